@@ -86,7 +86,7 @@ def bucket_of(url: str) -> Bucket | None:
 
 
 def no_store(url: str, *, where: str = "storage.uri") -> Problem:
-    """What to say of a URL that is neither folder nor bucket."""
+    """Problem with a URL that is neither folder nor bucket."""
     fix = "use file:///absolute/folder or s3://bucket/prefix"
     if url and "://" not in url:
         fix = f"use {Path(url).absolute().as_uri()} for a folder, s3://bucket/prefix for a bucket"

@@ -20,6 +20,6 @@ def lacks(trust: bytes, told: bytes, now: datetime.datetime) -> bool:
 
 def _authorities(pem: bytes) -> set[x509.Certificate]:
     try:
-        return set(x509.load_pem_x509_authorities(pem))
+        return set(x509.load_pem_x509_certificates(pem))
     except ValueError:  # there is none, or another's text
         return set()

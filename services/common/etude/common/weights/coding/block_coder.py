@@ -1,4 +1,4 @@
-"""How one block is coded: as its setting says, or every word of it where most of them change."""
+"""Coder of one block: by the chosen codec, or by all words where most of them change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

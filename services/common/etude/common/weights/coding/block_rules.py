@@ -1,4 +1,4 @@
-"""What the rows of an index must be, so that nothing they declare can do harm."""
+"""Validation of index rows, so that no declared value can do harm."""
 
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ def _named(wrong: Mask, what: str) -> str:
 
 
 def _of_rows(index: Index, tiles: _Tiles) -> list[tuple[Mask, str]]:
-    """Rules for one row by itself."""
+    """Rules for a single row."""
     lo, hi = index.lo.astype(np.int64), index.hi.astype(np.int64)
     size = hi - lo
     flags = np.full(256, 255, np.uint8)

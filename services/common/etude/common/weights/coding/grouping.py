@@ -59,7 +59,7 @@ def grouped(flat: Integers, tiling: Tiling) -> Grouped:
 
 
 def pieces(shard: Shard, tiling: Tiling) -> list[Piece]:
-    """What a shard holds of every tile that it meets."""
+    """Ranges of all tiles that a shard overlaps."""
     if shard.start >= shard.stop:
         return []
     plane = tiling.rows * tiling.columns
@@ -70,12 +70,12 @@ def pieces(shard: Shard, tiling: Tiling) -> list[Piece]:
 
 
 def piece(tile: int, shard: Shard, tiling: Tiling) -> Piece:
-    """What a shard holds of a tile; empty if nothing."""
+    """Range of a tile that a shard holds; may be empty."""
     return Piece(tile, _before(tile, shard.start, tiling), _before(tile, shard.stop, tiling))
 
 
 def _before(number: int, flat: int, tiling: Tiling) -> int:
-    """How many elements of a tile lie before a position of the tensor."""
+    """Number of a tile's elements before a position of the tensor."""
     tile = tiling.tile(number)
     row, column = divmod(flat - tile.plane * tiling.rows * tiling.columns, tiling.columns)
     inside = min(max(0, column - tile.column), tile.columns)

@@ -1,4 +1,4 @@
-"""Where the blocks of a schema lie: tiles by tensor, worked out once."""
+"""Layout of blocks: the tiles of every tensor of a schema, computed once."""
 
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR
@@ -10,14 +10,14 @@ from etude.common.weights.tensors.words import word_type
 
 
 class Layout:
-    """The tiles of all tensors, and what can be a block of them."""
+    """The tiles of all tensors, and the check of their blocks."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self._tilings: dict[int, Tiling] = {}
 
     def tiling(self, tensor: int) -> Tiling:
-        """How a tensor is cut."""
+        """Tiling of a tensor."""
         if tensor not in self._tilings:
             self._tilings[tensor] = tiling(self.schema.tensors[tensor], self.schema.grid)
         return self._tilings[tensor]
@@ -30,14 +30,14 @@ class Layout:
         return cut.tile(tile).elements if 0 <= tile < cut.tiles else 0
 
     def grain(self, tensor: int, tile: int) -> Grain:
-        """Where the elements of a tile lie in its tensor."""
+        """Rows of a tile within its tensor."""
         if tile == WHOLE_TENSOR:
             size = self.schema.tensors[tensor].elements
             return Grain(0, size, size)
         return grain(self.tiling(tensor), tile)
 
     def span(self, block: StagedBlock) -> Span:
-        """Which elements of its tile a block covers."""
+        """Range of its tile that a block covers."""
         return Span(block.lo, block.hi, self.schema.offsets[block.tensor])
 
     def where(self, tensor: int, tile: int) -> str:

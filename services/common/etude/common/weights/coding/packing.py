@@ -38,7 +38,7 @@ _NONFINITE = {
 
 
 class PackStats(NamedTuple):
-    """What was packed, for people and metrics."""
+    """Statistics of a pack, for people and metrics."""
 
     changed: int
     elements: int

@@ -1,4 +1,4 @@
-"""Deletes what nobody needs, so that no reader and no successor ever loses what it relies on."""
+"""Garbage collector of versions: deletes objects that no reader and no successor needs."""
 
 import uuid
 from collections.abc import Callable, Collection
@@ -27,7 +27,7 @@ from etude.common.weights.protocol.trash import MAX_KEYS, Tombstone, read_trash,
 from etude.common.weights.protocol.versions import TRASH, VersionId, all_published
 
 MAX_RESTING_ROUNDS = 10
-"""A lease that was not written for so many rounds is its owner's grave, and is ignored."""
+"""A lease that was not renewed for this many rounds is abandoned, and is ignored."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class Collector:
     _resting: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By replica: what its lease was, and for how many rounds."""
     _unused: set[str] = field(default_factory=set)
-    """Own tombstones under which nothing was deleted yet: only these may be taken back."""
+    """Own tombstones under which nothing was deleted yet: only these may be withdrawn."""
 
     def round(self) -> list[str]:
-        """Delete what nobody needs; a round that fails may be repeated at once.
+        """Run one round of deletions; a round that fails may be repeated immediately.
 
-        Writes the tombstone first, then looks again who needs it, and deletes only if nobody does.
+        Writes the tombstone first, looks again for readers, and deletes only if there are none.
 
         Returns:
             The deleted keys, in order.
@@ -55,7 +55,7 @@ class Collector:
         Raises:
             FencedError: a newer epoch was opened; nothing more was deleted.
             CorruptError: an epoch is damaged; nothing more was deleted.
-            StoreError: the store failed; what was begun is finished by the next round.
+            StoreError: the store failed; the next round finishes the announced deletions.
         """
         resting = self._counted()
         deleted = self._finish()
@@ -72,7 +72,7 @@ class Collector:
         return deleted
 
     def _finish(self) -> list[str]:
-        """Carry out every announced deletion that nobody stands against.
+        """Carry out every announced deletion whose keys are not needed.
 
         Raises:
             FencedError: a newer epoch was opened.
@@ -94,13 +94,13 @@ class Collector:
         return deleted
 
     def _take_back(self, ids: set[str]) -> None:
-        # Never another's, nor one of an earlier process: some of what they name may be deleted, or
+        # Never another's, nor one of an earlier process: some of their keys may be deleted, or
         # be so at any moment, and readers must go on going around it.
         self.store.delete([f"{TRASH}{each}.json" for each in sorted(ids)])
         self._unused = self._unused - ids
 
     def _look(self) -> "_Seen":
-        """What is there and who needs it, as of now.
+        """Observe the present objects and their readers.
 
         Raises:
             FencedError: a newer epoch was opened.
@@ -123,7 +123,7 @@ class Collector:
         return _Seen([], needed(inventory, everything) | set(doomed))
 
     def _counted(self) -> dict[str, tuple[str, int]]:
-        """Rounds that each lease has not moved for, this one included."""
+        """Rounds without a renewal of each lease, this one included."""
         counts: dict[str, tuple[str, int]] = {}
         for lease in seen_leases(self.store):
             token, rounds = self._resting.get(lease.replica, ("", 0))
@@ -141,7 +141,7 @@ class _Seen(NamedTuple):
 
 
 def take_inventory(store: Store, epoch: int, resumable: Collection[VersionId]) -> Inventory:
-    """What lies in the store of an open epoch."""
+    """Inventory of the store of an open epoch."""
     chain = accepted_chain(store)
     lines = [lineage(store, root) for root in set(resumable) - set(chain)]
     listing = take_listing(store)
@@ -158,7 +158,7 @@ def take_inventory(store: Store, epoch: int, resumable: Collection[VersionId]) -
 
 
 def _is_sound(store: Store, version: VersionId, keyframe: Folded) -> bool:
-    """Whether a keyframe is all there and of the version that was published."""
+    """Return true if a keyframe is complete and of the version that was published."""
     if keyframe.record is None:
         return False
     try:

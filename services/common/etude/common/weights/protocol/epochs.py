@@ -22,7 +22,7 @@ Reason = Literal["start", "takeover", "rollback"]
 
 _KEY = re.compile(re.escape(EPOCHS) + r"([0-9]{6})\.json")
 _MAX_ATTEMPTS = 16
-"""Each lost attempt means that another publisher started; so many at once is a broken set-up."""
+"""Each lost attempt means that another publisher started; more of them are a broken set-up."""
 
 
 class EpochRecord(BaseModel):
@@ -53,7 +53,7 @@ def create_epoch(
     """Write the record of the next epoch; use claim_epoch(), which looks at the parent too.
 
     Raises:
-        ValueError: the reason is none of the three.
+        ValueError: the reason is not start, takeover or rollback.
         FencedError: other publishers kept winning, or there is a newer epoch than `after`.
         CorruptError: an epoch's record is damaged, or the parent's is missing.
         WrongStateError: keys can name no further epoch, or no further version.
@@ -107,13 +107,13 @@ def _first_number(store: Store, latest: EpochRecord | None) -> int:
 
 
 def epochs_of(store: Store) -> list[int]:
-    """Every epoch that has a record, oldest first; other objects beside them are passed over."""
+    """Every epoch that has a record, oldest first; foreign objects are skipped."""
     found = (_KEY.fullmatch(info.key) for info in store.list(EPOCHS))
     return [int(each[1]) for each in found if each is not None and int(each[1])]
 
 
 def strays(store: Store) -> list[str]:
-    """Keys among the epochs' records that are none: a copy that somebody left."""
+    """Keys among the epochs' records that are no records, such as a copy."""
     known = {epoch_key(epoch) for epoch in epochs_of(store)}
     return [info.key for info in store.list(EPOCHS) if info.key not in known]
 
@@ -145,7 +145,7 @@ def read_epoch(store: Store, epoch: int) -> EpochRecord:
 
 
 def is_fenced(store: Store, epoch: int) -> bool:
-    """Whether a newer publisher took over; a publisher asks before each commit."""
+    """Return true if a newer publisher took over; a publisher asks before each publication."""
     return store.head(epoch_key(epoch + 1)) is not None
 
 

@@ -55,7 +55,7 @@ class Skip(BaseModel):
 
     @property
     def key(self) -> str:
-        """Where its record is."""
+        """Key of its record."""
         return skip_key(self.base.version, self.target.version)
 
 
@@ -81,7 +81,7 @@ class Keyframe(BaseModel):
 
     @property
     def key(self) -> str:
-        """Where its record is."""
+        """Key of its record."""
         return keyframe_key(self.target.version)
 
 

@@ -1,4 +1,4 @@
-"""Reader leases: what a replica is about to read, so that the collector leaves it alone."""
+"""Reader leases: versions that a replica still needs, which the garbage collector keeps."""
 
 import re
 import secrets
@@ -17,13 +17,13 @@ from etude.common.weights.protocol.trash import read_trash
 from etude.common.weights.protocol.versions import LEASES, VersionId
 
 _MAX_ATTEMPTS = 8
-"""Each lost attempt means that a collector ran meanwhile; so many at once is no accident."""
+"""Each lost attempt means that a collector ran meanwhile; more of them are no accident."""
 
 _KEY = re.compile(re.escape(LEASES) + r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})\.json")
 
 
 class Lease(BaseModel):
-    """Written by its one owner, again and again: one that rests is ignored after a while."""
+    """Renewed by its one owner; a lease without renewal is ignored after some rounds."""
 
     model_config = records.STRICT
 
@@ -38,7 +38,7 @@ class Lease(BaseModel):
 
     @property
     def key(self) -> str:
-        """Where the lease is."""
+        """Key of the lease."""
         return f"{LEASES}{self.replica}.json"
 
 
@@ -48,7 +48,7 @@ class SeenLease(NamedTuple):
     replica: str
     needs: VersionId | None
     token: str
-    """Another one whenever the lease was written."""
+    """Changes with each renewal of the lease."""
     is_readable: bool
     """A damaged lease needs everything, until it is ignored."""
 
@@ -67,12 +67,12 @@ class ReaderLease:
     """What the replica serves."""
     _needs: VersionRef | None = None
     _serial: int = field(default_factory=lambda: secrets.randbits(40))
-    """Begins anywhere, so that a replica that starts again is not taken for a resting one."""
+    """Starts at random, so that a replica that restarts does not look abandoned."""
     _is_written: bool = False
-    """Whether the store is known to have it: a put that failed may have taken effect."""
+    """True if the store is known to have it: a put that failed may have taken effect."""
 
     def plan(self, target: VersionId, *, avoid: frozenset[str] = frozenset()) -> list[Edge]:
-        """Plan from what is live; no collector takes the plan apart while the lease is held.
+        """Plan a path from the live version; no collector deletes its objects under the lease.
 
         Keys to avoid, because they turned out to be damaged, come on top of those that are being
         deleted.
@@ -94,16 +94,16 @@ class ReaderLease:
         raise StoreError(f"{self.store.url}: what leads to version {target} is being deleted")
 
     def serve(self, live: VersionRef) -> None:
-        """Say what is live now; all since then stays, for the next plan.
+        """Record the live version; the collector keeps all versions since then.
 
         Raises:
-            StoreError: the store failed; what is live is remembered nevertheless.
+            StoreError: the store failed; the live version is remembered nevertheless.
         """
         self.live = live
         self._write(live)
 
     def renew(self) -> None:
-        """Say that the replica is still there.
+        """Renew the lease.
 
         Raises:
             StoreError: the store failed.
@@ -111,7 +111,7 @@ class ReaderLease:
         self._write(self._needs)
 
     def drop(self) -> None:
-        """Give the lease up.
+        """Release the lease.
 
         Raises:
             StoreError: the store failed.

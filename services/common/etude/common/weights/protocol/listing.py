@@ -1,4 +1,4 @@
-"""What the store holds of each version, from a few listings and without reading an object."""
+"""Listing of the objects of each version, without reading an object."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from etude.common.weights.protocol.versions import (
 
 
 class Span(NamedTuple):
-    """From where to where a skip leads."""
+    """Base and target of a skip."""
 
     base: VersionId
     target: VersionId
@@ -54,7 +54,7 @@ class Listing:
 
     @property
     def newest_s(self) -> float:
-        """When the newest object was written, by the store's clock: no later than its now."""
+        """Time of the newest object by the store's clock: no later than its present time."""
         folded = [*self.skips.values(), *self.keyframes.values()]
         infos = [info for each in folded for info in each.objects]
         infos += [info for each in self.payloads.values() for info in each]
@@ -67,7 +67,7 @@ def take_listing(store: Store) -> Listing:
 
 
 def list_again(store: Store, known: Listing, since: VersionId) -> Listing:
-    """What was known of older versions, and what there is now of this one and newer ones."""
+    """Update a listing: keep older versions, and list this one and newer ones again."""
     older = Listing(
         {version: infos for version, infos in known.payloads.items() if version < since},
         {version for version in known.complete if version < since},

@@ -60,7 +60,7 @@ class PayloadObject(BaseModel):
 
 
 class Stats(BaseModel):
-    """What changed, for people and metrics."""
+    """Statistics of a version's changes, for people and metrics."""
 
     model_config = records.STRICT
 
@@ -79,7 +79,7 @@ Objects = Annotated[tuple[PayloadObject, ...], Field(max_length=MAX_RANKS)]
 
 
 class WeightManifest(BaseModel):
-    """What turns the base into a policy version; a version exists once its manifest does."""
+    """Objects that turn the base into a version; a version exists once its manifest does."""
 
     model_config = records.STRICT
 
@@ -121,7 +121,7 @@ class WeightManifest(BaseModel):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it can be applied to anything."""
+        """True if it can be applied to any state."""
         return self.base is None
 
     @property
@@ -136,7 +136,7 @@ class WeightManifest(BaseModel):
 
     @property
     def ref(self) -> VersionRef:
-        """What the next version names as its base."""
+        """Reference that the next version names as its base."""
         return VersionRef(
             epoch=self.epoch,
             number=self.number,

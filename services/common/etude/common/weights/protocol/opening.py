@@ -13,23 +13,23 @@ def claim_epoch(
     """Open the next epoch and thereby fence every earlier publisher.
 
     A collector writes its tombstone before it reads the epochs, and an opener writes its epoch
-    before it reads the tombstones: one always sees the other. If the parent, or all that leads to
-    it, is being deleted, then another epoch is opened at once that has no parent: its first
-    version must be complete.
+    before it reads the tombstones: one always sees the other. If the parent, or every path to it,
+    is being deleted, then another epoch without a parent is opened: its first version must be
+    complete.
 
     Args:
         store: the run's store.
         holder: who claims, for people.
         parent: the version stored in the checkpoint being resumed; later ones are abandoned.
         reason: start, takeover or rollback.
-        after: the epoch that the caller holds and goes on from; unset takes over from anybody.
+        after: the epoch that the caller holds and continues; unset takes over from any publisher.
 
     Returns:
         The new epoch, at least 1; read_epoch() tells its parent.
 
     Raises:
-        ValueError: the reason is none of the three.
-        FencedError: other publishers kept winning, or somebody took over from the caller.
+        ValueError: the reason is not start, takeover or rollback.
+        FencedError: other publishers kept winning, or another took over from the caller.
         CorruptError: an epoch's record is damaged, or the parent's is missing.
         WrongStateError: keys can name no further epoch, or no further version.
         StoreError: the store failed; claim again.

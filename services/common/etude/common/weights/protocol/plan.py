@@ -1,4 +1,4 @@
-"""Which objects bring a replica to a version, at the fewest bytes."""
+"""Update paths: the objects that bring a replica to a version, at the fewest bytes."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ def plan(
     avoid: Collection[str] = frozenset(),
     view: View | None = None,
 ) -> list[Edge]:
-    """The cheapest way from what is live to a version, each edge checked against its manifest.
+    """The cheapest path from the live version to another, each edge checked against its manifest.
 
     Only manifests and records on the way are read. Damaged, missing and
     unreadable ones are gone around.
@@ -88,7 +88,7 @@ def plan(
 
 
 def is_reachable(store: Store, version: VersionId, *, avoid: Collection[str] = frozenset()) -> bool:
-    """Whether a replica without weights can get to an accepted version.
+    """Return true if a replica without weights can get to an accepted version.
 
     Raises:
         StoreError: the store failed.
@@ -195,7 +195,7 @@ class _Planner:
         return self.manifests[version]
 
     def _checked(self, step: Step) -> Edge | None:
-        """What the records say of a step; None if it cannot be used."""
+        """The edge of a candidate step by its records; None if it cannot be used."""
         try:
             edge = self._edge(step)
             self._check(edge)

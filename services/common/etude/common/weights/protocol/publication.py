@@ -1,4 +1,4 @@
-"""Making a version visible: payloads first, the manifest last, never after a take-over."""
+"""Publication of a version: payloads first, the manifest last, never after a takeover."""
 
 import hashlib
 import re
@@ -53,7 +53,7 @@ def read_schema_bytes(store: Store, sha256: str) -> bytes:
 
 
 def payload_sha16(data: bytes) -> str:
-    """What the key of a payload says of its content: a repeated put writes the same object."""
+    """Digest of a payload in its key: a repeated put writes the same object."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 

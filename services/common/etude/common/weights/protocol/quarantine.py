@@ -1,4 +1,4 @@
-"""Versions that nobody may commit, because replicas found their content wrong."""
+"""Quarantine of damaged versions, and of engine processes with damaged live weights."""
 
 from typing import Literal
 
@@ -26,7 +26,7 @@ class QuarantinedError(WrongStateError):
 
 
 class QuarantineRecord(BaseModel):
-    """Why a version is refused, for people."""
+    """Reason for which a version is refused, for people."""
 
     model_config = records.STRICT
 
@@ -49,7 +49,7 @@ def quarantine(store: Store, version: VersionId, *, reason: str) -> None:
 
 
 def is_quarantined(store: Store, version: VersionId) -> bool:
-    """Whether a version is refused. The record's content is for people: a damaged one counts."""
+    """Return true if a version is refused. A damaged record counts: its content is for people."""
     return store.head(quarantine_key(version)) is not None
 
 

@@ -1,4 +1,4 @@
-"""Sealed records in and out of the store: bounded, strictly typed, created once."""
+"""Sealed records: bounded, strictly typed JSON objects with a digest, created once."""
 
 import json
 from typing import TypeVar
@@ -51,8 +51,8 @@ def fetch(store: Store, key: str) -> bytes:
 def create_once(store: Store, key: str, data: bytes) -> bytes:
     """Create an object, or find out what already has its key.
 
-    A create whose reply was lost, or that the client repeated by itself, counts by what is in the
-    store afterwards.
+    A create whose reply was lost, or that the client retried, counts by what is in the store
+    afterwards.
 
     Returns:
         What is stored under the key now: `data`, or what another wrote there first.

@@ -1,4 +1,4 @@
-"""What may be deleted, from what is there and who needs it; decides only."""
+"""Retention: decides which objects stay and which may be deleted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ORPHAN_S = 3_600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """Versions from which somebody may go on."""
+    """Versions from which readers or a resumed run may go on."""
 
     leased: frozenset[VersionId] = frozenset()
     """Readers have these, or begin with them."""
@@ -24,7 +24,7 @@ class Roots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Floors below which nothing is deleted, whoever needs it."""
+    """Minimum numbers of versions and keyframes that are never deleted."""
 
     versions: int = 200
     keyframes: int = 2
@@ -36,7 +36,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """What is in the store."""
+    """Objects in the store."""
 
     epoch: int
     """The open one."""
@@ -52,14 +52,14 @@ class Inventory:
 
 
 class Kept(NamedTuple):
-    """What somebody relies on, or may."""
+    """Versions and keyframes that must stay."""
 
     versions: frozenset[VersionId]
     keyframes: frozenset[VersionId]
 
 
 def kept(inventory: Inventory, roots: Roots, retention: Retention) -> Kept:
-    """What must stay: the chain from the oldest root on, and where each root can begin."""
+    """Decide what must stay: the chain from the oldest root on, and the anchor of each root."""
     if not inventory.chain:
         return Kept(inventory.published, frozenset(inventory.listing.keyframes))
     versions = _kept_versions(inventory, roots, retention)
@@ -81,7 +81,7 @@ def needed(inventory: Inventory, kept: Kept) -> set[str]:
 
 
 def deletions(inventory: Inventory, kept: Kept) -> list[str]:
-    """Keys that nobody needs, in the order in which they go.
+    """Keys that are not needed, in the order of deletion.
 
     Manifests newest first, so that no chain has a hole while it shrinks; then the records of skips
     and keyframes, so that none is found whose payloads are gone; then payloads.
@@ -112,7 +112,7 @@ def deletions(inventory: Inventory, kept: Kept) -> list[str]:
 
 
 def _is_ahead(inventory: Inventory, version: VersionId) -> bool:
-    """Whether the publisher is about to publish it, or has done so since the chain was listed."""
+    """Return true if the publisher may publish it now, or has since the chain was listed."""
     chain = inventory.chain
     return version.epoch >= inventory.epoch and (not chain or version > chain[-1])
 
@@ -163,7 +163,7 @@ def _kept_keyframes(
 
 
 def _anchor(inventory: Inventory, line: Sequence[VersionId], root: VersionId) -> VersionId:
-    """Where a replica without weights begins on its way to a version of a line."""
+    """Version of a lineage at which a replica without weights begins."""
     found = [
         version
         for version in line

@@ -1,4 +1,4 @@
-"""Every published version at a glance, without reading a weight."""
+"""Survey of every published version, without reading a weight."""
 
 from typing import Literal, NamedTuple
 
@@ -70,7 +70,7 @@ class StoredObject(NamedTuple):
 
 
 def objects_of(store: Store, version: VersionId) -> list[StoredObject]:
-    """What a version consists of: its manifest, then the payload of each rank.
+    """Objects of a version: its manifest, then the payload of each rank.
 
     Raises:
         CorruptError: the manifest is damaged.

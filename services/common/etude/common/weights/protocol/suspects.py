@@ -1,7 +1,7 @@
-"""Replicas whose live weights an audit found damaged, and since when nothing they say is trusted.
+"""Replicas whose live weights an audit found damaged, and the version since which to distrust them.
 
-A record is written before the process ends that found it: whoever trains on samples asks for
-these before each batch, so that no report is lost with either side.
+A record is written before the process that found it ends. A trainer reads them before each batch,
+so that no report is lost with either side.
 """
 
 import re
@@ -29,7 +29,7 @@ class Suspect(BaseModel):
 
     @property
     def since(self) -> VersionId:
-        """What it sampled with this version or a newer one may be wrong.
+        """Samples of this version or a newer one may be wrong.
 
         The pair 0.0 is before every version: no audit ever found the memory sound.
         """
@@ -37,7 +37,7 @@ class Suspect(BaseModel):
 
     @property
     def key(self) -> str:
-        """Where the record is."""
+        """Key of the record."""
         return f"{SUSPECTS}{self.replica}.json"
 
 

@@ -1,4 +1,4 @@
-"""Tombstones: what a collector is about to delete, written before it looks at who needs it."""
+"""Tombstones: keys that a garbage collector is about to delete, written before its last check."""
 
 import re
 from typing import Annotated, Literal, NamedTuple
@@ -24,7 +24,7 @@ _KEY = re.compile(re.escape(TRASH) + r"([0-9a-f]{32})\.json")
 
 
 class Tombstone(BaseModel):
-    """Keys that nobody may rely on any more."""
+    """Keys that no reader may rely on any more."""
 
     model_config = records.STRICT
 
@@ -47,7 +47,7 @@ class Tombstone(BaseModel):
 
     @property
     def key(self) -> str:
-        """Where the tombstone is."""
+        """Key of the tombstone."""
         return f"{TRASH}{self.id}.json"
 
 
@@ -61,12 +61,12 @@ def write_tombstone(store: Store, tombstone: Tombstone) -> None:
 
 
 class Trash(NamedTuple):
-    """What is being deleted."""
+    """Deletions in progress."""
 
     tombstones: list[Tombstone]
     """Announced deletions that are not known to be over."""
     damaged: list[str]
-    """Keys of tombstones of which nobody knows what they name."""
+    """Keys of tombstones that cannot be read."""
 
     @property
     def keys(self) -> frozenset[str]:

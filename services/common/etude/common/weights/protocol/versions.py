@@ -138,12 +138,12 @@ def keyframe_part_key(version: VersionId, part: int, sha16: str) -> str:
 
 
 def quarantine_key(version: VersionId) -> str:
-    """Key of the record that nobody may commit a version."""
+    """Key of the record that quarantines a version."""
     return f"{QUARANTINE}{version.label}.json"
 
 
 class DeltaKey(NamedTuple):
-    """What the key of a version's payload says."""
+    """Fields of the key of a version's payload."""
 
     version: VersionId
     rank: int
@@ -151,7 +151,7 @@ class DeltaKey(NamedTuple):
 
 
 class SkipKey(NamedTuple):
-    """What a key of a folded delta says."""
+    """Fields of a key of a folded delta."""
 
     base: VersionId
     target: VersionId
@@ -160,7 +160,7 @@ class SkipKey(NamedTuple):
 
 
 class KeyframeKey(NamedTuple):
-    """What a key of a keyframe says."""
+    """Fields of a key of a keyframe."""
 
     version: VersionId
     part: int | None
@@ -168,7 +168,7 @@ class KeyframeKey(NamedTuple):
 
 
 def parse_delta_key(key: str) -> DeltaKey | None:
-    """What a key says; None for a foreign one."""
+    """Parse a key; None for a foreign one."""
     found = _DELTA_KEY.fullmatch(key)
     if found is None:
         return None
@@ -176,7 +176,7 @@ def parse_delta_key(key: str) -> DeltaKey | None:
 
 
 def parse_skip_key(key: str) -> SkipKey | None:
-    """What a key says; None for a foreign one."""
+    """Parse a key; None for a foreign one."""
     found = _SKIP_KEY.fullmatch(key)
     if found is None:
         return None
@@ -185,7 +185,7 @@ def parse_skip_key(key: str) -> SkipKey | None:
 
 
 def parse_keyframe_key(key: str) -> KeyframeKey | None:
-    """What a key says; None for a foreign one."""
+    """Parse a key; None for a foreign one."""
     found = _KEYFRAME_KEY.fullmatch(key)
     if found is None:
         return None

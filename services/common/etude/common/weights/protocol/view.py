@@ -1,4 +1,4 @@
-"""What plans are made from, as it was at one moment; looked at again at the cost of what is new."""
+"""View of the chain at one moment, for plans; a refresh lists only new versions."""
 
 from collections.abc import Set
 from dataclasses import dataclass
@@ -38,11 +38,10 @@ def take_view(store: Store) -> View:
 
 @dataclass(slots=True)
 class Viewer:
-    """Looks again and again, and lists only what comes after the newest version that it knows.
+    """Refreshes a view, and lists only objects after the newest version that it knows.
 
-    What was deleted since, or written for older versions, is seen after forget(): for whoever
-    deletes and writes nothing without knowing it, and notices a view that is too old by an object
-    that is missing.
+    Deletions, and objects written for older versions, are seen after forget(). So it suits a caller
+    that deletes and writes nothing itself, and notices an old view by an object that is missing.
     """
 
     store: Store

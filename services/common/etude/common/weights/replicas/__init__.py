@@ -1,1 +1,1 @@
-"""What a reader does with versions: fetch, stage, prepare, commit, undo, prove."""
+"""Readers of versions: fetch, stage, prepare, write, undo, verify."""

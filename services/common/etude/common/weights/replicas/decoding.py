@@ -1,4 +1,4 @@
-"""Blocks that were handed over as in the container, decoded by the words that are live."""
+"""Decoding of tiles whose codec needs the live words."""
 
 from collections.abc import Callable, Iterable
 

@@ -1,4 +1,4 @@
-"""A copy that is led around what is damaged in the store."""
+"""Detours of a mirror around damaged objects in the store."""
 
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError

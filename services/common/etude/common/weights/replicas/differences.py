@@ -1,4 +1,4 @@
-"""What differs between two versions, tensor by tensor."""
+"""Differences between two versions, tensor by tensor."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

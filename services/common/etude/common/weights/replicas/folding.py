@@ -1,4 +1,4 @@
-"""A way over several versions as one complete version: its end is staged, and nothing between."""
+"""Staging of the end of a path over several versions, as one complete version."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path

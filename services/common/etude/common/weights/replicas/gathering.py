@@ -17,7 +17,7 @@ NOT_INCREASING = -1
 
 
 class Coded(NamedTuple):
-    """What a block says of its elements."""
+    """Coded elements of a block."""
 
     places: Indices
     """Of the elements, in the block. [n]"""
@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """How much of what is found was filled, and what it does."""
+    """Counts and digest of the elements that were gathered."""
 
     held: int
     """Elements that the region holds, or NOT_INCREASING."""
@@ -86,7 +86,7 @@ def gather(  # noqa: PLR0913, PLR0917 - a block, where it lies, a region, live w
 
 @compiled
 def is_one_run(span: Span, grain: Grain, window: Window) -> bool:
-    """Whether a block is a range of the tensor that lies whole in a window of one row."""
+    """Return true if a block is one range of the tensor, whole in a window of one row."""
     start = grain.base - window.source_offset
     return (
         window.rows == 1

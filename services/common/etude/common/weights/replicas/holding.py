@@ -33,7 +33,7 @@ def holdings(regions: Iterable[Region]) -> list[Holding]:
 
 
 def _meet(one: Region, other: Region) -> bool:
-    """Whether two regions of a tensor may share elements."""
+    """Return true if two regions of a tensor may share elements."""
     return one.source_offset < other.source_stop and other.source_offset < one.source_stop
 
 

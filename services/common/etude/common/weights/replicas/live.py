@@ -1,4 +1,4 @@
-"""The live words of one rank: scanned, changed and restored in place."""
+"""Live weights of one rank: words that are scanned, changed and restored (undo) in place."""
 
 from collections.abc import Iterable, Mapping
 
@@ -28,7 +28,7 @@ __all__ = ["LiveWeights", "Patch", "Prepared", "Region", "identity_regions", "sl
 class LiveWeights:
     """Parameters as writable words, and the map from the checkpoint's coordinates to them.
 
-    Nothing here locks: whoever commits sees to it that nobody reads the words meanwhile.
+    Nothing here locks: the caller sees to it that no reader runs during a write.
     """
 
     def __init__(self, schema: Schema, parameters: Mapping[str, Words], regions: Regions) -> None:

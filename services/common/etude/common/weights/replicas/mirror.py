@@ -1,8 +1,8 @@
 """A whole copy of one version in a folder, moved along the chain like any reader's.
 
 The words of all tensors lie in one mapped file, so that a copy costs one model of disk and no
-model of memory. A label beside it says which version they are; it is taken away before the first
-word is written and comes back after the last, so that a killed process never leaves half a
+model of memory. A label file names the version; it is deleted before the first
+word is written and written after the last, so that a killed process never leaves half a
 version under a name.
 """
 
@@ -64,7 +64,7 @@ class DamagedEdgeError(CorruptError):
 
 
 class Whole(NamedTuple):
-    """What a copy is while it is one version."""
+    """Content of a mirror while it is one version."""
 
     ref: VersionRef
     schema: Schema
@@ -99,7 +99,7 @@ class Mirror:
 
     @property
     def schema(self) -> Schema | None:
-        """What the words are of; None before the first version."""
+        """Schema of the words; None before the first version."""
         return None if self._mapped is None else self._mapped.schema
 
     @property
@@ -125,7 +125,7 @@ class Mirror:
         avoid: Collection[str] = frozenset(),
         view: View | None = None,
     ) -> list[Edge]:
-        """Become a version, over the cheapest way; what it was stays if nothing can be read.
+        """Become a version, over the cheapest path; the old one stays if nothing can be read.
 
         Args:
             version: an accepted one.
@@ -134,14 +134,14 @@ class Mirror:
             view: what the store holds, as the caller saw it; unset looks now.
 
         Returns:
-            The edges that were gone.
+            The edges of the path.
 
         Raises:
             MissingError: it is not published, or was collected.
             FencedError: it is not on the accepted chain.
             QuarantinedError: it is refused for ever.
             CorruptError: damaged in the store.
-            DamagedEdgeError: likewise, or this copy is; it names the step.
+            DamagedEdgeError: the same, or this copy is damaged; it names the step.
             StoreError: the store failed.
         """
         manifest = read_manifest(self.store, version)
@@ -155,7 +155,7 @@ class Mirror:
         return edges
 
     def take(self, edge: Edge, on_change: Change | None = None) -> None:
-        """Become an edge's target; what it was stays if the edge cannot be read.
+        """Become an edge's target; the old version stays if the edge cannot be read.
 
         Raises:
             DamagedEdgeError: damaged in the store, or it does not lead from here to its target.
@@ -321,7 +321,7 @@ class Mirror:
 
 
 def _places(schema: Schema) -> list[int]:
-    """Where each tensor's words begin in the file, then its size, which is never 0."""
+    """Offset of each tensor's words in the file, then its size, which is never 0."""
     padded = (-(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT for spec in schema.tensors)
     *starts, size = accumulate(padded, initial=0)
     return [*starts, max(size, _ALIGNMENT)]

@@ -15,7 +15,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Grain(NamedTuple):
-    """Where the elements of a tile lie in the tensor: local // columns is a row of it."""
+    """Rows of a tile within its tensor: element `local` is in row local // columns."""
 
     base: int
     """Flat position of its first element."""
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 
 def grain(tiling: Tiling, number: int) -> Grain:
-    """Where a tile lies; one long row if it is a range of the tensor."""
+    """Rows of a tile; one long row if it is a range of the tensor."""
     tile = tiling.tile(number)
     base = (tile.plane * tiling.rows + tile.row) * tiling.columns + tile.column
     if tiling.is_contiguous():
@@ -54,7 +54,7 @@ def grain(tiling: Tiling, number: int) -> Grain:
 
 @compiled
 def is_in(flat: int, window: npt.NDArray[np.int64]) -> bool:
-    """Whether a region given by its numbers() holds an element."""
+    """Return true if a region given by its numbers() holds an element."""
     place = flat - window[1]
     if place < 0:
         return False
@@ -64,7 +64,7 @@ def is_in(flat: int, window: npt.NDArray[np.int64]) -> bool:
 
 @compiled
 def is_counted(flat: int, others: npt.NDArray[np.int64]) -> bool:
-    """Whether none of the regions that count before this one holds an element.  [r, 6]."""
+    """Return true if no region that counts before this one holds an element.  [r, 6]."""
     for i in range(others.shape[0]):  # noqa: SIM110 - numba compiles no generators
         if is_in(flat, others[i]):
             return False
@@ -80,7 +80,7 @@ def place(
     flats: Integers,
     picks: Integers,
 ) -> int:
-    """Which of a block's places lie in a window.
+    """Fill the places of a block that lie in a window.
 
     Fills flats with their positions in the tensor, picks with their places in index; returns how
     many, or -1 if the places are not increasing inside the block. Divisions happen once per row,
@@ -163,7 +163,7 @@ def fetch_tile(
 def change(
     old: Words, new: Words, flats: Integers, span: Span, others: npt.NDArray[np.int64]
 ) -> tuple[int, np.uint64, np.uint64]:
-    """How many counted elements change, and what that adds to the state digest."""
+    """Number of counted elements that change, and their contribution to the state digest."""
     count = 0
     if others.shape[0] == 0:
         for i in range(old.size):

@@ -1,4 +1,4 @@
-"""From staged blocks to patches: old words gathered, new ones computed, the digest predicted."""
+"""Preparation of patches from staged blocks: old and new words, predicted digest."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -27,7 +27,7 @@ _SEGMENT = 1 << 31
 
 
 class _Cut(NamedTuple):
-    """Where a block meets a region."""
+    """Overlap of a block and a region."""
 
     holding: Holding
     grain: Grain
@@ -43,11 +43,11 @@ class _Growing:
         self._size = 0
 
     def free(self, most: int) -> Found:
-        """Room for so many more, to be written in place."""
+        """Space for `most` more changes, to be written in place."""
         return Found(*(part[self._size : self._size + most] for part in self._whole))
 
     def keep(self, count: int) -> None:
-        """The first so many of what is free were written."""
+        """Count the first changes of the free space as written."""
         self._size += count
 
     def patch(self, parameter: str, base: int) -> Patch:
@@ -197,6 +197,6 @@ def _least(window: Window, flat: int) -> int:
 
 
 def _is_cheaper_whole(changed: int, found: Found) -> bool:
-    """Whether all words of a dense block take less memory than the positions of the changed."""
+    """Return true if all words of a dense block take less memory than positions of the changed."""
     word = found.old.dtype.itemsize
     return found.at.size * 2 * word < changed * (4 + 2 * word)

@@ -1,4 +1,4 @@
-"""Blocks out of the store: verified before a byte is decoded, and only those that are wanted."""
+"""Reader of blocks from the store: only selected ones, each verified before it is decoded."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which parameter of a rank holds which elements of the checkpoint's tensors."""
+"""Regions: the elements of the checkpoint's tensors in each parameter of a rank."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Region(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many."""
+        """Number of elements."""
         return self.rows * self.width
 
     @property
@@ -44,7 +44,7 @@ class Region(NamedTuple):
         return self.parameter_offset + (self.rows - 1) * self.parameter_stride + self.width
 
     def numbers(self) -> npt.NDArray[np.int64]:
-        """What compiled loops need of it, in the order of placing.Window."""
+        """Its numbers for compiled loops, in the order of the fields of a window."""
         return np.array(self[1:7], np.int64)
 
 
@@ -53,7 +53,7 @@ Regions = Mapping[int, Sequence[Region]]
 
 
 def problem(region: Region, spec: TensorSpec, words: int) -> str:
-    """Why a region does not fit its tensor and a parameter of so many words; empty if it does."""
+    """Reason for which a region does not fit its tensor or parameter; empty if it does."""
     if min(region[1:7]) < 0 or not region.rows or not region.width:
         return "a region has elements, and no negative number"
     if region.rows > 1 and min(region.parameter_stride, region.source_stride) < region.width:

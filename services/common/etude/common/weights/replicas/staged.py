@@ -1,7 +1,7 @@
-"""Verified, decoded blocks on their way from the receiver to the workers of one machine.
+"""Staged file: verified, decoded blocks that the receiver hands to the workers of one host.
 
 File: 8-byte-aligned arrays of all blocks, then one table row per block, then a footer. It is
-written beside its name and renamed, so that a worker sees a whole file or none.
+written atomically, so that a worker sees a whole file or none.
 """
 
 import mmap
@@ -56,7 +56,7 @@ class StagedBlock(NamedTuple):
 
     @property
     def places(self) -> Indices:
-        """Which elements the data are for, counted from lo."""
+        """Places of the data's elements, counted from lo."""
         if self.index is None:
             return np.arange(self.hi - self.lo, dtype=np.uint32)
         return self.index
@@ -74,7 +74,7 @@ def write(path: Path, blocks: Iterable[StagedBlock]) -> None:
 
 
 def unfinished(path: Path) -> Path:
-    """Where a staged file is while it is being written."""
+    """Path of a staged file while it is being written."""
     return path.with_name(f"{path.name}.part")
 
 

@@ -1,4 +1,4 @@
-"""Whether every way to every version leads to the very bits that were published."""
+"""Verification that every path to every version leads to the bits that were published."""
 
 from collections.abc import Iterator, Set
 from pathlib import Path
@@ -20,7 +20,7 @@ UNPROVABLE = "unprovable"
 
 
 class Verdict(NamedTuple):
-    """On one way to one version."""
+    """Result for one path to one version."""
 
     version: VersionId
     way: str

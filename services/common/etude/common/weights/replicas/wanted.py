@@ -1,4 +1,4 @@
-"""Which blocks of an index a rank needs."""
+"""Selection of the blocks of an index that a rank needs."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Which elements changed, and by how much."""
+"""Changes of a block: the elements that changed, and by how much."""
 
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ def applied(old: Words, changes: Changes, *, ordered: bool) -> Words:
 
 
 def differing(old: Words, new: Words) -> npt.NDArray[np.int64]:
-    """Where two states of the same words differ, increasing.  [n], [n] -> [k].
+    """Places at which two states of the same words differ, increasing.  [n], [n] -> [k].
 
     Raises:
         ValueError: they are not of one type and length.

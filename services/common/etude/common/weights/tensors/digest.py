@@ -47,7 +47,7 @@ class Digest(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> "Digest":
-        """What hex() wrote.
+        """Parse the text of hex().
 
         Raises:
             ValueError: not 32 lower-case hexadecimal digits.
@@ -67,7 +67,7 @@ def scan(words: Words, first_lane: int) -> Digest:
 
 
 def change(old: Words, new: Words, flat: npt.NDArray[np.int64], first_lane: int) -> Digest:
-    """What is to be added when element flat[j] turns from old[j] to new[j].  [k]."""
+    """Change of the digest when element flat[j] turns from old[j] to new[j].  [k]."""
     return _digest(change_words(fixed(old), fixed(new), fixed(flat), np.uint64(first_lane)))
 
 

@@ -75,7 +75,7 @@ def config_of(source: Path, schema: Schema) -> bytes:
 
 
 def other_files(source: Path) -> Iterator[Path]:
-    """What a folder holds beside weights and config.json: the tokenizer, templates, a licence."""
+    """Files of a folder besides weights and config.json: the tokenizer, templates, a licence."""
     for path in sorted(source.iterdir()):
         is_other = path.name != "config.json" and not path.name.endswith(WEIGHT_SUFFIXES)
         if path.is_file() and is_other:

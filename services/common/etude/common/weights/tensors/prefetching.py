@@ -1,4 +1,4 @@
-"""Asking the memory for a word before its turn, so that loops over scattered places wait less."""
+"""LLVM intrinsics for compiled loops: prefetch of scattered words, trailing zeros."""
 
 from collections.abc import Callable
 from typing import Any

@@ -57,7 +57,7 @@ class Tensor:
 
 
 def _problem(name: str, dtype: str, shape: tuple[int, ...], num_bytes: int) -> str:
-    """What is wrong with a tensor's description; empty if nothing is."""
+    """Fault of a tensor's description; empty if there is none."""
     if not 0 < len(name) <= MAX_NAME_CHARS or name == "__metadata__":
         return f"a name has 1 to {MAX_NAME_CHARS} characters and is not __metadata__"
     if dtype not in ITEM_BYTES:

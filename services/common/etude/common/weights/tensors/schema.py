@@ -1,4 +1,4 @@
-"""What a policy's tensors are, in the coordinates of its Hugging Face checkpoint.
+"""Schema of a policy's tensors, in the coordinates of its Hugging Face checkpoint.
 
 Every element of the model has one place: tensor, then row-major position. The state digest, the
 tiles, the blocks and the maps of trainers and engines all refer to it.
@@ -54,7 +54,7 @@ class TensorSpec(BaseModel):
 
     @property
     def elements(self) -> int:
-        """How many."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -69,7 +69,7 @@ class TensorSpec(BaseModel):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether changes are differences on the ulp axis, or plain differences of codes."""
+        """True if changes are differences on the ulp axis, not plain differences of codes."""
         return self.dtype in ORDERED
 
 
@@ -121,7 +121,7 @@ class Schema(BaseModel):
 
 
 def split_of(name: str) -> Split:
-    """How tensor-parallel ranks cut a tensor of this name."""
+    """Dimension along which tensor-parallel ranks cut a tensor of this name."""
     return "columns" if name.endswith(_COLUMN_SPLIT) else "rows"
 
 

@@ -27,12 +27,12 @@ class Tile(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many."""
+        """Number of elements."""
         return self.rows * self.columns
 
 
 class Tiling(NamedTuple):
-    """How one tensor is cut; everything about a tile follows from its number."""
+    """Tiling of one tensor; everything about a tile follows from its number."""
 
     planes: int
     rows: int
@@ -66,7 +66,7 @@ class Tiling(NamedTuple):
         return self.planes * self.panels * self.bands
 
     def tile(self, number: int) -> Tile:
-        """Where a tile lies.
+        """Tile of a number.
 
         Raises:
             IndexError: there is no tile of this number.
@@ -82,12 +82,12 @@ class Tiling(NamedTuple):
         return Tile(plane, panel * self.panel_rows + row, 0, rows, self.columns)
 
     def is_contiguous(self) -> bool:
-        """Whether every tile is one range of the tensor's row-major elements."""
+        """Return true if every tile is one range of the tensor's row-major elements."""
         return not self.by_columns or self.panels == 1
 
 
 def tiling(spec: TensorSpec, grid: Grid) -> Tiling:
-    """How a tensor is cut.
+    """Tiling of a tensor.
 
     Raises:
         ValueError: a row is wider than a tile can be.

@@ -13,7 +13,7 @@ from etude.common.weights.tensors.words import Words
 
 
 def delta(old: Words, new: Words, *, ordered: bool) -> Words:
-    """How far each word moved: (key(new) - key(old)) mod 2^w.  [k], [k] -> [k]."""
+    """Distance that each word moved: (key(new) - key(old)) mod 2^w.  [k], [k] -> [k]."""
     out = np.empty_like(new)
     _delta(fixed(old), fixed(new), _top(old, ordered=ordered), out)
     return out

@@ -28,5 +28,5 @@ def word_type(dtype: str) -> np.dtype[np.unsignedinteger]:
 
 
 def lanes_per_element(dtype: str) -> int:
-    """How many 16-bit lanes of the state digest one element takes: one unless it is wider."""
+    """Number of 16-bit lanes of the state digest for one element: one unless it is wider."""
     return max(1, ITEM_BYTES[dtype] // 2)

@@ -1,4 +1,4 @@
-"""How likely the parts of a change are, given the sizes of its tile's classes.
+"""Probability model of the parts of a change, given the sizes of its tile's classes.
 
 All of it is integer arithmetic, so that every machine codes the same bytes. The constants fit
 updates of about one size per tile: they cost or save bits, never correctness.
@@ -108,7 +108,7 @@ def pass_chance(left: int, size: int, b: int) -> int:
 
 @compiled
 def first_prior() -> Counts:
-    """What is known before the first class, whose weights are smallest: most of it changes."""
+    """Prior before the first class, whose weights are smallest: most of it changes."""
     return np.array([48, 16], np.int64)
 
 

@@ -45,7 +45,7 @@ _NONE = 0xFFFFFFFF
 
 
 def field_of(dtype: str) -> Field:
-    """Where a format's exponent is."""
+    """Bit field of a format's exponent."""
     return FIELDS.get(dtype, _PLAIN)
 
 
@@ -60,7 +60,7 @@ class Partition(NamedTuple):
 
 
 def partition(old: Words, dtype: str) -> Partition:
-    """How a tile falls into classes.  [n]."""
+    """Partition of a tile into classes.  [n]."""
     field = field_of(dtype)
     counts = np.zeros(256, np.int64)
     sizes = np.zeros(CLASSES, np.int64)
@@ -92,7 +92,7 @@ class ByClass(NamedTuple):
 
 
 def unfilled(changed: int) -> ByClass:
-    """Room for so many changes."""
+    """Uninitialised arrays for a number of changes."""
     return ByClass(
         np.zeros(CLASSES + 1, np.int64), np.empty(changed, np.uint32), np.empty(changed, np.int64)
     )

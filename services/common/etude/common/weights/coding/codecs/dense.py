@@ -34,7 +34,7 @@ def decode(
     """The words of a block, possibly a view into the payload.  [elements].
 
     Raises:
-        CorruptError: not what encode() writes for so many words.
+        CorruptError: not what encode() writes for this number of words.
     """
     data = memoryview(payload).cast("B")
     if flags & ~DENSE_PLANES:

@@ -19,7 +19,7 @@ from etude.common.weights.tensors.words import Indices, Words
 
 
 def encode(changes: Changes, *, elements: int) -> Encoded:
-    """The payload of a block of so many elements.  k changes."""
+    """The payload of a block.  k changes."""
     zigzags = np.zeros((changes.delta.itemsize, elements), np.uint8)
     _split(fixed(changes.index), fixed(changes.delta), zigzags)
     return Encoded(planes.packed(zigzags), 0)
@@ -34,10 +34,10 @@ def decode(
     word: np.dtype[np.unsignedinteger],
     where: str,
 ) -> Changes:
-    """The changes of a block of so many elements.
+    """The changes of a block.
 
     Raises:
-        CorruptError: not a payload of so many elements and changes.
+        CorruptError: not a payload of this number of elements and changes.
     """
     if flags:
         raise CorruptError(f"{where}: flags: {flags} is unknown to dense deltas")

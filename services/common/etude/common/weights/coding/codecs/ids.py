@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Codec(IntEnum):
-    """How the payload of a block is coded."""
+    """Codec of a block's payload."""
 
     DENSE = 0
     """New words."""

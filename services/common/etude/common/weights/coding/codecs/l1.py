@@ -39,7 +39,7 @@ _BEYOND, _LEFT_OVER = 30, 31
 
 
 class _Head(NamedTuple):
-    """What stands before the streams."""
+    """Header before the streams."""
 
     gap_width: int
     step_width: int
@@ -91,10 +91,10 @@ def decode(
     word: np.dtype[np.unsignedinteger],
     where: str,
 ) -> Changes:
-    """The changes of a block of so many elements.
+    """The changes of a block.
 
     Raises:
-        CorruptError: not what encode() writes for a block of that size with so many changes.
+        CorruptError: not what encode() writes for this number of elements and changes.
     """
     if flags or not 0 <= changed <= elements <= MAX_ELEMENTS:
         raise CorruptError(f"{where}: changed: {changed} of {elements} elements, flags {flags}")

@@ -61,7 +61,7 @@ def decode(  # noqa: PLR0913 - what the index says of a block, and its tile
     """The changes of a whole tile.  [n] -> k changes.
 
     Raises:
-        CorruptError: not what encode() writes for a tile with so many changes, or no tile that
+        CorruptError: not what encode() writes for a tile with these changes, or no tile that
             it takes.
     """
     if not _is_tile(old):

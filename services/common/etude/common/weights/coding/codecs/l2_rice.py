@@ -24,7 +24,7 @@ _RADIX = rice.MOST_A + 1
 
 
 class _Header(NamedTuple):
-    """What a class says of its stream."""
+    """Header of a class's stream."""
 
     cls: int
     changed: int

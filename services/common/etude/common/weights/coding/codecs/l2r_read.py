@@ -43,7 +43,7 @@ def decode(
     """Fill the changes, whose number is the length of their arrays.  [24], k changes.
 
     Raises:
-        CorruptError: not what encode() writes for such classes and so many changes.
+        CorruptError: not what encode() writes for these classes and changes.
     """
     if len(data) % 2 or len(data) < 4:
         raise CorruptError(f"{where}: {len(data)} bytes are no L2r block")

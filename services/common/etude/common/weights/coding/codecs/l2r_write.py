@@ -5,7 +5,7 @@ class c from 0 to 23, with n_c elements, of which K_c changed:
 
 1. K_c, unless it follows from the number of changes that remain and the sizes of the later
    classes: Rice code, parameter rice_bits(mean), of z = 2 (K_c - mean) if K_c >= mean, else
-   2 (mean - K_c) - 1, where mean = expected(), clipped to what is possible. The quotient is so many
+   2 (mean - K_c) - 1, where mean = expected(), clipped to what is possible. The quotient q is q
    ones and a zero, even chances; 24 ones stand for z in 19 even bits.
 2. For each change, with `left` of `size` elements from here to change: the gap g to it in
    elements of the class. A one, with pass_chance(), passes over 2^b elements, b = run_bits(); a

@@ -26,7 +26,7 @@ def unpacked(data: memoryview, *, elements: int, width: int, where: str) -> Plan
     """The planes of a payload.
 
     Raises:
-        CorruptError: not what packed() writes for so many words of so many bytes.
+        CorruptError: not what pack_planes() writes for these numbers of words and bytes.
     """
     start = 4 * width
     if len(data) < start:

@@ -62,7 +62,7 @@ def adapted(state: np.uint32, bit: int) -> int:
 
 @compiled
 def put_bit(symbols: Symbols, count: int, bit: int, chance: int) -> int:
-    """Append a bit that is one with so many 4096ths; the new number of symbols."""
+    """Append a bit that is one with `chance` 4096ths; the new number of symbols."""
     if bit:
         symbols[count] = (chance << 17) | (12 << 34)
     else:
@@ -116,7 +116,7 @@ def refilled(x: int, place: int, stream: Stream) -> tuple[int, int]:
 
 @compiled
 def take_bit(x: int, place: int, stream: Stream, chance: int) -> tuple[int, int, int]:
-    """A bit that is one with so many 4096ths: state, place, bit."""
+    """Take a bit that is one with `chance` 4096ths: state, place, bit."""
     slot = x & 4095
     one = slot < chance
     freq = chance if one else CERTAIN - chance

@@ -95,7 +95,7 @@ def write_high(values: Words, width: int, wide: Wide, at: int, escapes: Words) -
 
 @compiled
 def is_padded(octets: Octets, at: int) -> bool:
-    """Whether the bits from this one to the end of its byte are 0."""
+    """Return true if the bits from this one to the end of its byte are 0."""
     return at & 7 == 0 or octets[at >> 3] >> (at & 7) == 0
 
 

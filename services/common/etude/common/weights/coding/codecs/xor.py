@@ -18,7 +18,7 @@ MAX_ELEMENTS = 1 << 31
 
 
 def encode(changes: Changes, *, elements: int) -> Encoded:
-    """The payload of a block of so many elements; the differences are old XOR new."""
+    """The payload of a block; the differences are old XOR new."""
     words = np.zeros(elements, changes.delta.dtype)
     words[changes.index] = changes.delta
     return encode_words(words)
@@ -38,10 +38,10 @@ def decode(
     word: np.dtype[np.unsignedinteger],
     where: str,
 ) -> Changes:
-    """Where old XOR new is not 0, and what it is there.
+    """Places and values at which old XOR new is not 0.
 
     Raises:
-        CorruptError: not a payload of so many elements and changes.
+        CorruptError: not a payload of this number of elements and changes.
     """
     if flags or not 0 < elements <= MAX_ELEMENTS:
         raise CorruptError(f"{where}: flags: {flags}, {elements} elements")
