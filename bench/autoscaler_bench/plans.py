@@ -11,7 +11,7 @@ from autoscaler_bench.events import Clock
 from autoscaler_bench.traces import Ask, Trace
 from etude.common.plans.book import Plans
 from etude.operator.scaling.values import Plan
-from etude.trainer.controller.forecast import Forecast
+from etude.trainer.controller.admission.forecast import Forecast
 from etude.v1 import journal_pb2
 
 RUN = "run"

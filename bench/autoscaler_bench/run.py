@@ -8,7 +8,7 @@ from autoscaler_bench.events import Clock
 from autoscaler_bench.plans import Planner
 from autoscaler_bench.pool import Pool, Waiting
 from autoscaler_bench.traces import Ask, Trace
-from etude.trainer.controller.planning import WAVES as PLANNED
+from etude.trainer.controller.admission.plans import WAVES as PLANNED
 
 FIRST_S = 120.0
 """Before the first wave the run loads its model."""

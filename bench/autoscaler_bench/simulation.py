@@ -19,7 +19,7 @@ from etude.operator.pools.settings import pool_config
 from etude.operator.scaling.config import TICK_S, Autoscaling, PoolConfig, Refill
 from etude.operator.scaling.limits import creates, refilled
 from etude.operator.scaling.values import Bucket
-from etude.trainer.controller.planning import REPEAT_S
+from etude.trainer.controller.admission.plans import REPEAT_S
 
 REFILL = Refill()
 """How fast the cluster bears replicas to be created, whoever asks."""

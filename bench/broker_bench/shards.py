@@ -16,7 +16,7 @@ import grpc
 from typing_extensions import override
 
 from etude.common import channels, serving, sharding
-from etude.trainer.leases import Leases
+from etude.trainer.rollouts.leases import Leases
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 NODES, SLOTS, SIBLINGS = 100, 600, 8

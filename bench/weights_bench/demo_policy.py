@@ -22,10 +22,10 @@ from etude.agent.chat import ChatFormat
 from etude.common.api.phases import Phase
 from etude.common.api.run import Storage
 from etude.common.weights.tensors.words import Words
-from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
-from etude.trainer.corpus import Corpus, load_corpus
-from etude.trainer.learner import Learner
-from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.dataset import Corpus, load_corpus
+from etude.trainer.learner.learner import Learner
 from weights_bench.recipes import DemoPolicy
 from weights_bench.trajectory import Trajectory, gathered, spec
 

@@ -17,7 +17,7 @@ from etude.common.blobs import Store
 from etude.common.errors import EtudeError, FencedError
 from etude.common.weights import VersionId, accepted_chain
 from etude.common.weights.protocol.epochs import latest_epoch
-from etude.trainer.keeper import Keeper, KeeperConfig
+from etude.trainer.compactor.compactor import Keeper, KeeperConfig
 
 LOOK_S = 0.1
 COLLECT_S = 0.4

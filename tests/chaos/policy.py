@@ -15,7 +15,7 @@ from etude.common.weights.tensors.digest import NOTHING
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
-from etude.trainer.receipts import Receipt, payload_of
+from etude.trainer.export.receipts import Receipt, payload_of
 
 RANKS = 2
 

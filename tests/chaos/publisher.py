@@ -20,7 +20,7 @@ from etude.common.blobs import Store
 from etude.common.errors import CorruptError, FencedError, StoreError, WrongStateError
 from etude.common.weights import VersionId, VersionRef
 from etude.common.weights.protocol import versions
-from etude.trainer.receipts import manifest_of
+from etude.trainer.export.receipts import manifest_of
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId
 from etude.common.weights.replicas.mirror import Mirror
-from etude.trainer.receipts import manifest_of
+from etude.trainer.export.receipts import manifest_of
 
 PRELOADED = (keeper, publisher, replica, runner)
 

@@ -24,9 +24,9 @@ from etude.common.serving import Server
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
 from etude.common.tls.wire import Wire
-from etude.trainer.controller.orders import Orders
-from etude.trainer.controller.reports import Reports
-from etude.trainer.service import NAME, RunService
+from etude.trainer.controller.reporting.commands import Orders
+from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.reporting.service import NAME, RunService
 from etude.v1 import run_pb2, run_pb2_grpc
 
 ROOT = Path(__file__).parents[2]

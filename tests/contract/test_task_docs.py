@@ -13,8 +13,8 @@ from etude.common.blobs import open_store
 from etude.common.local import LocalState, write_state
 from etude.envserver.tasks import corpus, modelfolder, tokenizer
 from etude.envserver.tasks.problems import Source
-from etude.trainer.controller import segments
-from etude.trainer.controller.audit import JOURNAL
+from etude.trainer.controller.journal import segments
+from etude.trainer.controller.journal.audit import JOURNAL
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
 ROOT = Path(__file__).parents[2]

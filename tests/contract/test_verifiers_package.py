@@ -12,7 +12,7 @@ from etude.common import harbor
 from etude.envserver.tasks import corpus, modelfolder, tokenizer
 from etude.envserver.tasks.formats import command
 from etude.envserver.tasks.problems import Source
-from etude.trainer import traces
+from etude.trainer.commands import verifiers_traces
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
 VERIFIERS = Oracle(requirements=("verifiers==0.4.0",))
@@ -122,7 +122,9 @@ def records(chat: ChatFormat) -> dict[str, journal_pb2.JournalRollout]:
 def read(chat: ChatFormat) -> dict[str, dict[str, Any]]:
     """What the package makes of each of our traces."""
     given = records(chat)
-    answers = VERIFIERS.answers(READ, [traces.trace(record, chat) for record in given.values()])
+    answers = VERIFIERS.answers(
+        READ, [verifiers_traces.trace(record, chat) for record in given.values()]
+    )
     return dict(zip(given, answers, strict=True))
 
 
@@ -130,7 +132,7 @@ def test_the_package_keeps_everything_that_a_trace_says(
     chat: ChatFormat, read: dict[str, dict[str, Any]]
 ) -> None:
     for name, record in records(chat).items():
-        ours, theirs = traces.trace(record, chat), read[name]["again"]
+        ours, theirs = verifiers_traces.trace(record, chat), read[name]["again"]
         assert read[name]["is_stable"]
         missing = {key for key in ours if not _within(ours[key], theirs[key])}
         assert missing == set(), name
@@ -179,7 +181,7 @@ def test_rewards_endings_and_calls_mean_the_same_there(read: dict[str, dict[str,
 
 
 def test_messages_are_what_was_said(chat: ChatFormat) -> None:
-    found = traces.trace(records(chat)["whole"], chat)
+    found = verifiers_traces.trace(records(chat)["whole"], chat)
     messages = [node["message"] for node in found["nodes"]]
     assert [message["role"] for message in messages] == [
         *("system", "user", "assistant", "tool", "tool", "assistant")

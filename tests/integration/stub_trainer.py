@@ -12,9 +12,9 @@ from etude.common.blobs import open_store
 from etude.common.files import read_run
 from etude.common.probes import Probes
 from etude.common.serving import Server, shutdown_signals
-from etude.trainer.controller.orders import Orders
-from etude.trainer.controller.reports import Reports
-from etude.trainer.service import NAME, RunService
+from etude.trainer.controller.reporting.commands import Orders
+from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.reporting.service import NAME, RunService
 from etude.v1 import run_pb2, run_pb2_grpc
 
 STEP_S = 0.05

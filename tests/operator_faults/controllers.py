@@ -14,9 +14,9 @@ from etude.common.checkpoints import CheckpointManifest, StoredCheckpoint
 from etude.operator import names
 from etude.operator.desired.ports import PORTS
 from etude.operator.manifests import Manifest, Ref, labels
-from etude.trainer.controller.orders import Orders
-from etude.trainer.controller.reports import Reports
-from etude.trainer.service import RunService
+from etude.trainer.controller.reporting.commands import Orders
+from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.reporting.service import RunService
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 
 LAST_STEP = 20

@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from etude.agent.replay import CallLog
 from etude.agent.toolsets import toolset
-from etude.trainer.leases import Leases
-from etude.trainer.partners import LeasedEnvironment, Outage
-from etude.trainer.recovering import RecoveringEnvironment, Replacing
-from etude.trainer.states import LeaseStates
+from etude.trainer.rollouts.engine_client import LeasedEnvironment, Outage
+from etude.trainer.rollouts.failover import RecoveringEnvironment, Replacing
+from etude.trainer.rollouts.leases import Leases
+from etude.trainer.rollouts.snapshot_client import LeaseStates
 from etude.v1 import environments_pb2
 
 OUTAGE_S = 60.0

@@ -4,9 +4,9 @@ import copy
 import random
 from dataclasses import dataclass, field
 
-from etude.trainer.controller import segments
-from etude.trainer.controller.audit import Audit, audit
-from etude.trainer.controller.ledger import REDRAWN, Ledger, Step
+from etude.trainer.controller.journal import segments
+from etude.trainer.controller.journal.audit import Audit, audit
+from etude.trainer.controller.journal.ledger import REDRAWN, Ledger, Step
 from etude.v1 import journal_pb2 as pb
 from etude.v1.rewards_pb2 import RewardFault, RewardRecord
 from etude.v1.rollout_pb2 import Rollout

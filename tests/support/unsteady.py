@@ -11,7 +11,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId, WeightManifest, read_manifest
 from etude.trainer.controller.run import Run
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.simulation.workers import SimulatedLearners
 
 SFT_STEPS = 4
 RL_STEPS = 6

@@ -14,7 +14,7 @@ from tests.support.pool_processes import Processes
 from etude.agent.replay import DivergedError
 from etude.agent.turns import ToolCall
 from etude.common.errors import UnavailableError
-from etude.trainer.recovering import RecoveringEnvironment
+from etude.trainer.rollouts.failover import RecoveringEnvironment
 from etude.v1 import environments_pb2
 
 Call = tuple[str, Mapping[str, str]]
@@ -147,7 +147,7 @@ async def test_an_episode_that_cannot_be_made_again_the_same_is_a_fault_of_the_p
 async def test_a_pool_whose_last_node_is_killed_gives_up_in_time(
     processes: Processes, episodes: Episodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etude.trainer.recovering.PLACEMENT_S", 2.0)
+    monkeypatch.setattr("etude.trainer.rollouts.failover.PLACEMENT_S", 2.0)
     environment = await episodes.begin("alone")
     known = await environment.run(calls(0))
     processes.kill("node")

@@ -9,8 +9,8 @@ from tests.support.pool_client import DEADLINE_S, Pool
 
 from etude.common import channels
 from etude.common.errors import UnavailableError
-from etude.trainer.partners import Outage
-from etude.trainer.states import LeaseStates, forks
+from etude.trainer.rollouts.engine_client import Outage
+from etude.trainer.rollouts.snapshot_client import LeaseStates, forks
 from etude.v1 import environment_state_pb2_grpc, environments_pb2
 from etude.v1.environment_state_pb2 import (
     DropSnapshotsRequest,

@@ -14,7 +14,7 @@ from tests.support.pool_processes import Processes
 from etude.agent.turns import ToolCall
 from etude.common import channels
 from etude.envserver.images.build import Image
-from etude.trainer.recovering import RecoveringEnvironment
+from etude.trainer.rollouts.failover import RecoveringEnvironment
 from etude.v1 import (
     environment_access_pb2,
     environment_access_pb2_grpc,

@@ -8,9 +8,9 @@ import numpy as np
 
 from etude.common.api.run import Storage
 from etude.common.api.weights import Weights
-from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
-from etude.trainer.learner import Learner
-from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.learner import Learner
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
 

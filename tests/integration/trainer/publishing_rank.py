@@ -11,10 +11,10 @@ from etude.common.api.weights import Weights
 from etude.common.blobs import open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
-from etude.trainer.batches import SupervisedSequence
-from etude.trainer.learner import Learner
-from etude.trainer.learner_config import LearnerConfig
-from etude.trainer.receipts import Base, Receipt, manifest_of
+from etude.trainer.export.receipts import Base, Receipt, manifest_of
+from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.learner import Learner
 
 PHASE = {
     "name": "sft",

@@ -11,7 +11,11 @@ from typing_extensions import override
 from etude.common.errors import CorruptError, EtudeError, UnavailableError
 from etude.common.serving import Server
 from etude.common.weights import VersionId
-from etude.trainer.controller.engines import Engines, EnginesLateError, VersionRefusedError
+from etude.trainer.controller.publishing.engines import (
+    Engines,
+    EnginesLateError,
+    VersionRefusedError,
+)
 from etude.v1 import weights_pb2, weights_pb2_grpc
 
 VERSION = VersionId(2, 7)

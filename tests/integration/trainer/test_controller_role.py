@@ -22,7 +22,7 @@ from etude.common.weights import Collector, VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.protocol.retention import ORPHAN_S
 from etude.common.weights.replicas.verification import verify
-from etude.trainer.controller.audit import audit
+from etude.trainer.controller.journal.audit import audit
 from etude.v1 import run_pb2, run_pb2_grpc
 
 DYING = Path(__file__).with_name("dying")

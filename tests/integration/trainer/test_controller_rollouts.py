@@ -10,8 +10,8 @@ import pytest
 from etude.agent.chat import ChatFormat
 from etude.common.api.phases import RolloutPolicy
 from etude.common.api.run import Storage
-from etude.trainer.rollouts import RolloutWorker
-from etude.trainer.work import GroupOrder, WorkerConfig
+from etude.trainer.rollouts.protocol import GroupOrder, WorkerConfig
+from etude.trainer.rollouts.worker import RolloutWorker
 from etude.v1 import rollout_pb2
 from etude.v1.journal_pb2 import JournalRollout
 

@@ -10,8 +10,8 @@ import pytest
 
 from etude.common.blobs import open_store
 from etude.common.weights import claim_epoch
-from etude.trainer.controller import journal
-from etude.trainer.controller.journal import Journal
+from etude.trainer.controller.journal import write_ahead_log
+from etude.trainer.controller.journal.write_ahead_log import Journal
 from etude.v1.journal_pb2 import JournalAdmit, JournalOpen, JournalRecord
 
 DISK = 'mount -t tmpfs -o size=512k tmpfs "$1" && shift && exec "$@"'
@@ -39,7 +39,7 @@ async def fill_and_make_room(folder: Path) -> None:
         ballast.unlink()
         await log.durable()
         writing.cancel()
-    found = journal.recover(store, run_uid="run", before_epoch=2, since=0)
+    found = write_ahead_log.recover(store, run_uid="run", before_epoch=2, since=0)
     there = [record.sequence for record in found.records]
     sys.stdout.write(json.dumps([trouble, acknowledged, log.last_sequence, there]))
 

@@ -18,13 +18,13 @@ from etude.common.blobs import Store, open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.replicas.verification import verify
-from etude.trainer.batches import SupervisedSequence
-from etude.trainer.controller.patience import Patience
-from etude.trainer.controller.versions import Versions
-from etude.trainer.learner import Learner
-from etude.trainer.learner_config import LearnerConfig
-from etude.trainer.receipts import Base, Receipt
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.controller.publishing.versions import Versions
+from etude.trainer.controller.store_retry import Patience
+from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.learner import Learner
+from etude.trainer.simulation.workers import SimulatedLearners
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
 DISK = 'mount -t tmpfs -o size=2m tmpfs "$1" && shift && exec "$@"'

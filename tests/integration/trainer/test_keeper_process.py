@@ -18,9 +18,9 @@ from etude.common.errors import FencedError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.tensors.schema import Schema, TensorSpec
-from etude.trainer import cluster
-from etude.trainer.controller.upkeep import Upkeep
-from etude.trainer.keeper import KeeperConfig
+from etude.trainer import ray_backend
+from etude.trainer.compactor.compactor import KeeperConfig
+from etude.trainer.controller.publishing.compaction import Upkeep
 
 SCHEMA = Schema(grid=1, tensors=(TensorSpec(name="w", dtype="BF16", shape=(64, 64), split="rows"),))
 START_S = 120
@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def upkeep(tmp_path: Path) -> Iterator[Upkeep]:
-    cluster.start(None)
+    ray_backend.start(None)
     config = KeeperConfig(
         run="uid-run",
         epoch=1,
@@ -44,8 +44,8 @@ def upkeep(tmp_path: Path) -> Iterator[Upkeep]:
         folder=tmp_path / "keeper",
         weights=Weights.model_validate({"keyframeEverySteps": 2}),
     )
-    yield Upkeep(keeping=cluster.keeper(config), epoch=1, versions=2, first=0)
-    cluster.stop()
+    yield Upkeep(keeping=ray_backend.keeper(config), epoch=1, versions=2, first=0)
+    ray_backend.stop()
 
 
 def keyframes(store: Store) -> list[int]:
@@ -63,7 +63,7 @@ async def test_a_keeper_that_is_killed_is_started_again_and_goes_on(
     async with asyncio.timeout(START_S):
         assert await upkeep.round()
         assert keyframes(store) == [2]
-        assert isinstance(upkeep.keeping, cluster.RayKeeping)
+        assert isinstance(upkeep.keeping, ray_backend.RayKeeping)
         pid = _pid(upkeep.keeping.actor)
         assert pid != os.getpid()
         os.kill(pid, signal.SIGKILL)
@@ -80,6 +80,6 @@ async def test_a_keeper_that_is_killed_is_started_again_and_goes_on(
             await upkeep.round()
 
 
-def _pid(actor: cluster.Actor) -> int:
+def _pid(actor: ray_backend.Actor) -> int:
     pid: int = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
     return pid

@@ -12,15 +12,15 @@ import pytest
 from etude.common.api.run import Storage
 from etude.common.errors import StoreError
 from etude.common.weights import VersionId
-from etude.trainer import cluster
-from etude.trainer.learner_config import LearnerConfig
+from etude.trainer import ray_backend
+from etude.trainer.learner.config import LearnerConfig
 
 START_S = 120
 """Ray on two cores that neighbours hold too."""
 
 
 @pytest.fixture
-def learners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[cluster.RayLearners]:
+def learners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ray_backend.RayLearners]:
     """Two ranks behind the real door, whose step lasts until an upload ended."""
 
     class Rank:  # a local class travels to the actor by its code
@@ -48,8 +48,8 @@ def learners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[cluste
                 raise StoreError(f"rank {self.rank}: the store is away")
             (self.folder / f"uploaded-{self.rank}").touch()
 
-    monkeypatch.setattr(cluster, "LearnerRank", Rank)
-    cluster.start(None)
+    monkeypatch.setattr(ray_backend, "LearnerRank", Rank)
+    ray_backend.start(None)
     configs = [
         LearnerConfig(
             run="run",
@@ -62,12 +62,12 @@ def learners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[cluste
         )
         for rank in range(2)
     ]
-    yield cluster.learners(configs, gpus_per_rank=0)
-    cluster.stop()
+    yield ray_backend.learners(configs, gpus_per_rank=0)
+    ray_backend.stop()
 
 
 async def test_an_upload_does_not_wait_for_the_step_that_is_under_way(
-    learners: cluster.RayLearners,
+    learners: ray_backend.RayLearners,
 ) -> None:
     async with asyncio.timeout(START_S):
         await learners.supervised_step(0)

@@ -12,9 +12,9 @@ from etude.agent import replay
 from etude.agent.turns import ToolCall
 from etude.common import channels
 from etude.common.errors import UnavailableError
-from etude.trainer import recovering
-from etude.trainer.partners import EnvironmentLostError
-from etude.trainer.recovering import RecoveringEnvironment
+from etude.trainer.rollouts import failover
+from etude.trainer.rollouts.engine_client import EnvironmentLostError
+from etude.trainer.rollouts.failover import RecoveringEnvironment
 from etude.v1 import environments_pb2_grpc
 
 WRITE = ToolCall("1", "search_replace", "{}")
@@ -107,7 +107,7 @@ async def test_every_lease_on_the_way_is_given_back(episodes: Episodes, partners
     environment = await begun(episodes)
     partners.node.losses = 2
     await environment.run([RUN])
-    assert recovering.MAX_TRIES >= 2
+    assert failover.MAX_TRIES >= 2
     episodes.leases.release([environment.lease.lease_id])
     await episodes.leases.close()
     granted = {lease.lease_id for each in partners.broker.granted.values() for lease in each}

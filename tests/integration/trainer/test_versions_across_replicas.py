@@ -19,7 +19,7 @@ from etude.inference.receiver import Receiver
 from etude.inference.service import SERVICES, Weights
 from etude.inference.staging import Stager
 from etude.inference.status import Status
-from etude.trainer.controller.engines import Engines, VersionRefusedError
+from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
 from etude.v1 import weights_pb2_grpc
 
 SCHEMA = Schema(

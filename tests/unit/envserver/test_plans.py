@@ -10,7 +10,7 @@ from etude.common.plans.forecast import Wave
 from etude.envserver.broker.costs import Level
 from etude.envserver.broker.members import CLONE_BYTES, NodeState
 from etude.envserver.broker.warming import HALVE_AFTER_S, Warming, Watermark, apportioned, ready_by
-from etude.trainer.controller.forecast import Forecast
+from etude.trainer.controller.admission.forecast import Forecast
 from etude.v1 import environments_pb2, plan_pb2
 
 NOW_MS = 1_000_000_000

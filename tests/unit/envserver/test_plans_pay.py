@@ -10,7 +10,7 @@ from etude.common.plans.book import Plans
 from etude.envserver.broker.costs import Level
 from etude.envserver.broker.members import NodeState
 from etude.envserver.broker.warming import Warming
-from etude.trainer.controller.forecast import Forecast
+from etude.trainer.controller.admission.forecast import Forecast
 from etude.v1 import environments_pb2
 
 SIBLINGS, WAVES, STEP_S = 64, 60, 100.0

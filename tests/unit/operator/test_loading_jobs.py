@@ -31,7 +31,7 @@ async def test_a_checkpoint_is_loaded_in_the_image_and_memory_of_its_trainer(
     await lab.tell_checkpoint(10)
     (job,) = jobs(lab)
     assert container(job)["image"] == "etude/trainer:1"
-    assert container(job)["command"] == ["python", "-m", "etude.trainer.checkpoint_load"]
+    assert container(job)["command"] == ["python", "-m", "etude.trainer.commands.check_checkpoint"]
     assert container(job)["resources"]["requests"]["memory"] == "4Gi"
     assert "nvidia.com/gpu" not in json.dumps(job)
     assert order(job)["model"] == "s3://inputs/model"

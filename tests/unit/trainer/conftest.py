@@ -16,22 +16,22 @@ from etude.common.blobs import MemoryStore
 from etude.common.files import ResolvedRun
 from etude.common.record import StoreRecord, latest
 from etude.common.weights import VersionId
-from etude.trainer.controller.audit import Audit, audit
-from etude.trainer.controller.engines import Engines
+from etude.trainer.compactor.compactor import Keeper, KeeperConfig
+from etude.trainer.compactor.schedule import KeeperReport
+from etude.trainer.controller.admission.tasks import Task, TaskOrder
+from etude.trainer.controller.checkpoints.recovery import open_run
+from etude.trainer.controller.checkpoints.saver import Saver
 from etude.trainer.controller.inputs import TaskSets
-from etude.trainer.controller.orders import Orders
+from etude.trainer.controller.journal.audit import Audit, audit
 from etude.trainer.controller.program import train
-from etude.trainer.controller.recording import Recording
-from etude.trainer.controller.recovery import open_run
-from etude.trainer.controller.reports import Reports
+from etude.trainer.controller.publishing.compaction import Keeping, Upkeep
+from etude.trainer.controller.publishing.engines import Engines
+from etude.trainer.controller.publishing.versions import Versions
+from etude.trainer.controller.reporting.commands import Orders
+from etude.trainer.controller.reporting.recorder import Recording
+from etude.trainer.controller.reporting.reports import Reports
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.controller.saving import Saver
-from etude.trainer.controller.tasks import Task, TaskOrder
-from etude.trainer.controller.upkeep import Keeping, Upkeep
-from etude.trainer.controller.versions import Versions
-from etude.trainer.keeper import Keeper, KeeperConfig
-from etude.trainer.keeping import KeeperReport
-from etude.trainer.simulation import SimulatedLearners, SimulatedRollouts
+from etude.trainer.simulation.workers import SimulatedLearners, SimulatedRollouts
 
 SFT_STEPS = 4
 RL_STEPS = 6

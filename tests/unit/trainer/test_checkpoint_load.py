@@ -15,12 +15,12 @@ from etude.common.checkpoint_orders import EXIT_CORRUPT, VARIABLE, verify
 from etude.common.checkpoints import MANIFEST, CheckpointManifest
 from etude.common.ending import EXIT_TRY_AGAIN
 from etude.common.errors import CorruptError
-from etude.trainer import checkpoint_load
-from etude.trainer.batches import SupervisedSequence
-from etude.trainer.controller.ledger import LedgerState
-from etude.trainer.controller.state import CONTROLLER, ControllerState, Cursor, Figures
-from etude.trainer.learner import Learner
-from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.commands import check_checkpoint
+from etude.trainer.controller.checkpoints.state import CONTROLLER, ControllerState, Cursor, Figures
+from etude.trainer.controller.journal.ledger import LedgerState
+from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.learner import Learner
 
 TINY = Path(__file__).parents[2] / "data" / "tiny-model"
 SFT = {
@@ -84,8 +84,8 @@ def tiny() -> Store:
 
 
 def test_what_a_learner_saved_can_be_loaded(store: Store) -> None:
-    checkpoint_load.load(store, registered(store), model=tiny())
-    checkpoint_load.load(store, registered(store), model=None)
+    check_checkpoint.load(store, registered(store), model=tiny())
+    check_checkpoint.load(store, registered(store), model=None)
 
 
 def of_another_model(store: Store) -> None:
@@ -118,13 +118,15 @@ def test_what_is_whole_and_cannot_be_gone_on_from_is_corrupt(
     digest = registered(store)
     verify(store, digest, depth="Checksums")
     with pytest.raises(CorruptError, match=words):
-        checkpoint_load.load(store, digest, model=tiny())
+        check_checkpoint.load(store, digest, model=tiny())
 
 
 def test_a_model_that_is_gone_is_named(store: Store, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CorruptError, match=r"empty/config\.json: is missing"):
-        checkpoint_load.load(store, registered(store), model=open_store(f"file://{tmp_path}/empty"))
+        check_checkpoint.load(
+            store, registered(store), model=open_store(f"file://{tmp_path}/empty")
+        )
 
 
 def ended(store: Store, digest: str, model: str, capsys: pytest.CaptureFixture[str]) -> int:
@@ -137,7 +139,7 @@ def ended(store: Store, digest: str, model: str, capsys: pytest.CaptureFixture[s
         "model": model,
     }
     try:
-        checkpoint_load.main({VARIABLE: json.dumps(order)})
+        check_checkpoint.main({VARIABLE: json.dumps(order)})
     except SystemExit as ending:
         assert capsys.readouterr().err
         return int(str(ending.code))

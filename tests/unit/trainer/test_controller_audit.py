@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from tests.support.run_history import PER_STEP, STALENESS, History, history, judged, packed
 
-from etude.trainer.controller.audit import REASONS, audit
-from etude.trainer.controller.ledger import DROP_REASONS, REDRAWN
+from etude.trainer.controller.journal.audit import REASONS, audit
+from etude.trainer.controller.journal.ledger import DROP_REASONS, REDRAWN
 from etude.v1 import journal_pb2 as pb
 
 Mutation = Callable[[History, list[pb.JournalRecord], random.Random], str]

@@ -23,18 +23,18 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.checkpoints import stored
 from etude.common.errors import StoreError
-from etude.trainer.batches import NonFiniteLossError, PolicyBatch, StepResult
-from etude.trainer.controller import patience
+from etude.trainer.controller import store_retry
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.learner.batches import NonFiniteLossError, PolicyBatch, StepResult
+from etude.trainer.simulation.workers import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(patience, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(store_retry, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(store_retry, "LONGEST_PAUSE_S", 0.05)
 
 
 @pytest.mark.parametrize("backlog", [0, 1, 2, 3])

@@ -25,20 +25,20 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.errors import FencedError, StoreError
 from etude.common.weights import VersionId, claim_epoch, quarantine, read_manifest
-from etude.trainer.controller import patience
-from etude.trainer.controller.engines import Engines, VersionRefusedError
+from etude.trainer.compactor.schedule import EMPTY, Failure, KeeperReport
+from etude.trainer.controller import store_retry
+from etude.trainer.controller.publishing.compaction import Keeping
+from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.controller.upkeep import Keeping
-from etude.trainer.keeping import EMPTY, Failure, KeeperReport
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.simulation.workers import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(patience, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(store_retry, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(store_retry, "LONGEST_PAUSE_S", 0.05)
 
 
 @dataclass

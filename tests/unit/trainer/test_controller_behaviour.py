@@ -2,7 +2,7 @@
 
 import json
 
-from etude.trainer.controller.behaviour import behaviour
+from etude.trainer.controller.reporting.behaviour import behaviour
 from etude.v1.rollout_pb2 import CallRecord
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from etude.common.api.checkpointing import EVERY_STEPS, Checkpointing
 from etude.common.checkpoints import Reason
 from etude.common.errors import StoreError
-from etude.trainer.controller import requests
-from etude.trainer.controller.cadence import Cadence
-from etude.trainer.controller.requests import REST, Requests
+from etude.trainer.controller.checkpoints import requests
+from etude.trainer.controller.checkpoints.cadence import Cadence
+from etude.trainer.controller.checkpoints.requests import REST, Requests
+from etude.trainer.controller.checkpoints.saver import Saver
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.saving import Saver
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
 
 MakeWorld = Callable[..., Any]

@@ -11,8 +11,8 @@ from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
 from etude.common.api.phases import Phase
 from etude.common.api.run import Storage
 from etude.common.errors import UserError
-from etude.trainer.batches import SupervisedSequence
-from etude.trainer.corpus import BUCKET_BATCHES, Corpus, load_corpus
+from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.dataset import BUCKET_BATCHES, Corpus, load_corpus
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId, claim_epoch, read_epoch, suspect
-from etude.trainer.controller import journal
-from etude.trainer.controller.engines import Engines, VersionRefusedError
-from etude.trainer.controller.marks import Marks, Reason
-from etude.trainer.controller.rolling_back import abandon
+from etude.trainer.controller.admission.quarantine_marks import Marks, Reason
+from etude.trainer.controller.journal import write_ahead_log
+from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
+from etude.trainer.controller.publishing.rollback import abandon
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.simulation import SimulatedLearners, SimulatedRollouts
+from etude.trainer.simulation.workers import SimulatedLearners, SimulatedRollouts
 from etude.v1 import journal_pb2, rollout_pb2
 
 MakeWorld = Callable[..., Any]
@@ -199,7 +199,9 @@ def on_another_engine(run: Run) -> None:
 def trained_replicas(world: Any) -> Iterator[tuple[str, int]]:
     """Of every trained token's span: the process and the version, from the journal."""
     groups: dict[str, dict[str, journal_pb2.JournalRollout]] = {}
-    for record in journal.recover(world.store, run_uid="run", before_epoch=99, since=0).records:
+    for record in write_ahead_log.recover(
+        world.store, run_uid="run", before_epoch=99, since=0
+    ).records:
         match record.WhichOneof("body"):
             case "rollout":
                 rollout = record.rollout.rollout

@@ -3,7 +3,7 @@
 import pytest
 
 from etude.common.api.weights import Weights
-from etude.trainer.controller.engines import Engines
+from etude.trainer.controller.publishing.engines import Engines
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from etude.common.api.run import RLRunSpec
 from etude.common.blobs import Store
-from etude.trainer.controller import evaluation
-from etude.trainer.controller.evaluation import Evaluator
+from etude.trainer.controller.phases import evaluation
+from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.v1 import run_pb2
 
 MakeWorld = Callable[..., Any]

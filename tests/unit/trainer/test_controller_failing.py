@@ -8,7 +8,7 @@ from typing_extensions import Buffer, override
 
 from etude.common.blobs import DeniedError, MemoryStore
 from etude.common.errors import StoreError
-from etude.trainer.controller.failing import give_up
+from etude.trainer.controller.lifecycle import give_up
 from etude.trainer.controller.program import train
 from etude.trainer.controller.run import root_cause
 from etude.v1 import run_pb2

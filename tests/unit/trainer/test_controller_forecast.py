@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from etude.trainer.controller.forecast import LEAST_LEASES, Forecast
-from etude.trainer.controller.planning import WAVES, upcoming
-from etude.trainer.controller.tasks import Task, TaskOrder
+from etude.trainer.controller.admission.forecast import LEAST_LEASES, Forecast
+from etude.trainer.controller.admission.plans import WAVES, upcoming
+from etude.trainer.controller.admission.tasks import Task, TaskOrder
 from etude.v1 import journal_pb2, rollout_pb2
 
 NOW_MS = 1_000_000

@@ -6,7 +6,12 @@ import pytest
 
 from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
-from etude.trainer.controller.groups import Group, check_reward, check_rollout, policy_batch
+from etude.trainer.controller.admission.groups import (
+    Group,
+    check_reward,
+    check_rollout,
+    policy_batch,
+)
 from etude.v1.journal_pb2 import JournalRollout
 from etude.v1.rewards_pb2 import RewardFault, RewardRecord
 from etude.v1.rollout_pb2 import Link, Rollout

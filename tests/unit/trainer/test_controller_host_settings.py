@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from etude.common.files import ResolvedRun
-from etude.trainer.controller import host
+from etude.trainer.controller import lifecycle
+from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.inputs import Inputs, TaskSets
-from etude.trainer.controller.recovery import open_run
 from etude.trainer.settings import Settings
 
 MakeWorld = Callable[..., Any]
@@ -65,26 +65,26 @@ def inputs(world: Any, tmp_path: Path) -> Inputs:
 def test_learners_and_the_keeper_have_the_settings_of_the_run(
     settings: Settings, resolved: ResolvedRun, inputs: Inputs
 ) -> None:
-    (learner,) = host._learner_configs(settings, resolved, inputs)
+    (learner,) = lifecycle._learner_configs(settings, resolved, inputs)
     assert learner.weights == resolved.spec.weights
-    keeper = host._keeper_config(settings, resolved, 7)
+    keeper = lifecycle._keeper_config(settings, resolved, 7)
     assert (keeper.weights, keeper.epoch) == (resolved.spec.weights, 7)
 
 
 def test_rollouts_wait_for_engines_as_long_as_an_engine_may_take(
     settings: Settings, resolved: ResolvedRun, inputs: Inputs
 ) -> None:
-    assert host._worker_config(settings, resolved, inputs).outage_s == 77
+    assert lifecycle._worker_config(settings, resolved, inputs).outage_s == 77
 
 
 async def test_the_controller_waits_for_engines_and_keyframes_as_the_run_says(
     settings: Settings, resolved: ResolvedRun, inputs: Inputs, world: Any
 ) -> None:
     before, _, _ = world.start()
-    parts = host.Parts(before.learners, before.rollouts, before.upkeep.keeping)
+    parts = lifecycle.Parts(before.learners, before.rollouts, before.upkeep.keeping)
     phases = resolved.spec.phases
     opened = open_run(inputs.store, run_uid="run", phases=phases, holder="test")
-    run = host._assemble(settings, resolved, inputs, opened, parts)
+    run = lifecycle._assemble(settings, resolved, inputs, opened, parts)
     assert (run.engines.timeout_s, run.engines.together_s) == (77, 11)
     assert run.upkeep.versions == 91 // 3
     await run.engines.close()
@@ -99,5 +99,5 @@ def test_codecs_of_whole_tiles_are_not_chosen_for_engines_of_several_ranks(
     spec = make_world(weights={"dtype": "Float32", "advanced": {"codec": given}}).spec
     spec["roles"]["inference"] = {"gpusPerReplica": gpus}
     resolved = ResolvedRun.model_validate({"name": "demo", "uid": "run", "spec": spec})
-    (config,) = host._learner_configs(settings, resolved, inputs)
+    (config,) = lifecycle._learner_configs(settings, resolved, inputs)
     assert config.weights.advanced.codec == codec

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import StoreError, WrongStateError
-from etude.trainer.controller.in_flight import InFlight
+from etude.trainer.controller.publishing.in_flight import InFlight
 
 
 class Setback(Exception):  # noqa: N818 - a word of the module that is tested

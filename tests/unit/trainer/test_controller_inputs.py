@@ -15,8 +15,8 @@ from etude.common.errors import UserError
 from etude.common.files import ResolvedRun
 from etude.common.weights import claim_epoch
 from etude.trainer.controller import inputs
-from etude.trainer.controller.evaluation import due
 from etude.trainer.controller.inputs import find_inputs
+from etude.trainer.controller.phases.evaluation import due
 from etude.trainer.main import main
 from etude.trainer.settings import Settings
 

@@ -12,9 +12,9 @@ from typing_extensions import override
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import claim_epoch
-from etude.trainer.controller import journal, segments
-from etude.trainer.controller.journal import Journal
-from etude.trainer.controller.patience import Patience
+from etude.trainer.controller.journal import segments, write_ahead_log
+from etude.trainer.controller.journal.write_ahead_log import Journal
+from etude.trainer.controller.store_retry import Patience
 from etude.v1.journal_pb2 import JournalAdmit, JournalOpen, JournalRecord
 
 RUN = "run-uid"
@@ -45,7 +45,7 @@ async def writing(log: Journal) -> AsyncIterator[Journal]:
 async def write_epoch(store: MemoryStore, positions: range) -> int:
     """One controller's life; returns its epoch."""
     epoch = claim_epoch(store, holder="test", parent=None, reason="start")
-    before = journal.recover(store, run_uid=RUN, before_epoch=epoch, since=0)
+    before = write_ahead_log.recover(store, run_uid=RUN, before_epoch=epoch, since=0)
     async with writing(Journal(store, RUN, epoch, before.last_sequence + 1)) as log:
         log.append(opening(epoch, before.epoch, before.last_sequence))
         for position in positions:
@@ -64,7 +64,7 @@ async def test_what_was_acknowledged_is_read_back_in_order_over_epochs() -> None
     store = MemoryStore()
     await write_epoch(store, range(5))
     await write_epoch(store, range(5, 9))
-    found = journal.recover(store, run_uid=RUN, before_epoch=3, since=0)
+    found = write_ahead_log.recover(store, run_uid=RUN, before_epoch=3, since=0)
     assert positions(found.records) == list(range(9))
     assert [r.sequence for r in found.records] == list(range(1, 12))
     assert (found.epoch, found.last_sequence) == (2, 11)
@@ -75,13 +75,17 @@ async def test_reading_from_a_sequence_skips_older_records_and_segments() -> Non
     await write_epoch(store, range(5))
     await write_epoch(store, range(5, 9))
     for since in range(13):
-        found = journal.recover(store, run_uid=RUN, before_epoch=3, since=since)
+        found = write_ahead_log.recover(store, run_uid=RUN, before_epoch=3, since=since)
         assert [r.sequence for r in found.records] == list(range(max(1, since), 12))
         assert found.last_sequence == 11
 
 
 def test_an_empty_journal_is_no_error() -> None:
-    assert journal.recover(MemoryStore(), run_uid=RUN, before_epoch=1, since=0) == (0, 0, [])
+    assert write_ahead_log.recover(MemoryStore(), run_uid=RUN, before_epoch=1, since=0) == (
+        0,
+        0,
+        [],
+    )
 
 
 async def test_a_fenced_controller_acknowledges_nothing_and_is_never_read() -> None:
@@ -93,14 +97,14 @@ async def test_a_fenced_controller_acknowledges_nothing_and_is_never_read() -> N
     writer = asyncio.create_task(zombie.run(), name="zombie")
     with pytest.raises(FencedError, match="epoch 2"):
         await writer
-    found = journal.recover(store, run_uid=RUN, before_epoch=3, since=0)
+    found = write_ahead_log.recover(store, run_uid=RUN, before_epoch=3, since=0)
     assert positions(found.records) == [0, 1, 2, 3, 4]
 
 
 async def test_two_writers_of_one_epoch_do_not_mix() -> None:
     store = MemoryStore()
     claim_epoch(store, holder="a", parent=None, reason="start")
-    store.create(journal.segment_key(1, 1), b"somebody else's")
+    store.create(write_ahead_log.segment_key(1, 1), b"somebody else's")
     log = Journal(store, RUN, 1, 1)
     log.append(admit(0))
     with pytest.raises(FencedError, match="another controller"):
@@ -133,7 +137,9 @@ async def test_a_full_disk_is_waited_for_and_loses_nothing(*, takes_effect: bool
         log.append(admit(0))
         await asyncio.wait_for(log.durable(), 10)
         assert log.patience.trouble == ""
-    assert positions(journal.recover(store, run_uid=RUN, before_epoch=2, since=0).records) == [0]
+    assert positions(
+        write_ahead_log.recover(store, run_uid=RUN, before_epoch=2, since=0).records
+    ) == [0]
 
 
 async def test_who_may_go_on_without_its_record_waits_only_until_the_store_fails() -> None:
@@ -167,14 +173,14 @@ async def test_a_missing_segment_in_the_middle_is_refused() -> None:
     middle = sorted(k for k in store.objects if k.startswith("journal/"))[1]
     del store.objects[middle]
     with pytest.raises(CorruptError, match="missing"):
-        journal.recover(store, run_uid=RUN, before_epoch=2, since=0)
+        write_ahead_log.recover(store, run_uid=RUN, before_epoch=2, since=0)
 
 
 async def test_another_runs_journal_is_refused() -> None:
     store = MemoryStore()
     await write_epoch(store, range(2))
     with pytest.raises(CorruptError, match="belongs to run"):
-        journal.recover(store, run_uid="other", before_epoch=2, since=0)
+        write_ahead_log.recover(store, run_uid="other", before_epoch=2, since=0)
 
 
 def example_segment() -> bytes:

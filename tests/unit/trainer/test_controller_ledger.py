@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.support.run_history import GROUP_SIZE, History, history, judged
 
 from etude.common.errors import CorruptError
-from etude.trainer.controller.ledger import Ledger, LedgerState, resumed
+from etude.trainer.controller.journal.ledger import Ledger, LedgerState, resumed
 
 
 @settings(max_examples=60)

@@ -6,7 +6,7 @@ import pytest
 
 from etude.common.blobs import MemoryStore
 from etude.common.weights import EpochRecord, VersionId, claim_epoch, quarantine, suspect
-from etude.trainer.controller.marks import MarkReader, Marks
+from etude.trainer.controller.admission.quarantine_marks import MarkReader, Marks
 from etude.v1.rollout_pb2 import Link, Rollout
 from etude.v1.weights_pb2 import PolicySpan
 

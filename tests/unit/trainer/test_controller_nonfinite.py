@@ -11,11 +11,11 @@ from etude.common import checkpoints, weights
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.replicas.verification import verify
-from etude.trainer.controller import host
+from etude.trainer.controller import lifecycle
+from etude.trainer.controller.checkpoints.recovery import Opened
 from etude.trainer.controller.inputs import Inputs
-from etude.trainer.controller.recovery import Opened
-from etude.trainer.receipts import Base, NonFiniteWeightsError, Receipt
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.export.receipts import Base, NonFiniteWeightsError, Receipt
+from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
 
 MakeWorld = Callable[..., Any]
@@ -41,7 +41,9 @@ async def test_it_ends_failed_and_is_not_started_again_and_its_last_checkpoint_i
     run, sets, checkpoint = world.start()
     run.learners = run.saver.learners = DivergingLearners(world.store)
     inputs = cast("Inputs", SimpleNamespace(task_sets=sets))
-    code = await host._train(run, inputs, cast("Opened", SimpleNamespace(checkpoint=checkpoint)))
+    code = await lifecycle._train(
+        run, inputs, cast("Opened", SimpleNamespace(checkpoint=checkpoint))
+    )
     assert code == 0, "an exit code would have it started again, only to fail again"
     status = run.reports.status
     assert status.state == run_pb2.RUN_STATE_FAILED

@@ -6,12 +6,7 @@ import pytest
 
 from etude.common.blobs import Deadlines
 from etude.common.errors import StoreError
-from etude.trainer.controller.patience import (
-    BELIEVED_S,
-    LONGEST_PAUSE_S,
-    Patience,
-    Refusal,
-)
+from etude.trainer.controller.store_retry import BELIEVED_S, LONGEST_PAUSE_S, Patience, Refusal
 
 HOURS_S = 6 * 3_600
 

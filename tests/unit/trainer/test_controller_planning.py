@@ -11,10 +11,10 @@ from tests.support.guests import until
 from tests.support.scripted_environments import Broker
 
 from etude.common.serving import Server
-from etude.trainer.controller import planning
-from etude.trainer.controller.groups import Group
-from etude.trainer.controller.planning import Planner, soonest
-from etude.trainer.controller.tasks import Task, TaskOrder
+from etude.trainer.controller.admission import plans
+from etude.trainer.controller.admission.groups import Group
+from etude.trainer.controller.admission.plans import Planner, soonest
+from etude.trainer.controller.admission.tasks import Task, TaskOrder
 from etude.v1 import environments_pb2_grpc
 
 MakeWorld = Callable[..., Any]
@@ -90,7 +90,7 @@ async def test_a_broker_that_is_away_costs_a_run_one_warning(
 async def test_a_plan_is_confirmed_again_and_again_until_the_phase_is_over(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "REPEAT_S", 0.01)
+    monkeypatch.setattr(plans, "REPEAT_S", 0.01)
     planner = Planner("run", {"repos": broker.endpoint}, {"repos": "python"})
     for _ in range(3):
         planner.wave([["repos"]], siblings=4)

@@ -12,9 +12,9 @@ from etude.common.blobs import MemoryStore
 from etude.common.files import ResolvedRun
 from etude.common.record import StoreRecord
 from etude.common.weights import VersionId, newest
-from etude.trainer.controller.recovery import open_run
+from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.run import Run
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
 
 SFT_STEPS = 4
@@ -209,7 +209,7 @@ async def test_old_versions_go_but_for_those_that_later_ones_or_checkpoints_need
 
 def test_the_controller_never_loads_torch() -> None:
     script = (
-        "import sys, etude.trainer.controller.host\n"
+        "import sys, etude.trainer.controller.lifecycle\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'vllm')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -10,7 +10,7 @@ from typing_extensions import override
 from etude.common.blobs import MemoryStore
 from etude.common.errors import StoreError
 from etude.common.record import Row, StoreRecord
-from etude.trainer.controller.recording import Recording
+from etude.trainer.controller.reporting.recorder import Recording
 
 
 @dataclass(slots=True)

@@ -7,8 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
-from etude.trainer.batches import StepResult
-from etude.trainer.controller.records import (
+from etude.trainer.controller.reporting.rows import (
     Faults,
     Place,
     evaluation_fields,
@@ -16,6 +15,7 @@ from etude.trainer.controller.records import (
     rollout_row,
     step_row,
 )
+from etude.trainer.learner.batches import StepResult
 from etude.v1.journal_pb2 import JournalRollout
 from etude.v1.rewards_pb2 import RewardFault, RewardRecord
 from etude.v1.rollout_pb2 import ENDING_STOPPED, CallRecord, Costs, Link, Rollout

@@ -20,9 +20,9 @@ from etude.inference.receiver import Receiver
 from etude.inference.service import SERVICES, Weights
 from etude.inference.staging import Stager
 from etude.inference.status import Status
-from etude.trainer.controller.engines import Engines
+from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.run import Run
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import weights_pb2_grpc
 
 MakeWorld = Callable[..., Any]

@@ -10,9 +10,9 @@ import pytest
 from etude.common.api.run import RLRunSpec
 from etude.common.checkpoints import CheckpointManifest, CheckpointObject, StoredCheckpoint
 from etude.common.errors import InvalidFieldError
-from etude.trainer.controller.orders import Orders
 from etude.trainer.controller.program import FIRST_STEPS_LIMIT_S, limit_now_s, silence_limit_s
-from etude.trainer.controller.reports import Reports
+from etude.trainer.controller.reporting.commands import Orders
+from etude.trainer.controller.reporting.reports import Reports
 from etude.trainer.controller.run import slow_step_s
 from etude.v1 import run_pb2
 

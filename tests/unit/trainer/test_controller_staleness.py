@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.trainer.controller.staleness import Due, StalenessBound
+from etude.trainer.controller.admission.staleness import Due, StalenessBound
 
 
 def test_sync_admits_one_batch_and_no_more() -> None:

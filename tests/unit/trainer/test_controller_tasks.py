@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UserError
-from etude.trainer.controller import tasks
-from etude.trainer.order import derived_seed, permuted
+from etude.trainer.controller.admission import tasks
+from etude.trainer.seeding import derived_seed, permuted
 
 
 @given(size=st.integers(1, 400), seed=st.integers(0, 2**31 - 1))

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from etude.trainer.controller.engines import Engines
+from etude.trainer.controller.publishing.engines import Engines
+from etude.trainer.controller.reporting.throughput import Throughput
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.throughput import Throughput
 from etude.v1 import journal_pb2, rollout_pb2, run_pb2
 
 

@@ -14,13 +14,13 @@ from etude.common.blobs import MemoryStore
 from etude.common.checkpoints import first_verified, places, stored, verify
 from etude.common.errors import FencedError, StoreError, UserError
 from etude.common.weights import VersionId
-from etude.trainer.controller.checks import InfraFailuresError, MismatchError
-from etude.trainer.controller.evaluation import Evaluator
+from etude.trainer.controller.checkpoints.recovery import open_run
+from etude.trainer.controller.phases.evaluation import Evaluator
+from etude.trainer.controller.phases.guards import InfraFailuresError, MismatchError
 from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing import bring_out, publish
-from etude.trainer.controller.recovery import open_run
+from etude.trainer.controller.publishing.pipeline import bring_out, publish
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
 
 SFT_STEPS = 4

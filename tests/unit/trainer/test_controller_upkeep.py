@@ -17,14 +17,14 @@ from etude.common.errors import FencedError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.replicas.mirror import Mirror
-from etude.trainer import simulated_weights
-from etude.trainer.batches import PolicyBatch, StepResult
-from etude.trainer.controller import upkeep
+from etude.trainer.compactor.schedule import EMPTY, ChainState, Failure, KeeperReport
+from etude.trainer.controller.checkpoints.saver import keyframe_of
+from etude.trainer.controller.publishing import compaction
+from etude.trainer.controller.publishing.compaction import Keeping, Upkeep
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.saving import keyframe_of
-from etude.trainer.controller.upkeep import Keeping, Upkeep
-from etude.trainer.keeping import EMPTY, ChainState, Failure, KeeperReport
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.learner.batches import PolicyBatch, StepResult
+from etude.trainer.simulation import weights as simulation_weights
+from etude.trainer.simulation.workers import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
 
@@ -45,7 +45,7 @@ def keep_newest_checkpoint(store: Any) -> None:
 async def test_a_run_ends_with_keyframes_and_a_collected_store(
     make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "TICK_S", 0.0)
+    monkeypatch.setattr(compaction, "TICK_S", 0.0)
     world = make_world(weights=WEIGHTS)
     assert await world.train()
     run = world.runs[0]
@@ -64,7 +64,7 @@ async def test_a_run_ends_with_keyframes_and_a_collected_store(
     reader.move_to(newest)
     learners = run.learners
     assert isinstance(learners, SimulatedLearners)
-    assert reader.words[simulated_weights.SCHEMA.tensors[0].name].tobytes() == (
+    assert reader.words[simulation_weights.SCHEMA.tensors[0].name].tobytes() == (
         learners.words.tobytes()
     )
 
@@ -97,8 +97,8 @@ class Broken(Keeping):
 async def test_a_dead_keeper_is_reported_and_stops_nothing(
     make_world: MakeWorld, uninterrupted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "TICK_S", 0.0)
-    monkeypatch.setattr(upkeep, "REST_S", 0.0)
+    monkeypatch.setattr(compaction, "TICK_S", 0.0)
+    monkeypatch.setattr(compaction, "REST_S", 0.0)
     world = make_world(weights=WEIGHTS)
     broken = Broken()
 
@@ -153,7 +153,7 @@ class Unlucky(Keeping):
 async def test_a_version_that_nobody_can_read_any_more_is_followed_by_a_complete_one(
     make_world: MakeWorld, uninterrupted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "REST_S", 0.0)
+    monkeypatch.setattr(compaction, "REST_S", 0.0)
     world = make_world(weights={"dtype": "Float32", "advanced": {"backlog": 2}})
     found: list[Unlucky] = []
 
@@ -250,7 +250,7 @@ async def ran_until_fenced(keeping: Counting, upkeep: Upkeep) -> "asyncio.Task[N
 async def test_a_fenced_keeper_is_not_asked_again_until_its_controller_opens_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upkeep, "TICK_S", 0.0)
+    monkeypatch.setattr(compaction, "TICK_S", 0.0)
     keeping = Counting(most=0)
     mine = over(keeping)
     task = await ran_until_fenced(keeping, mine)
@@ -266,8 +266,8 @@ async def test_a_fenced_keeper_is_not_asked_again_until_its_controller_opens_an_
 async def test_there_are_rounds_where_nothing_is_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upkeep, "TICK_S", 0.001)
-    monkeypatch.setattr(upkeep, "IDLE_S", 0.01)
+    monkeypatch.setattr(compaction, "TICK_S", 0.001)
+    monkeypatch.setattr(compaction, "IDLE_S", 0.01)
     keeping = Counting(most=3)
     task = await ran_until_fenced(keeping, over(keeping))
     task.cancel()

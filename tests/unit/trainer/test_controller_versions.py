@@ -23,11 +23,11 @@ from etude.common.weights.protocol.manifest import (
 )
 from etude.common.weights.protocol.quarantine import quarantine
 from etude.common.weights.tensors.digest import Digest
-from etude.trainer.controller.patience import Patience
+from etude.trainer.controller.publishing.versions import BaseLostError, Versions
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.versions import BaseLostError, Versions
-from etude.trainer.receipts import Base, Receipt, manifest_of
-from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.controller.store_retry import Patience
+from etude.trainer.export.receipts import Base, Receipt, manifest_of
+from etude.trainer.simulation.workers import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
 

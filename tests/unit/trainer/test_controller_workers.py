@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from etude.common.api.phases import RolloutPolicy
 from etude.common.weights import VersionId
+from etude.trainer.controller.admission.dispatch import run_order
+from etude.trainer.controller.journal.segments import encode_record
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.segments import encode_record
-from etude.trainer.controller.workers import run_order
-from etude.trainer.work import GroupOrder, GroupResult, Rollouts
+from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, Rollouts
 from etude.v1 import environments_pb2
 from etude.v1.journal_pb2 import JournalRecord, JournalRollout
 from etude.v1.rewards_pb2 import RewardRecord

@@ -9,9 +9,9 @@ import torch
 from typing_extensions import override
 
 from etude.common.api.phases import Phase
-from etude.trainer.optimiser import Optimiser, Steps
-from etude.trainer.policy import Policy, load_policy
-from etude.trainer.ranks import parameters_by_name
+from etude.trainer.learner.optimiser import Optimiser, Steps
+from etude.trainer.model.fsdp import parameters_by_name
+from etude.trainer.model.policy import Policy, load_policy
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
 PHASE = Phase.model_validate(

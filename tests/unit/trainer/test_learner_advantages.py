@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.trainer import advantages
+from etude.trainer.algorithms import advantages
 
 GROUPS = np.array([7, 7, 7, 7, 2, 2])
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 0.3, 0.3])

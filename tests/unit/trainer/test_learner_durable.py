@@ -15,9 +15,9 @@ from etude.common.api.weights import Weights
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, WrongStateError
 from etude.common.weights.tensors import safetensors
-from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
-from etude.trainer.learner import Learner
-from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.learner import Learner
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
 SFT = {

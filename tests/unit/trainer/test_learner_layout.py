@@ -15,8 +15,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from etude.trainer import wire
-from etude.trainer.layout import Layout, converted, layout_of, sources
+from etude.trainer.model import tensor_bits
+from etude.trainer.model.checkpoint_layout import Layout, converted, layout_of, sources
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -92,7 +92,7 @@ def test_a_layout_that_no_runs_describe_is_left_to_whole_tensors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_of(Qwen3MoeConfig(**SMALL, **MOE))
-    monkeypatch.setattr("etude.trainer.layout._tiles", lambda *_: False)
+    monkeypatch.setattr("etude.trainer.model.checkpoint_layout._tiles", lambda *_: False)
     layout = layout_of(model, dtype="Float32", grid=8)
     assert set(layout.scattered) == {
         f"model.layers.{layer}.mlp.experts.{name}"
@@ -111,11 +111,11 @@ def test_a_layout_that_no_runs_describe_is_left_to_whole_tensors(
 
 def test_words_are_the_bits_of_the_rounded_values() -> None:
     values = torch.tensor([1.0, -0.0, 3.14159, 1e-40])
-    rounded = wire.words(values, dtype=torch.bfloat16)
+    rounded = tensor_bits.words(values, dtype=torch.bfloat16)
     assert rounded.dtype == np.uint16
     again = torch.from_numpy(rounded.astype(np.uint32) << 16).view(torch.float32)
     assert torch.equal(again, values.to(torch.bfloat16).float())
-    assert wire.words(values, dtype=torch.float32).tobytes() == values.numpy().tobytes()
+    assert tensor_bits.words(values, dtype=torch.float32).tobytes() == values.numpy().tobytes()
 
 
 def test_experts_that_the_checkpoint_stacks_too_are_found() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from etude.common.api.algorithms import Correction
-from etude.trainer import aggregation, corrections, kl, losses
-from etude.trainer.objective import token_weights
+from etude.trainer.algorithms import aggregation, importance_sampling, kl, losses
+from etude.trainer.learner.objective import token_weights
 
 
 class Fixture(NamedTuple):
@@ -139,8 +139,10 @@ def test_no_difference_of_log_probs_overflows(
 
 def test_ice_pop_drops_what_truncation_keeps() -> None:
     rho = torch.tensor([0.1, 0.5, 1.0, 2.0, 9.0])
-    assert corrections.truncated(rho, high=2).tolist() == pytest.approx([0.1, 0.5, 1, 2, 2])
-    assert corrections.ice_pop(rho, low=0.5, high=2).tolist() == pytest.approx([0, 0.5, 1, 2, 0])
+    assert importance_sampling.truncated(rho, high=2).tolist() == pytest.approx([0.1, 0.5, 1, 2, 2])
+    assert importance_sampling.ice_pop(rho, low=0.5, high=2).tolist() == pytest.approx(
+        [0, 0.5, 1, 2, 0]
+    )
 
 
 def test_the_constant_denominator_counts_rollouts_with_a_trained_token() -> None:

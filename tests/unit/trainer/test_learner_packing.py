@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.trainer.packing import plan
+from etude.trainer.learner.sequence_packing import plan
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=40)
 

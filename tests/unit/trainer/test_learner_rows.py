@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from etude.common.api.phases import Algorithm
 from etude.common.errors import InvalidFieldError
 from etude.trainer.algorithms.base import AlgorithmSteps
-from etude.trainer.algorithms.choice import chosen
-from etude.trainer.batches import (
+from etude.trainer.algorithms.registry import chosen
+from etude.trainer.learner.batches import (
     PolicyBatch,
     PolicySequence,
     SupervisedSequence,
     check_sequences,
     links_of,
 )
-from etude.trainer.rows import policy_rows, supervised_rows
+from etude.trainer.learner.rows import policy_rows, supervised_rows
 from etude.v1 import rollout_pb2
 
 

@@ -15,20 +15,20 @@ from safetensors.torch import save_file
 from etude.common.api.phases import Algorithm
 from etude.common.api.run import Storage
 from etude.common.errors import InvalidFieldError, UserError, WrongStateError
-from etude.trainer.algorithms.choice import chosen
-from etude.trainer.batches import (
+from etude.trainer.algorithms.registry import chosen
+from etude.trainer.learner.batches import (
     NonFiniteLossError,
     PolicyBatch,
     PolicySequence,
     SupervisedSequence,
 )
-from etude.trainer.gradients import accumulate
-from etude.trainer.learner import Learner
-from etude.trainer.learner_config import LearnerConfig
-from etude.trainer.objective import PolicyObjective, imitation
-from etude.trainer.policy import load_policy
-from etude.trainer.ranks import Ranks, parameters_by_name
-from etude.trainer.rows import Row, policy_rows, supervised_rows
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.gradients import accumulate
+from etude.trainer.learner.learner import Learner
+from etude.trainer.learner.objective import PolicyObjective, imitation
+from etude.trainer.learner.rows import Row, policy_rows, supervised_rows
+from etude.trainer.model.fsdp import Ranks, parameters_by_name
+from etude.trainer.model.policy import load_policy
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
 SFT = {

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.trainer import tracker
-from etude.trainer.tracker import MOST_TOUCHED, Touched, Tracker, Whole
+from etude.trainer.export import change_tracker
+from etude.trainer.export.change_tracker import MOST_TOUCHED, Touched, Tracker, Whole
 
 SIZE = 300
 
@@ -29,7 +29,7 @@ def test_the_first_old_bits_of_every_touched_place_are_kept(
     watch = Tracker()
     watch.rearm()
     touched: set[int] = set()
-    taken: tracker.Changes = {}
+    taken: change_tracker.Changes = {}
     for number, step in enumerate(drawn):
         if number == cut:
             taken = watch.rearm()
@@ -38,7 +38,7 @@ def test_the_first_old_bits_of_every_touched_place_are_kept(
             words[place] = value
         touched |= set(np.flatnonzero(words != before).tolist())
         watch.record("w", bits(before), bits(words))
-    found = tracker.joined(taken, watch.rearm(), elements={"w": SIZE}).get("w", ())
+    found = change_tracker.joined(taken, watch.rearm(), elements={"w": SIZE}).get("w", ())
     if found is None:
         # Two lists that are too long together: the bits between them are known no more.
         assert len(touched) > SIZE * MOST_TOUCHED
@@ -61,7 +61,7 @@ def test_differences_are_found_in_every_width_and_at_both_ends(
     new = old.copy()
     places = [0, 63, 64, 127, 199]
     new[places] = -1
-    found = tracker.differences(torch.from_numpy(old), torch.from_numpy(new))
+    found = change_tracker.differences(torch.from_numpy(old), torch.from_numpy(new))
     assert found is not None
     assert found.flat.tolist() == places
     assert found.old.tolist() == [0, 63, 64, 127, int(np.uint64(199) if dtype != np.int8 else 199)]
@@ -69,7 +69,7 @@ def test_differences_are_found_in_every_width_and_at_both_ends(
 
 def test_a_shard_without_elements_never_changes() -> None:
     nothing = torch.empty(0, dtype=torch.int16)
-    found = tracker.differences(nothing, nothing)
+    found = change_tracker.differences(nothing, nothing)
     assert found is not None
     assert found.flat.size == 0
 
@@ -115,10 +115,10 @@ def test_old_bits_of_the_first_period_win_over_those_of_the_next() -> None:
     base = np.arange(8, dtype=np.uint16)
     first = Touched(np.array([1, 5]), base[[1, 5]])
     then = Whole(np.where(np.isin(base, [1, 5]), 77, base).astype(np.uint16))
-    found = tracker.merged(first, then, elements=8)
+    found = change_tracker.merged(first, then, elements=8)
     assert isinstance(found, Whole)
     assert np.array_equal(found.old, base)
-    assert tracker.merged(found, first, elements=8) is found
-    assert tracker.merged(found, None, elements=8) is found
-    assert tracker.merged(first, None, elements=8) is None
-    assert tracker.merged(None, then, elements=8) is None
+    assert change_tracker.merged(found, first, elements=8) is found
+    assert change_tracker.merged(found, None, elements=8) is found
+    assert change_tracker.merged(first, None, elements=8) is None
+    assert change_tracker.merged(None, then, elements=8) is None

@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from etude.common.errors import StoreError
-from etude.trainer.cluster import RayLearners
+from etude.trainer.ray_backend import RayLearners
 
 
 async def test_an_error_of_a_rank_keeps_its_message_without_the_ranks_traceback() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from etude.common.api.run import Storage
-from etude.trainer.leases import Leases
-from etude.trainer.peers import Peers
-from etude.trainer.work import WorkerConfig
+from etude.trainer.rollouts.client_pool import Peers
+from etude.trainer.rollouts.leases import Leases
+from etude.trainer.rollouts.protocol import WorkerConfig
 
 
 def peers() -> Peers:

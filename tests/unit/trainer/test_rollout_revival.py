@@ -7,8 +7,8 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from etude.common.api.phases import RolloutPolicy
-from etude.trainer import cluster
-from etude.trainer.work import GroupOrder, WorkerLostError
+from etude.trainer import ray_backend
+from etude.trainer.rollouts.protocol import GroupOrder, WorkerLostError
 
 ORDER = GroupOrder(
     group_id="g",
@@ -43,9 +43,9 @@ def dying(answers: int) -> Any:
 async def test_a_worker_that_died_is_waited_for_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, failures: int, words: str
 ) -> None:
-    monkeypatch.setattr(cluster, "PING_EVERY_S", 0.001)
-    monkeypatch.setattr(cluster, "REVIVAL_S", 0.5)
-    worker = cluster._Worker(dying(failures))
+    monkeypatch.setattr(ray_backend, "PING_EVERY_S", 0.001)
+    monkeypatch.setattr(ray_backend, "REVIVAL_S", 0.5)
+    worker = ray_backend._Worker(dying(failures))
     with pytest.raises(WorkerLostError, match=words):
-        await cluster.RayRollouts([worker]).run(ORDER)
+        await ray_backend.RayRollouts([worker]).run(ORDER)
     assert worker.load == 0

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from etude.trainer.leases import Slots
-from etude.trainer.work import shares
+from etude.trainer.rollouts.leases import Slots
+from etude.trainer.rollouts.protocol import shares
 
 
 @pytest.mark.parametrize(

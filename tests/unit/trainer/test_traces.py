@@ -12,9 +12,9 @@ from etude.agent.chat import ChatFormat
 from etude.common.blobs import open_store
 from etude.envserver.tasks import corpus, modelfolder, tokenizer
 from etude.envserver.tasks.problems import Source
-from etude.trainer import traces, traces_command
-from etude.trainer.controller import segments
-from etude.trainer.controller.audit import JOURNAL
+from etude.trainer.commands import traces, verifiers_traces
+from etude.trainer.controller.journal import segments
+from etude.trainer.controller.journal.audit import JOURNAL
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
 
@@ -45,7 +45,7 @@ def test_whatever_a_context_holds_every_token_is_in_one_message(
         sampler_logprobs=[-float(place) for place in range(len(tokens))],
     )
     rollout = rollout_pb2.Rollout(rollout_id="r", links=[link], ending=rollout_pb2.ENDING_STOPPED)
-    nodes = traces.trace(journal_pb2.JournalRollout(rollout=rollout), chat)["nodes"]
+    nodes = verifiers_traces.trace(journal_pb2.JournalRollout(rollout=rollout), chat)["nodes"]
     assert [token for node in nodes for token in node["token_ids"]] == list(link.token_ids)
     assert [flag for node in nodes for flag in node["mask"]] == [sampled for _, sampled in tokens]
     logprobs = [value for node in nodes for value in node.get("logprobs", [])]
@@ -74,7 +74,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, folder: Path, model: Path) -> int:
     words = ["traces", folder.resolve().as_uri(), "--model", str(model)]
     monkeypatch.setattr(sys, "argv", words)
     try:
-        traces_command.main()
+        traces.main()
     except SystemExit as ending:
         return int(ending.code or 0)
     return 0

@@ -27,7 +27,7 @@ def audit(
 
 def account_of(folder: Path) -> dict[str, Any]:
     """The account of a run folder, from a process of the trainer's part."""
-    command = [sys.executable, "-m", "etude.trainer.audit_command", f"file://{folder.resolve()}"]
+    command = [sys.executable, "-m", "etude.trainer.commands.audit", f"file://{folder.resolve()}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         account: dict[str, Any] = json.loads(done.stdout)

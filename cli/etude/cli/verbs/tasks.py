@@ -153,4 +153,4 @@ def traces(
     """Print a run's rollouts as traces of the verifiers package, one JSON object per line."""
     folder = runs.folder_of(name)
     tokenizer = model or source_of(name)
-    _run("etude.trainer.traces_command", f"file://{folder.resolve()}", "--model", str(tokenizer))
+    _run("etude.trainer.commands.traces", f"file://{folder.resolve()}", "--model", str(tokenizer))

@@ -14,7 +14,7 @@ VERIFY = "verify"
 DELETE = "delete"
 
 JANITOR = ("python", "-m", "etude.operator.checkpoints.janitor")
-LOADER = ("python", "-m", "etude.trainer.checkpoint_load")
+LOADER = ("python", "-m", "etude.trainer.commands.check_checkpoint")
 
 
 def name(checkpoint: Checkpoint, what: str) -> str:

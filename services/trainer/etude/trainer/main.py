@@ -9,7 +9,7 @@ from typing import NoReturn
 from etude.common.ending import end_at_once_when_told
 from etude.common.errors import EtudeError, UserError
 from etude.common.files import read_run
-from etude.trainer.ending import exit_code
+from etude.trainer.exit_codes import exit_code
 from etude.trainer.settings import Settings
 
 EXIT_CONFIGURATION = 78
@@ -51,14 +51,14 @@ def _run(settings: Settings) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # Below `uv run` Ray would pack the current folder and start each worker by uv inside the copy.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    from etude.trainer import cluster
-    from etude.trainer.controller.host import serve
+    from etude.trainer import ray_backend
+    from etude.trainer.controller.lifecycle import serve
 
-    cluster.start(settings.ray_address)
+    ray_backend.start(settings.ray_address)
     try:
         return asyncio.run(serve(settings, resolved, inputs))
     finally:
-        cluster.stop()
+        ray_backend.stop()
 
 
 def _end(what: str, *, code: int) -> NoReturn:

@@ -15,15 +15,14 @@ from typing_extensions import override
 from etude.common.api.phases import Phase
 from etude.common.checkpoints import CheckpointObject
 from etude.common.weights import VersionId
-from etude.trainer.batches import PolicyBatch, StepResult
-from etude.trainer.controller.upkeep import Keeping
-from etude.trainer.keeper import KeeperConfig, KeeperProcess
-from etude.trainer.keeping import KeeperReport
-from etude.trainer.learner_config import LearnerConfig
-from etude.trainer.learner_rank import LearnerRank
-from etude.trainer.receipts import Base, Receipt
-from etude.trainer.rollouts import RolloutWorker
-from etude.trainer.work import (
+from etude.trainer.compactor.compactor import KeeperConfig, KeeperProcess
+from etude.trainer.compactor.schedule import KeeperReport
+from etude.trainer.controller.publishing.compaction import Keeping
+from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.learner.batches import PolicyBatch, StepResult
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.rank import LearnerRank
+from etude.trainer.rollouts.protocol import (
     GroupOrder,
     GroupResult,
     LearnerLostError,
@@ -33,6 +32,7 @@ from etude.trainer.work import (
     WorkerLostError,
     shares,
 )
+from etude.trainer.rollouts.worker import RolloutWorker
 
 log = logging.getLogger(__name__)
 

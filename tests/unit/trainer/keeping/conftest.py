@@ -21,7 +21,7 @@ from etude.common.weights.tensors.digest import NOTHING, Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, word_type
-from etude.trainer.keeper import Keeper, KeeperConfig
+from etude.trainer.compactor.compactor import Keeper, KeeperConfig
 
 SCHEMA = Schema(
     grid=2,

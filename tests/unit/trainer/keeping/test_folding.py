@@ -15,7 +15,7 @@ from etude.common.weights.replicas.prepared import Patch, Prepared
 from etude.common.weights.tensors.digest import NOTHING
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words, word_type
-from etude.trainer.folding import Window, Windows
+from etude.trainer.compactor.folding import Window, Windows
 
 SCHEMA = Schema(
     grid=1,

@@ -11,7 +11,8 @@ from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import Folded, Listing
 from etude.common.weights.protocol.paths import Step, cheapest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
-from etude.trainer.keeping import (
+from etude.trainer.compactor.parts import parts
+from etude.trainer.compactor.schedule import (
     EMPTY,
     Cadence,
     ChainState,
@@ -23,7 +24,6 @@ from etude.trainer.keeping import (
     route,
     strides_at,
 )
-from etude.trainer.parts import parts
 
 V0, V5, V9 = (VersionId(1, number) for number in (0, 5, 9))
 

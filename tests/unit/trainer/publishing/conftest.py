@@ -21,10 +21,10 @@ from etude.common.weights.replicas import reading, staged
 from etude.common.weights.replicas.live import LiveWeights, identity_regions
 from etude.common.weights.tensors.schema import parse_schema
 from etude.common.weights.tensors.words import Words, word_type
-from etude.trainer import export
-from etude.trainer.learner import Learner
-from etude.trainer.learner_config import LearnerConfig
-from etude.trainer.receipts import Base, Receipt, manifest_of
+from etude.trainer.export import hf_folder
+from etude.trainer.export.receipts import Base, Receipt, manifest_of
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.learner import Learner
 
 MODEL = Path(__file__).parents[3] / "data" / "tiny-model"
 
@@ -119,7 +119,7 @@ class Reader:
     def assert_equal(self, learner: Learner) -> None:
         """Its words are those that an export of the learner has."""
         dtype = learner._config.weights.dtype
-        expected = export.published_tensors(learner.policy, learner._ranks, dtype=dtype)
+        expected = hf_folder.published_tensors(learner.policy, learner._ranks, dtype=dtype)
         assert self.words.keys() == {tensor.name for tensor in expected}
         for tensor in expected:
             assert self.words[tensor.name].tobytes() == bytes(tensor.data)

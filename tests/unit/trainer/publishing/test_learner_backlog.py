@@ -16,10 +16,10 @@ from etude.common.errors import StoreError, WrongStateError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import WeightManifest
-from etude.trainer import export
-from etude.trainer.batches import SupervisedSequence
-from etude.trainer.learner import Learner
-from etude.trainer.receipts import Base, manifest_of
+from etude.trainer.export import hf_folder
+from etude.trainer.export.receipts import Base, manifest_of
+from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.learner import Learner
 
 Build = Callable[..., Learner]
 Words = dict[str, bytes]
@@ -68,7 +68,7 @@ class Ahead:
         self.waiting.append(manifest)
         self.expected[version] = {
             tensor.name: bytes(tensor.data)
-            for tensor in export.published_tensors(
+            for tensor in hf_folder.published_tensors(
                 self.learner.policy, self.learner._ranks, dtype="BFloat16"
             )
         }

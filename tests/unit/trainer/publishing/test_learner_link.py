@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.trainer.link import (
+from etude.trainer.export.codec_choice import (
     FAST_BYTES_PER_S,
     LEAST_BYTES,
     MOST_UNMEASURED,

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from etude.common.blobs import Store
-from etude.trainer.learner import Learner
-from etude.trainer.receipts import NonFiniteWeightsError
+from etude.trainer.export.receipts import NonFiniteWeightsError
+from etude.trainer.learner.learner import Learner
 
 Build = Callable[..., Learner]
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from etude.common.blobs import Store
-from etude.trainer import publisher
-from etude.trainer.batches import SupervisedSequence
-from etude.trainer.learner import Learner
-from etude.trainer.tracker import Tracker
+from etude.trainer.export import publisher
+from etude.trainer.export.change_tracker import Tracker
+from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.learner import Learner
 
 Build = Callable[..., Learner]
 
@@ -171,7 +171,7 @@ def test_tensors_that_the_checkpoints_layout_scatters_are_sent_whole(
     experts: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("etude.trainer.layout._tiles", lambda *_: False)
+    monkeypatch.setattr("etude.trainer.model.checkpoint_layout._tiles", lambda *_: False)
     learner = build(model=experts)
     learner.start_phase(phase("1e-6"), 0)
     reader.follow(chain.publish(learner))
@@ -194,7 +194,7 @@ def test_tensors_that_the_checkpoints_layout_scatters_are_sent_whole(
 def test_uploads_over_a_slow_link_are_coded_small(
     build: Build, chain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etude.trainer.link.LEAST_BYTES", 1)
+    monkeypatch.setattr("etude.trainer.export.codec_choice.LEAST_BYTES", 1)
     learner = build()
     learner.start_phase(phase("1e-5"), 0)
     ticks = itertools.count()

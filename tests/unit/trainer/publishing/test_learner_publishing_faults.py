@@ -11,9 +11,9 @@ from etude.common import weights
 from etude.common.blobs import Store
 from etude.common.errors import StoreError
 from etude.common.weights import VersionId
-from etude.trainer.batches import SupervisedSequence
-from etude.trainer.learner import Learner
-from etude.trainer.receipts import NonFiniteWeightsError, SchemaChangedError
+from etude.trainer.export.receipts import NonFiniteWeightsError, SchemaChangedError
+from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.learner import Learner
 
 Build = Callable[..., Learner]
 

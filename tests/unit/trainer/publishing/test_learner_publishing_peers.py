@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from etude.common.blobs import Store
 from etude.common.weights import VersionId
-from etude.trainer.publisher import Publisher
-from etude.trainer.ranks import Ranks
-from etude.trainer.receipts import PeerFailedError, Receipt
-from etude.trainer.share import Packed, Share
+from etude.trainer.export.publisher import Publisher
+from etude.trainer.export.receipts import PeerFailedError, Receipt
+from etude.trainer.export.shard_packer import Packed, Share
+from etude.trainer.model.fsdp import Ranks
 
 PATIENCE_S = 60.0
 """For a peer; collectives of real ranks wait much longer."""

@@ -5,9 +5,9 @@ from typing import Protocol
 from torch import Tensor
 
 from etude.common.api.algorithms import Parameters
-from etude.trainer.advantages import Flags, Groups, Reals
-from etude.trainer.aggregation import Counts
-from etude.trainer.losses import Surrogate
+from etude.trainer.algorithms.advantages import Flags, Groups, Reals
+from etude.trainer.algorithms.aggregation import Counts
+from etude.trainer.algorithms.losses import Surrogate
 
 
 class AlgorithmSteps(Protocol):

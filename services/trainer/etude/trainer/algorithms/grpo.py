@@ -11,10 +11,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from etude.common.api.algorithms import GRPOParameters
-from etude.trainer import advantages as estimators
-from etude.trainer import aggregation, losses
-from etude.trainer.advantages import Flags, Groups, Reals
-from etude.trainer.aggregation import Counts
+from etude.trainer.algorithms import advantages as estimators
+from etude.trainer.algorithms import aggregation, losses
+from etude.trainer.algorithms.advantages import Flags, Groups, Reals
+from etude.trainer.algorithms.aggregation import Counts
 from etude.trainer.algorithms.base import AlgorithmSteps
 
 

@@ -1,4 +1,4 @@
-"""`python -m etude.trainer.audit_command STORE`: judge a run by its own journal."""
+"""`python -m etude.trainer.commands.audit STORE`: judge a run by its own journal."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from etude.common.api.pool import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError
 from etude.common.files import source_for
-from etude.trainer.controller.audit import JOURNAL, Audit, audit
+from etude.trainer.controller.journal.audit import JOURNAL, Audit, audit
 
 
 def judged(store: Store) -> Audit:

@@ -31,8 +31,8 @@ def load(store: Store, digest: str, *, model: Store | None) -> None:
     """
     manifest = verify(store, digest)
     # Torch comes once it is known that there is something to load.
-    from etude.trainer.controller.state import epoch_folder  # noqa: PLC0415
-    from etude.trainer.loading import check_controller, check_learner  # noqa: PLC0415
+    from etude.trainer.commands.restore_check import check_controller, check_learner  # noqa: PLC0415
+    from etude.trainer.controller.checkpoints.state import epoch_folder  # noqa: PLC0415
 
     folder = epoch_folder(manifest.epoch)
     check_controller(store, folder)

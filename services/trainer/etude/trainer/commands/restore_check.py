@@ -11,12 +11,12 @@ from typing_extensions import override
 
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError
-from etude.trainer import learner_state
-from etude.trainer.controller.state import CONTROLLER, ControllerState
-from etude.trainer.learner_phase import Phases
-from etude.trainer.optimiser import Steps
-from etude.trainer.policy import load_policy
-from etude.trainer.ranks import Ranks
+from etude.trainer.controller.checkpoints.state import CONTROLLER, ControllerState
+from etude.trainer.learner import checkpoint
+from etude.trainer.learner.optimiser import Steps
+from etude.trainer.learner.phase import Phases
+from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.policy import load_policy
 
 
 class _Unwatched(Steps):
@@ -57,7 +57,7 @@ def check_learner(store: Store, prefix: str, model: Path | None) -> None:
         CorruptError: it is damaged, or of another model.
     """
     if model is None:
-        learner_state.read(store, prefix)
+        checkpoint.read(store, prefix)
         return
     alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
     phases = Phases(load_policy(model, seed=0), alone, steps=_Unwatched())

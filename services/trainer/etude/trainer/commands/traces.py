@@ -1,4 +1,4 @@
-"""`python -m etude.trainer.traces_command STORE --model FOLDER`: a journal's rollouts as traces."""
+"""`python -m etude.trainer.commands.traces STORE --model FOLDER`: a journal's rollouts as traces."""
 
 import argparse
 import json
@@ -11,9 +11,9 @@ from etude.common.api.pool import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.files import source_for
-from etude.trainer import traces
-from etude.trainer.controller.audit import JOURNAL
-from etude.trainer.controller.segments import decode_segment
+from etude.trainer.commands import verifiers_traces
+from etude.trainer.controller.journal.audit import JOURNAL
+from etude.trainer.controller.journal.segments import decode_segment
 from etude.v1 import journal_pb2
 
 
@@ -52,7 +52,9 @@ def main() -> None:
         chat = ChatFormat.load(chosen.model)
         store = source_for(chosen.store, StoreAccess(endpoint=chosen.endpoint))
         for record in rollouts(store):
-            text = json.dumps(traces.trace(record, chat), ensure_ascii=False, allow_nan=False)
+            text = json.dumps(
+                verifiers_traces.trace(record, chat), ensure_ascii=False, allow_nan=False
+            )
             sys.stdout.write(text + "\n")
     except UserError as error:
         sys.stderr.write(f"{error}\n")

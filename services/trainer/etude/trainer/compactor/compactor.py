@@ -34,8 +34,10 @@ from etude.common.weights.protocol.versions import skip_key
 from etude.common.weights.protocol.view import View, Viewer
 from etude.common.weights.replicas.detours import is_led_around
 from etude.common.weights.replicas.mirror import Mirror
-from etude.trainer.folding import Window, Windows
-from etude.trainer.keeping import (
+from etude.trainer.compactor.folding import Window, Windows
+from etude.trainer.compactor.keyframes import write_keyframe, write_skip
+from etude.trainer.compactor.parts import PART_BYTES
+from etude.trainer.compactor.schedule import (
     EMPTY,
     OVERDUE,
     Cadence,
@@ -47,9 +49,7 @@ from etude.trainer.keeping import (
     is_due,
     route,
 )
-from etude.trainer.keyframes import write_keyframe, write_skip
-from etude.trainer.link import CODECS
-from etude.trainer.parts import PART_BYTES
+from etude.trainer.export.codec_choice import CODECS
 
 log = logging.getLogger(__name__)
 

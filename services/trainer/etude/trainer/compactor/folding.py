@@ -21,7 +21,7 @@ from etude.common.weights.replicas.prepared import Prepared
 from etude.common.weights.tensors.jit import compiled, fixed
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Indices, Words, word_type
-from etude.trainer.keeping import strides_at
+from etude.trainer.compactor.schedule import strides_at
 
 MOST_TOUCHED = 0.25
 """Above this share a keyframe is cheaper, and the window is dropped."""

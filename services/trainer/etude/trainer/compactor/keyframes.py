@@ -23,11 +23,11 @@ from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.digest import NOTHING, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import tiling
-from etude.trainer import parts
-from etude.trainer.folding import Window
-from etude.trainer.keeping import Written
-from etude.trainer.parts import Portion
-from etude.trainer.receipts import total
+from etude.trainer.compactor import parts
+from etude.trainer.compactor.folding import Window
+from etude.trainer.compactor.parts import Portion
+from etude.trainer.compactor.schedule import Written
+from etude.trainer.export.receipts import total
 
 _BYTES_PER_CHANGE = 4
 """More than a coded change takes, on top of the word itself."""

@@ -13,7 +13,7 @@ from etude.common.blobs import Store, probe
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.files import ResolvedRun, materialise, source_for, store_for
 from etude.common.weights.protocol.epochs import latest_epoch
-from etude.trainer.controller.tasks import Task, TaskOrder, find_tasks
+from etude.trainer.controller.admission.tasks import Task, TaskOrder, find_tasks
 from etude.trainer.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -9,31 +9,63 @@ from typing import NamedTuple
 from etude.common import telemetry
 from etude.common.api.run import RLRunSpec
 from etude.common.api.weights import Weights
+from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
 from etude.common.files import ResolvedRun
 from etude.common.probes import Probes
 from etude.common.record import open_record
 from etude.common.serving import Server, shutdown_signals
-from etude.trainer import cluster
-from etude.trainer.controller.engines import Engines
-from etude.trainer.controller.failing import give_up
+from etude.trainer import ray_backend
+from etude.trainer.compactor.compactor import KeeperConfig
+from etude.trainer.controller.admission.plans import Planner
+from etude.trainer.controller.checkpoints.recovery import Opened, open_run
+from etude.trainer.controller.checkpoints.saver import Saver
 from etude.trainer.controller.inputs import Inputs
-from etude.trainer.controller.orders import Orders
-from etude.trainer.controller.outcomes import conclude
-from etude.trainer.controller.planning import Planner
+from etude.trainer.controller.phases.targets import conclude
 from etude.trainer.controller.program import train
-from etude.trainer.controller.recording import Recording
-from etude.trainer.controller.recovery import Opened, open_run
-from etude.trainer.controller.reports import Reports
-from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.controller.saving import Saver
-from etude.trainer.controller.upkeep import Keeping, Upkeep
-from etude.trainer.controller.versions import Versions
-from etude.trainer.keeper import KeeperConfig
-from etude.trainer.learner_config import LearnerConfig
-from etude.trainer.service import NAME, RunService
+from etude.trainer.controller.publishing.compaction import Keeping, Upkeep
+from etude.trainer.controller.publishing.engines import Engines
+from etude.trainer.controller.publishing.versions import Versions
+from etude.trainer.controller.reporting.commands import Orders
+from etude.trainer.controller.reporting.recorder import Recording
+from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.reporting.service import NAME, RunService
+from etude.trainer.controller.run import Run, RunFailedError, root_cause
+from etude.trainer.exit_codes import exit_code
+from etude.trainer.export.receipts import NonFiniteWeightsError
+from etude.trainer.learner.batches import NonFiniteLossError
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.rollouts.protocol import Learners, Rollouts, WorkerConfig
 from etude.trainer.settings import Settings
-from etude.trainer.work import Learners, Rollouts, WorkerConfig
 from etude.v1 import run_pb2, run_pb2_grpc
+
+_FINAL = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, InvalidFieldError)
+"""What a restart of this process would only repeat."""
+
+
+def give_up(run: Run, error: BaseException) -> int:
+    """Report the end of a run that could not go on; returns the exit code."""
+    log.error("the run stops", exc_info=error)
+    status = run.reports.status
+    status.reason = error.reason if isinstance(error, EtudeError) else type(error).__name__
+    status.message = str(error)[:2048]
+    run.tell(status.reason, status.message, warning=True)
+    run.recording.write_rows_now()
+    if isinstance(error, UserError):
+        run.reports.state(run_pb2.RUN_STATE_FAILED)
+        return 78
+    if isinstance(error, FencedError):
+        # The run goes on elsewhere: this process must neither fail it nor come back to fight.
+        run.reports.state(run_pb2.RUN_STATE_DRAINING)
+        return 0
+    if isinstance(error, _FINAL):
+        run.reports.state(run_pb2.RUN_STATE_FAILED)
+        return 0
+    run.reports.touch()
+    # What trains waits for its store by itself. What fails nevertheless, as the checkpoint that
+    # ends a phase, is done again by the next process and may fail for ever: that counts. Where
+    # the store is away altogether, the next one finds that out as it loads, and is not counted.
+    return exit_code(error) if status.state == run_pb2.RUN_STATE_LOADING else 1
+
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +93,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
     stop = asyncio.Event()
     with shutdown_signals(stop), _traced(settings, resolved):
         # Learners load their libraries while the controller takes over the run.
-        learners = cluster.learners(
+        learners = ray_backend.learners(
             _learner_configs(settings, resolved, inputs),
             gpus_per_rank=min(1, resolved.spec.roles.trainer.gpus_per_replica),
         )
@@ -73,11 +105,11 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             holder=f"{settings.pod}/{settings.attempt}",
             resume=resolved.resume,
         )
-        rollouts = cluster.rollouts(
+        rollouts = ray_backend.rollouts(
             _worker_config(settings, resolved, inputs),
             workers=resolved.spec.roles.trainer.rollout_workers if settings.brokers else 0,
         )
-        keeping = cluster.keeper(_keeper_config(settings, resolved, opened.epoch))
+        keeping = ray_backend.keeper(_keeper_config(settings, resolved, opened.epoch))
         parts = Parts(learners, rollouts, keeping)
         run = _assemble(settings, resolved, inputs, opened, parts)
         async with _listening(settings, run):
@@ -114,7 +146,7 @@ def _learner_configs(
 ) -> list[LearnerConfig]:
     spec = resolved.spec
     trainer = spec.roles.trainer
-    rendezvous = cluster.rendezvous() if trainer.learner_ranks > 1 else ""
+    rendezvous = ray_backend.rendezvous() if trainer.learner_ranks > 1 else ""
     return [
         LearnerConfig(
             run=resolved.uid,
@@ -264,7 +296,7 @@ async def _train(run: Run, inputs: Inputs, opened: Opened) -> int:
     try:
         is_done = await train(run, inputs.task_sets, checkpoint=opened.checkpoint)
     except Exception as caught:  # noqa: BLE001 - the edge of the process
-        return give_up(run, cluster.as_raised(root_cause(caught)))
+        return give_up(run, ray_backend.as_raised(root_cause(caught)))
     if is_done:
         conclude(run)
     else:

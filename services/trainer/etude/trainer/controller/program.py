@@ -8,15 +8,15 @@ from etude.common import checkpoints
 from etude.common.checkpoints import StoredCheckpoint
 from etude.common.weights import VersionId
 from etude.trainer import metrics
-from etude.trainer.controller.evaluation import Evaluator
+from etude.trainer.controller.checkpoints.state import epoch_folder
 from etude.trainer.controller.inputs import TaskSets
-from etude.trainer.controller.orders import dump_stacks
-from etude.trainer.controller.outcomes import may_go_on
-from etude.trainer.controller.publishing import bring_out, publish
-from etude.trainer.controller.reinforcement import Reinforcement
+from etude.trainer.controller.phases.evaluation import Evaluator
+from etude.trainer.controller.phases.reinforcement import Reinforcement
+from etude.trainer.controller.phases.supervised import train_supervised
+from etude.trainer.controller.phases.targets import may_go_on
+from etude.trainer.controller.publishing.pipeline import bring_out, publish
+from etude.trainer.controller.reporting.commands import dump_stacks
 from etude.trainer.controller.run import Run, slow_step_s
-from etude.trainer.controller.state import epoch_folder
-from etude.trainer.controller.supervised import train_supervised
 from etude.v1 import run_pb2
 
 log = logging.getLogger(__name__)

@@ -15,25 +15,25 @@ from etude.common.errors import EtudeError, StoreError
 from etude.common.files import ResolvedRun
 from etude.common.weights import EpochRecord, VersionId
 from etude.trainer import metrics
-from etude.trainer.batches import StepResult
-from etude.trainer.controller.branches import Branch
-from etude.trainer.controller.cadence import Cadence
-from etude.trainer.controller.engines import LAGGING, Engines, VersionRefusedError
-from etude.trainer.controller.in_flight import InFlight
-from etude.trainer.controller.orders import Orders
-from etude.trainer.controller.patience import Patience
-from etude.trainer.controller.planning import Planner
-from etude.trainer.controller.progress import progress, usual_step_s
-from etude.trainer.controller.recording import Recording
-from etude.trainer.controller.records import Place, Row
-from etude.trainer.controller.recovery import Book
-from etude.trainer.controller.reports import Reports
-from etude.trainer.controller.saving import Saver, keyframe_of
-from etude.trainer.controller.state import ControllerState, Cursor, Figures
-from etude.trainer.controller.throughput import Throughput
-from etude.trainer.controller.upkeep import KEYFRAME_OVERDUE, Upkeep
-from etude.trainer.controller.versions import BaseLostError, Encoded, Versions
-from etude.trainer.work import Learners, Rollouts
+from etude.trainer.controller.admission.plans import Planner
+from etude.trainer.controller.checkpoints.cadence import Cadence
+from etude.trainer.controller.checkpoints.lineage import Branch
+from etude.trainer.controller.checkpoints.recovery import Book
+from etude.trainer.controller.checkpoints.saver import Saver, keyframe_of
+from etude.trainer.controller.checkpoints.state import ControllerState, Cursor, Figures
+from etude.trainer.controller.publishing.compaction import KEYFRAME_OVERDUE, Upkeep
+from etude.trainer.controller.publishing.engines import LAGGING, Engines, VersionRefusedError
+from etude.trainer.controller.publishing.in_flight import InFlight
+from etude.trainer.controller.publishing.versions import BaseLostError, Encoded, Versions
+from etude.trainer.controller.reporting.commands import Orders
+from etude.trainer.controller.reporting.progress import progress, usual_step_s
+from etude.trainer.controller.reporting.recorder import Recording
+from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.reporting.rows import Place, Row
+from etude.trainer.controller.reporting.throughput import Throughput
+from etude.trainer.controller.store_retry import Patience
+from etude.trainer.learner.batches import StepResult
+from etude.trainer.rollouts.protocol import Learners, Rollouts
 from etude.v1 import journal_pb2, run_pb2
 
 log = logging.getLogger(__name__)

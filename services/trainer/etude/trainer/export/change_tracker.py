@@ -14,7 +14,7 @@ from torch import Tensor
 
 from etude.common.weights.tensors.jit import compiled, fixed
 from etude.common.weights.tensors.words import Words
-from etude.trainer import wire
+from etude.trainer.model import tensor_bits
 
 Flat = npt.NDArray[np.int64]
 
@@ -96,7 +96,7 @@ class Tracker:
     def _whole(self, before: Touched, old: Tensor) -> Whole | None:
         """All bits of the version, from the bits before a step and the elements touched earlier."""
         kept = [found for found in (self._changes or {}).values() if isinstance(found, Whole)]
-        words = wire.as_words(old)
+        words = tensor_bits.as_words(old)
         if sum(found.old.nbytes for found in kept) + words.nbytes > self._most_kept_bytes:
             return None
         return overlaid(before, words)
@@ -114,11 +114,11 @@ def differences(old: Tensor, new: Tensor) -> Touched | None:
         places = (old != new).nonzero().flatten()
         if places.numel() > most:
             return None
-        return Touched(places.cpu().numpy(), wire.as_words(old[places]))
-    before = wire.as_words(old)
+        return Touched(places.cpu().numpy(), tensor_bits.as_words(old[places]))
+    before = tensor_bits.as_words(old)
     # Pages that stay untouched take no memory.
     flat, values = np.empty(most, np.int64), np.empty(most, before.dtype)
-    count = _differences(fixed(before), fixed(wire.as_words(new)), flat, values)
+    count = _differences(fixed(before), fixed(tensor_bits.as_words(new)), flat, values)
     return None if count < 0 else Touched(flat[:count].copy(), values[:count].copy())
 
 

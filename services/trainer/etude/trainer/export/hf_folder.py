@@ -9,9 +9,9 @@ from torch import Tensor
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.weights import Tensor as WireTensor
 from etude.common.weights.tensors import folders
-from etude.trainer import layout, wire
-from etude.trainer.policy import Policy
-from etude.trainer.ranks import Ranks, whole
+from etude.trainer.model import checkpoint_layout, tensor_bits
+from etude.trainer.model.fsdp import Ranks, whole
+from etude.trainer.model.policy import Policy
 
 
 def wire_tensor(name: str, tensor: Tensor) -> WireTensor:
@@ -19,23 +19,25 @@ def wire_tensor(name: str, tensor: Tensor) -> WireTensor:
     data = tensor.detach().contiguous().cpu()
     return WireTensor(
         name=name,
-        dtype=wire.NAMES[data.dtype],
+        dtype=tensor_bits.NAMES[data.dtype],
         shape=tuple(data.shape),
         data=data.reshape(-1).view(torch.uint8).numpy().tobytes(),
     )
 
 
-def published_tensors(policy: Policy, ranks: Ranks, *, dtype: wire.Dtype) -> list[WireTensor]:
+def published_tensors(
+    policy: Policy, ranks: Ranks, *, dtype: tensor_bits.Dtype
+) -> list[WireTensor]:
     """Gather every tensor of the model on rank 0; other ranks get none. Collective."""
     complete: dict[str, Tensor] = {}
-    for name, tensor in layout.sources(policy.model).items():
+    for name, tensor in checkpoint_layout.sources(policy.model).items():
         value = whole(tensor)
         if ranks.is_first:
-            complete[name] = value.to(wire.format_of(value, dtype=dtype))
+            complete[name] = value.to(tensor_bits.format_of(value, dtype=dtype))
     if not ranks.is_first:
         return []
     # Some architectures fuse tensors when they load; the checkpoint's own layout is published.
-    named = layout.converted(policy.model, complete)
+    named = checkpoint_layout.converted(policy.model, complete)
     return [wire_tensor(name, tensor) for name, tensor in sorted(named.items())]
 
 

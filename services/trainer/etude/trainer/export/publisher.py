@@ -24,11 +24,9 @@ from etude.common.weights.protocol.manifest import VersionRef
 from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import difference, parse_schema
-from etude.trainer.link import Link
-from etude.trainer.optimiser import Steps
-from etude.trainer.policy import Policy
-from etude.trainer.ranks import Ranks
-from etude.trainer.receipts import (
+from etude.trainer.export.change_tracker import Changes, Tracker, joined
+from etude.trainer.export.codec_choice import Link
+from etude.trainer.export.receipts import (
     Base,
     NonFiniteWeightsError,
     PeerFailedError,
@@ -37,8 +35,10 @@ from etude.trainer.receipts import (
     combined,
     payload_of,
 )
-from etude.trainer.share import Packed, Share
-from etude.trainer.tracker import Changes, Tracker, joined
+from etude.trainer.export.shard_packer import Packed, Share
+from etude.trainer.learner.optimiser import Steps
+from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.policy import Policy
 
 T = TypeVar("T")
 

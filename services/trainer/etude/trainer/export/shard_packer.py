@@ -15,11 +15,11 @@ from etude.common.weights.tensors.digest import NOTHING, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, lanes_per_element
-from etude.trainer import layout, wire
-from etude.trainer.policy import Policy
-from etude.trainer.ranks import Ranks, whole
-from etude.trainer.shards import Edits, Live, Part, parts_of, places, ranges_of
-from etude.trainer.tracker import Changes
+from etude.trainer.export.change_tracker import Changes
+from etude.trainer.export.shards import Edits, Live, Part, parts_of, places, ranges_of
+from etude.trainer.model import checkpoint_layout, tensor_bits
+from etude.trainer.model.fsdp import Ranks, whole
+from etude.trainer.model.policy import Policy
 
 
 class Packed(NamedTuple):
@@ -42,15 +42,15 @@ class Share:
         self._policy = policy
         self._ranks = ranks
         self._settings = settings
-        self._layout = layout.layout_of(
+        self._layout = checkpoint_layout.layout_of(
             policy.model, dtype=settings.dtype, grid=settings.advanced.tile_grid
         )
-        sources = layout.sources(policy.model)
+        sources = checkpoint_layout.sources(policy.model)
         parts = parts_of(self._layout, ranges_of(sources, ranks))
         self._parts = sorted([*parts, *self._scattered_parts()]) if ranks.is_first else parts
         trained = {name for name, _ in policy.model.named_parameters()}
         self._untracked = sources.keys() - trained
-        self.sizes = {name: wire.local(tensor).numel() for name, tensor in sources.items()}
+        self.sizes = {name: tensor_bits.local(tensor).numel() for name, tensor in sources.items()}
         """Elements of this rank's shard of each source."""
 
     @property
@@ -60,9 +60,9 @@ class Share:
 
     def bits(self, parameter: Tensor, *, copy: bool = False) -> Tensor:
         """Raw bits of this rank's shard of a parameter, in the published dtype. [n]."""
-        shard = wire.local(parameter.detach())
-        dtype = wire.format_of(shard, dtype=self._settings.dtype)
-        return wire.bits(shard, dtype=dtype, copy=copy)
+        shard = tensor_bits.local(parameter.detach())
+        dtype = tensor_bits.format_of(shard, dtype=self._settings.dtype)
+        return tensor_bits.bits(shard, dtype=dtype, copy=copy)
 
     def scan(self) -> list[Digest]:
         """Digest of each part in the current weights; collective."""
@@ -145,16 +145,17 @@ class Share:
         return bool(part.held) and not any(held.source in self._untracked for held in part.held)
 
     def _reader(self) -> "_Reader":
-        sources = layout.sources(self._policy.model)
+        sources = checkpoint_layout.sources(self._policy.model)
         gathered: dict[str, Tensor] = {}
         for name in self._layout.scattered:
             value = whole(sources[name])
             if self._ranks.is_first:
                 gathered[name] = value
-        named = layout.converted(self._policy.model, gathered) if gathered else {}
-        dtype = wire.FLOATS[self._settings.dtype]
+        named = checkpoint_layout.converted(self._policy.model, gathered) if gathered else {}
+        dtype = tensor_bits.FLOATS[self._settings.dtype]
         scattered = {
-            self.schema.index[name]: wire.words(value, dtype=dtype) for name, value in named.items()
+            self.schema.index[name]: tensor_bits.words(value, dtype=dtype)
+            for name, value in named.items()
         }
         return _Reader(Live(sources, self._settings.dtype), scattered)
 

@@ -13,10 +13,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from etude.common.weights.tensors.changes import differing
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Words, word_type
-from etude.trainer import wire
-from etude.trainer.layout import Layout
-from etude.trainer.ranks import Ranks
-from etude.trainer.tracker import Changes, Flat, Touched, Whole
+from etude.trainer.export.change_tracker import Changes, Flat, Touched, Whole
+from etude.trainer.model import tensor_bits
+from etude.trainer.model.checkpoint_layout import Layout
+from etude.trainer.model.fsdp import Ranks
 
 
 class Held(NamedTuple):
@@ -105,7 +105,7 @@ class Live(NamedTuple):
     """The live weights of this rank, read in the published dtype."""
 
     sources: Mapping[str, Tensor]
-    dtype: wire.Dtype
+    dtype: tensor_bits.Dtype
 
     def words(self, part: Part) -> Words:
         """Read all elements of a part."""
@@ -131,8 +131,8 @@ class Live(NamedTuple):
 
     def at(self, part: Part, flat: Flat) -> Words:
         """Read single elements of a part by their position in the tensor. [k] -> [k]."""
-        dtype = wire.format_of(self.sources[part.held[0].source], dtype=self.dtype)
-        found = np.empty(flat.size, word_type(wire.NAMES[dtype]))
+        dtype = tensor_bits.format_of(self.sources[part.held[0].source], dtype=self.dtype)
+        found = np.empty(flat.size, word_type(tensor_bits.NAMES[dtype]))
         place = part.start
         for held in part.held:
             chosen = (flat >= place) & (flat < place + held.length)
@@ -143,9 +143,9 @@ class Live(NamedTuple):
     def _at(self, held: Held, flat: Flat) -> Words:
         """Read single elements by their position in the rank's shard of the source. [k] -> [k]."""
         tensor = self.sources[held.source]
-        shard = wire.local(tensor.detach()).reshape(-1)
+        shard = tensor_bits.local(tensor.detach()).reshape(-1)
         values = shard[torch.from_numpy(flat).to(shard.device)]
-        return wire.words(values, dtype=wire.format_of(tensor, dtype=self.dtype))
+        return tensor_bits.words(values, dtype=tensor_bits.format_of(tensor, dtype=self.dtype))
 
     def _edits(self, held: Held, changes: Changes) -> Edits | None:
         """Find the changed elements of one run, by their position in the rank's shard."""
@@ -171,8 +171,8 @@ class Live(NamedTuple):
 
     def _words(self, held: Held) -> Words:
         tensor = self.sources[held.source]
-        run = wire.local(tensor.detach()).reshape(-1)[held.start : held.start + held.length]
-        return wire.words(run, dtype=wire.format_of(tensor, dtype=self.dtype))
+        run = tensor_bits.local(tensor.detach()).reshape(-1)[held.start : held.start + held.length]
+        return tensor_bits.words(run, dtype=tensor_bits.format_of(tensor, dtype=self.dtype))
 
 
 def places(cut: Tiling, tile: int, lo: int, hi: int) -> Flat:

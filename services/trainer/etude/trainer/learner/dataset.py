@@ -16,8 +16,8 @@ from etude.common.api.run import Storage
 from etude.common.blobs import MissingError
 from etude.common.errors import InvalidFieldError, Problem, UserError
 from etude.common.files import store_for
-from etude.trainer.batches import SupervisedSequence
-from etude.trainer.order import derived_seed, permuted
+from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.seeding import derived_seed, permuted
 
 BUCKET_BATCHES = 8
 """Batches within which sequences are sorted by length: saves padding, keeps the draw fair."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from etude.trainer import packing
-from etude.trainer.microbatches import collate
-from etude.trainer.objective import Objective
-from etude.trainer.policy import Policy
-from etude.trainer.ranks import Ranks
-from etude.trainer.rows import Row
+from etude.trainer.learner import sequence_packing
+from etude.trainer.learner.microbatches import collate
+from etude.trainer.learner.objective import Objective
+from etude.trainer.learner.rows import Row
+from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.policy import Policy
 
 
 def accumulate(
@@ -28,7 +28,7 @@ def accumulate(
         The loss of the whole batch.
     """
     policy.zero_grad()
-    plan = packing.plan(
+    plan = sequence_packing.plan(
         [row.token_ids.size for row in rows], ranks=ranks.size, max_tokens=max_tokens
     )
     total = torch.zeros((), dtype=torch.float64)

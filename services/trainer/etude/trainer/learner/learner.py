@@ -12,24 +12,26 @@ from etude.common.api.phases import Phase
 from etude.common.blobs import ObjectInfo, open_store
 from etude.common.errors import WrongStateError
 from etude.common.weights import VersionId
-from etude.trainer import export, ranks, rows, wire
-from etude.trainer.batches import (
+from etude.trainer.export import hf_folder
+from etude.trainer.export.publisher import Publisher
+from etude.trainer.export.receipts import Base, NonFiniteWeightsError, Receipt
+from etude.trainer.learner import rows
+from etude.trainer.learner.batches import (
     PolicyBatch,
     PolicySequence,
     StepResult,
     SupervisedSequence,
     check_sequences,
 )
-from etude.trainer.gradients import accumulate
-from etude.trainer.learner_config import LearnerConfig
-from etude.trainer.learner_phase import Phases, PhaseState, Position
-from etude.trainer.microbatches import Microbatch
-from etude.trainer.objective import Objective, PolicyObjective, Reference, imitation
-from etude.trainer.optimiser import Update
-from etude.trainer.policy import Policy, load_policy
-from etude.trainer.publisher import Publisher
-from etude.trainer.receipts import Base, NonFiniteWeightsError, Receipt
-from etude.trainer.rows import Row
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.gradients import accumulate
+from etude.trainer.learner.microbatches import Microbatch
+from etude.trainer.learner.objective import Objective, PolicyObjective, Reference, imitation
+from etude.trainer.learner.optimiser import Update
+from etude.trainer.learner.phase import Phases, PhaseState, Position
+from etude.trainer.learner.rows import Row
+from etude.trainer.model import fsdp, tensor_bits
+from etude.trainer.model.policy import Policy, load_policy
 
 
 class Learner:
@@ -44,7 +46,7 @@ class Learner:
         self._store = open_store(
             config.storage.uri, endpoint=config.storage.endpoint, region=config.storage.region
         )
-        self._ranks = ranks.join(
+        self._ranks = fsdp.join(
             rank=config.rank, size=config.world_size, rendezvous=config.rendezvous
         )
         self.policy = load_policy(config.model_folder, seed=config.seed)
@@ -57,7 +59,7 @@ class Learner:
 
     def close(self) -> None:
         """Leave the other ranks."""
-        ranks.leave(self._ranks)
+        fsdp.leave(self._ranks)
 
     def start_phase(self, phase: Mapping[str, object], step: int) -> None:
         """Start or update a phase (JSON of api.phases.Phase) of which `step` steps are done.
@@ -172,7 +174,7 @@ class Learner:
         tensors = self._published()
         if not self._ranks.is_first:
             return []
-        return export.export(
+        return hf_folder.export(
             self._store,
             prefix,
             policy=self.policy,
@@ -213,9 +215,9 @@ class Learner:
     def digest(self) -> str:
         """BLAKE3 of the fp32 weights, in the order of their names; collective."""
         hasher = blake3()
-        for name, parameter in ranks.parameters_by_name(self.policy).items():
+        for name, parameter in fsdp.parameters_by_name(self.policy).items():
             hasher.update(name.encode())
-            hasher.update(export.wire_tensor(name, ranks.whole(parameter)).data)
+            hasher.update(hf_folder.wire_tensor(name, fsdp.whole(parameter)).data)
         return hasher.hexdigest()
 
     def _check_finite(self) -> None:
@@ -225,8 +227,8 @@ class Learner:
             NonFiniteWeightsError: some are NaN or infinite.
         """
         settings = self._config.weights
-        shards = [wire.local(each.detach()) for each in self.policy.parameters()]
-        own = sum(wire.num_nonfinite(each, dtype=settings.dtype) for each in shards)
+        shards = [tensor_bits.local(each.detach()) for each in self.policy.parameters()]
+        own = sum(tensor_bits.num_nonfinite(each, dtype=settings.dtype) for each in shards)
         found = int(self._ranks.total(torch.tensor(own)))
         if found and not settings.advanced.allow_non_finite:
             raise NonFiniteWeightsError(
@@ -234,7 +236,9 @@ class Learner:
             )
 
     def _published(self) -> list[weights.Tensor]:
-        return export.published_tensors(self.policy, self._ranks, dtype=self._config.weights.dtype)
+        return hf_folder.published_tensors(
+            self.policy, self._ranks, dtype=self._config.weights.dtype
+        )
 
     def _under_way(self) -> PhaseState:
         if self._state is None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.trainer.rows import Row
+from etude.trainer.learner.rows import Row
 
 PAD = 0
 """Any id would do: padding is on the right and never scored."""

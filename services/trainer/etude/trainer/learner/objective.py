@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from etude.common.api.algorithms import Correction
-from etude.trainer import corrections, kl
+from etude.trainer.algorithms import importance_sampling, kl
 from etude.trainer.algorithms.base import AlgorithmSteps
-from etude.trainer.losses import MAX_EXPONENT, importance_ratio
-from etude.trainer.microbatches import Microbatch
-from etude.trainer.policy import TokenScores
-from etude.trainer.ranks import Ranks
+from etude.trainer.algorithms.losses import MAX_EXPONENT, importance_ratio
+from etude.trainer.learner.microbatches import Microbatch
+from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.policy import TokenScores
 
 Objective = Callable[[TokenScores, Microbatch], Tensor]
 Reference = Callable[[Microbatch], Tensor]
@@ -101,8 +101,8 @@ def token_weights(trainer: Tensor, sampler: Tensor, *, correction: Correction) -
     rho = importance_ratio(trainer, sampler)
     match correction.kind, correction.low, correction.high:
         case "TIS", None, float(high):
-            return corrections.truncated(rho, high=high)
+            return importance_sampling.truncated(rho, high=high)
         case "IcePop", float(low), float(high):
-            return corrections.ice_pop(rho, low=low, high=high)
+            return importance_sampling.ice_pop(rho, low=low, high=high)
         case _:
             raise ValueError(f"{correction.kind} with low {correction.low}, high {correction.high}")

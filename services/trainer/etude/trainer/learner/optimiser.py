@@ -10,11 +10,11 @@ from torch import Tensor
 
 from etude.common.api.meta import number
 from etude.common.api.phases import Phase
-from etude.trainer.adamw import MOMENTS, AdamW
-from etude.trainer.batches import NonFiniteLossError
-from etude.trainer.policy import Policy
-from etude.trainer.ranks import parameters_by_name, whole
-from etude.trainer.schedule import learning_rate
+from etude.trainer.learner.adamw import MOMENTS, AdamW
+from etude.trainer.learner.batches import NonFiniteLossError
+from etude.trainer.learner.learning_rate import learning_rate
+from etude.trainer.model.fsdp import parameters_by_name, whole
+from etude.trainer.model.policy import Policy
 
 
 class Update(NamedTuple):

@@ -11,12 +11,14 @@ from etude.common.api.meta import Model
 from etude.common.api.phases import Phase, RolloutPolicy
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.errors import CorruptError, WrongStateError
-from etude.trainer import export, learner_state, ranks
 from etude.trainer.algorithms.base import AlgorithmSteps
-from etude.trainer.algorithms.choice import chosen
-from etude.trainer.optimiser import Optimiser, Steps
-from etude.trainer.policy import Policy, like
-from etude.trainer.ranks import Ranks
+from etude.trainer.algorithms.registry import chosen
+from etude.trainer.export import hf_folder
+from etude.trainer.learner import checkpoint
+from etude.trainer.learner.optimiser import Optimiser, Steps
+from etude.trainer.model import fsdp
+from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.policy import Policy, like
 
 
 class Position(NamedTuple):
@@ -110,7 +112,7 @@ class Phases:
         # Gather everything first: a store that fails midway must not leave other ranks waiting.
         named: dict[str, Tensor] = {}
         for name, tensor in live.items():
-            whole = ranks.whole(tensor)
+            whole = fsdp.whole(tensor)
             if self._ranks.is_first:
                 named[name] = whole.cpu()
         if not self._ranks.is_first:
@@ -122,10 +124,10 @@ class Phases:
             has_reference=state.reference is not None,
             is_published=is_published,
         )
-        return learner_state.write(
+        return checkpoint.write(
             store,
             prefix,
-            tensors=(export.wire_tensor(name, tensor) for name, tensor in named.items()),
+            tensors=(hf_folder.wire_tensor(name, tensor) for name, tensor in named.items()),
             state=about.model_dump(mode="json"),
         )
 
@@ -136,7 +138,7 @@ class Phases:
             CorruptError: an object is missing, damaged or of another model; it is named.
         """
         where = f"{store.url}/{prefix}"
-        saved = learner_state.read(store, prefix)
+        saved = checkpoint.read(store, prefix)
         try:
             about = _Saved.model_validate(saved.state)
         except ValidationError as cause:
@@ -151,10 +153,10 @@ class Phases:
         state.optimiser.prepare(updates=about.updates)
         live = self._live(state)
         rng = saved.tensors.pop("rng", torch.zeros(0))
-        learner_state.check_fit(saved.tensors, live, where=where)
+        checkpoint.check_fit(saved.tensors, live, where=where)
         torch.set_rng_state(rng)
         for name, tensor in live.items():
-            ranks.fill(tensor, saved.tensors[name])
+            fsdp.fill(tensor, saved.tensors[name])
         return Restored(state, about.is_published)
 
     def _optimiser(self, phase: Phase) -> Optimiser:
@@ -165,7 +167,7 @@ class Phases:
         tensors: dict[str, Tensor] = {}
         for kind, policy in (("model", self._policy), ("reference", state.reference)):
             if policy is not None:
-                named = ranks.parameters_by_name(policy)
+                named = fsdp.parameters_by_name(policy)
                 tensors |= {f"{kind}.{name}": p.detach() for name, p in named.items()}
         return tensors | {f"adamw.{n}": t for n, t in state.optimiser.moments().items()}
 
@@ -173,8 +175,8 @@ class Phases:
         """Copy the current weights, frozen and sharded alike."""
         copy = like(self._policy)
         self._ranks.shard(copy)
-        own = ranks.parameters_by_name(self._policy)
-        for name, parameter in ranks.parameters_by_name(copy).items():
+        own = fsdp.parameters_by_name(self._policy)
+        for name, parameter in fsdp.parameters_by_name(copy).items():
             parameter.data.copy_(own[name].data)
         return copy.requires_grad_(requires_grad=False)
 

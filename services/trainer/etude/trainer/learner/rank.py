@@ -11,13 +11,13 @@ from etude.common.checkpoints import CheckpointObject
 from etude.common.errors import WrongStateError
 from etude.common.files import store_for
 from etude.common.weights import VersionId
-from etude.trainer.batches import PolicyBatch, StepResult
-from etude.trainer.corpus import Corpus, load_corpus
-from etude.trainer.learner_config import LearnerConfig
-from etude.trainer.receipts import Base, Receipt
+from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.learner.batches import PolicyBatch, StepResult
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.dataset import Corpus, load_corpus
 
 if TYPE_CHECKING:
-    from etude.trainer.learner import Learner
+    from etude.trainer.learner.learner import Learner
 
 LEARNER = "learner"
 MODEL = "model"
@@ -36,7 +36,7 @@ class LearnerRank:
     def load(self) -> None:
         """Load the model; Ray would report an error of the constructor as a dead actor."""
         # The controller names this class, and must not load torch for it.
-        from etude.trainer.learner import Learner  # noqa: PLC0415 - torch is heavy
+        from etude.trainer.learner.learner import Learner  # noqa: PLC0415 - torch is heavy
 
         self._learner = Learner(self._config)
 

@@ -10,9 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.trainer import advantages
+from etude.trainer.algorithms import advantages
 from etude.trainer.algorithms.base import AlgorithmSteps
-from etude.trainer.batches import Floats, Ints, PolicyBatch, PolicySequence, SupervisedSequence
+from etude.trainer.learner.batches import (
+    Floats,
+    Ints,
+    PolicyBatch,
+    PolicySequence,
+    SupervisedSequence,
+)
 
 
 def _none() -> Floats:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from etude.common.weights.tensors.schema import Grid, Schema, TensorSpec, split_of
-from etude.trainer import wire
+from etude.trainer.model import tensor_bits
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def sources(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if name not in tied}
 
 
-def layout_of(model: PreTrainedModel, *, dtype: wire.Dtype, grid: Grid) -> Layout:
+def layout_of(model: PreTrainedModel, *, dtype: tensor_bits.Dtype, grid: Grid) -> Layout:
     """Trace the layout of a model's tensors in its checkpoint; reads no weight."""
     found = sources(model)
     # Tensors without data go through the same conversion: what comes out as the very object that
@@ -65,8 +65,10 @@ def layout_of(model: PreTrainedModel, *, dtype: wire.Dtype, grid: Grid) -> Layou
     named = revert_weight_conversion(model, dict(blanks))
     origin = {id(blank): name for name, blank in blanks.items()}
     renamed = {name: origin[id(value)] for name, value in named.items() if id(value) in origin}
-    formats = {n: wire.format_of(found[source], dtype=dtype) for n, source in renamed.items()}
-    schema = _schema(named, formats, fused=wire.FLOATS[dtype], grid=grid)
+    formats = {
+        n: tensor_bits.format_of(found[source], dtype=dtype) for n, source in renamed.items()
+    }
+    schema = _schema(named, formats, fused=tensor_bits.FLOATS[dtype], grid=grid)
     pieces = {
         source: [Piece(source, 0, name, 0, found[source].numel())]
         for name, source in renamed.items()
@@ -104,7 +106,7 @@ def _schema(
     specs = [
         TensorSpec(
             name=name,
-            dtype=wire.NAMES[formats.get(name, fused)],
+            dtype=tensor_bits.NAMES[formats.get(name, fused)],
             shape=tuple(value.shape),
             split=split_of(name),
         )

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from etude.trainer.policy import Policy
+from etude.trainer.model.policy import Policy
 
 _TIMEOUT = datetime.timedelta(minutes=10)
 """A rank that is silent for longer has died: its peers stop instead of waiting for ever."""

@@ -7,8 +7,8 @@ import grpc
 
 from etude.common import channels
 from etude.common.sharding import target_of
-from etude.trainer.leases import Leases
-from etude.trainer.work import WorkerConfig
+from etude.trainer.rollouts.leases import Leases
+from etude.trainer.rollouts.protocol import WorkerConfig
 from etude.v1 import (
     environment_state_pb2_grpc,
     environments_pb2_grpc,

@@ -22,9 +22,9 @@ from etude.agent.replay import CallLog
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.turns import Environment, ToolCall
 from etude.common.errors import UnavailableError
-from etude.trainer.leases import Leases
-from etude.trainer.partners import EnvironmentLostError, LeasedEnvironment, Outage
-from etude.trainer.states import LeaseStates
+from etude.trainer.rollouts.engine_client import EnvironmentLostError, LeasedEnvironment, Outage
+from etude.trainer.rollouts.leases import Leases
+from etude.trainer.rollouts.snapshot_client import LeaseStates
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)

@@ -18,18 +18,18 @@ from etude.agent.toolsets import toolset
 from etude.agent.trajectory import Ending, Trajectory
 from etude.agent.turns import Limits, PlatformFaultError, RolloutTask, run_rollout
 from etude.common.errors import EtudeError, UnavailableError
-from etude.trainer.leases import Launch, Leases, Slots
-from etude.trainer.order import derived_seed
-from etude.trainer.partners import (
+from etude.trainer.rollouts.client_pool import Peers
+from etude.trainer.rollouts.engine_client import (
     EnvironmentLostError,
     GenerateSampler,
     LeasedEnvironment,
     Outage,
 )
-from etude.trainer.peers import Peers
-from etude.trainer.recovering import RecoveringEnvironment, Replacing, Tally
-from etude.trainer.states import LeaseStates
-from etude.trainer.work import GroupOrder, WorkerConfig
+from etude.trainer.rollouts.failover import RecoveringEnvironment, Replacing, Tally
+from etude.trainer.rollouts.leases import Launch, Leases, Slots
+from etude.trainer.rollouts.protocol import GroupOrder, WorkerConfig
+from etude.trainer.rollouts.snapshot_client import LeaseStates
+from etude.trainer.seeding import derived_seed
 from etude.v1 import environments_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)

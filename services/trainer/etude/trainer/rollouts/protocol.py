@@ -11,8 +11,8 @@ from etude.common.checkpoints import CheckpointObject
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.manifest import Stats
-from etude.trainer.batches import PolicyBatch, StepResult
-from etude.trainer.receipts import Base, Receipt
+from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.v1 import environments_pb2
 
 

@@ -10,11 +10,11 @@ from etude.common import harbor_settings, telemetry
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.files import store_for
-from etude.trainer.leases import Slots
-from etude.trainer.peers import Peers
-from etude.trainer.scoring import Scorer
-from etude.trainer.siblings import Siblings
-from etude.trainer.work import GroupOrder, GroupResult, WorkerConfig
+from etude.trainer.rollouts.client_pool import Peers
+from etude.trainer.rollouts.group_runner import Siblings
+from etude.trainer.rollouts.leases import Slots
+from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, WorkerConfig
+from etude.trainer.rollouts.scoring import Scorer
 
 RETRY_S = 1.0
 """Pause before a store that failed is asked again."""

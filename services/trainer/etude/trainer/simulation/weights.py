@@ -14,7 +14,7 @@ from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
-from etude.trainer.receipts import Base, Receipt, payload_of
+from etude.trainer.export.receipts import Base, Receipt, payload_of
 
 SIZE = 4096
 CHANGES_PER_STEP = 32

@@ -21,12 +21,12 @@ from etude.common.blobs import Store
 from etude.common.checkpoints import CheckpointObject
 from etude.common.weights import VersionId
 from etude.common.weights.tensors.words import Words
-from etude.trainer import simulated_weights
-from etude.trainer.batches import PolicyBatch, StepResult
-from etude.trainer.order import derived_seed
-from etude.trainer.receipts import Base, Receipt
-from etude.trainer.simulated_weights import SimulatedPublisher
-from etude.trainer.work import GroupOrder, GroupResult, Learners, Rollouts
+from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.learner.batches import PolicyBatch, StepResult
+from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, Learners, Rollouts
+from etude.trainer.seeding import derived_seed
+from etude.trainer.simulation import weights as simulation_weights
+from etude.trainer.simulation.weights import SimulatedPublisher
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
 
 END_ID = 4
@@ -46,7 +46,7 @@ class SimulatedLearners(Learners):
     """Fails before that many further steps are done; -1 never does."""
     after_step: Callable[[], None] = lambda: None
     """Called when a step is done."""
-    words: Words = field(default_factory=simulated_weights.initial)
+    words: Words = field(default_factory=simulation_weights.initial)
     """What is published."""
     publisher: SimulatedPublisher = field(init=False)
 
@@ -58,7 +58,7 @@ class SimulatedLearners(Learners):
             raise ConnectionError("a simulated learner died")
         self.steps_until_crash -= 1
         self.weights = hashlib.sha256(self.weights.encode() + what).hexdigest()
-        self.words = simulated_weights.after_step(self.words, self.weights)
+        self.words = simulation_weights.after_step(self.words, self.weights)
         self.trained.append(self.weights)
         self.after_step()
         return StepResult(

@@ -8,11 +8,11 @@ from opentelemetry import trace
 from etude.common import telemetry
 from etude.common.errors import InvalidFieldError
 from etude.trainer import metrics
-from etude.trainer.controller.groups import check_reward, check_rollout
+from etude.trainer.controller.admission.groups import check_reward, check_rollout
+from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
+from etude.trainer.controller.journal.segments import MAX_RECORD_BYTES
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.segments import MAX_RECORD_BYTES
-from etude.trainer.controller.spans import InvalidSpanError
-from etude.trainer.work import GroupOrder, GroupResult, WorkerLostError
+from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, WorkerLostError
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)

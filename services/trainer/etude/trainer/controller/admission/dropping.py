@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from etude.common.errors import StoreError
-from etude.trainer.controller.groups import Group
-from etude.trainer.controller.marks import MarkReader, Marks
-from etude.trainer.controller.patience import Patience
+from etude.trainer.controller.admission.groups import Group
+from etude.trainer.controller.admission.quarantine_marks import MarkReader, Marks
+from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.spans import InvalidSpanError
+from etude.trainer.controller.store_retry import Patience
 from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)

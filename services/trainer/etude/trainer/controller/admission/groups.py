@@ -8,8 +8,8 @@ import numpy as np
 
 from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
-from etude.trainer.batches import PolicyBatch, PolicySequence, links_of
-from etude.trainer.controller.spans import PositionOf, check_spans
+from etude.trainer.controller.admission.rollout_checks import PositionOf, check_spans
+from etude.trainer.learner.batches import PolicyBatch, PolicySequence, links_of
 from etude.v1 import journal_pb2, rollout_pb2
 
 

@@ -11,9 +11,9 @@ import grpc
 
 from etude.common import channels
 from etude.common.sharding import target_of
-from etude.trainer.controller.forecast import Forecast
-from etude.trainer.controller.groups import Group
-from etude.trainer.controller.tasks import TaskOrder
+from etude.trainer.controller.admission.forecast import Forecast
+from etude.trainer.controller.admission.groups import Group
+from etude.trainer.controller.admission.tasks import TaskOrder
 from etude.v1 import environments_pb2, environments_pb2_grpc, plan_pb2
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import numpy as np
 
 from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
-from etude.trainer.batches import Bools
+from etude.trainer.learner.batches import Bools
 from etude.v1 import rollout_pb2, weights_pb2
 
 PositionOf = Callable[[VersionId], int | None]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from etude.common.blobs import Store
 from etude.common.errors import Problem, UserError
-from etude.trainer.order import permuted
+from etude.trainer.seeding import permuted
 
 TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"

@@ -12,11 +12,12 @@ from etude.common.checkpoints import StoredCheckpoint
 from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.files import ResumeAt
 from etude.common.weights import VersionId, claim_epoch, read_epoch
-from etude.trainer.controller import branches, journal
-from etude.trainer.controller.branches import Branch
-from etude.trainer.controller.journal import End, Journal
-from etude.trainer.controller.ledger import Ledger, LedgerState, resumed
-from etude.trainer.controller.state import ControllerState, Cursor, Figures, read_state
+from etude.trainer.controller.checkpoints import lineage
+from etude.trainer.controller.checkpoints.lineage import Branch
+from etude.trainer.controller.checkpoints.state import ControllerState, Cursor, Figures, read_state
+from etude.trainer.controller.journal import write_ahead_log
+from etude.trainer.controller.journal.ledger import Ledger, LedgerState, resumed
+from etude.trainer.controller.journal.write_ahead_log import End, Journal
 from etude.v1 import journal_pb2
 
 OWNER = "owner"
@@ -108,7 +109,7 @@ def open_run(
     _check_phases(state, phases)
     epoch = _claim(store, start, holder)
     # Only now: what an earlier controller acknowledged before the claim is in the journal.
-    before = journal.recover(
+    before = write_ahead_log.recover(
         store, run_uid=run_uid, before_epoch=epoch, since=state.replay_from, upto=start.upto
     )
     book = Book(
@@ -137,7 +138,7 @@ def _claim(store: Store, start: _Start, holder: str) -> int:
     return claim_epoch(store, holder=holder, parent=parent, reason=start.reason)
 
 
-def _opening(own: Journal, before: journal.Recovered) -> journal_pb2.JournalRecord:
+def _opening(own: Journal, before: write_ahead_log.Recovered) -> journal_pb2.JournalRecord:
     """The first record of an epoch: after which record of which epoch it goes on."""
     opening = journal_pb2.JournalOpen(
         run_uid=own.run_uid,
@@ -151,13 +152,13 @@ def _opening(own: Journal, before: journal.Recovered) -> journal_pb2.JournalReco
 
 def _start(store: Store, run_uid: str, phases: Sequence[Phase], resume: ResumeAt | None) -> _Start:
     """The newest checkpoint of the way that the run has gone, or the one that is asked for."""
-    opening = journal.newest_opening(store, run_uid=run_uid)
+    opening = write_ahead_log.newest_opening(store, run_uid=run_uid)
     present = Branch() if opening is None else Branch.from_proto(opening.branch)
     problems: list[str] = []
     places = checkpoints.places(store)
-    if resume is not None and branches.is_new(resume, present):
+    if resume is not None and lineage.is_new(resume, present):
         return _put_back(store, run_uid, phases, resume)
-    candidates = branches.past(places, present)
+    candidates = lineage.past(places, present)
     found = checkpoints.first_verified(store, candidates, run=run_uid, problems=problems)
     state = _first(run_uid, phases) if found is None else read_state(store, found)
     return _Start(state, found, present, problems, is_put_back=False)
@@ -172,7 +173,7 @@ def _put_back(store: Store, run_uid: str, phases: Sequence[Phase], resume: Resum
     if resume.step is None:
         return _Start(_first(run_uid, phases), None, Branch(resume.number), [], is_put_back=True)
     problems: list[str] = []
-    candidates = branches.targets(checkpoints.places(store), resume)
+    candidates = lineage.targets(checkpoints.places(store), resume)
     found = checkpoints.first_verified(store, candidates, run=run_uid, problems=problems)
     if found is None:
         raise UserError(

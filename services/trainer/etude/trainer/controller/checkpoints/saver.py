@@ -25,10 +25,10 @@ from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import VersionId, is_fenced, lineage
 from etude.common.weights.protocol.listing import take_listing
 from etude.trainer import metrics
-from etude.trainer.controller.recovery import Book
-from etude.trainer.controller.state import CONTROLLER, ControllerState, epoch_folder
-from etude.trainer.keeping import anchor_of
-from etude.trainer.work import Learners
+from etude.trainer.compactor.schedule import anchor_of
+from etude.trainer.controller.checkpoints.recovery import Book
+from etude.trainer.controller.checkpoints.state import CONTROLLER, ControllerState, epoch_folder
+from etude.trainer.rollouts.protocol import Learners
 from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from etude.common.blobs import Store
 from etude.common.checkpoints import Place, StoredCheckpoint
 from etude.common.errors import CorruptError
-from etude.trainer.controller.branches import Branch
-from etude.trainer.controller.ledger import LedgerState
+from etude.trainer.controller.checkpoints.lineage import Branch
+from etude.trainer.controller.journal.ledger import LedgerState
 
 CONTROLLER = "controller.json"
 

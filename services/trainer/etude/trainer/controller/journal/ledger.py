@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
-from etude.trainer.controller.groups import Group
+from etude.trainer.controller.admission.groups import Group
 from etude.v1 import journal_pb2
 
 KEPT_VERSIONS = 256

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
 from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import is_fenced
-from etude.trainer.controller import segments
-from etude.trainer.controller.patience import Patience
+from etude.trainer.controller.journal import segments
+from etude.trainer.controller.store_retry import Patience
 from etude.v1 import journal_pb2
 
 JOURNAL = "journal/"

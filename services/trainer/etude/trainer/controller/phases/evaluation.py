@@ -10,15 +10,15 @@ from etude.common.api.phases import Phase, RolloutPolicy
 from etude.common.api.run import Evaluation
 from etude.common.errors import EtudeError
 from etude.common.files import source_for
-from etude.trainer.controller.dropping import Distrust
-from etude.trainer.controller.marks import Reason
-from etude.trainer.controller.records import evaluation_fields, rollout_row
+from etude.trainer.controller.admission.dispatch import mask, run_order
+from etude.trainer.controller.admission.dropping import Distrust
+from etude.trainer.controller.admission.quarantine_marks import Reason
+from etude.trainer.controller.admission.tasks import Task, find_tasks
+from etude.trainer.controller.checkpoints.state import Measured
+from etude.trainer.controller.reporting.rows import evaluation_fields, rollout_row
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.state import Measured
-from etude.trainer.controller.tasks import Task, find_tasks
-from etude.trainer.controller.workers import mask, run_order
-from etude.trainer.order import derived_seed
-from etude.trainer.work import GroupOrder
+from etude.trainer.rollouts.protocol import GroupOrder
+from etude.trainer.seeding import derived_seed
 from etude.v1 import journal_pb2, run_pb2
 
 REDRAWS = 3

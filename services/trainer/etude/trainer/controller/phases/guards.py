@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from etude.common.api.phases import AsyncLimits, AsyncMode, RolloutPolicy
-from etude.trainer.batches import StepResult
-from etude.trainer.controller.groups import Group
+from etude.trainer.controller.admission.groups import Group
 from etude.trainer.controller.run import Run, RunFailedError
+from etude.trainer.learner.batches import StepResult
 
 MAX_MISMATCH: Mapping[str, float] = {"Float32": 1e-3, "BFloat16": 0.1}
 """Largest mean |sampler - trainer log-prob| by weights.dtype, where both have the same weights.

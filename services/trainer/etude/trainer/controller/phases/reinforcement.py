@@ -10,17 +10,19 @@ from opentelemetry import trace
 from etude.common.api.phases import Algorithm, AsyncLimits, Phase, RolloutPolicy
 from etude.common.weights import VersionId
 from etude.trainer import metrics
-from etude.trainer.batches import NonFiniteLossError, StepResult
-from etude.trainer.controller.checks import check_faults, check_mismatch
-from etude.trainer.controller.dropping import Distrust, drop_faulty, drop_group, leave
-from etude.trainer.controller.evaluation import Evaluator
-from etude.trainer.controller.groups import Group, policy_batch
-from etude.trainer.controller.in_flight import nobody
-from etude.trainer.controller.ledger import Step
-from etude.trainer.controller.outcomes import measured
-from etude.trainer.controller.planning import soonest, upcoming
-from etude.trainer.controller.publishing import publish, serve, settle
-from etude.trainer.controller.records import (
+from etude.trainer.controller.admission.dispatch import run_order
+from etude.trainer.controller.admission.dropping import Distrust, drop_faulty, drop_group, leave
+from etude.trainer.controller.admission.groups import Group, policy_batch
+from etude.trainer.controller.admission.plans import soonest, upcoming
+from etude.trainer.controller.admission.staleness import Due, StalenessBound
+from etude.trainer.controller.admission.tasks import TaskOrder
+from etude.trainer.controller.journal.ledger import Step
+from etude.trainer.controller.phases.evaluation import Evaluator
+from etude.trainer.controller.phases.guards import check_faults, check_mismatch
+from etude.trainer.controller.phases.targets import measured
+from etude.trainer.controller.publishing.in_flight import nobody
+from etude.trainer.controller.publishing.pipeline import publish, serve, settle
+from etude.trainer.controller.reporting.rows import (
     Faults,
     Row,
     mean,
@@ -30,12 +32,10 @@ from etude.trainer.controller.records import (
     step_row,
 )
 from etude.trainer.controller.run import EWMA, Run, RunFailedError
-from etude.trainer.controller.staleness import Due, StalenessBound
-from etude.trainer.controller.tasks import TaskOrder
-from etude.trainer.controller.workers import run_order
-from etude.trainer.order import derived_seed
-from etude.trainer.receipts import NonFiniteWeightsError
-from etude.trainer.work import GroupOrder
+from etude.trainer.export.receipts import NonFiniteWeightsError
+from etude.trainer.learner.batches import NonFiniteLossError, StepResult
+from etude.trainer.rollouts.protocol import GroupOrder
+from etude.trainer.seeding import derived_seed
 from etude.v1 import journal_pb2
 
 _TRACER = trace.get_tracer("etude.trainer")

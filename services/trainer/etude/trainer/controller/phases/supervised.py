@@ -3,8 +3,8 @@
 import time
 
 from etude.common.api.phases import Phase
-from etude.trainer.controller.outcomes import measured
-from etude.trainer.controller.records import step_row
+from etude.trainer.controller.phases.targets import measured
+from etude.trainer.controller.reporting.rows import step_row
 from etude.trainer.controller.run import Run
 
 

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from etude.common.api.outcomes import Gate
 from etude.common.api.phases import Phase
+from etude.trainer.controller.checkpoints.state import Measured
 from etude.trainer.controller.run import Run, RunFailedError
-from etude.trainer.controller.state import Measured
 from etude.v1 import run_pb2
 
 GATE_NOT_MET = "GateNotMet"

@@ -9,7 +9,7 @@ from typing import Protocol
 from etude.common.errors import FencedError
 from etude.common.weights import EpochRecord
 from etude.trainer import metrics
-from etude.trainer.keeping import KeeperReport, overdue
+from etude.trainer.compactor.schedule import KeeperReport, overdue
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from etude.common.api.weights import Weights
 from etude.common.errors import UnavailableError
 from etude.common.weights import MAX_LAG, VersionId
-from etude.trainer.controller.replicas import ContentRefusedError, Replica
+from etude.trainer.controller.publishing.engine_client import ContentRefusedError, Replica
 from etude.v1 import weights_pb2
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from etude.common.errors import CorruptError, FencedError, WrongStateError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import WeightManifest, read_manifest
-from etude.trainer.controller.patience import Patience
-from etude.trainer.controller.records import Place
-from etude.trainer.receipts import Base, manifest_of
-from etude.trainer.work import Learners
+from etude.trainer.controller.reporting.rows import Place
+from etude.trainer.controller.store_retry import Patience
+from etude.trainer.export.receipts import Base, manifest_of
+from etude.trainer.rollouts.protocol import Learners
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from etude.common.api.crd import FROZEN
 from etude.common.api.run import Evaluation, RLRunSpec
 from etude.common.checkpoints import Reason
 from etude.common.errors import InvalidFieldError
-from etude.trainer.controller.requests import Requests
+from etude.trainer.controller.checkpoints.requests import Requests
 from etude.v1 import run_pb2
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from etude.common.api.phases import Phase
-from etude.trainer.controller.state import Cursor
+from etude.trainer.controller.checkpoints.state import Cursor
 from etude.v1 import run_pb2
 
 FEWEST_STEPS = 3

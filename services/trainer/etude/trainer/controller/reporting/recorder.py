@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from etude.common.errors import EtudeError
 from etude.common.record import RunRecord
-from etude.trainer.controller.patience import Refusal
-from etude.trainer.controller.records import Row
+from etude.trainer.controller.reporting.rows import Row
+from etude.trainer.controller.store_retry import Refusal
 
 log = logging.getLogger(__name__)
 

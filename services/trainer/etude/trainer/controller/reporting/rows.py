@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from etude.agent.chat import ChatFormat
 from etude.common.weights import VersionId
-from etude.trainer.batches import StepResult
-from etude.trainer.controller.behaviour import behaviour
-from etude.trainer.work import Published
+from etude.trainer.controller.reporting.behaviour import behaviour
+from etude.trainer.learner.batches import StepResult
+from etude.trainer.rollouts.protocol import Published
 from etude.v1 import environments_pb2, journal_pb2, rollout_pb2
 
 Row = dict[str, Any]

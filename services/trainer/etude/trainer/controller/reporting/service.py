@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import grpc
 from typing_extensions import override
 
-from etude.trainer.controller.orders import Orders
-from etude.trainer.controller.reports import Reports
+from etude.trainer.controller.reporting.commands import Orders
+from etude.trainer.controller.reporting.reports import Reports
 from etude.v1 import run_pb2, run_pb2_grpc
 
 NAME = "etude.v1.RunService"
