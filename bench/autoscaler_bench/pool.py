@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from autoscaler_bench.events import Clock
 from autoscaler_bench.traces import Ask, Trace
-from etude.operator.scaling.values import Held, IdleReplica
+from etude.operator.pools.autoscaling.values import Held, IdleReplica
 
 AGE_STEP_S = 5.0
 """Leases that began within so long are told as one."""

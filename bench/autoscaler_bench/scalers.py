@@ -10,13 +10,13 @@ from typing_extensions import override
 from autoscaler_bench.events import Clock
 from autoscaler_bench.plans import RUN, Planner
 from autoscaler_bench.pool import Pool
-from etude.operator.scaling import config
-from etude.operator.scaling.decision import decide_pool
-from etude.operator.scaling.provision import PRIOR, Provision, provision
-from etude.operator.scaling.reactive import Panic, reaction
-from etude.operator.scaling.values import PoolMetrics, PoolState, restarted
-from etude.operator.scaling.victims import victims
-from etude.operator.scaling.windows import Sample, Samples, added, raised
+from etude.operator.pools.autoscaling import config
+from etude.operator.pools.autoscaling.decide import decide_pool
+from etude.operator.pools.autoscaling.provisioning import PRIOR, Provision, provision
+from etude.operator.pools.autoscaling.reactive import Panic, reaction
+from etude.operator.pools.autoscaling.values import PoolMetrics, PoolState, restarted
+from etude.operator.pools.autoscaling.victims import victims
+from etude.operator.pools.autoscaling.windows import Sample, Samples, added, raised
 
 KNATIVE = config.Autoscaling(
     mode=config.Mode.REACTIVE,

@@ -15,10 +15,10 @@ from autoscaler_bench.traces import Trace
 from etude.common.api.autoscaling import Autoscaling as GivenAutoscaling
 from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.pool import EnvPoolSpec, Template
+from etude.operator.pools.autoscaling.config import TICK_S, Autoscaling, PoolConfig, Refill
+from etude.operator.pools.autoscaling.limits import creates, refilled
+from etude.operator.pools.autoscaling.values import Bucket
 from etude.operator.pools.settings import pool_config
-from etude.operator.scaling.config import TICK_S, Autoscaling, PoolConfig, Refill
-from etude.operator.scaling.limits import creates, refilled
-from etude.operator.scaling.values import Bucket
 from etude.trainer.controller.admission.plans import REPEAT_S
 
 REFILL = Refill()

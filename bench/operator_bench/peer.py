@@ -15,7 +15,7 @@ from typing import Any
 import kopf
 
 from etude.common.api.kinds import RLRun
-from etude.operator.desired.runs import Platform, RunShape, run_children
+from etude.operator.builders.run import Platform, RunShape, run_children
 from operator_bench.api import Api
 from operator_bench.manifests import NAMESPACE, THEIRS
 from operator_bench.testbed import HOME

@@ -13,6 +13,7 @@ import yaml
 from tests.support.helm import ROOT
 
 from etude.common.api.kinds import RLRun
+from etude.operator.builders.run import Platform, RunShape, run_children
 from etude.operator.cluster.api import Cluster, ConflictError, NameTakenError
 from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.kubernetes import KubernetesCluster
@@ -20,7 +21,6 @@ from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.cluster.rest import Rest, path_of
 from etude.operator.cluster.watches import Watches
-from etude.operator.desired.runs import Platform, RunShape, run_children
 from etude.operator.loop.leader import LeaseRecord, Leases, MemoryLeases
 from etude.operator.manifests import Manifest, Ref, ref, resource_version, uid
 

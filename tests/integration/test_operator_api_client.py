@@ -19,6 +19,8 @@ from tests.support.api_servers import (
     serving,
 )
 
+from etude.operator.builders.certificates import Issuer, Mode, Tls
+from etude.operator.builders.run import Platform
 from etude.operator.cluster import discovery
 from etude.operator.cluster import rest as requests
 from etude.operator.cluster import watches as watching
@@ -29,8 +31,6 @@ from etude.operator.cluster.discovery import Discovery
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import path_of
 from etude.operator.cluster.watches import CHILDREN, Watches
-from etude.operator.desired.certificates import Issuer, Mode, Tls
-from etude.operator.desired.runs import Platform
 from etude.operator.integrations import kinds
 from etude.operator.loop.leader import LeaseRecord
 from etude.operator.manifests import KINDS, Ref

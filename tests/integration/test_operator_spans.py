@@ -16,11 +16,11 @@ from opentelemetry.trace import NoOpTracer
 from tests.support.collectors import Collector, attributes, collector
 
 from etude.operator import spans
+from etude.operator.builders.run import Platform
 from etude.operator.clock import ManualClock
 from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.rest import Rest
-from etude.operator.desired.runs import Platform
 from etude.operator.loop.workers import operator
 from etude.operator.loop.writer import Pace
 from etude.operator.manifests import Ref

@@ -17,8 +17,8 @@ from etude.common import channels
 from etude.common.api.kinds import EnvPool
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process import ProcessDriver
+from etude.operator.builders.run import Platform
 from etude.operator.clock import SystemClock
-from etude.operator.desired.runs import Platform
 from etude.operator.loop.workers import operator
 from etude.operator.loop.writer import Pace
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels

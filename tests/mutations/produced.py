@@ -10,8 +10,8 @@ from tests.mutations.walls import pods
 from etude.common.api import crd
 from etude.common.api.kinds import Checkpoint
 from etude.operator.actions import Apply, Moment
-from etude.operator.checkpoints.decision import SeenCheckpoint, decide
-from etude.operator.desired.runs import Platform
+from etude.operator.builders.run import Platform
+from etude.operator.checkpoints.decide import SeenCheckpoint, decide
 from etude.operator.render import rendered
 
 Manifest = dict[str, Any]

@@ -6,8 +6,8 @@ Its Secrets outlive their Certificates and the CRDs: pods with a Secret start an
 from collections.abc import Collection, Iterable
 
 from etude.common.api.kinds import EnvPool, RLRun
+from etude.operator.builders.certificates import Mode, Tls
 from etude.operator.conditions import Fact, no
-from etude.operator.desired.certificates import Mode, Tls
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from etude.common.api import documents
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.errors import Problem, UserError
-from etude.operator.desired import pools as desired_pools
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.builders import pool as desired_pools
+from etude.operator.builders import run as desired
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest
 
 EXIT_INVALID = 4

@@ -8,8 +8,8 @@ from typing import Self
 
 from etude.common.tls.bundle import bundle
 from etude.common.tls.identity import DOMAIN
-from etude.operator.desired.certificates import Issuer, Mode, Tls
-from etude.operator.desired.runs import Platform
+from etude.operator.builders.certificates import Issuer, Mode, Tls
+from etude.operator.builders.run import Platform
 
 RATE_PER_S = 500
 """Enough for 20 new runs per second; API servers shed load before this harms them."""

@@ -14,7 +14,7 @@ from tests.support.helm import ROOT
 from tests.support.renders import Render, renders
 
 from etude.common.api import crd, documents
-from etude.operator.desired.runs import Platform
+from etude.operator.builders.run import Platform
 from etude.operator.render import rendered
 
 KUBERNETES = "1.36.0"

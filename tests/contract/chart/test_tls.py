@@ -12,7 +12,7 @@ import yaml
 from cryptography import x509
 from tests.support.helm import CHART, IMAGE, SERVED, Rendered, refusal, rendered, template
 
-from etude.operator.desired.certificates import keeper
+from etude.operator.builders.certificates import keeper
 
 SELF_MANAGED = {"mode": "SelfManaged"}
 OPERATOR = "spiffe://etude.dev/ns/etude-system/role/operator"

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from etude.common.api.kinds import EnvPool, RLRun
+from etude.operator.builders.run import Platform
 from etude.operator.clock import ManualClock
 from etude.operator.cluster.api import ConflictError
 from etude.operator.cluster.memory import MemoryCluster
-from etude.operator.desired.runs import Platform
 from etude.operator.loop.queue import WorkQueue
 from etude.operator.loop.reconcile import Reconciler
 from etude.operator.loop.workers import Operator

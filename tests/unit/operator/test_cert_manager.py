@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool
-from etude.operator.desired.certificates import Issuer, Mode, Tls
+from etude.operator.builders.certificates import Issuer, Mode, Tls
 from etude.operator.manifests import Ref
 
 Build = Callable[..., dict[str, Any]]

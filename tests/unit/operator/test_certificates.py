@@ -8,10 +8,10 @@ import pytest
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.tls.identity import Identity
-from etude.operator.desired import pools as desired_pools
-from etude.operator.desired import runs as desired
-from etude.operator.desired.certificates import Issuer, Mode, Tls
-from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.builders import pool as desired_pools
+from etude.operator.builders import run as desired
+from etude.operator.builders.certificates import Issuer, Mode, Tls
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref, ref
 
 Build = Callable[..., dict[str, Any]]

@@ -7,9 +7,9 @@ import pytest
 
 from etude.common.api.kinds import Checkpoint
 from etude.operator.actions import Moment
-from etude.operator.checkpoints.decision import SeenCheckpoint, decide
+from etude.operator.builders.run import Platform
+from etude.operator.checkpoints.decide import SeenCheckpoint, decide
 from etude.operator.conditions import no
-from etude.operator.desired.runs import Platform
 from etude.operator.manifests import Ref
 
 LABEL = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import Checkpoint
-from etude.operator.checkpoints import decision, places
+from etude.operator.checkpoints import decide, job_slots
 from etude.operator.cluster.api import RefusedError
 from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.loop.refusals import PROBLEM_RETRY_S
@@ -67,8 +67,8 @@ async def test_of_many_checkpoints_a_few_are_read_back_at_a_time(lab: Any, run_b
     for _ in range(12):
         most = max(most, len(lab.names("Job")))
         await lab.finish_jobs()
-        await lab.advance(decision.TURN_S)
-    assert most == places.MAX_JOBS
+        await lab.advance(decide.TURN_S)
+    assert most == job_slots.MAX_JOBS
     assert {checkpoint(lab, step).status.phase for step in range(10, 130, 10)} == {"Ready"}
 
 

@@ -13,9 +13,9 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool, ResolvedRun
 from etude.operator import names
-from etude.operator.desired import pools as desired_pools
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.builders import pool as desired_pools
+from etude.operator.builders import run as desired
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import RESOURCES
 from etude.operator.render import main as render_main
 from etude.operator.render import rendered

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from etude.common.api.status import Restarts
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.runs import disruptions
-from etude.operator.runs.disruptions import STARTING_GRACE_S
+from etude.operator.runs.capacity import disruptions
+from etude.operator.runs.capacity.disruptions import STARTING_GRACE_S
 from etude.v1 import run_pb2
 
 POD = Ref("Pod", "lab", "demo-trainer-0")

@@ -7,8 +7,8 @@ import kubernetes_validate
 import pytest
 
 from etude.common.api.kinds import RLRun
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.builders import run as desired
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
 
 GANG = {"provider": "Volcano"}

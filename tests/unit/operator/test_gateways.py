@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import RLRun
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.builders import run as desired
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
 
 GATEWAY = {"name": "public", "namespace": "edge", "sectionName": "https", "hostnames": ["a.org"]}

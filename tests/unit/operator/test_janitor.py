@@ -10,7 +10,7 @@ from etude.common.blobs import MemoryStore
 from etude.common.checkpoint_orders import verify
 from etude.common.checkpoints import CheckpointManifest
 from etude.common.errors import CorruptError, StoreError
-from etude.operator.checkpoints import janitor
+from etude.operator.checkpoints import data_job
 
 
 @pytest.fixture
@@ -40,18 +40,18 @@ def written(store: MemoryStore, *keys: str, step: int = 7, epoch: int = 1) -> st
 def test_only_what_the_manifest_names_is_deleted(store: MemoryStore) -> None:
     digest = written(store, "learner/0", "controller.json")
     store.put("checkpoints/000000000009/manifest.json", b"of another, below a mistyped prefix")
-    janitor.delete(store, digest)
+    data_job.delete(store, digest)
     assert set(store.objects) == {"checkpoints/000000000009/manifest.json"}
-    janitor.delete(store, digest)
+    data_job.delete(store, digest)
 
 
 def test_a_prefix_that_holds_another_checkpoint_is_left_alone(store: MemoryStore) -> None:
     old = written(store, "learner/0")
     new = written(store, "learner/0", epoch=2)
     before = dict(store.objects)
-    janitor.delete(store, old)
+    data_job.delete(store, old)
     assert store.objects == before
-    janitor.delete(store, new)
+    data_job.delete(store, new)
     assert store.objects == {}
 
 
@@ -70,10 +70,10 @@ def test_a_deletion_that_broke_off_is_finished(
     with monkeypatch.context() as patch:
         patch.setattr(MemoryStore, "delete", failing)
         with pytest.raises(StoreError):
-            janitor.delete(store, digest)
+            data_job.delete(store, digest)
     assert checkpoints.MANIFEST not in store.objects
     assert "learner/1" in store.objects
-    janitor.delete(store, digest)
+    data_job.delete(store, digest)
     assert store.objects == {}
 
 
@@ -81,7 +81,7 @@ def test_a_deletion_that_broke_off_spares_what_was_written_since(store: MemorySt
     old = written(store, "learner/0", "learner/1")
     store.put(f"deleting-{old}.json", store.get(checkpoints.MANIFEST))
     new = written(store, "learner/0", epoch=2)
-    janitor.delete(store, old)
+    data_job.delete(store, old)
     verify(store, new)
     assert set(store.objects) == {"learner/0", checkpoints.MANIFEST}
 
@@ -89,7 +89,7 @@ def test_a_deletion_that_broke_off_spares_what_was_written_since(store: MemorySt
 def test_a_manifest_that_cannot_be_read_is_reported(store: MemoryStore) -> None:
     store.put(checkpoints.MANIFEST, b"{}")
     with pytest.raises(CorruptError):
-        janitor.delete(store, hashlib.sha256(b"{}").hexdigest())
+        data_job.delete(store, hashlib.sha256(b"{}").hexdigest())
 
 
 def test_a_manifest_check_reads_no_object_and_misses_what_only_reading_shows(

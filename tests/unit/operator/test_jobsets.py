@@ -10,9 +10,9 @@ import kubernetes_validate
 import pytest
 
 from etude.common.api.kinds import RLRun
-from etude.operator.desired import runs as desired
-from etude.operator.desired.jobsets import NEVER_DONE
-from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.builders import run as desired
+from etude.operator.builders.jobset import NEVER_DONE
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
 
 KINDS = frozenset(

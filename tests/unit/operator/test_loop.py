@@ -10,10 +10,10 @@ import pytest
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
+from etude.operator.builders.run import Platform
 from etude.operator.clock import ManualClock
 from etude.operator.cluster.api import RefusedError
 from etude.operator.cluster.memory import MemoryCluster
-from etude.operator.desired.runs import Platform
 from etude.operator.loop.users import Users
 from etude.operator.loop.workers import Operator, is_unanswered, operator
 from etude.operator.loop.writer import Pace

@@ -20,9 +20,9 @@ from etude.common.api.podtemplate import (
     repeated,
     variables,
 )
-from etude.operator.desired import overlay
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.builders import run as desired
+from etude.operator.builders import strategic_merge
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest
 
 Build = Callable[..., dict[str, Any]]
@@ -45,20 +45,20 @@ SPECS = st.fixed_dictionaries(
 
 @given(SPECS)
 def test_nothing_laid_over_changes_nothing(spec: Manifest) -> None:
-    assert overlay.merged(spec, {}) == spec
+    assert strategic_merge.merged(spec, {}) == spec
 
 
 @given(SPECS, SPECS)
 def test_to_lay_the_same_over_twice_is_as_once(below: Manifest, above: Manifest) -> None:
-    once = overlay.merged(below, above)
-    assert overlay.merged(once, above) == once
+    once = strategic_merge.merged(below, above)
+    assert strategic_merge.merged(once, above) == once
 
 
 @given(SPECS, SPECS)
 def test_what_is_laid_over_is_all_there_and_what_it_does_not_name_stays(
     below: Manifest, above: Manifest
 ) -> None:
-    found = overlay.merged(below, above)
+    found = strategic_merge.merged(below, above)
     assert found.get("priority") == above.get("priority", below.get("priority"))
     assert found.get("tolerations") == above.get("tolerations", below.get("tolerations"))
     selectors = {**below.get("nodeSelector", {}), **above.get("nodeSelector", {})}
@@ -77,7 +77,9 @@ def values(spec: Manifest) -> dict[tuple[str, str], str]:
 def test_a_volume_of_another_kind_replaces_one_and_null_takes_a_field_away() -> None:
     below = {"volumes": [{"name": "scratch", "emptyDir": {}}], "priority": 1}
     claim = {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}
-    assert overlay.merged(below, {"volumes": [claim], "priority": None}) == {"volumes": [claim]}
+    assert strategic_merge.merged(below, {"volumes": [claim], "priority": None}) == {
+        "volumes": [claim]
+    }
 
 
 def workload(body: dict[str, Any], platform: Platform, role: str) -> Manifest:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from etude.common.api.kinds import RLRun
-from etude.operator.desired import runs as desired
+from etude.operator.builders import run as desired
 
 
 def mappings(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from etude.operator.manifests import Ref
-from etude.operator.scaling.config import Autoscaling, Predictive, ScaleToZero
-from etude.operator.scaling.trust import is_current
-from etude.operator.scaling.values import Plan
+from etude.operator.pools.autoscaling.config import Autoscaling, Predictive, ScaleToZero
+from etude.operator.pools.autoscaling.trust import is_current
+from etude.operator.pools.autoscaling.values import Plan
 from etude.v1 import environments_pb2
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool
-from etude.operator import acceptance
+from etude.operator.builders.run import Platform
 from etude.operator.cluster.api import RefusedError
 from etude.operator.cluster.memory import MemoryCluster
-from etude.operator.desired.runs import Platform
 from etude.operator.manifests import Ref
-from etude.operator.pools.decision import ordinals
+from etude.operator.pools.decide import ordinals
+from etude.operator.runs import acceptance
 from etude.v1 import environments_pb2
 
 KEY = Ref("EnvPool", "lab", "repos")

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool
+from etude.operator.builders.certificates import Mode, Tls, pool_identity
 from etude.operator.cluster.api import RefusedError
 from etude.operator.cluster.memory import MemoryCluster
-from etude.operator.desired.certificates import Mode, Tls, pool_identity
 from etude.operator.manifests import Manifest, Ref, labels
 
 POOL = Ref("EnvPool", "lab", "repos")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.pool import EnvPoolSpec
-from etude.operator.desired import pools as desired_pools
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.builders import pool as desired_pools
+from etude.operator.builders import run as desired
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.pools.figures import combined
 from etude.v1 import environments_pb2

@@ -8,11 +8,11 @@ import pytest
 from etude.common.api.kinds import EnvPool
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest
+from etude.operator.pools.autoscaling.config import TICK_S
+from etude.operator.pools.autoscaling.values import Cause
 from etude.operator.pools.provisions import Provisions
-from etude.operator.pools.sizing import Size, Sizer
+from etude.operator.pools.size import Size, Sizer
 from etude.operator.reports.latest import PoolReport, Words
-from etude.operator.scaling.config import TICK_S
-from etude.operator.scaling.values import Cause
 from etude.v1 import environments_pb2
 
 WALL_S = 1.79e9

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.operator.test_quota import KINDS, QUEUED, WORKLOAD
 
-from etude.operator.desired.runs import Platform
+from etude.operator.builders.run import Platform
 
 
 @pytest.fixture

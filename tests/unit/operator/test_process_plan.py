@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.operator.desired import pools as desired_pools
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.builders import pool as desired_pools
+from etude.operator.builders import run as desired
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest
 from etude.operator.processes.plan import Machine, process
 from etude.operator.processes.ports import FIRST, LAST, PortBook, pod_behind

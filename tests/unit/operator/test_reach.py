@@ -8,10 +8,10 @@ import pytest
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.run import Storage
-from etude.operator.desired import pools as desired_pools
-from etude.operator.desired import reach
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.builders import network_policies
+from etude.operator.builders import pool as desired_pools
+from etude.operator.builders import run as desired
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest
 
 Build = Callable[..., dict[str, Any]]
@@ -201,7 +201,7 @@ def test_a_job_that_outlives_its_run_has_a_way_out_of_its_own() -> None:
         "spec": {"template": {"metadata": {"labels": {**labels, "etude.dev/role": "janitor"}}}},
     }
     storage = Storage(uri="s3://runs/demo", endpoint="http://minio.store:9000")
-    policies = [reach.job_policy(job, storage)]
+    policies = [network_policies.job_policy(job, storage)]
     pod = Pod({**labels, "etude.dev/role": "janitor"})
     assert reaches(policies, pod, "10.1.2.3", 9000)
     assert not reaches(policies, pod, "10.1.2.3", 443)

@@ -7,8 +7,8 @@ import pytest
 
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator.manifests import Ref
-from etude.operator.runs import resuming
-from etude.operator.runs.past import is_left
+from etude.operator.runs.checkpoints import resume as checkpoints_resume
+from etude.operator.runs.checkpoints.lineage import is_left
 from etude.v1 import run_pb2
 
 MAP = Ref("ConfigMap", "lab", "demo-run")
@@ -272,7 +272,7 @@ async def test_what_is_not_ready_stays_undecided_where_pods_are_still_there(
     named = {"resume": "Named", "resumeFrom": {"name": name(20)}}
     run = RLRun.understood(changed(lab, suspend=False, checkpointing=named))
     saved = Checkpoint.understood(lab.cluster.objects()[Ref("Checkpoint", "lab", name(20))])
-    decision = resuming.decided(run, [saved])
+    decision = checkpoints_resume.decided(run, [saved])
     assert decision is not None
     assert decision.name == name(20)
     conditions = [
@@ -282,8 +282,8 @@ async def test_what_is_not_ready_stays_undecided_where_pods_are_still_there(
         update={"status": saved.status.model_copy(update={"conditions": conditions})}
     )
     checkpoints = [] if found == "absent" else [saved]
-    assert resuming.decided(run, checkpoints) == run.status.resumption
-    assert resuming.complaint(run, checkpoints)
+    assert checkpoints_resume.decided(run, checkpoints) == run.status.resumption
+    assert checkpoints_resume.complaint(run, checkpoints)
 
 
 def ready_of(checkpoint: Checkpoint) -> list[Any]:

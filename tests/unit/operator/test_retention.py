@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from etude.common.api.checkpointing import Checkpointing, KeepBest
 from etude.common.api.kinds import Checkpoint
 from etude.common.api.status import Resumption
-from etude.operator.runs import past, retention
-from etude.operator.runs.seen import is_ready
+from etude.operator.runs.checkpoints import lineage, retention
+from etude.operator.runs.observe import is_ready
 
 
 def checkpoint(step: int, reward: float | str | None, *, is_ready: bool = True) -> Checkpoint:
@@ -44,10 +44,10 @@ def histories(draw: st.DrawFn) -> list[Checkpoint]:
 
 # Put back to step 10 of its first branch; then to step 25 of the branch that began there.
 ONCE = Resumption(number=1, step=10, branch=0)
-TWICE = Resumption(number=2, step=25, branch=1, earlier=past.put_backs(ONCE))
+TWICE = Resumption(number=2, step=25, branch=1, earlier=lineage.put_backs(ONCE))
 # Then to step 5 of the first branch again, and at last to its start weights.
-THRICE = Resumption(number=3, step=5, branch=0, earlier=past.put_backs(TWICE))
-TO_ITS_START = Resumption(number=4, earlier=past.put_backs(THRICE))
+THRICE = Resumption(number=3, step=5, branch=0, earlier=lineage.put_backs(TWICE))
+TO_ITS_START = Resumption(number=4, earlier=lineage.put_backs(THRICE))
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ TO_ITS_START = Resumption(number=4, earlier=past.put_backs(THRICE))
 def test_the_past_of_a_run_is_the_way_from_its_present_branch_to_its_start(
     resumption: Resumption | None, kept: set[tuple[int, int]], left: set[tuple[int, int]]
 ) -> None:
-    assert not {at for at in kept if past.is_left_at(*at, resumption)}
-    assert {at for at in left if past.is_left_at(*at, resumption)} == left
+    assert not {at for at in kept if lineage.is_left_at(*at, resumption)}
+    assert {at for at in left if lineage.is_left_at(*at, resumption)} == left
 
 
 def test_where_an_older_decision_is_forgotten_steps_alone_tell() -> None:
     forgotten = TWICE.model_copy(update={"earlier": ()})
-    assert not past.is_left_at(0, 20, forgotten)
-    assert past.is_left_at(0, 26, forgotten)
+    assert not lineage.is_left_at(0, 20, forgotten)
+    assert lineage.is_left_at(0, 26, forgotten)
 
 
 @given(histories(), st.integers(1, 4), st.none() | st.integers(1, 3))

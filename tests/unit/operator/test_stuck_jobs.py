@@ -8,8 +8,8 @@ import pytest
 from typing_extensions import override
 
 from etude.common.api.kinds import Checkpoint
-from etude.operator.checkpoints.decision import TURN_S
-from etude.operator.checkpoints.places import MAX_JOBS, UNPLACED_S
+from etude.operator.checkpoints.decide import TURN_S
+from etude.operator.checkpoints.job_slots import MAX_JOBS, UNPLACED_S
 from etude.operator.cluster.api import ClusterError
 from etude.operator.cluster.memory import InstantKubelet, MemoryCluster
 from etude.operator.manifests import Manifest, Ref, ref

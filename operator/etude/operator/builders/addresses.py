@@ -2,7 +2,7 @@
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
-from etude.operator.desired.ports import PORTS
+from etude.operator.builders.ports import PORTS
 
 
 def address(run: RLRun, role: str, ordinal: int = 0) -> str:

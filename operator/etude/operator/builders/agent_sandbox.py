@@ -6,9 +6,9 @@ API: https://github.com/kubernetes-sigs/agent-sandbox, agents.x-k8s.io/v1beta1, 
 from collections.abc import Mapping
 
 from etude.common.api.kinds import EnvPool
-from etude.operator.desired import overlay
-from etude.operator.desired.pods import Plan, pod_spec
-from etude.operator.desired.workloads import head
+from etude.operator.builders import strategic_merge
+from etude.operator.builders.pod import Plan, pod_spec
+from etude.operator.builders.workload import head
 from etude.operator.manifests import RESOURCES, Manifest
 
 
@@ -29,7 +29,7 @@ def sandbox(
     metadata = over.get("metadata", {})
     pod: Manifest = {
         "metadata": {"labels": {**metadata.get("labels", {}), **labels}},
-        "spec": overlay.merged(pod_spec(plan), over.get("spec", {})),
+        "spec": strategic_merge.merged(pod_spec(plan), over.get("spec", {})),
     }
     if metadata.get("annotations"):
         pod["metadata"]["annotations"] = metadata["annotations"]

@@ -7,8 +7,8 @@ from enum import StrEnum
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.tls.identity import DOMAIN, Identity
 from etude.operator import names
-from etude.operator.desired.pods import TLS_FOLDER, PodCertificate
-from etude.operator.desired.workloads import head
+from etude.operator.builders.pod import TLS_FOLDER, PodCertificate
+from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest
 
 TOKEN_FOLDER = "/var/run/etude-token"  # noqa: S105 - a folder

@@ -6,10 +6,10 @@ from dataclasses import replace
 from etude.common.api.edge import Edge
 from etude.common.api.kinds import EnvPool
 from etude.operator import names
-from etude.operator.desired.pods import KEYS_FOLDER, Plan, PodCertificate, base_env, env
-from etude.operator.desired.ports import PORTS
-from etude.operator.desired.runs import COMMANDS, brokers
-from etude.operator.desired.workloads import service, stateful_set
+from etude.operator.builders.pod import KEYS_FOLDER, Plan, PodCertificate, base_env, env
+from etude.operator.builders.ports import PORTS
+from etude.operator.builders.run import COMMANDS, brokers
+from etude.operator.builders.workload import service, stateful_set
 from etude.operator.manifests import Manifest
 
 GRACE_S = 30

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from etude.common.api.gateway import PolicyGateway
 from etude.common.api.kinds import RLRun
 from etude.operator import names
-from etude.operator.desired.ports import PORTS
-from etude.operator.desired.workloads import head, service
+from etude.operator.builders.ports import PORTS
+from etude.operator.builders.workload import head, service
 from etude.operator.manifests import Manifest
 
 API = "gateway.networking.k8s.io/v1"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from etude.common.api.kinds import RLRun
 from etude.common.api.scheduling import Scheduling
 from etude.operator import names
-from etude.operator.desired.workloads import head
+from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest, Ref
 
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
-from etude.operator.desired.jobsets import Part
-from etude.operator.desired.workloads import head
+from etude.operator.builders.jobset import Part
+from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest
 
 API = "ray.io/v1"

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
-from etude.operator.desired.jobsets import Part
-from etude.operator.desired.workloads import head
+from etude.operator.builders.jobset import Part
+from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest, Ref
 
 API = "kueue.x-k8s.io/v1beta2"

@@ -12,10 +12,10 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.network import EgressPolicy
 from etude.common.api.pool import StoreAccess
 from etude.operator import names
-from etude.operator.desired import gateways
-from etude.operator.desired.pods import PROBE_PORT
-from etude.operator.desired.ports import ISSUER_PORT, PORTS
-from etude.operator.desired.workloads import head
+from etude.operator.builders import http_route
+from etude.operator.builders.pod import PROBE_PORT
+from etude.operator.builders.ports import ISSUER_PORT, PORTS
+from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest
 
 ANYWHERE = {
@@ -214,8 +214,8 @@ def _gateways(run: RLRun) -> list[PolicyGateway]:
 
 
 def _from_gateway(run: RLRun, gateway: PolicyGateway) -> Rule:
-    peer = _namespace(gateways.proxies(run, gateway))
-    return {"from": [peer], "ports": _ports(gateways.PORT.values())}
+    peer = _namespace(http_route.proxies(run, gateway))
+    return {"from": [peer], "ports": _ports(http_route.PORT.values())}
 
 
 def _outside(store: StoreAccess | None, otlp_endpoint: str | None) -> list[Rule]:

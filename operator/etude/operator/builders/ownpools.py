@@ -7,7 +7,7 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.meta import API_VERSION
 from etude.common.api.roles import EnvironmentRole
 from etude.operator import names
-from etude.operator.desired.workloads import head
+from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest
 
 _SIZING = ("autoscaling", "minIdle", "overcommitFactor")

@@ -6,7 +6,7 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.podtemplate import PodTemplate
 from etude.common.api.roles import RoleSpec
 from etude.operator import names
-from etude.operator.desired.pods import Nearness
+from etude.operator.builders.pod import Nearness
 from etude.operator.manifests import Manifest
 
 SAVING_MARGIN_S = 30

@@ -12,9 +12,10 @@ from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool
 from etude.common.tls import targets
 from etude.operator import names
-from etude.operator.desired import certificates, reach
-from etude.operator.desired.edge import edge_children
-from etude.operator.desired.pods import (
+from etude.operator.builders import certificates, network_policies
+from etude.operator.builders.agent_sandbox import sandbox
+from etude.operator.builders.environment_api import edge_children
+from etude.operator.builders.pod import (
     EGRESS_FOLDER,
     POD_INDEX,
     SPEC_FOLDER,
@@ -26,10 +27,9 @@ from etude.operator.desired.pods import (
     pod_spec,
     toleration,
 )
-from etude.operator.desired.ports import PORTS
-from etude.operator.desired.runs import COMMANDS, Platform, brokers, json_text, traces
-from etude.operator.desired.sandboxes import sandbox
-from etude.operator.desired.workloads import head, service, stateful_set
+from etude.operator.builders.ports import PORTS
+from etude.operator.builders.run import COMMANDS, Platform, brokers, json_text, traces
+from etude.operator.builders.workload import head, service, stateful_set
 from etude.operator.manifests import Manifest, quantity, stamped
 
 ENVSERVER = "envserver"
@@ -73,7 +73,7 @@ def pool_children(
     children += _certificates(pool, platform)
     if platform.namespace is not None and pool.spec.network.policy == "Managed":
         asks = certificates.asks_issuer(platform.tls)
-        children += reach.pool_policies(pool, platform.namespace, asks_issuer=asks)
+        children += network_policies.pool_policies(pool, platform.namespace, asks_issuer=asks)
     return [stamped(child) for child in children]
 
 

@@ -9,18 +9,18 @@ from etude.common.api.roles import EnvironmentRole, RoleSpec
 from etude.common.api.run import ModelSource, RLRunSpec
 from etude.common.files import ResolvedRun, ResumeAt
 from etude.operator import names
-from etude.operator.desired import certificates, given, reach
-from etude.operator.desired.addresses import address
-from etude.operator.desired.certificates import Tls
-from etude.operator.desired.gateways import way_in
-from etude.operator.desired.jobsets import Part, job_set
-from etude.operator.desired.ownpools import own_pool
-from etude.operator.desired.podgroups import group_of, pod_groups
-from etude.operator.desired.pods import SPEC_FOLDER, Plan, PodCertificate, base_env, env, toleration
-from etude.operator.desired.ports import PORTS
-from etude.operator.desired.quotas import Flavor, Priority, workload
-from etude.operator.desired.rayclusters import ray_cluster, workers
-from etude.operator.desired.workloads import head, pod_template, service, stateful_set
+from etude.operator.builders import certificates, network_policies, pod_overrides
+from etude.operator.builders.addresses import address
+from etude.operator.builders.certificates import Tls
+from etude.operator.builders.http_route import way_in
+from etude.operator.builders.jobset import Part, job_set
+from etude.operator.builders.kuberay import ray_cluster, workers
+from etude.operator.builders.kueue import Flavor, Priority, workload
+from etude.operator.builders.ownpools import own_pool
+from etude.operator.builders.pod import SPEC_FOLDER, Plan, PodCertificate, base_env, env, toleration
+from etude.operator.builders.ports import PORTS
+from etude.operator.builders.volcano import group_of, pod_groups
+from etude.operator.builders.workload import head, pod_template, service, stateful_set
 from etude.operator.manifests import Manifest, stamped
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
@@ -150,7 +150,7 @@ def _policies(run: RLRun, platform: Platform) -> list[Manifest]:
         return []
     pools = [pool_name(run, role) for role in run.spec.roles.environments]
     asks = certificates.asks_issuer(platform.tls)
-    return reach.run_policies(run, pools, platform.namespace, asks_issuer=asks)
+    return network_policies.run_policies(run, pools, platform.namespace, asks_issuer=asks)
 
 
 def _certificates(run: RLRun, platform: Platform) -> list[Manifest]:
@@ -310,12 +310,12 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
         labels=flavor.labels,
         annotations=flavor.annotations,
         tolerations=[*map(toleration, spec.tolerations), *flavor.tolerations],
-        classes=given.classes(run, spec),
-        near=given.near(run, {**run_labels(run), names.ROLE: role}),
+        classes=pod_overrides.classes(run, spec),
+        near=pod_overrides.near(run, {**run_labels(run), names.ROLE: role}),
         certificate=_certificate(run, role, platform),
         group=group_of(run, role),
-        over=given.over(spec.pod_template),
-        grace_s=given.grace_s(run, role, spec),
+        over=pod_overrides.over(spec.pod_template),
+        grace_s=pod_overrides.grace_s(run, role, spec),
         shared_memory=role in {names.TRAINER, names.INFERENCE},
     )
 

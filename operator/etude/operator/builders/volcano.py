@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
-from etude.operator.desired.workloads import head
+from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest
 
 API = "scheduling.volcano.sh/v1beta1"

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.meta import API_VERSION
 from etude.operator import names
-from etude.operator.desired import overlay
-from etude.operator.desired.pods import Plan, pod_spec
+from etude.operator.builders import strategic_merge
+from etude.operator.builders.pod import Plan, pod_spec
 from etude.operator.manifests import Manifest, stamped
 
 GROUP = "scheduling.k8s.io/group-name"
@@ -79,7 +79,7 @@ def pod_template(labels: Mapping[str, str], plan: Plan, attempt: int) -> Manifes
     group = {} if plan.group is None else {GROUP: plan.group}
     if plan.annotations or group:
         metadata["annotations"] = {**plan.annotations, **group}
-    return overlay.merged({"metadata": metadata, "spec": pod_spec(plan)}, plan.over)
+    return strategic_merge.merged({"metadata": metadata, "spec": pod_spec(plan)}, plan.over)
 
 
 def head(

@@ -11,17 +11,18 @@ from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.checkpoint_orders import EXIT_CORRUPT
 from etude.operator import names
 from etude.operator.actions import Apply, Decision, Delete, Finalizers, Moment, Note
-from etude.operator.checkpoints import jobs, requests
-from etude.operator.checkpoints.jobs import DELETE, VERIFY
-from etude.operator.checkpoints.phases import status_of
-from etude.operator.checkpoints.places import Places, Underway
+from etude.operator.builders import network_policies
+from etude.operator.builders.jobset import QUEUE
+from etude.operator.builders.run import Platform
+from etude.operator.checkpoints import job as checkpoints_job
+from etude.operator.checkpoints import requests
+from etude.operator.checkpoints.job import DELETE, VERIFY
+from etude.operator.checkpoints.job_slots import Places, Underway
+from etude.operator.checkpoints.status import status_of
 from etude.operator.clock import seconds
 from etude.operator.cluster.api import Cluster, NamespaceClosingError
 from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.conditions import Fact, no, yes
-from etude.operator.desired import reach
-from etude.operator.desired.jobsets import QUEUE
-from etude.operator.desired.runs import Platform
 from etude.operator.failures import (
     CRASHES,
     PULL_FAILURES,
@@ -43,7 +44,7 @@ from etude.operator.manifests import (
     uid,
 )
 from etude.operator.reasons import Reason
-from etude.operator.runs.seen import is_settled, ready_fact
+from etude.operator.runs.observe import is_settled, ready_fact
 
 TURN_S = 5.0
 """Time between two passes of a checkpoint that waits for a free Job slot."""
@@ -86,7 +87,7 @@ def gather(
     endings: dict[str, PodFailure] = {}
     troubles: dict[str, str] = {}
     for what in (VERIFY, DELETE):
-        job = cluster.get(Ref("Job", namespace, jobs.name(checkpoint, what)))
+        job = cluster.get(Ref("Job", namespace, checkpoints_job.name(checkpoint, what)))
         if job is not None:
             made[what] = job
             pods = cluster.owned(uid(job))
@@ -198,7 +199,9 @@ def _verification(
         known = no("Ready", Reason.VERIFYING, words)
     verifying = status_of(checkpoint, known, now)
     if job is None:
-        beginning = _beginning(seen, jobs.job(checkpoint, seen.run, VERIFY, platform), now)
+        beginning = _beginning(
+            seen, checkpoints_job.job(checkpoint, seen.run, VERIFY, platform), now
+        )
         if not beginning:
             return Decision(status=verifying, requeue_after_s=TURN_S)
         status = verifying if seen.problem is None else status_of(checkpoint, _kept(seen), now)
@@ -258,7 +261,9 @@ def _deletion_by_job(
         fact = no("Ready", Reason.DELETING, "its objects are being deleted")
         fact = fact if seen.problem is None else _kept(seen)
         status = status_of(checkpoint, fact, now)
-        beginning = _beginning(seen, jobs.job(checkpoint, seen.run, DELETE, platform), now)
+        beginning = _beginning(
+            seen, checkpoints_job.job(checkpoint, seen.run, DELETE, platform), now
+        )
         if not beginning:
             return Decision(status=status, requeue_after_s=TURN_S)
         return Decision(status=status, actions=beginning)
@@ -287,7 +292,8 @@ def _ways_out(
     is_needed = platform.namespace is not None and seen.needs_way_out
     if is_needed and storage is not None and ref(job).name not in seen.policies:
         yield Apply(
-            manifest=stamped(reach.job_policy(job, storage)), manager=names.CHECKPOINT_FIELD_MANAGER
+            manifest=stamped(network_policies.job_policy(job, storage)),
+            manager=names.CHECKPOINT_FIELD_MANAGER,
         )
 
 

@@ -7,13 +7,13 @@ from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.checkpoint_orders import VARIABLE
 from etude.operator import names
 from etude.operator.actions import Apply
-from etude.operator.desired.pods import SCRATCH_FOLDER, Plan, env, job_spec
-from etude.operator.desired.runs import Platform, resolved_spec
+from etude.operator.builders.pod import SCRATCH_FOLDER, Plan, env, job_spec
+from etude.operator.builders.run import Platform, resolved_spec
 
 VERIFY = "verify"
 DELETE = "delete"
 
-JANITOR = ("python", "-m", "etude.operator.checkpoints.janitor")
+JANITOR = ("python", "-m", "etude.operator.checkpoints.data_job")
 LOADER = ("python", "-m", "etude.trainer.commands.check_checkpoint")
 
 

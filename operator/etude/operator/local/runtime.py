@@ -20,8 +20,8 @@ from etude.common.api import documents
 from etude.common.api.lint import lint_bytes
 from etude.common.errors import Problem, UserError
 from etude.common.local import IMAGES_VARIABLE, images_folder
+from etude.operator.builders.run import Platform
 from etude.operator.clock import SystemClock
-from etude.operator.desired.runs import Platform
 from etude.operator.local import localise, run_folder
 from etude.operator.local.localise import Object
 from etude.operator.local.state_files import StateFiles

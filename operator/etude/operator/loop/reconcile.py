@@ -28,13 +28,13 @@ from etude.operator.actions import (
     Tell,
     Vacate,
 )
-from etude.operator.checkpoints import decision as checkpoints
-from etude.operator.checkpoints.places import Underway
+from etude.operator.builders import run as desired
+from etude.operator.builders.addresses import address
+from etude.operator.builders.run import Platform
+from etude.operator.checkpoints import decide as checkpoints
+from etude.operator.checkpoints.job_slots import Underway
 from etude.operator.clock import Clock
 from etude.operator.cluster.api import Cluster, NameTakenError, RefusedError
-from etude.operator.desired import runs as desired
-from etude.operator.desired.addresses import address
-from etude.operator.desired.runs import Platform
 from etude.operator.loop import measures, unreadable
 from etude.operator.loop.measures import Measures
 from etude.operator.loop.outcomes import Outcomes
@@ -42,14 +42,15 @@ from etude.operator.loop.refusals import Refusal, Refusals, aim
 from etude.operator.loop.vacating import vacate
 from etude.operator.loop.writer import StatusWriter
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels, ref, uid
-from etude.operator.pools import decision as pools
-from etude.operator.pools import seen as pool_seen
-from etude.operator.pools.sizing import Sizers
+from etude.operator.pools import decide as pools
+from etude.operator.pools import observe as pool_seen
+from etude.operator.pools.size import Sizers
 from etude.operator.reports.followers import Followers, Peer
 from etude.operator.reports.latest import Position, ReportBook
 from etude.operator.reports.peers import PeerError, Peers
-from etude.operator.runs import decision as runs
-from etude.operator.runs import seen, undertakings
+from etude.operator.runs import decide as runs
+from etude.operator.runs import observe
+from etude.operator.runs.lifecycle import transitions
 
 log = logging.getLogger(__name__)
 
@@ -133,15 +134,15 @@ class Reconciler:
         reported = run.status.reported
         # A restarted operator asks for the reports after this position.
         self.book.dealt_with(run.metadata.uid, Position(reported.epoch, reported.sequence))
-        attempt = undertakings.attempts_of(run).get(names.TRAINER, 0)
-        pods = seen.role_pods(self.cluster, run).get(names.TRAINER, ())
+        attempt = transitions.attempts_of(run).get(names.TRAINER, 0)
+        pods = observe.role_pods(self.cluster, run).get(names.TRAINER, ())
         target = address(run, names.TRAINER)
         peer = Peer(uid(manifest))
         controllers = [pod for pod in pods if labels(pod).get(names.RAY_NODE) != "worker"]
         self._follow(manifest, peer, target, failures.of_attempt(controllers, attempt))
         about = run.metadata.uid
         problem, refused = self._refusals.fact(about), self._refusals.aims(about)
-        found = seen.gather(self.cluster, self.book, run, problem, refused)
+        found = observe.gather(self.cluster, self.book, run, problem, refused)
         if run.spec.suspend and run.status.intent is None and found.is_gone:
             self.book.ended(run.metadata.uid)
         self.measures.run(run)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from etude.operator.manifests import Manifest, Ref, ref
-from etude.operator.runs import model
+from etude.operator.runs.checkpoints import start_weights
 
 
 @dataclass(slots=True)
@@ -46,5 +46,5 @@ def _named(run: Manifest) -> Iterator[Ref]:
         pool = (role.get("poolRef") or {}).get("name")
         if pool:
             yield Ref("EnvPool", namespace, pool)
-    for name in model.names_in(run):
+    for name in start_weights.names_in(run):
         yield Ref("Checkpoint", namespace, name)

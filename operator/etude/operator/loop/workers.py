@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from etude.operator import metrics, names, spans
+from etude.operator.builders.run import Platform
 from etude.operator.clock import Clock
 from etude.operator.cluster.api import Cluster, ClusterError, ConflictError, RefusedError
-from etude.operator.desired.runs import Platform
 from etude.operator.loop.queue import WorkQueue
 from etude.operator.loop.reconcile import Reconciler
 from etude.operator.loop.startups import Startups

@@ -12,9 +12,9 @@ from etude.common.api.podtemplate import (
     variables,
 )
 from etude.operator import integrations, names
+from etude.operator.builders.run import Platform
 from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import Fact, no
-from etude.operator.desired.runs import Platform
 from etude.operator.manifests import Manifest, Ref, controller_uid, is_deleting, labels, ref, uid
 from etude.operator.reasons import Reason
 

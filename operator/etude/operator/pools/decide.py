@@ -7,19 +7,20 @@ from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool_status import EnvPoolStatus
 from etude.common.api.status import Resolved
-from etude.operator import acceptance, cert_manager, names
+from etude.operator import cert_manager, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Vacate
+from etude.operator.builders import pool as desired_pools
+from etude.operator.builders.run import Platform, brokers
+from etude.operator.builders.workload import still_selecting
 from etude.operator.conditions import Fact
-from etude.operator.desired import pools as desired_pools
-from etude.operator.desired.runs import Platform, brokers
-from etude.operator.desired.workloads import still_selecting
 from etude.operator.manifests import Manifest, Ref, is_applied, is_deleting, labels, ref, uid
-from etude.operator.pools import sandboxes
+from etude.operator.pools import agent_sandbox
+from etude.operator.pools.autoscaling.config import TICK_S
+from etude.operator.pools.observe import SeenPool
 from etude.operator.pools.observed import members, name_of, staying
-from etude.operator.pools.seen import SeenPool
-from etude.operator.pools.sizing import Size, asked_for
+from etude.operator.pools.size import Size, asked_for
 from etude.operator.pools.status import status
-from etude.operator.scaling.config import TICK_S
+from etude.operator.runs import acceptance
 
 _OVER = {"Failed", "Succeeded"}
 _PARTS = {"Service", "StatefulSet", "NetworkPolicy"}
@@ -34,7 +35,7 @@ def decide(
         return Decision(status=pool.status.model_copy(update={"phase": "Terminating"}))
     problem = (
         acceptance.pool_problem(pool, platform)
-        or sandboxes.problem(pool, platform, served=seen.served, template=seen.sandbox_template)
+        or agent_sandbox.problem(pool, platform, served=seen.served, template=seen.sandbox_template)
         or cert_manager.problem(pool, platform.tls, seen.served)
     )
     if problem is None and pool.status.resolved is None:
@@ -61,8 +62,8 @@ def decide(
 
 
 def _look_again_s(problem: Fact | None, size: Size | None, *, is_moving: bool) -> float | None:
-    if sandboxes.is_awaited(problem):
-        return sandboxes.LOOK_AGAIN_S
+    if agent_sandbox.is_awaited(problem):
+        return agent_sandbox.LOOK_AGAIN_S
     if is_moving:
         return TICK_S
     return None if size is None else size.findings.look_again_s

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from etude.operator.manifests import Manifest, is_deleting, uid
-from etude.operator.scaling.limits import GOING_S
+from etude.operator.pools.autoscaling.limits import GOING_S
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from etude.operator import integrations, names
 from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import Fact
 from etude.operator.manifests import Manifest, Ref, is_true, labels, ref, uid
-from etude.operator.pools import sandboxes
-from etude.operator.pools.sizing import Size
+from etude.operator.pools import agent_sandbox
+from etude.operator.pools.size import Size
 from etude.operator.reports.latest import PoolReport, ReportBook
 
 PLANNING = (ScalingMode.PREDICTIVE, ScalingMode.EXTERNAL)
@@ -64,7 +64,7 @@ def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | No
 
 def _nodes(cluster: Cluster, pool: EnvPool, children: Mapping[Ref, Manifest]) -> Iterable[Manifest]:
     if pool.spec.backend is Backend.AGENT_SANDBOX:
-        return sandboxes.nodes(cluster, pool, children)
+        return agent_sandbox.nodes(cluster, pool, children)
     return (m for m in children.values() if labels(m).get(names.ROLE) == names.NODE)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from etude.common.plans.forecast import Quantile, Wave
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, is_deleting, is_true
+from etude.operator.pools.autoscaling.provisioning import Provision, followed
+from etude.operator.pools.autoscaling.values import Held, IdleReplica, Plan, PoolMetrics
 from etude.operator.pools.health import is_unplaced
 from etude.operator.reports.latest import PoolReport, Words
-from etude.operator.scaling.provision import Provision, followed
-from etude.operator.scaling.values import Held, IdleReplica, Plan, PoolMetrics
 from etude.v1 import environments_pb2, plan_pb2
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from etude.operator.manifests import Manifest, is_deleting, is_true, uid
-from etude.operator.scaling.provision import KEPT, PRIOR, Provision, provision
+from etude.operator.pools.autoscaling.provisioning import KEPT, PRIOR, Provision, provision
 
 _OVER = {"Failed", "Succeeded"}
 

@@ -7,9 +7,9 @@ from etude.common.api.pool_status import AutoscalerStatus, ProvisionStatus
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, no, yes
-from etude.operator.pools.sizing import Size
+from etude.operator.pools.autoscaling.values import Cause, PoolDecision
+from etude.operator.pools.size import Size
 from etude.operator.reasons import Reason
-from etude.operator.scaling.values import Cause, PoolDecision
 
 
 def scale_facts(pool: EnvPool, size: Size) -> Iterator[Fact]:

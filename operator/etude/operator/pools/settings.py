@@ -8,7 +8,7 @@ from etude.common.api.autoscaling import PredictiveScaling, ScalingMode
 from etude.common.api.autoscaling import ScheduleEntry as GivenEntry
 from etude.common.api.meta import number
 from etude.common.api.pool import EnvPoolSpec
-from etude.operator.scaling.config import (
+from etude.operator.pools.autoscaling.config import (
     LEAST_PANIC_S,
     Autoscaling,
     Costs,

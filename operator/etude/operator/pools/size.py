@@ -11,18 +11,24 @@ from etude.common.api.meta import number
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, is_true, uid
 from etude.operator.names import ordinal
+from etude.operator.pools.autoscaling.config import TICK_S
+from etude.operator.pools.autoscaling.decide import decide_pool, is_silent
+from etude.operator.pools.autoscaling.predictive import outlook
+from etude.operator.pools.autoscaling.provisioning import PRIOR, Provision
+from etude.operator.pools.autoscaling.trust import usable
+from etude.operator.pools.autoscaling.values import (
+    Cause,
+    PoolDecision,
+    PoolState,
+    restarted,
+    resumed,
+)
 from etude.operator.pools.going import Going
 from etude.operator.pools.health import Findings, Ward, is_unplaced
 from etude.operator.pools.observed import Member, members, metrics, name_of, plans, staying
 from etude.operator.pools.provisions import Provisions
 from etude.operator.pools.settings import planning_config, pool_config
 from etude.operator.reports.latest import PoolReport
-from etude.operator.scaling.config import TICK_S
-from etude.operator.scaling.decision import decide_pool, is_silent
-from etude.operator.scaling.demand import outlook
-from etude.operator.scaling.provision import PRIOR, Provision
-from etude.operator.scaling.trust import usable
-from etude.operator.scaling.values import Cause, PoolDecision, PoolState, restarted, resumed
 
 FORGOTTEN_S = 30.0
 """State older than this is dropped, as after a restart of the operator."""

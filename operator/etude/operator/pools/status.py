@@ -9,13 +9,13 @@ from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import is_true
+from etude.operator.pools.autoscaling.values import Cause
+from etude.operator.pools.observe import SeenPool
 from etude.operator.pools.observed import staying
 from etude.operator.pools.scale_status import autoscaler, provision, scale_facts
-from etude.operator.pools.seen import SeenPool
-from etude.operator.pools.sizing import Size, asked_for
+from etude.operator.pools.size import Size, asked_for
 from etude.operator.reasons import Reason
-from etude.operator.runs import verdicts
-from etude.operator.scaling.values import Cause
+from etude.operator.runs.lifecycle import failure_policy
 from etude.v1 import environments_pb2
 
 ISOLATION = {
@@ -146,7 +146,7 @@ def _degraded(seen: SeenPool, size: Size) -> Fact:
     words = failures.trouble(pods, failures.CRASHES)
     if words:
         refused = any(
-            failure.exit_code in verdicts.CONFIGURATION_EXITS
+            failure.exit_code in failure_policy.CONFIGURATION_EXITS
             for failure in failures.failures(names.NODE, seen.nodes)
         )
         reason = Reason.DRIVER_UNAVAILABLE if refused else Reason.CRASH_LOOPING

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.operator.desired.pods import POD_INDEX
+from etude.operator.builders.pod import POD_INDEX
 from etude.operator.manifests import Manifest, labels
 from etude.operator.names import ATTEMPT, ordinal
 from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind, rewritten

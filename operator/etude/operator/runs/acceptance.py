@@ -19,13 +19,14 @@ from etude.common.api.rewards import check_function
 from etude.common.api.sentences import few
 from etude.common.api.undertaken import UNCOUNTED, WAY_OUT
 from etude.operator import cert_manager, integrations
+from etude.operator.builders import run as desired
+from etude.operator.builders.run import Platform
 from etude.operator.conditions import Fact, no
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform
 from etude.operator.pools.settings import problems
 from etude.operator.reasons import Reason
-from etude.operator.runs import idling, model, resuming
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.capacity import idle_roles
+from etude.operator.runs.checkpoints import resume, start_weights
+from etude.operator.runs.observe import Seen
 
 ACCEPTED = "Accepted"
 _NEED_ROOT = (DriverName.FIRECRACKER, DriverName.GVISOR)
@@ -43,12 +44,12 @@ def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
     without = cert_manager.problem(run, platform.tls, seen.served)
     if without is not None:
         return without
-    words = idling.complaint(run)
+    words = idle_roles.complaint(run)
     if words:
         return no(ACCEPTED, Reason.FIXED_ROLES_REQUIRED, words)
     for message in _wrong_parameters(run, platform):
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    words = model.complaint(run, seen.model) or resuming.complaint(run, seen.checkpoints)
+    words = start_weights.complaint(run, seen.model) or resume.complaint(run, seen.checkpoints)
     if words:
         return no(ACCEPTED, Reason.CHECKPOINT_NOT_READY, words)
     return next(_wrong_pools(run, seen, platform), None)

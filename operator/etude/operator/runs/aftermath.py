@@ -4,21 +4,22 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.status import Failure, Intent
 from etude.operator import failures, names
 from etude.operator.actions import Moment
+from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339
-from etude.operator.desired import runs as desired
 from etude.operator.failures import PodFailure
 from etude.operator.reasons import Reason
-from etude.operator.runs import limits, undertakings, usage, verdicts
-from etude.operator.runs.seen import Seen
-from etude.operator.runs.undertakings import Undertaking
-from etude.operator.runs.verdicts import Outcome, Verdict
+from etude.operator.runs import usage
+from etude.operator.runs.lifecycle import failure_policy, limits, transitions
+from etude.operator.runs.lifecycle.failure_policy import Outcome, Verdict
+from etude.operator.runs.lifecycle.transitions import Undertaking
+from etude.operator.runs.observe import Seen
 
 
 def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
     """The transition for the gravest failure in the run's pods; None if none is needed."""
-    attempts = undertakings.attempts_of(run)
+    attempts = transitions.attempts_of(run)
     rules = run.spec.failure_policy.listed
-    awaited = verdicts.conditions(rules)
+    awaited = failure_policy.conditions(rules)
     found = [
         failure
         for role in desired.roles(run)
@@ -26,7 +27,7 @@ def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
             role, failures.of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)), awaited
         )
     ]
-    judged = verdicts.gravest(found, rules, has_begun=run.status.step is not None)
+    judged = failure_policy.gravest(found, rules, has_begun=run.status.step is not None)
     if judged is None:
         return None
     failure, verdict = judged
@@ -34,7 +35,7 @@ def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
     if verdict == Verdict(Outcome.FAIL):
         message = f"{failure.pod} refused to start: {failure.message}"
         return Undertaking(
-            undertakings.intent(run, "Fail", Reason.INVALID_SPEC, message, now), noted
+            transitions.intent(run, "Fail", Reason.INVALID_SPEC, message, now), noted
         )
     code = failure.exit_code
     what = f"ended with exit code {code}" if code is not None else f"has {failure.reason}"
@@ -50,7 +51,7 @@ def after_deadline(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
         given = run.spec.deadlines.model_dump(by_alias=True, exclude_none=True)
         words = ", ".join(f"{name} {value}" for name, value in given.items())
         message = f"the run has held pods for {limits.active_s(run, now.wall_s):.0f} s: {words}"
-        return Undertaking(undertakings.intent(run, "Fail", Reason.DEADLINE_EXCEEDED, message, now))
+        return Undertaking(transitions.intent(run, "Fail", Reason.DEADLINE_EXCEEDED, message, now))
     return None
 
 
@@ -60,7 +61,7 @@ def after_stall(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
     left = limits.progress_left_s(run, seen, now)
     if left is not None and left <= 0 and report.status is not None:
         message = f"nothing was finished for {limits.progress_limit_s(run, report.status):.0f} s"
-        verdict = verdicts.stalled(run.spec.failure_policy.listed)
+        verdict = failure_policy.stalled(run.spec.failure_policy.listed)
         if verdict.outcome is not Outcome.IGNORE:
             return Undertaking(
                 _following(run, verdict, names.TRAINER, Reason.NO_PROGRESS, message, now)
@@ -74,7 +75,7 @@ def after_budget(run: RLRun, now: Moment) -> Undertaking | None:
     if left_s is None or left_s > 0:
         return None
     message = f"{usage.spent(run, now)} is spent; raise it to go on"
-    return Undertaking(undertakings.intent(run, "Suspend", Reason.BUDGET_EXCEEDED, message, now))
+    return Undertaking(transitions.intent(run, "Suspend", Reason.BUDGET_EXCEEDED, message, now))
 
 
 def _following(
@@ -96,13 +97,13 @@ def _following(
     by_rule = f"{message}: failurePolicy.rules[{verdict.rule}] applies"
     match verdict.outcome:
         case Outcome.FAIL:
-            return undertakings.intent(run, "Fail", Reason.FAILURE_RULE, by_rule, now)
+            return transitions.intent(run, "Fail", Reason.FAILURE_RULE, by_rule, now)
         case Outcome.SUSPEND:
-            return undertakings.intent(run, "Suspend", Reason.FAILURE_RULE, by_rule, now)
+            return transitions.intent(run, "Suspend", Reason.FAILURE_RULE, by_rule, now)
         case Outcome.RESTART_RUN:
-            return undertakings.restart(run, "", reason, message, now)
+            return transitions.restart(run, "", reason, message, now)
         case Outcome.RESTART_ROLE:
-            return undertakings.restart(run, role, reason, message, now)
+            return transitions.restart(run, role, reason, message, now)
         case Outcome.IGNORE:
             raise ValueError("FailureOutcome.IGNORE has no intent")
 

@@ -12,24 +12,17 @@ from etude.common.api.status import (
     RoleStatus,
 )
 from etude.operator.actions import Moment
+from etude.operator.builders import run as desired
+from etude.operator.builders.run import Platform
 from etude.operator.clock import rfc3339
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform
 from etude.operator.reasons import Reason
-from etude.operator.runs import (
-    disruptions,
-    engines,
-    holds,
-    limits,
-    model,
-    progress,
-    resuming,
-    undertakings,
-    usage,
-)
-from etude.operator.runs.figures import figures
-from etude.operator.runs.seen import Seen
-from etude.operator.runs.undertakings import Undertaking
+from etude.operator.runs import progress, usage
+from etude.operator.runs.capacity import disruptions, engine_count
+from etude.operator.runs.checkpoints import resume, start_weights
+from etude.operator.runs.lifecycle import holds, limits, transitions
+from etude.operator.runs.lifecycle.transitions import Undertaking
+from etude.operator.runs.observe import Seen
+from etude.operator.runs.status_figures import figures
 
 
 def started(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunStatus:
@@ -42,7 +35,7 @@ def started(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunSta
 def accepted(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunStatus:
     """The status of a run that is about to get its children."""
     status = run.status
-    attempts = undertakings.attempts_of(run)
+    attempts = transitions.attempts_of(run)
     took = {role.name: role.startup_seconds for role in status.roles}
     roles = tuple(
         RoleStatus(
@@ -57,7 +50,7 @@ def accepted(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunSt
     return status.model_copy(
         update={
             "resolved": _resolved(run, seen, platform),
-            "resumption": resuming.decided(run, seen.checkpoints),
+            "resumption": resume.decided(run, seen.checkpoints),
             "start_time": status.start_time or rfc3339(now.wall_s),
             "roles": roles,
             "phase": status.phase or "Pending",
@@ -72,7 +65,7 @@ def _resolved(run: RLRun, seen: Seen, platform: Platform) -> Resolved:
         return resolved.model_copy(update={"model_uri": None})
     if seen.model is None or not seen.model.saved.uri:
         return resolved
-    return resolved.model_copy(update={"model_uri": model.folder(seen.model)})
+    return resolved.model_copy(update={"model_uri": start_weights.folder(seen.model)})
 
 
 def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLRunStatus:
@@ -98,7 +91,7 @@ def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLR
         # A run that its user resumed meanwhile gets pods next; those that it had are gone.
         changes["active"] = _rested(run, now)
     if intent is not None and (intent.type, intent.reason) == ("Suspend", Reason.BY_USER):
-        changes["resumption"] = resuming.forgotten(run.status.resumption)
+        changes["resumption"] = resume.forgotten(run.status.resumption)
     return run.status.model_copy(update=changes)
 
 
@@ -111,14 +104,14 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
     changes["usage"] = usage.accounted(run, seen.pods, seen.sandboxes, now)
     if is_running and run.status.engines is not None:
         # Only the baseline of the next decision moves here; it is written with the figures.
-        changes["engines"] = engines.decided(run, seen)
+        changes["engines"] = engine_count.decided(run, seen)
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
     if run.status.active.since is not None and (is_over or (not is_running and seen.is_gone)):
         changes["active"] = _rested(run, now)
     if run.spec.suspend and not is_running and seen.is_gone:
         # The pods were gone before the user suspended the run.
-        changes["resumption"] = resuming.forgotten(run.status.resumption)
+        changes["resumption"] = resume.forgotten(run.status.resumption)
     if is_over:
         changes["intent"] = changes["hold"] = None
         changes["completion_time"] = run.status.completion_time or rfc3339(now.wall_s)

@@ -6,9 +6,9 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
 from etude.operator.actions import Moment
 from etude.operator.conditions import Fact, holds
-from etude.operator.runs import intents
-from etude.operator.runs.quota import Quota
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.capacity.kueue import Quota
+from etude.operator.runs.lifecycle import intents
+from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
-from etude.operator import acceptance, cert_manager, conditions, integrations, names
+from etude.operator import cert_manager, conditions, integrations, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment
+from etude.operator.builders import run as desired
+from etude.operator.builders.run import Platform, RunShape
 from etude.operator.conditions import Fact
-from etude.operator.desired import runs as desired
-from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import (
     MADE_ONCE,
     STAYING,
@@ -26,30 +26,15 @@ from etude.operator.manifests import (
     ref,
     uid,
 )
-from etude.operator.runs import (
-    blind,
-    cleanup,
-    commands,
-    disruptions,
-    engines,
-    gangs,
-    holds,
-    idling,
-    intents,
-    limits,
-    priorities,
-    queueing,
-    quota,
-    records,
-    registry,
-    undertakings,
-    usage,
-)
+from etude.operator.runs import acceptance, blind, bookkeeping, priorities, queueing, usage
 from etude.operator.runs import status as run_status
-from etude.operator.runs.quota import Quota
+from etude.operator.runs.capacity import disruptions, engine_count, gangs, idle_roles, kueue
+from etude.operator.runs.capacity.kueue import Quota
+from etude.operator.runs.checkpoints import registry
+from etude.operator.runs.context import View
+from etude.operator.runs.lifecycle import cleanup, commands, holds, intents, limits, transitions
+from etude.operator.runs.observe import Seen, asks_for_pods
 from etude.operator.runs.replacements import replacements
-from etude.operator.runs.seen import Seen, asks_for_pods
-from etude.operator.runs.view import View
 
 WATCHFUL_S = 5.0
 """Time between two passes while a change is awaited that no event announces."""
@@ -95,7 +80,7 @@ def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[
     problem = acceptance.run_problem(run, seen, platform)
     if problem is not None and blind.is_blind(run, problem):
         return Decision(status=blind.status(run, problem, now), requeue_after_s=INSTALL_S)
-    said = quota.quota(run, seen)
+    said = kueue.quota(run, seen)
     course = Course(
         run=run,
         seen=seen,
@@ -182,13 +167,13 @@ def _recorded(course: Course) -> RLRunStatus | None:
         return None
     next_up = intents.undertaking(run, course.seen, now)
     if next_up.intent != run.status.intent:
-        return records.undertaken(run, course.seen, next_up, now)
+        return bookkeeping.undertaken(run, course.seen, next_up, now)
     if holds.kept(run, now) != run.status.hold:
         return run.status.model_copy(update={"hold": None})
-    count = engines.decided(run, course.seen)
-    if course.is_running and engines.is_another(count, run.status.engines):
+    count = engine_count.decided(run, course.seen)
+    if course.is_running and engine_count.is_another(count, run.status.engines):
         return run.status.model_copy(update={"engines": count})
-    released = idling.decided(run, course.seen, now)
+    released = idle_roles.decided(run, course.seen, now)
     if course.is_running and released != run.status.released:
         return run.status.model_copy(update={"released": released})
     return _begun(course)
@@ -200,9 +185,9 @@ def _begun(course: Course) -> RLRunStatus | None:
     if course.problem is not None:
         return None
     if course.is_running and run.status.active.since is None:
-        return records.started(run, course.seen, course.platform, now)
+        return bookkeeping.started(run, course.seen, course.platform, now)
     if course.is_queued:
-        accepted = records.accepted(run, course.seen, course.platform, now)
+        accepted = bookkeeping.accepted(run, course.seen, course.platform, now)
         is_known = (accepted.resolved, accepted.resumption) == (
             run.status.resolved,
             run.status.resumption,
@@ -212,7 +197,7 @@ def _begun(course: Course) -> RLRunStatus | None:
 
 
 def _status(course: Course, ending: Fact | None) -> RLRunStatus:
-    run = records.observed(
+    run = bookkeeping.observed(
         course.run,
         course.seen,
         course.now,
@@ -250,12 +235,12 @@ def _children(course: Course) -> Iterator[Action]:
         return
     shape = RunShape(
         images=resolved.images,
-        attempts=undertakings.attempts_of(run),
+        attempts=transitions.attempts_of(run),
         brokers={name: pool.spec.brokers for name, pool in course.seen.pools.items()},
-        engines=engines.kept(run, course.seen),
+        engines=engine_count.kept(run, course.seen),
         is_running=course.is_running,
         is_queued=course.is_queued,
-        has_place=quota.has_place(run, course.seen, is_wanted=not course.is_resting),
+        has_place=kueue.has_place(run, course.seen, is_wanted=not course.is_resting),
         priority=priorities.priority(run, course.seen),
         flavors=course.quota.flavors if course.quota is not None else {},
     )
@@ -304,7 +289,7 @@ def _look_again_s(course: Course) -> float | None:
         waits.append(WATCHFUL_S)
     if not course.is_running:
         return min(waits, default=None)
-    waits += [*gangs.waits_s(run, seen, now), *idling.waits_s(run, seen)]
+    waits += [*gangs.waits_s(run, seen, now), *idle_roles.waits_s(run, seen)]
     left = limits.progress_left_s(run, seen, now)
     if left is not None:
         waits.append(left)

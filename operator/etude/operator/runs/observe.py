@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.operator import integrations, names
+from etude.operator.builders import run as desired
 from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import Fact, holds
-from etude.operator.desired import runs as desired
 from etude.operator.manifests import (
     MADE_ONCE,
     Manifest,
@@ -24,9 +24,9 @@ from etude.operator.manifests import (
 )
 from etude.operator.reasons import Reason
 from etude.operator.reports.latest import ReportBook, RunReport
-from etude.operator.runs import model
-from etude.operator.runs.mistrust import mistrusted
-from etude.operator.runs.past import is_left
+from etude.operator.runs.capacity.plan_accuracy import mistrusted
+from etude.operator.runs.checkpoints import start_weights
+from etude.operator.runs.checkpoints.lineage import is_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +236,7 @@ def _named(cluster: Cluster, run: RLRun, num_checkpoints: int) -> frozenset[str]
     """Checkpoints that retention must keep; looked up only once there are too many."""
     if num_checkpoints <= run.spec.checkpointing.keep_last:
         return frozenset()
-    return model.named(cluster, run.metadata.namespace)
+    return start_weights.named(cluster, run.metadata.namespace)
 
 
 def _model(cluster: Cluster, run: RLRun) -> Checkpoint | None:

@@ -1,10 +1,10 @@
 """Priority of a run in its queue, as for Kueue's own jobs (pkg/util/priority)."""
 
 from etude.common.api.kinds import RLRun
-from etude.operator.desired import given
-from etude.operator.desired import runs as desired
-from etude.operator.desired.quotas import Priority
-from etude.operator.runs.seen import Seen
+from etude.operator.builders import pod_overrides
+from etude.operator.builders import run as desired
+from etude.operator.builders.kueue import Priority
+from etude.operator.runs.observe import Seen
 
 
 def priority(run: RLRun, seen: Seen) -> Priority | None:
@@ -32,4 +32,4 @@ def _class_of(run: RLRun, role: str) -> str | None:
     """The PriorityClass of a role's pods; podTemplate overrides win."""
     spec = desired.role_spec(run, role)
     override = spec.pod_template.spec.get("priorityClassName")
-    return str(override) if override else given.classes(run, spec).get("priorityClassName")
+    return str(override) if override else pod_overrides.classes(run, spec).get("priorityClassName")

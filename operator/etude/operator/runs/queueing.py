@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 
 from etude.common.api.kinds import RLRun
 from etude.operator.actions import Moment, Tell
+from etude.operator.builders import kueue
+from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, no, yes
-from etude.operator.desired import quotas
-from etude.operator.desired import runs as desired
 from etude.operator.manifests import Manifest, condition, is_deleting, is_true
-from etude.operator.runs import undertakings
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.lifecycle import transitions
+from etude.operator.runs.observe import Seen
 
 AT_ONCE = {"Preempted", "NodeFailures"}
 """Evictions after which a run is requeued immediately; after others Kueue says when."""
@@ -28,7 +28,7 @@ def told(run: RLRun, seen: Seen, now: Moment, ending: Fact | None) -> Iterator[T
         now: both clocks.
         ending: Complete or Failed, once the run is over.
     """
-    live = seen.children.get(quotas.ref_of(run))
+    live = seen.children.get(kueue.ref_of(run))
     if live is None or is_deleting(live) or is_true(live, "Finished"):
         return
     if ending is not None:
@@ -55,7 +55,7 @@ def _left(evicted: Mapping[str, str]) -> list[Fact]:
 
 
 def _are_ready(run: RLRun, seen: Seen) -> bool:
-    attempts = undertakings.attempts_of(run)
+    attempts = transitions.attempts_of(run)
     return all(
         seen.ready(role, attempt=attempts.get(role, 0)) >= pods
         for role, pods in desired.roles(run).items()

@@ -7,8 +7,8 @@ from etude.operator import names
 from etude.operator.actions import Action, Delete
 from etude.operator.manifests import Manifest, is_deleting, labels, ref, uid
 from etude.operator.reasons import Reason
-from etude.operator.runs import commands, undertakings
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.lifecycle import commands, transitions
+from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2
 
 STUCK_GRACE_S = 30
@@ -21,7 +21,7 @@ def replacements(run: RLRun, seen: Seen) -> Iterator[Action]:
     if intent is None:
         # A StatefulSet's controller that has not seen the new template yet makes the old pod once
         # more. Nobody counts on that, and nobody else would ever replace it.
-        yield from _gone(_old(seen, undertakings.attempts_of(run)))
+        yield from _gone(_old(seen, transitions.attempts_of(run)))
     elif intent.type == "Restart":
         roles = [intent.role] if intent.role else list(seen.pods)
         old = _old(seen, dict.fromkeys(roles, intent.attempt))

@@ -9,9 +9,10 @@ from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
-from etude.operator.runs import gangs, limits, mistrust
-from etude.operator.runs.seen import is_corrupt, is_ready, ready_fact
-from etude.operator.runs.view import View
+from etude.operator.runs.capacity import gangs, plan_accuracy
+from etude.operator.runs.context import View
+from etude.operator.runs.lifecycle import limits
+from etude.operator.runs.observe import is_corrupt, is_ready, ready_fact
 from etude.v1 import run_pb2
 
 State = run_pb2.RunState
@@ -276,7 +277,7 @@ def _degraded(view: View) -> Fact:
         message = f"{last.pod or last.role}: {last.message}" if last else ""
         return yes("Degraded", Reason.ROLE_FAILED, message)
     if view.is_running and view.seen.mistrusted:
-        return yes("Degraded", Reason.PLAN_UNRELIABLE, mistrust.words(view.seen.mistrusted))
+        return yes("Degraded", Reason.PLAN_UNRELIABLE, plan_accuracy.words(view.seen.mistrusted))
     return no("Degraded", Reason.HEALTHY)
 
 

@@ -14,11 +14,13 @@ from etude.common.api.status import (
     StepStatus,
 )
 from etude.operator.actions import Moment
+from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339
-from etude.operator.desired import runs as desired
-from etude.operator.runs import idling, limits, retention, undertakings
-from etude.operator.runs.past import is_left
-from etude.operator.runs.seen import Seen, is_available, is_ready
+from etude.operator.runs.capacity import idle_roles
+from etude.operator.runs.checkpoints import retention
+from etude.operator.runs.checkpoints.lineage import is_left
+from etude.operator.runs.lifecycle import limits, transitions
+from etude.operator.runs.observe import Seen, is_available, is_ready
 from etude.v1 import run_pb2
 
 
@@ -101,14 +103,14 @@ def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
 
 
 def _roles(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> tuple[RoleStatus, ...]:
-    attempts = undertakings.attempts_of(run)
+    attempts = transitions.attempts_of(run)
     before = {role.name: role.after for role in run.status.roles}
     return tuple(
         RoleStatus(
             name=role,
             desired=pods if is_running else 0,
             gpus=desired.role_spec(run, role).gpus_per_replica * (pods if is_running else 0),
-            startup_seconds=idling.startup_s(run, seen, role, now),
+            startup_seconds=idle_roles.startup_s(run, seen, role, now),
             ready=seen.ready(role, attempt=attempts.get(role, 0)),
             attempt=attempts.get(role, 0),
             after=before.get(role),

@@ -7,8 +7,8 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.meta import number
 from etude.common.api.status import Usage
 from etude.operator.actions import Moment
+from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339, seconds
-from etude.operator.desired import runs as desired
 from etude.operator.manifests import Manifest
 
 HOUR_S = 3_600.0

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from etude.operator.scaling.config import TICK_S, PoolConfig
-from etude.operator.scaling.decision import decide_pool
-from etude.operator.scaling.provision import Provision
-from etude.operator.scaling.values import (
+from etude.operator.pools.autoscaling.config import TICK_S, PoolConfig
+from etude.operator.pools.autoscaling.decide import decide_pool
+from etude.operator.pools.autoscaling.provisioning import Provision
+from etude.operator.pools.autoscaling.values import (
     IdleReplica,
     Plan,
     PoolDecision,

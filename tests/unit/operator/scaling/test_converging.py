@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etude.common.plans.forecast import Quantile, Wave
-from etude.operator.scaling.config import Autoscaling, PoolConfig, ScaleToZero, ZeroMode
-from etude.operator.scaling.provision import Provision, provision
-from etude.operator.scaling.values import Plan
+from etude.operator.pools.autoscaling.config import Autoscaling, PoolConfig, ScaleToZero, ZeroMode
+from etude.operator.pools.autoscaling.provisioning import Provision, provision
+from etude.operator.pools.autoscaling.values import Plan
 
 MakeLoop = Callable[..., Any]
 TAKES_S, TICK_S, DELAY_S = 20.0, 2.0, 120.0

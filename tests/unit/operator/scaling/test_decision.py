@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from etude.common.plans.forecast import Quantile, Wave
-from etude.operator.scaling import limits
-from etude.operator.scaling.config import (
+from etude.operator.pools.autoscaling import limits
+from etude.operator.pools.autoscaling.config import (
     Autoscaling,
     Mode,
     PoolConfig,
@@ -18,10 +18,10 @@ from etude.operator.scaling.config import (
     ScheduleEntry,
     ZeroMode,
 )
-from etude.operator.scaling.decision import decide_pool
-from etude.operator.scaling.provision import Provision
-from etude.operator.scaling.reactive import Panic
-from etude.operator.scaling.values import (
+from etude.operator.pools.autoscaling.decide import decide_pool
+from etude.operator.pools.autoscaling.provisioning import Provision
+from etude.operator.pools.autoscaling.reactive import Panic
+from etude.operator.pools.autoscaling.values import (
     Bucket,
     Cause,
     Held,
@@ -32,7 +32,7 @@ from etude.operator.scaling.values import (
     PoolState,
     restarted,
 )
-from etude.operator.scaling.windows import Sample, raised
+from etude.operator.pools.autoscaling.windows import Sample, raised
 
 NOW_S = 10_000.0
 LEASE = (Quantile(0.5, 60.0), Quantile(0.9, 120.0), Quantile(0.99, 300.0))

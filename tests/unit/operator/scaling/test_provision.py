@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.plans.forecast import assurance
-from etude.operator.scaling.config import Autoscaling, Costs, Predictive
-from etude.operator.scaling.level import service_level
-from etude.operator.scaling.provision import (
+from etude.operator.pools.autoscaling.config import Autoscaling, Costs, Predictive
+from etude.operator.pools.autoscaling.level import service_level
+from etude.operator.pools.autoscaling.provisioning import (
     PRIOR,
     PRIOR_WEIGHT,
     Provision,
@@ -18,7 +18,7 @@ from etude.operator.scaling.provision import (
     provision,
     with_spares,
 )
-from etude.operator.scaling.values import Plan
+from etude.operator.pools.autoscaling.values import Plan
 
 times = st.lists(st.one_of(st.none(), st.floats(0.1, 600)), max_size=50)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from etude.operator.scaling.config import Autoscaling
-from etude.operator.scaling.reactive import Panic, excess_burst_capacity, reaction
-from etude.operator.scaling.windows import Sample
+from etude.operator.pools.autoscaling.config import Autoscaling
+from etude.operator.pools.autoscaling.reactive import Panic, excess_burst_capacity, reaction
+from etude.operator.pools.autoscaling.windows import Sample
 
 CONFIG = Autoscaling()
 

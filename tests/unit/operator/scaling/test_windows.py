@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.operator.scaling.windows import Sample, Samples, added, average, highest, raised
+from etude.operator.pools.autoscaling.windows import (
+    Sample,
+    Samples,
+    added,
+    average,
+    highest,
+    raised,
+)
 
 values = st.lists(st.integers(0, 50), min_size=1, max_size=60)
 windows = st.integers(0, 40)

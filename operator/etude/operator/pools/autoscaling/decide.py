@@ -4,15 +4,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from etude.operator.scaling import limits
-from etude.operator.scaling.config import Mode, PoolConfig, ZeroMode
-from etude.operator.scaling.demand import Outlook, outlook
-from etude.operator.scaling.reactive import Reaction, excess_burst_capacity, reaction
-from etude.operator.scaling.schedule import scheduled_idle
-from etude.operator.scaling.trust import is_foreseen, is_reliable, usable
-from etude.operator.scaling.values import Cause, Plan, PoolDecision, PoolMetrics, PoolState
-from etude.operator.scaling.victims import victims
-from etude.operator.scaling.windows import Sample, added, highest, raised
+from etude.operator.pools.autoscaling import limits
+from etude.operator.pools.autoscaling.config import Mode, PoolConfig, ZeroMode
+from etude.operator.pools.autoscaling.predictive import Outlook, outlook
+from etude.operator.pools.autoscaling.reactive import Reaction, excess_burst_capacity, reaction
+from etude.operator.pools.autoscaling.schedule import scheduled_idle
+from etude.operator.pools.autoscaling.trust import is_foreseen, is_reliable, usable
+from etude.operator.pools.autoscaling.values import (
+    Cause,
+    Plan,
+    PoolDecision,
+    PoolMetrics,
+    PoolState,
+)
+from etude.operator.pools.autoscaling.victims import victims
+from etude.operator.pools.autoscaling.windows import Sample, added, highest, raised
 
 SILENT_S = 15.0
 """Three reports of a broker that says something every five seconds."""

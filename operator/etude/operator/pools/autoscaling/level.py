@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from etude.common.plans.forecast import Assurance, assurance
-from etude.operator.scaling.config import Autoscaling
-from etude.operator.scaling.provision import Provision
-from etude.operator.scaling.values import Plan
+from etude.operator.pools.autoscaling.config import Autoscaling
+from etude.operator.pools.autoscaling.provisioning import Provision
+from etude.operator.pools.autoscaling.values import Plan
 
 LEAST, MOST = 0.5, 0.999
 """Below one half the forecast's own mean would be undercut; no distribution is known beyond."""

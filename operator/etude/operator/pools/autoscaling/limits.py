@@ -2,9 +2,9 @@
 
 import math
 
-from etude.operator.scaling.config import TICK_S, PoolConfig, Refill
-from etude.operator.scaling.values import Bucket, PoolMetrics
-from etude.operator.scaling.windows import Samples, highest
+from etude.operator.pools.autoscaling.config import TICK_S, PoolConfig, Refill
+from etude.operator.pools.autoscaling.values import Bucket, PoolMetrics
+from etude.operator.pools.autoscaling.windows import Samples, highest
 
 GOING_S = 60.0
 """Time that a replica may take to terminate."""

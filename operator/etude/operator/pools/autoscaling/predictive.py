@@ -19,11 +19,11 @@ from etude.common.plans.forecast import (
     kept,
     lead_s,
 )
-from etude.operator.scaling.config import TICK_S, PoolConfig
-from etude.operator.scaling.level import service_level
-from etude.operator.scaling.limits import overcommitted
-from etude.operator.scaling.provision import with_spares
-from etude.operator.scaling.values import Plan, PoolMetrics
+from etude.operator.pools.autoscaling.config import TICK_S, PoolConfig
+from etude.operator.pools.autoscaling.level import service_level
+from etude.operator.pools.autoscaling.limits import overcommitted
+from etude.operator.pools.autoscaling.provisioning import with_spares
+from etude.operator.pools.autoscaling.values import Plan, PoolMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

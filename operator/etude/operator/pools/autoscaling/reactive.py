@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from etude.operator.scaling.config import Autoscaling
-from etude.operator.scaling.windows import Samples, average
+from etude.operator.pools.autoscaling.config import Autoscaling
+from etude.operator.pools.autoscaling.windows import Samples, average
 
 
 class Panic(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from etude.common.api import cron
-from etude.operator.scaling.config import ScheduleEntry
+from etude.operator.pools.autoscaling.config import ScheduleEntry
 
 
 def scheduled_idle(schedule: Iterable[ScheduleEntry], *, wall_s: float) -> int:

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable
 
 from etude.common.plans.book import is_near
-from etude.operator.scaling.config import Autoscaling
-from etude.operator.scaling.values import Plan
+from etude.operator.pools.autoscaling.config import Autoscaling
+from etude.operator.pools.autoscaling.values import Plan
 
 
 def is_current(plan: Plan, config: Autoscaling, *, now_s: float) -> bool:

@@ -7,10 +7,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from etude.common.plans.forecast import Quantile, Wave
-from etude.operator.scaling.config import TICK_S
-from etude.operator.scaling.provision import Provision
-from etude.operator.scaling.reactive import Panic
-from etude.operator.scaling.windows import Sample, Samples, raised
+from etude.operator.pools.autoscaling.config import TICK_S
+from etude.operator.pools.autoscaling.provisioning import Provision
+from etude.operator.pools.autoscaling.reactive import Panic
+from etude.operator.pools.autoscaling.windows import Sample, Samples, raised
 
 
 class IdleReplica(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from etude.operator.scaling.values import IdleReplica
+from etude.operator.pools.autoscaling.values import IdleReplica
 
 
 def victims(idle: Sequence[IdleReplica], excess: int) -> tuple[str, ...]:

@@ -4,10 +4,10 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.roles import InferenceRole
 from etude.common.api.status import EngineStatus
 from etude.operator import names
-from etude.operator.desired import runs as desired
+from etude.operator.builders import run as desired
 from etude.operator.manifests import Ref
-from etude.operator.runs.seen import Seen
-from etude.operator.scaling.engines import Bounds, Signals, wanted
+from etude.operator.pools.autoscaling.engines import Bounds, Signals, wanted
+from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2
 
 SETTLE_VERSIONS = 5

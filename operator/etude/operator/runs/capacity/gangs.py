@@ -6,7 +6,7 @@ from etude.common.api.kinds import RLRun
 from etude.operator.actions import Moment
 from etude.operator.clock import seconds
 from etude.operator.manifests import Manifest, condition, is_deleting
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.observe import Seen
 
 
 class Wait(NamedTuple):

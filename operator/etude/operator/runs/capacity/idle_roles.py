@@ -8,10 +8,10 @@ from etude.common.api.phases import Phase
 from etude.common.api.status import Released
 from etude.operator import names
 from etude.operator.actions import Moment
+from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339, seconds
-from etude.operator.desired import runs as desired
 from etude.operator.manifests import Manifest, condition, is_true
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2
 
 MARGIN = 1.5

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
+from etude.operator.builders import jobset, kueue
+from etude.operator.builders.kueue import Flavor
 from etude.operator.conditions import Fact
-from etude.operator.desired import jobsets, quotas
-from etude.operator.desired.quotas import Flavor
 from etude.operator.manifests import Manifest, condition, is_deleting, is_true
 from etude.operator.reasons import Reason
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.observe import Seen
 
 CONDITION = "QuotaReserved"
 
@@ -43,7 +43,7 @@ def quota(run: RLRun, seen: Seen) -> Quota:
         case "None":
             return Quota(is_reserved=True, reason=Reason.NOT_NEEDED)
         case "JobSet":
-            return _of_job_set(run, seen.children.get(jobsets.ref_of(run)))
+            return _of_job_set(run, seen.children.get(jobset.ref_of(run)))
         case "Workload":
             return _of_workload(run, seen)
 
@@ -73,8 +73,8 @@ def _of_job_set(run: RLRun, live: Manifest | None) -> Quota:
 
 
 def _of_workload(run: RLRun, seen: Seen) -> Quota:
-    live = seen.children.get(quotas.ref_of(run))
-    given = quotas.assigned(live) if live is not None else {}
+    live = seen.children.get(kueue.ref_of(run))
+    given = kueue.assigned(live) if live is not None else {}
     named = {name for names in given.values() for name in names}
     flavors, clash = _placing(live, given, seen)
     if live is None or is_deleting(live):
@@ -104,16 +104,16 @@ def _placing(
     Source: Kueue's PodSetInfo (pkg/podset): flavors first, then the updates of admission checks,
     which must not contradict them.
     """
-    updates = quotas.updates(live) if live is not None else {}
+    updates = kueue.updates(live) if live is not None else {}
     placed, clash = {}, ""
     for role, names in given.items():
-        known = quotas.joined(
-            quotas.of_flavor(seen.flavors[name]) for name in names if name in seen.flavors
+        known = kueue.joined(
+            kueue.of_flavor(seen.flavors[name]) for name in names if name in seen.flavors
         )
         for update in updates.get(role, ()):
-            for key in quotas.clashes(known, update):
+            for key in kueue.clashes(known, update):
                 clash = f"an admission check contradicts the flavor's {key} for role {role}"
-            known = quotas.joined([known, update])
+            known = kueue.joined([known, update])
         placed[role] = known
     return placed, clash
 

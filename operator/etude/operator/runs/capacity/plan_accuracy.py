@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from etude.common.api.kinds import EnvPool
 from etude.common.plans.book import is_near
-from etude.operator.pools.seen import PLANNING
+from etude.operator.pools.observe import PLANNING
 from etude.operator.reports.latest import ReportBook
 
 

@@ -7,12 +7,12 @@ from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.api.meta import API_VERSION, NameRef
 from etude.operator import names
 from etude.operator.actions import Action, Apply, DealtWith, Delete, Fulfil, Note
-from etude.operator.desired.runs import run_labels
-from etude.operator.desired.workloads import head
+from etude.operator.builders.run import run_labels
+from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.reports.latest import Happening
-from etude.operator.runs import past, retention
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.checkpoints import lineage, retention
+from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2
 
 DeletionPolicy = Literal["Retain", "Delete"]
@@ -96,7 +96,7 @@ def _was_let_go(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> bool
     A new controller reports every checkpoint in the store. Those older than the newest one ever
     verified were reported before, and so were those off the run's lineage.
     """
-    if past.is_left_at(record.branch, record.step, run.status.resumption):
+    if lineage.is_left_at(record.branch, record.step, run.status.resumption):
         return True
     last = run.status.last_checkpoint
     return last is not None and (record.step < last.step or name == last.name)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.api.status import Resumption
-from etude.operator.runs import past, retention
-from etude.operator.runs.seen import is_ready
+from etude.operator.runs.checkpoints import lineage, retention
+from etude.operator.runs.observe import is_ready
 
 AT = "spec.checkpointing.resumeFrom.name"
 
@@ -48,7 +48,7 @@ def decided(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumption | None:
         name="" if target is None else target.metadata.name,
         step=None if target is None else target.saved.step,
         branch=0 if target is None else target.saved.branch,
-        earlier=past.put_backs(base)[-past.KNOWN :],
+        earlier=lineage.put_backs(base)[-lineage.KNOWN :],
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence, Set
 from etude.common.api.checkpointing import Checkpointing, KeepBest
 from etude.common.api.kinds import Checkpoint
 from etude.operator.decimals import value_of
-from etude.operator.runs.seen import is_ready
+from etude.operator.runs.observe import is_ready
 
 FIGURES = {"Reward": "reward", "EvalSuccess": "evalSuccess"}
 """Keys of a checkpoint's metrics, by the metric names of the spec."""

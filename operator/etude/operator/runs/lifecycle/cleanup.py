@@ -4,10 +4,10 @@ from collections.abc import Iterator, Set
 
 from etude.common.api.kinds import RLRun
 from etude.operator.actions import Delete, Moment
+from etude.operator.builders import run as desired
 from etude.operator.clock import seconds
-from etude.operator.desired import runs as desired
 from etude.operator.manifests import Ref, is_deleting, labels, uid
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.observe import Seen
 
 _KINDS = {
     "DeleteRoles": (

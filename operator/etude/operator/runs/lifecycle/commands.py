@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from etude.common.api.kinds import RLRun
 from etude.operator import names
 from etude.operator.actions import Order
-from etude.operator.desired import runs as desired
-from etude.operator.desired.addresses import address
-from etude.operator.runs import engines, limits
-from etude.operator.runs.seen import Seen
+from etude.operator.builders import run as desired
+from etude.operator.builders.addresses import address
+from etude.operator.runs.capacity import engine_count
+from etude.operator.runs.lifecycle import limits
+from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2
 
 
@@ -24,7 +25,7 @@ def orders(run: RLRun, seen: Seen) -> Iterator[Order]:
         checkpoint = run_pb2.CheckpointNow(request=asked.metadata.uid)
         request = run_pb2.CommandRequest(checkpoint=checkpoint)
         yield order(run, request, f"checkpoint/{asked.metadata.uid}", 0)
-    scale = engines.order(run, report.status)
+    scale = engine_count.order(run, report.status)
     if scale is not None and run.status.engines is not None:
         what = f"engines/{scale.scale_engines.replicas}"
         yield order(run, scale, what, run.status.engines.version)

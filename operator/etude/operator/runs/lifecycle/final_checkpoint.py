@@ -5,9 +5,9 @@ from etude.common.api.status import Intent
 from etude.operator import names
 from etude.operator.actions import Moment
 from etude.operator.clock import seconds
-from etude.operator.runs import limits, undertakings
-from etude.operator.runs.seen import Seen
-from etude.operator.runs.undertakings import Undertaking
+from etude.operator.runs.lifecycle import limits, transitions
+from etude.operator.runs.lifecycle.transitions import Undertaking
+from etude.operator.runs.observe import Seen
 
 HALT_LIMIT_S = 30.0
 """Time for a controller to stop without saving."""
@@ -45,7 +45,7 @@ def limit_s(run: RLRun) -> float:
 def _works(run: RLRun, seen: Seen) -> bool:
     """The controller reports and still trains."""
     report = seen.report
-    attempt = undertakings.attempts_of(run).get(names.TRAINER, 0)
+    attempt = transitions.attempts_of(run).get(names.TRAINER, 0)
     return (
         report.is_current
         and report.status is not None

@@ -7,9 +7,11 @@ from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339, seconds
 from etude.operator.manifests import Manifest, is_deleting, labels
 from etude.operator.reasons import Reason
-from etude.operator.runs import aftermath, limits, quota, salvage, undertakings
-from etude.operator.runs.seen import Seen, is_corrupt, is_ready
-from etude.operator.runs.undertakings import Undertaking
+from etude.operator.runs import aftermath
+from etude.operator.runs.capacity import kueue
+from etude.operator.runs.lifecycle import final_checkpoint, limits, transitions
+from etude.operator.runs.lifecycle.transitions import Undertaking
+from etude.operator.runs.observe import Seen, is_corrupt, is_ready
 from etude.v1 import run_pb2
 
 SILENCE_LIMIT_S = 30.0
@@ -20,7 +22,7 @@ def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     """The present intent until it is carried out, then the next one."""
     current = run.status.intent
     if current is None:
-        return salvage.begun(run, seen, _next(run, seen, now), now)
+        return final_checkpoint.begun(run, seen, _next(run, seen, now), now)
     match current.type:
         case "Suspend":
             return _suspending(run, current, seen, now)
@@ -29,7 +31,7 @@ def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
         case "Restart":
             return _restarting(run, current, seen, now)
         case "Salvage":
-            return salvage.ended(run, current, seen, now)
+            return final_checkpoint.ended(run, current, seen, now)
         case "Fail" | "Complete":
             return Undertaking(current)
 
@@ -42,11 +44,11 @@ def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
         return Undertaking(None if seen.is_gone else _by_user(run, now))
     hold = run.status.hold
     if hold is not None:
-        again = undertakings.intent(run, "Suspend", hold.reason, hold.message, now)
+        again = transitions.intent(run, "Suspend", hold.reason, hold.message, now)
         return Undertaking(None if seen.is_gone else again)
-    said = quota.quota(run, seen)
+    said = kueue.quota(run, seen)
     if said.is_being_left:
-        evicted = undertakings.intent(run, "Suspend", Reason.EVICTED, said.message, now)
+        evicted = transitions.intent(run, "Suspend", Reason.EVICTED, said.message, now)
         return Undertaking(evicted)
     return (
         aftermath.after_failure(run, seen, now)
@@ -68,7 +70,7 @@ def _restarting(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Underta
 
 
 def _by_user(run: RLRun, now: Moment) -> Intent:
-    return undertakings.intent(run, "Suspend", Reason.BY_USER, "spec.suspend is true", now)
+    return transitions.intent(run, "Suspend", Reason.BY_USER, "spec.suspend is true", now)
 
 
 def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
@@ -84,9 +86,9 @@ def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
         failure = Failure(
             time=rfc3339(now.wall_s), role=names.TRAINER, reason=reason[:64], message=message[:1024]
         )
-        return Undertaking(undertakings.intent(run, "Fail", reason, message, now), failure)
+        return Undertaking(transitions.intent(run, "Fail", reason, message, now), failure)
     if report.status.reason == Reason.GATE_NOT_MET and run.status.intent is None:
-        held = undertakings.intent(run, "Suspend", Reason.GATE_NOT_MET, report.status.message, now)
+        held = transitions.intent(run, "Suspend", Reason.GATE_NOT_MET, report.status.message, now)
         return Undertaking(held)
     return Undertaking(None)
 
@@ -105,14 +107,14 @@ def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     # One that was saved again may still be read back beside the damaged one.
     if corrupt and seen.has_saved and not any(is_ready(c) for c in last):
         sentence = f"{corrupt[0].metadata.name} does not match its manifest; its steps are repeated"
-        return Undertaking(undertakings.restart(run, names.TRAINER, Reason.CORRUPT, sentence, now))
+        return Undertaking(transitions.restart(run, names.TRAINER, Reason.CORRUPT, sentence, now))
     if not (seen.has_saved or is_late):
         return Undertaking(None)
     said = seen.report.status
     if said is not None and said.reason == Reason.TARGET_REACHED:
-        return Undertaking(undertakings.intent(run, "Complete", said.reason, said.message, now))
+        return Undertaking(transitions.intent(run, "Complete", said.reason, said.message, now))
     message = "every phase is done"
-    return Undertaking(undertakings.intent(run, "Complete", Reason.ALL_PHASES_DONE, message, now))
+    return Undertaking(transitions.intent(run, "Complete", Reason.ALL_PHASES_DONE, message, now))
 
 
 def _suspending(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Undertaking:
@@ -123,13 +125,9 @@ def _suspending(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Underta
     limit_s = run.spec.checkpointing.timeout_seconds
     if now.wall_s - seconds(current.since) > limit_s:
         message = f"no verified checkpoint within {limit_s} s; the last one is used"
-        return Undertaking(
-            undertakings.intent(run, "Release", Reason.SUSPEND_TIMEOUT, message, now)
-        )
+        return Undertaking(transitions.intent(run, "Release", Reason.SUSPEND_TIMEOUT, message, now))
     if _has_saved(run, seen, now):
-        return Undertaking(
-            undertakings.intent(run, "Release", current.reason, current.message, now)
-        )
+        return Undertaking(transitions.intent(run, "Release", current.reason, current.message, now))
     return Undertaking(current)
 
 
@@ -137,7 +135,7 @@ def _has_saved(run: RLRun, seen: Seen, now: Moment) -> bool:
     """A run that is being suspended has saved all that it can."""
     if run.spec.checkpointing.on_suspend == "Skip":
         return True
-    if not seen.ready(names.TRAINER, attempt=undertakings.attempts_of(run).get(names.TRAINER, 0)):
+    if not seen.ready(names.TRAINER, attempt=transitions.attempts_of(run).get(names.TRAINER, 0)):
         return True  # nothing that could still be saved
     report = seen.report
     if not report.is_connected:

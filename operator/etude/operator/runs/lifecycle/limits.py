@@ -4,7 +4,7 @@ from etude.common.api.kinds import RLRun
 from etude.operator.actions import Moment
 from etude.operator.clock import seconds
 from etude.operator.reasons import Reason
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2
 
 FIRST_STEPS = 10
