@@ -64,4 +64,4 @@ def test_a_store_that_is_away_is_waited_for_by_the_replica(
     call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     require_readable(Guarded(StoreError("no route to host"), call))
-    assert f"{call}: no route to host; versions are looked for later" in caplog.text
+    assert f"{call}: no route to host; the replica retries later" in caplog.text

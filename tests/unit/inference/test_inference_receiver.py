@@ -148,10 +148,10 @@ async def test_a_version_of_other_tensors_writes_nothing_and_asks_for_a_restart(
     await receiver.catch_up()
     other = TrainedPolicy(Schema(grid=SCHEMA.grid, tensors=SCHEMA.tensors[:-1]))
     other.publish(store, 1, complete=True)
-    with pytest.raises(UnavailableError, match="a restart maps the new ones"):
+    with pytest.raises(UnavailableError, match="restart the replica to map them"):
         await receiver.catch_up()
     assert_serves(engine, policy, VersionId(1, 0))
-    with pytest.raises(UnavailableError, match="a restart maps the new ones"):
+    with pytest.raises(UnavailableError, match="restart the replica to map them"):
         await receiver.follow()
 
 

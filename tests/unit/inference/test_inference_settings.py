@@ -173,7 +173,7 @@ def test_serving_a_folder_refuses_what_is_no_port(
 ) -> None:
     with pytest.raises(SystemExit):
         serve.parse(["--model", "folder", f"--port={port}"])
-    assert f"'{port}' is no port" in capsys.readouterr().err
+    assert f"'{port}' is not a valid port" in capsys.readouterr().err
 
 
 def test_the_process_refuses_bad_settings_at_once_and_says_how_to_fix_them() -> None:

@@ -196,7 +196,7 @@ async def test_going_back_one_version_restores_every_word_and_drops_the_cache(
     assert_holds(engine.ranks, before)
     assert (swap.live, engine.dropped_caches) == (old, 1)
     assert await swap.audit()
-    with pytest.raises(RuntimeError, match="nothing to go back to"):
+    with pytest.raises(RuntimeError, match="no older version can be restored"):
         await swap.revert()
 
 

@@ -1,4 +1,4 @@
-"""Whether the role may read the run's versions, asked before minutes go into an engine."""
+"""Early check that the role may read the run's versions: building an engine takes minutes."""
 
 import logging
 
@@ -13,12 +13,12 @@ _NO_RIGHTS = "give this role's credentials GetObject and ListBucket here, and Pu
 
 
 def require_readable(store: Store) -> None:
-    """List and read as a replica does, and refuse a store that will not have it.
+    """List and read as a replica does, and refuse a store that denies it.
 
-    A store that does not answer is no reason to end: the replica can wait for it.
+    A store that does not answer is no error: the replica can wait for it.
 
     Raises:
-        StoreError: the store answered no; it says which call, and the way out.
+        StoreError: the store denied a call; the text names the call and a suggested fix.
     """
     call = "list"
     try:
@@ -26,9 +26,9 @@ def require_readable(store: Store) -> None:
         call = "get"
         store.get(epoch_key(1) if found is None else found.key)
     except MissingError:
-        return  # no trainer was here yet, or it deleted what was listed
+        return  # no trainer has published yet, or it deleted the listed object
     except RefusedError as error:
         fix = _NO_BUCKET if isinstance(error, NoBucketError) else _NO_RIGHTS
         raise StoreError(f"{store.url}: {call}: {error}; {fix}") from error
     except StoreError as error:
-        log.warning("%s: %s: %s; versions are looked for later", store.url, call, error)
+        log.warning("%s: %s: %s; the replica retries later", store.url, call, error)

@@ -1,4 +1,4 @@
-"""Downloads of the next few legs, while the one before them is prepared and committed."""
+"""Prefetch: downloads of the next update steps while the one before them is activated."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +11,12 @@ from etude.common.weights import VersionId
 from etude.inference.legs import Leg
 
 AHEAD = 2
-"""Legs that are staged before their turn: each takes disk, and one before may turn out bad."""
+"""Steps staged before their turn: each takes disk, and an earlier one may be damaged."""
 
 
 @dataclass(slots=True)
 class Ahead:
-    """Stages legs in their order, one at a time; a failure comes out when the leg's turn does."""
+    """Stages update steps in order, one at a time; a failure is raised at the step's turn."""
 
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="stage-weights")
@@ -27,7 +27,7 @@ class Ahead:
 
     @contextmanager
     def along(self, legs: Sequence[Leg]) -> Iterator[None]:
-        """Take these legs; what is not begun at the end is given up."""
+        """Prefetch these steps; downloads that have not started at the end are cancelled."""
         self._legs, self._staged = legs, {}
         try:
             yield
@@ -37,10 +37,10 @@ class Ahead:
             self._legs, self._staged = (), {}
 
     async def staged(self, number: int, stage: Callable[[Leg], Path]) -> Path:
-        """The staged file of a leg; the next ones are on their way when it returns.
+        """The staged file of a step; downloads of the next ones are queued first.
 
         Raises:
-            EtudeError: staging it failed, as the function says.
+            EtudeError: staging the step failed; see the function.
         """
         self._turn = number
         for each in range(number, min(number + 1 + AHEAD, len(self._legs))):
@@ -49,5 +49,5 @@ class Ahead:
         return await asyncio.wrap_future(self._staged[number])
 
     def versions(self) -> list[VersionId]:
-        """The targets of what is staged, or being staged, before its turn."""
+        """Targets of the steps that are staged, or being staged, before their turn."""
         return [self._legs[each].edge.target.version for each in self._staged if each > self._turn]

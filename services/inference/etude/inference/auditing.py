@@ -1,4 +1,4 @@
-"""Audits of the live words, and what follows when memory is damaged."""
+"""Weight audits: scans of the live words, and the report when memory is damaged."""
 
 import asyncio
 import logging
@@ -12,18 +12,18 @@ from etude.inference import metrics
 from etude.inference.policy import PolicyEngine
 
 NEVER_SOUND = VersionId(0, 0)
-"""Before the first audit: everything that the process sampled is in doubt."""
+"""Version before the first audit: all samples of the process are suspect."""
 
 ACCUSATIONS = 10
 ACCUSE_EVERY_S = 1.0
-"""How often a process reports that its memory is damaged, before it ends anyway."""
+"""Attempts to report damaged memory before the process ends without a report."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class Auditor:
-    """Compares the live words of one engine with what was promised of them."""
+    """Compares the live words of one engine with their expected state digest."""
 
     engine: PolicyEngine
     store: Store
@@ -37,7 +37,7 @@ class Auditor:
     _commits: int = 0
 
     async def committed(self, *, is_first: bool) -> None:
-        """Count a commit; audit the first one, and then every so many.
+        """Count an activation; audit the first one, then every `every`-th.
 
         Raises:
             UnavailableError: as audit().
@@ -50,7 +50,7 @@ class Auditor:
         """Scan the live words.
 
         Raises:
-            UnavailableError: they are not what was promised; the engine must end.
+            UnavailableError: their digest is wrong; the engine must end.
         """
         sound = await self.engine.swap.audit()
         metrics.WEIGHTS_AUDIT.labels("sound" if sound else "damaged").inc()
@@ -62,9 +62,9 @@ class Auditor:
             raise UnavailableError(f"engine: {self.engine.failed}")
 
     async def _accuse(self) -> None:
-        """Have all that this process sampled since its last sound audit left out of training.
+        """Exclude all samples of this process since its last sound audit from training.
 
-        The record outlives the process, which ends: a store that is away is given some time.
+        The record must outlive the process: an unreachable store is retried for 10 s.
         """
         for attempt in range(ACCUSATIONS):
             try:
@@ -76,7 +76,7 @@ class Auditor:
                     message=self.engine.failed,
                 )
             except StoreError as error:
-                log.error("attempt %d to report damaged memory: %s", attempt + 1, error)  # noqa: TRY400 - it says all
+                log.error("attempt %d to report damaged memory failed: %s", attempt + 1, error)  # noqa: TRY400 - it says all
                 await asyncio.sleep(ACCUSE_EVERY_S)
             else:
                 return

@@ -1,4 +1,4 @@
-"""Building the engine: many seconds that nothing can interrupt, but that may be walked out on."""
+"""Engine construction on a thread: it takes many seconds and cannot be interrupted."""
 
 import asyncio
 import concurrent.futures
@@ -18,10 +18,10 @@ async def build_engine(options: EngineOptions, stop: asyncio.Event) -> "Replica 
     """Import vLLM and build the engine, on a thread so that probes and signals are answered.
 
     Returns:
-        None if told to stop meanwhile; the thread goes on, so `leave` the process then.
+        None if stopped meanwhile; the thread runs on, so call `exit_process` then.
 
     Raises:
-        UserError: vLLM cannot serve what was asked for.
+        UserError: vLLM cannot serve the requested model.
     """
     # Here and not in a main module: two programs build engines, and it must precede the import.
     os.environ.update(options.environment())
@@ -46,9 +46,9 @@ async def build_engine(options: EngineOptions, stop: asyncio.Event) -> "Replica 
 
 
 def leave(code: int = 0) -> NoReturn:
-    """End the process now, once everything that matters is closed.
+    """Exit at once, after everything that matters is closed.
 
-    Python would wait for threads that build, fetch or step, or crash below their feet.
+    Python would wait for threads that build, fetch or step, or tear down what they use.
     """
     for child in multiprocessing.active_children():
         child.terminate()

@@ -1,4 +1,4 @@
-"""Which rank of a group counts which elements: each exactly once, over all ranks."""
+"""Assignment of digest elements to ranks: each element is counted by exactly one rank."""
 
 from collections.abc import Sequence
 
@@ -15,27 +15,27 @@ Marks = npt.NDArray[np.bool_]
 
 
 class ComputedError(CorruptError):
-    """A map does not reach all of a model: a part of it holds what its loader computed."""
+    """A weight map does not cover the model: its loader computed some parameters."""
 
 
 def rows(regions: Regions) -> Numbers:
-    """A rank's regions as numbers: the tensor's place, then Region.numbers().  [n, 7]."""
+    """A rank's regions as numbers: index of the tensor, then Region.numbers().  [n, 7]."""
     found = [(tensor, *region[1:7]) for tensor in sorted(regions) for region in regions[tensor]]
     return np.array(found, np.int64).reshape(-1, 7)
 
 
 def encoded(regions: Regions) -> bytes:
-    """A rank's regions as bytes, which cross a process."""
+    """A rank's regions as bytes, to send to another process."""
     return rows(regions).astype("<i8").tobytes()
 
 
 def decoded(data: bytes) -> Numbers:
-    """What encoded() was given, as rows() says it.  [n, 7]."""
+    """The rows that encode_regions() wrote, as region_rows() gives them.  [n, 7]."""
     return np.frombuffer(data, "<i8").reshape(-1, 7)
 
 
 def united(schema: Schema, ranks: Sequence[Numbers]) -> dict[int, list[Region]]:
-    """What ranks hold together, without saying where; each region once."""
+    """Union of the regions of all ranks, without their parameters; each region once."""
     found: dict[int, list[Region]] = {}
     for row in np.unique(np.concatenate(ranks), axis=0).tolist():
         found.setdefault(row[0], []).append(Region(schema.tensors[row[0]].name, *row[1:]))
@@ -43,7 +43,7 @@ def united(schema: Schema, ranks: Sequence[Numbers]) -> dict[int, list[Region]]:
 
 
 def recounted(regions: Regions, flags: bytes) -> dict[int, list[Region]]:
-    """The same regions, counted as counting() says."""
+    """The same regions with their `counted` flags from assign_counted()."""
     flag = iter(flags)
     return {
         tensor: [region._replace(counted=bool(next(flag))) for region in regions[tensor]]
@@ -52,11 +52,11 @@ def recounted(regions: Regions, flags: bytes) -> dict[int, list[Region]]:
 
 
 def counting(schema: Schema, ranks: Sequence[Numbers]) -> list[bytes]:
-    """Which regions each rank counts: those that no lower rank holds.
+    """Flags of the regions that each rank counts: those that no lower rank holds.
 
     Args:
         schema: of the policy.
-        ranks: rows() of each.
+        ranks: region_rows() of each.
 
     Returns:
         One byte for each row of each rank: 1 where the rank counts the region.
@@ -95,7 +95,7 @@ def _counts(held: Marks, row: Numbers, spec: TensorSpec, rank: int) -> bool:
 
 @compiled
 def _known(held: Marks, row: Numbers) -> int:
-    """How many elements of a region are marked."""
+    """Number of marked elements in a region."""
     known = 0
     for line in range(row[3]):
         start = row[2] + line * row[6]

@@ -1,8 +1,8 @@
-"""vLLM's plugin: live parameters on CPU, into which versions can be written in place.
+"""vLLM plugin: keeps parameters on CPU writable in place, so that versions can be swapped in.
 
 On CPU vLLM packs every linear layer at load and computes from the packed copy, so that writing
-into a parameter changes nothing, silently. `register` switches that off; an engine whose loading
-changed a parameter all the same is refused, not served wrongly.
+into a parameter silently changes nothing. `register` switches that off; an engine whose loading
+still changed a parameter is refused.
 """
 
 from collections.abc import Mapping
@@ -29,15 +29,15 @@ CHANGED = "etude_changed_parameters"
 """Attribute of a loaded model: names of parameters that loading changed."""
 
 NO_UPDATES = (
-    "this engine takes policy versions from its run's object store only: weights that are written "
-    "past its receiver would be in no digest and under no version"
+    "this engine takes policy versions from its run's object store only: weights written past its "
+    "updater would be in no digest and under no version"
 )
 
 _process = base_loader.process_weights_after_loading
 
 
 def register() -> None:
-    """What vLLM calls in each of its processes, before a model is built; repeatable."""
+    """Register with vLLM, which calls this in each process before it builds a model; repeatable."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "EtudeWeightEngine")
     # vLLM looks for its kernels in every attribute of every module: two builtins' names, new to it.
@@ -50,7 +50,7 @@ def register() -> None:
 
 
 def _has(value: object, name: str) -> bool:
-    """Whether an object of any module has an attribute; proxies may raise anything when asked."""
+    """Test for an attribute of any module's object; lazy proxies may raise any error."""
     try:
         return hasattr(value, name)
     except Exception:  # noqa: BLE001 - flask's raise RuntimeError outside of a request
@@ -58,21 +58,21 @@ def _has(value: object, name: str) -> bool:
 
 
 def _attributes(value: object) -> Mapping[str, object]:
-    """The attributes of anything that vLLM finds in any module when it looks for its kernels.
+    """Attributes of any object in any module, for vLLM's search for its kernels.
 
-    It takes them from vars(), which answers with no mapping for numba's handle of LLVM.
+    It uses vars(), which returns no mapping for numba's handle of LLVM.
     """
     found = getattr(value, "__dict__", None)
     return found if isinstance(found, Mapping) else {}
 
 
 def _never(*_: object) -> bool:
-    """Processors with AMX tiles pack small bfloat16 linears unless this says no."""
+    """Decline: processors with AMX tiles pack small bfloat16 linears otherwise."""
     return False
 
 
 def _watched_processing(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's signature
-    """Post-process as vLLM does; note on the model which parameters that replaced or rewrote."""
+    """Post-process as vLLM does; record on the model the parameters that this changed."""
     before = _fingerprints(model)
     _process(model, *args, **kwargs)
     after = _fingerprints(model)
@@ -90,16 +90,16 @@ def _fingerprints(model: torch.nn.Module) -> dict[str, bytes]:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # mypy does not follow vLLM
-    """Nothing to agree on: versions come from the object store."""
+    """Empty: versions come from the object store."""
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # mypy does not follow vLLM
-    """Nothing to say: no version comes this way."""
+    """Empty: no version is sent this way."""
 
 
 class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # as above
-    """Refuses models that versions cannot be written into, and writers other than the receiver."""
+    """Refuses models that versions cannot be written into, and writers other than the updater."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -123,7 +123,7 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
 
     @override
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Refuse, whatever it says.
+        """Refuse any update.
 
         Raises:
             RuntimeError: always.
@@ -155,7 +155,7 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
 
 @torch.no_grad()
 def refuse_packed(model: torch.nn.Module) -> None:
-    """Refuse a model that would not compute from the parameters that versions are written to.
+    """Refuse a model that does not compute from the parameters that versions are written to.
 
     Raises:
         RuntimeError: naming them.
@@ -172,7 +172,7 @@ def refuse_packed(model: torch.nn.Module) -> None:
 
 
 def _ignores_weight(layer: torch.nn.Module) -> bool:
-    """Whether a linear layer of vLLM's CPU build gives the same result after its weight changed."""
+    """True if a linear layer of vLLM's CPU build gives the same result after its weight changed."""
     compute = getattr(layer, "cpu_linear", None)
     weight = getattr(layer, "weight", None)
     if not callable(compute) or not isinstance(weight, torch.Tensor) or weight.numel() == 0:

@@ -1,17 +1,17 @@
-"""What follows when ranks fail at versions: another try, a complete version, or not being ready."""
+"""Retry policy of failed updates: retry, then load a complete version, then be not ready."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
 
 MAX_PREPARES = 3
-"""What a rank lacks, such as memory, is often there a little later."""
+"""A rank that lacks memory often has it a little later."""
 
 MAX_COMMITS = 2
 """Requests are frozen during each: one retry."""
 
 
 class Remedy(Enum):
-    """What the next try is."""
+    """The next attempt."""
 
     RETRY = "the same way again"
     RESEED = "a complete version, in place of what changed"
@@ -20,7 +20,7 @@ class Remedy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often ranks failed since a version went live as it should."""
+    """Failures of ranks since the last version that went live without one."""
 
     prepares: int = 0
     commits: int = 0
@@ -29,26 +29,26 @@ class Failures:
 
     @property
     def remedy(self) -> Remedy:
-        """What they ask for."""
+        """The remedy for these failures."""
         if self.prepares < MAX_PREPARES and self.commits < MAX_COMMITS:
             return Remedy.RETRY
         return Remedy.GIVE_UP if self.reseeds else Remedy.RESEED
 
     @property
     def reason(self) -> str:
-        """Which of them it was that asks for a complete version."""
+        """Label of the failure that led to a complete version."""
         return "prepare_failed" if self.prepares >= MAX_PREPARES else "commit_failed"
 
     def in_prepare(self) -> "Failures":
-        """These, and a rank that failed to prepare."""
+        """These and one failed prepare."""
         return self._and(prepares=1)
 
     def in_commit(self) -> "Failures":
-        """These, and a rank that failed to commit."""
+        """These and one failed activation."""
         return self._and(commits=1)
 
     def on_the_way(self) -> "Failures":
-        """These, and what led to a version was damaged or gone: no rank's fault."""
+        """These and one damaged or missing object on the update path: no rank's fault."""
         return self._and()
 
     def _and(self, *, prepares: int = 0, commits: int = 0) -> "Failures":

@@ -1,4 +1,4 @@
-"""How far a replica may be behind, and still get new requests."""
+"""Lag of a replica behind the newest version, and its limit for new requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,35 +8,35 @@ from etude.common.weights import MAX_LAG, VersionId
 REASON = "ReplicaLagging"
 
 JOIN_LAG = 2
-"""A replica that is not ready becomes so this near to the version that it should serve.
+"""Largest lag at which a replica becomes ready; one that is ready stays so up to MAX_LAG.
 
-One that is ready stays so up to MAX_LAG: a few slow versions must not take it out and in again.
+The gap keeps a few slow versions from taking a replica out of rotation and back in.
 """
 
 
 def is_near(lag: int, *, was_near: bool) -> bool:
-    """Whether a replica so many versions behind gets new requests."""
+    """True if a replica with this lag gets new requests."""
     return lag <= (MAX_LAG if was_near else JOIN_LAG)
 
 
 def lag(live: VersionId, wanted: VersionId, chain: Sequence[VersionId]) -> int:
-    """Versions that are still to be taken, by their places on the accepted chain.
+    """Number of accepted versions between the live and the wanted one.
 
-    Not by their numbers: those leave gaps where a run was resumed.
+    Version numbers alone do not tell: they have gaps where a run was resumed.
     """
     return sum(live.number < each.number <= wanted.number for each in chain)
 
 
 def may_lag(live: VersionId | None, wanted: VersionId) -> bool:
-    """Whether numbers alone leave open that a replica is too far behind to become ready."""
+    """True if by the numbers alone a replica may lag too far to become ready."""
     return wanted.number - (0 if live is None else live.number) > JOIN_LAG
 
 
 @dataclass(slots=True)
 class Distance:
-    """How far a replica is from the version that it should serve, as far as it knows.
+    """Known lag of a replica behind the version that it should serve.
 
-    While the store does not answer, nothing newer is known: one that was near stays so.
+    While the store does not answer, no newer version is known: the lag stays as it was.
     """
 
     is_near: bool = False
@@ -44,15 +44,15 @@ class Distance:
     _chain: Sequence[VersionId] = ()
 
     def aim(self, wanted: VersionId, chain: Sequence[VersionId]) -> None:
-        """Where to, and the accepted chain if numbers alone do not say that it is near."""
+        """Set the wanted version, and the accepted chain if the numbers leave the lag open."""
         self._wanted, self._chain = wanted, chain
 
     def stand_at(self, live: VersionId | None) -> None:
-        """What is served now."""
+        """Update from the live version."""
         if live is not None and self._wanted is not None:
             self.is_near = is_near(lag(live, self._wanted, self._chain), was_near=self.is_near)
 
     @property
     def message(self) -> str:
-        """Why no new requests are to come."""
+        """Reason for not being ready."""
         return f"too far behind version {self._wanted} for new requests"

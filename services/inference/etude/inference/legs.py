@@ -1,4 +1,4 @@
-"""The legs of a way to a version: each is prepared while requests run, and goes live at once."""
+"""Update steps of a path to a version: each is prepared beside requests, then activated whole."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,24 +7,24 @@ from etude.common.weights import Edge, VersionRef
 
 
 class Leg(NamedTuple):
-    """One prepare and commit."""
+    """One prepare and activation."""
 
     edge: Edge
-    """From what is live to what is live afterwards."""
+    """From the live version to the next live version."""
     parts: tuple[Edge, ...]
-    """What it is made of: itself, or several steps that are taken on disk and end in it."""
+    """The edge itself, or several edges that are merged on disk and end in it."""
 
 
 def legs_of(edges: Sequence[Edge], live: VersionRef | None) -> list[Leg]:
-    """Cut a way into what may go live.
+    """Split an update path into steps that may go live.
 
-    Around damage a way may begin at a complete version below the live one. The versions between
-    must not be served: those of a running request would go down. So everything up to the first
-    newer version, or to the end of the way, is one leg.
+    Around damage a path may start at a complete version below the live one. The versions between
+    must not be served: the version of a running request would decrease. So everything up to the
+    first newer version, or to the end of the path, is one step.
 
     Args:
-        edges: the way, as planned.
-        live: what is served; None for nothing.
+        edges: the planned path.
+        live: the live version; None before the first.
     """
     if live is None or not edges or edges[0].base is not None:
         return [Leg(edge, (edge,)) for edge in edges]

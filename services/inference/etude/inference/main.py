@@ -13,18 +13,18 @@ from etude.inference.building import build_engine, leave
 from etude.inference.settings import Settings
 
 CONFIGURATION_ERROR = 78
-"""The exit code that tells the operator not to try again (EX_CONFIG)."""
+"""Exit code that tells the operator not to retry (EX_CONFIG)."""
 
 
 def main() -> None:
-    """Serve the run's policy until told to stop."""
+    """Serve the run's policy until SIGTERM."""
     end_at_once_when_told()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     asyncio.run(_serve_and_leave())
 
 
 async def _serve_and_leave() -> NoReturn:
-    # Asyncio, too, waits for threads when it ends, so that errors are told before.
+    # asyncio waits for threads when it ends, so errors are reported before.
     code = 0
     try:
         await serve(Settings.from_env())
@@ -41,7 +41,7 @@ def _told(error: Exception, code: int) -> int:
 
 
 async def serve(settings: Settings) -> None:
-    """Check everything cheap, build the engine, then answer until SIGTERM."""
+    """Check everything that is cheap, build the engine, then serve until SIGTERM."""
     from etude.common import files, serving, telemetry
     from etude.common.probes import Probes
     from etude.inference.access import require_readable
@@ -50,7 +50,7 @@ async def serve(settings: Settings) -> None:
     run = files.read_run(settings.run_file)
     options = engine_options(run, scratch=settings.scratch, threads=settings.threads)
     for port in (settings.port, settings.http_port):
-        # The engine takes many seconds to build: a port in use is said before.
+        # Building the engine takes many seconds: report a port in use before.
         socket.create_server((settings.host, port)).close()
     require_readable(files.store_for(run.spec.storage.uri, run.spec.storage))
     provider = telemetry.setup(

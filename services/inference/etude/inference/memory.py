@@ -1,4 +1,4 @@
-"""An engine in memory, for tests: real weights in numpy, tokens from a hash."""
+"""Fake engine for tests: real weights in numpy, tokens from a hash."""
 
 import asyncio
 import hashlib
@@ -28,14 +28,14 @@ from etude.inference.worker.rank import Rank
 
 
 class MemoryRanks(Ranks):
-    """Tensor-parallel ranks over numpy arrays; what a test breaks, fails as a real one would."""
+    """Tensor-parallel ranks over numpy arrays; injected failures look like real ones."""
 
     def __init__(self, ranks: int = 1) -> None:
         self.words: list[dict[str, Words]] = [{} for _ in range(ranks)]
         """Live parameters of each rank."""
         self.calls: list[str] = []
         self.fail: dict[str, int] = {}
-        """Rank whose next call of a method answers that it failed."""
+        """Rank whose next call of a method fails, by method."""
         self._ranks = [Rank(lambda schema, _, n=n: self._open(schema, n)) for n in range(ranks)]  # type: ignore[misc]  # lambda with a default
 
     def _open(self, schema: Schema, rank: int) -> LiveWeights:
@@ -62,7 +62,7 @@ class MemoryRanks(Ranks):
 
 @dataclass(slots=True)
 class MemoryEngine(PolicyEngine, Steps):
-    """Samples a token per event-loop turn by hashing the prefix and the live version."""
+    """Samples one token per event-loop iteration by hashing the prefix and the live version."""
 
     info: EngineInfo
     ranks: MemoryRanks = field(default_factory=MemoryRanks)
@@ -81,22 +81,22 @@ class MemoryEngine(PolicyEngine, Steps):
     @property
     @override
     def live(self) -> VersionId | None:
-        """The version that new requests are admitted under."""
+        """Version that new requests are admitted under."""
         return self._live
 
     @property
     @override
     def failed(self) -> str:
-        """Why the engine cannot go on."""
+        """Reason of the failure that stopped the engine."""
         return self._failed or self.swap.failed
 
     @property
     def is_thawed(self) -> bool:
-        """Whether requests make progress."""
+        """True while requests make progress."""
         return self._thawed.is_set()
 
     def fail(self, why: str) -> None:
-        """Stop as a real engine does whose step fails."""
+        """Stop like a real engine whose forward pass fails."""
         self._failed = why
 
     @override

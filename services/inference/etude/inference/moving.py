@@ -1,4 +1,4 @@
-"""Brings one engine to a version: the cheapest way that is not damaged."""
+"""Updater: moves one engine to a version on the cheapest update path without damage."""
 
 import asyncio
 import time
@@ -29,30 +29,30 @@ UNDO_LIMIT_BYTES = 256 << 20
 """A complete version up to this size can be undone in memory; above it by reading the store."""
 
 RENEW_S = 30.0
-"""How often a lease is written while no version comes."""
+"""Interval of lease renewals while no version is published."""
 
 _tracer = trace.get_tracer("etude.inference")
 
 
 class Moved(NamedTuple):
-    """One version that went live."""
+    """One activation."""
 
     live: VersionId
     manifest_sha256: bytes
     pause_s: float
     took_s: float
-    """Fetch, verify and commit."""
+    """Fetch, verify and activate."""
 
 
 class _Held(NamedTuple):
-    """A step that is prepared on all ranks, but not live."""
+    """An update step that is prepared on all ranks, but not live."""
 
     edge: Edge
     began: float
 
 
 class _Refused(NamedTuple):
-    """A step that cannot be used."""
+    """An update step that cannot be used."""
 
     edge: Edge
     error: CorruptError
@@ -60,14 +60,14 @@ class _Refused(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Mover:
-    """One engine on the chain; moves come one at a time."""
+    """Updates one engine along the chain; calls come one at a time."""
 
     engine: PolicyEngine
     stager: Stager
     lease: ReaderLease
     auditor: Auditor
     report: Callable[[Moved], None]
-    """Told of each version that went live."""
+    """Called for each version that went live."""
     _failures: Failures = field(default_factory=Failures)
     _held: _Held | None = None
     _renew_at: float = 0.0
@@ -75,13 +75,13 @@ class Mover:
     _ahead: Ahead = field(default_factory=Ahead)
 
     async def move_to(self, version: VersionId) -> None:
-        """Make a version live, or leave the old one serving.
+        """Activate a version, or leave the old one serving.
 
         Raises:
             MissingError: it is not published, or was deleted.
             FencedError: it is not on the accepted chain.
-            CorruptError: every way to it is damaged, or it does not fit the model.
-            RankError: a rank failed; enough of that, and the next try loads a complete version.
+            CorruptError: every path to it is damaged, or it does not fit the model.
+            RankError: a rank failed; after enough failures a complete version is loaded.
             UnavailableError: the engine, or the scratch folder, failed.
             StoreError: the store failed.
         """
@@ -94,10 +94,10 @@ class Mover:
         self._failures = Failures()
 
     async def stage(self, version: VersionId) -> None:
-        """Make everything ready for a version; what lies before it goes live on the way.
+        """Stage and prepare a version; the steps before it go live.
 
-        Nothing is held for a version that needs no words to be read: one that is live, or whose
-        words are live or can be restored.
+        A version that needs no download is not prepared: one that is live, or whose words are
+        live or can be restored.
 
         Raises:
             EtudeError: as move_to().
@@ -112,12 +112,12 @@ class Mover:
 
     @property
     def staged(self) -> VersionId | None:
-        """What is prepared on all ranks, but not live."""
+        """Version that is prepared on all ranks, but not live."""
         return None if self._held is None else self._held.edge.target.version
 
     @property
     def is_stuck(self) -> bool:
-        """Whether ranks fail at versions, and to load a complete one did not help."""
+        """True if ranks keep failing even at complete versions."""
         return self._failures.remedy is Remedy.GIVE_UP
 
     @property
@@ -125,7 +125,7 @@ class Mover:
         return self._failures.remedy is not Remedy.RETRY
 
     def renew_lease(self) -> None:
-        """Say that the replica is still there, if it has not been said for a while.
+        """Renew the reader lease if it is due.
 
         Raises:
             StoreError: the store failed.
@@ -148,11 +148,11 @@ class Mover:
             await self._along(version)
 
     async def _along(self, version: VersionId, *, holds: bool = False) -> None:
-        """Take the cheapest way; around what turns out to be damaged.
+        """Take the cheapest path; plan around objects that turn out to be damaged.
 
         Raises:
-            CorruptError: every way is damaged: the first damage.
-            MissingError: there is no way at all.
+            CorruptError: every path is damaged; the first damage.
+            MissingError: there is no path.
         """
         avoid: frozenset[str] = frozenset()
         problem: CorruptError | None = None
@@ -197,7 +197,7 @@ class Mover:
                 except CorruptError as error:
                     metrics.WEIGHTS_CORRUPT.inc()
                     if self.engine.swap.live is not None:
-                        # Damaged memory, too, makes a sound version lead to another state.
+                        # Damaged memory also makes a sound version lead to another state.
                         await self.auditor.audit()
                     damaged = error.edge if isinstance(error, DamagedEdgeError) else edge
                     return _Refused(damaged, error)
@@ -241,7 +241,7 @@ class Mover:
         await self._went_live(edge.target, pause_s, began)
 
     def _stage(self, leg: Leg) -> Path:
-        """Fetch what the ranks hold of a leg's target; they know it since they were baked."""
+        """Fetch the blocks of a step's target that the ranks hold, by their weight map."""
         regions = self.engine.swap.regions
         if len(leg.parts) > 1:
             return self.stager.end_of(leg, regions.keys())
@@ -270,7 +270,7 @@ class Mover:
         self.report(Moved(live, sha256, pause_s, time.perf_counter() - began))
 
     async def _check_accepted(self, version: VersionId) -> None:
-        """The reader's rule: the manifest was read before this question is asked.
+        """Check that a version is on the accepted chain; its manifest must have been read before.
 
         Raises:
             FencedError: a newer epoch does not descend from the version.

@@ -1,4 +1,4 @@
-"""Which versions can be taken back to without reading the store."""
+"""Undo stack: older versions that can be restored without reading the store."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,43 +11,43 @@ class Older(NamedTuple):
 
     ref: VersionRef
     num_bytes: int
-    """What restoring it takes, on all ranks."""
+    """Memory that its old words take on all ranks."""
 
 
 @dataclass(slots=True)
 class Olders:
-    """What the ranks hold of the versions before the live one, as a stack."""
+    """Versions before the live one whose words the ranks still hold."""
 
     held: list[Older] = field(default_factory=list)
     """Oldest first."""
 
     @property
     def depth(self) -> int:
-        """How many versions can be taken back."""
+        """Number of versions that can be undone."""
         return len(self.held)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that all ranks hold for that."""
+        """Memory that all ranks hold for undoing."""
         return sum(older.num_bytes for older in self.held)
 
     @property
     def newest(self) -> VersionRef | None:
-        """What undoing the last swap leads back to; None where nothing does."""
+        """Version that undoing the last swap restores; None if it cannot be undone."""
         return self.held[-1].ref if self.held else None
 
     def can_restore(self, state: str) -> bool:
-        """Whether words with this state digest can be restored."""
+        """True if words with this state digest can be restored."""
         return any(older.ref.state == state for older in self.held)
 
     def keep(self, newest: int) -> None:
-        """Forget all but the newest few."""
+        """Drop all but the newest entries."""
         self.held = self.held[len(self.held) - newest :]
 
     def push(self, ref: VersionRef, num_bytes: int) -> None:
-        """Remember what was live until now."""
+        """Add the version that was live until now."""
         self.held.append(Older(ref, num_bytes))
 
     def pop(self) -> VersionRef:
-        """The version that one more undo has restored."""
+        """Remove and return the version that an undo has restored."""
         return self.held.pop().ref

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible endpoint: vLLM's own application behind a small door."""
+"""OpenAI-compatible endpoint: vLLM's own application behind an ASGI middleware."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ PATHS = frozenset(
         "/detokenize",
     }
 )
-"""vLLM's application has some forty routes; these are the ones that we serve and test."""
+"""Served and tested paths; vLLM's application has some forty."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,7 +36,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Passes known paths on while there is something to serve, and names the policy version."""
+    """Passes known paths on while a version is live, and adds its name to the response."""
 
     app: App
     version: Callable[[], str | None]
@@ -57,7 +57,7 @@ class Door:
 
 
 def _labelled(send: Send, version: str) -> Send:
-    """Adds the version that the request was admitted under; a swap may follow in its middle."""
+    """Add the version that the request was admitted under; a swap may happen while it runs."""
 
     async def labelled(message: MutableMapping[str, Any]) -> None:
         if version and message["type"] == "http.response.start":
@@ -76,7 +76,7 @@ async def _refuse(send: Send, status: int, code: str, what: str) -> None:
 
 
 class _Quiet(uvicorn.Server):
-    """Leaves the signals to the process's main."""
+    """Leaves signals to the process's main."""
 
     @contextlib.contextmanager
     @override
@@ -96,7 +96,7 @@ class HttpServer:
     _task: "asyncio.Task[None]" = field(init=False)
 
     async def start(self) -> None:
-        """Listen and answer.
+        """Listen and serve.
 
         Raises:
             OSError: the port is taken.
@@ -110,11 +110,11 @@ class HttpServer:
         self._task = asyncio.create_task(serving, name="openai-http")
         while not self._server.started:
             if self._task.done():
-                raise UnavailableError("the OpenAI endpoint did not start; its log says why")
+                raise UnavailableError("the OpenAI endpoint did not start: see its log")
             await asyncio.sleep(0.02)
 
     async def stop(self, grace_s: float) -> None:
-        """Let running answers end for so long, then close."""
+        """Let running responses end for the grace time, then close."""
         self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
         self._server.should_exit = True
         await self._task

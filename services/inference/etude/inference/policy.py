@@ -1,4 +1,4 @@
-"""What the services need from an engine."""
+"""The engine interface: requests, token chunks and the PolicyEngine protocol."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class EngineInfo:
     """Longest prompt plus completion, in tokens."""
     max_concurrent: int
     recomputes_kv: bool = False
-    """Whether running requests compute their KV cache anew at each swap."""
+    """True if running requests recompute their KV cache at each swap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """One exact token prefix to continue; valid once built by `requests.checked`."""
+    """One exact token prefix to continue; valid once built by `messages.sample_request`."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -35,19 +35,19 @@ class SampleRequest:
     seed: int | None = None
     stream: bool = False
     episode: str = ""
-    """What the request is a turn of; turns may share cached prefixes. Empty for nothing."""
+    """Rollout that the request is a turn of, to share cached prefixes; empty for none."""
 
 
 class Finish(Enum):
-    """Why sampling ended."""
+    """Reason for the end of sampling."""
 
     STOP = "a stop token was sampled"
     LENGTH = "max_tokens or the context limit was reached"
-    ABORT = "the engine gave the request up"
+    ABORT = "the engine aborted the request"
 
 
 class LabelSpan(NamedTuple):
-    """Output tokens [start, end) were sampled by the weights labelled so."""
+    """Output tokens [start, end), sampled by the weights with this label."""
 
     label: str
     start: int
@@ -56,15 +56,15 @@ class LabelSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """New tokens of one completion; the last piece says how it ended and under which weights."""
+    """New tokens of one completion; the last chunk has the finish reason and the labels."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     finish: Finish | None = None
     labels: Sequence[LabelSpan] = ()
-    """Of the whole completion; only in the last piece."""
+    """Of the whole completion; only in the last chunk."""
     admitted: VersionId | None = None
-    """Version that was live when the request entered the engine; only in the last piece."""
+    """Version that was live when the request entered the engine; only in the last chunk."""
 
 
 class PolicyEngine(Protocol):
@@ -72,15 +72,15 @@ class PolicyEngine(Protocol):
 
     info: EngineInfo
     swap: Swap
-    """Moves the live weights from version to version by what changed."""
+    """Swaps the live weights from version to version by their changes."""
 
     @property
     def live(self) -> VersionId | None:
-        """The version that new requests are admitted under; None before the first commit."""
+        """Version that new requests are admitted under; None before the first activation."""
 
     @property
     def failed(self) -> str:
-        """Why the engine cannot go on; empty while it can."""
+        """Reason of the failure that stopped the engine; empty while it works."""
 
     def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
         """Continue one prefix; closing the generator frees its slot."""

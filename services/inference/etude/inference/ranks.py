@@ -1,4 +1,4 @@
-"""The ranks of one forward pass, asked as one: their answers add up, or one of them refuses."""
+"""Calls to all ranks of one forward pass: combines their answers, or raises one's error."""
 
 import asyncio
 import logging
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 FIRST_LOOK_S = 0.002
 LAST_LOOK_S = 0.1
-"""How often ranks are asked whether they are ready: soon at first, then seldom."""
+"""Shortest and longest interval between polls of ranks that prepare or scan (backoff)."""
 
 
 class RankError(UnavailableError):
-    """A rank did not do its part of a swap; the old version serves."""
+    """A rank failed its part of a swap; the old version serves."""
 
 
 class Ranks(Protocol):
@@ -36,24 +36,24 @@ class Ranks(Protocol):
 
 
 class Baked(NamedTuple):
-    """What a schema is to all ranks."""
+    """A schema mapped to the parameters of all ranks."""
 
     regions: Regions
-    """Which parts of the tensors they hold, together."""
+    """Parts of the tensors that all ranks together hold."""
     state: Digest
-    """Of the words that lie there."""
+    """Digest of the words in these regions."""
     loads: bool
-    """Whether changed tensors are loaded, not written in place."""
+    """True if changed tensors go through the loader instead of being written in place."""
 
 
 class Prepared(NamedTuple):
-    """What all ranks are ready to write."""
+    """A change that all ranks are ready to write."""
 
     change: Digest
-    """What is added to the state by writing it."""
+    """Its difference to the state digest."""
     is_undoable: bool
     num_bytes: int
-    """Memory that it takes."""
+    """Memory that it holds on all ranks."""
 
 
 async def bake(ranks: Ranks, schema: Schema, *, may_load: bool) -> Baked:
@@ -62,7 +62,7 @@ async def bake(ranks: Ranks, schema: Schema, *, may_load: bool) -> Baked:
     Args:
         ranks: all of them.
         schema: of the policy.
-        may_load: whether changed tensors may be loaded where they cannot be written in place.
+        may_load: whether changed tensors may be loaded if they cannot be written in place.
 
     Raises:
         CorruptError: it does not describe the model.
@@ -78,7 +78,7 @@ async def bake(ranks: Ranks, schema: Schema, *, may_load: bool) -> Baked:
 
 
 async def _bake(ranks: Ranks, schema: Schema, *, loads: bool) -> Baked:
-    """Map a schema, and settle which rank counts what: see coverage.counting()."""
+    """Map a schema, and assign counted elements to ranks: see coverage.assign_counted()."""
     answers = await ranks.call("bake", schema.to_bytes(), schema.sha256, loads)
     maps = [coverage.decoded(answer["regions"]) for answer in _checked(answers)]
     flags = await asyncio.to_thread(coverage.counting, schema, maps)
@@ -88,10 +88,10 @@ async def _bake(ranks: Ranks, schema: Schema, *, loads: bool) -> Baked:
 
 
 async def prepared(ranks: Ranks) -> Prepared:
-    """What came of a "prepare" on all ranks, once they are ready.
+    """Wait for the result of "prepare" on all ranks.
 
     Raises:
-        CorruptError: what is staged is not what a publisher writes.
+        CorruptError: the staged file is not a publisher's.
         RankError: a rank has no memory for it, or fails.
         UnavailableError: the engine cannot go on.
     """
@@ -104,23 +104,23 @@ async def prepared(ranks: Ranks) -> Prepared:
 
 
 async def scan(ranks: Ranks) -> Digest:
-    """The state digest of all ranks, from the words themselves; no forward pass runs."""
+    """State digest of all ranks, from the live words; no forward pass runs meanwhile."""
     return _total(await ranks.call("scan"))
 
 
 async def scan_beside(ranks: Ranks) -> Digest:
-    """As scan(), while forward passes go on."""
+    """State digest of all ranks, while forward passes run."""
     await ranks.call("start_scan")
     return _total(await _answers(ranks, "scanned"))
 
 
 async def _answers(ranks: Ranks, method: str) -> Sequence[Any]:
-    """What ranks say, once all have something to say."""
+    """Poll all ranks until each has answered."""
     wait_s = FIRST_LOOK_S
     answers: Sequence[Any] = ()
     while True:
         now = await ranks.call(method)
-        # A rank says it once, and not every rank is done at the same time.
+        # A rank answers once, and ranks finish at different times.
         answers = [n if o is None else o for o, n in zip(answers or now, now, strict=True)]
         if all(answer is not None for answer in answers):
             return answers

@@ -1,4 +1,4 @@
-"""Follows the accepted chain, and says where the replica stands on it."""
+"""Follower of the accepted chain: keeps one engine at the newest version and reports its status."""
 
 import asyncio
 import contextlib
@@ -18,24 +18,24 @@ from etude.inference.staging import Stager
 from etude.inference.status import State, Status
 
 POLL_S = 1.0
-"""How soon a version is found that nobody announced; a commit call finds it at once."""
+"""Polling interval for versions that were not announced."""
 
 MAX_BACKOFF_S = 60.0
-"""Longest wait before a version that was refused is fetched again."""
+"""Longest backoff before a refused version is fetched again."""
 
 MAX_STORE_BACKOFF_S = 8.0
-"""The same while the store is away: looking again costs it one call, and it may be back."""
+"""Longest backoff while the store is unreachable: a retry costs one call."""
 
 
 def backoff_s(failures: int, reason: str) -> float:
-    """How long to wait for a hint before looking again, after so many failures in a row."""
+    """Backoff before the next poll, after a number of failures in a row."""
     longest_s = MAX_STORE_BACKOFF_S if reason == StoreError.reason else MAX_BACKOFF_S
     return min(POLL_S * float(1 << min(failures, 10)), longest_s)
 
 
 @dataclass(slots=True, kw_only=True)
 class Receiver:
-    """Moves one engine along the chain; every version is verified before it touches a weight."""
+    """Keeps one engine at the newest or pinned version; verifies it before a weight changes."""
 
     stager: Stager
     engine: PolicyEngine
@@ -43,23 +43,23 @@ class Receiver:
     audit_every: int = 50
     """Versions between two full scans of the live weights."""
     instance: str = ""
-    """This process, as the spans of its tokens name it; the replica's name unless set."""
+    """Name of this process in the spans of its tokens; the replica's name unless set."""
     target: VersionId | None = None
-    """Pinned: nothing newer is taken up without being told. None follows the newest version."""
+    """Pinned version; None follows the newest."""
     _auditor: Auditor = field(init=False)
     _mover: Mover = field(init=False)
     _moving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set and replaced at each change of status."""
+    """Set and replaced at each status change."""
     _distance: Distance = field(default_factory=Distance)
     _tip: VersionId | None = None
-    """The newest version, when the store was asked last."""
+    """Newest version at the last poll of the store."""
     _failures: int = 0
     _hinted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is something to look for at once."""
+    """Set to poll without waiting."""
 
     def __post_init__(self) -> None:
-        # Whatever an earlier process staged was for memory that is gone with it.
+        # An earlier process staged for memory that is gone with it.
         self.stager.keep_only()
         self._auditor = Auditor(
             engine=self.engine,
@@ -76,13 +76,13 @@ class Receiver:
         )
 
     async def follow(self) -> None:
-        """Commit every newer version, for ever; a refused one is tried again later.
+        """Activate every newer version, for ever; a refused one is retried with backoff.
 
         Raises:
             UnavailableError: the engine cannot go on.
         """
         while not self.engine.failed:
-            with contextlib.suppress(EtudeError):  # in the status, which is what callers watch
+            with contextlib.suppress(EtudeError):  # reported in the status, which callers watch
                 await self.catch_up()
             self._hinted.clear()
             with contextlib.suppress(TimeoutError):
@@ -91,20 +91,20 @@ class Receiver:
         raise UnavailableError(f"engine: {self.engine.failed}")
 
     def hear_of(self, version: VersionId) -> None:
-        """Take a hint that a version was published: it is looked for at once, if it is news."""
+        """Poll without waiting, because a version was announced; an old one is ignored."""
         live = self.engine.live
         if live is None or version.number > live.number:
             self._hinted.set()
 
     def aim_at(self, target: VersionId | None) -> Status:
-        """Pin a version, or follow the newest one; follow() then goes there."""
+        """Pin a version, or follow the newest one; follow() then activates it."""
         self.target = target
         self._set(self.status)
         self._hinted.set()
         return self.status
 
     async def catch_up(self) -> None:
-        """Commit the newest accepted version, or the pinned one, if it is not live yet."""
+        """Activate the newest accepted version, or the pinned one, if it is not live yet."""
         async with self._moving:
             with self._reported_here():
                 newest = await asyncio.to_thread(self._newest)
@@ -122,9 +122,9 @@ class Receiver:
                     self._set(replace(self.status, state=State.SERVING, reason="", message=""))
 
     async def commit(self, version: VersionId) -> Status:
-        """Make this version live, or leave the old one serving.
+        """Activate this version, or leave the old one serving.
 
-        A version at or below the live one on the accepted chain needs nothing done.
+        A version at or below the live one on the accepted chain is a no-op.
 
         Raises:
             UnknownIdError: no such version is published.
@@ -142,7 +142,7 @@ class Receiver:
             return self.status
 
     async def stage(self, version: VersionId) -> Status:
-        """Make everything ready for a version that goes live by commit(); the old one serves.
+        """Prepare a version that a later activate() makes live; the old one serves.
 
         Raises:
             UnknownIdError: no such version is published.
@@ -164,7 +164,7 @@ class Receiver:
             return self.status
 
     async def roll_back(self, version: VersionId) -> Status:
-        """Leave everything newer than a version, and what was cached under it.
+        """Return to an older version, and drop what was cached under newer ones.
 
         Raises:
             EtudeError: as commit().
@@ -178,13 +178,13 @@ class Receiver:
             return self.status
 
     def _keep_at(self, version: VersionId) -> None:
-        """A pin moves along with what the replica is told to serve."""
+        """Move an existing pin to the version that the replica is told to serve."""
         if self.target is not None and self.target != version:
             self.target = version
             self._set(self.status)
 
     async def watch(self) -> AsyncIterator[Status]:
-        """The present status, then the latest after each change."""
+        """The current status, then the latest after each change."""
         while True:
             changed = self._changed
             yield self.status
@@ -212,7 +212,7 @@ class Receiver:
         self._set(replace(self.status, state=State.SERVING, reason="", message=""))
 
     async def _aim(self, wanted: VersionId) -> None:
-        """See how far it is to a version."""
+        """Measure the lag behind a version."""
         live = self.engine.live
         chain: list[VersionId] = []
         if lagging.may_lag(live, wanted):
@@ -233,7 +233,7 @@ class Receiver:
         self._observe_lag()
 
     def _on_the_way(self) -> Status:
-        """The status while a newer version is loaded."""
+        """Status while a newer version is loaded."""
         status = self.status
         if status.live is None or self.engine.failed or self._mover.is_stuck:
             return status

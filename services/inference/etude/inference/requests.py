@@ -1,4 +1,4 @@
-"""Which sampling requests an engine can take."""
+"""Validation of sampling requests against an engine's limits."""
 
 import math
 
@@ -10,10 +10,10 @@ MAX_ID_CHARS = 256
 
 
 def checked(request: inference_pb2.GenerateRequest, info: EngineInfo) -> SampleRequest:
-    """The request, every field within what the engine can do.
+    """The request with every field checked against the engine's limits.
 
     Raises:
-        InvalidFieldError: naming the first field that is not, and the limit it crosses.
+        InvalidFieldError: names the first invalid field and its limit.
     """
     sampling = request.sampling
     if not 0 < len(request.request_id) <= MAX_ID_CHARS:

@@ -1,4 +1,4 @@
-"""Which requests may share cached prefixes: those with the same salt."""
+"""Prefix cache: cache salts that decide which requests share cached prefixes."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -9,32 +9,32 @@ from etude.common.weights import VersionId
 PrefixCache = Literal["Salted", "Sticky", "Reset"]
 
 MAX_EPISODES = 65_536
-"""Episodes that are remembered, the newest ones: another turn of an older one begins anew."""
+"""Rollouts whose salt is kept, newest first; a turn of an older one starts a new salt."""
 
 
 class Admission(NamedTuple):
-    """How a request enters the engine."""
+    """Cache salt of a request, and the oldest weights behind it."""
 
     oldest: VersionId
-    """No cached entry that it can meet was computed with older weights."""
+    """No cached entry that the request can hit was computed with older weights."""
     salt: str
-    """Empty shares with everybody."""
+    """Empty: shared by all requests."""
 
 
 @dataclass(slots=True)
 class Salts:
-    """The salts of one engine."""
+    """Cache salts of one engine."""
 
     mode: PrefixCache = "Salted"
-    """Salted shares inside one version; Sticky lets an episode keep what it cached under older
-    ones; Reset shares with all, and relies on the cache being dropped at each swap."""
+    """Salted: shared within one version. Sticky: a rollout keeps what it cached under older ones.
+    Reset: shared by all, and the cache is dropped at each swap."""
     sticky_lag: int = 4
-    """Versions after which an episode's cached prefixes are given up."""
+    """Versions after which a rollout's cached prefixes are dropped."""
     _first: "OrderedDict[str, VersionId]" = field(default_factory=OrderedDict)
-    """Version whose salt an episode has."""
+    """Version whose salt each rollout has."""
 
     def admit(self, live: VersionId, episode: str = "") -> Admission:
-        """How a request of an episode enters now; an empty name belongs to none."""
+        """Salt of a request of a rollout that enters now; an empty name is no rollout."""
         if self.mode == "Reset":
             return Admission(live, "")
         if self.mode == "Salted" or not episode:
@@ -49,5 +49,5 @@ class Salts:
         return Admission(first, str(first))
 
     def forget(self) -> None:
-        """The cache was dropped: nothing older than what is live is in it."""
+        """Forget all salts, after the cache was dropped."""
         self._first.clear()

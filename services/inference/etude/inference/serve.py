@@ -1,4 +1,4 @@
-"""Serves one Hugging Face folder to OpenAI clients: `python -m etude.inference.serve`."""
+"""Serves one Hugging Face folder to OpenAI clients: `python -m etude.inference.serve_command`."""
 
 import argparse
 import asyncio
@@ -19,13 +19,13 @@ from etude.inference.settings import (
 )
 
 INVALID = 4
-"""Exit code of the command line for bad input; a role's 78 would mean nothing there."""
+"""Exit code of the command line for bad input, as in `etude`; 78 is for roles."""
 STOP_GRACE_S = 5.0
-"""For answers that are being written."""
+"""Grace time for running responses."""
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="etude serve", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face model folder")
     parser.add_argument("--name", help="model name for clients; the folder's name unless set")
@@ -42,7 +42,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: use a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid port: use a number from 0 to 65535"
+        )
     return int(text)
 
 
@@ -69,7 +71,7 @@ def options(args: argparse.Namespace) -> EngineOptions:
 
 
 async def serve(args: argparse.Namespace) -> None:
-    """Build the engine from the folder's own weights, then answer until SIGTERM."""
+    """Build the engine from the folder's own weights, then serve until SIGTERM."""
     chosen = options(args)
     stop = asyncio.Event()
     with shutdown_signals(stop):
@@ -89,7 +91,7 @@ async def serve(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Serve one folder until told to stop."""
+    """Serve one folder until SIGTERM."""
     args = parse(sys.argv[1:])
     try:
         asyncio.run(serve(args))

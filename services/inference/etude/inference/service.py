@@ -1,4 +1,4 @@
-"""The RPCs of the inference role: translate, delegate, answer."""
+"""RPC services of the inference role: sampling and weight updates."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
@@ -34,12 +34,12 @@ _tracer = trace.get_tracer("etude.inference")
 
 @dataclass(slots=True, kw_only=True)
 class Inference(inference_pb2_grpc.InferenceServiceServicer):
-    """Samples from whatever version is live; refuses while none is."""
+    """Samples from the live version; refuses while none is live."""
 
     engine: PolicyEngine
     http_port: int
     instance: str = ""
-    """This process, for the spans of its tokens."""
+    """Name of this process in the spans of its tokens."""
     _running: set[str] = field(default_factory=set)
 
     @override
@@ -93,7 +93,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
 
 @dataclass(slots=True)
 class _ModelCall:
-    """Counts what one call produced, for its trace span and its policy spans."""
+    """Token count of one call, for its trace span and its policy spans."""
 
     span: trace.Span
     recomputes_kv: bool
@@ -101,7 +101,7 @@ class _ModelCall:
     num_tokens: int = 0
 
     def response(self, piece: Piece) -> inference_pb2.GenerateResponse:
-        """The piece on the wire; the last one with spans and finish reason."""
+        """The chunk as a message; the last one with spans and finish reason."""
         self.num_tokens += len(piece.token_ids)
         response = inference_pb2.GenerateResponse(
             token_ids=piece.token_ids, logprobs=piece.logprobs
@@ -152,7 +152,7 @@ def _model_call(
 
 @dataclass(slots=True)
 class Weights(weights_pb2_grpc.WeightServiceServicer):
-    """Says and moves what the replica serves."""
+    """Reports and changes the version that the replica serves."""
 
     receiver: Receiver
 

@@ -1,4 +1,4 @@
-"""What the inference role reads from its environment, and what it tells vLLM in the same way."""
+"""Settings of the inference role from its environment, and the options of its engine."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class Settings:
         """The settings of this process.
 
         Raises:
-            UserError: one is missing or is no number.
+            UserError: one is missing or not a number.
         """
         traces = env.get("ETUDE_TRACES_FILE")
         return cls(
@@ -80,7 +80,7 @@ def _problem(where: str, what: str, fix: str) -> Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """What an engine is built from."""
+    """Options that an engine is built from."""
 
     model: Path
     """Hugging Face folder."""
@@ -92,30 +92,30 @@ class EngineOptions:
     """Longest prompt plus completion, in tokens; the model's own limit unless set."""
     max_concurrent: int
     kv_cache_bytes: int
-    """On CPU; a GPU engine takes what is free."""
+    """On CPU; a GPU engine takes all free memory."""
     gpus: int
     follows_store: bool
     """True: weights come as policy versions. False: the folder's own weights are served."""
     threads: int
     pause: Literal["InFlight", "Drain", "Abort"] = "InFlight"
-    """What a swap does to running requests: they go on, end first, or are handed back."""
+    """Effect of a swap on running requests: they continue, end first, or are aborted."""
     drain_s: float = 600.0
-    """Longest wait for running requests where they end first, before a version is put off."""
+    """Longest wait for running requests in mode Drain, before a version is postponed."""
     may_load: bool = True
-    """Whether a changed tensor may be loaded where it cannot be written in place."""
+    """True if a changed tensor may be loaded when it cannot be written in place."""
     recompute_kv: bool = False
-    """Whether running requests compute their KV cache anew at a swap."""
+    """True if running requests recompute their KV cache at a swap."""
     prefix_cache: PrefixCache = "Salted"
-    """Which requests share cached prefixes: of one version, of one episode, or all since a swap."""
+    """Requests that share cached prefixes: of one version, of one rollout, or all since a swap."""
     audit_every: int = 50
     """Versions between two full scans of the live weights."""
     sticky_lag: int = 4
-    """Versions after which an episode's cached prefixes are given up."""
+    """Versions after which a rollout's cached prefixes are dropped."""
     undo_depth: int = 1
-    """Versions that can be taken back without reading the store."""
+    """Versions that can be undone without reading the store."""
 
     def environment(self) -> dict[str, str]:
-        """What vLLM and OpenMP must find in the environment before they are imported."""
+        """Environment variables that vLLM and OpenMP need before they are imported."""
         return {
             # One process: a second one would import everything again (13 CPU-s, 0.9 GB).
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if self.gpus == 0 else "1",
@@ -134,7 +134,7 @@ class EngineOptions:
 
 
 def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOptions:
-    """The engine of a run's inference role, refused here if it could not start.
+    """Engine options of a run's inference role; refuses those that cannot start.
 
     Raises:
         UserError: the run has no inference role, or its model folder cannot be served.
@@ -174,12 +174,12 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
 
 
 class FolderFacts(NamedTuple):
-    """What a model folder's config.json says about serving it."""
+    """Serving limits from a model folder's config.json."""
 
     position_limit: int | None
     """Longest prompt plus completion that the model has positions for."""
     dtype: str
-    """Number format of its weights; auto if it does not say."""
+    """Number format of its weights; auto if it is not given."""
 
 
 def read_folder(model: Path) -> FolderFacts:
@@ -216,7 +216,7 @@ def read_folder(model: Path) -> FolderFacts:
 
 
 def require_weights(model: Path) -> None:
-    """Check for weights before vLLM does, which takes a minute to say less.
+    """Check for weights before vLLM does: it takes a minute, and its error says less.
 
     Raises:
         UserError: the folder holds none in a format that vLLM reads.

@@ -1,4 +1,4 @@
-"""From the engine's weight labels to policy spans."""
+"""Policy spans of a completion, from the engine's weight labels."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def policy_spans(
     recomputes: bool = False,
     replica: str = "",
 ) -> list[weights_pb2.PolicySpan]:
-    """The spans of one completion: touching, non-empty, covering [0, num_tokens).
+    """Spans of one completion: adjacent, non-empty, covering [0, num_tokens).
 
     A request shares cached prefixes only with requests admitted under the same version, so that
     version is the oldest whose KV entries its tokens can have attended to.
@@ -24,11 +24,11 @@ def policy_spans(
         labels: the engine's, in token order.
         admitted: version that was live when the request entered the engine.
         num_tokens: tokens of the completion.
-        recomputes: whether every swap makes all requests compute their KV entries anew.
+        recomputes: whether every swap makes all requests recompute their KV entries.
         replica: the engine process that sampled them.
 
     Raises:
-        ValueError: the labels have a gap, or one is no version.
+        ValueError: the labels have a gap, or one is not a version.
     """
     spans = []
     position = 0

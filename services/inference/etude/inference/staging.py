@@ -1,4 +1,4 @@
-"""Versions on local disk, verified before the engine hears of them."""
+"""Staging of versions: fetched to local disk and verified before the engine sees them."""
 
 import contextlib
 import shutil
@@ -20,12 +20,12 @@ from etude.inference import metrics
 from etude.inference.legs import Leg
 
 UNPACKED = 5
-"""Bytes on disk for each byte in the store: places of 4 bytes were packed into less than one."""
+"""Bytes on disk per byte in the store: indices of 4 bytes were packed into less than one."""
 
 
 @dataclass(slots=True)
 class Stager:
-    """Fetches from one run's store into a scratch folder; every method may block."""
+    """Fetches from one run's store into a scratch folder; every method blocks."""
 
     store: Store
     run: str
@@ -44,7 +44,7 @@ class Stager:
         return manifest
 
     def schema(self, sha256: str) -> Schema:
-        """The tensors that a version has.
+        """Read the schema of a version's tensors.
 
         Raises:
             CorruptError: it is damaged.
@@ -54,17 +54,17 @@ class Stager:
         return parse_schema(data, sha256=sha256, where=f"{self.store.url}: schema {sha256}")
 
     def blocks(self, edge: Edge, schema: Schema, wanted: Wanted = every_block) -> Path:
-        """Fetch and decode what leads to an edge's target.
+        """Fetch and decode the blocks that lead to an edge's target.
 
         Args:
             edge: what to stage.
             schema: of its target.
-            wanted: the blocks that the ranks of this engine hold something of.
+            wanted: the blocks that ranks of this engine hold elements of.
 
         Raises:
             CorruptError: a block is damaged, also when read again.
             MissingError: an object was deleted.
-            UnavailableError: the scratch folder takes no more; it says how much is needed.
+            UnavailableError: the scratch folder is full; the text says how much is needed.
         """
         with self._placed(edge) as path:
             num_bytes = reading.stage(self.store, edge, schema, path, wanted)
@@ -72,16 +72,16 @@ class Stager:
         return path
 
     def end_of(self, leg: Leg, tensors: Collection[int]) -> Path:
-        """Take all parts of a leg in a copy of the whole model on disk; stage what they end in.
+        """Apply all parts of a step to a copy of the whole model on disk; stage the result.
 
         Args:
             leg: of several parts; the first one is complete.
-            tensors: places in the schema of those that this engine holds something of.
+            tensors: schema indices of the tensors that this engine holds elements of.
 
         Raises:
             DamagedEdgeError: a part is damaged.
             MissingError: an object was deleted.
-            UnavailableError: the scratch folder takes no more: it needs room for two models.
+            UnavailableError: the scratch folder is full: it needs room for two models.
         """
         copy = self.scratch / "staged" / "copy"
         with self._placed(leg.edge) as path:
@@ -96,7 +96,7 @@ class Stager:
 
     @contextlib.contextmanager
     def _placed(self, edge: Edge) -> Iterator[Path]:
-        """Where to stage an edge's target: nothing is there, nor is after a failure."""
+        """Empty path to stage an edge's target at; removed again after a failure."""
         target = edge.target.version
         path = self._path(target)
         try:
@@ -105,21 +105,21 @@ class Stager:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 yield path
         except Exception as error:
-            # What is left of it takes the room that the next attempt needs.
+            # A partial file takes the room that the next attempt needs.
             _let_go(error)
             with contextlib.suppress(OSError):
                 staged.unfinished(path).unlink(missing_ok=True)
             raise
 
     def _room(self, edge: Edge) -> str:
-        """How much disk a step takes, as far as it is known, and how much there is."""
+        """Disk space that a step needs, about, and the space that is free."""
         folder = next((p for p in (self.scratch, *self.scratch.parents) if p.is_dir()), None)
         free = shutil.disk_usage(folder).free >> 20 if folder else 0
         needed = edge.num_bytes * UNPACKED >> 20
-        return f"it takes some {needed} MiB in {self.scratch}, which has {free} MiB"
+        return f"it needs about {needed} MiB in {self.scratch}, {free} MiB are free"
 
     def keep_only(self, *kept: VersionId) -> None:
-        """Drop everything else that is staged."""
+        """Remove all staged versions but these."""
         folder = self.scratch / "staged"
         names = {self._path(version) for version in kept}
         names |= {staged.unfinished(path) for path in names}
@@ -138,7 +138,7 @@ class Stager:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Free what an error's frames hold: a file that is mapped there takes disk, removed or not."""
+    """Free the locals of an error's frames: a file mapped there takes disk even when removed."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

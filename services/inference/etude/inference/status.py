@@ -1,4 +1,4 @@
-"""What a replica serves, and why, if it does not."""
+"""Status of a replica: health, live version, and the reason if it does not serve."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,7 +8,7 @@ from etude.v1 import weights_pb2
 
 
 class State(Enum):
-    """Where the replica stands with respect to the weights."""
+    """State of a replica with respect to the weights."""
 
     LOADING = weights_pb2.REPLICA_STATE_LOADING
     SERVING = weights_pb2.REPLICA_STATE_SERVING
@@ -18,7 +18,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the replica serves and why, if it does not."""
+    """Versions of a replica, and the reason if it does not serve."""
 
     replica: str
     state: State = State.LOADING
@@ -26,7 +26,7 @@ class Status:
     manifest_sha256: bytes = b""
     last_pause_s: float = 0.0
     last_commit_s: float = 0.0
-    """Fetch, verify and commit."""
+    """Fetch, verify and activate."""
     reason: str = ""
     message: str = ""
     staged: VersionId | None = None
@@ -35,13 +35,13 @@ class Status:
     """Pinned; None follows the newest version."""
     state_digest: bytes = b""
     undo_depth: int = 0
-    """Versions that can be taken back without reading the store."""
+    """Versions that can be undone without reading the store."""
     suspect_since: VersionId | None = None
     """Set once an audit found damage: the version of the last one that did not."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether a verified version is being served."""
+        """True while a verified version is served (health of the replica)."""
         return self.state in {State.SERVING, State.CATCHING_UP}
 
     def to_proto(self) -> weights_pb2.WeightStatus:

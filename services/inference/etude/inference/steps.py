@@ -1,4 +1,4 @@
-"""The forward passes around a swap: held up briefly, and never in the middle of one."""
+"""Forward gate: stops forward passes for a swap, between two of them."""
 
 import asyncio
 import time
@@ -10,50 +10,49 @@ from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
 
 FREEZE_S = 60.0
-"""Longest wait for the forward pass that runs, and for the engine's answers; a long prompt on few
+"""Longest wait for the running forward pass, and for the engine's answers; a long prompt on few
 cores takes seconds."""
 
 LOOKS = 10
-"""A limit is counted in so many parts: a process that was stopped meanwhile loses one of them."""
+"""Parts that a limit is counted in: a process that was stopped meanwhile loses only one."""
 
 _T = TypeVar("_T")
 
 
 class HangsError(UnavailableError):
-    """What was waited for will not end: nothing can be said of the engine any more."""
+    """A call exceeded its time limit: the engine's state is unknown."""
 
 
 class Steps(Protocol):
-    """The forward passes around a swap."""
+    """Stops and restarts the forward passes of an engine."""
 
     async def drain(self) -> None:
-        """Return once no request runs, if the pause mode says that they end first.
+        """Return once no request runs, in pause mode Drain; return directly in other modes.
 
-        New ones wait outside until thaw(). One that is given up leaves all as it was. Engines
-        that let requests run on have nothing to wait for.
+        New requests wait until thaw(). A cancelled drain() admits them again.
         """
         await asyncio.sleep(0)
 
     async def freeze(self) -> None:
-        """Return once no forward pass runs, and start none; as the pause mode says."""
+        """Return once no forward pass runs, and start none."""
 
     async def relabel(self, version: VersionId, *, drop_cache: bool) -> None:
-        """Say which version samples from here on; only while frozen."""
+        """Set the version that samples from here on; only while frozen."""
 
     async def thaw(self) -> None:
-        """Go on."""
+        """Resume forward passes."""
 
 
 async def within(limit_s: float, work: Coroutine[Any, Any, _T], what: str) -> _T:
-    """What some work returns, if it ends in time.
+    """Result of a coroutine that ends within a time limit.
 
     Args:
         limit_s: for the work, in seconds.
-        work: given up when time is up, or with the caller.
-        what: the work, for the error's words.
+        work: cancelled when the time is over, or with the caller.
+        what: name of the work in the error text.
 
     Raises:
-        HangsError: it did not.
+        HangsError: it did not end.
     """
     task = asyncio.create_task(work, name="swap-phase")
     try:
@@ -70,16 +69,16 @@ async def within(limit_s: float, work: Coroutine[Any, Any, _T], what: str) -> _T
 async def frozen(
     steps: Steps, *, drain_s: float, may_thaw: Callable[[], bool]
 ) -> AsyncIterator[float]:
-    """No forward pass runs inside; yields when that began, by time.perf_counter().
+    """Run the block without forward passes; yields the start of the pause, by time.perf_counter().
 
     Args:
-        steps: what is held up.
-        drain_s: longest wait for running requests, where they end first.
-        may_thaw: asked at the end; passes stay frozen for ever after a False.
+        steps: the engine's forward passes.
+        drain_s: longest wait for running requests, in pause mode Drain.
+        may_thaw: called at the end; passes stay frozen for ever if it returns False.
 
     Raises:
-        UnavailableError: requests run on; nothing was held up.
-        HangsError: forward passes do not stop, or do not go on.
+        UnavailableError: requests did not end; nothing was frozen.
+        HangsError: forward passes do not stop, or do not resume.
     """
     began = time.perf_counter()
     try:
@@ -87,14 +86,14 @@ async def frozen(
             await steps.drain()
     except TimeoutError:
         raise UnavailableError(
-            f"the live version serves on: requests did not end within {drain_s:g} s"
+            f"requests did not end within {drain_s:g} s; the live version keeps serving"
         ) from None
-    await within(FREEZE_S, steps.freeze(), "holding up forward passes")
+    await within(FREEZE_S, steps.freeze(), "stopping forward passes")
     try:
         yield began
     finally:
         if may_thaw():
-            await within(FREEZE_S, steps.thaw(), "going on with forward passes")
+            await within(FREEZE_S, steps.thaw(), "resuming forward passes")
 
 
 async def to_its_end(swap: Coroutine[Any, Any, float]) -> float:

@@ -1,4 +1,4 @@
-"""Two-phase swaps over the ranks of one forward pass: all of them, or none."""
+"""Two-phase commit of a swap over the ranks of one forward pass: all of them activate, or none."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class _Next(NamedTuple):
-    """What is prepared on all ranks, and for which version."""
+    """The prepared change of all ranks, and its version."""
 
     target: VersionRef
     found: Prepared
@@ -31,37 +31,37 @@ class _Next(NamedTuple):
 
 @dataclass(slots=True)
 class Swap:
-    """The coordinator: every step is checked against the state digest."""
+    """Coordinator of swaps; checks every one against the state digest."""
 
     ranks: Ranks
     steps: Steps
     may_load: bool = True
-    """Whether ranks may load a changed tensor where it cannot be written in place."""
+    """True if ranks may load a changed tensor that cannot be written in place."""
     live: VersionRef | None = None
-    """What is served; None before the first version."""
+    """The version served; None before the first."""
     max_undo: int = 1
-    """Versions whose old words ranks keep, at most."""
+    """Most versions whose old words ranks keep."""
     drain_s: float = 600.0
-    """Longest wait for running requests, where the pause mode has them end first."""
+    """Longest wait for running requests, in pause mode Drain."""
     failed: str = ""
-    """Why nothing can be promised of the live words any more; empty while all is well."""
+    """Reason why the live words are unreliable; empty while they are sound."""
     schema_sha256: str = ""
-    """Of the schema that the ranks are mapped to."""
+    """Digest of the schema that the ranks are mapped to."""
     undone: int = 0
     """Swaps that failed half-way and were undone."""
     regions: Regions = field(default_factory=dict)
-    """Which parts of the tensors the ranks hold, together."""
+    """Parts of the tensors that all ranks together hold."""
     olders: Olders = field(default_factory=Olders)
-    """What can be gone back to."""
+    """Versions that can be restored from memory."""
     _pace: Pace = field(default_factory=Pace)
     _state: Digest = NOTHING
     _next: _Next | None = None
     _doubt: str = ""
-    """What will have failed if the swap that is running does not end well."""
+    """Text for `failed` if the running swap does not succeed."""
 
     @property
     def state(self) -> str:
-        """Digest of all live words, as the changes add up to it."""
+        """Digest of all live words, as the sum of the applied changes."""
         return self._state.hex()
 
     async def bake(self, schema: Schema) -> None:
@@ -70,10 +70,10 @@ class Swap:
         Raises:
             CorruptError: it does not describe the model.
             ComputedError: no map reaches all of the model, and nothing may be loaded.
-            UnavailableError: something is being served, which the map would destroy.
+            UnavailableError: a version is live, which mapping would destroy.
         """
         if self.live is not None:
-            self.failed = "the tensors of the policy changed; a restart maps the new ones"
+            self.failed = "the tensors of the policy changed: restart the replica to map them"
             raise UnavailableError(f"engine: {self.failed}")
         began = time.perf_counter()
         baked = await ranks.bake(self.ranks, schema, may_load=self.may_load)
@@ -84,19 +84,19 @@ class Swap:
     async def prepare(
         self, staged: Path, target: VersionRef, *, base: VersionRef | None, keep_old: bool = True
     ) -> int:
-        """Gather on all ranks what a staged version changes, while requests run.
+        """Gather the changes of a staged version on all ranks, while requests run.
 
         Args:
             staged: blocks on local disk, every byte verified.
-            target: what is live after the commit.
-            base: what the blocks build on; None for complete ones.
-            keep_old: whether it can be undone, for the price of keeping all old words.
+            target: the live version after the activation.
+            base: version that the blocks build on; None for complete ones.
+            keep_old: whether it can be undone, at the cost of keeping all old words.
 
         Returns:
             Memory that the ranks hold for it, in bytes.
 
         Raises:
-            CorruptError: it would not lead to the target's state; nothing was written.
+            CorruptError: it does not lead to the target's state; nothing was written.
             RankError: a rank has no memory for it, or fails.
             UnavailableError: the engine cannot go on, or a rank hangs, as `failed` says.
         """
@@ -108,7 +108,7 @@ class Swap:
             )
         depth = self.olders.depth
         kept = min(depth, self.max_undo - 1) if keep_old else 0
-        with crossing(UnavailableError, f"version {target.version} is staged no more"):
+        with crossing(UnavailableError, f"version {target.version} is no longer staged"):
             num_bytes = (await asyncio.to_thread(staged.stat)).st_size
         limit_s = self._pace.prepare_limit_s(num_bytes)
         asked = self._asked("prepare", str(staged), keep_old, depth, kept)
@@ -127,7 +127,7 @@ class Swap:
         return found.num_bytes
 
     async def commit(self) -> float:
-        """Write what was prepared on all ranks, or on none.
+        """Activate the prepared version on all ranks, or on none.
 
         Returns:
             How long requests were frozen, in seconds.
@@ -138,19 +138,19 @@ class Swap:
             RuntimeError: nothing is prepared.
         """
         if self._next is None:
-            raise RuntimeError("commit() needs a prepare() that succeeded")
+            raise RuntimeError("activate() needs a prepare() that succeeded")
         prepared, self._next = self._next, None
         return await self._whole(self._commit(prepared))
 
     async def _commit(self, prepared: _Next) -> float:
         target, found = prepared
         async with self._frozen() as began:
-            # Not `failed` yet: requests that come meanwhile are not to be refused, but to wait.
+            # Not `failed` yet: requests that arrive meanwhile wait instead of being refused.
             self._doubt = f"the swap to {target.version} failed half-way and could not be undone"
             if not found.is_undoable:
-                self._doubt += ": it was too large to keep the old words beside the live ones"
+                self._doubt += ": it was too large to keep the old words in memory"
             await self._write(target)
-            # What was cached under a version that was left on purpose must not be read again.
+            # Entries cached under a version that was rolled back must not be read again.
             is_back = self.live is not None and target.number < self.live.number
             await self._name(target, drop_cache=is_back)
             self._state = self._state.plus(found.change)
@@ -167,7 +167,7 @@ class Swap:
         try:
             done = await steps.within(limit_s, self._asked("commit"), what)
         except HangsError:
-            raise  # a rank that still writes cannot be told to undo
+            raise  # a rank that still writes cannot undo
         except Exception as error:
             await self._take_back(target)
             raise RankError(f"{what} failed: {error!r}") from error
@@ -179,41 +179,41 @@ class Swap:
             )
 
     async def _take_back(self, target: VersionRef) -> None:
-        """Undo on all ranks, and prove it; requests stay frozen for ever if that fails."""
+        """Undo on all ranks, and verify it; requests stay frozen for ever if that fails."""
         what, limit_s = f"undoing version {target.version}", self._pace.undo_limit_s
         undo = self._asked("undo", self.olders.depth + 1)
         undone = await steps.within(limit_s, undo, what)
         state = await steps.within(limit_s, ranks.scan(self.ranks), what)
         if self.live is None:
-            # Nothing was served, and nothing is: the words may be anything.
+            # No version is live: any words are right.
             self._state, self._doubt = state, ""
         elif all(undone) and state == self._state:
             self.undone += 1
             self._doubt = ""
 
     async def revert(self, target: VersionRef | None = None) -> float:
-        """Go back to an older version whose words are still held.
+        """Restore an older version whose words are still held.
 
         Args:
-            target: its name, or a new one for the same words; the version before, if not given.
+            target: the older version, or a new name for the same words; by default the one before.
 
         Returns:
             How long requests were frozen, in seconds.
 
         Raises:
-            UnavailableError: the words are not what they must be.
-            RuntimeError: they are not held.
+            UnavailableError: the restored words have a wrong digest.
+            RuntimeError: the words are not held.
         """
         older = target or self.olders.newest
         if older is None or not self.olders.can_restore(older.state):
-            raise RuntimeError("there is nothing to go back to")
+            raise RuntimeError("no older version can be restored")
         return await self._whole(self._revert(older))
 
     async def _revert(self, older: VersionRef) -> float:
         async with self._frozen() as began:
-            self._doubt = f"going back to {older.version} failed half-way"
+            self._doubt = f"restoring {older.version} failed half-way"
             restored = ""
-            what, limit_s = f"going back to {older.version}", self._pace.undo_limit_s
+            what, limit_s = f"restoring {older.version}", self._pace.undo_limit_s
             while restored != older.state:
                 undo = self._asked("undo", self.olders.depth)
                 if not all(await steps.within(limit_s, undo, what)):
@@ -245,7 +245,7 @@ class Swap:
         return time.perf_counter() - began
 
     async def audit(self) -> bool:
-        """Whether the live words still are what was promised, while requests run.
+        """Verify the live words against their digest, while requests run.
 
         Returns:
             False if memory was damaged; `failed` then says so.
@@ -261,7 +261,7 @@ class Swap:
         return False
 
     async def scan(self) -> Digest:
-        """The state digest of all ranks, from the words themselves; no forward pass runs."""
+        """State digest of all ranks, from the live words; no forward pass runs meanwhile."""
         return await ranks.scan(self.ranks)
 
     async def _whole(self, swap: Coroutine[Any, Any, float]) -> float:
@@ -270,11 +270,11 @@ class Swap:
         Raises:
             UnavailableError: something hangs, as `failed` says.
         """
-        # What hangs is said inside: outside, nobody is left once the caller was cancelled.
+        # Recorded inside: a cancelled caller does not see the error.
         return await steps.to_its_end(self._told(swap))
 
     async def _beside(self, limit_s: float, work: Coroutine[Any, Any, _T], what: str) -> _T:
-        """What some work beside forward passes returns; given up with the caller.
+        """Result of work that runs concurrently with forward passes; cancelled with the caller.
 
         Raises:
             UnavailableError: it hangs, as `failed` says.

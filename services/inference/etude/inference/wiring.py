@@ -1,4 +1,4 @@
-"""One replica's parts, put together around an engine that is built already."""
+"""Wiring of one replica: servers, follower and health probes around a built engine."""
 
 import asyncio
 import secrets
@@ -20,7 +20,7 @@ from etude.v1 import inference_pb2_grpc, weights_pb2_grpc
 
 @dataclass(slots=True, kw_only=True)
 class Role:
-    """Listens, follows the run's versions, and shows whether one is served."""
+    """Listens, follows the run's versions, and publishes readiness."""
 
     settings: Settings
     run: ResolvedRun
@@ -32,7 +32,7 @@ class Role:
     _http: HttpServer = field(init=False)
 
     def __post_init__(self) -> None:
-        # A process that takes the place of another has the same address, but not its memory.
+        # A process that replaces another has the same address, but not its memory.
         self._instance = f"{self.settings.pod}.{secrets.token_hex(4)}"
         self.receiver = Receiver(
             stager=Stager(
@@ -70,7 +70,7 @@ class Role:
         await self._server.start()
 
     async def run_until(self, stop: asyncio.Event) -> None:
-        """Follow versions until told to stop.
+        """Follow versions until the stop event.
 
         Raises:
             UnavailableError: the engine cannot go on.
@@ -87,10 +87,10 @@ class Role:
             task.result()
 
     async def stop(self) -> None:
-        """Take no new requests, let the running ones end, close."""
+        """Refuse new requests, let running ones end, close."""
         self.probes.ready = False
         role = self.run.spec.roles.inference
-        # In an engine that failed, none ends.
+        # In a failed engine no request ends.
         grace_s = role.grace_s * 0.8 if role and not self.replica.failed else 0.0
         await asyncio.gather(self._server.stop(grace_s), self._http.stop(grace_s))
 

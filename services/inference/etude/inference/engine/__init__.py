@@ -1,1 +1,1 @@
-"""The vLLM engine of a replica: the only door to vLLM beside its plugin."""
+"""The engine of a replica: its interface, vLLM's implementation and plugin, a fake for tests."""

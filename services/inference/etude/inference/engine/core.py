@@ -35,7 +35,7 @@ class _Health:
 
 
 class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not follow vLLM
-    """Runs steps while there are requests; calls run between two steps, in order."""
+    """Runs forward passes while there are requests; calls run between two passes, in order."""
 
     engine_ranks_managed = (0,)
 
@@ -48,7 +48,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        """The event loop that uses this core; the first use starts the thread."""
+        """The event loop that uses this core; the first call starts the thread."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._thread.start()
@@ -61,8 +61,8 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
                 self._core.post_step(executed)
                 for output in (outputs or {}).values():
                     self._emit(output)
-        except Exception:  # the edge of the thread: whatever it is, it ends the engine
-            log.exception("the engine's step failed")
+        except Exception:  # top of the thread: any error ends the engine
+            log.exception("the engine's forward pass failed")
             self.resources.engine_dead = True
             self._emit(EngineDeadError())
 
@@ -87,7 +87,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
 
     def _to_loop(self, callback: Callable[..., object], *args: object) -> None:
         assert self._loop is not None  # noqa: S101 - the thread runs only once it is set
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback, *args)
 
     async def _call(self, function: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - vLLM's calls answer anything
@@ -117,7 +117,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
 
     @override
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        # Not awaited: a caller cancelled here would leave a request that nobody aborts.
+        # Not awaited: a caller cancelled here would leave a request that is never aborted.
         self._started()
         self._calls.put(lambda: self._add(request))
 

@@ -13,7 +13,7 @@ from etude.inference.openai import App
 
 
 def tool_parser(model: Path) -> str | None:
-    """VLLM's name of the parser for the tool calls that the folder's chat template writes.
+    """Name of vLLM's parser for the tool calls that the folder's chat template writes.
 
     Ours, like Qwen3-Coder's, are <function=NAME> with <parameter=NAME> inside; many others write
     JSON between <tool_call> tags.

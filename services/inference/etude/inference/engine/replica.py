@@ -1,4 +1,4 @@
-"""One vLLM engine that samples tokens and swaps weights between two steps."""
+"""One vLLM engine that samples tokens and swaps weights between two forward passes."""
 
 import asyncio
 import contextlib
@@ -42,20 +42,20 @@ whole blocks."""
 WORKER_EXTENSION = f"{WeightWorker.__module__}.{WeightWorker.__qualname__}"
 
 DRAIN_LOOK_S = 0.01
-"""How often a draining engine looks whether its requests have ended."""
+"""Polling interval of a draining engine for the end of its requests."""
 
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
 
 
 class _GatedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
-    """Keeps the prefix cache of each policy version to itself, and requests out while told to."""
+    """Separates the prefix caches of policy versions; holds requests while the gate is shut."""
 
     salt: str = ""
-    """Of requests that bring no other."""
+    """Default cache salt of requests."""
     chosen: dict[str, str] | None = None
-    """Salts of requests on their way in, by request id."""
+    """Salts of requests that are being admitted, by request id."""
     gate: asyncio.Event | None = None
-    """Clear while requests must wait outside; None or set while they may come in."""
+    """Clear while new requests must wait; None or set while they are admitted."""
 
     @override
     async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ class _GatedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
 
     @override
     def __del__(self) -> None:
-        """VLLM's own shuts down again, when half the interpreter is gone already."""
+        """Do nothing: vLLM's own shuts down again while the interpreter is torn down."""
 
 
 class WorkerRanks(Ranks):
@@ -86,7 +86,7 @@ class WorkerRanks(Ranks):
 
 
 class Replica(PolicyEngine, Steps):
-    """Implements the engine seam on vLLM."""
+    """PolicyEngine on vLLM."""
 
     def __init__(self, llm: _GatedLLM, options: EngineOptions) -> None:
         self.llm = llm
@@ -122,11 +122,11 @@ class Replica(PolicyEngine, Steps):
     @property
     @override
     def failed(self) -> str:
-        return self.swap.failed or ("the engine's step failed" if self.llm.errored else "")
+        return self.swap.failed or ("the engine's forward pass failed" if self.llm.errored else "")
 
     @override
     async def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
-        # A request that waits outside is admitted under the version that it finds inside.
+        # A request that waited is admitted under the version that is live afterwards.
         await self._gate.wait()
         oldest = None
         if self._label is not None:
@@ -148,7 +148,7 @@ class Replica(PolicyEngine, Steps):
             return
         self._gate.clear()
         try:
-            # vLLM tells nobody when its last one ends; none does in an engine that failed.
+            # vLLM has no event for the end of the last request; in a failed engine none ends.
             while self._unfinished() and not self.llm.errored:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(DRAIN_LOOK_S)
         except BaseException:
@@ -157,7 +157,7 @@ class Replica(PolicyEngine, Steps):
 
     @override
     async def freeze(self) -> None:
-        # Not llm.pause_generation: it sleeps 20 ms after the pause, for the looks of logs only.
+        # Not llm.pause_generation: it sleeps 20 ms after the pause, only to order its logs.
         with _crossing():
             await self.llm.engine_core.pause_scheduler_async("keep", clear_cache=False)
             if self.options.pause == "Abort":
@@ -171,7 +171,7 @@ class Replica(PolicyEngine, Steps):
         core = self.llm.engine_core
         with _crossing():
             if drop_cache or self.options.recompute_kv or self.salts.mode == "Reset":
-                # Blocks of running requests stay out of a reset: they, too, are computed anew.
+                # A reset skips blocks of running requests unless told to recompute them too.
                 await core.reset_prefix_cache_async(reset_running_requests=True)
                 self.salts.forget()
             await core.set_weight_version_async(str(version))
@@ -185,13 +185,13 @@ class Replica(PolicyEngine, Steps):
         self._gate.set()
 
     def shutdown(self) -> None:
-        """Stop stepping and free the model."""
+        """Stop forward passes and free the model."""
         self.llm.shutdown()
 
 
 @contextlib.contextmanager
 def _crossing() -> Iterator[None]:
-    """Say vLLM's errors in our words.
+    """Translate vLLM's errors.
 
     Raises:
         UnavailableError: the engine failed.
@@ -224,7 +224,7 @@ def _piece(output: RequestOutput, admitted: VersionId | None) -> Piece:
     labels: list[LabelSpan] = []
     if output.finished:
         if completion.finish_reason not in _FINISH:
-            raise UnavailableError(f"the engine gave up: {completion.finish_reason}")
+            raise UnavailableError(f"the engine aborted the request: {completion.finish_reason}")
         finish = _FINISH[completion.finish_reason]
         spans = completion.weight_versions or []
         labels = [LabelSpan(span.version, span.start, span.end) for span in spans]
@@ -238,7 +238,7 @@ def _piece(output: RequestOutput, admitted: VersionId | None) -> Piece:
 
 
 def engine_args(options: EngineOptions) -> Mapping[str, Any]:
-    """The options in vLLM's words."""
+    """The options as arguments of vLLM."""
     common = {
         "model": str(options.model),
         "served_model_name": [options.served_name],
@@ -247,13 +247,13 @@ def engine_args(options: EngineOptions) -> Mapping[str, Any]:
         "max_num_seqs": options.max_concurrent,
         "max_num_batched_tokens": MAX_BATCHED_TOKENS,
         "enable_prefix_caching": True,
-        # At temperature 0 these are the log-probs at temperature 1: greedy has none of its own.
+        # At temperature 0 these are the log-probs at temperature 1: greedy sampling has none.
         "logprobs_mode": "processed_logprobs",
         "load_format": "dummy" if options.follows_store else "auto",
         "weight_transfer_config": {"backend": BACKEND} if options.follows_store else None,
         "worker_extension_cls": WORKER_EXTENSION if options.follows_store else "",
         "disable_log_stats": False,
-        # Requests without a seed must not repeat after a restart, nor on another replica.
+        # Requests without a seed must differ after a restart and between replicas.
         "seed": secrets.randbelow(2**31),
     }
     if options.gpus == 0:
@@ -266,7 +266,7 @@ def engine_args(options: EngineOptions) -> Mapping[str, Any]:
 
 
 def build(options: EngineOptions) -> Replica:
-    """Build the engine; takes seconds, and the options' environment must be set before.
+    """Build the engine; takes seconds. Set the options' environment before.
 
     Raises:
         UserError: vLLM refuses the model or an option.

@@ -1,1 +1,1 @@
-"""What runs inside vLLM's workers: the map to the live parameters, and what writes them."""
+"""Code inside vLLM's workers: the weight map, and writes into the live parameters."""

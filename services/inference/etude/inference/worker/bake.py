@@ -1,9 +1,9 @@
-"""The map from a checkpoint's elements to the parameters of a loaded model.
+"""Weight map: from a checkpoint's elements to the parameters of a loaded model.
 
 Engines fuse, cut, pad and share the tensors of a checkpoint, each model in its own loader. The
-map is not written down per model but read off: tensors whose bits are their elements' numbers go
-through the model's own loader, and the parameters then say where each number went. What comes
-back changed was computed, and has no place in the map.
+map is not written down per model but measured: tensors whose bits are their elements' numbers go
+through the model's own loader, and the parameters then show where each number went. A number that
+comes back changed was computed, and has no place in the map.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from etude.inference.worker.regions import rectangles
 from etude.inference.worker.tensors import DTYPES, NAMES, as_flat, as_tensor, as_words
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
-"""A model's own loader: names and tensors of a checkpoint, or of any part of it."""
+"""A model's own loader of (name, tensor) pairs of a checkpoint, or of any part of it."""
 
 BATCH_ELEMENTS = 1 << 25
 """Parameters read back at a time: their readers take some 20 bytes for each element."""
@@ -32,12 +32,12 @@ BATCH_ELEMENTS = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Where each tensor of the checkpoint lies in the parameters."""
+    """Position of each tensor of the checkpoint in the parameters."""
 
     tensors: Mapping[str, torch.Tensor]
     """The elements of each parameter, in the order in which they lie in memory."""
     regions: Mapping[int, Sequence[Region]]
-    """By the tensor's place in the schema; of a rank that holds a slice, not all elements."""
+    """By the tensor's schema index; a rank that holds a slice lacks elements."""
 
     @property
     def parameters(self) -> dict[str, Words]:
@@ -51,7 +51,7 @@ class Map:
 
 @torch.no_grad()
 def bake(model: torch.nn.Module, load: Load, schema: Schema) -> Map:
-    """Read the map off a model; its floating-point parameters are overwritten.
+    """Build the map of a model; its floating-point parameters are overwritten.
 
     Raises:
         CorruptError: the schema does not describe this model: a tensor does not fit it, or a part
@@ -62,7 +62,7 @@ def bake(model: torch.nn.Module, load: Load, schema: Schema) -> Map:
 
 
 class _HostWords(Mapping[str, Words]):
-    """The words of every parameter: those on a device are fetched each time."""
+    """Words of every parameter; those on a device are fetched at each access."""
 
     def __init__(self, flat: Mapping[str, torch.Tensor]) -> None:
         self.flat = flat
@@ -105,7 +105,7 @@ class _Baking:
         return Map({n: flat for n, flat in self._words.flat.items() if n in mapped}, regions)
 
     def _sources(self) -> dict[str, list[int]]:
-        """The tensors of which each parameter may hold elements."""
+        """Tensors that each parameter may hold elements of."""
         formats = {spec.dtype for spec in self._schema.tensors}
         places = range(len(self._schema.tensors))
         numbers = np.arange(len(places), dtype=np.int64)
@@ -118,7 +118,7 @@ class _Baking:
                 seen = codes.digits_seen(words, format_)
                 expected = codes.digits(numbers, format_, load, loads)
                 sources[name] = [place for place in sources[name] if seen[expected[place]]]
-        # What was written without a trace of any tensor was computed: the numbers will tell.
+        # A parameter without a trace of any tensor was computed: the numbers show it.
         return {n: found or self._all_if_touched(n) for n, found in sources.items()}
 
     def _all_if_touched(self, name: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Versions on their way into live words: held whole, or worked out piece by piece."""
+"""Pending changes of live words: held complete for undo, or computed piece by piece."""
 
 import logging
 from collections import Counter
@@ -17,19 +17,19 @@ PIECE_ELEMENTS = 1 << 23
 """Elements in flight while a version is written without the old words being kept."""
 
 FREE_BYTES = 256 << 20
-"""A version may take this much memory beside any model."""
+"""Memory that a version may always take."""
 
 SHARE = 0.25
-"""More than that: this share of the rank's slice."""
+"""Above FREE_BYTES: this share of the rank's slice."""
 
 BYTES_PER_ELEMENT = 2
-"""Of a typical parameter; limits need no better."""
+"""Of a typical parameter; accurate enough for limits."""
 
 log = logging.getLogger(__name__)
 
 
 class Gathered(Protocol):
-    """What one prepare() of live words found."""
+    """Result of one prepare() of live words."""
 
     @property
     def digest(self) -> Digest: ...
@@ -55,7 +55,7 @@ class Live(Protocol[_Found]):
 
 
 class Change(Protocol):
-    """A version on its way into the live words."""
+    """The change from the live version to the next."""
 
     @property
     def digest(self) -> Digest: ...
@@ -76,7 +76,7 @@ class Undoable(Generic[_Found]):
 
     @property
     def digest(self) -> Digest:
-        """What it adds to the state."""
+        """Its difference to the state digest."""
         return self.prepared.digest
 
     @property
@@ -99,7 +99,7 @@ class Undoable(Generic[_Found]):
 
 
 class Piecewise(Generic[_Found]):
-    """Works its words out again, piece by piece, when it is written: too large to be kept."""
+    """Computes its words again, piece by piece, when it is written: too large to be held."""
 
     num_bytes = 0
 
@@ -121,12 +121,12 @@ class Piecewise(Generic[_Found]):
         return all(self._live.commit(prepared) for prepared in self._pieces())
 
     def undo(self) -> bool:
-        """The old words are gone."""
+        """Fail: the old words are gone."""
         return False
 
 
 def pieces(blocks: list[StagedBlock]) -> Iterator[list[StagedBlock]]:
-    """The blocks in order, some at a time; blocks of one tile stay together."""
+    """Split blocks into pieces, in order; blocks of one tile stay together."""
     piece: list[StagedBlock] = []
     size = 0
     for block in sorted(blocks, key=lambda block: block[:3]):
@@ -140,10 +140,10 @@ def pieces(blocks: list[StagedBlock]) -> Iterator[list[StagedBlock]]:
 
 
 def prepared(live: Live[Any], path: Path, *, keep_old: bool) -> Change:
-    """What a staged version changes; it can be undone if that is wanted, and not too large.
+    """The change of a staged version; undoable if requested and not too large.
 
     Raises:
-        CorruptError: the staged file is not a version's, or not one of these words.
+        CorruptError: the staged file is not a version's, or does not fit these words.
         ValueError: a block that only old words decode is not whole on this rank.
     """
     if not keep_old:
@@ -152,8 +152,8 @@ def prepared(live: Live[Any], path: Path, *, keep_old: bool) -> Change:
     needed, limit = _needed(live, blocks), _limit(live)
     if needed > limit:
         log.warning(
-            "a version needs up to %d MiB beside the live weights, the limit is %d MiB: it is "
-            "written piece by piece, and cannot be taken back",
+            "a version needs up to %d MiB besides the live weights, the limit is %d MiB: it is "
+            "written piece by piece, and cannot be undone",
             needed >> 20,
             limit >> 20,
         )
@@ -166,12 +166,12 @@ def _elements(live: Live[Any]) -> int:
 
 
 def _limit(live: Live[Any]) -> int:
-    """Memory for one version, by the slice that the rank holds."""
+    """Memory limit of one version, by the size of the rank's slice."""
     return max(FREE_BYTES, int(_elements(live) * BYTES_PER_ELEMENT * SHARE))
 
 
 def _needed(live: Live[Any], blocks: Iterable[StagedBlock]) -> int:
-    """Memory that a version takes at most: places, old words and new ones."""
+    """Upper bound of a version's memory: indices, old words and new ones."""
     changed: Counter[int] = Counter()
     for block in blocks:
         changed[block.tensor] += block.num_changed

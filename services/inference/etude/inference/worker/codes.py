@@ -1,8 +1,8 @@
-"""Numbers written as weights: bit patterns that no loader changes unless it computes.
+"""Element numbers encoded as weights: bit patterns that a loader keeps unless it computes.
 
 A number travels through a weight loader as digits, one digit per load, each in the raw bits of
 an element: a positive, normal, finite value of the element's own format. Copies and casts to a
-wider format and back keep such bits; whatever computes with them does not.
+wider format and back keep such bits; computing with them does not.
 """
 
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from etude.common.weights.tensors.words import Words, word_type
 Numbers = npt.NDArray[np.int64]
 
 CONSTANT = -1
-"""Read back in place of a number: nothing that was written, but the same in every load."""
+"""Result for an element that was never written, but is the same in every load."""
 UNKNOWN = -2
-"""Read back in place of a number: computed from what was written."""
+"""Result for an element that was computed from what was written."""
 
 BLANK_BYTE = 0x5A
-"""Fills parameters before the loads: no digit of any format consists of such bytes."""
+"""Byte that fills parameters before the loads: no digit of any format has such bytes."""
 
 
 class Alphabet(NamedTuple):
@@ -50,11 +50,10 @@ _ALPHABETS = {
 
 
 def loads_for(dtypes: set[str], highest: int) -> int:
-    """How many loads carry numbers up to the highest through all of the formats.
+    """Number of loads that carry numbers up to the highest through all of the formats.
 
-    The last is a check digit, a hash of the number: an element that a loader computed reads back
-    as a number of the model with probability 2^-12 (2^-6 at 8 bits), a whole row practically
-    never.
+    The last one carries a check digit, a hash of the number: a computed element passes for a
+    number with probability 2^-12 (2^-6 at 8 bits), a whole row practically never.
     """
     digits = (-(-max(1, highest.bit_length()) // _ALPHABETS[dtype].bits) for dtype in dtypes)
     return max(digits, default=1) + 1
@@ -73,21 +72,21 @@ def digits(numbers: Numbers, dtype: str, load: int, loads: int) -> Numbers:
 
 
 def digits_of(words: Words, dtype: str) -> Numbers:
-    """The digit in each word; CONSTANT where there is none."""
+    """The digit in each word; CONSTANT if it has none."""
     found = np.empty(len(words), np.int64)
     _digits_of(fixed(words), found, _ALPHABETS[dtype])
     return found
 
 
 def digits_seen(words: Words, dtype: str) -> npt.NDArray[np.bool_]:
-    """Whether each digit is in any of the words."""
+    """Flags of the digits that occur in the words."""
     seen = np.zeros(1 << _ALPHABETS[dtype].bits, np.bool_)
     _see(fixed(words), seen, _ALPHABETS[dtype])
     return seen
 
 
 class Reader:
-    """Puts the numbers of one parameter's elements together again, load by load."""
+    """Reassembles the numbers of one parameter's elements, load by load."""
 
     def __init__(self, dtype: str, elements: int, loads: int) -> None:
         self._dtype = dtype
@@ -98,7 +97,7 @@ class Reader:
         self._sound = np.ones(elements, np.bool_)
 
     def read(self, words: Words, load: int) -> None:
-        """Take the parameter's words after one load; loads come in order."""
+        """Read the parameter's words after one load; loads come in order."""
         if self._first is None:
             self._first = words.copy()
         place = _place(self._dtype, load, self._loads)
@@ -106,7 +105,7 @@ class Reader:
         _read(fixed(words), self._numbers, self._sound, _ALPHABETS[self._dtype], place)
 
     def numbers(self) -> Numbers:
-        """Per element its number, CONSTANT or UNKNOWN; the reader is used up."""
+        """Per element its number, CONSTANT or UNKNOWN; call it once, at the end."""
         found = self._numbers
         found[~self._sound] = UNKNOWN
         found[~self._sound & self._constant] = CONSTANT
@@ -114,7 +113,7 @@ class Reader:
 
 
 _CHECK = -1
-"""In place of a digit's lowest bit: the check digit."""
+"""Bit position that stands for the check digit."""
 
 
 def _place(dtype: str, load: int, loads: int) -> int:

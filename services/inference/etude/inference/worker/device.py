@@ -1,8 +1,8 @@
-"""The live words of one rank on a device: scanned, changed and restored in place.
+"""Live words of one rank on a device: scanned, changed and restored in place.
 
-The host finds where changes lie, which is integer work on what arrived; the device gathers the old
-words, works the new ones out, predicts the digest, and overwrites. A region is cut into tiles of
-its own, so that one launch for each parameter visits all of its changes.
+The host locates the changes, which is integer work; the device gathers the old words, computes the
+new ones, predicts the digest, and overwrites. A region is cut into tiles of its own, so that one
+launch per parameter visits all of its changes.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class DevicePrepared(NamedTuple):
 
     patches: tuple[Change | WideChange, ...]
     digest: Digest
-    """What the change adds to the state digest of the elements that this rank counts."""
+    """Difference to the state digest of the elements that this rank counts."""
     changed: int
     """Counted elements that change."""
 
@@ -49,9 +49,9 @@ class DevicePrepared(NamedTuple):
 
 
 class DeviceLiveWeights:
-    """What `LiveWeights` is, for parameters on a device.
+    """`LiveWeights` for parameters on a device.
 
-    Nothing here locks: whoever commits sees to it that nobody reads the words meanwhile.
+    Nothing here locks: the caller of activate() keeps readers of the words away.
     """
 
     def __init__(self, schema: Schema, parameters: Mapping[str, Tensor], regions: Regions) -> None:
@@ -95,7 +95,7 @@ class DeviceLiveWeights:
         self._side = _stream(device)
 
     def count(self, regions: Regions) -> None:
-        """Count other regions than before in the digest; they lie where they lay.
+        """Change the regions that count in the digest; their positions stay.
 
         Raises:
             ValueError: a region does not fit its tensor or its parameter.
@@ -129,8 +129,8 @@ class DeviceLiveWeights:
         """Write the new words; harmless when repeated. Waits for the device once, at the end.
 
         Returns:
-            False if a word that was overwritten was neither the one that was gathered nor
-            already the new one: then what is live now was never promised, and must be undone.
+            False if an overwritten word was neither the gathered one nor already the new one:
+            the live words are then wrong, and must be undone.
         """
         return _all_known([patch.apply() for patch in prepared.patches])
 
@@ -144,7 +144,7 @@ class DeviceLiveWeights:
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[None]:
-        """Launch beside the forward passes; nothing is under way any more at the end."""
+        """Launch on a side stream, concurrently with forward passes; synchronise at the end."""
         if self._side is None:
             yield
             return
@@ -204,10 +204,10 @@ class DeviceLiveWeights:
         return first < holding.region.source_stop and last >= holding.region.source_offset
 
     def _found(self, block: StagedBlock, holding: Holding) -> Found:
-        """Which elements of a block lie in a region.
+        """Elements of a block that lie in a region.
 
         Raises:
-            CorruptError: the block's places do not increase.
+            CorruptError: the block's indices do not increase.
         """
         index = block.places
         flats, picks = np.empty(index.size, np.int64), np.empty(index.size, np.int64)
@@ -221,7 +221,7 @@ class DeviceLiveWeights:
     def _values(
         self, block: StagedBlock, holding: Holding, found: Found, memory: Memory
     ) -> tuple[Axis, Words]:
-        """What the device is to make the new words of."""
+        """Values from which the device computes the new words, and their meaning."""
         data = _data(block)[found.picks]
         if block.codec is Codec.XOR_ZSTD:
             return Axis.ABSOLUTE, host(memory.gather(_positions(found, holding)), data) ^ data
@@ -233,7 +233,7 @@ class DeviceLiveWeights:
     def _wide(
         self, block: StagedBlock, holding: Holding, found: Found, memory: Memory, sums: Sums
     ) -> WideChange:
-        """Words of 64 bits: few, and worked out on the host."""
+        """Change of 64-bit words: few, and computed on the host."""
         at = _positions(found, holding)
         data = _data(block)[found.picks]
         change = WideChange.gathered(
@@ -289,7 +289,7 @@ def _positions(found: Found, holding: Holding) -> Integers:
 def _counted(
     flats: Integers, holding: Holding
 ) -> Iterator[tuple[bool, npt.NDArray[np.bool_] | slice]]:
-    """The elements that count in the digest, and those that do not."""
+    """Elements that count in the digest, then those that do not."""
     if not holding.region.counted:
         yield False, slice(None)
         return
@@ -311,5 +311,5 @@ def _counts(flats: Integers, others: Integers) -> npt.NDArray[np.bool_]:
 
 
 def _all_known(strange: list[Tensor]) -> bool:
-    """Whether no overwritten word was a strange one; the only wait for the device."""
+    """True if no overwritten word was unexpected; the only wait for the device."""
     return not strange or not bool(torch.stack(strange).any())

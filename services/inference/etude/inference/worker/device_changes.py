@@ -1,4 +1,4 @@
-"""Changes of parameters on a device: absolute old and new words, written either way."""
+"""Changes of parameters on a device: absolute old and new words, applied or undone."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -23,25 +23,25 @@ class Found(NamedTuple):
     """Elements of a block that lie in a region."""
 
     flats: Integers
-    """In the tensor. [k]"""
+    """Index in the tensor. [k]"""
     picks: Integers
-    """In the block's index. [k]"""
+    """Index in the block. [k]"""
 
 
 class Group:
-    """The changes of one parameter that are of one kind, block after block."""
+    """Changes of one parameter and one kind, collected block by block."""
 
     def __init__(self) -> None:
         self._keys: list[Integers] = []
         self._values: list[Words] = []
 
     def add(self, keys: Integers, values: Words) -> None:
-        """More of them: where, as Memory.keys() says, and what."""
+        """Add changes: their keys from DeviceParameter.keys(), and their values."""
         self._keys.append(keys)
         self._values.append(values)
 
     def change(self, memory: Memory, axis: Axis) -> "Change":
-        """Gather the old words and work out the new ones; writes nothing."""
+        """Gather the old words and compute the new ones; writes nothing."""
         keys, values = np.concatenate(self._keys), np.concatenate(self._values)
         if (keys[1:] < keys[:-1]).any():
             # Tiles of the checkpoint and of the region are not cut alike.
@@ -77,7 +77,7 @@ class Change:
 
     @property
     def digest(self) -> Tensor:
-        """What it adds to the state.  [2]."""
+        """Difference to the state digest.  [2]."""
         return self.delta.digest
 
     @property
@@ -123,7 +123,7 @@ class WideChange:
         is_xor: bool,
         is_ordered: bool,
     ) -> Self:
-        """Gather the old words, and work the new ones out on the host."""
+        """Gather the old words, and compute the new ones on the host."""
         gathered = memory.gather(at)
         old = host(gathered, data)
         new = np.empty_like(data)

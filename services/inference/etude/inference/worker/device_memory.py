@@ -47,7 +47,7 @@ class Memory:
         self.tiles = rectangle_tiles(rectangles, bits=bits, device=flat.device)
 
     def keys(self, flats: Integers, window: Window, first_tile: int) -> Integers:
-        """Tile and place in it of each element, as one number that is in their order.  [k]."""
+        """Sort key of each element: its tile and its index in the tile.  [k]."""
         keys = np.empty(flats.size, np.int64)
         _keys(flats, window, first_tile, keys)
         return keys
@@ -105,7 +105,7 @@ def _strided(
 
 
 def _rectangles(window: Window, first_lane: int, lanes: int) -> list[Rectangle]:
-    """Tiles of a region, whose numbers and places rise with the elements they are of."""
+    """Tiles of a region, in the order of their elements."""
 
     def tile(row: int, rows: int, column: int, width: int) -> Rectangle:
         flat = window.source_offset + row * window.source_stride + column
@@ -152,7 +152,7 @@ def _keys(flats: Integers, window: Window, first_tile: int, keys: Integers) -> N
 
 
 def split(keys: Integers, num_tiles: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """How many changes each tile has, and the place of each inside its tile.  [N], [k]."""
+    """Number of changes per tile, and the index of each inside its tile.  [N], [k]."""
     counts = np.bincount(keys // TILE_ELEMENTS, minlength=num_tiles).astype(np.int32)
     return counts, (keys % TILE_ELEMENTS).astype(np.int32)
 
@@ -181,19 +181,19 @@ class Sums:
         self._counts.append(changed)
 
     def add_host(self, found: tuple[int, np.uint64, np.uint64]) -> None:
-        """Add a count and a digest that the host worked out."""
+        """Add a count and a digest that the host computed."""
         count, a, b = found
         self._digest = self._digest.plus(Digest(int(a), int(b)))
         self._changed += int(count)
 
     def digest(self) -> Digest:
-        """Of everything; waits for the device."""
+        """Sum of all digests; waits for the device."""
         if not self._lanes:
             return self._digest
         return self._digest.plus(Digest(*digest_lanes(torch.stack(self._lanes).sum(0))))
 
     def changed(self) -> int:
-        """Of everything; waits for the device."""
+        """Sum of all counts; waits for the device."""
         if not self._counts:
             return self._changed
         return self._changed + int(torch.stack(self._counts).sum())

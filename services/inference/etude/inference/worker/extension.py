@@ -1,4 +1,4 @@
-"""What vLLM adds to each of its workers (`worker_extension_cls`)."""
+"""Worker extension that vLLM mixes into each of its workers (`worker_extension_cls`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,15 +34,15 @@ class WeightWorker:
         committed: int,
         kept: int,
     ) -> None:
-        """Begin to gather what a staged version changes."""
+        """Start gathering the changes of a staged version."""
         self._rank().prepare(path, keep_old, committed, kept)
 
     def prepared(self) -> Answer | None:
-        """What came of it; None while it is being worked on."""
+        """Result of prepare(); None while it runs."""
         return self._rank().prepared()
 
     def commit(self) -> bool:
-        """Write what was prepared."""
+        """Write the prepared change."""
         return self._rank().commit()
 
     def undo(self, number: int) -> bool:
@@ -54,11 +54,11 @@ class WeightWorker:
         return self._rank().scan()
 
     def start_scan(self) -> None:
-        """Begin to scan beside the forward passes."""
+        """Start a scan, concurrently with forward passes."""
         self._rank().start_scan()
 
     def scanned(self) -> str | None:
-        """What start_scan() found; None while it is at it."""
+        """Digest of start_scan(); None while it runs."""
         return self._rank().scanned()
 
     def _rank(self) -> Rank:
@@ -78,10 +78,10 @@ class WeightWorker:
 def open_live(
     model: torch.nn.Module, load: Load, schema: Schema, *, loads: bool
 ) -> LiveWeights | DeviceLiveWeights:
-    """The live words themselves, or a copy behind the loader.
+    """Open the live words of a model, or a copy behind its loader.
 
     Args:
-        model: what computes.
+        model: the loaded model.
         load: its loader.
         schema: of the policy.
         loads: whether changed tensors are to be loaded, not written in place.

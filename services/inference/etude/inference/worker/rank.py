@@ -1,6 +1,6 @@
-"""The weights of one rank through the two phases of a swap: prepared, written, taken back.
+"""One rank's part of a two-phase swap: prepare, activate, undo.
 
-Every answer is made of plain values, which cross a process as they are.
+Answers consist of plain values, because they cross a process boundary.
 """
 
 import secrets
@@ -20,25 +20,25 @@ from etude.inference.worker.change import Change, Live, Undoable
 
 
 class Answer(TypedDict, total=False):
-    """What a rank says."""
+    """Answer of a rank."""
 
     error: str
-    """Why not; empty if all is well."""
+    """Error text; empty on success."""
     is_corrupt: bool
-    """Whether the error is the version's, not the machine's."""
+    """True if the version is at fault, not the host."""
     digest: str
     """Of its counted elements, or of their change."""
     changed: int
     num_bytes: int
     """Memory that the prepared change holds."""
     is_undoable: bool
-    """Whether the old words are kept."""
+    """True if the old words are kept."""
     is_computed: bool
-    """Whether the error is that no map reaches all of the model."""
+    """True if the error is that the map does not cover the model."""
     identity: str
     """Names the rank in its group."""
     regions: bytes
-    """Its map, by coverage.encoded()."""
+    """Its map, by coverage.encode_regions()."""
 
 
 @dataclass(slots=True)
@@ -57,16 +57,16 @@ class Rank:
     _identity: str = field(default_factory=lambda: secrets.token_hex(8))
     _preparing: "Future[Change] | None" = None
     _answer: Answer | None = None
-    """What came of the last prepare()."""
+    """Result of the last prepare()."""
     _scanning: "Future[Digest] | None" = None
     _changes: list[Change] = field(default_factory=list)
-    """Versions that can be taken back, oldest first; the last may not be written yet."""
+    """Changes that can be undone, oldest first; the last may not be written yet."""
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="prepare-weights")
     )
 
     def bake(self, schema: bytes, sha256: str, loads: bool) -> Answer:  # noqa: FBT001 - as above
-        """Map a schema to the live words; nothing that was served before is left of them."""
+        """Map a schema to the live words, which are overwritten."""
         try:
             self._live = self.open_live(parse_schema(schema, sha256=sha256, where="schema"), loads)
         except CorruptError as error:
@@ -80,10 +80,10 @@ class Rank:
         """Count some regions, as the group agreed.
 
         Args:
-            flags: by identity; see coverage.counting().
+            flags: by identity; see coverage.assign_counted().
 
         Returns:
-            The digest of what this rank counts.
+            The digest of the elements that this rank counts.
         """
         live = self._baked()
         live.count(coverage.recounted(live.regions, flags[self._identity]))
@@ -96,13 +96,13 @@ class Rank:
         committed: int = 0,
         kept: int = 0,
     ) -> None:
-        """Begin to gather what a staged version changes, beside the forward passes.
+        """Start gathering the changes of a staged version, concurrently with forward passes.
 
         Args:
             path: of the staged file.
             keep_old: whether it can be undone, if its size allows.
-            committed: versions that are written and held; what was prepared since is dropped.
-            kept: how many of those are held on: memory for the others goes now.
+            committed: number of changes that are written and held; later ones are dropped.
+            kept: number of those to keep; the others are freed now.
         """
         live = self._baked()
         self._changes = self._changes[:committed][max(0, committed - kept) :]
@@ -110,7 +110,7 @@ class Rank:
         self._preparing = self._pool.submit(changes.prepared, live, Path(path), keep_old=keep_old)
 
     def prepared(self) -> Answer | None:
-        """What came of it, as often as it is asked; None while it is being worked on."""
+        """Result of prepare(), at every call; None while it runs."""
         if self._answer is None and self._preparing is not None and self._preparing.done():
             self._answer = self._outcome(self._preparing)
         return self._answer
@@ -133,15 +133,15 @@ class Rank:
 
     @property
     def _change(self) -> Change | None:
-        """What was prepared last, written or not."""
+        """The change that was prepared last, written or not."""
         return self._changes[-1] if self._changes else None
 
     def commit(self) -> bool:
-        """Write what was prepared; False if a word was overwritten that nobody promised."""
+        """Write the prepared change; False if an overwritten word was unexpected."""
         return self._change is not None and self._change.commit()
 
     def undo(self, number: int | None = None) -> bool:
-        """Write the old words of a version again: the last one, or so many from the oldest.
+        """Write the old words of a version again: of the last one, or of the `number`-th.
 
         Returns:
             False if they are not known, or not all that were overwritten were recognised.
@@ -151,20 +151,20 @@ class Rank:
         return self._change is not None and self._change.undo()
 
     def scan(self) -> str:
-        """The state digest of what is live, from the words themselves."""
+        """State digest of the live words, by scanning them."""
         return self._baked().scan().hex()
 
     def start_scan(self) -> None:
-        """Begin to scan beside the forward passes; nothing may be written meanwhile."""
+        """Start a scan, concurrently with forward passes; nothing may be written meanwhile."""
         self._scanning = self._pool.submit(self._baked().scan)
 
     def scanned(self) -> str | None:
-        """What start_scan() found; None while it is at it."""
+        """Digest of start_scan(); None while it runs."""
         if self._scanning is None or not self._scanning.done():
             return None
         return self._scanning.result().hex()
 
     def _baked(self) -> Live[Any]:
         if self._live is None:
-            raise RuntimeError("no map yet: bake() comes first")
+            raise RuntimeError("the weight map is not built: call build_map() first")
         return self._live

@@ -1,4 +1,4 @@
-"""From one source per element to few rectangles."""
+"""Rectangles of a parameter, from the source of each of its elements."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class Rectangle(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many."""
+        """Number of elements."""
         return self.rows * self.width
 
 

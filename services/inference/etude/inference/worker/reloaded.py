@@ -1,9 +1,9 @@
-"""Live weights behind a loader: for parameters that no map can reach.
+"""Live weights behind the model's loader, for parameters that no weight map can reach.
 
-Where parameters are computed from the checkpoint's tensors, every rank of the group keeps the
+If parameters are computed from the checkpoint's tensors, every rank of the group keeps the
 checkpoint's words in host memory, changes those, and sends each changed tensor through the
-model's own loader inside the commit. That costs one model of host memory for each rank, and the
-loads make the pause longer; what is served is as exact.
+model's own loader during activation. That costs one model of host memory per rank, and the loads
+make the pause longer; the result is as exact.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,13 +23,13 @@ from etude.inference.worker.tensors import DTYPES, as_tensor
 
 
 class ReloadedWeights(LiveWeights):
-    """A copy of the checkpoint, each commit of which is loaded into the model."""
+    """A copy of the checkpoint; each change of it is loaded into the model."""
 
     def __init__(self, model: torch.nn.Module, load: Load, schema: Schema, *, counts: bool) -> None:
-        """Take over a model; its floating-point parameters are overwritten.
+        """Copy the words of a model; its floating-point parameters are overwritten.
 
         Args:
-            model: what computes.
+            model: the loaded model.
             load: its loader, which takes any part of a checkpoint.
             schema: of the policy.
             counts: whether this rank counts in the state digest: one of them must.
@@ -91,10 +91,10 @@ def _names(prepared: Prepared) -> list[str]:
 
 
 def _check_formats(model: torch.nn.Module, schema: Schema) -> None:
-    """A loader would convert what is of another format, and hide that nobody asked for it.
+    """Refuse tensors of another format: a loader would convert them silently.
 
     Raises:
-        CorruptError: naming the first such tensor.
+        CorruptError: names the first such tensor.
     """
     live = {p.dtype for p in model.parameters() if p.is_floating_point()}
     for spec in schema.tensors:
