@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from etude.cli.demo.result import FIRST_STEP_S, TOTAL_S
 from etude.cli.demo.stopwatch import Stopwatch, stopwatch
-from etude.cli.demo.verdict import FIRST_STEP_S, TOTAL_S
-from etude.cli.procs import looks
+from etude.cli.process_usage import looks
 from etude.common.record import FolderRecord, latest
 
 OUT = Path(__file__).parent / "out" / "demo.json"

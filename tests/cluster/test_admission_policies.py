@@ -12,7 +12,7 @@ import yaml
 from tests.support import testbeds
 from tests.support.testbeds import Program
 
-from etude.cli.kubectl.verbs.saving import request
+from etude.cli.kubectl.verbs.checkpoint import request
 
 ROOT = Path(__file__).parents[2]
 GOOD = yaml.safe_load((Path(__file__).parent / "bad_manifests.yaml").read_text())["good"]

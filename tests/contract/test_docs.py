@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from etude.cli.kubectl import flags
 from etude.cli.kubectl import main as plugin
-from etude.cli.kubectl.advice import ADVICE
+from etude.cli.kubectl.diagnose.advice import ADVICE
 from etude.cli.main import app
 from etude.common import weights
 from etude.common.blobs import open_store

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from etude.cli.kubectl.advice import ADVICE
+from etude.cli.kubectl.diagnose.advice import ADVICE
 from etude.common.api import crd
 from etude.operator.reasons import Reason
 

@@ -9,11 +9,11 @@ from tests.support import seen_runs
 from tests.support.seen_runs import checkpoint, condition, event, pool, run, seen
 from typer.main import get_command
 
-from etude.cli.kubectl.advice import ADVICE, CONTROLLERS_OWN, FOUND_HERE
-from etude.cli.kubectl.explanation import Explanation, State
+from etude.cli.kubectl.diagnose.advice import ADVICE, CONTROLLERS_OWN, FOUND_HERE
+from etude.cli.kubectl.diagnose.diagnosis import Explanation, State
+from etude.cli.kubectl.diagnose.observed import Seen
+from etude.cli.kubectl.diagnose.why import explain
 from etude.cli.kubectl.main import app
-from etude.cli.kubectl.seen import Seen
-from etude.cli.kubectl.why import explain
 from etude.operator.reasons import Reason
 
 ROOT = Path(__file__).parents[2]

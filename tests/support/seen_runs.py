@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from etude.cli.kubectl.seen import Seen, seen_of
+from etude.cli.kubectl.diagnose.observed import Seen, seen_of
 
 Manifest = dict[str, Any]
 

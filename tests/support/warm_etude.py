@@ -123,7 +123,7 @@ def _become(request: Mapping[str, Any]) -> None:
 def serve() -> NoReturn:
     """Be the process that commands are split off from."""
     # What most verbs import when they are called.
-    from etude.cli import environments, stored  # noqa: F401, PLC0415
+    from etude.cli import environments, versions  # noqa: F401, PLC0415
     from etude.cli.main import main  # noqa: PLC0415
     from etude.common import channels, weights  # noqa: F401, PLC0415
     from etude.common.api import documents, lint  # noqa: F401, PLC0415

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from etude.cli.live import PodLine, View
+from etude.cli.live_view import PodLine, View
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import EnvironmentStatus, RLRunStatus
 from etude.common.local import LocalPod, LocalState, read_state

@@ -1,13 +1,18 @@
 """Live terminal view: a picture of one run, drawn from plain values."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from etude.cli.output import console, say
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
@@ -156,3 +161,38 @@ def _pods(view: View) -> Table:
         colour = "green" if pod.state == "Ready" else "yellow"
         table.add_row(Text("●", style=colour), pod.name, pod.state, Text(pod.detail, style="dim"))
     return table
+
+
+REDRAWS_PER_SECOND = 2
+PLAIN_INTERVAL_S = 10.0
+
+
+class Viewing(Protocol):
+    """Source of the present view of a run."""
+
+    def view(self) -> View: ...
+
+
+def show(viewer: Viewing, *, as_lines: bool, is_over: Callable[[], bool]) -> None:
+    """Draw until the run is over, and once more after that."""
+    screen = console()
+    if as_lines or not screen.is_terminal:
+        _show_lines(viewer, is_over)
+        return
+    with Live(console=screen, refresh_per_second=REDRAWS_PER_SECOND) as live:
+        while not is_over():
+            live.update(picture(viewer.view()))
+            time.sleep(1 / REDRAWS_PER_SECOND)
+        live.update(picture(viewer.view()))
+
+
+def _show_lines(viewer: Viewing, is_over: Callable[[], bool]) -> None:
+    shown = ""
+    last = 0.0
+    while not is_over():
+        line = plain(viewer.view())
+        if line != shown and time.monotonic() - last >= PLAIN_INTERVAL_S:
+            say(line)
+            shown, last = line, time.monotonic()
+        time.sleep(0.5)
+    say(plain(viewer.view()))

@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.text import Text
 from typing_extensions import override
 
-from etude.cli.ways_out import of_ours, of_system
+from etude.cli.hints import of_ours, of_system
 from etude.common.errors import EtudeError, UserError
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from etude.cli.demo import inputs
-from etude.cli.demo.environments import Driver, chosen, in_short
+from etude.cli.demo.driver import Driver, chosen, in_short
 from etude.common.api import documents
 from etude.common.api.kinds import RLRun
 from etude.common.api.pool import DriverName

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from etude.cli.live import PodLine, View, picture, plain, sparkline
+from etude.cli.live_view import PodLine, View, picture, plain, sparkline
 
 VIEW = View(
     name="demo",

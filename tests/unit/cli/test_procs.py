@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from etude.cli.procs import ResourceLog, looks, tree
+from etude.cli.process_usage import ResourceLog, looks, tree
 from etude.common.local import LocalPod, LocalState, write_state
 
 

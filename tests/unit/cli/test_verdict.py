@@ -2,8 +2,8 @@
 
 import pytest
 
+from etude.cli.demo.result import Outcome, UnjudgedError, outcome
 from etude.cli.demo.stopwatch import Session, Stopwatch
-from etude.cli.demo.verdict import Outcome, UnjudgedError, outcome
 
 TIMES = Stopwatch((Session(100.0, 265.0),))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from etude.cli.views import Viewer
+from etude.cli.folder_view import Viewer
 from etude.common.local import LocalPod, LocalState, write_state
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from etude.cli.environments.kept import Environment
+from etude.cli.environments.lease_store import Environment
 from etude.common import channels
 from etude.common.errors import Problem, UserError
 from etude.v1 import (

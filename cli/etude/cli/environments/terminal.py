@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from etude.cli.environments.kept import Environment
+from etude.cli.environments.lease_store import Environment
 from etude.v1 import environment_access_pb2 as pb2
 
 if TYPE_CHECKING:

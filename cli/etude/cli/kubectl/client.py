@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etude.cli.kubectl import complaints, flags
+from etude.cli.kubectl import errors, flags
 from etude.cli.output import harmless
 from etude.common.errors import Problem, UserError
 
@@ -82,7 +82,7 @@ class Kubectl:
         if self._is_verbose:
             sys.stderr.write(harmless(done.stderr))
         if done.returncode:
-            raise UserError(complaints.problem(done.stderr, self._about(words)))
+            raise UserError(errors.problem(done.stderr, self._about(words)))
         return done.stdout
 
     def stream(self, *words: str) -> "subprocess.Popen[str]":

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from etude.cli.kubectl.client import RUNS, Kubectl, Manifest
-from etude.cli.kubectl.pods import condition
+from etude.cli.kubectl.diagnose.pods import condition
 from etude.common.errors import Problem, UserError
 
 ENDS = ("Complete", "Failed")

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from etude.cli import runs
-from etude.cli.demo.environments import Driver
+from etude.cli.demo.driver import Driver
 from etude.cli.output import Exit, console, say
 from etude.cli.verbs.audit import account_of
 from etude.cli.verbs.report import write_report
@@ -31,16 +31,17 @@ def demo(
     plain: Annotated[bool, typer.Option(help="Lines instead of a picture.")] = False,
 ) -> None:
     """Warm a small policy up, train it with reinforcement learning, and show that it got better."""
-    from etude.cli.demo import environments, inputs
+    from etude.cli.demo import driver as demo_driver
+    from etude.cli.demo import inputs
     from etude.cli.demo.stopwatch import note
-    from etude.cli.procs import ResourceLog
+    from etude.cli.process_usage import ResourceLog
 
     started_s = time.time()
     target = folder or runs.ROOT / ("demo" if seed == 0 else f"demo-{seed}")
     inputs.prepare(target, seed)
     seeds = [f"spec.model.seed={seed}"]
     seeds += [f"spec.phases.{index}.seed={seed}" for index in range(3)]
-    changes = [*seeds, *environments.settings(driver), *(settings or [])]
+    changes = [*seeds, *demo_driver.settings(driver), *(settings or [])]
     runtime = runs.start(inputs.manifest(), target, changes)
     if runs.await_state(runtime) is not None:
         note(target, "started", started_s)
@@ -54,9 +55,9 @@ def demo(
 
 
 def _show(folder: Path) -> None:
+    from etude.cli.demo.result import UnjudgedError, outcome
     from etude.cli.demo.stopwatch import stopwatch
-    from etude.cli.demo.verdict import UnjudgedError, outcome
-    from etude.cli.procs import looks
+    from etude.cli.process_usage import looks
     from etude.common.record import FolderRecord, latest
 
     record = FolderRecord(folder)

@@ -16,7 +16,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check.")] = False,
 ) -> None:
     """Check this machine: interpreter, memory, disk, sandboxes, store, packages."""
-    from etude.cli.doctor.checks import Verdict, all_checks
+    from etude.cli.host_checks import Verdict, all_checks
 
     folder.mkdir(parents=True, exist_ok=True)
     findings = [check() for check in all_checks(folder)]

@@ -17,7 +17,7 @@ from etude.cli.output import console, print_row, say
 from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from etude.cli.environments.kept import Environment
+    from etude.cli.environments.lease_store import Environment
 
 app = typer.Typer(no_args_is_help=True, help="Make, enter and end environments by hand.")
 
@@ -55,16 +55,16 @@ def create(
     ] = "",
 ) -> None:
     """Make an environment and print its name."""
-    from etude.cli.environments import calls, pools
+    from etude.cli.environments import client, pools
 
     found = pools.pool_of(pool, pool_name)
-    wish = calls.Wish(
+    wish = client.Wish(
         template=template or _only(found.templates, pool),
         ttl_s=ttl,
         wait_s=wait,
         uri=_uri(workspace),
     )
-    _keep(asyncio.run(calls.launch(found.broker, wish)))
+    _keep(asyncio.run(client.launch(found.broker, wish)))
 
 
 @app.command(epilog=epilog("env ls"))
@@ -143,13 +143,13 @@ def snapshot(
     ] = False,
 ) -> None:
     """Save an environment, which goes on; rollback puts it back."""
-    from etude.cli.environments import calls
+    from etude.cli.environments import client
 
     environment = _own(name)
-    size = asyncio.run(calls.snapshot(environment, snapshot_id))
+    size = asyncio.run(client.snapshot(environment, snapshot_id))
     say(f"saved {environment.name} as {snapshot_id}, {size} bytes")
     if share:
-        console().print(asyncio.run(calls.share(environment, snapshot_id)), soft_wrap=True)
+        console().print(asyncio.run(client.share(environment, snapshot_id)), soft_wrap=True)
 
 
 @app.command(epilog=epilog("env rollback"))
@@ -158,10 +158,10 @@ def rollback(
     snapshot_id: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="One of its own.")],
 ) -> None:
     """Put an environment back to a snapshot; programs in it end."""
-    from etude.cli.environments import calls
+    from etude.cli.environments import client
 
     environment = _own(name)
-    asyncio.run(calls.rollback(environment, snapshot_id))
+    asyncio.run(client.rollback(environment, snapshot_id))
     say(f"{environment.name} is as it was at {snapshot_id}")
 
 
@@ -174,10 +174,10 @@ def restore(
 
     Both need the same template and first files.
     """
-    from etude.cli.environments import calls
+    from etude.cli.environments import client
 
     environment = _own(name)
-    asyncio.run(calls.restore(environment, shared))
+    asyncio.run(client.restore(environment, shared))
     say(f"{environment.name} is what was shared")
 
 
@@ -191,21 +191,21 @@ def fork(
     ] = 60,
 ) -> None:
     """Make environments that begin as this one is now, and print their names."""
-    from etude.cli.environments import calls
+    from etude.cli.environments import client
 
     environment = _own(name)
     snapshot_name = f"fork-{uuid.uuid4().hex[:12]}"
-    wish = calls.Wish(
+    wish = client.Wish(
         template=environment.template,
         ttl_s=environment.ttl_s,
         wait_s=wait,
-        snapshot_id=calls.saved_as(environment, snapshot_name),
+        snapshot_id=client.saved_as(environment, snapshot_name),
         number=count,
     )
 
     async def work() -> "list[Environment]":
-        await calls.snapshot(environment, snapshot_name)
-        return await calls.launch(environment.broker, wish)
+        await client.snapshot(environment, snapshot_name)
+        return await client.launch(environment.broker, wish)
 
     _keep(asyncio.run(work()))
 
@@ -215,12 +215,12 @@ def rm(
     names: Annotated[list[str], typer.Argument(metavar="ENV...", help="Environments to end.")],
 ) -> None:
     """End environments of yours, with all their files."""
-    from etude.cli.environments import calls, kept
+    from etude.cli.environments import client, lease_store
 
     for name in names:
-        environment = kept.chosen(name, kept.kept())
-        asyncio.run(calls.release(environment.broker, [environment.name]))
-        kept.forget(environment.name)
+        environment = lease_store.chosen(name, lease_store.kept())
+        asyncio.run(client.release(environment.broker, [environment.name]))
+        lease_store.forget(environment.name)
         say(f"ended {environment.name}")
 
 
@@ -233,13 +233,13 @@ async def _run(
 ) -> int:
     import grpc
 
-    from etude.cli.environments import calls, terminal
+    from etude.cli.environments import client, terminal
 
     fields = dict(options)
     if fields.pop("terminal", False):
         fields["terminal"] = terminal.present_size()
     opening = terminal.opening(environment, words, **fields)
-    async with calls.opened(environment) as access:
+    async with client.opened(environment) as access:
         try:
             ending = await terminal.attached(access, opening, has_input=has_input)
         except grpc.aio.AioRpcError as error:
@@ -255,31 +255,31 @@ async def _run(
 
 
 def _known(run: str) -> "list[Environment]":
-    from etude.cli.environments import kept
+    from etude.cli.environments import lease_store
 
-    return kept.kept() + (kept.of_run(runs.folder_of(run)) if run else [])
+    return lease_store.kept() + (lease_store.of_run(runs.folder_of(run)) if run else [])
 
 
 def _chosen(name: str, run: str) -> "Environment":
-    from etude.cli.environments import kept
+    from etude.cli.environments import lease_store
 
-    environment = kept.chosen(name, _known(run))
+    environment = lease_store.chosen(name, _known(run))
     if not environment.broker:
         say("this environment is a rollout's: what you change counts in its result")
     return environment
 
 
 def _own(name: str) -> "Environment":
-    from etude.cli.environments import kept
+    from etude.cli.environments import lease_store
 
-    return kept.chosen(name, kept.kept())
+    return lease_store.chosen(name, lease_store.kept())
 
 
 def _keep(environments: "Sequence[Environment]") -> None:
-    from etude.cli.environments import kept
+    from etude.cli.environments import lease_store
 
     for environment in environments:
-        kept.keep(environment)
+        lease_store.keep(environment)
         console().print(environment.name)
 
 

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from etude.cli import runs
-from etude.cli.live import picture
+from etude.cli.live_view import picture, show
 from etude.cli.output import Exit, Screen, console, say
-from etude.cli.showing import show
 from etude.cli.verbs.report import write_report
 from etude.common.errors import Problem, UserError
 from etude.common.run_lock import is_running
 
 if TYPE_CHECKING:
-    from etude.cli.views import Viewer
+    from etude.cli.folder_view import Viewer
 
 SAVED_WIDTH = 96
 LOOK_INTERVAL_S = 5.0
@@ -165,7 +164,7 @@ def _show(folder: Path, *, as_lines: bool, is_over: Callable[[], bool]) -> None:
 
 
 def _viewer(folder: Path) -> "Viewer":
-    from etude.cli.views import Viewer  # the models of the API: for what is seen only
+    from etude.cli.folder_view import Viewer  # the models of the API: for what is seen only
 
     return Viewer(folder)
 

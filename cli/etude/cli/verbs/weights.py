@@ -43,8 +43,8 @@ def ls(
     run: Run, *, endpoint: Endpoint = None, region: Region = None, as_json: AsJson = False
 ) -> None:
     """List every published version: what it changed, how it can be reached, whether it counts."""
-    from etude.cli.stored import no_versions
-    from etude.cli.views_of_weights import chain_table, rows_of, who_reads
+    from etude.cli.versions import no_versions
+    from etude.cli.weights_tables import chain_table, rows_of, who_reads
     from etude.common.weights.protocol.epochs import strays
     from etude.common.weights.protocol.survey import survey
 
@@ -75,8 +75,8 @@ def objects(
     as_json: AsJson = False,
 ) -> None:
     """List what a version consists of in the store: its manifest, and each rank's payload."""
-    from etude.cli.stored import not_there, version_of
-    from etude.cli.views_of_weights import object_table
+    from etude.cli.versions import not_there, version_of
+    from etude.cli.weights_tables import object_table
     from etude.common.blobs import MissingError
     from etude.common.weights.protocol.survey import objects_of
 
@@ -98,7 +98,7 @@ def verify(
     run: Run, *, endpoint: Endpoint = None, region: Region = None, scratch: Scratch = None
 ) -> None:
     """Read every version, skip and keyframe, and prove that each leads to the published bits."""
-    from etude.cli.stored import none_count
+    from etude.cli.versions import none_count
     from etude.common.weights.protocol.view import take_view
     from etude.common.weights.replicas.verification import UNPROVABLE
     from etude.common.weights.replicas.verification import verify as verdicts
@@ -140,8 +140,8 @@ def diff(  # noqa: PLR0913 - a verb has as many parameters as it has options
     as_json: AsJson = False,
 ) -> None:
     """Say which tensors differ between two versions, by how many elements and by how much."""
-    from etude.cli.stored import copy_of
-    from etude.cli.views_of_weights import difference_table
+    from etude.cli.versions import copy_of
+    from etude.cli.weights_tables import difference_table
     from etude.common.weights.replicas.differences import differences
 
     store = _store(run, endpoint, region)
@@ -171,7 +171,7 @@ def export(  # noqa: PLR0913 - as above
     scratch: Scratch = None,
 ) -> None:
     """Write a version as a Hugging Face folder, bit for bit what the trainer published."""
-    from etude.cli.stored import copy_of
+    from etude.cli.versions import copy_of
     from etude.common.weights.tensors.folders import write_folder
 
     source = model or source_of(run)

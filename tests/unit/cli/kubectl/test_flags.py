@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.seen_runs import condition, run
 from tests.support.stub_kubectl import Said, StubKubectl, complaint
 
-from etude.cli.kubectl import complaints
+from etude.cli.kubectl import errors
 from etude.cli.kubectl.flags import SWITCHES, VALUED, split
 from etude.common.errors import UserError
 
@@ -56,7 +56,7 @@ def test_the_log_that_kubectl_was_asked_for_is_shown(
 
 def test_an_answer_in_kubectls_log_is_no_complaint() -> None:
     said = "I0501 12:00:00.000000 1 x.go:1] Response: dial tcp\nerror: something new"
-    assert complaints.problem(said, "run demo").what == "error: something new"
+    assert errors.problem(said, "run demo").what == "error: something new"
 
 
 def test_no_message_has_a_password_in_it(stub: StubKubectl, etude: Callable[..., Any]) -> None:

@@ -8,9 +8,9 @@ import pytest
 from tests.support import seen_runs
 from tests.support.stub_kubectl import StubKubectl, complaint, shown
 
-from etude.cli.kubectl.verbs import orders, saving
-from etude.cli.kubectl.verbs.orders import RESUME, answer_to
-from etude.cli.kubectl.verbs.saving import request
+from etude.cli.kubectl.verbs import checkpoint, suspend
+from etude.cli.kubectl.verbs.checkpoint import request
+from etude.cli.kubectl.verbs.suspend import RESUME, answer_to
 from etude.common.api.checkpoint import CheckpointSpec
 from etude.common.errors import UserError
 from etude.operator import names
@@ -90,7 +90,7 @@ HICCUP = complaint("Error from server (ServiceUnavailable): the server is curren
 def test_whoever_waits_for_a_suspension_goes_on_when_the_api_server_is_not_itself(
     stub: StubKubectl, etude: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(suspend, "INTERVAL_S", 0.0)
     rests = seen_runs.run(seen_runs.condition("Suspended", "True", "ByUser"))
     stub.teach("get rlruns.etude.dev", shown(seen_runs.run()), HICCUP, shown(rests))
     stub.teach_cluster(rests)
@@ -104,7 +104,7 @@ def test_whoever_waits_for_a_suspension_goes_on_when_the_api_server_is_not_itsel
 def test_whoever_may_not_list_events_is_told_so_once_for_a_wait(
     stub: StubKubectl, etude: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(suspend, "INTERVAL_S", 0.0)
     rests = seen_runs.run(seen_runs.condition("Suspended", "True", "ByUser"))
     stub.teach("get rlruns.etude.dev", *[shown(seen_runs.run())] * 4, shown(rests))
     whose = 'User "eve" cannot list resource "events" in API group "" in the namespace "lab"'
@@ -144,7 +144,7 @@ def test_a_run_is_asked_for_a_checkpoint_that_it_writes_after_its_next_step(
 def test_whoever_waits_for_a_checkpoint_goes_on_when_nobody_answers_for_a_moment(
     stub: StubKubectl, etude: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(checkpoint, "INTERVAL_S", 0.0)
     stub.teach("create", shown(MADE))
     stub.teach("get checkpoints.etude.dev demo-manual-1", shown(MADE), AWAY, HICCUP, shown(READY))
     stub.teach_cluster(seen_runs.run())
@@ -159,7 +159,7 @@ def test_whoever_waits_for_a_checkpoint_goes_on_when_nobody_answers_for_a_moment
 def test_whoever_waits_for_a_checkpoint_is_told_why_the_run_does_not_write_it(
     stub: StubKubectl, etude: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(checkpoint, "INTERVAL_S", 0.0)
     loading = ("Ready", "False", "Loading", "it loads"), ("Progressing", "False", "Loading")
     starts = seen_runs.run(*(seen_runs.condition(*each) for each in loading))
     waiting = saved("Pending", "WaitingForRun", "it is written once it does")

@@ -8,18 +8,18 @@ from tests.support import seen_runs
 from tests.support.seen_runs import before, checkpoint, condition, event, pod, run, seen
 from typer.testing import CliRunner
 
-from etude.cli.kubectl import cluster_view, main, status_screen, top_table
-from etude.cli.kubectl.examples import EXAMPLES
-from etude.cli.kubectl.pace import pace
-from etude.cli.kubectl.seen import Seen
-from etude.cli.kubectl.spans import span
-from etude.cli.kubectl.why import explain
-from etude.cli.live import plain
+from etude.cli.kubectl import main
+from etude.cli.kubectl.diagnose.observed import Seen, pace
+from etude.cli.kubectl.diagnose.why import explain
+from etude.cli.kubectl.durations import span
+from etude.cli.kubectl.main import EXAMPLES
+from etude.cli.kubectl.views import live, status, top
+from etude.cli.live_view import plain
 from etude.cli.output import print_whole
 
 
 def shown(what: Seen) -> dict[str, str]:
-    return dict(status_screen.rows(what, seen_runs.NOW))
+    return dict(status.rows(what, seen_runs.NOW))
 
 
 def test_the_screen_has_what_is_known_and_no_row_for_what_is_not() -> None:
@@ -36,7 +36,7 @@ def test_the_screen_has_what_is_known_and_no_row_for_what_is_not() -> None:
         ],
     )
     rows = shown(seen(working, pod(), pod("inference", ready=False)))
-    assert status_screen.headline(seen(working)) == "lab/demo · Running · rl 12/60 · attempt 1"
+    assert status.headline(seen(working)) == "lab/demo · Running · rl 12/60 · attempt 1"
     assert rows["reward"] == "0.42 in the last step, 0.4 smoothed"
     assert rows["policy"] == "version 119 · staleness p50 1, max 3"
     assert rows["pods"] == "1 of 2 ready; not demo-inference-0"
@@ -50,7 +50,7 @@ def test_only_conditions_that_somebody_should_know_of_are_shown_each_sentence_on
     waits = [
         condition(kind, "False", "Unschedulable", "no node") for kind in ("RolesReady", "Ready")
     ]
-    found = list(status_screen.rows(seen(run(*waits)), seen_runs.NOW))
+    found = list(status.rows(seen(run(*waits)), seen_runs.NOW))
     told = [text for title, text in found if title == "condition"]
     assert told == ["RolesReady is False, Unschedulable: no node"]
     resting = condition("RolesReady", "False", "Finished")
@@ -101,17 +101,17 @@ def test_top_counts_the_gpus_of_any_maker() -> None:
         asking("inference", **{"nvidia.com/mig-1g.10gb": "2", "cpu": "4"}),
         asking("rewards", **{"nvidia.com/gpu": "1"}),
     )
-    assert top_table.line_of(seen(mixed, *pods)).gpus == 11
+    assert top.line_of(seen(mixed, *pods)).gpus == 11
 
 
 def test_top_counts_what_is_requested_and_what_is_ready_and_sorts_by_it() -> None:
     gpus = [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "4"}}}]
     large = seen(run(), pod(containers=gpus), pod("inference", ready=False, containers=gpus))
     small = seen(run(name="another"))
-    lines = [top_table.line_of(each) for each in (small, large)]
-    first, second = top_table.ordered(lines, "gpus")
+    lines = [top.line_of(each) for each in (small, large)]
+    first, second = top.ordered(lines, "gpus")
     assert (first.name, first.gpus, first.ready, first.pods) == ("demo", 8, 1, 2)
-    assert [each.name for each in top_table.ordered(lines, "name")] == ["another", "demo"]
+    assert [each.name for each in top.ordered(lines, "name")] == ["another", "demo"]
     assert second.gpus == 0
 
 
@@ -120,14 +120,14 @@ def test_the_live_view_keeps_the_rewards_of_every_step_it_saw_once() -> None:
     for step, mean in ((12, "0.1"), (12, "0.1"), (13, "0.3")):
         counted = {"current": step, "target": 60, "text": f"{step}/60"}
         status = seen(run(step=counted, reward={"mean": mean, "ewma": mean})).status
-        rows += cluster_view.new_rows(status, rows, seen_runs.NOW)
+        rows += live.new_rows(status, rows, seen_runs.NOW)
     assert [row["reward_mean"] for row in rows] == [0.1, 0.3]
 
 
 def test_the_live_view_says_why_a_run_stands_still_and_what_happened() -> None:
     stuck = run(condition("Progressing", "False", "Loading", "the controller loads its state"))
     what = seen(stuck, pod("trainer", ready=False), events=[event(stuck, "Loading", "a model")])
-    view = cluster_view.cluster_view(what, explain(what, seen_runs.NOW), [])
+    view = live.cluster_view(what, explain(what, seen_runs.NOW), [])
     assert "demo waits: " in view.why
     assert view.pods[0].state == "Running"
     assert view.events[-1].endswith("Loading: a model")
@@ -168,8 +168,8 @@ def test_a_table_in_a_pipe_is_as_wide_as_it_needs_to_be(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     long = "a-name-of-forty-characters-is-the-longest"
-    line = top_table.line_of(seen(run(name=long)))
-    print_whole(top_table.table_of([line, line], with_namespace=True))
+    line = top.line_of(seen(run(name=long)))
+    print_whole(top.table_of([line, line], with_namespace=True))
     told = capsys.readouterr().out
     assert told.count(long) == 2
     assert len(told.splitlines()) == 3

@@ -19,9 +19,9 @@ from tests.support.seen_runs import (
     waiting,
 )
 
-from etude.cli.kubectl.explanation import Explanation, State
-from etude.cli.kubectl.seen import Seen
-from etude.cli.kubectl.why import explain
+from etude.cli.kubectl.diagnose.diagnosis import Explanation, State
+from etude.cli.kubectl.diagnose.observed import Seen
+from etude.cli.kubectl.diagnose.why import explain
 from etude.common.errors import UserError
 
 WAITS = condition("Progressing", "False", "WaitingForRoles", "trainer not ready")

@@ -1,6 +1,6 @@
 """Advice for the reasons of condition Accepted, and of queues."""
 
-from etude.cli.kubectl.explanation import Advice
+from etude.cli.kubectl.diagnose.diagnosis import Advice
 
 _INSTALL = "have it installed (the run goes on by itself then), or remove the field that is named"
 _PARTS = {

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from etude.cli.kubectl.acceptance import ACCEPTANCE
-from etude.cli.kubectl.explanation import (
+from etude.cli.kubectl.diagnose.acceptance import ACCEPTANCE
+from etude.cli.kubectl.diagnose.diagnosis import (
     CHECKPOINT_STAYS,
     ENVIRONMENT_LOST,
     ENVIRONMENTS_WAIT,

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from etude.cli.kubectl import pods
-from etude.cli.kubectl.advice import advice
-from etude.cli.kubectl.pods import Finding
-from etude.cli.kubectl.seen import Manifest, Seen, pool_names
+from etude.cli.kubectl.diagnose import pods
+from etude.cli.kubectl.diagnose.advice import advice
+from etude.cli.kubectl.diagnose.observed import Manifest, Seen, pool_names
+from etude.cli.kubectl.diagnose.pods import Finding
 
 
 def pool_finding(seen: Seen) -> Finding | None:

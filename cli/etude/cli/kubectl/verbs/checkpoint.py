@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from etude.cli.kubectl.client import CHECKPOINTS, Kubectl
+from etude.cli.kubectl.diagnose.pods import condition
 from etude.cli.kubectl.ends import living
-from etude.cli.kubectl.pods import condition
-from etude.cli.kubectl.verbs import orders
+from etude.cli.kubectl.verbs import suspend
 from etude.cli.output import say
 from etude.common.api.meta import API_VERSION
 from etude.common.errors import Problem, UserError
@@ -96,7 +96,7 @@ def _look(
         return None, error.problem.what
     words = _words(found)
     if condition(found, "Ready").get("reason") == "WaitingForRun":
-        words = f"{words}; {orders.look(kubectl, run, left_out).sentence}"
+        words = f"{words}; {suspend.look(kubectl, run, left_out).sentence}"
     return found, words
 
 

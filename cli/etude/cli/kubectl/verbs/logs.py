@@ -47,7 +47,7 @@ def stacks(
 ) -> None:
     """Print the stacks of every thread and asyncio task of a role; nothing is stopped."""
     from etude.cli.kubectl import logs as reading
-    from etude.cli.kubectl.stacks import stacks_of
+    from etude.cli.kubectl.logs import stacks_of
 
     found = reading.chosen(reading.run_pods(context.obj, run), reading.Wanted(role=role))
     for pod in found:

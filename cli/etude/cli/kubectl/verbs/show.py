@@ -36,9 +36,9 @@ Format = Annotated[Output, typer.Option("--output", "-o", help="For people, or f
 
 def status(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
     """Show a run on one screen: progress, roles, environments, bad conditions, and the cause."""
-    from etude.cli.kubectl.asking import gather
-    from etude.cli.kubectl.status_screen import screen
-    from etude.cli.kubectl.why import explain, now
+    from etude.cli.kubectl.diagnose.observed import gather
+    from etude.cli.kubectl.diagnose.why import explain, now
+    from etude.cli.kubectl.views.status import screen
 
     seen = gather(context.obj, run)
     explanation = explain(seen, now())
@@ -52,8 +52,8 @@ def status(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -
 
 def why(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
     """Say why a run does not progress: the first cause, its evidence, and a fix."""
-    from etude.cli.kubectl.asking import gather
-    from etude.cli.kubectl.why import explain, now
+    from etude.cli.kubectl.diagnose.observed import gather
+    from etude.cli.kubectl.diagnose.why import explain, now
 
     explanation = explain(gather(context.obj, run), now())
     if output is Output.JSON:
@@ -70,8 +70,8 @@ def watch(
     interval: Annotated[float, typer.Option(min=0.5, help="Seconds between looks.")] = 2.0,
 ) -> None:
     """Watch a run until it ends; Ctrl-C ends the watching, not the run."""
-    from etude.cli.kubectl.cluster_view import ClusterViewer
-    from etude.cli.showing import show
+    from etude.cli.kubectl.views.live import ClusterViewer
+    from etude.cli.live_view import show
 
     viewer = ClusterViewer(context.obj, run, interval)
     viewer.view()  # a run that does not exist is an error, and no empty picture
@@ -88,8 +88,8 @@ def top(
     output: Format = Output.TABLE,
 ) -> None:
     """Show all runs side by side: GPUs, pods that are ready, leases, steps per hour."""
-    from etude.cli.kubectl.asking import gather_all
-    from etude.cli.kubectl.top_table import line_of, ordered, table_of
+    from etude.cli.kubectl.diagnose.observed import gather_all
+    from etude.cli.kubectl.views.top import line_of, ordered, table_of
 
     found = gather_all(context.obj, ["--all-namespaces"] if everywhere else [])
     lines = ordered(map(line_of, found), sort)
@@ -115,7 +115,7 @@ def checkpoint(
 ) -> None:
     """List the checkpoints of a run, the newest first; a resume starts at the newest Ready one."""
     if now:
-        from etude.cli.kubectl.verbs.saving import save
+        from etude.cli.kubectl.verbs.checkpoint import save
 
         made = save(context.obj, run, wait=wait, limit_s=timeout)
         if output is Output.JSON:
@@ -124,8 +124,8 @@ def checkpoint(
     if wait:
         fix = "add --now, or leave out --wait"
         raise UserError(Problem("Usage", "a list is not waited for", "--wait without --now", fix))
-    from etude.cli.kubectl.asking import gather
-    from etude.cli.kubectl.top_table import checkpoints_table
+    from etude.cli.kubectl.diagnose.observed import gather
+    from etude.cli.kubectl.views.top import checkpoints_table
 
     found = gather(context.obj, run).checkpoints
     if output is Output.JSON:

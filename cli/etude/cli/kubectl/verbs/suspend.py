@@ -13,7 +13,7 @@ from etude.cli.output import Exit, say
 from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from etude.cli.kubectl.seen import Seen
+    from etude.cli.kubectl.diagnose.observed import Seen
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the RLRun.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Return once it is so.")]
@@ -155,9 +155,9 @@ def look(kubectl: Kubectl, run: str, left_out: set[str]) -> Look:
     Raises:
         UserError: there is no such run, or access is denied.
     """
-    from etude.cli.kubectl.asking import gather
-    from etude.cli.kubectl.explanation import State
-    from etude.cli.kubectl.why import explain, now
+    from etude.cli.kubectl.diagnose.diagnosis import State
+    from etude.cli.kubectl.diagnose.observed import gather
+    from etude.cli.kubectl.diagnose.why import explain, now
 
     try:
         seen = gather(kubectl, run, left_out)

@@ -6,16 +6,22 @@ from datetime import datetime
 
 from typing_extensions import override
 
-from etude.cli.kubectl.asking import gather
+from etude.cli.folder_view import Row, view_of
 from etude.cli.kubectl.client import Kubectl
-from etude.cli.kubectl.explanation import Explanation, State
-from etude.cli.kubectl.pods import about, containers, is_leaving, is_ready, labels, name, when
-from etude.cli.kubectl.seen import ROLE, Manifest, Seen
-from etude.cli.kubectl.spans import parsed
-from etude.cli.kubectl.why import explain, now
-from etude.cli.live import View
-from etude.cli.showing import Viewing
-from etude.cli.views import Row, view_of
+from etude.cli.kubectl.diagnose.diagnosis import Explanation, State
+from etude.cli.kubectl.diagnose.observed import ROLE, Manifest, Seen, gather
+from etude.cli.kubectl.diagnose.pods import (
+    about,
+    containers,
+    is_leaving,
+    is_ready,
+    labels,
+    name,
+    when,
+)
+from etude.cli.kubectl.diagnose.why import explain, now
+from etude.cli.kubectl.durations import parsed
+from etude.cli.live_view import View, Viewing
 from etude.common.api.status import RLRunStatus
 from etude.common.errors import UserError
 from etude.common.local import LocalPod, LocalState

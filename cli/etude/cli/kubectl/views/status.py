@@ -7,10 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from etude.cli.kubectl.explanation import Explanation, State, in_short
-from etude.cli.kubectl.pods import is_ready, name
-from etude.cli.kubectl.seen import Seen
-from etude.cli.kubectl.spans import ago, parsed, span
+from etude.cli.kubectl.diagnose.diagnosis import Explanation, State, in_short
+from etude.cli.kubectl.diagnose.observed import Seen
+from etude.cli.kubectl.diagnose.pods import is_ready, name
+from etude.cli.kubectl.durations import ago, parsed, span
 from etude.common.api.meta import Condition
 from etude.common.api.status import RLRunStatus
 

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from pydantic.alias_generators import to_camel
 from rich.table import Table
 
-from etude.cli.kubectl.pace import pace
-from etude.cli.kubectl.pods import is_leaving, is_ready, name
-from etude.cli.kubectl.seen import Manifest, Seen, held
+from etude.cli.kubectl.diagnose.observed import Manifest, Seen, held, pace
+from etude.cli.kubectl.diagnose.pods import is_leaving, is_ready, name
 
 GPU = "nvidia.com/gpu"
 """GPU resource of a role without gpuResource."""
