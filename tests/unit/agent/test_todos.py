@@ -124,5 +124,5 @@ def test_merging_is_an_update_of_a_dictionary(first: dict[str, str], then: dict[
 
 
 def test_a_note_without_a_usable_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no name of a note"):
+    with pytest.raises(ValueError, match="not a valid name of a note"):
         FolderNotes(tmp_path).put("../x", b"")

@@ -1,1 +1,1 @@
-"""The agent harness: prompt layout, tool calls, tools, turn loop; the same in training and use."""
+"""Agent harness: prompt layout, tool calls, tools and turn loop, the same in training and use."""

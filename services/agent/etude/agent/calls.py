@@ -1,4 +1,4 @@
-"""Tool calls in a completion's text: found, read, written back.
+"""Tool calls in a completion's text: parsing and rendering.
 
     CALL = <tool_call><function=NAME>(<parameter=P>text</parameter>)*</function></tool_call>
 
@@ -24,22 +24,22 @@ _OPEN, _CLOSE, _FUNCTION_CLOSE = "<tool_call>", "</tool_call>", "</function>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One well-formed call. Whether such a tool exists is for the toolset to say."""
+    """One well-formed call; the toolset checks that its tool exists."""
 
     name: str
     arguments: Mapping[str, object]
     """Text for each argument when it came from a completion, any JSON value from the wire."""
     raw: str = field(default="", compare=False)
     start: int = field(default=0, compare=False)
-    """Where raw begins in the parsed text."""
+    """Position of raw in the parsed text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Malformed:
-    """Something that was meant as a call and is none."""
+    """An attempt at a call that does not parse."""
 
     reason: str
-    """For the policy: what is wrong, in a few words."""
+    """The error, in a few words for the policy."""
     raw: str = field(default="", compare=False)
     start: int = field(default=0, compare=False)
 
@@ -49,7 +49,7 @@ class Parsed(NamedTuple):
 
     calls: tuple[Call | Malformed, ...]
     message: str
-    """What stands outside of calls."""
+    """The text outside of calls."""
 
 
 def parse(text: str) -> Parsed:
@@ -75,7 +75,7 @@ def render(name: str, arguments: Mapping[str, str]) -> str:
 
 
 def from_json(name: str, arguments_json: str) -> Call | Malformed:
-    """A call as it travels on the wire: a tool's name and one JSON object."""
+    """Parse a call from the wire: a tool's name and one JSON object."""
     try:
         arguments = json.loads(arguments_json, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

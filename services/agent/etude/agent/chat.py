@@ -1,4 +1,4 @@
-"""The token layout of a transcript: text in, ids out, and never a sampled id re-tokenised.
+"""Chat format: the token layout of a transcript; sampled ids are never tokenised again.
 
     <|system|>S<|end|><|user|>I<|end|>(<|assistant|>A<|end|><|tool|>R+<|end|>)*<|assistant|>A<|end|>
     R = <tool_response>text</tool_response>
@@ -95,7 +95,7 @@ class ChatFormat:
 
     @classmethod
     def load(cls, model_folder: Path) -> Self:
-        """The format of a Hugging Face model folder.
+        """Load the format of a Hugging Face model folder.
 
         Raises:
             UserError: the folder has no tokenizer, or one without the layout's tokens.
@@ -129,7 +129,7 @@ class ChatFormat:
         ]
 
     def tool_turn(self, results: Sequence[str]) -> list[int]:
-        """What follows a completion that ended with <|end|>: results, and the next turn's start."""
+        """Tokens after a completion that ended with <|end|>: results, and the next turn's start."""
         return [*self._tool(results), self._ids["<|assistant|>"]]
 
     def completion(self, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a sampler answers, and whether it can be true."""
+"""Completions of a sampler, and checks of their consistency."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _LOGPROB_ROUNDING = 1e-3
 
 
 class FinishReason(IntEnum):
-    """Why sampling stopped; the numbers are those of the wire."""
+    """Reason for the end of sampling; the numbers are those of the wire."""
 
     STOP = 1
     """<|end|> was sampled."""
@@ -35,7 +35,7 @@ class Completion(NamedTuple):
 
 
 def nonsense(completion: Completion, *, max_tokens: int, vocab_size: int, end_id: int) -> str:
-    """What a sampler got wrong, naming the field; empty if nothing."""
+    """Find the first inconsistency of a completion, with its field; empty if there is none."""
     ids, logprobs = completion.token_ids, completion.logprobs
     if not 0 < len(ids) <= max_tokens:
         return f"token_ids: {len(ids)} tokens where 1 to {max_tokens} were asked for"

@@ -1,4 +1,4 @@
-"""Both partners of the turn loop without a network: prepared turns, and tools run in place."""
+"""In-process sampler and environment for the turn loop: scripted turns, local tools."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ INITIAL = VersionId(1, 0)
 
 @dataclass(slots=True)
 class LocalEnvironment(Environment):
-    """Runs the calls on a workspace of this process."""
+    """Runs calls on a workspace of this process."""
 
     tools: Toolset
     workspace: Workspace
@@ -33,7 +33,7 @@ class LocalEnvironment(Environment):
 
 @dataclass(slots=True)
 class ScriptedSampler(Sampler):
-    """Samples the prepared turns one after the other, each token with the same log-probability."""
+    """Samples scripted turns in order, each token with the same log-probability."""
 
     chat: ChatFormat
     turns: Iterator[str]

@@ -1,4 +1,4 @@
-"""Path patterns and text search in linear time, whatever pattern the policy writes.
+"""Path globs and text search in linear time for any pattern of the policy.
 
 The engine is RE2: no look-around, no back-references, and no pattern that takes exponential time.
 """
@@ -22,7 +22,7 @@ _MAX_CROSSING = 1000
 
 
 class PatternError(EtudeError, ValueError):
-    """A pattern does not parse; the text says why."""
+    """A pattern does not parse; the text has the reason."""
 
 
 class Matcher(Protocol):
@@ -35,12 +35,12 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrepQuery:
-    """What to look for, and where."""
+    """A text search: pattern, files and limits."""
 
     pattern: str
     is_literal: bool = False
     path: str = ""
-    """A file, or the folder under which to look."""
+    """A file, or the folder to search."""
     globs: tuple[str, ...] = ()
     """Only paths that match one of these; a glob without a slash is matched against names."""
     ignore_case: bool = False
@@ -62,7 +62,7 @@ class GrepLine(NamedTuple):
 
 
 class FileMatches(NamedTuple):
-    """What one file gave."""
+    """Matches of one file."""
 
     path: str
     lines: tuple[GrepLine, ...]
@@ -71,7 +71,7 @@ class FileMatches(NamedTuple):
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a segment of the path starts with a dot."""
+    """True if a segment of the path starts with a dot."""
     return path.startswith(".") or "/." in path
 
 
@@ -80,7 +80,7 @@ def glob_matcher(pattern: str) -> Matcher:
     """Matches whole paths: `*` and `?` within a segment, `**` over segments, `[…]`, `{a,b}`.
 
     Raises:
-        PatternError: the pattern is no glob.
+        PatternError: the pattern is not a glob.
     """
     segments = pattern.removeprefix("./").split("/")
     parts = [_segment(segment) for segment in segments]
@@ -95,7 +95,7 @@ def glob_matcher(pattern: str) -> Matcher:
 
 
 def names_hidden(pattern: str) -> bool:
-    """Whether a glob asks for names that start with a dot."""
+    """True if a glob names segments that start with a dot."""
     return is_hidden(pattern.removeprefix("./"))
 
 
@@ -103,7 +103,7 @@ def grep_matcher(query: GrepQuery) -> Matcher:
     """The query's pattern; `^` and `$` match at line ends.
 
     Raises:
-        PatternError: the pattern is no RE2 regular expression.
+        PatternError: the pattern is not an RE2 regular expression.
     """
     flags = "m" + "i" * query.ignore_case + "s" * query.multiline
     body = re.escape(query.pattern) if query.is_literal else query.pattern
@@ -114,19 +114,19 @@ def globbed(pattern: str, paths: Iterable[str]) -> list[str]:
     """The paths that match a glob, in their order.
 
     Raises:
-        PatternError: the pattern is no glob.
+        PatternError: the pattern is not a glob.
     """
     matcher, hidden = glob_matcher(pattern), names_hidden(pattern)
     return [p for p in paths if (hidden or not is_hidden(p)) and matcher.fullmatch(p.encode())]
 
 
 def wants_hidden(query: GrepQuery) -> bool:
-    """Whether a query asks for names that start with a dot, below where it starts."""
+    """True if a query's globs name segments that start with a dot."""
     return any(names_hidden(glob) for glob in query.globs)
 
 
 def is_searched(query: GrepQuery, start: str, path: str, size: int) -> bool:
-    """Whether a query that starts at this file or folder looks into a file of this size."""
+    """True if a query that starts at this file or folder searches a file of this size."""
     if size > MAX_SEARCHED_BYTES:
         return False
     if start and path != start and not path.startswith(start + "/"):
@@ -144,7 +144,7 @@ def file_matches(matcher: Matcher, query: GrepQuery, path: str, data: bytes) -> 
     """The lines of one file that match, without the limit; None for none and for binary files."""
     if b"\0" in data[:_SNIFFED_BYTES]:
         return None
-    # What a line holds, a block of lines holds too, unless the pattern asks for the text's ends.
+    # A match in a line is a match in its block, unless the pattern anchors at the text's ends.
     has_ends = "\\A" in query.pattern or "\\z" in query.pattern
     if not has_ends and not matcher.search(data):
         return None
@@ -175,7 +175,7 @@ def limited(found: Sequence[FileMatches], limit: int) -> list[FileMatches]:
 
 
 def _within(matcher: Matcher, lines: Sequence[bytes], *, block: int) -> list[int]:
-    """Matching lines; blocks without any match are passed over in one search."""
+    """Matching lines; blocks without a match are skipped by one search."""
     hits: list[int] = []
     for start in range(0, len(lines), block):
         some = lines[start : start + block]
@@ -187,7 +187,7 @@ def _within(matcher: Matcher, lines: Sequence[bytes], *, block: int) -> list[int
 def _crossing(matcher: Matcher, data: bytes) -> list[int]:
     hits: set[int] = set()
     line, at = 0, 0
-    # Each match may look at all that follows, so their number is bounded: a policy chooses both.
+    # Each match may scan all that follows, so their number is bounded: the policy chooses both.
     for match in itertools.islice(matcher.finditer(data), _MAX_CROSSING):
         line += data.count(b"\n", at, match.start())
         at = match.start()

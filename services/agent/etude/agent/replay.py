@@ -1,4 +1,4 @@
-"""What a rollout has called so far, and what of it brings a fresh environment to that state."""
+"""Call log of a rollout, and the calls to replay in a fresh environment after a failover."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _ONLY_READS = frozenset({Access.READ, Access.TREE})
 
 
 class DivergedError(EtudeError):
-    """A call that was run again had another result: the state is not what it was."""
+    """A replayed call had another result: the environment's state differs."""
 
     code = grpc.StatusCode.ABORTED
     reason = "ReplayDiverged"
@@ -29,26 +29,26 @@ class Logged(NamedTuple):
     call: ToolCall
     outcome: ToolOutcome
     is_repeated: bool
-    """Whether it may have changed something, so that a fresh environment needs it again."""
+    """True if it may have changed something, so that a fresh environment needs it again."""
 
 
 @dataclass(slots=True)
 class CallLog:
-    """The calls of one environment in the order of their turns, with their results."""
+    """Calls of one environment in the order of their turns, with their results."""
 
     tools: Mapping[str, type[Tool]]
-    """What is called by which name."""
+    """Tools by name."""
     _turns: list[Sequence[Logged]] = field(default_factory=list)
     _by_id: dict[str, Logged] = field(default_factory=dict)
     _num_bytes: int = 0
 
     @property
     def is_whole(self) -> bool:
-        """Whether an environment can be made again from it."""
+        """True while the log is complete, so that an environment can be rebuilt from it."""
         return self._num_bytes <= MAX_LOG_BYTES
 
     def answered(self, calls: Sequence[ToolCall]) -> dict[str, ToolOutcome]:
-        """Results by id of those calls that have one.
+        """Stored results of those calls that have one, by id.
 
         Raises:
             ReusedIdError: an id was another call before.
@@ -57,7 +57,7 @@ class CallLog:
         return {call_id: logged.outcome for call_id, logged in known.items()}
 
     def add(self, calls: Sequence[ToolCall], outcomes: Sequence[ToolOutcome]) -> None:
-        """Note a turn that was answered."""
+        """Record an answered turn."""
         turn = [
             Logged(call, outcome, self._is_repeated(call, outcome))
             for call, outcome in zip(calls, outcomes, strict=True)
@@ -67,7 +67,7 @@ class CallLog:
         self._num_bytes += sum(map(_size, turn))
 
     def repeated(self) -> Sequence[Sequence[Logged]]:
-        """What a fresh environment needs again, turn by turn; the rest is answered from here."""
+        """Calls to replay in a fresh environment, turn by turn; other results come from the log."""
         again = ([each for each in turn if each.is_repeated] for turn in self._turns)
         return [turn for turn in again if turn]
 
@@ -78,7 +78,7 @@ class CallLog:
         return logged is not None
 
     def _is_repeated(self, call: ToolCall, outcome: ToolOutcome) -> bool:
-        """Whether a call may have changed something; one of a tool that nobody knows may have."""
+        """True if a call may have changed something, as a call of an unknown tool may."""
         if outcome.kind is ErrorKind.INVALID:
             return False  # it was refused before it ran
         tool = self.tools.get(call.name)
@@ -86,22 +86,22 @@ class CallLog:
 
 
 def check(turn: Sequence[Logged], outcomes: Sequence[ToolOutcome]) -> None:
-    """See that calls which were run again did what they did before.
+    """Check that replayed calls had their earlier results.
 
     Raises:
-        DivergedError: one did not.
+        DivergedError: one had another result.
     """
     for logged, outcome in zip(turn, outcomes, strict=True):
         before, call = logged.outcome, logged.call
         if (before.content, before.kind) != (outcome.content, outcome.kind):
             raise DivergedError(
-                f"call {call.call_id} ({call.name}) was run again and had another result:"
+                f"replayed call {call.call_id} ({call.name}) had another result:"
                 f" {_excerpt(before.content, outcome.content)}"
             )
 
 
 def _excerpt(before: str, now: str) -> str:
-    """Where two results begin to differ."""
+    """Excerpts of two results from their first difference."""
     same = next(
         (place for place, (a, b) in enumerate(zip(before, now, strict=False)) if a != b),
         min(len(before), len(now)),

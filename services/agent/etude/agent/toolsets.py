@@ -1,4 +1,4 @@
-"""Toolsets: which tools a policy has, how it is told, and how the calls of one turn run."""
+"""Toolsets: a policy's tools, their description in its prompt, and the calls of one turn."""
 
 import asyncio
 import functools
@@ -39,29 +39,29 @@ Tools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLimits:
-    """What one turn may ask for."""
+    """Limits of one turn."""
 
     max_calls: int
-    """Calls beyond it are answered with an error and not run."""
+    """Calls beyond it get an error and are not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolset:
-    """Tools by name, and how the policy is told about them."""
+    """Tools by name, and their description for the policy."""
 
     name: ToolsetName
     system_prompt: str
     tools: Mapping[str, type[Tool]]
     limits: ToolLimits
     bad_call: str = ""
-    """Fixed answer to every call that cannot run; unset: the answer says why."""
+    """Fixed answer to every call that cannot run; unset: the answer has the reason."""
 
     def refusal(self, why: str) -> ToolOutcome:
-        """What the policy reads in place of a call's result when the call cannot run."""
+        """Outcome for the policy of a call that cannot run."""
         return ToolOutcome(content=self.bad_call or f"Error: {why}", kind=ErrorKind.INVALID)
 
     def bind(self, call: Call | Malformed) -> Tool | ToolOutcome:
-        """The call with its arguments checked, or what to answer instead of running it."""
+        """Check a call's arguments: the bound tool, or the refusal to answer with."""
         if isinstance(call, Malformed):
             return self.refusal(f"malformed call: {call.reason}")
         tool = self.tools.get(call.name)
@@ -158,7 +158,7 @@ def schema(name: str, tool: type[Tool]) -> dict[str, object]:
 
 
 def _inlined(value: object, parts: Mapping[str, object]) -> object:
-    """A schema without titles, and with its parts where they are used: what is told is short."""
+    """A schema without titles and with its parts inlined, to keep the prompt short."""
     if isinstance(value, list):
         return [_inlined(each, parts) for each in value]
     if not isinstance(value, dict):
@@ -177,10 +177,10 @@ def _inlined(value: object, parts: Mapping[str, object]) -> object:
 async def run_calls(
     tools: Toolset, workspace: Workspace, calls: Sequence[Call | Malformed]
 ) -> list[ToolOutcome]:
-    """Run the calls of one turn; results come in call order, and one failure stops nothing.
+    """Run the calls of one turn; results come in call order, and a failed call stops no other.
 
     The results are those of running the calls one after the other. Calls that cannot see each
-    other's effects run at the same time: reads beside reads, changes of different files.
+    other's effects run concurrently: reads with reads, changes of different files.
 
     Raises:
         WorkspaceLostError: the platform failed, and there are no results.
@@ -202,7 +202,7 @@ async def run_calls(
 
 class _Step(NamedTuple):
     position: int
-    """In the turn."""
+    """Index in the turn."""
     tool: Tool
     target: str
 
@@ -215,7 +215,7 @@ def _target(tool: Tool) -> str:
 
 
 def _conflict(one: _Step, other: _Step) -> bool:
-    """Whether the order of the two can be seen in a result."""
+    """True if the order of the two can change a result."""
     pair = {one.tool.access, other.tool.access}
     if pair & {Access.ALL, Access.END}:
         return True
@@ -256,7 +256,7 @@ async def _answer(tool: Tool, workspace: Workspace) -> ToolOutcome:
 
 
 def _wrong(error: ValidationError, tool: type[Tool]) -> str:
-    """The first thing that is wrong with the arguments, in the policy's words."""
+    """The first error of the arguments, worded for the policy."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if not first["loc"]:
         return first["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""What a rollout leaves behind: exact tokens, who wrote them, what was called, how it ended."""
+"""Trajectory of a rollout: exact tokens, their authorship, tool calls, costs and ending."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from typing import NamedTuple
 from etude.common.weights import VersionId
 
 MAX_RESULT_BYTES = 4096
-"""How much of a result a call record keeps."""
+"""Bytes of a result that a call record keeps."""
 
 
 class Ending(IntEnum):
-    """Why the policy's work ended; the numbers are those of the wire. Faults have no trajectory."""
+    """Reason for a rollout's end; the numbers are those of the wire. Faults have none."""
 
     STOPPED = 1
     """The policy ended its work."""
@@ -22,7 +22,7 @@ class Ending(IntEnum):
 
 
 class Span(NamedTuple):
-    """Which weights sampled the tokens [start, end)."""
+    """Tokens [start, end) and the weights that sampled them."""
 
     start: int
     end: int
@@ -64,7 +64,7 @@ class CallRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Costs:
-    """What the rollout spent so far; the three token counts make up its transcript."""
+    """Costs of the rollout so far; the three token counts add up to its transcript."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -78,13 +78,13 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One finished rollout, whatever ended it."""
+    """One finished rollout."""
 
     links: tuple[Link, ...]
     costs: Costs
     ending: Ending
     final_message: str = ""
-    """The last completion's text, or what finish said."""
+    """The last completion's text, or the message of finish."""
     calls: tuple[CallRecord, ...] = ()
 
     @property
@@ -100,7 +100,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class LinkDraft:
-    """A link while it grows."""
+    """A link under construction."""
 
     token_ids: list[int]
     loss_mask: bytearray
@@ -109,7 +109,7 @@ class LinkDraft:
 
     @classmethod
     def opened_with(cls, prompt: Sequence[int]) -> "LinkDraft":
-        """A link that starts with what the harness wrote."""
+        """A link that starts with the harness's prompt."""
         draft = cls([], bytearray(), [], [])
         draft.read(prompt)
         return draft
@@ -132,7 +132,7 @@ class LinkDraft:
             self.spans.append(span._replace(start=span.start + offset, end=span.end + offset))
 
     def closed(self) -> Link:
-        """The link as it stands."""
+        """The finished link."""
         return Link(
             token_ids=self.token_ids,
             loss_mask=bytes(self.loss_mask),

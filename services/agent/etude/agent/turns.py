@@ -1,6 +1,6 @@
-"""The turn loop: sample, parse, run the calls, append the results, until something ends it.
+"""Turn loop: sample, parse, run the calls, append the results, until the rollout ends.
 
-The policy's tokens go into the link as they were sampled; only tool output is ever tokenised. The
+The policy's tokens go into the link as they were sampled; only tool output is tokenised. The
 next prompt is the link itself, so a prompt is always the exact prefix of what was sampled on.
 """
 
@@ -36,7 +36,7 @@ _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class ToolCall(NamedTuple):
-    """One call on its way to an environment."""
+    """One call to an environment."""
 
     call_id: str
     """Unique in the rollout; a repeated id gets the stored result."""
@@ -73,7 +73,7 @@ class PlatformFaultError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Where a rollout ends if the policy does not end it."""
+    """Limits that end a rollout if the policy does not."""
 
     max_turns: int
     max_turn_tokens: int
@@ -85,7 +85,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutTask:
-    """What the policy is asked, and how it is sampled."""
+    """Instruction and sampling parameters of a rollout."""
 
     instruction: str
     temperature: float = 1.0
@@ -96,10 +96,10 @@ class RolloutTask:
 def first_prompt(
     chat: ChatFormat, tools: Toolset, instruction: str, *, max_tokens: int
 ) -> Sequence[int]:
-    """What a rollout starts from.
+    """Tokens of a rollout's first prompt.
 
     Raises:
-        UserError: it leaves no room for a completion.
+        UserError: the prompt leaves no room for a completion.
     """
     opening = chat.opening(tools.system_prompt, instruction)
     if len(opening) >= max_tokens:
@@ -123,13 +123,13 @@ async def run_rollout(
     limits: Limits,
     task: RolloutTask,
 ) -> Trajectory:
-    """One rollout from the first prompt to its end.
+    """Run one rollout from the first prompt to its end.
 
-    A turn that reaches its limit of tokens ends the rollout and runs nothing: what it meant to call
-    is unknown. A limit on turns ends it after the calls of the last one were run.
+    A turn that reaches its limit of tokens ends the rollout and runs nothing: its calls are
+    incomplete. A limit on turns ends it after the calls of the last one were run.
 
     Raises:
-        PlatformFaultError: the sampler or the environment failed, or answered nonsense.
+        PlatformFaultError: the sampler or the environment failed, or answered inconsistently.
         UserError: the first prompt leaves no room for a completion.
     """
     opening = first_prompt(chat, tools, task.instruction, max_tokens=limits.max_tokens)
@@ -152,7 +152,7 @@ async def run_rollout(
 
 @dataclass(slots=True)
 class _Rollout:
-    """A rollout on its way."""
+    """A running rollout."""
 
     sampler: Sampler
     environment: Environment
@@ -173,7 +173,7 @@ class _Rollout:
         return Ending.TURN_LIMIT
 
     async def _turn(self, turn: int) -> Ending | None:
-        """One completion and the calls in it; the ending, if this was the last turn."""
+        """Run one turn: a completion and its calls; returns the ending of the last turn."""
         completion = await self._sample(turn)
         ids = completion.token_ids
         self.costs.turns += 1
@@ -196,7 +196,7 @@ class _Rollout:
         return self._continue(turn, outcomes)
 
     def _continue(self, turn: int, outcomes: Sequence[ToolOutcome]) -> Ending | None:
-        """Give the policy its results, unless no turn or no room is left."""
+        """Append the results, unless no turn or no room is left."""
         if turn + 1 >= self.limits.max_turns:
             return Ending.TURN_LIMIT
         results = self.chat.tool_turn([outcome.content for outcome in outcomes])
@@ -235,7 +235,7 @@ class _Rollout:
     async def _run(
         self, turn: int, calls: Sequence[Call | Malformed], bound: Sequence[Tool | ToolOutcome]
     ) -> list[ToolOutcome]:
-        """Results of all calls; only those that can run travel to the environment."""
+        """Results of all calls; only those that can run are sent to the environment."""
         sent = [
             ToolCall(f"{turn}.{index}", call.name, _dumped(call.arguments))
             for index, (call, tool) in enumerate(zip(calls, bound, strict=True))
@@ -287,7 +287,7 @@ def _finish(bound: Sequence[Tool | ToolOutcome]) -> Finish | None:
 
 
 def _turn_seed(seed: int | None, turn: int) -> int | None:
-    # Another seed for each turn: with one seed the turns of a rollout draw the same numbers.
+    # A seed per turn: with one seed all turns of a rollout would draw the same numbers.
     return None if seed is None else (seed * 1_000_003 + turn) % 2**63
 
 
@@ -296,7 +296,7 @@ def _dumped(arguments: Mapping[str, object]) -> str:
 
 
 def _start(content: str) -> str:
-    """What a call record keeps of a result."""
+    """Beginning of a result, for its call record."""
     if 4 * len(content) <= MAX_RESULT_BYTES:
         return content
     return content[:MAX_RESULT_BYTES].encode()[:MAX_RESULT_BYTES].decode("utf-8", "ignore")

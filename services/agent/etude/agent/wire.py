@@ -1,4 +1,4 @@
-"""The harness's values as messages, for both ends of an environment and for the journal."""
+"""Translation between the harness's values and protobuf messages."""
 
 from typing import cast
 
@@ -9,14 +9,14 @@ from etude.v1 import environments_pb2, rollout_pb2, weights_pb2
 
 
 def to_call_message(call: ToolCall) -> environments_pb2.ToolCall:
-    """A call for the environment."""
+    """A call as a message to the environment."""
     return environments_pb2.ToolCall(
         call_id=call.call_id, name=call.name, arguments_json=call.arguments_json
     )
 
 
 def to_result_message(call_id: str, outcome: ToolOutcome) -> environments_pb2.ToolResult:
-    """A result on its way back."""
+    """A result as a message from the environment."""
     return environments_pb2.ToolResult(
         call_id=call_id,
         content=outcome.content.encode("utf-8", "replace"),
@@ -29,7 +29,7 @@ def to_result_message(call_id: str, outcome: ToolOutcome) -> environments_pb2.To
 
 
 def from_result_message(message: environments_pb2.ToolResult) -> ToolOutcome:
-    """A result as the turn loop takes it."""
+    """A result from its message."""
     return ToolOutcome(
         content=message.content.decode("utf-8", "replace"),
         kind=ErrorKind(message.error),
@@ -40,7 +40,7 @@ def from_result_message(message: environments_pb2.ToolResult) -> ToolOutcome:
 
 
 def to_rollout_message(trajectory: Trajectory) -> rollout_pb2.Rollout:
-    """A finished rollout; its ids, its diff and its trace are for the caller to add."""
+    """A finished rollout as a message; the caller adds its ids, its diff and its trace."""
     costs = trajectory.costs
     message = rollout_pb2.Rollout(
         links=[_link_message(link) for link in trajectory.links],

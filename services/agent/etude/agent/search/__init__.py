@@ -1,1 +1,1 @@
-"""Search in code by question: files in chunks, words and meaning, one order from both."""
+"""Code search by question: files in chunks, ranked by words (BM25) and by vectors."""

@@ -1,4 +1,4 @@
-"""Embedders by the id that a policy was trained with: that one, or none."""
+"""Registry of embedders by id; a policy gets the embedder that it was trained with."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ _TRAINED = re.compile(r"trained-[0-9a-f]{16}")
 
 
 class SearchBackendError(UserError):
-    """The vectors that a policy was trained with cannot be had here; no others will do."""
+    """The embedder that a policy was trained with is not available here."""
 
     def __init__(self, name: str, what: str, fix: str) -> None:
         where = f"search backend {name[:80]}"
@@ -23,21 +23,21 @@ class SearchBackendError(UserError):
 
 
 def file_of(name: str, folder: Path) -> Path:
-    """Where a trained table of this id lies."""
+    """Path of the trained table with this id."""
     return folder / f"{name}.npz"
 
 
 def backend(name: str, folder: Path) -> Embedder:
-    """The embedder of this id.
+    """Load the embedder with this id.
 
     Args:
         name: an id.
-        folder: where trained tables lie.
+        folder: of trained tables.
 
     Raises:
-        SearchBackendError: there is no such one here, or the file has another's content.
+        SearchBackendError: it is not here, or the file has the content of another.
         UserError: the sentence model is not installed.
-        CorruptError: the file holds no table.
+        CorruptError: the file is not a table.
     """
     if name == HASHED:
         return HashedNull()

@@ -1,4 +1,4 @@
-"""The index of a set of files, and how its vectors were made."""
+"""Base index: the index of a set of files, with its embedder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from etude.agent.search.vectors import Embedder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What workspaces that differ in some files share."""
+    """Index that workspaces with few changed files share."""
 
     embedder: Embedder
     index: Index
@@ -21,7 +21,7 @@ class Base:
 
 
 def base(files: Mapping[str, bytes], embedder: Embedder | None) -> Base:
-    """The index of some files, now; without an embedder, by the one that is always there.
+    """Build the index of some files; by default with the hashed embedder.
 
     Raises:
         UnavailableError: there is no parser on this machine.

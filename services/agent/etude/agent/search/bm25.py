@@ -21,7 +21,7 @@ K1, B = 1.5, 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postings:
-    """Where each word stands: word `i` in the documents from bounds[i] to bounds[i + 1]."""
+    """Inverted index: word `i` is in the documents from bounds[i] to bounds[i + 1]."""
 
     ids: dict[str, int]
     bounds: NDArray[np.int64]
@@ -32,7 +32,7 @@ class Postings:
 
     @property
     def mean_length(self) -> float:
-        """Words of a document."""
+        """Mean number of words of a document."""
         return int(self.lengths.sum()) / len(self.lengths) if self.lengths.any() else 1.0
 
     def idf(self, word: str) -> float:
@@ -43,7 +43,7 @@ class Postings:
 
 
 def postings(documents: Iterable[Counter[str]]) -> Postings:
-    """Of documents, given as counts of words."""
+    """Build the inverted index of documents, given as counts of words."""
     ids: dict[str, int] = {}
     flat, counts, sizes, lengths = array("i"), array("i"), array("i"), array("q")
     for document in documents:
@@ -70,11 +70,11 @@ def scores(found: Postings, query: Iterable[str], known: Postings) -> NDArray[np
     Args:
         found: the documents.
         query: words.
-        known: the documents that weights of words and the mean length are taken from.
+        known: the documents that give the weights of words and the mean length.
     """
     totals = np.zeros(len(found.lengths))
     norms = K1 * (1 - B + B * found.lengths / known.mean_length)
-    # Floating-point sums depend on their order, so it is the words' and not the question's.
+    # Floating-point sums depend on their order, so it is that of the words, not of the question.
     for word in sorted(set(query)):
         at = found.ids.get(word)
         if at is None:

@@ -1,8 +1,8 @@
-"""Files cut into chunks, parsed by a worker that may die of them.
+"""Chunks of files, cut by a parser in a jailed worker process.
 
-Covered: the worker is in the linter's jail (`etude.agent.tools.jail`) with limits of its own on
-memory and time, gets no environment and no paths, and whatever it answers is checked; a file that
-ends it is cut into windows instead.
+Covered: the worker is in the linter's jail (`etude.agent.jail`) with limits of its own on memory
+and time, gets no environment and no paths, and its answers are checked; a file that crashes it is
+cut into windows instead.
 """
 
 import subprocess
@@ -17,18 +17,18 @@ from etude.common.errors import UnavailableError
 
 MAX_FILE_BYTES = 512 << 10
 MAX_PARSED_BYTES = 128 << 10
-"""Larger files are cut into windows; what is no code at all takes the parser a second by then."""
+"""Larger files are cut into windows; text that is not code takes a second at this size."""
 MAX_PLAIN_BYTES = 128 << 10
-"""Of files without a grammar: above it they are data."""
+"""Limit of files without a grammar: larger ones are data."""
 _MIN_LINE_BYTES, _MAX_LINE_BYTES = 8, 400
-"""Mean length; beyond it a file was written by a program."""
+"""Bounds of a file's mean line; outside of them it was written by a program."""
 _SMALL_BYTES = 4096
 _SNIFFED_BYTES = 8192
 _BATCH_BYTES = 4 << 20
 _TIMEOUT_S = 120.0
-"""Of one batch. The worker's budget ends a file long before; this is for one that found a way."""
+"""Limit of one batch; the worker's own budget normally ends a file long before."""
 _MAX_DEATHS = 8
-"""Of workers in one batch; the files after that are cut into windows."""
+"""Crashed workers in one batch; the files after that are cut into windows."""
 _COMMAND = ("-I", "-m", "etude.agent.search.worker")
 
 
@@ -53,7 +53,7 @@ class _Request(NamedTuple):
 
 
 def is_searched(path: str, data: bytes) -> bool:
-    """Whether a file is one that people write and read."""
+    """True if a file looks like text that people write and read."""
     if not data or is_hidden(path) or b"\0" in data[:_SNIFFED_BYTES]:
         return False
     limit = MAX_FILE_BYTES if grammar_of(path) else MAX_PLAIN_BYTES
@@ -75,7 +75,7 @@ def pieces(files: Mapping[str, bytes]) -> Iterator[Piece]:
 
 
 def cut(requests: Iterable[_Request]) -> Iterator[list[Span] | None]:
-    """Spans for each request in order; None where the parser gives none.
+    """Line ranges for each request in order; None if the parser gives none.
 
     Raises:
         UnavailableError: there is no parser on this machine.
@@ -99,7 +99,7 @@ def _answers(batch: Sequence[_Request]) -> Iterator[list[Span] | None]:
             yield _spans(row, request.data)
         done += len(rows)
         if done < len(batch):
-            yield None  # the one that the worker died of
+            yield None  # the file that crashed the worker
             done += 1
             deaths += 1
     yield from (None for _ in batch[done:])
@@ -126,14 +126,14 @@ def _run(batch: Sequence[_Request]) -> list[bytes]:
     except subprocess.TimeoutExpired as error:
         output, errors = error.stdout or b"", b""
     if not output.startswith(READY):
-        why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2] or "it says nothing"
+        why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2] or "it printed nothing"
         raise UnavailableError(f"no parser runs here ({why}): pip install 'etude[envserver]'")
     rows = output.removeprefix(READY)
     return rows.split(b"\n")[: rows.count(b"\n")][: len(batch)]
 
 
 def _spans(row: bytes, data: bytes) -> list[Span] | None:
-    """An answer that was checked: spans in order, inside of the file, together all of it."""
+    """Check an answer: line ranges in order that cover the file; None if they do not."""
     num_lines = _num_lines(data)
     try:
         found = [Span(*map(int, part.split(b":"))) for part in row.split()]

@@ -1,4 +1,4 @@
-"""The code of one workspace, searched as it is now."""
+"""Code search over the present files of one workspace."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 MAX_FILES = 20_000
 MAX_BYTES = 64 << 20
-"""Of a workspace that is its own template."""
+"""Limits of a workspace that has no template to share with."""
 MAX_CHANGED_FILES = 2_000
 MAX_CHANGED_BYTES = 4 << 20
-"""Of what differs from the template, the first files by path: a policy chooses how much it makes,
-and each workspace keeps its own."""
+"""Limits of files that differ from the template, first by path: a policy chooses their number, and
+each workspace keeps its own."""
 
 Read = Callable[[str], Awaitable[bytes | None]]
-"""Content of a file, or nothing where it cannot be read."""
+"""Reads a file; None if it cannot be read."""
 
 
 class Files(NamedTuple):
-    """A workspace, as far as search needs to see it."""
+    """The files of a workspace, for search."""
 
     digests: Mapping[str, bytes]
     """SHA-256 of every file that is not hidden."""
@@ -33,23 +33,23 @@ class Files(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What answers a question."""
+    """Chunks that answer a question."""
 
     chunks: list[Chunk]
     """Best first."""
     backend: str
-    """Where the vectors came from."""
+    """Id of the embedder."""
     num_skipped: int
-    """Changed files that were not searched, as there are too many."""
+    """Changed files beyond the limit, which were not searched."""
 
 
 @dataclass(slots=True)
 class Codebase:
-    """The index that a workspace began with, and what was changed since."""
+    """The shared index of a workspace's template, and the changes since."""
 
     shared: SharedIndex = field(default_factory=SharedIndex)
-    """Of the template. A workspace that has little in common with it, as its files came with an
-    image or there is no template, differs from its own files at the first search instead."""
+    """Index of the template. A workspace that has little in common with it, because its files came
+    with an image or there is no template, gets an index of its own at the first search."""
     _overlay: "Overlay | None" = None
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -1,18 +1,18 @@
-"""What a file held when it was read, and how contents and vectors are named. Loads no numpy."""
+"""File contents and their digests, and the id of the hashed embedder. Loads no numpy."""
 
 import hashlib
 from typing import NamedTuple
 
 HASHED = "hashed-1"
-"""The vectors that are always there."""
+"""Id of the embedder that needs no model."""
 
 
 class Content(NamedTuple):
-    """A file as it was when it was read."""
+    """A file's content when it was read."""
 
     digest: bytes
     data: bytes
-    """Empty where the file is too large to be searched."""
+    """Empty if the file is too large to be searched."""
 
 
 def digest(data: bytes) -> bytes:

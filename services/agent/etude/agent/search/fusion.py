@@ -1,4 +1,4 @@
-"""One order from two: reciprocal rank fusion.
+"""Reciprocal rank fusion of several orders into one.
 
     fused(d) = Σ_r 1 / (60 + rank_r(d))
 
@@ -28,7 +28,7 @@ def order(scores: Scores, places: Places) -> Places:
 
 
 def fused(orders: Sequence[Places], places: Places, limit: int) -> Places:
-    """The first of all documents that any order has, best first; equal ones by their place."""
+    """The best documents of all orders, best first; equal ones by their place."""
     totals = np.zeros(len(places))
     for each in orders:
         totals[each] += 1 / (K + np.arange(1, len(each) + 1))

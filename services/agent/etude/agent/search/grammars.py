@@ -1,13 +1,13 @@
-"""Which files are parsed, and by which grammar."""
+"""Grammars of the files that are parsed, by their endings."""
 
 from typing import NamedTuple
 
 READY = b"ready\n"
-"""What the worker says first: the grammars are there, and the jail is closed."""
+"""First line of the worker: the grammars are loaded, and the jail is closed."""
 
 
 class Grammar(NamedTuple):
-    """Where a tree-sitter grammar comes from."""
+    """Module and function of a tree-sitter grammar."""
 
     module: str
     function: str = "language"

@@ -1,7 +1,7 @@
-"""Vectors without a model: each word has a fixed random direction, a text the mean of its words'.
+"""Hashed embedder without a model: each word has a fixed random direction, a text their mean.
 
-Long words weigh more, as they are rarer in all code. It knows no meaning, only which words texts
-share, and is the null hypothesis of every model.
+Long words weigh more, as they are rarer in all code. It sees only the words that texts share, and
+is the null hypothesis of every model.
 """
 
 import functools
@@ -21,11 +21,11 @@ COMPONENTS = 256
 _ROWS = 1 << 16
 _MAX_LETTERS = 8
 _DICE = 4
-"""Bytes whose sum is one component: bell-shaped, and whole."""
+"""Bytes whose sum is one component: bell-shaped, and integer."""
 
 
 class HashedNull(Embedder):
-    """The backend that is always there."""
+    """The embedder that needs no model."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ class HashedNull(Embedder):
     @property
     @override
     def floor(self) -> float:
-        return 0.4  # lower ones come from words that all code shares
+        return 0.4  # lower cosines come from words that all code shares
 
     @override
     def embed(self, passages: Sequence[Passage]) -> Bytes:

@@ -1,4 +1,4 @@
-"""The chunks of some files, ready to be searched; never changed once built."""
+"""Index of the chunks of some files; immutable."""
 
 import itertools
 from collections import Counter
@@ -16,12 +16,12 @@ from etude.agent.search.tokens import Passage, passage
 from etude.agent.search.vectors import Bytes, Embedder, cosines
 
 MAX_CHUNKS = 200_000
-"""Of an index; those of the last files by path are left out."""
+"""Limit of an index; chunks of the last files by path are left out."""
 _EMBEDDED_AT_ONCE = 256
 
 
 class Entry(NamedTuple):
-    """One chunk with what it is found by."""
+    """One chunk with its word counts and its vector."""
 
     chunk: Chunk
     counts: Counter[str]
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """How well each chunk answers a question."""
+    """Scores of each chunk for a question."""
 
     words: NDArray[np.float64]
     meaning: NDArray[np.float64]
@@ -44,7 +44,7 @@ class Index:
     vectors: Bytes
 
     def matches(self, question: Passage, embedder: Embedder, known: Postings) -> Matches:
-        """Of every chunk, in their order."""
+        """Scores of every chunk, in their order."""
         words = bm25.scores(self.postings, question.counts, known)
         meaning = cosines(self.vectors, embedder.embed_query(question))
         return Matches(words, np.where(meaning > embedder.floor, meaning, 0.0))
@@ -70,7 +70,7 @@ def entries(files: Mapping[str, bytes], embedder: Embedder) -> Iterator[Entry]:
 
 
 def build(found: Iterable[Entry], num_components: int) -> Index:
-    """An index of chunks that are in order."""
+    """Build an index of chunks that are in order."""
     held: list[Chunk] = []
     vectors = bytearray()
 
@@ -88,5 +88,5 @@ def build(found: Iterable[Entry], num_components: int) -> Index:
 
 
 def _passage(piece: Piece) -> Passage:
-    """A chunk's text; the path above it says what it is about as well."""
+    """A chunk's text with its path above it, whose words count too."""
     return passage(f"{piece.chunk.path}\n{piece.text.decode('utf-8', 'replace')}")

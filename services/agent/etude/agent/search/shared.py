@@ -1,4 +1,4 @@
-"""The index of a set of files that many workspaces begin with: built once, at its first use."""
+"""Shared index of the files that many workspaces start with, built at its first use."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SharedIndex:
-    """Files, and their index as soon as somebody asks for it."""
+    """Files, and their index after the first request."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     embedder: "Embedder | None" = None
-    """Unless given, the one that is always there."""
+    """By default the hashed embedder."""
     _building: "asyncio.Task[Base] | None" = None
 
     async def get(self) -> "Base":
-        """The index, built in a thread by whoever asks first.
+        """The index; the first call builds it in a thread.
 
         Raises:
             UnavailableError: there is no parser on this machine.
@@ -28,12 +28,12 @@ class SharedIndex:
         if self._building is None or _has_failed(self._building):
             building = asyncio.to_thread(_base, self.files, self.embedder)
             self._building = asyncio.create_task(building, name="search index")
-        # Others wait for it too: whoever gives up does not end it.
+        # Other callers wait for it too: a cancelled one must not end it.
         return await asyncio.shield(self._building)
 
 
 def _base(files: Mapping[str, bytes], embedder: "Embedder | None") -> "Base":
-    # A node that takes over leases has no time to spare, and most workspaces are never searched.
+    # A host that adopts leases must be fast, and most workspaces are never searched.
     from etude.agent.search.base import base  # noqa: PLC0415 - numpy costs 0.1 s of CPU
 
     return base(files, embedder)

@@ -1,6 +1,6 @@
-"""Where a parsed file is cut: definitions whole, long ones along their parts, short ones together.
+"""Line ranges of a parsed file: definitions whole, long ones by their parts, short ones together.
 
-Only this module and its worker meet the parser. It runs in the worker's process, over bytes that a
+Only this module and its worker use the parser. It runs in the worker's process, over bytes that a
 policy may have written, and has no limit of its own: the worker has.
 """
 
@@ -12,7 +12,7 @@ MIN_LINES = 15
 WINDOW_LINES, WINDOW_STEP = 60, 40
 _MAX_DEPTH = 64
 _PREFIXES = ("comment", "decorator", "attribute_item", "annotation")
-"""What stands before a definition and belongs to it; kinds of nodes that contain one of these."""
+"""Parts of the kinds of nodes that stand before a definition and belong to it."""
 
 
 class Span(NamedTuple):
@@ -38,11 +38,11 @@ class Node(Protocol):
 class _Piece(NamedTuple):
     span: Span
     node: Node | None
-    """What the lines hold, beside what leads to it."""
+    """The node of these lines, besides its prefixes."""
 
 
 def windows(span: Span) -> list[Span]:
-    """Lines without a known structure, in overlapping windows."""
+    """Overlapping windows of lines without a known structure."""
     starts = range(
         span.start, max(span.start + 1, span.end - WINDOW_LINES + WINDOW_STEP), WINDOW_STEP
     )
@@ -50,7 +50,7 @@ def windows(span: Span) -> list[Span]:
 
 
 def cut(root: Node, num_lines: int) -> list[Span]:
-    """Spans that cover the lines of a file in order; windows inside of one may overlap."""
+    """Line ranges that cover a file in order; windows inside of one may overlap."""
     found: list[Span] = []
     open_pieces = [(part, 1) for part in _parts(root, Span(0, num_lines))]
     while open_pieces:
@@ -67,7 +67,7 @@ def cut(root: Node, num_lines: int) -> list[Span]:
 
 
 def _add(found: list[Span], span: Span) -> None:
-    """Append a span, or extend the last one where both are short."""
+    """Append a range, or extend the last one if both are short."""
     last = found[-1] if found else None
     if last and max(last.end - last.start, span.end - span.start) < MIN_LINES:
         found[-1] = Span(last.start, span.end)

@@ -8,22 +8,22 @@ from typing import NamedTuple
 MAX_WORD_CHARS = 32
 MAX_COUNT = 64
 COUNT_WEIGHTS = (0, *(round(16 * (1 + math.log(n))) for n in range(1, MAX_COUNT + 1)))
-"""How much a word counts that stands in a text so many times: whole numbers, as the logarithm."""
+"""Weight of a word by its number of occurrences in a text: the logarithm, in whole numbers."""
 _WORD = re.compile(r"[A-Za-z][a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 
 class Passage(NamedTuple):
-    """A text, and how often each word stands in it."""
+    """A text with the counts of its words."""
 
     text: str
     counts: Counter[str]
 
 
 def words(text: str) -> list[str]:
-    """The words in their order, lower-cased: `parse_HTTPHeader2` has parse, http, header and 2."""
+    """Words in their order, lower-cased: `parse_HTTPHeader2` has parse, http, header and 2."""
     return [word[:MAX_WORD_CHARS].lower() for word in _WORD.findall(text)]
 
 
 def passage(text: str) -> Passage:
-    """A text with its words counted."""
+    """Count the words of a text."""
     return Passage(text, Counter(words(text)))

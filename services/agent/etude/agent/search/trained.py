@@ -1,4 +1,4 @@
-"""Vectors from a table that was trained on questions about code: one row per word, summed.
+"""Embedder with a table that was trained on questions about code: one row per word, summed.
 
     v(text) = Σ_w f(tf(w)) · scale(w) · row(w),   f(n) = round(16 · (1 + ln n))
 
@@ -78,10 +78,10 @@ class TrainedTable(Embedder):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The table in a file that `save` wrote.
+        """Load the table from a file that `save` wrote.
 
         Raises:
-            CorruptError: it holds something else.
+            CorruptError: the file is not a table.
         """
         if path.stat().st_size > MAX_FILE_BYTES:
             raise CorruptError(f"{path} is larger than any table of words")
@@ -89,7 +89,7 @@ class TrainedTable(Embedder):
             with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
                 words, rows, scales = (found[name] for name in ("words", "rows", "scales"))
         except (ValueError, KeyError, OSError, EOFError, BadZipFile) as error:
-            raise CorruptError(f"{path} is no table of words: {error}") from error
+            raise CorruptError(f"{path} is not a table of words: {error}") from error
         kinds = (words.dtype, rows.dtype, scales.dtype)
         text = words.tobytes()
         num_words = text.count(b"\n") + 1
@@ -100,7 +100,7 @@ class TrainedTable(Embedder):
             or rows.shape[0] != num_words
             or not 0 < rows.shape[1] <= MAX_COMPONENTS
         ):
-            raise CorruptError(f"{path} is no table of words: its parts do not fit together")
+            raise CorruptError(f"{path} is not a table of words: its parts do not fit together")
         return cls._made(text, rows, scales)
 
     def save(self, path: Path) -> None:

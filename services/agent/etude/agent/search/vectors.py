@@ -1,4 +1,4 @@
-"""Vectors of texts in whole numbers, so that every machine finds the same ones alike.
+"""The embedder interface: vectors of texts in whole numbers, the same on every machine.
 
 Components are int8. Products of two such vectors are sums of whole numbers below 2^24, which
 float32 adds without rounding in any order; square roots and divisions are rounded alike by every
@@ -21,11 +21,11 @@ Bytes = NDArray[np.int8]
 
 
 class Embedder(Protocol):
-    """Turns texts into vectors of whole numbers; texts that mean the same get near ones."""
+    """Turns texts into vectors of whole numbers; texts of similar meaning get near ones."""
 
     @property
     def id(self) -> str:
-        """Names the vectors that come out: a policy that was trained with them gets no others."""
+        """Name of the vectors; a policy that was trained with them gets no others."""
         ...
 
     @property
@@ -33,11 +33,11 @@ class Embedder(Protocol):
 
     @property
     def floor(self) -> float:
-        """Cosines up to it are chance: such texts have nothing to do with the question."""
+        """Largest cosine of texts that are unrelated to the question."""
         ...
 
     def embed(self, passages: Sequence[Passage]) -> Bytes:
-        """One row per text; zeros where it knows no word of it.  [N, C]."""
+        """One row per text; zeros if no word of it is known.  [N, C]."""
         ...
 
     def embed_query(self, question: Passage) -> Bytes:

@@ -1,12 +1,11 @@
-r"""Parses files on its standard input, and says where to cut them.
+r"""Parser process: reads files on its standard input, and answers with line ranges.
 
-    python -I -m etude.agent.search.worker
+    python -I -m etude.agent.search.parsing.worker
 
-It says `ready` first. A request is `{grammar} {bytes}\n` and the bytes; its answer is a line of
-`{start}:{end}` for each span, or `-` where the file takes more than the parser's budget. The budget
-counts the parser's own steps, so that a busy machine cuts a file as an idle one does; time and
-memory are bounded as well, and whoever started this process takes its death for `-`. It runs in the
-linter's jail.
+It prints `ready` first. A request is `{grammar} {bytes}\n` and the bytes; its answer is a line of
+`{start}:{end}` for each range, or `-` if the file takes more than the parser's budget. The budget
+counts the parser's own steps, so that a busy machine cuts a file like an idle one; time and memory
+are bounded as well, and the caller takes a crash for `-`. It runs in the linter's jail.
 """
 
 import functools
@@ -36,7 +35,7 @@ def _parser(name: str) -> Parser:
 
 
 def cut(name: str, data: bytes) -> list[spans.Span] | None:
-    """The spans of one file, or None where parsing takes too many steps."""
+    """Line ranges of one file, or None if parsing takes too many steps."""
     steps, most = 0, STEPS + STEPS_PER_KIB * len(data) // 1024
 
     def is_too_much(_offset: int, _has_error: bool) -> bool:  # noqa: FBT001 - the parser's order

@@ -1,1 +1,1 @@
-"""The tools of the agent: arguments that check themselves, and run on any workspace."""
+"""Tools of the agent: models of their arguments that run on any workspace."""

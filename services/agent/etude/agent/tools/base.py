@@ -1,4 +1,4 @@
-"""What every tool is: a model of its arguments that can run on a workspace."""
+"""Base of all tools: a model of the arguments that runs on a workspace."""
 
 import json
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class ErrorKind(IntEnum):
 
     NONE = 0
     TOOL = 1
-    """The tool ran and says no."""
+    """The tool ran and failed."""
     TIMEOUT = 2
     """The call's own time limit."""
     INVALID = 3
@@ -26,7 +26,7 @@ class ErrorKind(IntEnum):
 
 
 class Access(Enum):
-    """What a tool touches, which decides what may run at the same time."""
+    """Scope of a tool's effects; decides which calls may run concurrently."""
 
     READ = "reads one file"
     TREE = "reads any file"
@@ -38,7 +38,7 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """What the policy reads back from one call."""
+    """Result of one call, for the policy."""
 
     content: str
     kind: ErrorKind = ErrorKind.NONE
@@ -49,12 +49,12 @@ class ToolOutcome:
 
     @property
     def is_error(self) -> bool:
-        """Whether the call failed."""
+        """True if the call failed."""
         return self.kind is not ErrorKind.NONE
 
 
 class ToolError(EtudeError):
-    """A tool says no; the text is for the policy."""
+    """A tool refuses or fails; the text is for the policy."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
     reason: ClassVar[str] = "ToolError"
@@ -72,14 +72,14 @@ class Tool(Described):
 
     @property
     def target(self) -> str:
-        """The path that this call is about, "" for none."""
+        """Path that this call is about, "" for none."""
         return ""
 
     async def run(self, workspace: Workspace) -> ToolOutcome:
-        """Do what the call asks.
+        """Run the call.
 
         Raises:
-            ToolError: the tool says no.
+            ToolError: the tool refuses or fails.
             WorkspaceError: the path cannot be used.
             PatternError: the pattern does not parse.
         """

@@ -1,6 +1,6 @@
-"""Syntax checkers of other languages, where the sandbox has them: only what edits brought in.
+"""Syntax checkers of other languages than Python; shows only errors that edits brought in.
 
-They run inside, as any command of the policy does, on the file as it was and as it is.
+They run in the sandbox, like any command of the policy, on the file before and after its edits.
 """
 
 import base64
@@ -13,7 +13,7 @@ from etude.agent.tools.base import ToolError
 from etude.agent.workspace import Workspace, relative
 
 _MAX_BYTES = 64 << 10
-"""The file as it was is part of the command, which has its own limit."""
+"""Limit of a file: its original is part of the command, which has a limit too."""
 _TIMEOUT_S = 30.0
 _MISSING = 99
 _BORDER = "\x01"
@@ -43,7 +43,7 @@ SUFFIXES = tuple(_CHECKERS)
 async def new_complaints(
     workspace: Workspace, path: str, before: bytes, present: bytes
 ) -> list[str]:
-    """What the language's checker says now and did not say before; nothing where there is none.
+    """New complaints of the language's checker; none if the sandbox has no checker.
 
     Raises:
         ToolError: the file is too large, or the checker does not finish with it.

@@ -1,4 +1,4 @@
-"""Finding code by a question."""
+"""Tool codebase_search: finds code by a question."""
 
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from etude.agent.workspace import Workspace, WorkspaceError
 
 MAX_RESULTS = 10
 CAP_BYTES = 3 << 10
-"""Of one result; 80 lines of 36 characters fit."""
+"""Limit of one result; 80 lines of 36 characters fit."""
 
 
 class CodebaseSearch(Tool):

@@ -1,4 +1,4 @@
-"""The five tools of the Compact toolset: results of a few tokens, for very small policies."""
+"""Tools of the Compact toolset: results of a few tokens, for very small policies."""
 
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ class CompactTool(Tool):
     """A tool whose errors say nothing but what went wrong."""
 
     async def act(self, workspace: Workspace) -> ToolOutcome:
-        """What `run` does, apart from naming faults."""
+        """Run the call; `run` shortens its errors."""
         raise NotImplementedError
 
     @override

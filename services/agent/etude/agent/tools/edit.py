@@ -1,4 +1,4 @@
-"""Replacing one exact piece of a file."""
+"""Tool search_replace: replaces one exact piece of a file."""
 
 import itertools
 import re
@@ -25,11 +25,11 @@ _SHOWN_CHARS = 200
 
 
 class NoMatchError(ToolError):
-    """old_string does not stand in the file."""
+    """old_string is not in the file."""
 
 
 class AmbiguousError(ToolError):
-    """old_string stands in the file more than once."""
+    """old_string is in the file more than once."""
 
 
 class Edited(NamedTuple):
@@ -37,7 +37,7 @@ class Edited(NamedTuple):
 
     data: bytes
     starts: tuple[int, ...]
-    """Where each replaced piece began in the old content."""
+    """Positions of the replaced pieces in the old content."""
     old: bytes
     new: bytes
 
@@ -80,8 +80,8 @@ def replace(data: bytes, old_string: str, new_string: str, *, replace_all: bool 
     """Exact replacement; in a file that ends every line with CRLF, so do both strings.
 
     Raises:
-        NoMatchError: naming the line that is most like it.
-        AmbiguousError: naming the lines where it stands.
+        NoMatchError: names the line that is most like it.
+        AmbiguousError: names the lines that hold it.
     """
     old, new = old_string.encode(), new_string.encode()
     if b"\r" not in old and data.count(b"\r\n") == data.count(b"\n") > 0:
@@ -109,7 +109,7 @@ def _starts(data: bytes, old: bytes) -> list[int]:
 
 
 def nearest(data: bytes, old_string: str) -> str:
-    """A hint at the place that is most like what was looked for, or nothing.
+    """Hint at the lines that are most like old_string; empty if none is.
 
     It names the first line that differs where the ones before it stand in the file; else the line
     that shares most words with the first one looked for, or most pairs of letters.
@@ -135,7 +135,7 @@ def nearest(data: bytes, old_string: str) -> str:
 
 
 def _run(shown: Sequence[str], start: int, sought: Sequence[str]) -> int:
-    """How many lines agree from there on."""
+    """Number of lines that agree from `start` on."""
     pairs = zip(shown[start : start + len(sought)], sought, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 

@@ -143,7 +143,7 @@ def text_lines(data: bytes, path: str) -> list[str]:
 
 
 def _left(lines: Sequence[str], offset: int) -> ToolOutcome:
-    """What stands for the lines after the last one shown."""
+    """Marker for the lines after the last one shown."""
     if not lines:
         return ToolOutcome(content="")
     size = sum(len(line.encode()) + 1 for line in lines)

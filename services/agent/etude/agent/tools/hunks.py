@@ -1,6 +1,6 @@
-"""Hunks put into files as `git apply` does: exactly, though the lines may have moved.
+"""Application of hunks to files as in `git apply`: exact, though the lines may have moved.
 
-In a file that ends every line with CRLF, the patch's lines do so too.
+In a file that ends every line with CRLF, so do the patch's lines.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from etude.agent.tools.unified import FilePatch, Hunk, split_lines
 
 
 class MismatchError(ToolError):
-    """A hunk does not stand in the file."""
+    """A hunk does not match the file."""
 
     def __init__(self, patch: FilePatch, hunk: Hunk) -> None:
         number = patch.hunks.index(hunk) + 1
@@ -21,7 +21,7 @@ class MismatchError(ToolError):
 
 
 class _Present(NamedTuple):
-    """A line of the file on its way."""
+    """A line of the file while hunks are applied."""
 
     text: bytes
     is_patched: bool = False
@@ -29,10 +29,10 @@ class _Present(NamedTuple):
 
 
 def applied(patch: FilePatch, before: bytes) -> bytes:
-    """The file's content after all hunks.
+    """Apply all hunks to a file's content.
 
     Raises:
-        MismatchError: one does not stand in it.
+        MismatchError: one does not match.
     """
     lines = [_Present(line) for line in split_lines(before)]
     has_crlf = before.count(b"\r\n") == before.count(b"\n") > 0
@@ -48,7 +48,7 @@ def applied(patch: FilePatch, before: bytes) -> bytes:
 
 
 def _place(lines: Sequence[_Present], old: Sequence[bytes], hunk: Hunk) -> int | None:
-    """Where the old lines stand, next to where the hunk says."""
+    """Position of the old lines that is nearest to the hunk's own."""
     is_first, is_last = hunk.old_start <= 1, hunk.lines[-1].sign != b" "
     end = len(lines) - len(old)
     start = max(0, hunk.new_start - 1)

@@ -1,15 +1,15 @@
-r"""Runs a linter on what it gets, and nothing else can come of it.
+r"""Jail process: runs a linter on its input, without any other effect.
 
     python -I -S jail.py PROGRAM ARGUMENT…
 
 A request is `{bytes of a name} {bytes of content}\n`, the name, the content; the linter is started
 with the arguments and the name, and reads the content. The answer is `{bytes}\n` and its output, or
-`-1\n` where it broke a limit. Standard library only: this file is started by its path.
+`-1\n` if it broke a limit. Standard library only: this file is started by its path.
 
-Covered: the linter is nobody's user if we are root, opens no file but the system's libraries and
-itself, writes none, has no network and no way to more privileges, and is bounded in time, memory
-and output. Not covered: kernels before 5.13 have no Landlock, and a process that is not root may
-be refused namespaces; of the walls that are left, each stands by itself.
+Covered: the linter has an unused user id if we are root, opens no file but the system's libraries
+and itself, writes none, has no network and gains no privileges, and is bounded in time, memory and
+output. Not covered: kernels before 5.13 have no Landlock, and a process that is not root may be
+refused namespaces; the other boundaries hold independently.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ TIMEOUT_S = 10.0
 """ruff takes 11 ms for 120 KB; the rest is for a machine that is busy a hundredfold."""
 _MEMORY_BYTES = 2 << 30
 _UID = 65_531
-"""Nobody else's: not that of sandboxes, nor that of machines."""
+"""User id of its own: neither sandboxes nor VMs use it."""
 _NAMESPACES = 0x4000_0000 | 0x0800_0000 | 0x0400_0000
 """Network, IPC and host name."""
 _NEW_USER = 0x1000_0000
@@ -37,7 +37,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG, _BENEATH = 1, 1
 _EXECUTE, _READ_FILE, _READ_DIR = 1, 4, 8
 _FILE_RIGHTS = ((1, 13), (2, 14), (3, 15), (5, 16))
-"""From which version of Landlock on how many rights of files there are."""
+"""Number of file rights by the first version of Landlock that has them."""
 _SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache")
 _LIMITS = (
     (resource.RLIMIT_AS, _MEMORY_BYTES),
@@ -67,7 +67,7 @@ def _answer(answers: BinaryIO, output: bytes | None) -> None:
 
 
 def confine(program: int) -> None:
-    """Give up everything that a linter does not need."""
+    """Drop everything that a linter does not need."""
     for limit, value in _LIMITS:
         resource.setrlimit(limit, (value, value))
     is_root = os.geteuid() == 0
@@ -82,7 +82,7 @@ def confine(program: int) -> None:
 
 
 def _close_files(program: int) -> None:
-    """Let this process open nothing but what starts the program.
+    """Restrict this process to opening the files that start the program.
 
     Raises:
         OSError: the kernel has Landlock, and refuses it.
@@ -114,7 +114,7 @@ def _allow(rules: int, place: int, access: int) -> None:
 
 
 def _run(program: int, arguments: list[str], data: bytes) -> bytes | None:
-    """The linter's output, or nothing where it took too much."""
+    """The linter's output; None if it broke a limit."""
     (stdin, feed), (reader, stdout) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -141,7 +141,7 @@ def _become(program: int, arguments: list[str], streams: tuple[int, int]) -> NoR
 
 
 def _exchanged(feed: int, reader: int, data: bytes) -> bytes | None:
-    """Give the linter its input, and take its output until it ends."""
+    """Write the linter's input and read its output until it ends."""
     output, view = bytearray(), memoryview(data)
     over_s = time.monotonic() + TIMEOUT_S
     os.set_blocking(feed, False)

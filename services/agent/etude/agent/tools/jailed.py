@@ -1,4 +1,4 @@
-"""A linter in its jail, from outside: started when it is needed, again when it has died."""
+"""Client of the jail process: starts it when needed, and again after it died."""
 
 import contextlib
 import os
@@ -23,10 +23,10 @@ class Jailed:
     _one: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, name: str, data: bytes) -> bytes | None:
-        """What the linter says about a file; nothing if it breaks a limit.
+        """The linter's output for a file; None if it breaks a limit.
 
         Raises:
-            UnavailableError: the jail cannot be made here.
+            UnavailableError: the jail cannot be created here.
         """
         with self._one:
             try:
@@ -36,7 +36,7 @@ class Jailed:
                 raise UnavailableError(f"the linter's jail failed: {error}") from error
 
     def close(self) -> None:
-        """End it; the next call starts another."""
+        """End the process; the next call starts another."""
         with self._one:
             self._end()
 

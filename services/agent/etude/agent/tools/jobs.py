@@ -1,4 +1,4 @@
-"""Talking to commands that run in the background."""
+"""Tool terminal_io: reads, feeds and ends background commands."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -85,7 +85,7 @@ class TerminalIo(Tool):
 
 
 async def _shown(jobs: Jobs, job: int, offset: int, end: int) -> Cut:
-    """The output between two offsets, or its two ends: the middle is not even fetched."""
+    """The output between two offsets, or only its two ends, without fetching the middle."""
     if end - offset <= CAP_BYTES:
         data = await jobs.output(job, offset=offset, size=end - offset)
         return truncate(data, cap_bytes=CAP_BYTES, rest="use offset")

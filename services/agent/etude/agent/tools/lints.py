@@ -1,4 +1,4 @@
-"""What ruff says about edited Python files, of which only the new is shown.
+"""Tool read_lints: new diagnostics of ruff in edited Python files.
 
 The linter runs on the host, on bytes that the policy wrote: in a jail of its own, without
 configuration, environment or a way to fix.
@@ -30,7 +30,7 @@ _CAP_BYTES = 8 << 10
 _SUFFIXES = (".py", ".pyi")
 _KEPT_BYTES = "original-bytes"
 _MAX_KEPT_BYTES = 16 << 20
-"""Of files before their first edit; of more than that, read_lints says nothing."""
+"""Bytes kept of files before their first edit; beyond it, read_lints shows nothing."""
 _COMMAND = ("check", "--isolated", "--no-cache", "--quiet", "--output-format=json")
 
 
@@ -42,11 +42,11 @@ class Lint(NamedTuple):
     code: str
     message: str
     source: str
-    """The line it stands on, without indentation: what stays the same when lines move."""
+    """Its line without indentation, which stays the same when lines move."""
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What makes it the same diagnostic in another version of the file."""
+        """Identity of the diagnostic across versions of the file."""
         return self.code, self.message, self.source
 
 
@@ -71,7 +71,7 @@ class ReadLints(Tool):
 
 
 async def after_edit(workspace: Workspace, path: str, before: bytes, after: bytes) -> str:
-    """Remember the file as it was, and say what the edit brought in: text to append, or none."""
+    """Keep the original file, and return the edit's new diagnostics as text to append."""
     _keep(workspace, path, before)
     try:
         found = await new_lints(path, before, after)
@@ -84,7 +84,7 @@ async def after_edit(workspace: Workspace, path: str, before: bytes, after: byte
 
 
 def _keep(workspace: Workspace, path: str, before: bytes) -> None:
-    """Note the file as it was before the first tool changed it."""
+    """Keep the file as it was before the first edit."""
     name = _note(path)
     has_linter = path.endswith((*_SUFFIXES, *checkers.SUFFIXES))
     if not has_linter or workspace.notes.get(name) is not None:
@@ -96,7 +96,7 @@ def _keep(workspace: Workspace, path: str, before: bytes) -> None:
 
 
 def _original(workspace: Workspace, path: str, present: bytes) -> bytes:
-    """The file as it was; as it is where nothing was noted."""
+    """The original of a file; the present content if none was kept."""
     found = workspace.notes.get(_note(path))
     return present if found is None else found
 
@@ -106,7 +106,7 @@ def _note(path: str) -> str:
 
 
 async def new_lints(path: str, before: bytes, after: bytes) -> list[Lint]:
-    """Diagnostics of the new content that the old one had not.
+    """Diagnostics of the new content that the old one did not have.
 
     Raises:
         ToolError: the linter does not finish with this file.
@@ -127,7 +127,7 @@ async def new_lints(path: str, before: bytes, after: bytes) -> list[Lint]:
 
 
 async def diagnostics(path: str, data: bytes) -> list[Lint]:
-    """Everything that ruff's default rules say about one file.
+    """All diagnostics of ruff's default rules for one file.
 
     Raises:
         ToolError: the file is too large, or the linter does not finish with it.
@@ -156,13 +156,13 @@ async def _ruff(path: str, data: bytes) -> bytes:
 
 @functools.cache
 def _alone() -> ThreadPoolExecutor:
-    """A thread of their own: there is one jail, and who waits for it holds up nobody else."""
+    """Thread of its own: there is one jail, and waiting for it must not block other work."""
     return ThreadPoolExecutor(1, thread_name_prefix="lints")
 
 
 @functools.cache
 def _jail() -> Jailed:
-    """The one of this process: to start it takes as long as to check ten files."""
+    """Jail of this process: starting it takes as long as checking ten files."""
     return Jailed((_executable(), *_COMMAND))
 
 

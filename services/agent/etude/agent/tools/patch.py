@@ -1,4 +1,4 @@
-"""Changing several files by one patch."""
+"""Tool apply_patch: changes several files by one patch."""
 
 from typing import ClassVar, NamedTuple
 
@@ -15,7 +15,7 @@ _MAX_FILES = 100
 
 
 class _Change(NamedTuple):
-    """A file before and after; None where there is none."""
+    """A file before and after; None if there is none."""
 
     before: bytes | None
     after: bytes | None
@@ -42,7 +42,7 @@ class ApplyPatch(Tool):
 
 
 async def _planned(workspace: Workspace, patches: list[FilePatch]) -> dict[str, _Change]:
-    """What every file becomes, in the order of the patch; nothing is written.
+    """Content of every file after the patch, in its order; nothing is written.
 
     Raises:
         ToolError: a hunk does not fit.
@@ -85,7 +85,7 @@ def _after(patch: FilePatch, present: bytes | None) -> bytes | None:
 
 
 async def _made(workspace: Workspace, changes: dict[str, _Change]) -> None:
-    """Write all of it, or put back what was written.
+    """Write all changes; on an error, restore the files that were written.
 
     Raises:
         WorkspaceError: a file cannot be written.

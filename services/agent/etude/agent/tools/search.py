@@ -1,4 +1,4 @@
-"""Searching file contents."""
+"""Tool grep: searches file contents."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal

@@ -1,4 +1,4 @@
-"""Running commands, and ending the rollout."""
+"""Tools run_terminal and finish: runs commands, ends the rollout."""
 
 from typing import Annotated, ClassVar
 
@@ -19,7 +19,7 @@ LIMITS = {
     "output": "it printed too much",
     "disk": "no disk space is left",
 }
-"""Why a command was ended before its time, in words for the policy."""
+"""Reasons for ending a command early, worded for the policy."""
 
 
 class RunTerminal(Tool):
@@ -61,7 +61,7 @@ class Finish(Tool):
 
 
 def stopped(done: ExecResult) -> str:
-    """Why a command was ended, apart from its time limit; empty if it was not."""
+    """Reason for ending a command, other than its time limit; empty if it ended normally."""
     is_other = done.ended_for in LIMITS and done.ended_for != "time"
     return f"[stopped: {LIMITS[done.ended_for]}]" if is_other else ""
 

@@ -1,4 +1,4 @@
-"""The policy's own list of what is left to do, kept beside the workspace."""
+"""Tool todo_write: the policy's own list of todos, kept outside the workspace."""
 
 import json
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Todo(Described):
     """How far it is; with merge, unset keeps what it was."""
 
     def over(self, former: "Todo") -> "Todo":
-        """The former one with what is set here."""
+        """The former todo with the fields that are set here."""
         return former.model_copy(
             update={name: getattr(self, name) for name in self.model_fields_set}
         )
@@ -56,10 +56,10 @@ _TODOS = TypeAdapter(tuple[Todo, ...])
 
 
 def _parsed(value: object) -> object:
-    """The list; a completion gives it as JSON text.
+    """Parse the list, which a completion gives as JSON text.
 
     Raises:
-        ValueError: that is none.
+        ValueError: it is not JSON.
     """
     if not isinstance(value, str):
         return value

@@ -1,4 +1,4 @@
-r"""Cutting the middle out of long text, to the byte.
+r"""Truncation of long text in its middle, to the byte.
 
     head + "\n[... {lines} lines, {bytes} bytes omitted; {rest} ...]\n" + tail
 
@@ -18,7 +18,7 @@ class Cut(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """What was left out of the middle before the text came here."""
+    """Bytes and lines that were cut out of the middle before."""
 
     num_bytes: int = 0
     num_lines: int = 0
@@ -31,7 +31,7 @@ def truncate(text: str | bytes, *, cap_bytes: int, rest: str, dropped: Dropped =
     """The text, or its two ends when it is longer than the cap.
 
     Args:
-        text: bytes that are no UTF-8 become U+FFFD before anything is counted.
+        text: invalid UTF-8 becomes U+FFFD before anything is counted.
         cap_bytes: largest size of head and tail together.
         rest: how to get what is missing, for the policy.
         dropped: counted as omitted; the text's ends must be the true ones.
@@ -49,13 +49,13 @@ def truncate(text: str | bytes, *, cap_bytes: int, rest: str, dropped: Dropped =
 
 
 def head_end(data: bytes, limit: int) -> int:
-    """Where a head of at most so many bytes ends: before a newline, or between two characters."""
+    """End of a head of at most `limit` bytes: before a newline, or between two characters."""
     newline = data.rfind(b"\n", 0, limit + 1)
     return newline if newline > 0 else _previous_character(data, limit)
 
 
 def tail_start(data: bytes, start: int) -> int:
-    """Where a tail begins that must not begin earlier: after a newline, or with a character."""
+    """First start of a tail from `start` on: after a newline, or at a character."""
     newline = data.find(b"\n", start - 1)
     return newline + 1 if 0 <= newline < len(data) - 1 else _next_character(data, start)
 

@@ -1,4 +1,4 @@
-"""Unified diffs, read as `git apply` reads them.
+"""Parser of unified diffs, as in `git apply`.
 
 Two differences are for patches that a language model writes: the last newline may be missing, and
 names may lack a/ and b/. Renames, copies, modes, links and binary patches are refused.
@@ -38,7 +38,7 @@ class Hunk:
     """One place of a file."""
 
     number: int
-    """Of the line in the patch where it begins."""
+    """Line number of its start in the patch."""
     old_start: int
     new_start: int
     lines: tuple[Line, ...]
@@ -50,7 +50,7 @@ class Hunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePatch:
-    """What a patch does to one file."""
+    """Changes of a patch to one file."""
 
     path: str
     is_new: bool
@@ -64,15 +64,15 @@ class FilePatch:
 
     @property
     def num_removed(self) -> int:
-        """Lines that it takes away."""
+        """Lines that it removes."""
         return sum(line.sign == b"-" for hunk in self.hunks for line in hunk.lines)
 
 
 def parse(text: str) -> list[FilePatch]:
-    """The files of a patch; text around them is left out.
+    """Parse the files of a patch; text around them is ignored.
 
     Raises:
-        ToolError: it is no patch, or asks for something that is refused.
+        ToolError: it is not a patch, or needs an unsupported operation.
     """
     lines = split_lines(text.encode())
     if lines and not lines[-1].endswith(b"\n"):
@@ -185,7 +185,7 @@ class _Reader:
 
 
 def _git_name(header: bytes) -> str | None:
-    """The name of a file without hunks, which stands twice in the first line."""
+    """Name of a file without hunks, which is in the first line twice."""
     names = header[len(b"diff --git ") :].strip()
     half = (len(names) - 1) // 2
     old, new = _name(names[:half], b"a/"), _name(names[half + 1 :], b"b/")
@@ -196,7 +196,7 @@ def _name(raw: bytes, prefix: bytes) -> str | None:
     """A file's name; None for no file.
 
     Raises:
-        ToolError: there is none.
+        ToolError: the name is empty.
     """
     name = raw.split(b"\t")[0].rstrip(b"\r\n")
     if name == b"/dev/null":

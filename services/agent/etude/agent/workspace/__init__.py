@@ -1,4 +1,4 @@
-"""What tools run on: the files and the shell of one environment."""
+"""Workspace of tools: the files and the shell of one environment."""
 
 from etude.agent.workspace.folder import FolderWorkspace
 from etude.agent.workspace.jobs import JobError, JobFault, Jobs, JobState, NoJobs

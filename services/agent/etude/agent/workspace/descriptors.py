@@ -1,4 +1,4 @@
-"""Single names of an open folder: entered, listed, read and written without following a link."""
+"""File operations relative to an open folder, without following links."""
 
 import contextlib
 import os
@@ -19,11 +19,11 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MIN_READ_BYTES = 16 << 10
-"""Files that say 0 bytes and are not empty are read in pieces of this size."""
+"""Chunk size for files that report 0 bytes and are not empty."""
 
 
 class Entry(NamedTuple):
-    """One name of a folder, as it was when it was listed."""
+    """One name of a folder, when it was listed."""
 
     name: str
     status: os.stat_result
@@ -37,12 +37,12 @@ def enter(
     create: bool = False,
     owner: tuple[int, int] | None = None,
 ) -> int:
-    """Descriptor of a folder in an open folder, which may be made on the way.
+    """Open a folder in an open folder; create it if asked to.
 
     Raises:
-        WorkspaceError: a link stands in its place.
-        FileNotFoundError: nothing does.
-        NotADirectoryError: a file does.
+        WorkspaceError: a link is in its place.
+        FileNotFoundError: it does not exist.
+        NotADirectoryError: a file is in its place.
     """
     try:
         return os.open(name, _FOLDER, dir_fd=folder)
@@ -62,7 +62,7 @@ def enter(
 
 
 def listed(folder: int, limit: int, path: str) -> list[Entry]:
-    """Names of one folder in bytewise order, without those that are no text.
+    """Names of one folder in bytewise order, without those that are not text.
 
     Raises:
         WorkspaceError: there are more than the limit.
@@ -83,7 +83,7 @@ def _is_text(name: str) -> bool:
 
 
 def info(path: str, status: os.stat_result) -> FileInfo:
-    """What a workspace says about one name."""
+    """FileInfo of one name."""
     if stat.S_ISDIR(status.st_mode):
         return FileInfo(path, FileKind.FOLDER, 0)
     if stat.S_ISREG(status.st_mode):
@@ -117,7 +117,7 @@ def read(folder: int, name: str, path: str) -> bytes:
     """The content of one regular file.
 
     Raises:
-        WorkspaceError: it is none, or too large.
+        WorkspaceError: it is not a regular file, or too large.
     """
     with _opened(folder, name, path) as descriptor:
         size = os.fstat(descriptor).st_size

@@ -55,7 +55,7 @@ _FAULTS = {
     errno.EDQUOT: PathFault.NO_SPACE,
     errno.EFBIG: PathFault.NO_SPACE,
 }
-"""What the policy may cause and put right; every other error is the platform's."""
+"""Errors that the policy can cause and correct; all others are the platform's."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class FolderWorkspace(Workspace):
     notes: Notes = field(default_factory=MemoryNotes)
     jobs: Jobs = field(default_factory=NoJobs)
     owner: tuple[int, int] | None = None
-    """User and group of what is written, where it is not this process's: the sandbox's."""
+    """User and group of written files, if not this process's: the sandbox's."""
     search_limit_s: float = 20.0
     """Longest search; 12,000 files of a standard library take 1.3 s."""
 
@@ -128,7 +128,7 @@ class FolderWorkspace(Workspace):
         """The regular files at or below a path, in the order of the walk.
 
         Raises:
-            WorkspaceError: the path is no file or folder, or holds too many files.
+            WorkspaceError: the path is not a file or folder, or holds too many files.
         """
         with _faults(path), self._parent(path) as (folder, name):
             walk = Walk(hidden=hidden).below(folder, name, relative(path))
@@ -194,7 +194,7 @@ class FolderWorkspace(Workspace):
 
 @contextlib.contextmanager
 def _faults(path: str) -> Iterator[None]:
-    """Tell apart what the policy can put right from a broken platform.
+    """Distinguish errors that the policy can correct from a broken platform.
 
     Raises:
         WorkspaceError: the policy's.

@@ -1,7 +1,7 @@
-"""Commands in the background: what a workspace says of them, and its limits.
+"""Background jobs of a workspace: interface, states and limits.
 
-The limits are those of every driver, the agents in guests included, so that no job is told apart by
-where it runs.
+All drivers have the same limits, the agents in guests included, so that a job does not depend on
+its driver.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from etude.common.errors import EtudeError
 
 MAX_RUNNING = 8
 MAX_KNOWN = 64
-"""Of those that have ended, the oldest is forgotten first, with its output."""
+"""Of the jobs that have ended, the oldest is forgotten first, with its output."""
 LOG_BYTES = 4 << 20
-"""A job that has printed more is ended, and what is above is not shown."""
+"""Output limit: a job that prints more is ended, and the excess is not shown."""
 INPUT_BYTES = 4096
-"""A pipe takes this much at once or nothing of it."""
+"""A pipe takes this much atomically."""
 TERM_GRACE_S = 2.0
 """Between the two signals that end a job."""
 
 
 class JobFault(StrEnum):
-    """Why something cannot be done with a job; the value is what the policy reads."""
+    """Reason for refusing a job operation; the value is for the policy."""
 
     NO_SUCH_JOB = "there is no such job"
     TOO_MANY = f"{MAX_RUNNING} jobs run already: end one first"
@@ -36,7 +36,7 @@ class JobFault(StrEnum):
 
 
 class JobError(EtudeError):
-    """Something about a job that the policy caused and can read."""
+    """An error of a job that the policy caused and can correct."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
     reason: ClassVar[str] = "InvalidJob"
@@ -48,10 +48,10 @@ class JobError(EtudeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """How a job is."""
+    """State of a job."""
 
     log_bytes: int
-    """Output until now, at most LOG_BYTES."""
+    """Output so far, at most LOG_BYTES."""
     is_running: bool
     exit_code: int = 0
     """Of a job that has ended; 128 and the signal's number if one ended it."""
@@ -63,33 +63,33 @@ class JobState:
 class Jobs(Protocol):
     """The background commands of one environment, numbered from 1.
 
-    Every method raises JobError for what the policy can put right, and WorkspaceLostError when the
-    platform failed. All jobs end with their environment.
+    Every method raises JobError for errors that the policy can correct, and WorkspaceLostError when
+    the platform failed. All jobs end with their environment.
     """
 
     @property
     def may_run(self) -> bool:
-        """False if certainly no job runs: then nobody but the tools changes the workspace."""
+        """False if certainly no job runs: then only tools change the workspace."""
         ...
 
     async def start(self, command: str, *, timeout_s: float | None) -> int:
-        """Begin a shell command, which ends after the timeout if there is one."""
+        """Start a shell command, which ends after the timeout if there is one."""
         ...
 
     async def state(self, job: int, *, wait_s: float = 0) -> JobState:
-        """How it is once it has ended, or after the wait."""
+        """State once the job has ended, or after the wait."""
         ...
 
     async def output(self, job: int, *, offset: int, size: int) -> bytes:
-        """So many bytes of both streams; less where they end."""
+        """Up to `size` bytes of both streams."""
         ...
 
     async def send(self, job: int, data: bytes, *, end: bool) -> None:
-        """Give it input, all of it at once; with end, it finds the end of its input after it."""
+        """Send input atomically; with `end`, close the input after it."""
         ...
 
     async def kill(self, job: int) -> None:
-        """Ask it to end and, after a grace, end it with all that it has started."""
+        """Send SIGTERM and, after a grace, kill the job with all its processes."""
         ...
 
 

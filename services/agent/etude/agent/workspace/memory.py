@@ -115,7 +115,7 @@ class MemoryWorkspace(Workspace):
         return await self.run(command, timeout_s)
 
     def _all_folders(self) -> set[str]:
-        """Every folder there is, those of present files included."""
+        """All folders, those of present files included."""
         self._folders.add("")
         for path in self.files:
             if "/" in path:

@@ -1,4 +1,4 @@
-"""What tools remember of one environment, beside its files: no diff and no command sees it."""
+"""Notes of tools about one environment, outside its files, diffs and commands."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from typing import Protocol
 from typing_extensions import override
 
 FOLDER = "notes"
-"""Their place in what a driver keeps of an environment."""
+"""Their folder in a driver's state of an environment."""
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
@@ -21,13 +21,13 @@ class Notes(Protocol):
         ...
 
     def put(self, name: str, value: bytes) -> None:
-        """Keep a value, in one step."""
+        """Store a value atomically."""
         ...
 
 
 @dataclass(slots=True)
 class MemoryNotes(Notes):
-    """Gone with the process."""
+    """Notes in memory."""
 
     _kept: dict[str, bytes] = field(default_factory=dict)
 
@@ -42,7 +42,7 @@ class MemoryNotes(Notes):
 
 @dataclass(frozen=True, slots=True)
 class FolderNotes(Notes):
-    """A file for each, in a folder that commands cannot reach; outlives the process."""
+    """Notes as files in a folder that commands cannot reach; they outlive the process."""
 
     folder: Path
 
@@ -65,5 +65,5 @@ class FolderNotes(Notes):
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a note")
+            raise ValueError(f"{name!r} is not a valid name of a note")
         return self.folder / name

@@ -1,4 +1,4 @@
-"""The workspace protocol: names, faults and values that every workspace shares."""
+"""Workspace interface: the protocol, path rules, faults and values of all workspaces."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from etude.agent.workspace.notes import Notes
 from etude.common.errors import EtudeError, UnavailableError
 
 HOME = "/workspace"
-"""Where the sandbox shows the workspace; absolute paths below it name workspace files."""
+"""Mount point of the workspace in the sandbox; absolute paths below it name workspace files."""
 MAX_FILE_BYTES = 8 << 20
-"""The hash of a larger file says its size only."""
+"""Largest file of file tools."""
 MAX_FILES = 100_000
 MAX_DEPTH = 64
 _MAX_NAME_BYTES = 255
@@ -24,7 +24,7 @@ _MAX_PATH_BYTES = 1024
 
 
 class PathFault(StrEnum):
-    """Why a path could not be used; the value is what the policy reads."""
+    """Reason for refusing a path; the value is for the policy."""
 
     NO_SUCH_FILE = "no such file"
     IS_A_FOLDER = "is a folder"
@@ -41,7 +41,7 @@ class PathFault(StrEnum):
 
 
 class WorkspaceError(EtudeError):
-    """Something about a path that the policy caused and can read."""
+    """An error of a path that the policy caused and can correct."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
     reason: ClassVar[str] = "InvalidPath"
@@ -57,7 +57,7 @@ class WorkspaceLostError(UnavailableError):
 
 
 class FileKind(StrEnum):
-    """What a name in a folder stands for."""
+    """Kind of a folder's entry."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -75,10 +75,10 @@ class FileInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """What one command did."""
+    """Result of one command."""
 
     output: bytes
-    """Both streams; of a long output its beginning and its end."""
+    """Both streams; of a long output, the beginning and the end."""
     exit_code: int
     timed_out: bool = False
     ended_for: str = ""
@@ -90,13 +90,13 @@ class ExecResult:
 
 
 Runner = Callable[[str, float], Awaitable[ExecResult]]
-"""Runs a shell command in the workspace, at most so many seconds."""
+"""Runs a shell command in the workspace, with a time limit in seconds."""
 
 
 class Workspace(Protocol):
     """Files and shell of one environment; paths are relative, with forward slashes.
 
-    File methods raise WorkspaceError for what the policy can put right, PatternError for a bad
+    File methods raise WorkspaceError for errors that the policy can correct, PatternError for a bad
     pattern, and WorkspaceLostError when the platform failed. Lists are sorted by the bytes of the
     path; glob and grep leave out hidden names unless a pattern asks for them.
     """
@@ -123,7 +123,7 @@ def relative(path: str) -> str:
     """The path inside the workspace, "" for its root; parent references are resolved by name.
 
     Raises:
-        WorkspaceError: the path leaves the workspace or is no possible name.
+        WorkspaceError: the path leaves the workspace or is not a possible name.
     """
     inside = path.removeprefix(HOME).lstrip("/") if (path + "/").startswith(HOME + "/") else path
     segments: list[str] = []
@@ -141,7 +141,7 @@ def relative(path: str) -> str:
 
 
 def shown(path: str) -> str:
-    """A path as an error message can carry it."""
+    """A path, made printable for error messages."""
     return path[:200].encode("utf-8", "replace").decode().replace("\0", "\\0")
 
 

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class Found(NamedTuple):
-    """One file on the way; use it before the walk goes on."""
+    """One file of a walk; valid until the walk goes on."""
 
     path: str
     folder: int
@@ -21,7 +21,7 @@ class Found(NamedTuple):
     size: int
 
     def get(self, use: Callable[[int, str, str], _T]) -> _T | None:
-        """What the function makes of the file, or nothing where it changed under the walk."""
+        """Apply a function to the file; None if the file changed during the walk."""
         try:
             return use(self.folder, self.path.rpartition("/")[2], self.path)
         except (FileNotFoundError, PermissionError, WorkspaceError):
@@ -64,7 +64,7 @@ class Walk:
         try:
             inner = descriptors.enter(folder, name, path)
         except (FileNotFoundError, NotADirectoryError, PermissionError, WorkspaceError):
-            return  # gone, exchanged or closed while we walked: as if it were not there
+            return  # removed or replaced during the walk: skip it
         try:
             yield from self.files(inner, path + "/")
         finally:
