@@ -1,1 +1,1 @@
-"""Rewards: finished rollouts in, numbers with their parts out."""
+"""Reward service: scores finished rollouts with a rubric of reward functions."""

@@ -1,16 +1,16 @@
-"""Why a rollout could not be scored: the closed list of reasons."""
+"""Platform faults of rollouts that could not be scored: the closed list of reasons."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class FaultReason(StrEnum):
-    """Each is the platform's, so the rollout is masked; what the policy broke is scored."""
+    """Reasons of the platform, for which a rollout is masked; policy faults are scored."""
 
     ROLLOUT_FAULT = "RolloutFault"
     """The rollout itself ended in a platform fault."""
     ENVIRONMENT_LOST = "EnvironmentLost"
-    """No environment could be had or it went away while grading, on every attempt."""
+    """No environment was granted or it was lost while grading, on every attempt."""
     GRADER_ERROR = "GraderError"
     """The verifier gives no valid reward even for the unmodified repository."""
     INVALID_TASK = "InvalidTask"

@@ -10,13 +10,13 @@ from etude.common.errors import UserError
 from etude.rewards.settings import Settings
 
 CONFIGURATION_ERROR = 78
-"""The exit code that tells the operator not to try again (EX_CONFIG)."""
+"""Exit code that tells the operator not to retry (EX_CONFIG)."""
 
 DRAIN_S = 30.0
 
 
 def main() -> None:
-    """Serve rewards until told to stop."""
+    """Serve rewards until SIGTERM."""
     end_at_once_when_told()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
@@ -39,7 +39,7 @@ def _end(message: str, code: int) -> NoReturn:
 
 
 async def serve(settings: Settings) -> None:
-    """Listen, answer until SIGTERM, let running calls end."""
+    """Listen, serve until SIGTERM, let running calls end."""
     from etude.common import files, serving, telemetry
     from etude.common.probes import Probes
     from etude.rewards import wiring

@@ -1,4 +1,4 @@
-"""The weighted set of reward functions, and what it makes of one group."""
+"""Rubric: the weighted set of reward functions, and the reward of one rollout."""
 
 import json
 import math
@@ -35,14 +35,14 @@ VERSIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One configured function."""
+    """One configured reward function."""
 
     name: str
     function: str
     weight: float
     parameters: Parameters
     limit_s: int
-    """Of one evaluation; only the verifier's takes time."""
+    """Limit of one evaluation; only the verifier's takes time."""
 
     @property
     def version(self) -> str:
@@ -55,7 +55,7 @@ class Entry:
 
 
 class Part(NamedTuple):
-    """One function's share: penalties are negative, so a reward is the sum of weight · value."""
+    """One function's part of a reward: penalties are negative; the reward is Σ weight · value."""
 
     name: str
     value: float
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 
 class RewardValue(NamedTuple):
-    """The reward of one rollout with what it is made of."""
+    """The reward of one rollout and its parts."""
 
     reward: float
     success: float

@@ -1,4 +1,4 @@
-"""Where hidden tests run: a fresh environment for each diff, behind one small protocol."""
+"""Clients that grade diffs: each in a fresh environment, leased from a pool's broker."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ LEASE_MARGIN_S = 60.0
 
 
 class Job(NamedTuple):
-    """What every diff of a group is graded with."""
+    """Inputs of grading that all diffs of a group share."""
 
     task: HarborTask
     task_uri: str
@@ -33,9 +33,9 @@ class Job(NamedTuple):
     files: Mapping[str, bytes]
     """Hidden tests by path below /tests."""
     limit_s: float
-    """What one run of them may take."""
+    """Time limit of one run of the tests."""
     deadline_s: float
-    """On the monotonic clock: what is not graded by then is lost."""
+    """On the monotonic clock: diffs that are not graded by then are lost."""
 
     @property
     def left_s(self) -> float:
@@ -44,11 +44,11 @@ class Job(NamedTuple):
 
 
 class Handed(NamedTuple):
-    """What of one rollout is graded."""
+    """The graded result of one rollout."""
 
     diff: environments_pb2.WorkspaceDiff
     snapshot_id: str = ""
-    """Of its environment, where the task is graded in a fork; empty: nothing was done in it."""
+    """Snapshot of its environment, if the task is graded in a fork; empty for the base."""
 
 
 class Lost(NamedTuple):
@@ -61,7 +61,7 @@ Answer = environments_pb2.GradeResponse | Lost
 
 
 class Sandboxes(Protocol):
-    """Grades what is handed in, each in an environment without an agent; answers in order."""
+    """Grades results, each in an environment without an agent; answers in order."""
 
     async def grade(self, job: Job, handed: Sequence[Handed]) -> list[Answer]: ...
 
@@ -82,7 +82,7 @@ class MemorySandboxes(Sandboxes):
 
 @dataclass(slots=True)
 class BrokerSandboxes(Sandboxes):
-    """Leases environments of the run's pools: one queue entry for all diffs, or for a snapshot."""
+    """Leases environments of the run's pools: one queue entry for all diffs of a snapshot."""
 
     brokers: Mapping[str, str]
     """host:port by pool."""
@@ -110,7 +110,7 @@ class BrokerSandboxes(Sandboxes):
         return [answers[place] for place in range(len(handed))]
 
     def channel(self, target: str) -> grpc.aio.Channel:
-        """The one channel to this broker or node."""
+        """The channel to this broker or host, opened once."""
         if target not in self._channels:
             self._channels[target] = channels.dial(target)
         return self._channels[target]
@@ -121,10 +121,10 @@ class BrokerSandboxes(Sandboxes):
             await channel.close()
 
     def launch(self, job: Job, count: int, snapshot_id: str) -> environments_pb2.LaunchBatchRequest:
-        """The queue entry for so many environments."""
+        """Queue entry for `count` environments."""
         return environments_pb2.LaunchBatchRequest(
             run_id=self.run_id,
-            # Fresh each time: the leases of an earlier attempt are released by now.
+            # New each time: the leases of an earlier attempt are released by now.
             idempotency_key=f"grade-{uuid.uuid4().hex}",
             template=self.templates[job.pool],
             workspace=environments_pb2.WorkspaceSource(uri=f"{job.task_uri}/environment"),
@@ -152,7 +152,7 @@ class _Batch:
     answers: dict[int, Answer] = field(default_factory=dict)
     _held: set[str] = field(default_factory=set)
     _waiting: int = 0
-    """Diffs whose lease has not come yet."""
+    """Diffs that have no lease yet."""
 
     async def graded(self) -> list[Answer]:
         """One answer for each diff, in order, by the deadline."""
@@ -186,7 +186,7 @@ class _Batch:
                 # A broker that is full refuses before it grants anything.
                 if later_s is None or self._waiting < len(self.diffs):
                     raise
-                log.info("%s: asked again in %.1f s", error.details(), later_s)
+                log.info("%s: retry in %.1f s", error.details(), later_s)
                 await asyncio.sleep(later_s)
 
     async def _launch(
@@ -205,7 +205,7 @@ class _Batch:
 
     async def _use(self, launched: environments_pb2.LaunchBatchResponse) -> None:
         self.answers[launched.index] = await self._grade(launched.lease, self.diffs[launched.index])
-        # A small pool grants the rest only when this one is back; otherwise one call ends all.
+        # A small pool grants the rest only after this release; otherwise one call releases all.
         if self._waiting > 0:
             self._held.discard(launched.lease.lease_id)
             await self._release([launched.lease.lease_id])
@@ -217,7 +217,7 @@ class _Batch:
         try:
             return await node.Grade(
                 _requests(lease, self.job, diff),
-                # The node counts the limit from the start of the tests, which may wait for a core.
+                # The host counts the limit from the start of the tests, which may wait for a core.
                 timeout=self.job.left_s,
                 metadata=telemetry.inject(),
             )
@@ -228,7 +228,7 @@ class _Batch:
             return Lost(f"node {lease.endpoint}: {error.code().name}: {error.details()}")
 
     async def release(self) -> None:
-        """Give back what is still held."""
+        """Release the leases that are still held."""
         held, self._held = sorted(self._held), set()
         if held:
             await self._release(held)
@@ -240,7 +240,7 @@ class _Batch:
                 timeout=channels.CONTROL_DEADLINE_S,
             )
         except grpc.aio.AioRpcError as error:
-            # Their time to live ends them; the grades stand.
+            # They expire at their time to live; the grades are valid.
             log.warning("leases not released: %s", error.details())
 
 

@@ -1,4 +1,4 @@
-"""One group from its rollouts to its records: read the task, run the tests, apply the rubric."""
+"""Scoring of one group: read the task, run the hidden tests, apply the rubric."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from etude.v1 import rollout_pb2
 
 
 class Task(NamedTuple):
-    """A task as grading needs it."""
+    """A task, prepared for grading."""
 
     job: Job
     digest: str
@@ -25,7 +25,7 @@ class Task(NamedTuple):
 
 @dataclass(slots=True)
 class Scorer:
-    """Scores groups; holds no state but the verifier's memory of what it graded."""
+    """Scores groups; its only state is the verifier's cache of grades."""
 
     rubric: Rubric
     verifier: Verifier
@@ -40,9 +40,9 @@ class Scorer:
         *,
         deadline_s: float,
     ) -> list[RewardValue | Fault]:
-        """The outcome of each rollout, in order, by this time of the monotonic clock.
+        """The outcome of each rollout, in order, by a deadline on the monotonic clock.
 
-        What is graded by then stands, whatever became of its siblings.
+        A rollout that is graded by then counts, even if its siblings are lost.
         """
         try:
             task = await asyncio.to_thread(self._task, task_uri, pool, deadline_s)

@@ -1,4 +1,4 @@
-"""RewardService on the wire."""
+"""RewardService: scores groups over gRPC."""
 
 import time
 from collections.abc import Collection
@@ -19,9 +19,9 @@ from etude.v1 import rewards_pb2, rewards_pb2_grpc, rollout_pb2
 
 MAX_ROLLOUTS = 1024
 MAX_SCORE_S = 43_200.0
-"""Also for callers without a deadline; a lease cannot last longer than a day."""
+"""Longest scoring time, also for callers without a deadline; a lease lasts a day at most."""
 ANSWER_SHARE = 0.9
-"""Of the caller's time; in the rest leases go back and the answer travels."""
+"""Share of the caller's deadline for grading; the rest is for releasing leases and the answer."""
 
 tracer = trace.get_tracer("etude.rewards")
 
@@ -93,11 +93,11 @@ class RewardService(rewards_pb2_grpc.RewardServiceServicer):
             raise InvalidFieldError("task_uri", "is empty")
         if request.pool not in self.pools:
             known = ", ".join(sorted(self.pools))
-            raise InvalidFieldError("pool", f"{request.pool!r} is none of this run's: {known}")
+            raise InvalidFieldError("pool", f"{request.pool!r} is not a pool of this run: {known}")
 
 
 def record(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> rewards_pb2.RewardRecord:
-    """A rollout's outcome as the trainer reads it."""
+    """A rollout's outcome as a message for the trainer."""
     if isinstance(outcome, Fault):
         metrics.REWARD_FAULTS.labels(kind=outcome.reason, blame="platform").inc()
         fault = rewards_pb2.RewardFault(reason=outcome.reason, message=outcome.message)

@@ -1,4 +1,4 @@
-"""What the reward service is told at its start."""
+"""Settings of the reward service from its environment."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Settings:
     run_file: Path
     """Resolved run: its rubric, storage and environments."""
     brokers: Mapping[str, str]
-    """Of each environment's pool by its name in the run: host:port, or several with commas."""
+    """Brokers of each pool, by environment name in the run: host:port, or several with commas."""
     scratch: Path
     """Private folder for task sets that come from an object store."""
     host: str
@@ -26,11 +26,11 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """The settings, or what is wrong with them.
+        """Read the settings.
 
         Raises:
-            KeyError: naming a variable that is not set.
-            ValueError: naming a variable that cannot be read.
+            KeyError: names a variable that is not set.
+            ValueError: names a variable that is invalid.
         """
         traces = env.get("ETUDE_TRACES_FILE")
         return cls(
@@ -47,5 +47,5 @@ class Settings:
 def _port(env: Mapping[str, str], name: str, default: str) -> int:
     text = env.get(name, default)
     if not text.isdecimal() or int(text) > 65_535:
-        raise ValueError(f"{name}: {text!r} is no port")
+        raise ValueError(f"{name}: {text!r} is not a valid port: use a number from 0 to 65535")
     return int(text)

@@ -1,4 +1,4 @@
-"""The reward as a trace span in the rollout's own trace."""
+"""Trace spans of rewards, in the rollouts' own traces."""
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -11,7 +11,7 @@ tracer = trace.get_tracer("etude.rewards")
 
 
 def reward(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> None:
-    """Record an outcome beside the rollout's turns; a rollout without a trace gets none."""
+    """Add an outcome to the rollout's trace; a rollout without a trace gets none."""
     parent = _context(rollout.trace_id, rollout.span_id)
     if parent is None:
         return

@@ -1,4 +1,4 @@
-"""The service of one run, put together from its resolved spec."""
+"""Wiring of one run's reward service from its resolved spec."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from etude.rewards.settings import Settings
 
 
 class Parts(NamedTuple):
-    """What serving and closing need."""
+    """The service, and the clients to close after it."""
 
     service: RewardService
     sandboxes: BrokerSandboxes
@@ -28,11 +28,11 @@ def assemble(run: ResolvedRun, settings: Settings) -> Parts:
     """
     roles = run.spec.roles
     if roles.rewards is None:
-        raise UserError(_problem("spec.roles.rewards", "is not set, so nothing can be scored"))
+        raise UserError(_problem("spec.roles.rewards", "is not set: no rollout can be scored"))
     templates = {entry.name: entry.template for entry in roles.environments}
     missing = sorted(templates.keys() - settings.brokers.keys())
     if missing:
-        raise UserError(_problem("ETUDE_BROKERS", f"names no broker of {', '.join(missing)}"))
+        raise UserError(_problem("ETUDE_BROKERS", f"has no broker for {', '.join(missing)}"))
     rubric = Rubric.of(roles.rewards.functions)
     parameters = rubric.verifier.parameters
     assert isinstance(parameters, VerifierParameters)  # noqa: S101 - the rubric checked it

@@ -1,4 +1,4 @@
-"""Penalty for calls that no tool could run: otherwise a free action while the rollout succeeds."""
+"""Penalty for malformed calls, which would otherwise be free in a successful rollout."""
 
 from etude.v1 import rollout_pb2
 
@@ -6,5 +6,5 @@ VERSION = "1"
 
 
 def penalty(rollout: rollout_pb2.Rollout) -> float:
-    """1 for any malformed call, else 0: the first one derails a rollout, more say nothing new."""
+    """1 if the rollout has a malformed call, else 0: more of them carry no information."""
     return 1.0 if rollout.costs.malformed_calls > 0 else 0.0

@@ -38,7 +38,7 @@ def weighted(costs: rollout_pb2.Costs, weights: CostWeights) -> float:
 def penalty(
     rollout: rollout_pb2.Rollout, parameters: LengthPenaltyParameters, *, success: float
 ) -> float:
-    """What the rollout's length costs before the function's weight; never negative."""
+    """Penalty of the rollout's length, before the function's weight; never negative."""
     if parameters.only_on_success and success < 1:
         return 0.0
     x = max(0.0, weighted(rollout.costs, parameters.weights) - parameters.free) / parameters.scale

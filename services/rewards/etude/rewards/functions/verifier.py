@@ -1,4 +1,4 @@
-"""Hidden tests: what a rollout's changes are worth, and whose fault it is when they cannot tell."""
+"""Verifier: the reward of a rollout's changes by hidden tests, and the blame for failed grading."""
 
 import operator
 from collections import OrderedDict
@@ -21,13 +21,13 @@ CACHED_RESULTS = 65_536
 
 
 class Grade(float):
-    """A reward from hidden tests, with how they came to it."""
+    """A reward from hidden tests, with its evidence."""
 
     __slots__ = ("evidence",)
     evidence: environments_pb2.GradeEvidence
 
     def __new__(cls, value: float, evidence: environments_pb2.GradeEvidence) -> Self:
-        """A number that knows where it comes from."""
+        """A number with its evidence."""
         made = super().__new__(cls, value)
         made.evidence = evidence
         return made
@@ -44,7 +44,7 @@ Result = Grade | Broken | Lost
 
 
 def result(answer: Answer) -> Result:
-    """The reward file as data: one finite number from 0 to 1, or what is wrong with it."""
+    """Parse an answer: one finite number from 0 to 1, or the reason that there is none."""
     if isinstance(answer, Lost):
         return answer
     evidence = answer.evidence
@@ -60,7 +60,7 @@ def result(answer: Answer) -> Result:
 
 
 class _Key(NamedTuple):
-    """Same key, same reward: the grade is a function of nothing else."""
+    """Cache key of a grade, which is a function of nothing else."""
 
     task: str
     diff: str
@@ -68,16 +68,16 @@ class _Key(NamedTuple):
 
 
 class _Submission(NamedTuple):
-    """What is graded of one rollout."""
+    """The graded result of one rollout, with its digest."""
 
     digest: str
     handed: Handed
 
 
 def submission(diff: environments_pb2.WorkspaceDiff, snapshot_id: str = "") -> _Submission:
-    """A diff in canonical order with its digest, so that equal changes are recognised.
+    """A diff in canonical order with its digest, so that equal changes are graded once.
 
-    What is graded in a fork is equal to itself only: nobody compares what services hold.
+    A snapshot that is graded in a fork equals only itself: the state of services is unknown.
     """
     ordered = environments_pb2.WorkspaceDiff()
     ordered.written.extend(sorted(diff.written, key=operator.attrgetter("path")))
@@ -88,7 +88,7 @@ def submission(diff: environments_pb2.WorkspaceDiff, snapshot_id: str = "") -> _
 
 
 BASE = submission(environments_pb2.WorkspaceDiff())
-"""No change: the repository as the agent found it."""
+"""The empty diff: the unmodified repository."""
 
 
 @dataclass(slots=True)
@@ -102,10 +102,10 @@ class Verifier:
     async def outcomes(
         self, job: Job, task_digest: str, rollouts: Sequence[rollout_pb2.Rollout]
     ) -> list[float | Fault]:
-        """What the hidden tests say about each rollout, in order.
+        """Grade each rollout with the hidden tests, in order.
 
-        A verifier that breaks on a rollout's changes is asked about the unmodified repository: if
-        it breaks there too the fault is the platform's, else the changes broke it, which is 0.
+        If the verifier breaks on a rollout's changes, the unmodified repository is graded: if it
+        breaks there too, the fault is the platform's; else the changes broke it, which is 0.
         Otherwise a policy could learn to have its failures masked.
         """
         settled = [self._settled(job, rollout) for rollout in rollouts]
@@ -119,7 +119,7 @@ class Verifier:
         ]
 
     def _settled(self, job: Job, rollout: rollout_pb2.Rollout) -> float | Fault | _Submission:
-        """The outcome where no test is needed, else what to test."""
+        """The outcome of a rollout that needs no test, else its submission."""
         if rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT:
             return Fault(FaultReason.ROLLOUT_FAULT, rollout.fault)
         if self.parameters.only_when_finished and not unfinished.is_finished(rollout):
@@ -135,7 +135,7 @@ class Verifier:
     async def _results(
         self, job: Job, task_digest: str, handed: dict[str, Handed]
     ) -> dict[str, Result]:
-        """Results by the diff's digest, from memory where it was graded before."""
+        """Results by the diff's digest, from the cache if it was graded before."""
         keys = {digest: _Key(task_digest, digest, VERSION) for digest in handed}
         results: dict[str, Result] = {d: self._known.get(keys[d], _NOT_YET) for d in handed}
         for _ in range(1 + self.parameters.retries):
@@ -148,7 +148,7 @@ class Verifier:
         return results
 
     def _remember(self, key: _Key, found: Result) -> Result:
-        # A verifier that broke may have had a busy machine; the next group asks again.
+        # A verifier may break on an overloaded host: the next group grades again.
         if isinstance(found, Grade):
             self._known[key] = found
             if len(self._known) > CACHED_RESULTS:
