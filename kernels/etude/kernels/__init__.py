@@ -1,1 +1,1 @@
-"""GPU kernels, each beside its reference."""
+"""GPU kernels, each with its reference."""

@@ -1,4 +1,4 @@
-"""Deltas of weights on the device: find what changed, predict its digest, apply it, undo it.
+"""Deltas of weights on the device: find changes, predict their digest, apply and undo them.
 
 Words are raw bits: nothing here rounds, except `cast_scan`, which rounds the fp32 master once. All
 results are exact and in one order (tile, then place in it), whatever the launch. A delta holds
@@ -20,16 +20,16 @@ from etude.kernels.words import Axis, words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta(Changes):
-    """Changes, and what they do to the state digest."""
+    """Changes, and their difference to the state digest."""
 
     digest: Tensor
-    """What they add to it, zero after an overflow (lanes as in `digest_scan`). int64 [2]"""
+    """Difference to the state digest, 0 after an overflow (lanes as in `digest_scan`). int64 [2]"""
     total: int | None = None
-    """How many changes there are, once the device was asked: nobody waits for it again."""
+    """Number of changes, once it was read from the device: later calls do not wait for it."""
 
 
 class CastScan(NamedTuple):
-    """What an optimiser step publishes."""
+    """Result of `cast_scan`: the rounded weights and their delta."""
 
     new: Tensor
     """The master rounded to bf16, shaped as it."""
@@ -37,7 +37,7 @@ class CastScan(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """A delta of differences, resolved against the words that they are differences from."""
+    """A delta of differences, resolved against the live words."""
 
     delta: Delta
     """The same changes as new raw bits, safe to apply again and again; its digest is known."""
@@ -46,16 +46,16 @@ class Resolved(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a delta would do to live words. k changes."""
+    """Effect of a delta on live words. k changes."""
 
     old: Tensor
     """The live values that it replaces, in the order of its entries; also the undo record. [k]"""
     digest: Tensor
-    """What it adds to the state digest. int64 [2]"""
+    """Difference to the state digest. int64 [2]"""
 
 
 def delta_scan(old: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> Delta:
-    """What changed from one tensor to another. Does not wait for the device.
+    """Find the changes from one tensor to another. Does not wait for the device.
 
     Args:
         old: contiguous, elements of 8, 16 or 32 bits, compared as raw bits. [n]
@@ -112,7 +112,7 @@ def cast_scan(master: Tensor, old: Tensor, *, tiles: Tiles, capacity: int) -> Ca
 
 
 def staged_delta(tiles: Tiles, *, counts: Tensor, index: Tensor, value: Tensor) -> Delta:
-    """A delta that came over the wire; its digest is zero until `delta_prepare` has seen the old.
+    """A delta from the wire; its digest is zero until `delta_prepare` reads the old words.
 
     Args:
         tiles: of the live words, contiguous or not.
@@ -141,7 +141,7 @@ def staged_delta(tiles: Tiles, *, counts: Tensor, index: Tensor, value: Tensor) 
 def delta_resolve(live: Tensor, *, delta: Delta, axis: Axis) -> Resolved:
     """Prepare a delta whose values are differences from the live words; writes nothing.
 
-    Differences can be folded and taken back without weights, but must not be applied twice.
+    Differences can be folded and inverted without weights, but must not be applied twice.
 
     Args:
         live: the words of the base version.
@@ -167,8 +167,8 @@ def delta_resolve(live: Tensor, *, delta: Delta, axis: Axis) -> Resolved:
 def delta_prepare(live: Tensor, *, delta: Delta) -> Prepared:
     """Gather what a delta would overwrite and predict the digest; writes nothing.
 
-    Waits for the device once, to learn how many changes there are, unless they were `checked`.
-    Entries outside their tile are passed over (old 0, digest 0): with ETUDE_KERNELS_CHECK=1 they
+    Waits for the device once, to learn the number of changes, unless `check_delta` did.
+    Entries outside their tile are skipped (old 0, digest 0); with ETUDE_KERNELS_CHECK=1 they
     are refused.
 
     Raises:
@@ -179,7 +179,7 @@ def delta_prepare(live: Tensor, *, delta: Delta) -> Prepared:
 
 
 def checked(live: Tensor, *, delta: Delta) -> Delta:
-    """The delta as one that was found to fit: later calls do not wait for the device.
+    """Check that a delta fits; later calls with the result do not wait for the device.
 
     Raises:
         ValueError: live does not fit the delta, or the delta overflowed.
@@ -208,7 +208,7 @@ def delta_undo(live: Tensor, *, delta: Delta, old: Tensor) -> Tensor:
     """Write the old values of `delta_prepare` back, in place; safe to repeat.
 
     Returns:
-        The values overwritten: the delta's, wherever it had been applied. [k]
+        The values overwritten: the delta's, where it had been applied. [k]
 
     Raises:
         ValueError: live or old does not fit the delta, or the delta overflowed.
@@ -222,7 +222,7 @@ def delta_undo(live: Tensor, *, delta: Delta, old: Tensor) -> Tensor:
 
 
 def _with_digest(before: Tensor, changes: Changes) -> Delta:
-    """A scan's delta: the old words are gathered once more, at the changes only."""
+    """The delta of a scan; gathers the old words again, at the changes only."""
     if uses_triton(before):
         from etude.kernels import delta_triton
 
@@ -242,10 +242,10 @@ def _visit(raw: Tensor, delta: Delta, *, total: int, writes: bool) -> tuple[Tens
 
 
 def _target(live: Tensor, delta: Delta) -> tuple[Tensor, int]:
-    """The live words, and how many entries the delta has.
+    """The live words, and the number of the delta's entries.
 
     Raises:
-        ValueError: the delta overflowed, or is not one of these words.
+        ValueError: the delta overflowed, or does not fit these words.
     """
     raw = words(live, name="live")
     delta_checks.fit_tiles(raw, delta.tiles, name="live")

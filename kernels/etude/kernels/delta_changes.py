@@ -1,4 +1,4 @@
-"""Changes of words: what the bodies find and visit."""
+"""Changes of words, as the reference and the Triton bodies exchange them."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from etude.kernels.tiles import Tiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What turns old words into new ones, as absolute new values. N tiles.
+    """The words that differ, as absolute new values. N tiles.
 
     Tile t's changes are entries [starts[t], starts[t] + counts[t]) of index and value; entries
     beyond the last tile's are unspecified, and so are all of them after an overflow.
@@ -27,33 +27,33 @@ class Changes:
     value: Tensor
     """New raw bits. uint8, uint16 or uint32 [capacity]"""
     overflow: Tensor
-    """Whether there were more changes than capacity: send dense blocks instead. bool []"""
+    """True if there are more changes than capacity: send dense blocks instead. bool []"""
 
 
 class Entries(NamedTuple):
-    """Every change by itself. k changes."""
+    """Positions of single changes. k changes."""
 
     place: Tensor
-    """In the buffer; 0 where the index lies outside its tile. int64 [k]"""
+    """Index in the buffer; 0 where the index lies outside its tile. int64 [k]"""
     lane: Tensor
-    """In the global index; 0 likewise. int64 [k]"""
+    """Lane in the global index; 0 where the index lies outside its tile. int64 [k]"""
     inside: Tensor
-    """Whether the index lies in its tile. bool [k]"""
+    """True where the index lies in its tile. bool [k]"""
 
 
 class Steps(NamedTuple):
-    """Where differences lead from live words. k entries."""
+    """Live words and the words that differences lead to. k entries."""
 
     old: Tensor
     """[k]"""
     new: Tensor
     """[k]"""
     digest: Tensor
-    """What the changes add to the state digest. int64 [2]"""
+    """Difference to the state digest. int64 [2]"""
 
 
 def entries(changes: Changes, *, total: int) -> Entries:
-    """Where each of the first `total` entries lies."""
+    """Positions of the first `total` entries."""
     tiles = changes.tiles
     tile = torch.repeat_interleave(
         torch.arange(changes.counts.numel(), device=changes.counts.device),

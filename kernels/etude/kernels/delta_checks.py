@@ -1,4 +1,4 @@
-"""Refusals, by name, of words and changes that do not fit each other."""
+"""Checks that words, tiles and changes fit each other; errors name the field."""
 
 import torch
 from torch import Tensor

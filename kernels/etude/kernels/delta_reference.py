@@ -1,4 +1,4 @@
-"""Deltas in plain torch, tile by tile: the specification, and the path of CPU tensors."""
+"""Reference of the delta kernels in plain torch, tile by tile; also used for CPU tensors."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from etude.kernels.words import SIGNED, Axis, lanes_per_element, signed, unsigne
 
 
 def scan(old: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> Changes:
-    """What differs, tile after tile."""
+    """Find the differences, tile after tile."""
     places = [
         (signed(old[start:stop]) != signed(new[start:stop])).nonzero().view(-1)
         for start, stop in _ranges(tiles)
@@ -60,13 +60,13 @@ def rounded(master: Tensor) -> Tensor:
 
 
 def digest(old: Tensor, changes: Changes) -> Tensor:
-    """What the changes add to the state digest; zero after an overflow."""
+    """Difference of the changes to the state digest; zero after an overflow."""
     total = 0 if changes.overflow else int(changes.counts.sum())
     return visit(old, changes, total=total, writes=False)[1]
 
 
 def resolve(raw: Tensor, changes: Changes, *, total: int, axis: Axis) -> Steps:
-    """What the first `total` entries lead to, whose values are differences."""
+    """Resolve the first `total` entries, whose values are differences."""
     old, _ = visit(raw, changes, total=total, writes=False)
     bits = 8 * raw.itemsize
     numbers = moved(widened(old), widened(changes.value[:total]), axis=axis, bits=bits)
@@ -76,7 +76,7 @@ def resolve(raw: Tensor, changes: Changes, *, total: int, axis: Axis) -> Steps:
 
 
 def moved(old: Tensor, steps: Tensor, *, axis: Axis, bits: int) -> Tensor:
-    """The words so many steps along an axis, as numbers.  [k], [k] -> [k].
+    """Words moved by `steps` along an axis, as numbers.  [k], [k] -> [k].
 
     The ulp axis: `key(u) = u ^ top if u < top else ~u` with `top = 2^(bits-1)`, a bijection.
     """
@@ -91,7 +91,7 @@ def visit(raw: Tensor, changes: Changes, *, total: int, writes: bool) -> tuple[T
     """Gather what the first `total` entries name, and overwrite it if asked to.
 
     Returns:
-        The old values [k], and what the changes add to the state digest [2].
+        The old values [k], and the difference to the state digest [2].
     """
     if total == 0:
         return raw[:0].clone(), torch.zeros(2, dtype=torch.int64, device=raw.device)

@@ -1,4 +1,4 @@
-"""Triton bodies that find what changed.
+"""Triton bodies that find changes.
 
 A scan has three launches: one bit per element and a count per chunk; a running sum of the counts;
 then every chunk writes its entries from its own start. No atomics, so that the order is fixed.
@@ -34,7 +34,7 @@ def _chunk(
     CHUNK: tl.constexpr,
     ALIGN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """This program's chunk: places in its tile, the tile's first element and its size."""
+    """This program's chunk: indices in its tile, the tile's first element and its size."""
     chunk = tl.program_id(0)
     tile = tl.load(chunk_tile + chunk)
     # Without these hints an alignment read from memory is unknown, and loads are two bytes wide.
@@ -105,7 +105,7 @@ def _compact(
 
 
 def scan(old: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> Changes:
-    """What differs, tile after tile."""
+    """Find the differences, tile after tile."""
     return _scanned(old, new, new, tiles=tiles, capacity=capacity)
 
 

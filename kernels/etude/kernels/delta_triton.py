@@ -22,7 +22,7 @@ ENTRIES = 1024
 
 @triton.jit
 def _moved(old: tl.tensor, steps: tl.tensor, AXIS: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
-    """The words so many steps along an axis; see delta_reference.moved."""
+    """Words moved by `steps` along an axis; see delta_reference.move_words."""
     top = 1 << (BITS - 1)
     mask = (1 << BITS) - 1
     word = old.to(tl.int64)
@@ -43,7 +43,7 @@ def _mixed(
     SEED: tl.constexpr,
     LANES: tl.constexpr,
 ) -> tl.tensor:
-    """What changes add to one sum of the digest; nothing outside the tile."""
+    """Difference of changes to one sum of the digest; 0 outside the tile."""
     up = element_mix(after, lane, SEED, LANES) - element_mix(before, lane, SEED, LANES)
     return tl.where(inside, up, 0)
 
@@ -110,7 +110,7 @@ def _visit(
 
 
 def digest(old: Tensor, changes: Changes) -> Tensor:
-    """What the changes add to the state digest; zero after an overflow."""
+    """Difference of the changes to the state digest; zero after an overflow."""
     return _launch(old, changes, _Visit(limit=changes.index.numel()))
 
 
@@ -118,14 +118,14 @@ def visit(raw: Tensor, changes: Changes, *, total: int, writes: bool) -> tuple[T
     """Gather what the first `total` entries name, and overwrite it if asked to.
 
     Returns:
-        The old values [k], and, if nothing is written, what the changes add to the digest [2].
+        The old values [k], and, if nothing is written, the difference to the digest [2].
     """
     old = torch.empty(total, dtype=raw.dtype, device=raw.device)
     return old, _launch(raw, changes, _Visit(limit=total, old=old, writes=writes))
 
 
 def resolve(raw: Tensor, changes: Changes, *, total: int, axis: Axis) -> Steps:
-    """What the first `total` entries lead to, whose values are differences."""
+    """Resolve the first `total` entries, whose values are differences."""
     old = torch.empty(total, dtype=raw.dtype, device=raw.device)
     fresh = torch.empty_like(old)
     what = _Visit(limit=total, old=old, fresh=fresh, axis=axis)
@@ -134,20 +134,20 @@ def resolve(raw: Tensor, changes: Changes, *, total: int, axis: Axis) -> Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Visit:
-    """What to do at every entry below `limit`, beside the digest."""
+    """Work at every entry below `limit`, in addition to the digest."""
 
     limit: int
     old: Tensor | None = None
-    """Where to keep the old values."""
+    """Output for the old values."""
     fresh: Tensor | None = None
-    """Where to put the new values, if those given are differences on an axis."""
+    """Output for the new values, if those given are differences on an axis."""
     axis: Axis = Axis.ABSOLUTE
     writes: bool = False
-    """Whether to overwrite; there is no digest then."""
+    """True to overwrite; no digest is computed then."""
 
 
 def _launch(raw: Tensor, changes: Changes, what: _Visit) -> Tensor:
-    """One program per tile; returns the digest's change, zero if live words are overwritten."""
+    """Launch one program per tile; returns the digest's change, zero if words are overwritten."""
     tiles = changes.tiles
     programs = tiles.base.numel()
     partial = torch.empty(0 if what.writes else programs, 2, dtype=torch.int64, device=raw.device)

@@ -5,7 +5,7 @@ global lane i: z = s_j + i*0x9E3779B97F4A7C15 + w*0xD1B54A32D192ED03; z ^= z >> 
 z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31, with s_0 = 0 and
 s_1 = 0xA5A5A5A5A5A5A5A5 (the finaliser of SplitMix64, https://prng.di.unimi.it/splitmix64.c).
 An element of 8 bits is one lane; one of 32 bits is two, its low half first.
-It proves bookkeeping, not origin: it is no cryptographic hash.
+It proves bookkeeping, not origin: it is not a cryptographic hash.
 """
 
 import torch
@@ -23,7 +23,7 @@ PIECE = 1 << 18
 
 
 def digest_scan(tensor: Tensor, *, first_lane: int = 0) -> Tensor:
-    """Digest of a contiguous tensor whose element 0 has this lane.
+    """Digest of a contiguous tensor whose element 0 has lane `first_lane`.
 
     Returns:
         Two lanes as the int64 of the same bits, so that digests add and subtract with `+` and `-`;
@@ -49,7 +49,7 @@ def digest_lanes(digest: Tensor) -> tuple[int, int]:
 
 
 def reference(raw: Tensor, *, first_lane: int) -> Tensor:
-    """The same in plain torch, whose int64 wraps."""
+    """`digest_scan` in plain torch, whose int64 wraps."""
     step = lanes_per_element(8 * raw.itemsize)
     total = torch.zeros(2, dtype=torch.int64, device=raw.device)
     for start in range(0, raw.numel(), PIECE):

@@ -1,4 +1,4 @@
-"""Which body computes: the reference or Triton."""
+"""Choice of the kernel body: the reference or Triton."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ def body(env: Mapping[str, str] = os.environ) -> str:
     """The body that ETUDE_KERNELS forces; empty: Triton for CUDA tensors, else the reference.
 
     Raises:
-        ValueError: ETUDE_KERNELS names no body.
+        ValueError: ETUDE_KERNELS is not a body.
     """
     chosen = env.get("ETUDE_KERNELS", "")
     if chosen not in CHOICES:
@@ -26,14 +26,14 @@ FORCED = body()
 """Read once: an engine does not change its arithmetic while it runs."""
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton bodies run on CPU tensors."""
+"""True if Triton bodies run on CPU tensors."""
 
 CHECKED = os.environ.get("ETUDE_KERNELS_CHECK") == "1"
-"""Whether values on the device are checked too, which waits for the device."""
+"""True to check values on the device too, which waits for the device."""
 
 
 def uses_triton(tensor: Tensor) -> bool:
-    """Whether a Triton body computes on this tensor.
+    """True if a Triton body computes on this tensor.
 
     Raises:
         ValueError: Triton is forced on a CPU tensor and its interpreter is off.
@@ -46,5 +46,5 @@ def uses_triton(tensor: Tensor) -> bool:
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Makes a tensor's GPU the current one, where Triton launches."""
+    """Context in which a tensor's GPU is the current one, for Triton's launches."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

@@ -1,7 +1,7 @@
-"""Where the tiles of a delta lie, in a buffer of words and in the digest's global index.
+"""Tiles of a delta: their positions in a buffer of words and in the digest's global index.
 
-A tile is a rectangle: `elements` of a buffer in rows of `width`, `pitch` elements apart. Its places
-are numbered row-major. A tile of one row is contiguous, which is what a scan needs; a tile cut from
+A tile is a rectangle: `elements` of a buffer in rows of `width`, `pitch` elements apart. They are
+numbered row-major. A tile of one row is contiguous, which is what a scan needs; a tile cut from
 columns has several rows, and its rows lie apart in the global index too.
 """
 
@@ -32,7 +32,7 @@ class Rectangle(NamedTuple):
     """One tile: `rows` of `width` elements; lanes are 16-bit lanes of the global index."""
 
     base: int
-    """Place of the first element in the buffer."""
+    """Index of the first element in the buffer."""
     rows: int
     width: int
     pitch: int
@@ -51,9 +51,9 @@ class Tiles(NamedTuple):
     end: int
     """Elements that the buffer must have."""
     align: int
-    """Every tile of a contiguous tiling starts and ends at a multiple of so many elements."""
+    """Every tile of a contiguous tiling starts and ends at a multiple of this many elements."""
     is_contiguous: bool
-    """Whether every tile is one row."""
+    """True if every tile is one row."""
     base: Tensor
     """int64 [N]"""
     elements: Tensor
@@ -69,7 +69,7 @@ class Tiles(NamedTuple):
     first_chunk: Tensor
     """int64 [N + 1]: chunks [first_chunk[t], first_chunk[t + 1]) are tile t's."""
     chunk_tile: Tensor
-    """int32 [C]: whose chunk it is."""
+    """int32 [C]: tile of each chunk."""
 
 
 def contiguous_tiles(
@@ -109,7 +109,7 @@ def rectangle_tiles(
 
 
 def even_bounds(elements: int) -> Tensor:
-    """The int64 bounds of the fewest tiles that cover so many elements."""
+    """Bounds (int64) of the fewest tiles that cover this many elements."""
     return torch.tensor([*range(0, elements, TILE_ELEMENTS), elements])
 
 
@@ -117,7 +117,7 @@ def _tiles(table: Column, *, bits: int, device: str | torch.device) -> Tiles:
     """Check and lay out one row per tile, in the order of Rectangle's fields.
 
     Raises:
-        ValueError: no element has so many bits, or no buffer can hold a tile.
+        ValueError: `bits` is not an element's, or no buffer can hold a tile.
     """
     if bits not in {8, 16, 32}:
         raise ValueError(f"bits is {bits}: an element has 8, 16 or 32")
@@ -150,7 +150,7 @@ def _tiles(table: Column, *, bits: int, device: str | torch.device) -> Tiles:
 
 
 def _check(table: Column, elements: Column) -> None:
-    """Refuse what no buffer can hold.
+    """Refuse tiles that no buffer can hold.
 
     Raises:
         ValueError: names the first such tile by its number.

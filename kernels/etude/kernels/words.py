@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
-"""The word as wide as an element of so many bytes."""
+"""Word type by the bytes of an element."""
 
 SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-"""The same bits in types that every torch operation knows."""
+"""Signed types of the same width, which every torch operation supports."""
 
 
 def words(tensor: Tensor, *, name: str) -> Tensor:
@@ -36,17 +36,17 @@ def unsigned(tensor: Tensor) -> Tensor:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Words as the numbers they spell, in int64."""
+    """Words as numbers in int64."""
     return signed(tensor).to(torch.int64) & ((1 << (8 * tensor.itemsize)) - 1)
 
 
 def lanes_per_element(bits: int) -> int:
-    """How many 16-bit lanes of the state digest one element takes: one unless it is wider."""
+    """Number of 16-bit lanes of the state digest that one element takes, at least one."""
     return max(1, bits // 16)
 
 
 class Axis(enum.Enum):
-    """What a delta's values mean."""
+    """Meaning of a delta's values."""
 
     ABSOLUTE = 0
     """New raw bits."""
