@@ -173,7 +173,7 @@ async def test_jobs_of_a_folder_are_known_to_a_successor(tmp_path: Path) -> None
         assert ended(await successor.state(done)) == (3, 6, "")
         assert await printed(successor, done) == b"hello\n"
         assert not successor.is_whole
-        with pytest.raises(SandboxError, match="was running when the node's process ended"):
+        with pytest.raises(SandboxError, match="was running when the host process ended"):
             await successor.state(cut_off)
         successor.end_lost()
         assert ended(await successor.state(cut_off)) == (128 + 9, 3, "")

@@ -157,7 +157,7 @@ async def test_what_was_changed_on_the_disk_is_not_believed(home: Home) -> None:
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
     path.write_bytes(data)
-    with pytest.raises(GuestLostError, match="not what this node wrote"):
+    with pytest.raises(GuestLostError, match="not written by this host"):
         await sh(guest, "true")
     data[-100] ^= 1
     path.write_bytes(data)

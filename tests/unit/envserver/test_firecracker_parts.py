@@ -174,7 +174,7 @@ def test_no_two_machines_have_the_same_user_and_a_number_rests() -> None:
 def test_users_end() -> None:
     users = Users()
     users.keep(USERS)
-    with pytest.raises(VmmError, match="taken"):
+    with pytest.raises(VmmError, match="in use"):
         users.take()
     users.give(USERS[5])
     assert users.take() == USERS[5]

@@ -147,7 +147,7 @@ async def test_a_monitor_that_ends_ends_everything_that_waits_for_it(
     await monitor.heard()
     monitor.end.close()
     for waiting in (task, event):
-        with pytest.raises(VmmError, match="ended the connection"):
+        with pytest.raises(VmmError, match="closed the connection"):
             await waiting
 
 

@@ -1,1 +1,1 @@
-"""How environments are walled in: one protocol, one module per driver."""
+"""Sandbox drivers: one protocol, one implementation for each isolation boundary."""

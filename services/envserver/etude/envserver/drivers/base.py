@@ -1,4 +1,4 @@
-"""What a node asks of a driver, whatever its wall is made of."""
+"""Protocols of drivers and sandboxes, and the values they exchange with the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,39 +14,39 @@ from etude.envserver.folders import FolderContent, Limits
 from etude.envserver.trees import Tree
 
 HEAD_BYTES, TAIL_BYTES = 16 * 1024, 48 * 1024
-"""What is kept of a tool call's output: twice of what the policy is shown (30 KiB), so that the
-place where something is missing is never among it."""
+"""Head and tail of a tool call's output that are kept: twice what the policy is shown (30 KiB), so
+that the gap is never in the shown part."""
 GRADE_OUTPUT_BYTES = 64 * 1024
 
 
 class Strength(StrEnum):
-    """How strong the wall is, as leases state it."""
+    """Strength of the isolation boundary, as leases state it."""
 
     WEAK = "Weak"
-    """Namespaces of the host's kernel: trusted templates, one tenant."""
+    """Namespaces of the machine's kernel: trusted templates, one tenant."""
     MODERATE = "Moderate"
     STRONG = "Strong"
 
 
 class Start(StrEnum):
-    """How a sandbox came to be, from dear to cheap."""
+    """Kind of a sandbox's start, from expensive to cheap."""
 
     COPY = "copy"
-    """A folder with the first files."""
+    """A folder with the initial files."""
     SPAWN = "spawn"
-    """A machine monitor was started and took up the template."""
+    """A VMM was started and restored the template."""
     SHELL = "shell"
-    """A monitor that waited took up the template."""
+    """An idle VMM restored the template."""
     SPLIT = "split"
-    """A machine was split off from a stopped clone, and let run."""
+    """A child VM was spawned from a frozen clone."""
     PAUSED_CLONE = "paused_clone"
-    """A stopped clone was let run."""
+    """A paused clone was resumed."""
     DELTA = "delta"
-    """A snapshot was taken up."""
+    """A snapshot was restored."""
 
 
 class Begun(NamedTuple):
-    """How a sandbox came to be."""
+    """Kind and duration of a sandbox's start."""
 
     start: Start
     took_s: float
@@ -54,25 +54,25 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
-    """What can be done with a driver's sandboxes beside running tools in them."""
+    """Capabilities of a driver's sandboxes, on top of running tools."""
 
     files: bool
-    """Snapshots hold the files."""
+    """Snapshots include files."""
     memory: bool
-    """Snapshots hold memory and running processes too."""
+    """Snapshots include memory and running processes."""
     freeze: bool
     """They use no CPU time between calls."""
     egress: bool = False
-    """They may be given a way to the hosts that a pool lists."""
+    """They may have egress to the hosts that a pool lists."""
 
     @property
     def portable(self) -> bool:
-        """Whether snapshots are of use on other nodes: memory is beside its own template only."""
+        """True if snapshots can be restored on other hosts: memory needs its own template."""
         return self.files and not self.memory
 
 
 class CapMissingError(WrongStateError):
-    """The driver cannot do what was asked of it."""
+    """The driver lacks the capability for a request."""
 
     reason = "CapMissing"
 
@@ -87,13 +87,13 @@ class SandboxError(UnavailableError):
 
 
 class HalfRestoredError(SandboxError):
-    """It is neither what it was nor what was saved: only restoring it again helps."""
+    """The restore stopped halfway: only another restore helps."""
 
     reason = "HalfRestored"
 
 
 class DriverUnavailableError(UserError):
-    """This machine cannot run the driver, or the driver may not run this pool."""
+    """The driver cannot run on this machine, or not for this pool."""
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
         super().__init__(Problem(reason="DriverUnavailable", what=what, where=where, fix=fix))
@@ -101,10 +101,10 @@ class DriverUnavailableError(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a command did."""
+    """Outcome of a command."""
 
     output: bytes
-    """Both streams: beginning and end."""
+    """Head and tail of both streams."""
     exit_code: int
     timed_out: bool = False
     ended_for: str = ""
@@ -115,90 +115,90 @@ class Outcome:
     wall_ms: int = 0
     collected: bytes | None = None
     begun: Begun | None = None
-    """How the sandbox of a verification came to be, where that may differ."""
+    """Start of a verification's sandbox, where it may vary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """A verifier's work in a sandbox of its own, which nobody was in before."""
+    """A verifier's command, for a fresh sandbox of its own."""
 
     template: str
-    """Name of the pool's template that the sandbox is made of."""
+    """Name of the sandbox's pool template."""
     workspace: Tree
     tests: Tree
     """Shown as /tests."""
     command: str
     timeout_s: float
     reward_path: str
-    """A file to read back afterwards: regular, small, reached without links."""
+    """File to read back afterwards: regular, small, reached without links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmth:
-    """How ready a driver is for one template."""
+    """Readiness of a driver for one template."""
 
     template: str
     paused_clones: int = 0
     shells: int = 0
     spawn_cpu_ms: float = 0.0
-    """CPU time of a start for which nothing is ready, as measured here."""
+    """Measured CPU time of a start that finds nothing ready."""
     start_p50_ms: float = 0.0
     start_p90_ms: float = 0.0
-    """From order to ready, of the newest of those."""
+    """From order to ready, over the latest of those."""
     quarantined: str = ""
-    """Why it starts no more of it, if so."""
+    """Reason why its starts are refused, if they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """What a driver could start now, and how soon."""
+    """Start capacity of a driver."""
 
     templates: Sequence[Warmth] = ()
     free_memory_bytes: int = 0
-    """For machines; 0 where that is no limit."""
+    """For VMs; 0 where memory is not a limit."""
     queue_ms: float = 0.0
-    """Until what already waits has started."""
+    """Time until all waiting starts have begun."""
 
 
 NOTHING_AHEAD = Readiness()
-"""Of a driver that prepares nothing, and whose starts take no time."""
+"""For a driver that keeps nothing ready, and whose starts take no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What was saved of a sandbox."""
+    """Size and digest of a saved sandbox."""
 
     num_bytes: int
     digest: str
 
 
 class Sandbox(Protocol):
-    """The workspace of one lease and the shell beside it, behind the driver's wall.
+    """The workspace of one lease and its shell, behind the driver's isolation boundary.
 
-    Every method raises SandboxError for the driver's own failures. Callers see to it that nothing
+    Every method raises SandboxError for the driver's own failures. Callers make sure that nothing
     runs in the sandbox while it is saved, restored, paused or resumed.
     """
 
     workspace: Workspace
-    """What tools act on, once begin() has ended; its commands go through the given runner."""
+    """Workspace of the tools, after begin(); its commands go through the given runner."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether the first files were put there, by this process or an earlier one."""
+        """True if it has its initial files, from this process or an earlier one."""
         ...
 
     @property
     def begun(self) -> Begun | None:
-        """How it came to be, if this process began it and could not tell before."""
+        """Its start, if this process started it and could not tell before."""
         return None
 
     @property
     def is_whole(self) -> bool:
-        """Whether it goes on: what ran in it beside calls still runs, or has ended by itself."""
+        """True if nothing that ran in it between calls was lost."""
         return True
 
     async def begin(self, tree: Tree) -> None:
-        """Put the first files there; all of them or none."""
+        """Write the initial files, all or none."""
         ...
 
     async def run(self, command: str, timeout_s: float) -> Outcome:
@@ -206,32 +206,32 @@ class Sandbox(Protocol):
         ...
 
     async def content(self, limits: Limits) -> FolderContent:
-        """The regular files of the workspace.
+        """Read the regular files of the workspace.
 
         Raises:
-            TooLargeError: there is more than the limits allow.
+            TooLargeError: the limits are exceeded.
             FileNotFoundError: it is gone.
         """
         ...
 
     async def start(self, program: Program) -> RunningProgram:
-        """Start a program that is talked to while it runs.
+        """Start an interactive program.
 
         Raises:
-            WrongStateError: the driver cannot do that.
+            WrongStateError: the driver does not support it.
         """
-        raise WrongStateError("this lease's driver starts no programs beside the agent's calls")
+        raise WrongStateError("this lease's driver does not start interactive programs")
 
     async def verify(self, work: Verification) -> Outcome:
-        """Run a verifier here, after everything of the agent's has ended; nothing runs here later.
+        """Run a verifier here after the agent's processes have ended; nothing runs here later.
 
         Raises:
-            CapMissingError: the driver keeps nothing running for which that would be worth it.
+            CapMissingError: the driver keeps no running state that would be worth it.
         """
         raise CapMissingError("of this lease", "memory", "it grades in fresh sandboxes only")
 
     async def save(self, folder: Path, limits: Limits) -> Saved:
-        """Write a snapshot into an empty folder of the node's; the sandbox goes on.
+        """Write a snapshot to an empty folder of the host; the sandbox continues.
 
         Raises:
             TooLargeError: it would be larger than the limits allow.
@@ -239,31 +239,31 @@ class Sandbox(Protocol):
         ...
 
     async def restore(self, folder: Path, saved: Saved) -> None:
-        """Become what was saved there, whatever the sandbox was before, if it was anything.
+        """Replace the sandbox's state, whatever it is, by a snapshot.
 
-        After any other error it is what it was. If this process dies meanwhile, the next has to
+        After any other error it is unchanged. If this process dies meanwhile, the next one has to
         repeat it.
 
         Raises:
-            CorruptError: it is not what was saved.
-            HalfRestoredError: the disk failed when there was no way back.
+            CorruptError: the folder is not what was saved.
+            HalfRestoredError: the disk failed after the point of no return.
         """
         ...
 
     async def pause(self) -> None:
-        """Keep its state on the disk only, in the lease's folder; safe to repeat."""
+        """Suspend its state to disk, in the lease's folder; safe to repeat."""
         ...
 
     async def resume(self) -> None:
-        """Go on after a pause; safe to repeat, and without effect where there was none.
+        """Resume after a pause; safe to repeat, and without effect otherwise.
 
         Raises:
-            CorruptError: the state on the disk is not what this node wrote.
+            CorruptError: the state on disk was not written by this host.
         """
         ...
 
     async def close(self) -> None:
-        """End whatever runs in it. The lease's folder is removed by the caller."""
+        """End all that runs in it. The caller removes the lease's folder."""
         ...
 
 
@@ -274,15 +274,15 @@ class Driver(Protocol):
     strength: Strength
     caps: Caps
     begins: Start | None
-    """How a sandbox comes to be; None where that shows only when its first call arrives."""
+    """Kind of a sandbox's start; None where it shows only at the first call."""
     leases: Path
-    """One folder for each lease, which the node makes and removes."""
+    """Parent of the lease folders, which the host makes and removes."""
 
     async def start(self) -> None:
-        """Be ready.
+        """Prepare the driver.
 
         Raises:
-            DriverUnavailableError: this machine cannot run it.
+            DriverUnavailableError: it cannot run on this machine.
         """
         ...
 
@@ -291,39 +291,39 @@ class Driver(Protocol):
         ...
 
     def readiness(self) -> Readiness:
-        """What could be started now, and how soon."""
+        """Report the start capacity."""
         return NOTHING_AHEAD
 
     def keep_warm(self, wanted: Sequence[Warmth], *, max_shells: int) -> None:
-        """Have so many paused clones and shells ready; of templates not named, none.
+        """Set the numbers of paused clones and idle VMMs to keep; templates not named keep none.
 
-        A driver that prepares nothing need not do anything.
+        A driver without a warm pool ignores it.
 
         Args:
-            wanted: what is to be ready.
-            max_shells: how many of a template a driver may keep because saved states of it are
-                taken up.
+            wanted: the numbers, by template.
+            max_shells: idle VMMs that a driver may keep for a template whose saved states are
+                restored.
         """
         return
 
     def check(self, template: str) -> None:
-        """Refuse a template of which no sandbox can be had for now.
+        """Refuse a template that cannot be started now.
 
         Raises:
-            SandboxError: none can; the message says why.
+            SandboxError: it cannot; the message has the reason.
         """
         return
 
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
-        """The sandbox of a lease's folder, which an earlier process may have begun.
+        """Make the sandbox of a lease's folder, which an earlier process may have started.
 
         Args:
             folder: a folder below leases.
-            template: name of the pool's template that it is made of.
-            runner: runs what the workspace is told to execute; it may call the sandbox's run().
+            template: name of its pool template.
+            runner: runs the workspace's commands; it may call the sandbox's run().
 
         Raises:
-            SandboxError: what was begun there has ended meanwhile.
+            SandboxError: the sandbox of the earlier process has ended.
         """
         ...
 
@@ -332,9 +332,9 @@ class Driver(Protocol):
         ...
 
     def has_services(self, template: str) -> bool:
-        """Whether something runs in its sandboxes that no agent started."""
+        """Tell whether its sandboxes run services that no agent started."""
         return False
 
     def is_repeatable(self, command: str) -> bool:
-        """Whether this command does the same in every workspace with the same files."""
+        """Tell whether a command has the same result in all workspaces with the same files."""
         ...

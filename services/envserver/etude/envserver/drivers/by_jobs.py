@@ -1,8 +1,8 @@
-"""Programs as background commands of a sandbox's own agent, which keeps what they write.
+"""Interactive programs run as background jobs of a sandbox's agent.
 
-Covered: output while they run, input, time, their end. Not covered: terminals, streams apart from
-each other, more output than the agent keeps (LOG_BYTES; then it ends them), and signals that do not
-end a program, which are dropped.
+Covered: output while they run, input, time limit, exit. Not covered: terminals, separate streams,
+more output than the agent keeps (LOG_BYTES; then it ends them), and signals that do not end a
+program, which are dropped.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from etude.envserver.drivers.programs import Ending, Piece, Program, RunningProg
 
 _READ_BYTES = 64 << 10
 _FIRST_S, _LONGEST_S = 0.05, 0.5
-"""Between two looks at a program: each costs a guest 0.2 ms."""
+"""Poll intervals: each poll costs a guest 0.2 ms."""
 _ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM})
 
 
 async def started(jobs: Jobs, program: Program) -> "JobProgram":
-    """Start a program as a background command.
+    """Start a program as a background job.
 
     Raises:
-        WrongStateError: it wants a terminal.
+        WrongStateError: it needs a terminal.
         FullError: too many run.
-        InvalidFieldError: its words are too long.
+        InvalidFieldError: its command line is too long.
         SandboxError: the agent does not start it.
     """
     if program.terminal is not None:
@@ -56,7 +56,7 @@ def _line(program: Program) -> str:
 
 @dataclass(slots=True, eq=False)
 class JobProgram(RunningProgram):
-    """A background command, looked at again and again."""
+    """A background job that is polled."""
 
     number: int
     jobs: Jobs

@@ -1,4 +1,4 @@
-"""A node's scratch folder, which one process has at a time."""
+"""Lock of a host's scratch folder, held by one process at a time."""
 
 import asyncio
 import fcntl
@@ -9,14 +9,14 @@ from pathlib import Path
 from etude.envserver.drivers.base import DriverUnavailableError
 
 PATIENCE_S = 10.0
-"""A process that was killed may need a moment to give its files back."""
+"""A killed process may take a moment to release its files."""
 
 
 async def claimed(scratch: Path) -> int:
-    """A lock on the folder that ends with this process, or when it is closed.
+    """Lock the folder until the descriptor is closed or this process ends.
 
     Raises:
-        DriverUnavailableError: another process has it.
+        DriverUnavailableError: another process holds the lock.
     """
     descriptor = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     limit_s = time.monotonic() + PATIENCE_S

@@ -1,7 +1,7 @@
-"""Background commands of one lease, as programs that the node listens to.
+"""Background jobs of one lease, run as programs of the host.
 
-What they print is in a file beside the workspace, and how they ended in another, so both outlive
-the node's process; the commands themselves do not.
+Their output is in a file next to the workspace, their exit in another, so both survive this
+process; the jobs do not.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from etude.envserver.drivers.piped import PipedProgram
 from etude.envserver.drivers.programs import MAX_TIMEOUT_S, Program
 
 FOLDER = "jobs"
-"""Their place in a lease's folder."""
+"""Name of their folder in a lease's folder."""
 _KILLED = 128 + signal.SIGKILL
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
@@ -36,9 +36,9 @@ class _Job:
     number: int
     log_bytes: int = 0
     end: JobState | None = None
-    """Set once nothing of it is left."""
+    """Set once all of it has ended."""
     lost: str = ""
-    """Why nobody knows how it ended: the platform's fault."""
+    """Reason why its exit is unknown: a platform fault."""
     program: PipedProgram | None = None
     task: asyncio.Task[None] | None = None
 
@@ -47,10 +47,10 @@ class _Job:
         return self.program is not None
 
     def state(self) -> JobState:
-        """How it is.
+        """Report its state.
 
         Raises:
-            SandboxError: nobody knows.
+            SandboxError: its exit is unknown.
         """
         if self.lost:
             raise SandboxError(f"background command {self.number}: {self.lost}")
@@ -59,7 +59,7 @@ class _Job:
 
 @dataclass(slots=True)
 class FolderJobs(Jobs):
-    """The jobs of one lease; made anew, it knows those that a predecessor wrote down."""
+    """Jobs of one lease, including those that an earlier process recorded."""
 
     folder: Path
     launch: Launch
@@ -75,7 +75,7 @@ class FolderJobs(Jobs):
 
     @property
     def is_whole(self) -> bool:
-        """Whether no job was cut off with the node's process."""
+        """True if no job was lost with an earlier process."""
         return not any(job.lost for job in self._all.values())
 
     @override
@@ -148,7 +148,7 @@ class FolderJobs(Jobs):
         await asyncio.wait([found.task])
 
     async def close(self) -> None:
-        """End all that run."""
+        """End all running jobs."""
         running = self._running()
         for job in running:
             if job.program is not None:
@@ -158,7 +158,7 @@ class FolderJobs(Jobs):
             await asyncio.wait(tasks)
 
     def end_lost(self) -> None:
-        """Those that a snapshot did not hold count as killed."""
+        """Record lost jobs as killed, after a restore."""
         for job in self._all.values():
             if job.lost:
                 job.lost = ""
@@ -215,11 +215,11 @@ class FolderJobs(Jobs):
 
 
 def _written(folder: Path) -> Iterator[_Job]:
-    """The jobs of a folder, in their order; those without an end were cut off."""
+    """Load the jobs of a folder, in order; those without an exit were lost."""
     for log in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)):
         job = _Job(int(log.stem), log_bytes=log.stat().st_size)
-        job.lost = "it was running when the node's process ended"
-        # Neither is there after a crash of the machine, or is whole.
+        job.lost = "it was running when the host process ended"
+        # After a crash of the machine the file is missing or empty.
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
             raw: dict[str, Any] = json.loads(log.with_suffix(".json").read_bytes())
             job.end, job.lost = JobState(**raw), ""

@@ -1,11 +1,11 @@
-"""Hidden tests in a guest: a fresh one, or a fork of the one that an agent was in.
+"""Grading with hidden tests in a guest: a fresh one, or a fork of the agent's.
 
-A fork is made fit for tests first. Covered: every process of the agent's user has ended, and no
-other can come, since nobody who is left becomes that user; the workspace is the first files and
-the artefacts again, as it is in a fresh guest; what the agent left where everybody may write is
-gone, the home of commands among it; the tests belong to root, so that what they start cannot change
-them. Not covered: what the agent had a service do by asking it. That is what a fork is graded for,
-and why its grade is weaker evidence.
+A fork is cleaned first. Covered: every process of the agent's user has ended, and no new one can
+start, since no remaining user may become that user; the workspace is the initial files and the
+artefacts, as in a fresh guest; files that the agent left in shared folders are gone, the home of
+commands included; the tests belong to root, so that what they start cannot change them. Not
+covered: what the agent had a service do by a request. That is what a fork is graded for, and why
+its grade is weaker evidence.
 """
 
 from etude.agent.workspace import ExecResult, PathFault, WorkspaceError
@@ -26,10 +26,10 @@ from etude.envserver.guest.workspace import GuestWorkspace
 ROOT_UID = 0
 _END_LIMIT_S, _CLEAR_LIMIT_S = 30.0, 120.0
 _ENDS = 5
-"""A process that waits for a disk dies when it has it, and is looked for again."""
+"""Attempts: a process in uninterruptible sleep dies only after it."""
 _KILL = "kill -9 -1"
-"""As the agent's user: reaches all of that user's processes at once, the caller excepted, so that
-none can fork itself out of a list."""
+"""Run as the agent's user: reaches all of its processes at once but the caller, so that none can
+escape from a list by forking."""
 _LEFT = f"""for status in /proc/[0-9]*/status; do
   while read -r key real effective _; do
     case $key in
@@ -54,17 +54,17 @@ chown {INSIDE_UID}:{INSIDE_UID} {LOGS}"""
 
 
 async def fresh(channel: Caller, work: Verification) -> Outcome:
-    """Grade in a guest that nobody was in before."""
+    """Grade in a fresh guest."""
     await place(channel, work.workspace, root=HOME)
     await place(channel, work.tests, root=TESTS)
     return await _graded(channel, work)
 
 
 async def forked(channel: Caller, work: Verification) -> Outcome:
-    """Grade in a guest that an agent was in.
+    """Grade in a fork of the agent's guest.
 
     Raises:
-        SandboxError: it could not be made fit for tests.
+        SandboxError: it could not be cleaned.
     """
     await _end_agents_processes(channel)
     await _as_root(channel, _CLEAR, _CLEAR_LIMIT_S, what="cleared of what the agent left")
@@ -85,7 +85,7 @@ async def _end_agents_processes(channel: Caller) -> None:
 
 
 async def _as_root(channel: Caller, script: str, limit_s: float, *, what: str) -> str:
-    """What a script of ours prints.
+    """Run a script as root and return its output.
 
     Raises:
         SandboxError: it failed.
@@ -105,10 +105,10 @@ async def _graded(channel: Caller, work: Verification) -> Outcome:
 
 
 async def _collected(logs: GuestWorkspace, path: str) -> bytes | None:
-    """A regular, small file below /logs; None where there is none.
+    """Read a regular, small file below /logs; None where there is none.
 
     Raises:
-        WorkspaceError: the guest could not read for a reason that is not the file's.
+        WorkspaceError: the read failed for a reason other than the file.
     """
     try:
         data = await logs.read(path.removeprefix(f"{LOGS}/"))
@@ -120,7 +120,7 @@ async def _collected(logs: GuestWorkspace, path: str) -> bytes | None:
 
 
 def outcome(done: ExecResult, collected: bytes | None = None) -> Outcome:
-    """What a command did, as nodes see it."""
+    """Convert an agent's result to an outcome."""
     return Outcome(
         output=done.output,
         exit_code=done.exit_code,

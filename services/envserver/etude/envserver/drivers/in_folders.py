@@ -1,4 +1,4 @@
-"""Sandboxes whose workspaces are folders of the host: commands see them, nothing is copied."""
+"""Driver base for workspaces that are folders of the host: commands see them without a copy."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ from etude.envserver.trees import Tree
 
 _WORKSPACE = "workspace"
 CAPS = Caps(files=True, memory=False, freeze=True)
-"""Memory is that of processes of the host, which cannot be saved."""
+"""Snapshots hold no memory: it belongs to processes of the host."""
 
 Launch = Callable[[Path, Program], Awaitable[PipedProgram]]
 """Starts a program in a workspace."""
@@ -53,18 +53,18 @@ class Command:
 
     command: str
     workspace: Path
-    """A folder below the driver's leases."""
+    """Folder below the driver's leases."""
     tests: Path | None = None
-    """A folder below the driver's leases, shown as /tests."""
+    """Folder below the driver's leases, shown as /tests."""
     timeout_s: float
     head_bytes: int = HEAD_BYTES
     tail_bytes: int = TAIL_BYTES
     collect: str = ""
-    """A file to read back afterwards: regular, small, reached without links."""
+    """File to read back afterwards: regular, small, reached without links."""
 
 
 class FolderSandbox(Sandbox):
-    """A folder of one lease."""
+    """Sandbox of one lease as a folder."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class FolderSandbox(Sandbox):
         launch: Launch | None = None,
         gate: Gate | None = None,
     ) -> None:
-        """Nothing is made yet.
+        """Create nothing yet.
 
         Args:
-            folder: the lease's.
-            runner: for the workspace's commands.
-            execute: runs a command behind the wall.
-            owner: of the files, on the host.
-            launch: starts a program behind the wall, where the driver can.
-            gate: its way out, which is there for as long as it is.
+            folder: the lease folder.
+            runner: runs the workspace's commands.
+            execute: runs a command behind the isolation boundary.
+            owner: owner of the files on the host.
+            launch: starts a program behind the isolation boundary, where the driver can.
+            gate: its egress, which lives as long as it.
         """
         self._gate = gate
         self._launch = launch
@@ -136,7 +136,7 @@ class FolderSandbox(Sandbox):
     @override
     async def content(self, limits: Limits) -> FolderContent:
         if limits == folders.SMALL:
-            return folders.read(self._root, limits)  # a thread would cost more than the reading
+            return folders.read(self._root, limits)  # a thread would cost more than the read
         return await asyncio.to_thread(folders.read, self._root, limits)
 
     @override
@@ -150,11 +150,11 @@ class FolderSandbox(Sandbox):
         lease, parts = self._root.parent, self._parts()
         with crossing(SandboxError, f"restoring {self._root}"):
             await asyncio.to_thread(saving.prepare, folder, parts, lease, saved)
-            # Only now can nothing be wrong any more with what was saved.
+            # From here on the snapshot is known to be good.
             await self.close()
             with crossing(HalfRestoredError, f"restoring {self._root}"):
                 await asyncio.to_thread(saving.replace, parts, lease)
-        # What it remembered of files and jobs is not so any more.
+        # Known files and jobs have changed.
         self._jobs = self._found_jobs()
         if self._jobs is not None:
             self._jobs.end_lost()
@@ -192,7 +192,7 @@ class FolderSandbox(Sandbox):
 
 
 class FolderDriver(Driver, ABC):
-    """A driver that executes commands in folders of the host."""
+    """Driver that executes commands in folders of the host."""
 
     __slots__ = ()
     caps: Caps = CAPS
@@ -200,11 +200,11 @@ class FolderDriver(Driver, ABC):
 
     @abstractmethod
     def owner(self) -> Owner:
-        """Who the files of a workspace belong to."""
+        """Owner of a workspace's files."""
 
     @abstractmethod
     async def run(self, command: Command) -> Outcome:
-        """Run a command behind the wall."""
+        """Run a command behind the isolation boundary."""
 
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
@@ -212,7 +212,7 @@ class FolderDriver(Driver, ABC):
 
     @override
     async def verify(self, work: Verification) -> Outcome:
-        # No state file in it: a successor sweeps what a dead node left here.
+        # Without a state file, so that a successor sweeps what a dead host left here.
         folder = self.leases / f"grade-{next(_numbers)}"
         await asyncio.to_thread(self._prepare, folder, work)
         try:

@@ -1,4 +1,4 @@
-"""A driver without any wall, for tests of everything above it."""
+"""In-memory driver without isolation, for tests of the layers above."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from etude.envserver.folders import Owner, current_owner
 
 
 def run_tests(command: Command) -> Outcome:
-    """Answers `pytest -q` with the verdict of the workspace's own tests, in this process."""
+    """Answer `pytest -q` with the result of the workspace's own tests, in this process."""
     way = warm(command.command)
     if way is None or way.file is not None:
         return Outcome(output=b"sh: not found\n", exit_code=127)
@@ -27,7 +27,7 @@ def run_tests(command: Command) -> Outcome:
 
 @dataclass(slots=True)
 class MemoryDriver(FolderDriver):
-    """Answers commands by a function and remembers them."""
+    """Answers commands by a function, and records them."""
 
     leases: Path
     answer: Callable[[Command], Outcome] = run_tests
@@ -36,7 +36,7 @@ class MemoryDriver(FolderDriver):
     caps: Caps = CAPS
     commands: list[str] = field(default_factory=list)
     gate: asyncio.Event | None = None
-    """Commands wait for it."""
+    """Commands wait for this event."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by each command."""
 

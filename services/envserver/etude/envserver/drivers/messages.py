@@ -1,4 +1,4 @@
-"""What the process driver and its warm server tell each other."""
+"""Messages between the process driver and its sandbox server."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from etude.envserver.drivers.sandbox.layout import Job
 
 
 def job(job_id: int, command: Command, leases: Path, *, has_egress: bool) -> Job:
-    """A command as the server takes it."""
+    """Encode a command as a job of the server."""
     return Job(
         job_id=job_id,
         command=command.command,
@@ -32,7 +32,7 @@ def job(job_id: int, command: Command, leases: Path, *, has_egress: bool) -> Job
 
 
 def program_job(job_id: int, program: Program, workspace: str, *, has_egress: bool) -> Job:
-    """A program as the server takes it; its descriptors travel beside."""
+    """Encode a program as a job of the server; its descriptors are sent along."""
     return Job(
         job_id=job_id,
         command="",
@@ -50,7 +50,7 @@ def program_job(job_id: int, program: Program, workspace: str, *, has_egress: bo
 
 
 def outcome(header: Mapping[str, Any], body: bytes) -> Outcome:
-    """What a supervisor reports, from the line before the output and from what follows it."""
+    """Decode a supervisor's report: a header line, then output and collected file."""
     size = header["output_bytes"]
     return Outcome(
         output=body[:size],
@@ -66,30 +66,30 @@ def outcome(header: Mapping[str, Any], body: bytes) -> Outcome:
 
 
 def encoded(content: Mapping[str, object]) -> bytes:
-    """A message; only control characters take more bytes than in the command itself."""
+    """Encode a message; only control characters take more bytes than in the command itself."""
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 @dataclass(slots=True)
 class Outbox:
-    """Messages to the server, one packet each, in order; the kernel takes few large ones at once.
+    """Queue of messages to the server, one packet each, in order; the socket buffer holds few.
 
-    Not asyncio's `sock_sendall`, which waits for a socket on behalf of one caller only.
+    asyncio's `sock_sendall` waits for a socket on behalf of one caller only.
     """
 
     channel: socket.socket
     lost: Callable[[str], None]
-    """Told why when the server has ended."""
+    """Callback with the reason when the server has ended."""
     _unsent: deque[tuple[bytes, Sequence[int]]] = field(default_factory=deque)
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, as soon as there is room for it; the descriptors are closed then."""
+        """Send a message as soon as there is room; its descriptors are closed then."""
         self._unsent.append((message, descriptors))
         if len(self._unsent) == 1:
             self._flush()
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Drop unsent messages."""
         while self._unsent:
             self._drop()
         asyncio.get_running_loop().remove_writer(self.channel)

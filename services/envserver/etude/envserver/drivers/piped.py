@@ -1,4 +1,4 @@
-"""The node's ends of a program behind the wall: its pipes or its terminal, and its supervisor."""
+"""The host's ends of a sandboxed program: pipes or terminal, and its supervisor."""
 
 import asyncio
 import contextlib
@@ -18,26 +18,26 @@ from etude.envserver.drivers.programs import Ending, Piece, RunningProgram, Size
 
 _READ_BYTES = 64 << 10
 _END_S = 5.0
-"""A supervisor that was told to end everything reports in milliseconds."""
+"""A supervisor reports the end in milliseconds."""
 _END_OF_INPUT = b"\x04"
-"""What a terminal takes for it, at the start of a line."""
+"""End of input for a terminal, at the start of a line."""
 _GONE = frozenset({errno.EIO, errno.EPIPE, errno.ECONNRESET, errno.EBADF})
-"""Of a terminal nobody holds the other end of, and of a pipe."""
+"""Errors of a terminal or pipe whose other end is closed."""
 
 
 class Ends(NamedTuple):
-    """Both sides of a program's connections."""
+    """Both ends of a program's connections."""
 
     input: int
     outputs: dict[Stream, int]
     control: socket.socket
-    """Signal numbers go here, a byte each; its end ends the program."""
+    """Takes signal numbers, one byte each; closing it ends the program."""
     theirs: Sequence[int]
-    """What the supervisor gets: standard input, output, error, control."""
+    """The supervisor's ends: standard input, output, error, control."""
 
 
 def ends(terminal: Size | None, *, is_merged: bool = False) -> Ends:
-    """Fresh connections for one program; merged, both outputs are one pipe."""
+    """Open connections for one program; merged, both outputs are one pipe."""
     control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     control.setblocking(False)  # noqa: FBT003 - the only way to say it
     if terminal is None and is_merged:
@@ -60,7 +60,7 @@ def ends(terminal: Size | None, *, is_merged: bool = False) -> Ends:
 
 @dataclass(slots=True, eq=False)
 class PipedProgram(RunningProgram):
-    """A program that was handed its ends; pulled from by one reader."""
+    """A program with its connections, for one reader."""
 
     number: int
     mine: Ends
@@ -103,7 +103,7 @@ class PipedProgram(RunningProgram):
                 self._close_feed()
 
     def offer(self, data: bytes) -> bool:
-        """Give it a little input, all of it at once; False if there is no room.
+        """Write a little input, all or nothing; False if there is no room.
 
         Raises:
             BrokenPipeError: it takes no more input.
@@ -122,7 +122,7 @@ class PipedProgram(RunningProgram):
     @override
     def close_input(self) -> None:
         if self.is_terminal and self._input >= 0:
-            with contextlib.suppress(OSError):  # nobody holds the other end, or it is full
+            with contextlib.suppress(OSError):  # the other end is closed, or it is full
                 os.write(self._input, _END_OF_INPUT)
         else:
             self._close_feed()
@@ -152,7 +152,7 @@ class PipedProgram(RunningProgram):
         done, _ = await asyncio.wait([self.report], timeout=_END_S)
         for report in done:
             if not report.cancelled():
-                report.exception()  # whoever waits still gets it; nobody may wait any more
+                report.exception()  # marked as retrieved: there may be no waiter left
 
     def _close_feed(self) -> None:
         if self._input >= 0:
@@ -188,7 +188,7 @@ async def _first(
 
 
 def _read(descriptor: int) -> bytes | None:
-    """What is there: None for nothing yet, no bytes at the end.
+    """Read what is there: None for nothing yet, no bytes at the end.
 
     Raises:
         OSError: it cannot be read.

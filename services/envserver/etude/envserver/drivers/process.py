@@ -1,11 +1,11 @@
-"""Commands in namespaces of the host's kernel, forked from a warm interpreter.
+"""Process driver: commands in namespaces of the machine's kernel, forked from a warm interpreter.
 
-Covered: no network but the proxy of a pool that has one, no file of the host but its programs
+Covered: no network but the pool's egress proxy, no file of the machine but its programs
 (read-only), no other lease, no process of the host, private /tmp, /tests and /logs, an
 unprivileged user without capabilities or a way to them, a system call filter, limits on processes,
 memory, files, output and time; nothing outlives its command. Not covered: bugs of the host's
-kernel, CPU caches, neighbours' share of CPU and disk bandwidth. So it is WEAK: for one tenant, and
-for templates somebody trusts.
+kernel, CPU caches, neighbours' share of CPU and disk bandwidth. So it is WEAK: for one tenant and
+trusted templates.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ from etude.envserver.egress.gate import Egress
 from etude.envserver.folders import Owner
 
 START_TIMEOUT_S = 60.0
-"""An idle machine needs 0.1 s; a busy one with a cold disk was seen to need 10."""
+"""An idle machine takes 0.1 s; a busy one with a cold disk took 10."""
 STOP_TIMEOUT_S = 5.0
 _MAX_REPORT_BYTES = 1 << 18
 _COMMANDS_PER_CORE = 4
-"""More would only share the cores; a command's time starts when it has its place."""
+"""More only share the cores; a command's time starts when it has its slot."""
 _BOOT = "import sys; from etude.envserver.drivers.sandbox.server import main; main(sys.argv[1:])"
 _FIX = (
     "run as root, or allow user namespaces: sysctl user.max_user_namespaces=10000 and, where they"
@@ -62,15 +62,15 @@ _TOO_LONG = Outcome(output=b"sh: argument list too long\n", exit_code=126)
 
 @dataclass(slots=True)
 class ProcessDriver(FolderDriver):
-    """One warm server process for all leases of a node; it is started again when it dies."""
+    """One sandbox server for all leases of a host; it is restarted when it dies."""
 
     scratch: Path
-    """Private folder of the node; keeps the workspaces."""
+    """Private folder of the host; holds the workspaces."""
     name: str = "process"
     strength: Strength = Strength.WEAK
     caps: Caps = _CAPS
     egress: Egress | None = None
-    """What environments may reach; None is nothing."""
+    """Egress policy; None denies everything."""
     leases: Path = field(init=False)
     _channel: socket.socket | None = None
     _outbox: messages.Outbox | None = None
@@ -92,10 +92,10 @@ class ProcessDriver(FolderDriver):
 
     @override
     async def start(self) -> None:
-        """Start the warm server.
+        """Start the sandbox server.
 
         Raises:
-            DriverUnavailableError: this machine refuses namespaces.
+            DriverUnavailableError: namespaces are not allowed on this machine.
         """
         async with self._starting:
             if self._channel is None:
@@ -117,15 +117,15 @@ class ProcessDriver(FolderDriver):
 
     @override
     def is_repeatable(self, command: str) -> bool:
-        # What another host answers is nothing that the same files decide.
+        # A result that depends on other hosts is not decided by the files.
         return self.egress is None and FolderDriver.is_repeatable(self, command)
 
     async def launch(self, workspace: Path, program: Program) -> PipedProgram:
-        """Start a program that is talked to while it runs.
+        """Start an interactive program.
 
         Raises:
-            InvalidFieldError: its words are too long.
-            SandboxError: there is no server to start it.
+            InvalidFieldError: its command line is too long.
+            SandboxError: the server has ended.
         """
         await self.start()
         outbox = self._outbox
@@ -169,7 +169,7 @@ class ProcessDriver(FolderDriver):
             outbox.send(message)
             return await future
         except asyncio.CancelledError:
-            # The supervisor and all below it die; its late report finds nobody waiting.
+            # Kills the supervisor and all below it; its late report has no waiter.
             if outbox is self._outbox:
                 outbox.send(messages.encoded({"kill": job.job_id}))
             raise
@@ -181,7 +181,7 @@ class ProcessDriver(FolderDriver):
         paths = _layout(self.leases, self.scratch)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(0)
-        # The kernel's default refuses a message of this size as a whole.
+        # The kernel's default refuses a message of this size.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, layout.MAX_REQUEST_BYTES)
         loop = asyncio.get_running_loop()
         with theirs:
@@ -192,12 +192,12 @@ class ProcessDriver(FolderDriver):
                 env={**layout.ENVIRONMENT, "PYTHONPATH": _import_path()},
                 stdin=asyncio.subprocess.DEVNULL,
                 cwd="/",
-                # A terminal's Ctrl-C is for the node, which lets running calls end.
+                # A terminal's Ctrl-C is for the host process, which lets running calls end.
                 start_new_session=True,
             )
         self._channel = ours
         self._outbox = messages.Outbox(ours, self._disconnect)
-        # Not an argument: commands can read those of their supervisor, which is a fork of this.
+        # Not an argument: commands can read their supervisor's, which is a fork of this.
         self._outbox.send(messages.encoded(dataclasses.asdict(paths)))
         self._ready = loop.create_future()
         loop.add_reader(ours, self._read)
@@ -264,7 +264,7 @@ def _layout(leases: Path, scratch: Path) -> Layout:
     return Layout(
         leases=str(leases.resolve()),
         new_root=str(new_root.resolve()),
-        # A virtual environment's packages stay outside: the interpreter below it is enough.
+        # Without a virtual environment's packages: the base interpreter is enough.
         python=str(Path(sys.executable).resolve()),
         prefix=str(Path(sys.base_prefix).resolve()),
         minitest=minitest.__file__,
@@ -277,7 +277,7 @@ def _import_path() -> str:
 
 
 _OWN_FILES = ((minitest.__file__, 2), (layout.__file__, 4))
-"""Modules that the server imports, and how far above them their source root is."""
+"""Modules that the server imports, and their depth below the source root."""
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -1,4 +1,4 @@
-"""Programs that are talked to while they run, whatever driver runs them."""
+"""Interactive programs in a sandbox, for all drivers."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,25 +10,25 @@ MAX_TIMEOUT_S = 86_400
 MAX_TERMINAL = 1_000
 """Rows or columns."""
 MAX_ENVIRONMENT_BYTES = 64 << 10
-"""Names and values that a client adds; with the longest command they still fit one message."""
+"""Names and values that a client adds; with the longest command they fit one message."""
 
 
 class Stream(IntEnum):
-    """Where a piece of output came from; a terminal has the first only."""
+    """Stream of a piece of output; a terminal has the first only."""
 
     OUT = 1
     ERR = 2
 
 
 class Piece(NamedTuple):
-    """Some output."""
+    """A piece of output."""
 
     stream: Stream
     data: bytes
 
 
 class Size(NamedTuple):
-    """Of a terminal, in characters."""
+    """Size of a terminal, in characters."""
 
     rows: int
     columns: int
@@ -36,30 +36,30 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What to run in a workspace."""
+    """A program to run in a workspace."""
 
     argv: Sequence[str]
-    """The program, and its arguments."""
+    """The program and its arguments."""
     cwd: str = ""
     """Relative to the workspace."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the sandbox's own."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     terminal: Size | None = None
-    """A terminal in place of three pipes."""
+    """A terminal instead of three pipes."""
     is_merged: bool = False
-    """Both outputs are one, so that their order is kept."""
+    """Whether both outputs are one stream, in order."""
     shares_network: bool = False
-    """While it runs, what starts in the workspace can talk to it."""
+    """Whether other processes of the workspace can connect to it."""
 
 
 class Ending(NamedTuple):
-    """How a program ended."""
+    """Exit of a program."""
 
     exit_code: int
     """128 + n after signal n."""
     ended_for: str
-    """The limit that ended it: time, memory or disk."""
+    """Limit that ended it: time, memory or disk."""
     cpu_ms: int
 
 
@@ -70,33 +70,33 @@ class RunningProgram(Protocol):
     """Unique in its driver's process."""
 
     def output(self) -> AsyncIterator[Piece]:
-        """What it writes, to the end; a reader that is slow slows the program down."""
+        """Iterate over its output to the end; a slow reader slows the program down."""
         ...
 
     async def ending(self) -> Ending:
-        """Wait until nothing of it is left. Its output is read first, else it may not end."""
+        """Wait until all of it has ended. Its output is read first, or it may not end."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Give it input; what it does not read any more is dropped."""
+        """Write input; what it no longer reads is dropped."""
         ...
 
     def close_input(self) -> None:
-        """It has all input."""
+        """Close its input."""
         ...
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and to what it started in the same group."""
+        """Send a signal to its process group."""
         ...
 
     def resize(self, size: Size) -> None:
-        """Change its terminal's size; without one nothing happens."""
+        """Change its terminal's size; no effect without a terminal."""
         ...
 
     def kill(self) -> None:
-        """End it and all that it started; ending() says when that is done."""
+        """Kill it and all that it started; ending() waits for that."""
         ...
 
     async def close(self) -> None:
-        """End it, if it has not ended, and let everything of it go; nobody reads its output."""
+        """Kill it if it runs, and release its resources; its output is not read any more."""
         ...

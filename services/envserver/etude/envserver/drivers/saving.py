@@ -1,4 +1,4 @@
-"""Folders of a lease in a snapshot: copied together, put back together."""
+"""Snapshots of a lease's folders: copied together, restored together."""
 
 import sys
 from collections.abc import Mapping
@@ -12,23 +12,23 @@ from etude.envserver.drivers.base import Saved
 from etude.envserver.folders import Limits, Owner
 
 _UNLIMITED = Limits(max_files=sys.maxsize, max_bytes=sys.maxsize)
-"""What was saved once kept to its limits then."""
+"""For restores: a snapshot has been within its limits when it was saved."""
 
 Parts = Mapping[str, Owner]
-"""Names of folders of a lease, and whom they belong to there."""
+"""Folders of a lease, by name, and their owners there."""
 
 
 def save(lease: Path, parts: Parts, target: Path, limits: Limits) -> Saved:
-    """Copy those folders that there are.
+    """Copy the folders that exist.
 
     Args:
-        lease: the lease's folder.
-        parts: of it.
-        target: an empty folder. What is in it is the node's own, and nothing of a lease's.
-        limits: of all together.
+        lease: the lease folder.
+        parts: its folders.
+        target: an empty folder, owned by the host.
+        limits: limits of all together.
 
     Raises:
-        TooLargeError: there is more than the limits allow.
+        TooLargeError: the limits are exceeded.
         OSError: something cannot be read or written.
     """
     num_bytes, digest = 0, blake3()
@@ -43,10 +43,10 @@ def save(lease: Path, parts: Parts, target: Path, limits: Limits) -> Saved:
 
 
 def prepare(source: Path, parts: Parts, lease: Path, saved: Saved) -> None:
-    """Put a copy of what was saved beside those folders; replace() does the rest.
+    """Copy a snapshot next to the present folders; replace() activates it.
 
     Raises:
-        CorruptError: it is something else.
+        CorruptError: it is not what was saved.
         OSError: something cannot be read or written.
     """
     digest = blake3()
@@ -63,7 +63,7 @@ def prepare(source: Path, parts: Parts, lease: Path, saved: Saved) -> None:
 
 
 def replace(parts: Parts, lease: Path) -> None:
-    """Make what was prepared the folders, in place of those that there are."""
+    """Replace the present folders by the prepared ones."""
     for name in parts:
         former, partial = (_beside(lease, name, end) for end in ("former", "partial"))
         folders.remove(former)

@@ -1,7 +1,7 @@
-"""Which driver a pool gets on this machine.
+"""Selection of a pool's driver on this machine.
 
-A driver is imported once it is wanted: a node that is killed takes its leases over as soon as its
-next process has loaded what it needs, and of four drivers it needs one.
+Drivers are imported on demand: a host that was killed adopts its leases as soon as its next process
+has loaded what it needs, and of four drivers it needs one.
 """
 
 import asyncio
@@ -38,21 +38,21 @@ DEFAULT_MEMORY_MIB = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a driver finds on this machine."""
+    """Folders of a driver on this machine."""
 
     scratch: Path
-    """Private folder of the node."""
+    """Private folder of the host."""
     images: Path
-    """Folder of images, as `etude images build` makes it; those of a store are copied to it."""
+    """Image cache, as `etude images build` makes it; images of a store are copied to it."""
     secrets: Path | None = None
-    """Folder of the credentials that egress rules name."""
+    """Folder of the credentials of egress rules."""
 
 
 async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
-    """The driver that the pool names, or the best one that can run its templates.
+    """Select the driver that the pool names, or the best one that can run its templates.
 
     Raises:
-        DriverUnavailableError: this machine cannot give what the pool demands.
+        DriverUnavailableError: this machine cannot meet the pool's requirements.
     """
     driver = await _selected(spec, place)
     threshold = spec.health.crash_loop_threshold
@@ -63,7 +63,7 @@ async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
 
     if not isinstance(driver, MachineDriver):
         raise DriverUnavailableError(
-            f"driver {driver.name} starts no machines that could crash one after the other",
+            f"driver {driver.name} starts no VMs that could crash one after the other",
             where="spec.health.crashLoopThreshold",
             fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
         )
@@ -96,7 +96,7 @@ def _egress(spec: EnvPoolSpec, place: Place) -> "Egress | None":
 
 
 async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
-    """The first of machines, gVisor and processes that is here and strong enough.
+    """Select the first of microVMs, gVisor and processes that is available and strong enough.
 
     Raises:
         DriverUnavailableError: none is.
@@ -110,7 +110,9 @@ async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
         if minimum is not IsolationLevel.SANDBOX or machines.strength is not Strength.WEAK:
             return machines
         error = DriverUnavailableError(
-            "QEMU without KVM claims no wall", where="spec.isolation.minimum", fix="give it KVM"
+            "QEMU without KVM is not an isolation boundary",
+            where="spec.isolation.minimum",
+            fix="give it KVM",
         )
     except DriverUnavailableError as refused:
         error = refused
@@ -130,10 +132,10 @@ async def _gvisor(spec: EnvPoolSpec, place: Place) -> "GvisorDriver":
     from etude.envserver.drivers.gvisor import runsc  # noqa: PLC0415 - see above
     from etude.envserver.drivers.gvisor.driver import GvisorDriver  # noqa: PLC0415 - see above
 
-    # Here, so that a pool which accepts less is not refused for it.
+    # Checked here, so that a pool which accepts less is not refused for it.
     if spec.network.egress is not EgressPolicy.NONE:
         raise DriverUnavailableError(
-            "environments of driver gvisor have no way out",
+            "environments of driver gvisor have no egress",
             where="spec.network.egress",
             fix="set it to None, or spec.isolation.driver to QemuMicroVM",
         )
@@ -141,7 +143,7 @@ async def _gvisor(spec: EnvPoolSpec, place: Place) -> "GvisorDriver":
     for index, template in enumerate(spec.templates):
         if images[template.name].has_services:
             raise DriverUnavailableError(
-                f"image {images[template.name].name!r} has services, which gVisor does not begin",
+                f"image {images[template.name].name!r} has services, which gVisor does not start",
                 where=f"spec.templates[{index}].image",
                 fix="set spec.isolation.driver to QemuMicroVM",
             )
@@ -274,13 +276,13 @@ def _image(template: Template, index: int, access: StoreAccess | None, place: Pl
 
 
 def _found(name: str, cache: Cache, access: StoreAccess) -> Image | None:
-    """The image, which nobody removes for as long as this process lives."""
+    """Find the image and hold it against removal while this process lives."""
     found = _image_of(name, cache, access)
     return found if found is not None and hold(found.folder) is not None else None
 
 
 def _image_of(name: str, cache: Cache, access: StoreAccess) -> Image | None:
-    """The image in a store or a folder, or the newest one here of this name or address."""
+    """Find the image in a store or a folder, or the newest one here of this name or address."""
     if name.startswith("s3://"):
         from etude.envserver.images import shipping  # noqa: PLC0415 - for images of a store alone
 

@@ -1,1 +1,1 @@
-"""Machines of Firecracker, each in a jail that its jailer builds."""
+"""Firecracker driver: microVMs, each in a jail built by Firecracker's jailer."""

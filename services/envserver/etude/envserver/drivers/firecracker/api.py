@@ -1,8 +1,8 @@
-"""Requests to a Firecracker process, whose guest may have taken it over.
+"""Client of a Firecracker process's API, whose guest may have taken it over.
 
-Covered: answers that are too long, cut off, no HTTP or no JSON, and silence. Each ends with a
-VmmError. Every request has a connection of its own, so that whoever comes later needs none of an
-earlier process.
+Covered: answers that are too long, truncated, not HTTP or not JSON, and timeouts. Each ends with a
+VmmError, in every method. Each request has its own connection, so that a later process can take
+over.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 from etude.envserver.drivers.machines.errors import VmmError
 
 LIMIT_S = 30.0
-"""A neighbour may hold every core; an idle machine answers in a millisecond."""
+"""An idle machine answers in a millisecond; a busy one may have no core free."""
 _MAX_HEAD_BYTES = 16 << 10
 _MAX_BODY_BYTES = 64 << 10
 _MAX_FAULT_CHARS = 500
@@ -25,33 +25,21 @@ Body = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The API socket of one process."""
+    """API socket of one process."""
 
     dial: Callable[[], socket]
-    """A new connection, not blocking; raises VmmError."""
+    """Opens a connection, non-blocking; raises VmmError."""
 
     async def get(self, path: str) -> Mapping[str, Any]:
-        """What is so.
-
-        Raises:
-            VmmError: it was refused, took too long, or the connection ended.
-        """
+        """Send GET."""
         return await self._answer("GET", path, None, LIMIT_S)
 
     async def put(self, path: str, body: Body, *, limit_s: float = LIMIT_S) -> None:
-        """Make it so.
-
-        Raises:
-            VmmError: it was refused, took too long, or the connection ended.
-        """
+        """Send PUT."""
         await self._answer("PUT", path, body, limit_s)
 
     async def patch(self, path: str, body: Body) -> None:
-        """Change it.
-
-        Raises:
-            VmmError: it was refused, took too long, or the connection ended.
-        """
+        """Send PATCH."""
         await self._answer("PATCH", path, body, LIMIT_S)
 
     async def _answer(
@@ -91,7 +79,7 @@ async def _response(reader: asyncio.StreamReader, what: str) -> Mapping[str, Any
         case ["HTTP/1.1" | "HTTP/1.0", code]:
             raise VmmError(f"{what}: {_fault(body) or f'refused with {code[:20]}'}")
         case _:
-            raise VmmError(f"{what}: the answer is no HTTP")
+            raise VmmError(f"{what}: the answer is not HTTP")
 
 
 def _size(lines: list[str], what: str) -> int:
@@ -100,7 +88,7 @@ def _size(lines: list[str], what: str) -> int:
         if name.strip().lower() == "content-length":
             value = value.strip()
             if not value.isdecimal() or len(value) > len(str(_MAX_BODY_BYTES)):
-                raise VmmError(f"{what}: the answer has no length")
+                raise VmmError(f"{what}: the answer has no valid length")
             if int(value) > _MAX_BODY_BYTES:
                 raise VmmError(f"{what}: the answer is longer than {_MAX_BODY_BYTES} bytes")
             return int(value)
@@ -111,9 +99,9 @@ def _object(body: bytes, what: str) -> Mapping[str, Any]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as cause:
-        raise VmmError(f"{what}: the answer is no JSON") from cause
+        raise VmmError(f"{what}: the answer is not JSON") from cause
     if not isinstance(found, dict):
-        raise VmmError(f"{what}: the answer is no object")
+        raise VmmError(f"{what}: the answer is not a JSON object")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a machine is, as Firecracker's API wants to be told."""
+"""Requests of Firecracker's API: VM configuration, pause and resume, snapshots."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from etude.envserver.drivers.firecracker.api import Body
 KERNEL, INITRAMFS, ROOT = "vmlinux", "initramfs.gz", "root.sqsh"
 MEMORY, STATE = "memory", "vmstate"
 CHANNEL = "agent.sock"
-"""Names in a machine's jail. A snapshot names the root and the channel by their paths."""
+"""File names in a VM's jail. A snapshot names root and channel by their paths."""
 
 AGENT_PORT = 1024
-"""Where the agent listens, as in services/envserver/guest/vsock.go."""
+"""The agent's vsock port, as in services/envserver/guest/vsock.go."""
 _GUEST_CID = 3
-"""The first that is nobody's. Each process has guests of its own, so all have the same."""
+"""The first free one. Each process has guests of its own, so all use the same."""
 _WORDS = (
     "quiet panic=-1 reboot=k pci=off i8042.noaux i8042.nomux i8042.dumbkbd"
-    # What a guest says on a serial line would be written by its monitor, as fast as it likes.
+    # The VMM would write a serial console's output as fast as the guest likes.
     " 8250.nr_uarts=0 envroot=sqsh envchannel=vsock"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FireMachine:
-    """What every clone of a template has in common with it."""
+    """Configuration that all clones of a template share."""
 
     memory_mib: int = 256
 
@@ -35,14 +35,14 @@ class FireMachine:
 
 
 class Put(NamedTuple):
-    """One request."""
+    """One PUT request."""
 
     path: str
     body: Body
 
 
 def boot(machine: FireMachine) -> Iterator[Put]:
-    """What makes a machine of a process that has just started, in this order."""
+    """Requests that configure and boot a VM, in order."""
     yield Put(
         "/machine-config",
         {
@@ -65,7 +65,7 @@ def boot(machine: FireMachine) -> Iterator[Put]:
         {
             "drive_id": "root",
             "path_on_host": f"/{ROOT}",
-            # The first file system finds and mounts it, over a memory of its own.
+            # The initramfs finds and mounts it, under a file system in memory.
             "is_root_device": False,
             "is_read_only": True,
         },
@@ -80,7 +80,7 @@ RESUME: Body = {"state": "Resumed"}
 
 
 def create(kind: str, *, state: str, memory: str) -> Put:
-    """A snapshot of a paused machine: Full, or Diff since it was loaded or the one before."""
+    """Request a snapshot of a paused VM: Full, or Diff since it was loaded or the one before."""
     return Put(
         "/snapshot/create",
         {"snapshot_type": kind, "snapshot_path": f"/{state}", "mem_file_path": f"/{memory}"},
@@ -88,7 +88,7 @@ def create(kind: str, *, state: str, memory: str) -> Put:
 
 
 def load() -> Put:
-    """A snapshot into a process that has just started; the machine stays paused."""
+    """Request to load a snapshot into a new process; the VM stays paused."""
     return Put(
         "/snapshot/load",
         {

@@ -1,4 +1,4 @@
-"""The control groups that the jailer makes for machines, and that nobody but us removes."""
+"""Control groups that the jailer makes for VMs and does not remove."""
 
 import contextlib
 from pathlib import Path
@@ -7,12 +7,12 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def remove(name: str, prefix: str, *, root: Path = ROOT) -> None:
-    """Remove those of machines that have ended; the kernel keeps the others.
+    """Remove the control groups of VMs that have ended; the kernel keeps the others.
 
     Args:
-        name: of the group they are in, which is that of the monitor's program.
-        prefix: of the machines' ids.
-        root: where control groups are mounted.
+        name: name of their parent group: the VMM's program.
+        prefix: prefix of the VM ids.
+        root: mount point of control groups.
     """
     with contextlib.suppress(OSError):
         for group in (root / name).glob(f"{prefix}*"):

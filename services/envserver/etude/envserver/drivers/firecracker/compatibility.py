@@ -1,4 +1,4 @@
-"""Where a snapshot of Firecracker can be restored: only where all it was made with is the same."""
+"""Firecracker's programs: discovery, version, and compatibility key of snapshots."""
 
 import hashlib
 import json
@@ -13,15 +13,15 @@ from etude.envserver.drivers.machines.processor import host_processor
 from etude.envserver.images.build import Image
 
 OLDEST = (1, 13)
-"""Since then a load can be told to track what the guest writes, by the name used here."""
+"""First release that can track dirty pages after a load, by the field name used here."""
 _LIMIT_S = 30.0
 
 
 def compat_key(program: Path, machine: FireMachine, image: Image) -> str:
-    """Digest of driver, monitor, machine, processor, kernel and initramfs.
+    """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root.
 
     Raises:
-        VmmError: there is no monitor.
+        VmmError: there is no VMM.
     """
     puts = [[path, dict(body)] for path, body in bodies.boot(machine)]
     files = [image.files[name] for name in ("vmlinuz", "initramfs.gz", "root.sqsh")]
@@ -30,10 +30,10 @@ def compat_key(program: Path, machine: FireMachine, image: Image) -> str:
 
 
 def version(program: Path) -> str:
-    """What a program of Firecracker's calls itself.
+    """Read the version of one of Firecracker's programs.
 
     Raises:
-        VmmError: it does not say, or is too old.
+        VmmError: it has none, or is too old.
     """
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Which diffs a machine was told to write: the node's own word, in the machine's folder.
+"""Pending diffs of a VM: those that this host has requested, recorded in the VM's folder.
 
-A monitor that was taken over may put any number of files into its jail, by any name. So the node
-notes what it asks for before it asks, and looks at nothing else.
+A compromised VMM may put any files into its jail, by any name. So requests are recorded before they
+are made, and no other file is read.
 """
 
 from dataclasses import dataclass
@@ -10,38 +10,34 @@ from pathlib import Path
 from etude.envserver.drivers.machines.errors import VmmError
 
 MAX_PENDING = 16
-"""One is put together as soon as it is written; others are of a failure or a process that died."""
+"""A diff is merged as soon as it is written; others come from a failure or a dead process."""
 _NOTE = "diffs"
 
 
 @dataclass(frozen=True, slots=True)
 class Diffs:
-    """Those of one machine that were not put together yet."""
+    """Diffs of one VM that were not merged yet."""
 
     folder: Path
-    """Of the machine; private to the node."""
+    """Folder of the VM; private to the host."""
 
     def ask(self) -> str:
-        """A name for the next.
+        """Record the next diff, and return its name.
 
         Raises:
             VmmError: what was noted cannot be read.
-            OSError: it cannot be noted.
+            OSError: the record cannot be written.
         """
         asked = self._asked()
         self._note(range(asked.start, asked.stop + 1))
         return _name(asked.stop)
 
     def pending(self) -> list[str]:
-        """All that were asked for, oldest first.
-
-        Raises:
-            VmmError: what was noted cannot be read.
-        """
+        """List the recorded diffs, oldest first."""
         return [_name(number) for number in self._asked()]
 
     def done(self) -> None:
-        """Note that the oldest is not needed any more."""
+        """Remove the oldest from the record."""
         asked = self._asked()
         self._note(range(asked.start + 1, asked.stop))
 

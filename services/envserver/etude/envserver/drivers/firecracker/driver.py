@@ -1,4 +1,4 @@
-"""Sandboxes as machines of Firecracker, whose guests the processor runs: the level is STRONG."""
+"""Firecracker driver: the processor runs the guests, so the level is STRONG."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ from etude.envserver.images.build import Image
 
 @dataclass(slots=True, kw_only=True)
 class FirecrackerDriver(MachineDriver):
-    """Its templates are files, of which every machine's jail has a second name."""
+    """Its templates are files, hard-linked into the jail of each clone."""
 
     machine: FireMachine
     programs: Programs
@@ -66,7 +66,7 @@ class FirecrackerDriver(MachineDriver):
             await self._boot(image, kept, key, ground, users)
             address = await asyncio.to_thread(kept.find, key)
         if address is None:
-            raise VmmError("its files are not what was written")
+            raise VmmError("the cached files are not what was written")
         return FireTemplate(
             address=address,
             compat_key=key,

@@ -1,7 +1,7 @@
-"""The jail of one machine: how Firecracker's jailer is called, and what lies in its chroot.
+"""Jail of one VM: the jailer's command line, files in its chroot, its control groups.
 
-The jailer makes the chroot's folder and gives it to the machine's user, so a monitor that was taken
-over can put what it likes there: whatever is opened here is looked at first, and no link followed.
+The jailer makes the chroot's folder and gives it to the VM's user, so a compromised VMM can put
+anything there: files are checked before use, and no link is followed.
 """
 
 import os
@@ -16,11 +16,11 @@ from etude.envserver.drivers.machines.errors import VmmError
 
 API = "api.sock"
 _MAX_FILES = 256
-"""Of one process: files, sockets, and some descriptors for every device."""
+"""Limit of one process: files, sockets, and some descriptors for each device."""
 _MAX_TASKS = 32
-"""The same process has a thread for the API, one for devices, one for each processor."""
+"""One process has a thread for the API, one for devices, one for each vCPU."""
 _OWN_BYTES = 64 << 20
-"""Beside the guest's memory."""
+"""Memory on top of the guest's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,34 +33,34 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One machine's place: its id, its folder at the node, its user."""
+    """Jail of one VM: its programs, folder and id."""
 
     programs: Programs
     folder: Path
-    """Of the machine; private to the node."""
+    """Folder of the VM; private to the host."""
     vm_id: str
     """Letters, digits and hyphens, 64 at most."""
 
     @property
     def root(self) -> Path:
-        """What the monitor sees as `/`."""
+        """Root folder of the chroot."""
         return self.folder / "jail" / self.programs.firecracker.name / self.vm_id / "root"
 
     @property
     def pid_file(self) -> Path:
-        """Where the jailer writes which process became the monitor."""
+        """File in which the jailer writes the VMM's PID."""
         return self.root / f"{self.programs.firecracker.name}.pid"
 
 
 def command(cell: Cell, machine: FireMachine, *, uid: int, gid: int, netns: str) -> tuple[str, ...]:
-    """How a monitor is started in its jail; the jailer keeps its default filter of system calls.
+    """Command line that starts a VMM in its jail, with the jailer's default seccomp filter.
 
     Args:
-        cell: its place.
-        machine: what it will run.
-        uid: whom it runs as: nobody else does.
-        gid: the same.
-        netns: a file of a network namespace with nothing in it.
+        cell: the jail.
+        machine: configuration of the VM.
+        uid: user of this VM alone.
+        gid: its group.
+        netns: file of an empty network namespace.
     """
     limits = (f"fsize={machine.memory_bytes + _OWN_BYTES}", f"no-file={_MAX_FILES}")
     groups = (f"memory.max={2 * machine.memory_bytes + _OWN_BYTES}", f"pids.max={_MAX_TASKS}")
@@ -79,20 +79,20 @@ def command(cell: Cell, machine: FireMachine, *, uid: int, gid: int, netns: str)
 
 
 def cell_of(folder: Path, programs: Programs) -> Cell:
-    """The place of a machine that was started in this folder.
+    """Find the jail of a VM that was started in this folder.
 
     Raises:
-        VmmError: none was.
+        VmmError: there is none.
     """
     try:
         (found,) = (folder / "jail" / programs.firecracker.name).iterdir()
     except (OSError, ValueError) as cause:
-        raise VmmError(f"{folder}: no monitor was started there") from cause
+        raise VmmError(f"{folder}: has no jail of a VMM") from cause
     return Cell(programs=programs, folder=folder, vm_id=found.name)
 
 
 def place(cell: Cell, name: str, source: Path) -> None:
-    """Put a file into the chroot that nobody changes: as a second name of it, or as a copy.
+    """Put an immutable file into the chroot: a hard link, or a copy.
 
     Raises:
         OSError: it cannot be put there.
@@ -100,16 +100,16 @@ def place(cell: Cell, name: str, source: Path) -> None:
     target = cell.root / name
     try:
         os.link(source, target)
-    except OSError:  # another file system, or a limit of links
+    except OSError:  # another file system, or the limit of links
         shutil.copyfile(source, target)
         target.chmod(0o444)
 
 
 def opened(cell: Cell, name: str, *, size_bytes: int | None = None) -> int:
-    """A file that the monitor has written, open for reading.
+    """Open a file that the VMM has written, for reading.
 
     Raises:
-        VmmError: there is none, or it is no regular file of that size.
+        VmmError: there is none, or it is not a regular file of that size.
     """
     try:
         descriptor = os.open(cell.root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -119,12 +119,12 @@ def opened(cell: Cell, name: str, *, size_bytes: int | None = None) -> int:
     is_fitting = size_bytes is None or found.st_size == size_bytes
     if not stat.S_ISREG(found.st_mode) or not is_fitting:
         os.close(descriptor)
-        raise VmmError(f"{cell.root / name}: is no file of the size that it has to have")
+        raise VmmError(f"{cell.root / name}: is not a regular file of the expected size")
     return descriptor
 
 
 def dial(cell: Cell, name: str) -> socket.socket:
-    """A connection to a socket of the monitor's, not blocking.
+    """Connect to a socket of the VMM, non-blocking.
 
     Raises:
         VmmError: there is none.
@@ -135,8 +135,8 @@ def dial(cell: Cell, name: str) -> socket.socket:
         raise VmmError(f"{cell.root / name}: {cause}") from cause
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        # The name of an open file: short, not what somebody puts there meanwhile, and no link: to
-        # the file of a link, or to one that is no socket, nothing can be connected.
+        # The name of an open file is short, cannot be replaced meanwhile, and is not a link:
+        # connecting to an open link, or to a file that is not a socket, fails.
         connection.connect(f"/proc/self/fd/{at}")
     except OSError as cause:
         connection.close()

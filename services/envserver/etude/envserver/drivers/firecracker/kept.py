@@ -1,10 +1,10 @@
-"""A node's templates on its disk, so that a successor need not boot them again.
+"""Template cache of Firecracker on disk, so that a successor process need not boot again.
 
 templates/<compat_key>/seal       keyed digest of the address
                       /memory /vmstate /root.sqsh
 
-A monitor trusts them, so none is used before it is what this node wrote: the address by its keyed
-BLAKE3, memory and state by the address. Nobody else can write there, and nobody does later.
+A VMM trusts these files, so none is used before it is verified: the address by its keyed BLAKE3,
+memory and state by the address. Only this host can write there.
 """
 
 import hmac
@@ -29,15 +29,15 @@ _CODE_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The templates of one node."""
+    """Cached templates of one host."""
 
     folder: Path
-    """Private to the node."""
+    """Private to the host."""
     key: bytes
-    """Known to the node alone."""
+    """Secret key of the host."""
 
     def find(self, compat_key: str) -> str | None:
-        """The address of the template that is kept, if it is sound. Call it on a thread.
+        """Find and verify a cached template, and return its address. Call it on a thread.
 
         Raises:
             OSError: it cannot be read.
@@ -50,13 +50,13 @@ class Kept:
         except FileNotFoundError:
             return None
         if not is_whole or not hmac.compare_digest(seal, self._code(compat_key, found)):
-            log.warning("a template is booted again: %s is not what this node wrote", folder)
+            log.warning("template is booted again: %s was not written by this host", folder)
             return None
         return found
 
     @contextmanager
     def making(self, compat_key: str) -> Iterator[Path]:
-        """An empty folder, whose files are kept once the block has ended. That takes 1 ms a MiB.
+        """Open an empty folder, whose files are cached at the end of the block. Takes 1 ms a MiB.
 
         Raises:
             OSError: it cannot be written.
@@ -76,7 +76,7 @@ class Kept:
             shutil.rmtree(partial, ignore_errors=True)
 
     def at(self, compat_key: str) -> Path:
-        """The folder of a template."""
+        """Folder of a template."""
         return self.folder / compat_key
 
     def _code(self, compat_key: str, address: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The kernel as Firecracker loads it: the ELF file inside of a compressed Linux image.
+"""Extraction of vmlinux, the ELF kernel that Firecracker loads, from a compressed Linux image.
 
 The layout is Linux's boot protocol (Documentation/arch/x86/boot.rst): the header says where the
 payload is, and the payload ends with its size unpacked.
@@ -17,20 +17,20 @@ ELF = b"\x7fELF"
 _HEADER_END = 0x250
 _SETUP_SECTS, _MAGIC, _VERSION, _PAYLOAD = 0x1F1, 0x202, 0x206, 0x248
 _OLDEST = 0x0208
-"""Of the protocol that says where the payload is."""
+"""First protocol version with the payload's position."""
 _MAX_BYTES = 1 << 28
 
 
 def vmlinux(image: bytes) -> bytes:
-    """The ELF file of a kernel image; one that is no image but that file already is itself.
+    """Extract the ELF file of a kernel image; an ELF file is returned as it is.
 
     Raises:
-        CorruptError: it is neither, or is packed in a way that is not known here.
+        CorruptError: it is neither, or has an unknown compression.
     """
     if image.startswith(ELF):
         return image
     if len(image) < _HEADER_END or image[_MAGIC : _MAGIC + 4] != b"HdrS":
-        raise CorruptError("the kernel is no Linux image")
+        raise CorruptError("the kernel is not a Linux image")
     (version,) = struct.unpack_from("<H", image, _VERSION)
     if version < _OLDEST:
         raise CorruptError(f"the kernel's boot protocol {version:#x} is too old")
@@ -38,13 +38,13 @@ def vmlinux(image: bytes) -> bytes:
     start = ((image[_SETUP_SECTS] or 4) + 1) * 512 + offset
     payload = image[start : start + size]
     if len(payload) != size or size < 8:
-        raise CorruptError("the kernel image is cut off")
+        raise CorruptError("the kernel image is truncated")
     (unpacked,) = struct.unpack_from("<I", payload, size - 4)
     if unpacked > _MAX_BYTES:
         raise CorruptError(f"the kernel would have {unpacked} bytes")
     found = _unpacked(payload[:-4])
     if len(found) != unpacked or not found.startswith(ELF):
-        raise CorruptError("the kernel image holds no ELF file of the size it says")
+        raise CorruptError("the kernel image does not hold an ELF file of the stated size")
     return found
 
 
@@ -61,11 +61,11 @@ def _unpacked(payload: bytes) -> bytes:
                 return way(payload)
             except (OSError, EOFError, lzma.LZMAError, zlib.error, IndexError) as cause:
                 raise CorruptError(f"the kernel cannot be unpacked: {cause}") from cause
-    raise CorruptError(f"the kernel is packed in an unknown way, {payload[:4].hex()}")
+    raise CorruptError(f"the kernel has an unknown compression, {payload[:4].hex()}")
 
 
 def _lz4(payload: bytes) -> bytes:
-    """The old frames of LZ4: each a size and a block, to the end."""
+    """Decompress legacy LZ4 frames: each a size and a block, to the end."""
     found, at = bytearray(), 4
     while at + 4 <= len(payload):
         (size,) = struct.unpack_from("<I", payload, at)
@@ -76,10 +76,10 @@ def _lz4(payload: bytes) -> bytes:
 
 
 def _lz4_block(block: bytes) -> bytes:
-    """Sequences of bytes as they are, and of bytes that were there before.
+    """Decompress an LZ4 block: literals, and matches of earlier output.
 
     Raises:
-        IndexError: it ends too early, or repeats what was not there.
+        IndexError: it ends too early, or a match is out of range.
     """
     found, at = bytearray(), 0
     while at < len(block):
@@ -88,12 +88,12 @@ def _lz4_block(block: bytes) -> bytes:
         found += block[at : at + length]
         at += length
         if at >= len(block):
-            break  # the last sequence repeats nothing
+            break  # the last sequence has no match
         distance, at = block[at] | block[at + 1] << 8, at + 2
         length, at = _extended(block, at, token & 15)
         length += 4
         if not 0 < distance <= len(found) or len(found) + length > _MAX_BYTES:
-            raise IndexError("it repeats what was not there")
+            raise IndexError("a match is out of range")
         start = len(found) - distance
         piece = found[start : start + length]
         found += piece if distance >= length else (piece * (length // distance + 1))[:length]
@@ -101,7 +101,7 @@ def _lz4_block(block: bytes) -> bytes:
 
 
 def _extended(block: bytes, at: int, length: int) -> tuple[int, int]:
-    """A length, which goes on in more bytes if its four bits are full, and where they end."""
+    """Read a length, extended by more bytes if its four bits are set, and the offset behind it."""
     if length == 15:
         while True:
             more, at = block[at], at + 1

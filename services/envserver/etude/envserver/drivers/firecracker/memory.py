@@ -1,7 +1,7 @@
-"""Files of a guest's memory: full ones, sparse ones with what changed, and what they are together.
+"""Memory files of guests: full ones, sparse diffs, and their merges.
 
-A diff has bytes where the guest wrote, zeros among them, and holes elsewhere. Its file system must
-have holes as small as a page, else what was never written would look like zeros.
+A diff has data where the guest wrote, zeros included, and holes elsewhere. Its file system must
+have holes as small as a page, or unwritten memory would look like zeros.
 """
 
 import errno
@@ -20,26 +20,26 @@ _PART_BYTES = 4 << 20
 _FICLONE = 0x40049409
 _MAGIC = b"ETUDEFC1"
 _HEAD = struct.Struct(">Q")
-"""Bytes of the device state."""
+"""Size of the device state."""
 _SEGMENT = struct.Struct(">QQ")
-"""Where in the memory, and how many bytes."""
+"""Offset in the memory, and size."""
 _MAX_STATE_BYTES = 16 << 20
 
 
 class Part(NamedTuple):
-    """A piece of a memory."""
+    """A part of a memory."""
 
     offset: int
     data: bytes
 
 
 def has_small_holes(folder: Path) -> bool:
-    """Whether files there can have holes of one page."""
+    """Tell whether files there can have holes of one page."""
     return os.statvfs(folder).f_bsize <= PAGE_BYTES
 
 
 def written(descriptor: int) -> Iterator[Part]:
-    """What a sparse file holds, in the order in which it stands there.
+    """Iterate over the data of a sparse file, in order.
 
     Raises:
         OSError: it cannot be read.
@@ -58,7 +58,7 @@ def written(descriptor: int) -> Iterator[Part]:
 
 
 def merge(target: int, parts: Iterator[Part]) -> None:
-    """Write parts over what a file holds.
+    """Write parts over the content of a file.
 
     Raises:
         OSError: it cannot be written.
@@ -71,7 +71,7 @@ def merge(target: int, parts: Iterator[Part]) -> None:
 
 
 def sparse(source: int, target: Path) -> None:
-    """A copy without the pages of zeros, which nobody changes any more.
+    """Make a read-only copy without the pages of zeros.
 
     Raises:
         OSError: it cannot be written.
@@ -85,7 +85,7 @@ def sparse(source: int, target: Path) -> None:
 
 
 def cloned(source: Path, target: Path, parts: Iterator[Part]) -> None:
-    """A memory with parts in it that are different, sharing its blocks where the disk can.
+    """Make a read-only copy of a memory with changed parts, sharing blocks where the disk can.
 
     Raises:
         OSError: it cannot be written.
@@ -101,7 +101,7 @@ def cloned(source: Path, target: Path, parts: Iterator[Part]) -> None:
 
 
 def packed(state: bytes, changed: int | None) -> Iterator[bytes]:
-    """A device state and a sparse file of changes as one stream; unset changes are none."""
+    """Encode a device state and a sparse file of changes as one stream; None means no changes."""
     yield _MAGIC + _HEAD.pack(len(state))
     yield state
     if changed is not None:
@@ -111,26 +111,26 @@ def packed(state: bytes, changed: int | None) -> Iterator[bytes]:
 
 
 class Unpacked(NamedTuple):
-    """A stream taken apart."""
+    """A decoded stream."""
 
     state: bytes
     parts: Iterator[Part]
 
 
 def unpacked(stream: int, offset: int, *, memory_bytes: int) -> Unpacked:
-    """The device state and the changes of a stream.
+    """Decode the device state and the changes of a stream.
 
     Args:
-        stream: a file that nobody changes.
-        offset: where in it the stream begins.
-        memory_bytes: size of the memory that it belongs to.
+        stream: an immutable file.
+        offset: offset of the stream in the file.
+        memory_bytes: size of the memory.
 
     Raises:
-        CorruptError: it is none; of the parts when they are read.
+        CorruptError: it is damaged; for parts raised while they are read.
     """
     head = os.pread(stream, len(_MAGIC) + _HEAD.size, offset)
     if len(head) != len(_MAGIC) + _HEAD.size or not head.startswith(_MAGIC):
-        raise CorruptError("the delta is none of this driver's")
+        raise CorruptError("the delta is not one of this driver")
     (size,) = _HEAD.unpack(head[len(_MAGIC) :])
     if size > _MAX_STATE_BYTES:
         raise CorruptError(f"the delta's device state has {size} bytes")

@@ -1,4 +1,4 @@
-"""Whom machines run as: each as a user of its own, in a network with nothing in it."""
+"""User ids of VMs, one for each, and their empty network namespace."""
 
 import os
 import threading
@@ -9,45 +9,45 @@ from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.sandbox import kernel
 
 USERS = range(600_000, 660_000)
-"""Beyond those that distributions give to people, services and containers."""
+"""Above those that distributions give to people, services and containers."""
 
 
 @dataclass(slots=True)
 class Users:
-    """Hands each user number out once at a time."""
+    """Pool of user ids; each is used by one VM at a time."""
 
     _taken: set[int] = field(default_factory=set)
     _next: int = 0
 
     def take(self) -> int:
-        """A number that is nobody's.
+        """Take a free user id.
 
         Raises:
-            VmmError: all are taken.
+            VmmError: all are in use.
         """
         for step in range(len(USERS)):
             found = USERS[(self._next + step) % len(USERS)]
             if found not in self._taken:
-                # Not the next free one: a number rests before it is somebody else's.
+                # Round robin: a user id rests before it is used again.
                 self._next = found - USERS.start + 1
                 self._taken.add(found)
                 return found
-        raise VmmError(f"all {len(USERS)} users for machines are taken")
+        raise VmmError(f"all {len(USERS)} user ids for VMs are in use")
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Count those of machines that run already."""
+        """Reserve the user ids of running VMs."""
         self._taken.update(numbers)
 
     def give(self, number: int) -> None:
-        """Take a number back."""
+        """Free a user id."""
         self._taken.discard(number)
 
 
 def empty_network() -> int:
-    """An open network namespace with nothing in it; it ends with its last user and this file.
+    """Open an empty network namespace; it ends with its last user and this descriptor.
 
     Raises:
-        VmmError: the kernel makes none.
+        VmmError: the kernel does not allow it.
     """
     found: list[int | OSError] = []
 
@@ -58,11 +58,11 @@ def empty_network() -> int:
         except OSError as cause:
             found.append(cause)
 
-    # Only the thread leaves the node's network, and ends.
-    thread = threading.Thread(target=leave, name="network of machines")
+    # Only this thread leaves the host's network, and then ends.
+    thread = threading.Thread(target=leave, name="network of VMs")
     thread.start()
     thread.join()
     (outcome,) = found
     if isinstance(outcome, OSError):
-        raise VmmError(f"there is no network namespace for machines: {outcome}") from outcome
+        raise VmmError(f"cannot make a network namespace for VMs: {outcome}") from outcome
     return outcome

@@ -1,7 +1,7 @@
-"""Which Firecracker processes run for a node.
+"""Discovery of this host's Firecracker processes.
 
-The jailer takes the environment of what it starts, and gives it mounts of its own: what tells a
-process apart is its id, which the jailer puts on its command line.
+The jailer clears the environment of what it starts, and gives it mounts of its own: a process is
+known by its VM id, which the jailer puts on its command line.
 """
 
 import os
@@ -20,7 +20,7 @@ _MAX_BYTES = 4096
 
 
 def prefix(scratch: Path) -> str:
-    """How the ids of a node's machines begin: no other scratch folder's do, wherever it is."""
+    """Prefix of the VM ids of a host, unique for its scratch folder."""
     found = scratch.stat()
     made_of = f"{scratch.resolve()} {found.st_dev} {found.st_ino}"
     return blake3(made_of.encode()).hexdigest()[:_PREFIX_DIGITS]
@@ -28,7 +28,7 @@ def prefix(scratch: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirePlaces(Places):
-    """Where a node keeps the folders of its machines, and how their processes are found."""
+    """Folders of a host's VMs, and discovery of their processes."""
 
     @override
     def seen(self) -> dict[ProcessId, Path]:
@@ -39,23 +39,23 @@ class FirePlaces(Places):
             vm_id = _said(entry.name, beginning) if entry.name.isdecimal() else None
             process = identity.identify(int(entry.name)) if vm_id else None
             if process is not None and vm_id is not None:
-                # A folder that is gone has no record, by which it would be somebody's.
+                # A folder that is gone has no record, so the process is an orphan.
                 found[process] = folders.get(vm_id, self.scratch / vm_id)
         return found
 
 
 def _vm_id(folder: Path) -> str:
-    """Of the machine in a folder; empty if none was started there."""
+    """Id of the VM in a folder; empty if there is none."""
     return next((path.name for path in folder.glob("jail/*/*") if path.is_dir()), "")
 
 
 def _said(pid: str, beginning: str) -> str | None:
-    """The id on a process's command line, if it is one of this node's."""
+    """Read the VM id on a process's command line, if it is one of this host's."""
     try:
         with Path(f"/proc/{pid}/cmdline").open("rb") as file:
             words = file.read(_MAX_BYTES).decode(errors="replace").split("\0")
     except OSError:
-        return None  # it has ended, or is none of ours to look at
+        return None  # it has ended, or belongs to another user
     for flag, value in zip(words, [*words[1:], ""], strict=True):
         name, _, behind = flag.partition("=")
         vm_id = behind or value

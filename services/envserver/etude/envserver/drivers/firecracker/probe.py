@@ -1,4 +1,4 @@
-"""Whether Firecracker can run here, as far as that shows before a guest has booted."""
+"""Probe of Firecracker on this machine."""
 
 import os
 import shutil
@@ -12,14 +12,14 @@ from etude.envserver.drivers.machines.jail import KVM
 
 
 def programs(scratch: Path, *, kvm: Path = KVM) -> Programs:
-    """Firecracker and its jailer. That a guest runs, the boot of the first template shows.
+    """Find Firecracker and its jailer; the boot of the first template shows that guests run.
 
     Args:
-        scratch: where machines will have their files.
-        kvm: the device of the processor's virtual machines.
+        scratch: folder for files of VMs.
+        kvm: the KVM device.
 
     Raises:
-        VmmError: what is missing.
+        VmmError: a requirement is missing.
     """
     found = {name: shutil.which(name) for name in ("firecracker", "jailer")}
     match found:
@@ -30,19 +30,19 @@ def programs(scratch: Path, *, kvm: Path = KVM) -> Programs:
             raise VmmError(f"{missing}: not on PATH")
     _check_same(version(made.firecracker), version(made.jailer))
     if not os.access(kvm, os.R_OK | os.W_OK):
-        raise VmmError(f"{kvm} cannot be opened, and Firecracker runs nothing without")
+        raise VmmError(f"{kvm} cannot be opened, and Firecracker needs it")
     if os.geteuid() != 0:
-        raise VmmError("the jailer, which makes each machine a user of its own, needs root")
+        raise VmmError("the jailer, which gives each VM its own user, needs root")
     if not memory.has_small_holes(scratch):
         raise VmmError(f"{scratch}: its file system has blocks larger than a page")
     return made
 
 
 def _check_same(firecracker: str, jailer: str) -> None:
-    """A jailer is for a Firecracker of its own release, as its documents say.
+    """Check that jailer and Firecracker are of the same release, as its documents demand.
 
     Raises:
-        VmmError: it is of another.
+        VmmError: they are not.
     """
     if firecracker.rpartition(" ")[2] != jailer.rpartition(" ")[2]:
         raise VmmError(f"{firecracker!r} and {jailer!r} are not of the same release")

@@ -1,11 +1,11 @@
-"""From an image to a template, and from a template to machines: files that jails get names of.
+"""Firecracker template: boot of an image, clones, deltas.
 
 <folder>/memory   the guest's memory, without its pages of zeros
         /vmstate  processor and devices
         /root.sqsh
-Each machine has a second name of these files in its jail, or a memory of its own where it takes up
-a delta. A delta is always against the template: what Firecracker writes at a snapshot is what
-changed since the one before, and is put together with that here.
+A clone has hard links to these files in its jail, or a memory of its own where it restores a delta.
+A delta is always against the template: Firecracker's snapshots hold the changes since the one
+before, which are merged here.
 """
 
 import asyncio
@@ -38,43 +38,37 @@ from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.images.build import Image
 
 SNAPSHOT_LIMIT_S = 300.0
-"""A full memory on a slow disk."""
+"""For a full memory on a slow disk."""
 _MAX_STATE_BYTES = 16 << 20
 _SAVED = "saved-vmstate"
-"""What a machine writes: the name of what it was loaded from is the template's file."""
+"""Device state that a VM writes; the name it was loaded from is the template's file."""
 _CHANGED = "changed"
-"""In a machine's folder: what differs from the template, as far as it was saved."""
+"""File in a VM's folder: differences to the template, as far as they were saved."""
 _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FireTemplate(Base):
-    """The saved state of a machine that has booted."""
+    """Saved state of a booted VM."""
 
-    # Fields of their own, whose default is not the protocol's property.
+    # Fields of their own, without the protocol's property as default.
     address: str = field()
-    """Digest of memory, devices and of what they run on: deltas name the template by it."""
+    """Digest of memory, devices and compat_key, by which deltas name their template."""
     compat_key: str = field()
     machine: FireMachine
     folder: Path
-    """With its files, which do not change."""
+    """Folder of its immutable files."""
     ground: Ground
     users: Users
 
     @override
     async def spawn(self, folder: Path, jail: Jail) -> FireVm:
-        """A monitor that waits for the template's state or for a delta of it."""
         return await spawned(
             self.machine, self.ground, self.users, folder=folder, template=self.address
         )
 
     @override
     async def restore(self, shell: Monitor, saved: Delta | None) -> None:
-        """Make a waiting monitor the template's machine, or the saved one, paused.
-
-        Raises:
-            VmmError: the state was refused; the shell is gone.
-        """
         found = own(shell, FireVm)
         try:
             await asyncio.to_thread(self._furnish, found, saved)
@@ -82,14 +76,13 @@ class FireTemplate(Base):
             await _check_stopped(found)
         except (OSError, CorruptError) as cause:
             await found.destroy()
-            raise VmmError(f"the machine's files cannot be put together: {cause}") from cause
+            raise VmmError(f"the VM's files cannot be restored: {cause}") from cause
         except BaseException:
             await found.destroy()
             raise
 
     @override
     async def take(self, vm: Monitor, buffer: PageBuffer, *, keep_running: bool) -> Delta:
-        """Save a machine that was made of it."""
         found = own(vm, FireVm)
         async with found.taking:
             name = await asyncio.to_thread(self._next_diff, found)
@@ -106,13 +99,13 @@ class FireTemplate(Base):
 
     @override
     async def adopt(self, folder: Path, process: ProcessId) -> FireVm:
-        """Take up a monitor that an earlier process of this node started; its guest runs."""
+        """Adopt a VMM that an earlier process of this host started; its guest runs."""
         found = await vm.adopt(self.machine, self.ground.programs, folder, process)
         noted = record.load(folder)
         if noted is not None:
             _watch(found, self.users, noted.uid)
         try:
-            # To a guest that stands still nothing can be connected.
+            # A frozen guest accepts no connections.
             await found.thaw()
         except BaseException:
             await found.kill()
@@ -121,7 +114,7 @@ class FireTemplate(Base):
 
     @override
     def close(self) -> None:
-        """Nothing: its files stay for the next process."""
+        """Do nothing: its files stay for the next process."""
 
     def _furnish(self, found: FireVm, saved: Delta | None) -> None:
         if saved is not None and saved.template != self.address:
@@ -145,22 +138,22 @@ class FireTemplate(Base):
         (cell.root / STATE).chmod(0o444)
 
     def _next_diff(self, found: FireVm) -> str:
-        """A name for it, once there are few that nobody has put together.
+        """Record a new diff, and merge earlier ones if there are too many.
 
         Raises:
-            VmmError: it cannot be noted, or the others cannot be put together.
+            VmmError: it cannot be recorded, or the others cannot be merged.
         """
         diffs = Diffs(found.folder)
-        with crossing(VmmError, f"machine {found.pid} cannot be saved"):
+        with crossing(VmmError, f"VM {found.pid} cannot be saved"):
             if len(diffs.pending()) >= MAX_PENDING:
                 os.close(_put_together(found.cell, self.machine.memory_bytes))
             return diffs.ask()
 
     def _packed(self, found: FireVm, name: str, pause_s: float) -> Delta:
-        """What the monitor has written, and what it wrote before, as one stream.
+        """Encode the new and all earlier diffs as one stream.
 
         Raises:
-            VmmError: it has not written what it should.
+            VmmError: the VMM has not written them.
         """
         try:
             with contextlib.ExitStack() as stack:
@@ -170,7 +163,7 @@ class FireTemplate(Base):
                 stream = sealed.filled("delta", memory.packed(state, changed))
                 num_bytes = os.fstat(changed).st_blocks * 512
         except OSError as cause:
-            raise VmmError(f"machine {found.pid} cannot be saved: {cause}") from cause
+            raise VmmError(f"VM {found.pid} cannot be saved: {cause}") from cause
         return Delta(
             template=self.address,
             is_full=False,
@@ -183,7 +176,7 @@ class FireTemplate(Base):
 async def spawned(
     machine: FireMachine, ground: Ground, users: Users, *, folder: Path, template: str = ""
 ) -> FireVm:
-    """A monitor of a user of its own, which is another's again once it has ended.
+    """Start a VMM with a user id of its own, which is freed once it has ended.
 
     Raises:
         VmmError: it did not start.
@@ -199,7 +192,7 @@ async def spawned(
 
 
 def _watch(found: FireVm, users: Users, uid: int) -> None:
-    """Once it has ended, let its user be another's, and remove its control group."""
+    """Free its user id and remove its control group once it has ended."""
     group, vm_id = found.programs.firecracker.name, found.cell.vm_id
 
     def ended() -> None:
@@ -217,18 +210,18 @@ async def booted(
     target: Path,
     warm_up: Callable[[GuestChannel], Awaitable[None]],
 ) -> None:
-    """Boot a machine until its agent answers, warm it up, and write its files; it ends.
+    """Boot a VM until its agent answers, prewarm it, and write its files; it ends.
 
     Args:
-        image: what it boots.
+        image: the image to boot.
         kernel: the image's kernel, as Firecracker loads it.
-        running: a monitor that has just started.
+        running: a new VMM.
         target: an empty folder for the template's files.
-        warm_up: does what clones shall find done.
+        warm_up: prewarms the guest.
 
     Raises:
         GuestLostError: the agent does not answer.
-        VmmError: the monitor failed.
+        VmmError: the VMM failed.
         OSError: a file cannot be written.
     """
     try:
@@ -251,7 +244,7 @@ async def booted(
 
 
 def address(key: str, folder: Path) -> str:
-    """The address of a template with these files.
+    """Compute the address of a template from its files.
 
     Raises:
         OSError: they cannot be read.
@@ -262,14 +255,14 @@ def address(key: str, folder: Path) -> str:
 
 async def _check_stopped(found: FireVm) -> None:
     if not await found.is_stopped():
-        raise VmmError("a restored machine runs instead of standing still")
+        raise VmmError("a restored VM runs instead of being paused")
 
 
 async def _first_connection(running: FireVm) -> GuestChannel:
-    """A channel to the agent of a machine that boots, once it listens.
+    """Open a channel to the agent of a booting VM, once it listens.
 
     Raises:
-        VmmError: it does not listen in time, or the machine ended.
+        VmmError: it does not listen in time, or the VM has ended.
     """
     limit_s = time.monotonic() + BOOT_LIMIT_S
     while True:
@@ -277,7 +270,7 @@ async def _first_connection(running: FireVm) -> GuestChannel:
             connection = await running.agent()
         except VmmError as error:
             if running.exited.done():
-                raise VmmError(f"the machine ended while it booted: {error}") from error
+                raise VmmError(f"the VM ended while it booted: {error}") from error
             if time.monotonic() > limit_s:
                 raise
             await asyncio.sleep(_LOOK_S)
@@ -304,18 +297,18 @@ def _state(found: FireVm, name: str) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(_MAX_STATE_BYTES + 1)
     if len(data) > _MAX_STATE_BYTES:
-        raise VmmError(f"the machine's device state has more than {_MAX_STATE_BYTES} bytes")
+        raise VmmError(f"the VM's device state has more than {_MAX_STATE_BYTES} bytes")
     return data
 
 
 def _put_together(cell: Cell, memory_bytes: int, needed: str = "") -> int:
-    """The file of what differs from the template, with every diff in it that was written.
+    """Merge all written diffs into the file of differences to the template, and open it.
 
-    Of a call that failed there may be none. A diff goes when all of it is there: whoever comes
-    after a death does the same again.
+    A failed request may have written none. A diff is removed once all of it is merged: after a
+    crash the merge is repeated.
 
     Raises:
-        VmmError: a diff is none, or one that is needed is not there.
+        VmmError: a diff is damaged, or the needed one is missing.
         OSError: it cannot be written.
     """
     changed = os.open(cell.folder / _CHANGED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""One Firecracker process: its jail, its API, the socket of its guest's agent."""
+"""One Firecracker process (VMM): its jail, its API, the connection to its guest's agent."""
 
 import asyncio
 import contextlib
@@ -36,18 +36,18 @@ _HANDSHAKE_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What all machines of a node stand on."""
+    """Environment that all VMs of a host share."""
 
     programs: Programs
     prefix: str
-    """Of the ids of its machines: no other node's begin so."""
+    """Prefix of the VM ids, unique for the host."""
     netns: int
-    """An open network namespace with nothing in it."""
+    """An open, empty network namespace."""
 
 
 @dataclass(slots=True)
 class FireVm(Monitor):
-    """A running monitor. Its folder is private to the node and goes with it."""
+    """A running VMM. Its folder is private to the host and removed with it."""
 
     keeps_channel: ClassVar[bool] = False
     machine: FireMachine
@@ -56,34 +56,29 @@ class FireVm(Monitor):
     pid: int
     pidfd: int
     exited: "asyncio.Future[int | None]"
-    """Done when it has ended; nobody's child tells no code."""
+    """Done when it has ended; its exit code is unknown."""
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One snapshot at a time."""
 
     @property
     def cell(self) -> Cell:
-        """Its place in the machine's folder, which moves when the machine is somebody's."""
+        """Its jail in the VM's folder, which moves when a lease takes the VM."""
         return jail.cell_of(self.folder, self.programs)
 
     @property
     def api(self) -> Api:
-        """The monitor's API."""
+        """API of the VMM."""
         return Api(partial(jail.dial, self.cell, jail.API))
 
     @override
     async def agent(self) -> socket.socket:
-        """A connection to the guest's agent; there can be one at a time.
-
-        Raises:
-            VmmError: the agent does not listen, or the monitor says something else than it should.
-        """
         connection = jail.dial(self.cell, bodies.CHANNEL)
         try:
             async with asyncio.timeout(_HANDSHAKE_LIMIT_S):
                 await _greet(connection)
         except (OSError, TimeoutError) as cause:
             connection.close()
-            raise VmmError(f"the agent of machine {self.pid} is not there: {cause}") from cause
+            raise VmmError(f"agent of VM {self.pid} cannot be reached: {cause}") from cause
         except BaseException:
             connection.close()
             raise
@@ -91,35 +86,32 @@ class FireVm(Monitor):
 
     @override
     async def is_stopped(self) -> bool:
-        """Whether the machine stands still.
+        """Tell whether the VM is paused.
 
         Raises:
-            VmmError: it is in a state from which it does not go on.
+            VmmError: it is in a state that cannot be resumed.
         """
         match await self.api.get("/"):
             case {"state": "Running" | "Paused" as state}:
                 return bool(state == "Paused")
             case other:
-                raise VmmError(f"the machine is {str(other)[:100]}, from where it does not go on")
+                raise VmmError(f"the VM is {str(other)[:100]}, and cannot be resumed")
 
     @override
     async def freeze(self) -> None:
-        """Stop the guest's processor: from here on the machine uses no CPU time."""
         await self.api.patch("/vm", bodies.PAUSE)
 
     @override
     async def thaw(self) -> None:
-        """Let the guest run, also for the first time."""
         await self.api.patch("/vm", bodies.RESUME)
 
     @override
     async def console(self) -> str:
-        """Nothing: the guest has no serial line, on which it could write to the host."""
+        """Return nothing: the guest has no serial console, on which it could write to the host."""
         return ""
 
     @override
     async def kill(self) -> None:
-        """Kill the monitor; its folder stays. Safe to repeat."""
         with contextlib.suppress(ProcessLookupError):
             if not self.exited.done():
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -127,7 +119,6 @@ class FireVm(Monitor):
 
     @override
     async def destroy(self) -> None:
-        """Kill the monitor and remove its folder; safe to repeat."""
         await self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -140,17 +131,17 @@ async def start(
     uid: int,
     template: str = "",
 ) -> FireVm:
-    """Start a monitor in a jail; it has no guest yet.
+    """Start a VMM in a jail; it has no guest yet.
 
     Args:
-        machine: what it will run.
-        ground: what it stands on.
-        folder: an empty folder of its own.
-        uid: whom it runs as.
-        template: address of what it will be a clone of.
+        machine: configuration of the VM.
+        ground: the host's environment.
+        folder: an empty folder.
+        uid: user of the process.
+        template: address of its template.
 
     Raises:
-        VmmError: it did not start; the message has its last words.
+        VmmError: it did not start; the message has its last output.
     """
     cell = Cell(
         programs=ground.programs,
@@ -171,7 +162,7 @@ async def start(
         await _answering(vm)
     except OSError as cause:
         await vm.destroy()
-        raise VmmError(f"machine {vm.pid} cannot be written down: {cause}") from cause
+        raise VmmError(f"record of VM {vm.pid} cannot be written: {cause}") from cause
     except BaseException:
         await vm.destroy()
         raise
@@ -181,14 +172,14 @@ async def start(
 async def adopt(
     machine: FireMachine, programs: Programs, folder: Path, process: ProcessId
 ) -> FireVm:
-    """Take up a monitor that an earlier process of this node started.
+    """Adopt a VMM that an earlier process of this host started.
 
     Raises:
-        VmmError: it has ended, or does not answer; then it is killed, and its folder stays.
+        VmmError: it has ended or does not answer; then it is killed, and its folder stays.
     """
     pidfd = handle(process)
     if pidfd is None:
-        raise VmmError(f"machine {process.pid} has ended")
+        raise VmmError(f"VM {process.pid} has ended")
     vm = _watched(machine, programs, folder, process.pid, pidfd)
     try:
         await vm.is_stopped()
@@ -199,11 +190,11 @@ async def adopt(
 
 
 async def _made(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
-    """The monitor's process; whoever is cancelled leaves none.
+    """Start the VMM's process; a cancelled caller leaves none.
 
     Raises:
-        VmmError: the jailer made none.
-        CancelledError: nobody waits for it any more.
+        VmmError: the jailer failed.
+        CancelledError: the caller was cancelled.
     """
     making = asyncio.create_task(asyncio.to_thread(_jailed, words, cell, uid), name="jailer")
     try:
@@ -216,14 +207,14 @@ async def _made(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
 
 
 def _jailed(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
-    """Have the jailer make the monitor, and answer which process that is. Blocks.
+    """Run the jailer, and identify the VMM's process. Blocks.
 
     Raises:
-        VmmError: it does not.
+        VmmError: the jailer failed.
     """
     try:
         with (cell.folder / "stderr").open("wb") as told:
-            # What the monitor says on its output, its guest may have made it say.
+            # Its output is discarded: the guest may have caused it.
             done = subprocess.run(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -244,7 +235,7 @@ def _jailed(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
 
 
 def _found(cell: Cell, uid: int) -> ProcessId:
-    """The process that the jailer wrote down; no guest has run in it yet.
+    """Identify the process that the jailer recorded; no guest has run in it yet.
 
     Raises:
         VmmError: it has ended.
@@ -261,10 +252,10 @@ def _found(cell: Cell, uid: int) -> ProcessId:
 
 
 async def _answering(vm: FireVm) -> None:
-    """Wait for the monitor's API.
+    """Wait for the VMM's API.
 
     Raises:
-        VmmError: it ended instead, or does not answer.
+        VmmError: it has ended, or does not answer.
     """
     limit_s = time.monotonic() + START_LIMIT_S
     while True:
@@ -288,15 +279,15 @@ def _watched(
 
 
 def when_ended(vm: FireVm, tell: Callable[[], None]) -> None:
-    """Have this called once the monitor has ended."""
+    """Call this once the VMM has ended."""
     vm.exited.add_done_callback(lambda _: tell())
 
 
 async def _greet(connection: socket.socket) -> None:
-    """Ask for the agent's port. Nothing is read that comes after the answer's line.
+    """Connect to the agent's port. Nothing is read beyond the answer's line.
 
     Raises:
-        VmmError: nobody listens there.
+        VmmError: the agent does not listen.
         OSError: the connection broke.
     """
     loop = asyncio.get_running_loop()
@@ -305,10 +296,10 @@ async def _greet(connection: socket.socket) -> None:
     while not said.endswith(b"\n") and len(said) < _HANDSHAKE_BYTES:
         byte = await loop.sock_recv(connection, 1)
         if not byte:
-            raise VmmError(f"nobody listens on port {bodies.AGENT_PORT} of the guest")
+            raise VmmError(f"port {bodies.AGENT_PORT} of the guest has no listener")
         said += byte
     if not (said.startswith(b"OK ") and said.endswith(b"\n") and said[3:-1].isdigit()):
-        raise VmmError(f"the monitor answers CONNECT with {said!r}")
+        raise VmmError(f"the VMM answers CONNECT with {said!r}")
 
 
 def _last_words(folder: Path) -> str:

@@ -1,1 +1,1 @@
-"""Sandboxes of gVisor: a kernel in user space between an environment and the host's."""
+"""gVisor driver: sandboxes as containers with a kernel in user space."""

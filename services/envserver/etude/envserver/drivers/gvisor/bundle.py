@@ -1,4 +1,4 @@
-"""What a container of gVisor is made of, in the words of the OCI runtime specification. Pure."""
+"""OCI runtime bundle of a gVisor container. Pure."""
 
 import errno
 import stat
@@ -20,21 +20,22 @@ _CAPABILITIES = (
     "CAP_SETUID",
     "CAP_SYS_RESOURCE",
 )
-"""Of our agent, in the kernel in user space only: it makes commands another user, sets their limits
-and ends them. On the host the sandbox has none, and commands have none anywhere."""
+"""Capabilities of our agent, in the user-space kernel only: it starts commands as another user,
+sets their limits and ends them. On the machine the sandbox has none; commands never have any."""
 _KIND_OF_FILE = 0o170000
-"""Of a mode: stat(2)."""
+"""File type bits of a mode: stat(2)."""
 _SMALL_SHARE = 4
-"""Folders for logs and temporary files get this part of what the workspace gets."""
+"""Divisor of the workspace's size that gives the size of folders for logs and temporary files."""
 
 
 def spec(root: Path, *, memory_mib: int) -> Mapping[str, Any]:
-    """A bundle's config.json.
+    """Build a bundle's config.json.
 
     Args:
-        root: the image's files, which nobody writes to: changes stay in the sandbox's memory.
-        memory_mib: how much its workspace may take. Each of five more folders may take a quarter of
-            it; what the image lets commands write elsewhere has no limit.
+        root: the image's files, read-only: changes stay in the sandbox's memory.
+        memory_mib: size limit of its workspace. Each of five more folders gets a quarter of it;
+            other
+            folders of the image have no limit.
     """
     capabilities = dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES)
     kinds = ("pid", "network", "ipc", "uts", "mount")
@@ -46,7 +47,7 @@ def spec(root: Path, *, memory_mib: int) -> Mapping[str, Any]:
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
             "args": [AGENT, "--stdio", "--uid", str(INSIDE_UID), "--state", STATE],
-            # Everybody may read it there, unlike on Linux.
+            # World-readable there, unlike on Linux.
             "env": [],
             "cwd": "/",
             "noNewPrivileges": True,
@@ -61,7 +62,7 @@ def spec(root: Path, *, memory_mib: int) -> Mapping[str, Any]:
 
 
 def _no_devices() -> list[Mapping[str, Any]]:
-    """A filter inside: that kernel lets everybody make device nodes, which open nothing."""
+    """Build the inner seccomp filter: gVisor allows all users to make (inert) device nodes."""
     return [
         {
             "names": [name],
@@ -86,7 +87,7 @@ def _mounts(memory_mib: int) -> list[Mapping[str, Any]]:
     mine = f"mode=0755,uid={INSIDE_UID},gid={INSIDE_UID}"
     return [
         {"destination": "/proc", "type": "proc", "source": "proc"},
-        # runsc passes no size on for it; commands may not write there.
+        # runsc ignores a size for it; commands cannot write there.
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
         _memory(WORKSPACE, memory_mib, mine),
         _memory(LOGS, small_mib, mine),

@@ -1,7 +1,7 @@
-"""Containers as files: written, measured, and believed again only if nothing has changed them.
+"""Checkpoints of containers as files, verified by digest before a restore.
 
-A checkpoint holds memory, processes and files. It lies where no tenant can write; its digest is the
-node's own, and is checked before a kernel sees it.
+A checkpoint holds memory, processes and files. Its folder must not be writable by tenants; the host
+keeps its digest, and checks it before a restore.
 """
 
 import shutil
@@ -19,21 +19,21 @@ from etude.envserver.folders import Limits, TooLargeError
 
 IMAGE = "image"
 _CODE_DIGITS = 64
-"""Of a digest those of the container, which those of what tools have noted follow."""
+"""Length of the container's part of a digest; that of the tools' notes follows."""
 _PART_BYTES = 8 << 20
 
 
 def sealed(target: Path, config: bytes, lease: Path, limits: Limits) -> Saved:
-    """Measure a checkpoint that was just written, and put what belongs to it beside it.
+    """Measure a new checkpoint, and add the bundle's config and the tools' notes to it.
 
     Args:
-        target: the folder that holds it.
-        config: of the bundle it was made of.
-        lease: whose it is.
-        limits: of all together.
+        target: folder of the checkpoint.
+        config: the bundle's config.
+        lease: the lease folder.
+        limits: limits of all together.
 
     Raises:
-        TooLargeError: it is larger than they allow.
+        TooLargeError: the limits are exceeded.
         OSError: something cannot be read or written.
     """
     (target / CONFIG).write_bytes(config)
@@ -46,10 +46,10 @@ def sealed(target: Path, config: bytes, lease: Path, limits: Limits) -> Saved:
 
 
 def prepare(source: Path, lease: Path, saved: Saved) -> None:
-    """See that it is what was saved, and put what tools had noted beside what a lease has.
+    """Verify a checkpoint, and copy its notes to the lease's folder for replace_notes().
 
     Raises:
-        CorruptError: it is something else.
+        CorruptError: it is not what was saved.
         OSError: it cannot be read.
     """
     if digest(source) != saved.digest[:_CODE_DIGITS]:
@@ -59,12 +59,12 @@ def prepare(source: Path, lease: Path, saved: Saved) -> None:
 
 
 def replace_notes(lease: Path) -> None:
-    """Let what was prepared be what tools have noted."""
+    """Make the prepared notes the lease's."""
     saving.replace(_parts(), lease)
 
 
 def digest(folder: Path) -> str:
-    """Of a checkpoint and its bundle.
+    """Digest of a checkpoint and its bundle.
 
     Raises:
         OSError: it cannot be read.
@@ -79,7 +79,7 @@ def digest(folder: Path) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Take a checkpoint away, wherever it was interrupted."""
+    """Remove a checkpoint, complete or not."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

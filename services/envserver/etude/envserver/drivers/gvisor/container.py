@@ -1,4 +1,4 @@
-"""One container: begun or restored, talked to, saved, ended; found again by a later process."""
+"""One gVisor container: start, restore, calls, checkpoint, end; found again by a later process."""
 
 import asyncio
 import json
@@ -31,13 +31,13 @@ _NAME = "etude-"
 
 @dataclass(slots=True, eq=False)
 class Container(Caller):
-    """A container in a folder of its own, which is also its bundle."""
+    """A container; its folder is also its bundle."""
 
     runsc: Runsc
     folder: Path
     name: str
     process: ProcessId
-    """Its kernel."""
+    """Process of its kernel."""
     generation: int
     _channel: GuestChannel | None = None
     _jobs: LiveJobs = field(default_factory=LiveJobs)
@@ -46,7 +46,7 @@ class Container(Caller):
 
     @classmethod
     async def begun(cls, runsc: Runsc, folder: Path, root: Path, *, memory_mib: int) -> Self:
-        """A container of an image's root, in an empty folder; its agent answers.
+        """Start a container of an image's root in an empty folder; its agent answers.
 
         Raises:
             RunscError: it does not start.
@@ -68,7 +68,7 @@ class Container(Caller):
     async def restored(
         cls, runsc: Runsc, folder: Path, image: Path, *, config: bytes, generation: int
     ) -> Self:
-        """A container that goes on from a checkpoint, in an empty folder; its agent answers.
+        """Restore a container from a checkpoint in an empty folder; its agent answers.
 
         Raises:
             RunscError: it is not restored.
@@ -86,7 +86,7 @@ class Container(Caller):
 
     @classmethod
     def found(cls, runsc: Runsc, folder: Path) -> Self | None:
-        """What an earlier process wrote down, whether or not it still runs; None if nothing.
+        """Load the record of an earlier process's container, running or not; None if there is none.
 
         Raises:
             CorruptError: it cannot be read.
@@ -102,19 +102,19 @@ class Container(Caller):
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can be done with it any more."""
+        """True if it has ended or no longer answers."""
         if self._channel is not None and self._channel.is_lost:
             return True
         return identity.identify(self.process.pid) != self.process
 
     @property
     def has_jobs(self) -> bool:
-        """Whether commands may run in its background."""
+        """True if background jobs may run in it."""
         return not self._is_met or bool(self._jobs.running)
 
     @property
     def config(self) -> bytes:
-        """The bundle's, which a checkpoint is restored with."""
+        """Config of the bundle, needed to restore a checkpoint."""
         return (self.folder / CONFIG).read_bytes()
 
     @override
@@ -126,7 +126,7 @@ class Container(Caller):
         return reply
 
     async def checkpoint(self, image: Path) -> None:
-        """Write memory, processes and files into a folder; it goes on.
+        """Write memory, processes and files to a folder; it continues.
 
         Raises:
             RunscError: it could not be written.
@@ -139,14 +139,14 @@ class Container(Caller):
         try:
             if channel is not None:
                 await channel.close()
-            # To delete one that runs takes two seconds, of which runsc mostly waits.
+            # Deleting a running one takes two seconds, mostly of waiting.
             handle = identity.handle(self.process)
             if handle is not None:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
                 os.close(handle)
             await _swept(self.runsc, self.name)
         finally:
-            # What stays all the same is nobody's, which the driver looks for now and then.
+            # A container that stays is an orphan, which the driver's sweep ends.
             self.runsc.live.discard(self.name)
         (self.folder / RECORD).unlink(missing_ok=True)
 
@@ -213,10 +213,10 @@ class Container(Caller):
 
 
 async def _undone(starting: "asyncio.Task[None]", runsc: Runsc, name: str) -> None:
-    """End what was being started: before the command has ended, nobody can list what it makes."""
+    """End a container that was being started: it can be listed only after the command has ended."""
     await asyncio.wait([starting])
     if not starting.cancelled():
-        starting.exception()  # whoever waits for it is told, and others are not
+        starting.exception()  # marked as retrieved: there may be no waiter
     await _swept(runsc, name)
 
 

@@ -1,12 +1,11 @@
-"""Sandboxes as containers of gVisor, whose kernel in user space answers what they ask of one.
+"""gVisor driver: containers whose user-space kernel handles their system calls.
 
-Covered: no system call of an environment reaches the host's kernel; that kernel in user space has
-no network, no capability, no file but what a second process hands it, read only, and a filter on
-its own calls. Not covered: bugs that lead through both, CPU caches, neighbours' share of CPU, and
-memory, of which the commands of one environment together may take more than its slot says: running,
-and with files in folders of the image that anybody may write to, which are an overlay in memory
-without a limit. So it is MODERATE: for templates that nobody vouches for, where no processor gives
-machines.
+Covered: no system call of an environment reaches the machine's kernel; the user-space kernel has no
+network, no capability, no file but what a second process hands it, read-only, and a filter on its
+own calls. Not covered: bugs that lead through both, CPU caches, neighbours' share of CPU, and
+memory: the commands of one environment together may take more than its slot says, running, and with
+files in folders of the image that all users may write to, which are an overlay in memory without a
+limit. So it is MODERATE: for untrusted templates, where there is no hardware virtualisation.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ log = logging.getLogger(__name__)
 _CAPS = Caps(files=True, memory=True, freeze=False)
 _numbers = itertools.count()
 SWEEP_S = 30.0
-"""A process that is killed may be starting a container, which its successor cannot list yet."""
+"""A killed process may be starting a container, which its successor cannot list yet."""
 
 
 @dataclass(slots=True)
@@ -57,11 +56,11 @@ class GvisorDriver(Driver):
     """One unpacked root for each image of the pool's templates."""
 
     scratch: Path
-    """Private folder of the node."""
+    """Private folder of the host."""
     images: Mapping[str, Image]
-    """What each template of the pool is made of, by the template's name."""
+    """Image of each pool template, by the template's name."""
     memory_mib: int
-    """How much the workspace of one environment may take."""
+    """Size limit of one environment's workspace."""
     name: str = "gvisor"
     strength: Strength = Strength.MODERATE
     caps: Caps = _CAPS
@@ -69,7 +68,7 @@ class GvisorDriver(Driver):
     leases: Path = field(init=False)
     _runsc: Runsc = field(init=False)
     _roots: dict[str, Path] = field(default_factory=dict)
-    """By the template's name."""
+    """Unpacked roots, by the template's name."""
     _places: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(2 * (os.cpu_count() or 1))
     )
@@ -118,7 +117,7 @@ class GvisorDriver(Driver):
 
     @override
     async def verify(self, work: Verification) -> Outcome:
-        # No state file in it: a successor sweeps what a dead node left here.
+        # Without a state file, so that a successor sweeps what a dead host left here.
         folder = self.leases / f"grade-{next(_numbers)}"
         folder.mkdir(mode=0o700)
         try:
@@ -144,7 +143,7 @@ class GvisorDriver(Driver):
             return await Container.begun(self._runsc, folder, root, memory_mib=self.memory_mib)
 
     async def _try_out(self) -> None:
-        """See that a container of the first image answers: that runsc is there proves nothing."""
+        """Start a container of the first image until it answers: runsc on PATH proves little."""
         folder = self.scratch / f"try-{next(_numbers)}"
         folders.remove(folder)
         folder.mkdir(mode=0o700)
@@ -160,21 +159,21 @@ class GvisorDriver(Driver):
             try:
                 await self._end_orphans()
             except (SandboxError, CorruptError, OSError):
-                log.exception("containers that are nobody's stay until the next sweep")
+                log.exception("orphaned containers stay until the next sweep")
 
     async def _end_orphans(self) -> None:
-        """End the containers that neither a lease nor this process knows."""
+        """End containers that neither a lease nor this process knows."""
         listed = await self._runsc.containers()
-        # Looked for afterwards: what was made since is not in the list.
+        # Listed afterwards: containers made since are not in the first list.
         known = await asyncio.to_thread(self._of_leases) | self._runsc.live
         orphans = [name for name in listed if name not in known]
         for name in orphans:
             await self._runsc.end(name)
         if orphans:
-            log.warning("ended %d containers that were nobody's", len(orphans))
+            log.warning("ended %d orphaned containers", len(orphans))
 
     def _of_leases(self) -> set[str]:
-        """What was written down, by this process or an earlier one."""
+        """List recorded containers of leases, from this process or an earlier one."""
         known = set[str]()
         for lease in self.leases.iterdir():
             if name := current(lease):

@@ -1,7 +1,7 @@
-"""The way to an agent: two named pipes, which a later process of the node finds again.
+"""Connection to an agent: two named pipes, which a later process of the host finds again.
 
-The container holds both ends of both, so none of them ends while nobody is there; ours are opened
-for one direction, so they end with the container.
+The container holds both ends of both, so none is closed while no host process runs; ours are opened
+for one direction, so they close with the container.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ _TO, _FROM = "to-agent", "from-agent"
 
 
 def make(folder: Path) -> tuple[int, int]:
-    """Fresh pipes in a folder, opened as a container's standard input and output."""
+    """Create pipes in a folder, opened as a container's standard input and output."""
     for name in (_TO, _FROM):
         (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name, 0o600)
@@ -23,10 +23,10 @@ def make(folder: Path) -> tuple[int, int]:
 
 
 async def dial(folder: Path) -> GuestChannel:
-    """A channel over the pipes of a container that runs.
+    """Open a channel over the pipes of a running container.
 
     Raises:
-        OSError: nobody holds the other ends.
+        OSError: the other ends are closed.
     """
     loop = asyncio.get_running_loop()
     flags = os.O_NONBLOCK | os.O_CLOEXEC
@@ -34,7 +34,7 @@ async def dial(folder: Path) -> GuestChannel:
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), incoming)
     outgoing = os.fdopen(os.open(folder / _TO, os.O_WRONLY | flags), "wb", 0)
-    # A protocol of its own, that knows of nothing but the pipe's end.
+    # A protocol of its own, for the pipe's end only.
     transport, protocol = await loop.connect_write_pipe(
         lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), outgoing
     )

@@ -1,4 +1,4 @@
-"""Roots of images as folders of the host, unpacked once."""
+"""Root file systems of images, unpacked once."""
 
 import asyncio
 import functools
@@ -13,7 +13,7 @@ _LIMIT_S = 900.0
 
 
 async def unpacked(image: Image, scratch: Path) -> Path:
-    """The folder of an image's root; nobody may write to it.
+    """Unpack an image's root, read-only for all.
 
     Raises:
         UserError: unsquashfs is missing or failed.
@@ -36,5 +36,5 @@ def _unpack(image: Image, folder: Path) -> None:
     programs.run(words, what="root", cwd=folder, timeout_s=_LIMIT_S)
     for name in ("tests", "logs", "var/tmp"):
         (folder / "root" / name).mkdir(parents=True, exist_ok=True)
-    # Also where the umask says otherwise; the folders above it are root's alone.
+    # Whatever the umask is; the folders above it belong to root alone.
     (folder / "root").chmod(0o755)

@@ -1,4 +1,4 @@
-"""The program runsc: which one it is, and its commands."""
+"""Client of gVisor's program runsc: its version and its commands."""
 
 import asyncio
 import json
@@ -24,14 +24,14 @@ _T = TypeVar("_T")
 
 
 class RunscError(SandboxError):
-    """runsc did not do what it was told."""
+    """runsc failed."""
 
 
 def refused(said: str) -> str:
-    """Why a program that says this of its version is not used; empty if it is. Pure."""
+    """Explain why a program with this version text is refused; empty if it is not. Pure."""
     found = _DATE.search(said)
     if found is None:
-        return f"it says {said[:100]!r} of its version, and no date"
+        return f"its version {said[:100]!r} has no date"
     if int(found[1]) < OLDEST:
         return (
             f"its release of {found[1]} refuses calls that ls and stat of GNU coreutils 9 make;"
@@ -41,13 +41,13 @@ def refused(said: str) -> str:
 
 
 async def version() -> str:
-    """What the installed program says.
+    """Read the version of the installed program.
 
     Raises:
         RunscError: there is none, it is too old, or this process may not use it.
     """
     if os.geteuid() != 0:
-        raise RunscError("containers of gVisor are made by root only")
+        raise RunscError("gVisor needs root")
     if shutil.which(PROGRAM) is None:
         raise RunscError(f"{PROGRAM} is not installed")
     said = await _output((PROGRAM, "--version"))
@@ -58,23 +58,23 @@ async def version() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runsc:
-    """Commands to the containers of one state folder."""
+    """Commands for the containers of one state folder."""
 
     state: Path
     live: set[str] = field(default_factory=set)
-    """The containers that this process makes or has, which are nobody else's to end."""
+    """Containers that this process starts or has, which no sweep may end."""
     _flags: tuple[str, ...] = field(
         default=(
             "--platform=systrap",
             "--network=none",
-            # The image is read only; what changes is in memory, and so in checkpoints.
+            # The image is read-only; changes are in memory, and so in checkpoints.
             "--overlay2=root:memory",
-            # The kernel in user space opens no file of the host itself: it asks a second process.
+            # The user-space kernel opens no file of the machine itself: it asks a second process.
             "--directfs=false",
             "--host-uds=none",
             "--host-fifo=none",
             "--oci-seccomp",
-            # A node in a Pod has no say over them.
+            # A host in a Pod cannot manage them.
             "--ignore-cgroups",
         )
     )
@@ -85,7 +85,7 @@ class Runsc:
         Args:
             words: the command.
             ends: standard input and output of the container's first process.
-            log: gets what the command and the container's standard error say.
+            log: takes the standard error of the command and the container.
 
         Raises:
             RunscError: it failed; the message has the last words.
@@ -103,7 +103,7 @@ class Runsc:
             raise RunscError(f"runsc {words[0]} failed: {tail(log)}")
 
     async def call(self, *words: str) -> str:
-        """Run a command and answer what it prints.
+        """Run a command and return its output.
 
         Raises:
             RunscError: it failed.
@@ -111,10 +111,10 @@ class Runsc:
         return await _output(self._words(words))
 
     async def containers(self) -> list[str]:
-        """The ids of all that there are.
+        """List the ids of all containers.
 
         Raises:
-            RunscError: it cannot tell.
+            RunscError: the command failed.
         """
         if not self.state.is_dir():
             return []
@@ -134,7 +134,7 @@ class Runsc:
 
 
 def tail(log: Path) -> str:
-    """The last words in a log."""
+    """End of a log."""
     return log.read_bytes()[-_MAX_TOLD:].decode(errors="replace").strip()
 
 
@@ -153,10 +153,10 @@ async def _output(words: Sequence[str]) -> str:
 
 
 async def _ended(process: asyncio.subprocess.Process, end: Awaitable[_T], what: str) -> _T:
-    """What the process leaves; it is killed if that takes too long.
+    """Wait for the end of a process; kills it after the limit.
 
     Raises:
-        RunscError: it does.
+        RunscError: the limit was reached.
     """
     try:
         async with asyncio.timeout(LIMIT_S):

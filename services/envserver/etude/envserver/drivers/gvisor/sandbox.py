@@ -1,8 +1,8 @@
-"""The sandbox of one lease as a container of gVisor.
+"""Sandbox of one lease as a gVisor container.
 
-lease/gvisor/current        names the container's folder, and is written once it runs
+lease/gvisor/current        name of the container's folder, written once it runs
             /<name>/        a container: its bundle, its pipes, its record
-            /paused/        a checkpoint, while the lease waits on the disk
+            /paused/        a checkpoint, while the lease is suspended to disk
 """
 
 import asyncio
@@ -34,25 +34,25 @@ from etude.envserver.trees import Tree
 
 FOLDER, CURRENT, PAUSED = "gvisor", "current", "paused"
 OF = "of"
-"""In a checkpoint: the name of the container's folder that it was made of."""
+"""File in a checkpoint: the name of its container's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Making:
-    """How containers of one template come to be."""
+    """Factory of one template's containers."""
 
     runsc: Runsc
     begin: Callable[[Path], Awaitable[Container]]
-    """In an empty folder."""
+    """Starts a container in an empty folder."""
     places: asyncio.Semaphore
-    """Of the node, for what takes a core."""
+    """Slots for CPU-bound work of the host."""
 
 
 class GvisorSandbox(Sandbox):
-    """A container that is made when the first call comes."""
+    """A container that is started at the first call."""
 
     def __init__(self, lease: Path, runner: Runner, making: Making) -> None:
-        """Nothing is started; what an earlier process began is found.
+        """Start nothing; find the container of an earlier process.
 
         Raises:
             SandboxError: it has ended.
@@ -73,13 +73,13 @@ class GvisorSandbox(Sandbox):
                 raise SandboxError(f"the container of lease {self._lease.name} has ended")
             return None
         if found:
-            # Of a pause or a resume that was cut off: what runs is newer.
+            # Left by an interrupted pause or resume: the running container is newer.
             checkpoints.remove(self._folder / PAUSED)
         return found or None
 
     @property
     def _is_paused(self) -> bool:
-        """Whether what is on the disk goes on from the lease's container, not from one before."""
+        """True if the checkpoint on disk is of the lease's present container."""
         try:
             return (self._folder / PAUSED / OF).read_text() == current(self._lease)
         except FileNotFoundError:
@@ -149,7 +149,7 @@ class GvisorSandbox(Sandbox):
             await asyncio.to_thread(checkpoints.prepare, folder, self._lease, saved)
             self._folder.mkdir(mode=0o700, exist_ok=True)
             container = await self._restored(folder)
-            # Only now can nothing be wrong any more with what was saved.
+            # From here on the snapshot is known to be good.
             await self._become(container)
             await asyncio.to_thread(checkpoints.replace_notes, self._lease)
 
@@ -199,7 +199,7 @@ class GvisorSandbox(Sandbox):
             )
 
     async def _become(self, container: Container) -> None:
-        """Let this be the lease's container, in place of the one that it had."""
+        """Make this the lease's container, in place of the former one."""
         former, self._container, self._jobs = self._container, container, None
         partial = self._folder / f"{CURRENT}.partial"
         partial.write_text(container.folder.name)
@@ -221,7 +221,7 @@ class GvisorSandbox(Sandbox):
 
 
 def current(lease: Path) -> str:
-    """The name of the folder of a lease's container; empty if it has none."""
+    """Name of the folder of a lease's container; empty if it has none."""
     try:
         return (lease / FOLDER / CURRENT).read_text()
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""Virtual machines as sandboxes, whatever monitor runs them: warm pools, states, adoption."""
+"""Shared half of the microVM drivers: warm pool, start scheduler, suspend, snapshots, adoption."""

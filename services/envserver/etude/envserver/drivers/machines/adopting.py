@@ -1,4 +1,4 @@
-"""Taking up the machines of an earlier process of this node, which go on as if nothing had been."""
+"""Adoption of VMs that an earlier process of this host left running."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,24 +13,24 @@ from etude.envserver.drivers.machines.record import VmRecord
 from etude.envserver.guest.channel import GuestLostError
 
 AT_ONCE = 8
-"""Each waits for its own monitor; those that stand still are not woken, which takes longest."""
+"""Adoptions that run concurrently: each waits for its own VMM; frozen VMs are not woken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """What became of the machines that an earlier process left."""
+    """Outcome of an adoption."""
 
     guests: Mapping[Path, Guest]
-    """Those that go on, by the machine's folder."""
+    """VMs that were adopted, by VM folder."""
     lost: Mapping[Path, str]
-    """Why others do not; their processes are ended."""
+    """Reasons why the others were not; their processes are ended."""
 
 
 async def adopt(left: Mapping[Path, VmRecord], templates: Mapping[str, Base]) -> Adopted:
-    """Take up machines.
+    """Adopt VMs.
 
     Args:
-        left: the machines of leases, by folder.
+        left: records of leases' VMs, by VM folder.
         templates: by address.
     """
     places = asyncio.Semaphore(AT_ONCE)
@@ -51,16 +51,16 @@ async def adopt(left: Mapping[Path, VmRecord], templates: Mapping[str, Base]) ->
 
 
 async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Base]) -> Guest:
-    """One machine: running and answering under a new token, or standing still as it was found.
+    """Adopt one VM: a running one gets a new token, a frozen one stays frozen.
 
     Raises:
-        VmmError: it has ended, or is in a state from which it does not go on.
-        GuestLostError: its agent does not answer.
+        VmmError: the VMM has ended, or its state cannot be resumed.
+        GuestLostError: the guest agent does not answer.
     """
     base = templates.get(noted.template)
     if base is None:
         await asyncio.to_thread(census.end, [noted.process])
-        raise VmmError("it is a machine of a template that is not booted any more")
+        raise VmmError("its template is not booted any more")
     found = await base.adopt(folder, noted.process)
     try:
         return await guests.taken_up(

@@ -1,7 +1,7 @@
-"""Which monitors run for a node: as it wrote them down, and as the kernel shows them.
+"""Discovery of this host's VMM processes, and the reaper of orphans.
 
-Nothing here ends a process that is not below the node's own scratch folder in its own view of the
-file system: several nodes may share a host.
+VMMs are known from records on disk and from marks in /proc. Only processes below this host's own
+scratch folder, in its own mount namespace, are ever ended: several hosts may share a machine.
 """
 
 import contextlib
@@ -20,38 +20,38 @@ from etude.envserver.drivers.machines.identity import EXIT_LIMIT_S, MARK, Proces
 from etude.envserver.drivers.machines.record import VmRecord
 
 MACHINE = "machine"
-"""Folder of the machine in that of its lease."""
+"""Name of the VM folder in a lease's folder."""
 ASLEEP = "asleep.*"
-"""What a machine that was written to the disk is called, in the folder of its lease."""
+"""Glob of a suspended VM's file in a lease's folder."""
 _BRIEF = ("boot-*", "probe-*")
-"""Folders of machines that are no environments."""
+"""Globs of folders of VMs that serve no lease."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where a node keeps the folders of its machines."""
+    """Folders of a host's VMs."""
 
     scratch: Path
 
     @property
     def leases(self) -> Path:
-        """One folder for each lease, with at most one machine in it."""
+        """Parent of the lease folders, each with at most one VM in it."""
         return self.scratch / "leases"
 
     @property
     def stock(self) -> Path:
-        """One folder for each machine that is no lease's yet."""
+        """Parent of the warm pools' VM folders."""
         return self.scratch / "stock"
 
     def seen(self) -> dict[ProcessId, Path]:
-        """Every monitor that was started here, and the folder it was started for."""
+        """Find every VMM process that was started here, with the VM folder it was started for."""
         return marked(self.scratch)
 
     def folders(self) -> list[Path]:
-        """Every folder of a machine.
+        """List every VM folder.
 
-        In this order none is missed that becomes a lease's meanwhile.
+        Leases come last, so that a VM which moves to a lease meanwhile is not missed.
         """
         others = [each for name in _BRIEF for each in sorted(self.scratch.glob(name))]
         stock = list(_inside(self.stock))
@@ -60,7 +60,7 @@ class Places:
 
 
 def recorded(places: Places) -> dict[Path, VmRecord]:
-    """What is written down, by the machine's folder; what cannot be read is left out."""
+    """Read all readable records, by VM folder."""
     found = {}
     for folder in places.folders():
         with contextlib.suppress(CorruptError):
@@ -71,7 +71,7 @@ def recorded(places: Places) -> dict[Path, VmRecord]:
 
 
 def marked(scratch: Path) -> dict[ProcessId, Path]:
-    """Every monitor that was started below a folder, and the folder it was started for."""
+    """Find every VMM process that was started below a folder, and the VM folder of each."""
     prefix = f"{MARK}={scratch.resolve()}{os.sep}".encode()
     view = _view("self")
     found = {}
@@ -85,12 +85,12 @@ def marked(scratch: Path) -> dict[ProcessId, Path]:
 
 
 def age_s(process: ProcessId) -> float:
-    """How long ago it was started."""
+    """Age of a process in seconds."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / _TICKS_PER_S
 
 
 def end(processes: Iterable[ProcessId]) -> int:
-    """Kill processes and wait until they are gone; answers how many there were."""
+    """Kill processes and wait for their exit; returns how many there were."""
     with contextlib.ExitStack() as opened:
         handles = []
         for process in processes:
@@ -106,14 +106,15 @@ def end(processes: Iterable[ProcessId]) -> int:
 
 
 def clear(places: Places) -> dict[Path, VmRecord]:
-    """End every machine that nobody can take up, and remove its folder. Blocks.
+    """End every VM that cannot be adopted, and remove its folder. Blocks.
 
-    For a process that has just started and that nobody else shares the scratch folder with.
+    For a process that has just started and that owns the scratch folder alone.
 
-    Of a lease whose record is damaged the folder stays: it may have begun, and must not begin anew.
+    The folder of a lease with a damaged record stays: the lease may be in use and must not start
+    again.
 
     Returns:
-        The machines of leases that had begun, by folder; whether they still run is not looked at.
+        Records of VMs that leases use, by VM folder; they may have exited meanwhile.
     """
     found = recorded(places)
     begun = {
@@ -133,7 +134,7 @@ def clear(places: Places) -> dict[Path, VmRecord]:
 def orphans(
     seen: Mapping[ProcessId, Path], known: Collection[ProcessId], *, least_age_s: float
 ) -> list[ProcessId]:
-    """Monitors that run and that nobody has written down for so long."""
+    """Find VMMs older than `least_age_s` that no record names."""
     return [
         process
         for process, folder in seen.items()
@@ -154,12 +155,12 @@ def _is_damaged(folder: Path) -> bool:
 
 
 def _sleeps(lease: Path) -> bool:
-    """Whether the lease's machine is what a file says, not what may still run of it."""
+    """Tell whether the lease's VM is suspended to disk; processes that still run are leftovers."""
     return any(lease.glob(ASLEEP))
 
 
 def _is_noted(process: ProcessId, folder: Path) -> bool:
-    """Whether the folder it was started for is still its own."""
+    """Tell whether the record in its folder still names this process."""
     try:
         noted = record.load(folder)
     except CorruptError:
@@ -176,7 +177,7 @@ def _mark(name: str, prefix: bytes) -> Path | None:
     try:
         data = Path(f"/proc/{name}/environ").read_bytes()
     except OSError:
-        return None  # it has ended, or is none of ours to look at
+        return None  # it has ended, or belongs to another user
     for entry in data.split(b"\0"):
         if entry.startswith(prefix):
             return Path(os.fsdecode(entry.partition(b"=")[2]))
@@ -184,7 +185,7 @@ def _mark(name: str, prefix: bytes) -> Path | None:
 
 
 def _view(name: str) -> str:
-    """Which view of the file system a process has; empty if it has ended."""
+    """Mount namespace of a process; empty if it has ended."""
     try:
         return os.readlink(f"/proc/{name}/ns/mnt")  # noqa: PTH115 - its text is no path
     except OSError:
@@ -194,7 +195,7 @@ def _view(name: str) -> str:
 def _wait(handles: Iterable[int]) -> None:
     waiting, limit_s = set(handles), time.monotonic() + EXIT_LIMIT_S
     while waiting and time.monotonic() < limit_s:
-        # Not select(), whose handles end at 1,023: a node has three for each machine.
+        # Not select(), which takes descriptors up to 1,023: a host has three for each VM.
         poller = poll()
         for handle in waiting:
             poller.register(handle, POLLIN)

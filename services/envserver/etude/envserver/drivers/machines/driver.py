@@ -1,4 +1,4 @@
-"""Sandboxes as virtual machines: clones of a template, each in a jail of its own."""
+"""Base of the microVM drivers: VMs cloned from a template, each in a jail of its own."""
 
 import itertools
 import time
@@ -47,7 +47,7 @@ from etude.envserver.egress.gate import Egress
 from etude.envserver.images.build import Image
 
 STOCK = "stock"
-"""Folder of machines that are nobody's yet, beside that of the leases."""
+"""Name of the warm pools' folder, next to that of the leases."""
 
 CAPS = Caps(files=True, memory=True, freeze=True, egress=True)
 
@@ -57,26 +57,26 @@ _MAX_TOLD = 2_000
 
 @dataclass(slots=True, kw_only=True)
 class MachineDriver(Driver):
-    """One template for each image of the pool's templates; how it is booted is the driver's."""
+    """Boots one VM template for each image of the pool; subclasses know how."""
 
     scratch: Path
-    """Private folder of the node."""
+    """Private folder of the host."""
     images: Mapping[str, Image]
-    """What each template of the pool boots, by the template's name."""
+    """Image of each pool template, by the template's name."""
     jail: Jail = field(default_factory=Jail)
     egress: Egress | None = None
-    """What environments may reach; None is nothing."""
+    """Egress policy; None denies everything."""
     caps: Caps = CAPS
     begins: Start | None = None
     leases: Path = field(init=False)
     lanes: Lanes = field(
         default_factory=lambda: Lanes(cores=lanes.host_cores(), room=lanes.host_room())
     )
-    """How fast this node starts machines."""
+    """Limits concurrent VM starts and running VMs."""
     quarantine: Quarantine = field(default_factory=Quarantine)
-    """Of templates whose machines crash as they start."""
+    """Circuit breaker for templates that crash at start."""
     patience: Patience = field(default_factory=Patience)
-    """How long a machine that nobody calls is left as it is."""
+    """Idle times after which a VM is frozen and suspended."""
     _buffer: PageBuffer = field(default_factory=lambda: PageBuffer(TOUCHED_BYTES))
     _proven: Proven = field(default_factory=Proven)
     _starters: dict[str, Starter] = field(default_factory=dict)
@@ -89,14 +89,14 @@ class MachineDriver(Driver):
 
     @abstractmethod
     async def base(self, image: Image) -> Base:
-        """The template of an image: an earlier process's if it fits, else booted and kept.
+        """Load the cached template of an image, or boot and cache it.
 
         Raises:
-            DriverUnavailableError: it does not boot.
+            DriverUnavailableError: the image does not boot.
         """
 
     def places(self) -> Places:
-        """Where the machines of this node are found."""
+        """Layout and process discovery of this host's VMs."""
         return Places(scratch=self.scratch)
 
     @override
@@ -120,7 +120,7 @@ class MachineDriver(Driver):
     def readiness(self) -> Readiness:
         return Readiness(
             templates=[self._warmth(name) for name in self.images],
-            # Of nothing left it says one byte: 0 stands for no limit.
+            # 0 means no limit, so exhausted memory is reported as 1 byte.
             free_memory_bytes=max(1, self.lanes.free_bytes),
             queue_ms=self.lanes.queue_ms,
         )
@@ -149,7 +149,7 @@ class MachineDriver(Driver):
 
     @override
     async def verify(self, work: Verification) -> Outcome:
-        # No state file in it: a successor sweeps what a dead node left here.
+        # Without a state file, so that a successor sweeps what a dead host left here.
         folder = self.leases / f"grade-{next(_numbers)}"
         folder.mkdir()
         try:
@@ -176,7 +176,7 @@ class MachineDriver(Driver):
 
     @override
     def is_repeatable(self, command: str) -> bool:
-        # What another host answers is nothing that the same files decide.
+        # A result that depends on other hosts is not decided by the files.
         return self.egress is None and layout.warm(command) is not None
 
     def _found(self, lease: Path) -> Guest | None:
@@ -185,7 +185,7 @@ class MachineDriver(Driver):
         except SandboxError:
             if asleep(lease) is None:
                 raise
-            # What is on the disk is what it was when no call came any more.
+            # The suspended state on disk is as of the last call.
             folders.remove(lease / MACHINE)
             return None
 
@@ -213,13 +213,13 @@ class MachineDriver(Driver):
         return Starter(base=base, jail=self.jail, lanes=self.lanes, stock=stock)
 
     def _boot_folder(self) -> Path:
-        """A new, empty folder for a machine that becomes a template."""
+        """Create an empty folder for a VM that becomes a template."""
         folder = self.scratch / f"boot-{next(_numbers)}"
         folder.mkdir(mode=0o700)
         return folder
 
     def _unbootable(self, image: Image, error: Exception) -> DriverUnavailableError:
-        # Of a machine that has a console: its last words.
+        # The notes hold the end of the console, where the VM has one.
         notes = "\n".join(getattr(error, "__notes__", ())).strip()
         said = f"; its console ends with: {notes[-_MAX_TOLD:]}" if notes else ""
         return DriverUnavailableError(

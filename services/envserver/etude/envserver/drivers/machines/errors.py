@@ -1,20 +1,20 @@
-"""What can go wrong between this process and a machine monitor."""
+"""Errors of VMs and their monitor processes (VMMs)."""
 
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.base import SandboxError
 
 
 class VmmError(SandboxError):
-    """A machine monitor died, hung, or refused a command."""
+    """The VMM process died, hung, or refused a command."""
 
     reason = "VmmFailed"
 
 
 class FormatError(VmmError):
-    """A stream is not in the one format that this code takes apart, so there are no deltas."""
+    """The migration stream has another format than expected, so deltas are not possible."""
 
     reason = "DeltaUnsupported"
 
 
 class IntegrityError(CorruptError):
-    """A stored stream is not what this node wrote; the monitor must not see it."""
+    """A stored state was not written by this host, and must not be restored."""

@@ -1,7 +1,7 @@
-"""What of a node's machines outlives its process: monitors, their folders, templates.
+"""Registry of a host's VMs: hand-over from one process to the next, adoption, orphan sweeps.
 
-Everything a successor needs is on the disk before it matters, so that the process may be killed
-between any two lines: it finds machines to take up, or machines that are nobody's, and ends those.
+All that a successor needs is on disk before it matters, so the process may be killed between any
+two lines: the successor adopts the VMs of leases and ends all others.
 """
 
 import asyncio
@@ -28,25 +28,25 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 30.0
 YOUNG_S = 60.0
-"""A monitor that runs for so long has been written down, or never will be."""
+"""A VMM of this age without a record never gets one."""
 _KEY_BYTES = 32
 
 
 @dataclass(slots=True)
 class Estate:
-    """The machines of one scratch folder, handed from one process to the next."""
+    """VMs of one scratch folder."""
 
     scratch: Path
-    """Private folder of the node."""
+    """Private folder of the host."""
     places: Places | None = None
-    """In it, where monitors of another kind are to be found."""
+    """Process discovery of another kind of VMM, if it has one."""
     _places: Places = field(init=False)
     _key: bytes | None = None
     _lock: int = -1
     _left: dict[Path, VmRecord] = field(default_factory=dict)
-    """Machines of leases that an earlier process began."""
+    """Records of leases' VMs from an earlier process."""
     _adopted: dict[Path, Guest] = field(default_factory=dict)
-    """Those of them that go on, until somebody asks for them."""
+    """Adopted VMs that no lease has claimed yet."""
     _lost: dict[Path, str] = field(default_factory=dict)
     _sweeper: "asyncio.Task[None] | None" = None
 
@@ -55,12 +55,12 @@ class Estate:
 
     @property
     def templates(self) -> Path:
-        """One folder for each template that is kept, called by its compat_key."""
+        """Parent of the cached templates' folders, named by compat_key."""
         return self.scratch / "templates"
 
     @property
     def key(self) -> bytes:
-        """What this node proves with that it wrote a file itself.
+        """Secret key that authenticates files written by this host.
 
         Raises:
             SandboxError: the driver was not started.
@@ -70,7 +70,7 @@ class Estate:
         return self._key
 
     async def open(self) -> None:
-        """Take the folder over, and end what nobody can go on with.
+        """Lock the folder, and end every VM that cannot be adopted.
 
         Raises:
             DriverUnavailableError: another process has it.
@@ -83,17 +83,17 @@ class Estate:
         self._left = await asyncio.to_thread(census.clear, self._places)
 
     def lenders(self) -> dict[str, list[int]]:
-        """Processes of machines that are to be taken up, by the address of their template."""
+        """List processes of adoptable VMs that share a template's memory, by template address."""
         found: dict[str, list[int]] = {}
         for noted in self._left.values():
             found.setdefault(noted.template, []).append(noted.process.pid)
         return found
 
     async def adopt(self, templates: Iterable[Base]) -> list[Monitor]:
-        """Take up the machines that an earlier process left, and look for orphans from now on.
+        """Adopt the VMs that an earlier process left, and start the orphan sweeps.
 
         Returns:
-            Those that go on.
+            The adopted VMs.
         """
         by_address = {template.address: template for template in templates}
         used = {template.compat_key for template in by_address.values()}
@@ -104,37 +104,37 @@ class Estate:
         self._adopted.update(found.guests)
         self._lost.update(found.lost)
         took_s = time.monotonic() - began_s
-        log.info("took up %d machines of %d in %.2f s", len(found.guests), len(left), took_s)
+        log.info("adopted %d of %d VMs in %.2f s", len(found.guests), len(left), took_s)
         if self._sweeper is None:
-            self._sweeper = asyncio.create_task(self._keep_sweeping(), name="sweep machines")
+            self._sweeper = asyncio.create_task(self._keep_sweeping(), name="sweep VMs")
         return [guest.vm for guest in found.guests.values()]
 
     def take(self, lease: Path) -> Guest | None:
-        """The machine that an earlier process began for a lease; None if none was begun.
+        """Claim the VM that an earlier process started for a lease; None if it started none.
 
         Raises:
-            SandboxError: there was one, and it has ended.
+            SandboxError: it has ended.
         """
         folder = lease / MACHINE
         guest = self._adopted.pop(folder, None)
         if guest is None and folder.exists():
-            why = self._lost.pop(folder, "nobody took it up")
-            raise SandboxError(f"the machine of lease {lease.name} has ended: {why}")
+            why = self._lost.pop(folder, "it was not adopted")
+            raise SandboxError(f"VM of lease {lease.name} has ended: {why}")
         return guest
 
     async def sweep(self, *, least_age_s: float = YOUNG_S) -> int:
-        """End what belongs to no lease any more; answers how many machines that were."""
+        """End VMs without a lease; returns how many."""
         unwanted = [folder for folder in self._adopted if not folder.exists()]
         for folder in unwanted:
             await self._adopted.pop(folder).destroy()
         num_ended = len(unwanted)
         num_ended += await asyncio.to_thread(_swept, self._places, least_age_s)
         if num_ended:
-            log.warning("ended %d machines that were nobody's", num_ended)
+            log.warning("ended %d orphaned VMs", num_ended)
         return num_ended
 
     async def close(self) -> None:
-        """Let go of the folder; machines of leases stay for the next process."""
+        """Release the folder; VMs of leases stay for the next process."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -150,7 +150,7 @@ class Estate:
             try:
                 await self.sweep()
             except OSError:
-                log.exception("orphans stay until the next sweep")
+                log.exception("orphaned VMs stay until the next sweep")
 
 
 def _prune(folder: Path, used: Collection[str]) -> None:
@@ -163,7 +163,7 @@ def _prune(folder: Path, used: Collection[str]) -> None:
 
 def _swept(places: Places, least_age_s: float) -> int:
     lost = _orphans(places, least_age_s)
-    # Looked at twice: a machine may have been given another folder while folders were listed.
+    # Checked twice: a VM may have moved to another folder while folders were listed.
     return census.end(set(lost).intersection(_orphans(places, least_age_s))) if lost else 0
 
 
@@ -174,7 +174,7 @@ def _orphans(places: Places, least_age_s: float) -> list[ProcessId]:
 
 
 def _key(path: Path) -> bytes:
-    """The node's secret, made when it is needed first."""
+    """Load the host's secret key, or create it."""
     try:
         key = path.read_bytes()
     except FileNotFoundError:

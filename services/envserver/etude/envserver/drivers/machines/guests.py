@@ -1,4 +1,4 @@
-"""Machines whose agent answers: clones of a template with an identity of their own."""
+"""Guest VMs whose agent answers: clones of a template with an identity of their own."""
 
 import asyncio
 import secrets
@@ -17,35 +17,35 @@ BOOT_LIMIT_S = 120.0
 """A cold boot takes 2.4 CPU seconds under TCG, on a host that may have much else to run."""
 _TOKEN_BYTES = 32
 _READ = guest_pb2.GuestCall(read=guest_pb2.GuestRead(path="passwd"), cwd="/etc")
-"""Of a small file; that there is none is an answer too."""
+"""Read of a small file; an error is an answer too."""
 _READ_LIMIT_S = 30.0
 _SAVED_LIMIT_S = 2.0
-"""Of a guest that may not want to answer, and keeps others waiting."""
+"""For a saved guest, which may not answer while others wait."""
 _NOBODYS = Identity(env_id="", token=b"", generation=0)
-"""A template's: it refuses every call, so that no clone can be used before it has its own."""
+"""Identity of templates: the agent refuses every call until a clone has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A machine and the channel to its agent."""
+    """A VM and the channel to its agent."""
 
     vm: Monitor
     channel: GuestChannel
     identity: Identity
-    """What it became at its last SYNC."""
+    """Identity of its last SYNC."""
     jobs: frozenset[int] = frozenset()
-    """Commands that ran in its background when it was taken up."""
+    """Background commands that ran when it was connected."""
     is_met: bool = True
-    """Whether this process has talked to its agent: one that was found standing still waits."""
+    """Whether this process has talked to its agent: an adopted, frozen VM waits."""
 
     async def destroy(self) -> None:
-        """End the machine; safe to repeat."""
+        """End the VM; safe to repeat."""
         await self.channel.close()
         await self.vm.destroy()
 
 
 async def warmed(channel: GuestChannel, warm_up: Callable[[GuestChannel], Awaitable[None]]) -> None:
-    """Bring a machine that boots to where its clones begin; it is nobody's, its channel closed.
+    """Prepare a booting VM as a template: warm, without identity, its channel closed.
 
     Raises:
         GuestLostError: the agent does not answer.
@@ -66,18 +66,18 @@ async def begun(
     saved: Delta | None = None,
     generation: int = 1,
 ) -> Guest:
-    """The clone that a waiting monitor becomes; it runs and answers. The shell goes on failure.
+    """Turn an idle VMM into a running clone that answers; the VMM is destroyed on failure.
 
     Args:
-        shell: the monitor.
+        shell: the idle VMM.
         base: its template.
         name: its environment's id and host name.
-        saved: the state that it takes up; unset is the template's.
-        generation: above one it goes on as what it was, and keeps its names.
+        saved: the state to restore; None restores the template's.
+        generation: above 1 it resumes and keeps its host name and machine id.
 
     Raises:
         GuestLostError: the agent does not answer.
-        VmmError: the monitor failed.
+        VmmError: the VMM failed.
     """
     identity = _identity(name, generation=generation)
     try:
@@ -94,48 +94,47 @@ async def begun(
 
 
 async def paused(shell: Monitor, base: Base) -> Guest:
-    """The clone that a waiting monitor becomes: it has answered once, is nobody's, stands still.
+    """Turn an idle VMM into a paused clone: it has answered once, has no identity, and is frozen.
 
-    What a guest does for the first time is translated then, and costs ten times as much: whoever
-    gets this one gives it names, and reads a file.
+    The first execution of guest code is translated and costs ten times as much; here it is done.
 
     Raises:
         GuestLostError: the agent does not answer.
-        VmmError: the monitor failed.
+        VmmError: the VMM failed.
     """
     return await _at_rest(shell, base, None, _reads(_READ_LIMIT_S), name="paused")
 
 
 async def rehearsed(shell: Monitor, base: Base, saved: Delta | None = None) -> Guest:
-    """A clone that has done what environments do first; it is nobody's, and stands still.
+    """Turn an idle VMM into a warmed-up, frozen clone without identity, the parent of child VMs.
 
     Args:
-        shell: the monitor.
+        shell: the idle VMM.
         base: its template.
-        saved: the state that it takes up: then it keeps its names, and only answers once.
+        saved: the state to restore; then it keeps its names, and only answers once.
 
     Raises:
         GuestLostError: the agent does not answer.
-        VmmError: the monitor failed.
+        VmmError: the VMM failed.
     """
     does = rehearse if saved is None else _reads(_SAVED_LIMIT_S)
     try:
         return await _at_rest(shell, base, saved, does, name="rehearsal")
     except WorkspaceError as error:
-        raise VmmError(f"what environments do first cannot be done: {error}") from error
+        raise VmmError(f"JIT warm-up failed: {error}") from error
 
 
 async def split_off(part: Monitor, *, name: str, generation: int = 1) -> Guest:
-    """A part of a stem that runs as an environment of its own; the machine goes on failure.
+    """Resume a child VM under its own identity; it is destroyed on failure.
 
     Args:
-        part: stopped, and nobody's yet.
+        part: frozen, without identity.
         name: its environment's id and host name.
-        generation: above one it goes on as what it was, and keeps its names.
+        generation: above 1 it resumes and keeps its host name and machine id.
 
     Raises:
         GuestLostError: the agent does not answer.
-        VmmError: the monitor failed.
+        VmmError: the VMM failed.
     """
     identity = _identity(name, generation=generation)
     try:
@@ -148,11 +147,11 @@ async def split_off(part: Monitor, *, name: str, generation: int = 1) -> Guest:
 
 
 async def handed_out(waiting: Guest, *, name: str) -> Guest:
-    """A paused clone that runs as an environment of its own; the machine goes on failure.
+    """Resume a paused clone under its own identity; it is destroyed on failure.
 
     Raises:
         GuestLostError: the agent does not answer.
-        VmmError: the monitor failed.
+        VmmError: the VMM failed.
     """
     identity = _identity(name, generation=1)
     try:
@@ -165,17 +164,17 @@ async def handed_out(waiting: Guest, *, name: str) -> Guest:
 
 
 async def taken_up(found: Monitor, *, name: str, generation: int, is_stopped: bool) -> Guest:
-    """The guest of a machine that an earlier process left. One that stands still is not woken.
+    """Connect to the guest of an adopted VM. A frozen one is not resumed.
 
     Args:
-        found: its monitor.
-        name: what it is: host name and machine id stay, since nothing has happened to it.
-        generation: of its last SYNC.
-        is_stopped: whether it stands still.
+        found: its VMM.
+        name: its environment's id; host name and machine id stay.
+        generation: generation of its last SYNC.
+        is_stopped: whether it is frozen.
 
     Raises:
         GuestLostError: the agent does not answer.
-        VmmError: the monitor failed.
+        VmmError: the VMM failed.
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
     identity = Identity(env_id=name, token=token, generation=generation)
@@ -190,7 +189,7 @@ async def taken_up(found: Monitor, *, name: str, generation: int, is_stopped: bo
 
 
 async def met(guest: Guest) -> Guest:
-    """A guest of an earlier process that runs, once it begins anew and has a token of this one.
+    """Reset the running guest of an earlier process, and give it a token of this one.
 
     Raises:
         GuestLostError: the agent does not answer.
@@ -201,11 +200,11 @@ async def met(guest: Guest) -> Guest:
 
 
 async def met_again(guest: Guest) -> Guest:
-    """A guest whose connection a snapshot has ended. It keeps its names, and its background.
+    """Reconnect to a guest whose connection a snapshot has closed. It keeps its names and jobs.
 
     Raises:
         GuestLostError: the agent does not answer.
-        VmmError: the monitor failed.
+        VmmError: the VMM failed.
     """
     await guest.channel.close()
     channel = await connected(guest.vm)
@@ -222,7 +221,7 @@ async def _at_rest(
     *,
     name: str,
 ) -> Guest:
-    """A clone that has done something, is nobody's, and stands still; the shell goes on failure."""
+    """Turn an idle VMM into a clone that has done something and is frozen, without identity."""
     try:
         found = await _awake(shell, base, saved)
         await found.channel.sync(_identity(name, generation=0 if saved is None else 2))
@@ -255,10 +254,10 @@ async def _running(stopped: Monitor) -> Guest:
 
 
 async def connected(vm: Monitor) -> GuestChannel:
-    """A channel to a machine's agent, to which nothing has been said.
+    """Open a channel to a VM's agent.
 
     Raises:
-        VmmError: the monitor makes no connection.
+        VmmError: the VMM makes no connection.
     """
     reader, writer = await asyncio.open_unix_connection(sock=await vm.agent())
     return GuestChannel(reader, writer)
@@ -267,7 +266,7 @@ async def connected(vm: Monitor) -> GuestChannel:
 def _identity(name: str, *, generation: int) -> Identity:
     token = secrets.token_bytes(_TOKEN_BYTES)
     if generation > 1:
-        # Its names stay what they are: for the environment nothing has happened.
+        # Host name and machine id stay: the environment does not notice the resume.
         return Identity(env_id=name, token=token, generation=generation)
     return Identity(
         env_id=name,

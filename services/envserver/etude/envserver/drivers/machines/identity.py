@@ -1,4 +1,4 @@
-"""Which process a monitor is, also after its number was given to another one."""
+"""Identity of a process that survives reuse of its PID."""
 
 import asyncio
 import functools
@@ -8,38 +8,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "ETUDE_MACHINE"
-"""In a monitor's environment: its folder, by which one that was never written down is found."""
+"""Environment variable with a VMM's folder, for discovery of processes without a record."""
 EXIT_LIMIT_S = 10.0
-"""A monitor that was killed has ended by then."""
+"""Longest time a killed process takes to exit."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _STARTED = 0, 19
-"""Places in /proc/PID/stat behind the program's name."""
+"""Field numbers in /proc/PID/stat, counted after the program's name."""
 _ENDED = frozenset({"Z", "X", "x"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessId:
-    """A process for good: no other one, before or after it, has the same three."""
+    """Unique identity of a process: PID, start time, and boot of the machine."""
 
     pid: int
     started: int
-    """Clock ticks from the host's boot."""
+    """Clock ticks since boot."""
     boot: str
-    """Of the host."""
+    """Boot id of the machine."""
 
 
 def name_of(folder: Path) -> str:
-    """What a monitor's environment calls its folder."""
+    """Value of MARK for a VM folder."""
     return str(folder.resolve())
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this number now; None if none runs under it."""
+    """Identify the process that has this PID now; None if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The program's name stands in brackets and may hold any.
+    # The program's name is in parentheses and may contain any character.
     fields = text.rpartition(")")[2].split()
     if fields[_STATE] in _ENDED:
         return None
@@ -47,12 +47,12 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def handle(process: ProcessId) -> int | None:
-    """A descriptor of the process, which is readable once it has ended; None if it has."""
+    """Open a pidfd of the process, readable once it has exited; None if it has."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    # Asked in this order, the descriptor cannot be another's.
+    # Checked after the open, so that the descriptor is not another process's.
     if identify(process.pid) != process:
         os.close(descriptor)
         return None
@@ -60,11 +60,11 @@ def handle(process: ProcessId) -> int | None:
 
 
 def exit_of(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | None]":
-    """Done once the process has ended.
+    """Future that is done once the process has exited.
 
     Args:
-        pidfd: its descriptor, which is closed then.
-        reap: answers its exit code then, if it is a child of this process.
+        pidfd: descriptor of the process; closed at exit.
+        reap: returns the exit code then, if it is a child of this process.
     """
     loop = asyncio.get_running_loop()
     exited: asyncio.Future[int | None] = loop.create_future()
@@ -80,5 +80,5 @@ def exit_of(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int |
 
 @functools.cache
 def boot_id() -> str:
-    """What tells this life of the host from those before it."""
+    """Boot id of the machine, different after each reboot."""
     return _BOOT_ID.read_text(encoding="ascii").strip()

@@ -1,4 +1,4 @@
-"""When a guest that nobody calls stands still, and when it leaves memory."""
+"""Idle policy of guests: freeze after the last call, suspend to disk later. Pure."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a guest is left as it is."""
+    """Idle timeouts."""
 
     linger_s: float = 0.05
-    """After the last call: the next one of a turn comes sooner than that."""
+    """From the last call to the freeze: the next call of a turn comes sooner."""
     job_s: float = 60.0
-    """After the last call while a command runs in the background, as it does in production."""
+    """From the last call to the freeze while a background command runs."""
     frozen_s: float = 60.0
-    """Without a call, until it leaves memory."""
+    """From the freeze to the suspend to disk."""
     drift_s: float = 1.0
-    """How far its clock may be behind before it is set."""
+    """Clock lag above which the guest's clock is set on resume."""
 
 
 class State(Enum):
-    """What a guest does now."""
+    """Power state of a guest."""
 
     RUNNING = "running"
     FREEZING = "freezing"
@@ -35,11 +35,11 @@ class State(Enum):
 
 
 MOVING = frozenset({State.FREEZING, State.THAWING, State.SAVING, State.RESTORING})
-"""On its way from one to another."""
+"""States between two others."""
 
 
 class Step(Enum):
-    """What to do with a guest."""
+    """Change of a guest's power state."""
 
     FREEZE = "freeze"
     THAW = "thaw"
@@ -48,7 +48,7 @@ class Step(Enum):
 
 
 class Due(NamedTuple):
-    """What to do now, or when to ask again; neither: when something has happened."""
+    """Step that is due now, or the time until one is; neither: none until something happens."""
 
     step: Step | None = None
     again_s: float | None = None
@@ -70,46 +70,46 @@ _WAYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idleness:
-    """What is known of a guest's rest; each change makes another one."""
+    """Idleness of a guest; each change makes a new value."""
 
     state: State = State.RUNNING
     num_calls: int = 0
-    """That run, or wait for the guest."""
+    """Calls that run or wait for the guest."""
     num_jobs: int = 0
-    """Commands in its background."""
+    """Background commands."""
     quiet_s: float = 0.0
-    """When the last call ended; on any clock that only goes forward."""
+    """End of the last call, on any monotonic clock."""
     frozen_s: float = 0.0
-    """When it was stopped last, or could not be saved."""
+    """Time of the last freeze or failed suspend."""
     stopped_s: float = 0.0
-    """When its clock stopped."""
+    """Time at which its clock stopped."""
 
     def called(self) -> "Idleness":
-        """A call begins."""
+        """Count a call that begins."""
         return replace(self, num_calls=self.num_calls + 1)
 
     def answered(self, *, now_s: float) -> "Idleness":
-        """A call has ended, in whatever way."""
+        """Count a call that has ended, in any way."""
         return replace(self, num_calls=self.num_calls - 1, quiet_s=now_s)
 
     def begun(self, step: Step) -> "Idleness":
-        """A step begins, which was due."""
+        """Enter the transitional state of a step."""
         return replace(self, state=_WAYS[step].through)
 
     def done(self, step: Step, *, now_s: float) -> "Idleness":
-        """A step has succeeded."""
+        """Complete a step."""
         after = replace(self, state=_WAYS[step].to)
         match step:
             case Step.FREEZE:
                 return replace(after, frozen_s=now_s, stopped_s=now_s)
             case Step.THAW | Step.RESTORE:
-                # Even if whoever called it has gone: it has run for no time yet.
+                # It has not run yet, even if its caller has gone.
                 return replace(after, quiet_s=max(after.quiet_s, now_s))
             case Step.SAVE:
                 return after
 
     def failed(self, step: Step, *, now_s: float) -> "Idleness":
-        """A step has failed: what is in memory is lost with its monitor, what is saved is not."""
+        """Fail a step: in memory the guest is lost with its VMM, on disk it is not."""
         match step:
             case Step.FREEZE | Step.THAW:
                 return replace(self, state=State.ENDED)
@@ -119,7 +119,7 @@ class Idleness:
                 return replace(self, state=State.SAVED)
 
     def due(self, patience: Patience, *, now_s: float) -> Due:
-        """What to do with the guest."""
+        """Decide the next step."""
         match self.state:
             case State.RUNNING if self.num_calls == 0:
                 limit_s = patience.job_s if self.num_jobs else patience.linger_s

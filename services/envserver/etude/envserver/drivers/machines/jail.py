@@ -1,9 +1,9 @@
-"""What a machine monitor may still do once its guest has taken it over.
+"""Jail of a VMM: what it may still do once its guest has taken it over.
 
-Covered: it runs as a user of its own without capabilities or a way to get them, starts no process,
-and opens, writes and allocates within limits; it sees files only where every user of the host may.
-Not covered: the host's network and mounts, and its share of CPU time: those belong to the
-namespaces and the control group of the node.
+Covered: its own user without capabilities or a way to get them, no new processes, limits on files,
+writes and memory; of files it sees those that every user may see.
+Not covered: network, mounts, and CPU share; those belong to the namespaces and the cgroup of the
+host process.
 """
 
 import functools
@@ -16,13 +16,13 @@ from pathlib import Path
 KVM = Path("/dev/kvm")
 NOBODY = 65_534
 _OWN_BYTES = 2 << 30
-"""Address space beside the guest's memory: libraries, translated code, thread stacks."""
+"""Address space on top of the guest's memory: libraries, translated code, thread stacks."""
 _MAX_FILES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jail:
-    """The user of one machine. In production each machine has its own."""
+    """User of one VM's process. In production each VM has its own."""
 
     uid: int = NOBODY
     gid: int = NOBODY
@@ -36,16 +36,16 @@ class Jail:
         file_bytes: int,
         inherited: Collection[int] = (),
     ) -> tuple[str, ...]:
-        """A program as it is started: limits and user are set before it runs.
+        """Command line that sets limits and user before the program runs.
 
-        QEMU's own way to change the user (-runas) needs rights that its filter denies. Without
-        rights to change the user it runs as the node's own, which suits one tenant.
+        QEMU's own -runas needs rights that its seccomp filter denies. Without root the program runs
+        as this process's user, which suits one tenant.
 
         Args:
             program: the program and its arguments.
             memory_bytes: size of the guest's memory.
-            file_bytes: how long any file may grow that it writes.
-            inherited: descriptors that it gets; it may put other files in their places.
+            file_bytes: size limit of each file that it writes.
+            inherited: descriptors that it gets; it may replace them by other files.
         """
         limits = {
             "as": memory_bytes + _OWN_BYTES,
@@ -62,7 +62,7 @@ class Jail:
 
 
 def jail_with_kvm() -> Jail:
-    """A jail whose user may use the processor's virtual machines, where a group may at all."""
+    """Jail whose user may open /dev/kvm, where a group may."""
     return Jail(gid=KVM.stat().st_gid) if KVM.exists() and os.geteuid() == 0 else Jail()
 
 

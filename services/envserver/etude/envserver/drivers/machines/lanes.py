@@ -1,4 +1,4 @@
-"""Turns at starting machines, and places for those that run: whoever must wait does so in order."""
+"""Concurrency limits of VM starts and of running VMs, first come first served."""
 
 import asyncio
 import contextlib
@@ -13,17 +13,17 @@ from etude.envserver.drivers.machines.pace import Costs, Line, Work, full_bucket
 from etude.envserver.drivers.machines.protocol import Monitor
 
 MACHINE_BYTES = 18 << 20
-"""What a machine holds that stands still, beside what it shares with its template."""
+"""Private memory of a frozen VM, on top of what it shares with its template."""
 RESERVE_BYTES = 1 << 30
-"""Of the host's memory: for the node, templates, and guests at work."""
+"""Memory kept free for this process, templates, and guests at work."""
 _RUNNING_PER_CORE = 2
-"""More than that slow each other: 32 running guests on two cores took three times as long."""
+"""More only slow each other down: 32 running guests on two cores took three times as long."""
 PATIENCE_S = 1.0
-"""Commands may last for minutes, and a neighbour's read of a millisecond is not to wait for it."""
+"""A read of a millisecond must not wait for commands that last minutes."""
 
 
 class Lanes:
-    """The pace of one node: as many starts at a time as cores, within a budget of CPU time."""
+    """Schedules VM starts: as many at a time as cores, within a CPU budget."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class Lanes:
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing runs yet.
+        """Start without running VMs.
 
         Args:
-            cores: of the host, for this node.
-            room: how many machines there may be.
-            patience_s: how long a guest waits for a place before it runs beside all others.
+            cores: cores of this host process.
+            room: limit of VMs in memory.
+            patience_s: time after which a waiting guest runs without a slot.
             clock: in seconds.
         """
         self.places = Places(_RUNNING_PER_CORE * cores, patience_s)
@@ -51,33 +51,33 @@ class Lanes:
 
     @property
     def costs(self) -> Costs:
-        """What work costs here."""
+        """Measured costs of work."""
         return self._line.costs
 
     @property
     def free_bytes(self) -> int:
-        """Memory for more machines."""
+        """Memory left for more VMs."""
         return self._line.free * MACHINE_BYTES
 
     @property
     def queue_ms(self) -> float:
-        """Until everybody who waits now has begun, by the budget of CPU time."""
+        """Time until all who wait now have started, by the CPU budget."""
         return self._line.queue_ms
 
     def when_crowded(self, ask: Callable[[], None]) -> None:
-        """Have this called whenever somebody waits for another machine to end."""
+        """Register a callback for when a start waits for another VM to end."""
         self._crowded.append(ask)
 
     @contextlib.asynccontextmanager
     async def turn(self, work: Work, *, is_urgent: bool = True) -> AsyncIterator[None]:
-        """A lane, and the budget for this work.
+        """Hold a start slot, paid from the CPU budget.
 
         Args:
-            work: what is done in it.
-            is_urgent: whether somebody waits for it.
+            work: kind of work.
+            is_urgent: whether a caller waits for it.
 
         Raises:
-            CancelledError: whoever waited has gone; nothing was used.
+            CancelledError: the waiting task was cancelled; nothing was spent.
         """
         ticket = next(self._tickets)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -99,7 +99,7 @@ class Lanes:
             self._admit()
 
     def watch(self, vm: Monitor) -> None:
-        """Count a machine until it has ended."""
+        """Count a VM until it has exited."""
         self._line.live += 1
 
         def ended(_: object) -> None:
@@ -113,7 +113,7 @@ class Lanes:
         for ticket in admission.tickets:
             granted = self._waiting.pop(ticket)
             if granted.cancelled():
-                continue  # its turn() is about to hear of it
+                continue  # its acquire_start() is about to be cancelled
             granted.set_result(None)
         if self._again is not None:
             self._again.cancel()
@@ -127,19 +127,19 @@ class Lanes:
 
 
 class Places:
-    """Room for so many at a time, in order; who has waited too long comes in beside them."""
+    """Slots for running VMs, in order; a waiter runs without a free slot after a time limit."""
 
     def __init__(self, count: int, patience_s: float) -> None:
-        """All are free."""
+        """Start with all slots free."""
         self.count, self.patience_s = count, patience_s
         self.taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
-        """Wait for a place and take it; it has to be given back.
+        """Wait for a slot and take it; the caller gives it back.
 
         Raises:
-            CancelledError: whoever waited has gone; no place was taken.
+            CancelledError: the waiting task was cancelled; no slot was taken.
         """
         if self.taken < self.count and not self._waiting:
             self.taken += 1
@@ -156,11 +156,11 @@ class Places:
             self.taken += 1
 
     def enter(self) -> None:
-        """Take a place for a guest that runs already, whoever waits."""
+        """Take a slot for a guest that runs already, ahead of all who wait."""
         self.taken += 1
 
     def give(self) -> None:
-        """Leave a place to the next."""
+        """Give a slot to the next waiter."""
         self.taken -= 1
         while self._waiting and self.taken < self.count:
             self.taken += 1
@@ -174,12 +174,12 @@ class Places:
 
 
 def host_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def host_room() -> int:
-    """How many machines the memory of this host, or of this container, has room for."""
+    """Number of VMs that fit the memory of this machine or container."""
     sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError, ValueError):
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))

@@ -1,26 +1,25 @@
-"""What a warm pool of one template should do next."""
+"""Warm pool levels: watermark of idle VMMs, refill backoff, next change. Pure."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
 
 FEWEST, MOST = 2, 64
-"""Shells that are kept once they are wanted at all, and however much they are wanted."""
+"""Least idle VMMs once they are wanted, and most in any case."""
 REST_S = 60.0
-"""A watermark that nobody reached for so long is halved."""
+"""A watermark is halved after this time without a take."""
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.25, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is wanted in stock."""
+    """Target of one template's warm pool."""
 
     paused: int = 0
-    """Paused clones, which cost memory and answer in milliseconds."""
+    """Paused clones: cost memory, answer in milliseconds."""
     shells: int = 0
-    """Shells that are there also when nobody asked for long."""
+    """Idle VMMs that are kept without demand."""
     max_shells: int = 0
-    """How far their number may grow by itself while saved states are taken up faster than they are
-    made."""
+    """Limit of idle VMMs when saved states are restored faster than VMMs are started."""
 
     def __post_init__(self) -> None:
         if self.paused < 0:
@@ -34,20 +33,20 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermark:
-    """How many shells are kept, from how fast they went."""
+    """Number of idle VMMs to keep, from the rate at which they are taken."""
 
     shells: int = 0
     since_s: float = 0.0
-    """When it was last reached for, or halved; on any clock that only goes forward."""
+    """Time of the last take or halving, on any monotonic clock."""
 
     def taken(self, target: Target, *, is_drained: bool, now_s: float) -> "Watermark":
-        """After a start, which found no shell any more if the stock is drained."""
+        """Raise the level after a start; a drained pool found no idle VMM for it."""
         kept = max(self.shells, target.shells)
         grown = max(FEWEST, 2 * kept) if is_drained else kept
         return Watermark(shells=min(grown, target.max_shells), since_s=now_s)
 
     def rested(self, target: Target, *, now_s: float) -> "Watermark":
-        """After a time in which nothing was taken."""
+        """Lower the level after a time without takes."""
         kept = min(max(self.shells, target.shells), target.max_shells)
         since_s = self.since_s
         while kept > target.shells and now_s - since_s >= REST_S:
@@ -55,27 +54,27 @@ class Watermark:
         return Watermark(shells=kept, since_s=since_s)
 
     def next_s(self, target: Target) -> float | None:
-        """When it may fall next; None if it is as low as it gets."""
+        """Time of the next halving; None at the target."""
         return self.since_s + REST_S if self.shells > target.shells else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long to leave a failing refill alone."""
+    """Exponential backoff of failing refills."""
 
     failures: int = 0
-    """In a row."""
+    """Consecutive failures."""
     until_s: float = 0.0
 
     def failed(self, *, now_s: float) -> "Backoff":
-        """After one more: twice as long as before."""
+        """Double the delay after one more failure."""
         delay_s = min(_FIRST_DELAY_S * 2**self.failures, _LONGEST_DELAY_S)
-        # More would change nothing, and numbers end.
+        # Bounded: the delay is at its limit long before.
         return replace(self, failures=min(self.failures + 1, 32), until_s=now_s + delay_s)
 
 
 class Step(Enum):
-    """One change of the stock."""
+    """One change of the pool."""
 
     MAKE_PAUSED = "make a paused clone"
     MAKE_SHELL = "make a shell"
@@ -85,17 +84,17 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What is in stock."""
+    """Present content of a pool."""
 
     paused: int
     shells: int
 
 
 def step(held: Held, target: Target, watermark: Watermark) -> Step | None:
-    """The next change, or None where the stock is as it should be.
+    """Decide the next change of the pool, or None at the target.
 
-    Memory is given back before more is taken, and paused clones come before shells: each saves
-    whoever takes it more.
+    Memory is freed before more is taken, and paused clones come before idle VMMs, since they save
+    more time.
     """
     if held.paused > target.paused:
         return Step.DROP_PAUSED

@@ -1,4 +1,4 @@
-"""Which background commands of a guest run, from what it answers and what it tells by itself."""
+"""Running background commands of a guest, from its answers and events."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator
 from etude.v1 import guest_pb2
 
 _MOST_ENDED = 256
-"""More ends than a guest of ours tells while one command is being started."""
+"""More job exits than our guest agent reports during the start of one command."""
 
 
 class LiveJobs:
-    """Counts them; the end of one may be told before its beginning was answered."""
+    """Tracks them; a job's exit event may come before the answer to its start."""
 
     def __init__(self, running: Iterable[int] = ()) -> None:
-        """Those run."""
+        """Start with these jobs running."""
         self.running = set(running)
         self._ended: set[int] = set()
         self._num_starting = 0
 
     @contextlib.contextmanager
     def watching(self, call: guest_pb2.GuestCall) -> Iterator[None]:
-        """The time from a call to its answer."""
+        """Span a call until its answer."""
         is_start = call.exec.background
         self._num_starting += is_start
         try:
@@ -31,7 +31,7 @@ class LiveJobs:
                 self._ended.clear()
 
     def answered(self, call: guest_pb2.GuestCall, result: guest_pb2.GuestResult) -> None:
-        """Learn from an answer."""
+        """Update from an answer."""
         number = result.exec.job
         if call.exec.background and number and number not in self._ended:
             self.running.add(number)
@@ -39,7 +39,7 @@ class LiveJobs:
             self.running.discard(call.job.job)
 
     def told(self, event: guest_pb2.GuestEvent) -> None:
-        """Learn from what the guest says unasked."""
+        """Update from an event."""
         if not event.HasField("job_exit"):
             return
         self.running.discard(event.job_exit.job)

@@ -1,4 +1,4 @@
-"""How fast a node may start machines: a budget of CPU time, and an order of who is next."""
+"""CPU budget of VM starts: a token bucket of CPU time, and the queue of starts that wait for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,24 +7,24 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 _CPU_MS_PER_CORE_SECOND = 900.0
-"""The tenth that is left is for guests that run already, and for the node itself."""
+"""The remaining tenth is for running guests and for this process."""
 _BURST_MS_PER_CORE = 100.0
 _NEWEST = 0.1
-"""Weight of a measurement against all before it."""
+"""Weight of the newest measurement in the moving average."""
 
 
 class Work(Enum):
-    """What costs a node CPU time."""
+    """Kinds of work that are charged to the budget."""
 
     BOOT = "boot"
     RESTORE = "restore"
-    """A monitor is started and takes up a state."""
+    """Start a VMM and restore a state in it."""
     SPAWN = "spawn"
-    """A monitor is started and waits."""
+    """Start a VMM that waits."""
     SHELL = "shell"
-    """A monitor that waits takes up a state."""
+    """Restore a state in an idle VMM."""
     PAUSED_CLONE = "paused clone"
-    """A clone that stands still is let run."""
+    """Resume a paused clone."""
 
 
 ESTIMATES_MS: Mapping[Work, float] = MappingProxyType(
@@ -36,28 +36,28 @@ ESTIMATES_MS: Mapping[Work, float] = MappingProxyType(
         Work.PAUSED_CLONE: 2.0,
     }
 )
-"""CPU time of one, until this node has measured its own."""
+"""CPU time of each, until it was measured here."""
 
 
 @dataclass(slots=True)
 class Costs:
-    """What each kind of work costs on this node, in CPU-ms."""
+    """Moving averages of what work costs, in CPU-ms."""
 
     _measured: dict[Work, float] = field(default_factory=dict)
 
     def of(self, work: Work) -> float:
-        """The best guess."""
+        """Estimate the cost of one."""
         return self._measured.get(work, ESTIMATES_MS[work])
 
     def measured(self, work: Work, cpu_ms: float) -> None:
-        """Learn from one that has ended."""
+        """Add a measurement."""
         before = self._measured.get(work, cpu_ms)
         self._measured[work] = before + _NEWEST * (cpu_ms - before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """CPU time that may be spent on starts. It fills with time, and may be overdrawn by one."""
+    """Token bucket of CPU time. It fills with time, and one start may overdraw it."""
 
     cores: int
     level_ms: float
@@ -65,7 +65,7 @@ class Bucket:
 
     @property
     def burst_ms(self) -> float:
-        """What is in it at most."""
+        """Capacity of the bucket."""
         return _BURST_MS_PER_CORE * self.cores
 
     @property
@@ -73,34 +73,34 @@ class Bucket:
         return _CPU_MS_PER_CORE_SECOND * self.cores
 
     def at(self, now_s: float) -> "Bucket":
-        """The same bucket later."""
+        """Refill the bucket up to a time."""
         grown = self.level_ms + self._rate * max(now_s - self.at_s, 0.0)
         return replace(self, level_ms=min(grown, self.burst_ms), at_s=max(now_s, self.at_s))
 
     def wait_s(self, cost_ms: float) -> float:
-        """Until so much may be spent. What is dearer than a full bucket waits for a full one."""
+        """Time until a cost may be spent; a cost above the capacity waits for a full bucket."""
         return max(0.0, min(cost_ms, self.burst_ms) - self.level_ms) / self._rate
 
     def paid_s(self, cost_ms: float) -> float:
-        """Until so much has come in, however much fits in at a time."""
+        """Time until a cost is refilled, regardless of the capacity."""
         return max(0.0, cost_ms - self.level_ms) / self._rate
 
     def spent(self, cost_ms: float) -> "Bucket":
-        """After so much was spent; the level may be below zero."""
+        """Spend a cost; the level may become negative."""
         return replace(self, level_ms=self.level_ms - cost_ms)
 
 
 def full_bucket(cores: int) -> Bucket:
-    """A bucket that nothing was taken from yet."""
+    """Create a full bucket."""
     return Bucket(cores=cores, level_ms=_BURST_MS_PER_CORE * cores)
 
 
 class Admission(NamedTuple):
-    """Who may begin now, and when to ask again."""
+    """Tickets of starts that may begin now, and when to ask again."""
 
     tickets: tuple[int, ...]
     again_s: float | None
-    """Seconds from now; None: when something has ended."""
+    """Seconds from now; None: when a start or VM has ended."""
 
 
 class _Ask(NamedTuple):
@@ -111,31 +111,31 @@ class _Ask(NamedTuple):
 
 @dataclass(slots=True)
 class Line:
-    """Who waits to begin, in order: those whom somebody waits for before those done ahead."""
+    """Queue of starts: urgent ones first, then those made ahead of demand."""
 
     lanes: int
-    """How much is done at a time."""
+    """Limit of concurrent starts."""
     room: int
-    """How many machines there may be at a time."""
+    """Limit of VMs in memory."""
     bucket: Bucket
     costs: Costs = field(default_factory=Costs)
     busy: int = 0
     live: int = 0
     _waiting: dict[int, _Ask] = field(default_factory=dict)
     _making: int = 0
-    """Of those in lanes: how many will be one machine more."""
+    """Starts in progress that will add a VM."""
 
     def ask(self, ticket: int, work: Work, *, is_urgent: bool) -> None:
-        """Wait for a turn. A shell and a paused clone are machines already."""
+        """Enqueue a start. Idle VMMs and paused clones are counted as VMs already."""
         needs_room = work not in {Work.SHELL, Work.PAUSED_CLONE}
         self._waiting[ticket] = _Ask(work, is_urgent, needs_room)
 
     def leave(self, ticket: int) -> None:
-        """Wait no more."""
+        """Remove a start from the queue."""
         self._waiting.pop(ticket, None)
 
     def admit(self, *, now_s: float) -> Admission:
-        """Let in who may begin, in order: nobody overtakes whom there is no budget for yet."""
+        """Admit starts in order; none overtakes one that waits for budget."""
         self.bucket = self.bucket.at(now_s)
         admitted: list[int] = []
         while self.busy < self.lanes and (ticket := self._next()) is not None:
@@ -151,29 +151,29 @@ class Line:
         return Admission(tuple(admitted), None)
 
     def ended(self, work: Work) -> None:
-        """A turn is over; what it made was counted by then."""
+        """Finish a start; the VM it made was counted before."""
         self.busy -= 1
         self._making -= work not in {Work.SHELL, Work.PAUSED_CLONE}
 
     def undone(self, work: Work) -> None:
-        """A turn is over in which nothing was done."""
+        """Finish a start that did nothing, and refund its cost."""
         self.bucket = self.bucket.spent(-self.costs.of(work))
         self.ended(work)
 
     @property
     def free(self) -> int:
-        """Machines that there is room for."""
+        """Number of VMs that still fit."""
         return max(0, self.room - self.live - self._making)
 
     @property
     def queue_ms(self) -> float:
-        """Until the budget has been there for all who wait urgently."""
+        """Time until the budget covers all urgent starts."""
         asked = sum(self.costs.of(ask.work) for ask in self._waiting.values() if ask.is_urgent)
         return 1000 * self.bucket.paid_s(asked)
 
     @property
     def is_crowded(self) -> bool:
-        """Whether somebody waits for another machine to end."""
+        """True if an urgent start waits for another VM to end."""
         urgent = (ask for ask in self._waiting.values() if ask.is_urgent)
         return self._is_full and any(ask.needs_room for ask in urgent)
 
@@ -182,7 +182,7 @@ class Line:
         return self.live + self._making >= self.room
 
     def _next(self) -> int | None:
-        """The first that has room, urgent ones before all others."""
+        """Find the first start that fits, urgent ones first."""
         for is_urgent in (True, False):
             for ticket, ask in self._waiting.items():
                 if ask.is_urgent is is_urgent and not (ask.needs_room and self._is_full):

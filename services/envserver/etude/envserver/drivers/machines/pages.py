@@ -1,7 +1,7 @@
-"""Which pages a clone has changed, read from outside while it is stopped.
+"""Dirty pages of a frozen clone, read from outside its process.
 
-A clone maps the template's memory privately, so the kernel copies a page when it is first written.
-/proc/PID/pagemap tells copied pages from shared ones; no tracking has to be switched on before.
+A clone maps the template's memory privately, so the kernel copies a page at its first write.
+/proc/PID/pagemap tells copied pages from shared ones, without dirty tracking.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """Pages of the guest's memory."""
+    """Some pages of the guest's memory."""
 
     numbers: tuple[int, ...]
-    """Offsets in pages, ascending. [N]"""
+    """Page numbers, ascending. [N]"""
     content: memoryview
-    """The pages one after another. [N x 4096 bytes]"""
+    """Concatenated pages. [N x 4096 bytes]"""
 
     def __post_init__(self) -> None:
         if len(self.content) != len(self.numbers) * PAGE_BYTES:
@@ -47,7 +47,7 @@ class Pages:
 
 
 class _Mapping(NamedTuple):
-    """A part of the memory as the monitor has mapped it, in bytes."""
+    """A mapped part of the memory, in bytes."""
 
     start: int
     end: int
@@ -55,30 +55,30 @@ class _Mapping(NamedTuple):
 
 
 class PageBuffer:
-    """Where pages are read to, touched beforehand: on a nested host that takes 3 ms a MiB."""
+    """Reusable buffer for pages, populated ahead: page faults cost 3 ms a MiB on a nested host."""
 
     def __init__(self, size_bytes: int = 64 << 20) -> None:
         self._memory = _populated(size_bytes)
         self.lock = asyncio.Lock()
-        """Held from the reading of pages until they have been written elsewhere."""
+        """Held from reading pages until they are written elsewhere."""
 
     def room(self, size_bytes: int) -> memoryview:
-        """So many bytes; whatever was read into the buffer before is gone."""
+        """Reserve a number of bytes; the former content is lost."""
         if len(self._memory) < size_bytes:
             self._memory = _populated(2 * size_bytes)
         return memoryview(self._memory)[:size_bytes]
 
 
 def changed_pages(pid: int, memory: int, buffer: PageBuffer) -> Pages:
-    """Every page of a stopped monitor's guest that is not the template's any more.
+    """Read every page of a frozen VM that differs from its template.
 
     Args:
-        pid: the monitor.
-        memory: descriptor of the template's memory.
-        buffer: takes the pages; they are valid until it is used again.
+        pid: PID of the VMM.
+        memory: descriptor of the template's memory file.
+        buffer: holds the pages; they are valid until its next use.
 
     Raises:
-        VmmError: the monitor has ended, or has mapped its memory in another way.
+        VmmError: the VMM has ended, or has mapped its memory in another way.
     """
     about = os.fstat(memory)
     try:
@@ -92,12 +92,12 @@ def changed_pages(pid: int, memory: int, buffer: PageBuffer) -> Pages:
             _read(pid, _addresses(mapping, found), content[position : position + size])
             position += size
     except OSError as cause:
-        raise VmmError(f"the memory of monitor {pid} cannot be read: {cause}") from cause
+        raise VmmError(f"memory of VMM {pid} cannot be read: {cause}") from cause
     return Pages(numbers=tuple(np.concatenate(numbers).tolist()), content=content)
 
 
 def _mappings(pid: int, about: os.stat_result) -> list[_Mapping]:
-    """The parts of the memory, in order.
+    """List the mapped parts of the memory, in order.
 
     Raises:
         VmmError: they do not cover it exactly.
@@ -118,15 +118,15 @@ def _mappings(pid: int, about: os.stat_result) -> list[_Mapping]:
             break
         expected += mapping.end - mapping.start
     if expected != about.st_size:
-        raise VmmError(f"monitor {pid} has not mapped its memory once and as a whole")
+        raise VmmError(f"VMM {pid} has not mapped all of its memory exactly once")
     return found
 
 
 def _changed(pid: int, mapping: _Mapping) -> NDArray[np.int64]:
-    """Numbers of the changed pages of a mapping, counted from the start of the memory. [N].
+    """Find the numbers of a mapping's changed pages, counted from the start of the memory. [N].
 
     Raises:
-        VmmError: the monitor has ended.
+        VmmError: the VMM has ended.
     """
     count = (mapping.end - mapping.start) // PAGE_BYTES
     descriptor = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
@@ -136,7 +136,7 @@ def _changed(pid: int, mapping: _Mapping) -> NDArray[np.int64]:
     finally:
         os.close(descriptor)
     if len(data) != count * _ENTRY_BYTES:
-        raise VmmError(f"monitor {pid} has ended")
+        raise VmmError(f"VMM {pid} has ended")
     entries = np.frombuffer(data, dtype=np.uint64)
     is_there = (entries & (_PRESENT | _SWAPPED)) != 0
     numbers: NDArray[np.int64] = np.flatnonzero(is_there & ((entries & _FILE) == 0))

@@ -1,4 +1,4 @@
-"""The processor that runs guests itself, as far as their snapshots depend on it."""
+"""Host processor, as far as snapshots of guests that it runs depend on it."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ _CPU_FIELDS = ("vendor_id", "cpu family", "model", "stepping", "microcode")
 
 
 def host_processor() -> list[str]:
-    """What of the host's processor a snapshot of a guest depends on that it runs."""
+    """Identify the host processor by the fields that snapshots depend on."""
     text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
     found = {name.strip(): value.strip() for name, _, value in lines}

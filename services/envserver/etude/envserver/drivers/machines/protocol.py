@@ -1,4 +1,4 @@
-"""What drivers of virtual machines are made of: monitors, deltas, templates that make machines."""
+"""Interface of the microVM drivers: VMM process, saved state (delta), template."""
 
 import asyncio
 import os
@@ -16,141 +16,130 @@ _M = TypeVar("_M", bound="Monitor")
 
 
 class Monitor(Protocol):
-    """The process of one machine. Its folder is private to the node and goes with it."""
+    """The VMM process of one VM. Its folder is private to the host and removed with it.
+
+    Every method raises VmmError if the process has died, hangs, or refuses the command.
+    """
 
     keeps_channel: ClassVar[bool]
-    """Whether the connection to the guest's agent outlives a snapshot of the machine."""
+    """Whether the connection to the guest's agent survives a snapshot."""
     folder: Path
     pid: int
     exited: "asyncio.Future[int | None]"
-    """Its exit code, negative for a signal; None where it is another process's child."""
+    """Exit code, negative for a signal; None for a process that is not our child."""
 
     async def agent(self) -> socket.socket:
-        """A connection to the guest's agent, not blocking; there can be one at a time.
-
-        Raises:
-            VmmError: the monitor does not make one.
-        """
+        """Connect to the guest's agent, non-blocking; there is one connection at a time."""
         ...
 
     async def is_stopped(self) -> bool:
-        """Whether the machine stands still.
+        """Tell whether the VM is frozen.
 
         Raises:
-            VmmError: it is in a state from which it does not go on.
+            VmmError: it is in a state that cannot be resumed.
         """
         ...
 
     async def freeze(self) -> None:
-        """Stop the guest's processor: from here on the machine uses no CPU time."""
+        """Stop the guest's processor: the VM uses no CPU time."""
         ...
 
     async def thaw(self) -> None:
-        """Let the guest run, also for the first time."""
+        """Let the guest run, for the first time too."""
         ...
 
     async def console(self) -> str:
-        """The end of what the guest's kernel said; empty where the monitor cannot tell."""
+        """Read the end of the guest's console; empty where there is none."""
         ...
 
     async def kill(self) -> None:
-        """Kill the monitor; its folder stays, as a sign that there was one. Safe to repeat."""
+        """Kill the process; its folder stays as a trace. Safe to repeat."""
         ...
 
     async def destroy(self) -> None:
-        """Kill the monitor and remove its folder; safe to repeat."""
+        """Kill the process and remove its folder; safe to repeat."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """The saved state of one machine. It owns its file descriptors."""
+    """Saved state of one VM, as the difference to its template. It owns its file descriptors."""
 
     template: str
-    """Address of the template that it belongs to."""
+    """Address of its template."""
     is_full: bool
-    """Whether it holds all of the memory, because a smaller one is not possible."""
+    """Whether it holds all memory, where a difference is not possible."""
     stream: int
-    """A file that nobody changes."""
+    """Immutable file."""
     offset: int = 0
-    """Where in it the stream begins, in bytes."""
+    """Offset of the state in the file."""
     disk: tuple[int, ...] = ()
-    """Layers of its disk, each based on the next, for reading only."""
+    """Layers of its disk, top first, read-only."""
     changed_bytes: int
-    """Of the guest's memory."""
+    """Changed bytes of the guest's memory."""
     pause_s: float = 0.0
-    """How long the guest stood still for it."""
+    """Time the guest was frozen for it."""
     digest: str = ""
-    """Of what was stored; empty for one that was not."""
+    """Digest of the stored file; empty before it is stored."""
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         for descriptor in (self.stream, *self.disk):
             os.close(descriptor)
 
 
 class Base(Protocol):
-    """The state of a machine that has booted, from which others are made."""
+    """Frozen state of a booted VM, from which clones are made. Methods raise VmmError."""
 
     @property
     def address(self) -> str:
-        """Digest of memory, devices and of what they run on: deltas name the template by it."""
+        """Digest of memory, devices and compat_key, by which deltas name their template."""
         ...
 
     @property
     def compat_key(self) -> str:
-        """Digest of what its machines run on."""
+        """Digest of all that its clones run on."""
         ...
 
     async def spawn(self, folder: Path, jail: Jail) -> Monitor:
-        """Start a monitor that waits for the template's state or for a delta of it.
+        """Start a VMM that waits for the template's state or a delta of it.
 
         Args:
-            folder: an empty folder of its own.
-            jail: whom it runs as.
-
-        Raises:
-            VmmError: it did not start.
+            folder: an empty folder.
+            jail: user and limits of the process.
         """
         ...
 
     async def restore(self, shell: Monitor, saved: Delta | None) -> None:
-        """Make a waiting monitor the template's machine, or the saved one, paused.
-
-        Raises:
-            VmmError: the state was refused; the shell is gone.
-        """
+        """Restore the template's or a saved state in an idle VMM, frozen; destroy it on failure."""
         ...
 
     async def take(self, vm: Monitor, buffer: PageBuffer, *, keep_running: bool) -> Delta:
-        """Save a machine that was made of it. It stays stopped if it is not to go on.
+        """Save a clone of this template; it stays frozen unless `keep_running`.
 
-        The caller has brought its channel to a point between two frames.
-
-        Raises:
-            VmmError: the monitor failed.
+        The caller has brought its channel to a boundary between two frames.
         """
         ...
 
     async def adopt(self, folder: Path, process: ProcessId) -> Monitor:
-        """Take up a monitor that an earlier process of this node started.
+        """Adopt a VMM that an earlier process of this host started.
 
         Raises:
-            VmmError: it has ended, or does not answer; then it is killed, and its folder stays.
+            VmmError: it has ended or does not answer; then it is killed, and its folder stays.
         """
         ...
 
     def close(self) -> None:
-        """Give its files back; machines that run keep theirs."""
+        """Close its files; running VMs keep theirs."""
         ...
 
 
 def own(monitor: Monitor, kind: type[_M]) -> _M:
-    """A monitor of one driver's kind.
+    """Downcast a VMM to one driver's kind.
 
     Raises:
-        VmmError: it is another driver's.
+        VmmError: it belongs to another driver.
     """
     if not isinstance(monitor, kind):
-        raise VmmError(f"machine {monitor.pid} is another driver's")
+        raise VmmError(f"VM {monitor.pid} belongs to another driver")
     return monitor

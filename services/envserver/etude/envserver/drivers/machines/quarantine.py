@@ -1,4 +1,4 @@
-"""Templates whose machines crash as they start: they are left alone for a while."""
+"""Circuit breaker for templates in a crash loop: their starts are refused for a while."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,46 +9,46 @@ from etude.common.errors import UnavailableError
 from etude.envserver.drivers.base import SandboxError
 
 THRESHOLD = 5
-"""Starts in a row that have to fail."""
+"""Consecutive failed starts that open it."""
 FIRST_S, LONGEST_S = 30.0, 600.0
-"""How long a template is left alone; twice as long after each trial that fails too."""
+"""Time a template is quarantined, doubled after each failed trial."""
 
 
 class QuarantinedError(SandboxError):
-    """Machines of the template crash as they start: the node refuses to start more of them."""
+    """The template is in a crash loop, and its starts are refused."""
 
     reason = "TemplateQuarantined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How the last starts of one template went."""
+    """Record of one template's last starts."""
 
     failures: int = 0
-    """In a row, before it was left alone."""
+    """Consecutive failures before the quarantine."""
     trials: int = 0
-    """That failed since."""
+    """Failed trials since."""
     why: str = ""
-    """What the last one ended with."""
+    """Error of the last one."""
     until_s: float = 0.0
-    """When it may be tried again; on a clock that only goes forward."""
+    """Time of the next trial, on a monotonic clock."""
 
     def failed(self, why: str, *, is_trial: bool, threshold: int, now_s: float) -> "Health":
-        """After one more start that failed."""
+        """Count one more failed start."""
         if is_trial:
             trials = self.trials + 1
-            # Numbers end, and doubling more often than this changes nothing.
+            # Bounded: the wait is at its limit long before.
             wait_s = min(FIRST_S * 2 ** min(trials, 16), LONGEST_S)
             return replace(self, trials=trials, why=why, until_s=now_s + wait_s)
         if self.failures >= threshold:
-            return self  # it began together with those that failed before
+            return self  # it began before the quarantine
         until_s = now_s + FIRST_S if self.failures + 1 == threshold else self.until_s
         return replace(self, failures=self.failures + 1, why=why, until_s=until_s)
 
 
 @dataclass(slots=True)
 class Quarantine:
-    """Counts the starts of every template of a node."""
+    """Counts the starts of each template."""
 
     threshold: int = THRESHOLD
     clock: Callable[[], float] = time.monotonic
@@ -59,7 +59,7 @@ class Quarantine:
             raise ValueError(f"threshold must be at least 1, got {self.threshold}")
 
     def why(self, template: str) -> str:
-        """Why a template is left alone now; empty if it is not."""
+        """Explain why a template is quarantined; empty if it is not."""
         try:
             self.check(template)
         except QuarantinedError as error:
@@ -67,28 +67,28 @@ class Quarantine:
         return ""
 
     def check(self, template: str) -> None:
-        """Refuse a template that only crashes.
+        """Refuse a quarantined template.
 
         Raises:
-            QuarantinedError: with what its last machine said.
+            QuarantinedError: it is quarantined; the message has the last error.
         """
         health = self._health.get(template, Health())
         wait_s = health.until_s - self.clock()
         if health.failures >= self.threshold and wait_s > 0:
             raise QuarantinedError(
-                f"template {template!r} is left alone for {wait_s:.0f} s more: its last"
-                f" {health.failures + health.trials} starts failed, at the end with: {health.why}"
+                f"template {template!r} is quarantined for {wait_s:.0f} s more: its last"
+                f" {health.failures + health.trials} starts failed, the last one with: {health.why}"
             )
 
     @contextmanager
     def start(self, template: str) -> Iterator[None]:
-        """Count the start that is inside.
+        """Count the start inside the block.
 
-        After the time of a quarantine one start is let through, and others wait for how it ends.
+        After the quarantine one start is let through as a trial, and others wait for its outcome.
 
         Raises:
-            QuarantinedError: with what its last machine said.
-            UnavailableError: the start failed, which is counted.
+            QuarantinedError: it is quarantined; the message has the last error.
+            UnavailableError: the start failed; it is counted.
         """
         self.check(template)
         before = self._health.get(template, Health())

@@ -1,7 +1,7 @@
-"""What a node writes down about a machine, so that its successor finds the process again.
+"""Record of a VMM process on disk, by which a successor of this process finds it.
 
-It lies in the machine's folder, is written before the guest's first instruction, and once more when
-the machine is somebody's: what is not begun by then is nobody's, and is ended.
+It is written to the VM's folder before the guest's first instruction, and again when a lease uses
+the VM. A successor ends VMs that no lease uses.
 """
 
 import json
@@ -18,27 +18,27 @@ _MAX_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmRecord:
-    """One machine monitor, and whose machine it runs."""
+    """One VMM process and the lease that uses it."""
 
     process: ProcessId
     uid: int
-    """Whom it runs as."""
+    """User of the process."""
     template: str = ""
-    """Address of what it is a clone of."""
+    """Address of its template."""
     env_id: str = ""
     generation: int = 0
-    """Of its last SYNC."""
+    """Generation of its last SYNC."""
     is_begun: bool = False
-    """Whether the environment's first files are in it."""
+    """Whether the environment's initial files are in it."""
 
 
 def save(folder: Path, record: VmRecord, *, is_durable: bool) -> None:
-    """Write the record, whole or not at all.
+    """Write the record atomically.
 
     Args:
-        folder: the machine's.
-        record: what is so.
-        is_durable: whether it has to outlive the host's power too.
+        folder: the VM folder.
+        record: the new content.
+        is_durable: whether it must survive a power loss.
 
     Raises:
         OSError: it cannot be written.
@@ -57,7 +57,7 @@ def save(folder: Path, record: VmRecord, *, is_durable: bool) -> None:
 
 
 def load(folder: Path) -> VmRecord | None:
-    """The record of a machine's folder; None if there is none.
+    """Load the record of a VM folder; None if there is none.
 
     Raises:
         CorruptError: it cannot be read.
@@ -88,15 +88,15 @@ def load(folder: Path) -> VmRecord | None:
                 is_begun=is_begun,
             )
         case _:
-            raise CorruptError(f"{path}: is no record of a machine")
+            raise CorruptError(f"{path}: is not a VM record")
 
 
 def begin(folder: Path, *, env_id: str, generation: int) -> None:
-    """Write down that the machine is an environment's, with all of its first files in it.
+    """Record that a lease uses the VM, with all initial files in it.
 
     Raises:
         OSError: it cannot be written.
-        CorruptError: nobody wrote down which process the machine is.
+        CorruptError: there is no record.
     """
     noted = load(folder)
     if noted is None:

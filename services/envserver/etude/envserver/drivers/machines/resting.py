@@ -1,4 +1,4 @@
-"""A guest that stands still while nobody calls it, and is there when somebody does."""
+"""Automatic suspend and resume: an idle VM is frozen, then suspended to disk; calls resume it."""
 
 import asyncio
 import contextlib
@@ -25,15 +25,15 @@ _NONE = Patience(linger_s=0.0, job_s=0.0, frozen_s=0.0)
 
 
 class Sleeper(Caller, Protocol):
-    """A machine that can be stopped and saved between calls. Steps raise UnavailableError."""
+    """A VM that can be frozen and suspended between calls. Steps raise UnavailableError."""
 
     on_jobs: Callable[[int], None]
-    """Told how many commands run in its background, whenever that changes."""
+    """Callback with the number of its background commands, at each change."""
     generation: int
-    """How often it was made."""
+    """Number of times it was restored."""
 
     async def copy(self, path: Path, *, max_bytes: int) -> None:
-        """Write it to a file while it runs; it goes on.
+        """Save it to a file while it runs; it continues.
 
         Raises:
             TooLargeError: the file would be larger.
@@ -41,45 +41,45 @@ class Sleeper(Caller, Protocol):
         ...
 
     async def keep(self) -> None:
-        """Have a successor of this process go on with it from here on."""
+        """Let a successor of this process adopt it from here on."""
         ...
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ended without being told to, or no longer answers."""
+        """True if it ended unexpectedly, or no longer answers."""
         return False
 
     async def freeze(self) -> None:
-        """Stop it: from here on it uses no CPU time."""
+        """Freeze it: it uses no CPU time."""
         ...
 
     async def thaw(self, *, sets_clock: bool) -> None:
-        """Let it go on.
+        """Resume it from a freeze.
 
         Args:
-            sets_clock: whether it stood still for long.
+            sets_clock: whether its clock is too far behind.
         """
         ...
 
     async def save(self) -> None:
-        """Write a stopped one to the disk and give its memory back; after an error it is there."""
+        """Suspend a frozen one to disk and free its memory; on error it stays in memory."""
         ...
 
     async def restore(self) -> None:
-        """Make it again from the disk, running; after an error it is still saved."""
+        """Restore it from disk, running; after an error it is still on disk."""
         ...
 
     def shut(self) -> None:
-        """Leave it no way out any more; safe to repeat."""
+        """Close its egress; safe to repeat."""
         return
 
     async def destroy(self) -> None:
-        """End it, whatever state it is in, also in the middle of a step."""
+        """End it in any state, also in the middle of a step."""
         ...
 
 
 class RestingGuest(Caller):
-    """Calls wake the machine; it is stopped soon after the last one, and saved when none comes."""
+    """Freezes an idle VM, suspends it to disk later, and resumes it for calls."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ class RestingGuest(Caller):
         state: State = State.RUNNING,
         patience: Patience | None = None,
     ) -> None:
-        """Begin to watch a machine.
+        """Start watching a VM.
 
         Args:
-            machine: what rests.
-            places: of the node, for machines that run; a running machine has taken one.
-            state: what it does now: it runs, stands still, or is saved.
-            patience: how long it is left as it is.
+            machine: the VM.
+            places: slots for running VMs; a running VM holds one already.
+            state: its present state: running, frozen or saved.
+            patience: idle timeouts.
         """
         self.machine = machine
         machine.on_jobs = self._count_jobs
@@ -112,17 +112,17 @@ class RestingGuest(Caller):
 
     @property
     def state(self) -> State:
-        """What it does now."""
+        """Present power state."""
         return self._seen.state
 
     @property
     def has_jobs(self) -> bool:
-        """Whether background commands run in it, as far as it has told."""
+        """True if background commands are known to run in it."""
         return self._seen.num_jobs > 0
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can be done with it any more."""
+        """True if it has ended or no longer answers."""
         in_memory = {State.RUNNING, State.FREEZING, State.FROZEN, State.THAWING}
         state = self._seen.state
         return state is State.ENDED or (state in in_memory and self.machine.is_lost)
@@ -134,10 +134,10 @@ class RestingGuest(Caller):
 
     @contextlib.asynccontextmanager
     async def awake(self) -> AsyncIterator[None]:
-        """A time in which it runs.
+        """Keep it running during the block.
 
         Raises:
-            GuestLostError: it has ended, or could not be woken.
+            GuestLostError: it has ended, or could not be resumed.
         """
         self._seen, self._hurries = self._seen.called(), False
         try:
@@ -150,10 +150,10 @@ class RestingGuest(Caller):
                 self._act()
 
     async def rest(self) -> None:
-        """Have it saved now. Nothing calls it meanwhile.
+        """Suspend it to disk now. Nothing calls it meanwhile.
 
         Raises:
-            VmmError: it could not be saved.
+            VmmError: it could not be suspended.
         """
         self._hurries = True
         self._act()
@@ -161,12 +161,12 @@ class RestingGuest(Caller):
             await asyncio.wait([self._step])
         self._hurries = False
         if self._seen.state is not State.SAVED:
-            raise VmmError(self._why or "the machine was called while it was to be saved")
+            raise VmmError(self._why or "the VM was called while it was being suspended")
 
     async def destroy(self) -> None:
         """End it; safe to repeat."""
         self._seen = replace(self._seen, state=State.ENDED)
-        self._why = self._why or "the machine of this lease has ended"
+        self._why = self._why or "the VM of this lease has ended"
         if self._step is not None:
             self._step.cancel()
             await asyncio.wait([self._step])
@@ -175,10 +175,10 @@ class RestingGuest(Caller):
         await self.machine.destroy()
 
     async def _next_change(self) -> None:
-        """Wait until it does something else.
+        """Wait for a change of state.
 
         Raises:
-            GuestLostError: it could not be woken.
+            GuestLostError: it could not be resumed.
         """
         if self._seen.state is State.ENDED:
             raise GuestLostError(self._why)
@@ -186,13 +186,13 @@ class RestingGuest(Caller):
             self._changed = asyncio.get_running_loop().create_future()
         changed = self._changed
         self._act()
-        # Others wait for the same, and stay when this one goes.
+        # Shielded: other calls wait for the same change.
         why = await asyncio.shield(changed)
         if why:
             raise GuestLostError(why)
 
     def _act(self) -> None:
-        """Do what is due, or look again when something will be."""
+        """Start the step that is due, or a timer for the next one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -235,16 +235,16 @@ class RestingGuest(Caller):
 
     def _failed(self, step: Step, error: Exception) -> None:
         self._hurries = False
-        self._why = f"it was not possible to {step.value} the machine: {error}"
+        self._why = f"VM cannot {step.value}: {error}"
         log.warning("%s", self._why)
         self._step = None
         self._settle("" if step is Step.SAVE else self._why)
         if step is not Step.RESTORE:
             self._act()
-        # Else whoever waited is told first; who comes later tries again.
+        # Else those who waited get the error; the next call tries again.
 
     def _settle(self, why: str) -> None:
-        """Tell whoever waits for a change, and leave the place to another if it does not run."""
+        """Wake those who wait for a change, and give the run slot back unless it runs."""
         if self._has_place and self._seen.state is not State.RUNNING:
             self._has_place = False
             self._places.give()

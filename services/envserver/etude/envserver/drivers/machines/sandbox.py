@@ -1,4 +1,4 @@
-"""The sandbox of one lease as a virtual machine of its own."""
+"""Sandbox of one lease as a microVM."""
 
 import asyncio
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ from etude.envserver.trees import Tree
 
 
 class VmSandbox(Sandbox):
-    """A machine that is made when the first call comes."""
+    """A microVM that is started at the first call."""
 
     def __init__(
         self, folder: Path, runner: Runner, home: Home, guest: RestingGuest | None = None
@@ -45,10 +45,10 @@ class VmSandbox(Sandbox):
         """Nothing is started.
 
         Args:
-            folder: the lease's.
-            runner: for the workspace's commands.
-            home: makes the machine.
-            guest: the machine, if an earlier process began it.
+            folder: the lease folder.
+            runner: runs the workspace's commands.
+            home: starts the VM.
+            guest: the VM, if an earlier process started it.
         """
         self._folder = folder / MACHINE
         self._runner = runner
@@ -131,9 +131,9 @@ class VmSandbox(Sandbox):
             await asyncio.to_thread(snapshots.prepare, folder, saved, lease)
             guest = self._guest
             if guest is not None and guest.state in MOVING:
-                async with guest.awake():  # it writes no file of its own after this
+                async with guest.awake():  # after this it writes no file by itself
                     pass
-            # What is on the disk is what the machine is from here on.
+            # The suspended state on disk is the VM from here on.
             snapshots.put(lease, 0 if guest is None else guest.machine.generation)
             try:
                 await self.close()
@@ -141,7 +141,7 @@ class VmSandbox(Sandbox):
                     await asyncio.to_thread(snapshots.replace_notes, lease)
             finally:
                 self._guest = home.find(None)
-                # What it remembered of files and commands is not so any more.
+                # Known files and commands have changed.
                 self._jobs = None
 
     @override
@@ -174,5 +174,5 @@ class VmSandbox(Sandbox):
     @property
     def _running(self) -> RestingGuest:
         if self._guest is None:
-            raise SandboxError("the machine of this lease has ended")
+            raise SandboxError("the VM of this lease has ended")
         return self._guest

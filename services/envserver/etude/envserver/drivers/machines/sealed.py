@@ -1,4 +1,4 @@
-"""Files in memory that nobody can change any more, the monitor that reads them included."""
+"""Sealed memory files (memfd), immutable also for the VMM that reads them."""
 
 import contextlib
 import errno
@@ -11,29 +11,29 @@ import numpy as np
 _VECTORS = 1000
 _PAGE_BYTES = 4096
 PART_BYTES = 4 << 20
-"""The longest piece in which a file is read."""
+"""Size of the pieces in which a file is read."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 def create(name: str, size_bytes: int = 0) -> int:
-    """A file in memory, open for reading and writing, that can be sealed."""
+    """Create a memory file that can be sealed, open for reading and writing."""
     descriptor = os.memfd_create(name, os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size_bytes)
     return descriptor
 
 
 def seal(descriptor: int) -> None:
-    """Make the file final. As long as anybody maps it for writing the kernel answers EBUSY."""
+    """Make the file immutable; EBUSY while a writable mapping exists."""
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
 
 def is_sealed(descriptor: int) -> bool:
-    """Whether the file is final."""
+    """Tell whether the file is immutable."""
     return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
 
 
 def filled(name: str, pieces: Iterable[bytes | memoryview]) -> int:
-    """A sealed file with these bytes in it."""
+    """Create a sealed file with this content."""
     descriptor = create(name)
     try:
         waiting: list[bytes | memoryview] = []
@@ -52,7 +52,7 @@ def filled(name: str, pieces: Iterable[bytes | memoryview]) -> int:
 
 @contextlib.contextmanager
 def opened(descriptor: int, offset: int = 0) -> Iterator[int]:
-    """The file opened once more, for reading only, at an offset in bytes."""
+    """Open the file again, read-only, at an offset in bytes."""
     found = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.lseek(found, offset, os.SEEK_SET)
@@ -62,15 +62,15 @@ def opened(descriptor: int, offset: int = 0) -> Iterator[int]:
 
 
 def content(descriptor: int) -> bytes:
-    """All of the file."""
+    """Read the whole file."""
     size = os.fstat(descriptor).st_size
     return os.pread(descriptor, size, 0)
 
 
 def pages(descriptor: int) -> Iterator[tuple[int, memoryview]]:
-    """The pages of a file that are not zeros, in runs that are as long as possible, with offsets.
+    """Iterate over the non-zero pages of a file, as the longest runs with their offsets.
 
-    Runs end where PART_BYTES of the file end, wherever the file has holes.
+    Runs end at multiples of PART_BYTES, wherever the file has holes.
 
     Raises:
         OSError: it cannot be read.
@@ -84,7 +84,7 @@ def pages(descriptor: int) -> Iterator[tuple[int, memoryview]]:
 
 
 def _parts(descriptor: int) -> Iterator[tuple[int, bytes]]:
-    """Every PART_BYTES of a file in which there is anything.
+    """Iterate over the aligned parts of a file that hold data.
 
     Raises:
         OSError: it cannot be read.
@@ -106,10 +106,10 @@ def _parts(descriptor: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _write(descriptor: int, pieces: list[bytes | memoryview]) -> None:
-    """Write all of them at once.
+    """Write all pieces in one call.
 
     Raises:
-        OSError: memory ended.
+        OSError: out of memory.
     """
     wanted = sum(len(piece) for piece in pieces)
     done = os.writev(descriptor, pieces)

@@ -1,7 +1,7 @@
-"""The machine of one lease: it can be stopped, written to the disk, and made again from there.
+"""VM of one lease: freeze, suspend to disk, resume, copy.
 
-What is on the disk is what the machine is, for as long as it is there: it is written before the
-monitor ends, and removed before the next monitor's guest gets a call.
+While a suspended state is on disk, it is the VM: it is written before the VMM ends, and removed
+before the next VMM's guest gets a call.
 """
 
 import asyncio
@@ -41,23 +41,23 @@ _T = TypeVar("_T")
 
 _FILE = re.compile(r"asleep\.(\d{1,18})")
 _PING_LIMIT_S = 10.0
-"""A guest answers in a millisecond; its host may have much else to do."""
+"""A guest answers in a millisecond; the machine may be busy."""
 TOUCHED_BYTES = 4 << 20
-"""Of a clone that was little used; the buffer grows with what is read."""
+"""Initial size for a little-used clone; the buffer grows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bed:
-    """Where machines of a node sleep: files that it writes and believes again."""
+    """Store of suspended VMs: authenticated files of this host."""
 
     key: bytes
-    """What the node proves with that it wrote a file itself."""
+    """Secret key that authenticates files written by this host."""
     buffer: PageBuffer
     proven: Proven = field(default_factory=Proven)
 
 
 def asleep(lease: Path) -> Path | None:
-    """The file of a lease's machine that sleeps; None if it does not."""
+    """Find the suspended VM's file of a lease; None if there is none."""
     try:
         found = [path for path in lease.iterdir() if _FILE.fullmatch(path.name)]
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def asleep(lease: Path) -> Path | None:
 
 
 class Clone(Sleeper):
-    """A clone of a template, of one lease."""
+    """A clone of a template that serves one lease."""
 
     on_jobs: Callable[[int], None]
 
@@ -78,14 +78,14 @@ class Clone(Sleeper):
         guest: Guest | None,
         gate: Gate | None = None,
     ) -> None:
-        """A machine that runs, or one that sleeps.
+        """Wrap a running VM, or one that is suspended.
 
         Args:
-            lease: the lease's folder.
-            starter: of its template.
-            bed: where it sleeps.
-            guest: the machine; unset if it sleeps.
-            gate: its way out, if it has one.
+            lease: the lease folder.
+            starter: starter of its template.
+            bed: store of suspended VMs.
+            guest: the VM; None if it is suspended.
+            gate: its egress, if it has any.
         """
         self._gate = gate
         self._door: GuestDoor | None = None
@@ -110,7 +110,7 @@ class Clone(Sleeper):
                 generation=guest.identity.generation,
             )
         except (OSError, CorruptError) as cause:
-            raise VmmError(f"machine {guest.vm.pid} cannot be written down: {cause}") from cause
+            raise VmmError(f"record of VM {guest.vm.pid} cannot be written: {cause}") from cause
 
     @override
     async def call(self, request: Request) -> Reply:
@@ -141,15 +141,15 @@ class Clone(Sleeper):
             meet = guests.met if guest.vm.keeps_channel else guests.met_again
             self._take(await meet(guest))
         elif sets_clock:
-            # Its names are what they were, and are not written again.
+            # Host name and machine id stay, and are not written again.
             await guest.channel.sync(replace(guest.identity, hostname="", machine_id=b""))
 
     @override
     async def copy(self, path: Path, *, max_bytes: int) -> None:
         guest, base = self._awake, self._starter().base
-        # From the answer on the guest stands between two frames.
+        # After the answer the channel is at a frame boundary.
         if not await guest.channel.ping(timeout_s=_PING_LIMIT_S):
-            raise VmmError(f"the guest of machine {guest.vm.pid} does not answer")
+            raise VmmError(f"guest of VM {guest.vm.pid} does not answer")
         try:
             saved = await base.take(guest.vm, self._bed.buffer, keep_running=True)
         finally:
@@ -159,7 +159,7 @@ class Clone(Sleeper):
             metrics.pause_seconds.observe(saved.pause_s)
             size = os.fstat(saved.stream).st_size
             if size > max_bytes:
-                raise TooLargeError(f"the machine has changed {size} bytes")
+                raise TooLargeError(f"the VM has {size} bytes of changes")
             await _finished(partial(stored.save, saved, path, key=self._bed.key))
         finally:
             saved.close()
@@ -168,7 +168,7 @@ class Clone(Sleeper):
     async def save(self) -> None:
         guest, base = self._awake, self._starter().base
         if not guest.vm.keeps_channel:
-            # If it cannot be written, it goes on, and is met once more.
+            # If it cannot be written, it continues and is connected again.
             await guest.channel.close()
             guest = self._guest = replace(guest, is_met=False)
         saved = await base.take(guest.vm, self._bed.buffer, keep_running=False)
@@ -184,7 +184,7 @@ class Clone(Sleeper):
     async def restore(self) -> None:
         path = asleep(self._lease)
         if path is None:
-            raise VmmError(f"the file of the machine of lease {self._lease.name} is gone")
+            raise VmmError(f"suspended VM of lease {self._lease.name} has no file")
         name, folder = self._lease.name, self._lease / MACHINE
         address = self._starter().base.address
         bed = self._bed
@@ -225,11 +225,11 @@ class Clone(Sleeper):
     @property
     def _awake(self) -> Guest:
         if self._guest is None:
-            raise VmmError("the machine is not in memory")
+            raise VmmError("the VM is not in memory")
         return self._guest
 
     def _take(self, guest: Guest) -> None:
-        """Go on with a guest as it is known from its last RESET on."""
+        """Continue with a guest as of its last RESET."""
         self._guest = guest
         self._jobs = LiveJobs(guest.jobs)
         guest.channel.on_event = self._told
@@ -237,7 +237,7 @@ class Clone(Sleeper):
         self.on_jobs(len(self._jobs.running))
 
     def _open_door(self, guest: Guest) -> None:
-        """Serve its connections; those of before its last RESET have ended with that."""
+        """Serve its egress connections; earlier ones ended with its last RESET."""
         if self._door is not None:
             self._door.close()
         self._door = GuestDoor(guest.channel, self._gate) if self._gate is not None else None
@@ -248,7 +248,7 @@ class Clone(Sleeper):
 
 
 class Launched(NamedTuple):
-    """A machine of a lease, and how it came to be."""
+    """VM of a lease, and the kind of its start."""
 
     guest: RestingGuest
     begun: Begun
@@ -256,23 +256,23 @@ class Launched(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Where the machine of one lease is made, runs, sleeps and is found again."""
+    """Context of one lease's VM: how it is started, found again, suspended and resumed."""
 
     lease: Path
-    """The lease's folder."""
+    """The lease folder."""
     start: Callable[[Path], Awaitable[Started]]
-    """Makes the machine in an empty folder."""
+    """Starts the VM in an empty folder."""
     starter: Callable[[], Starter]
-    """Of its template; raises SandboxError while there is none."""
+    """Starter of its template; raises SandboxError while there is none."""
     bed: Bed
     places: Places
-    """Of the node, for machines that run."""
+    """Slots for running VMs."""
     patience: Patience
     gate: Gate | None = None
-    """Its way out, if it has one."""
+    """Its egress, if it has any."""
 
     async def launch(self, folder: Path) -> Launched:
-        """A machine that runs and answers, in an empty folder."""
+        """Start a VM that runs and answers, in an empty folder."""
         asked_s = time.monotonic()
         await self.places.take()
         try:
@@ -284,14 +284,14 @@ class Home:
         return Launched(self._resting(started.guest), begun)
 
     def find(self, guest: Guest | None) -> RestingGuest | None:
-        """The machine that an earlier process began; None if none did.
+        """Find the VM that an earlier process started; None if it started none.
 
         Args:
-            guest: it, if it ran on.
+            guest: the VM, if it still runs.
         """
         path = asleep(self.lease)
         if guest is not None:
-            # No call has come to it since it was written to the disk, if it was.
+            # No call has come since its suspend, if there was one.
             if path is not None:
                 path.unlink()
             if guest.is_met:
@@ -314,12 +314,12 @@ def _generation(lease: Path) -> int:
 
 
 async def loaded(load: Callable[[], Delta]) -> Delta:
-    """A saved machine that a thread reads.
+    """Load a saved VM on a thread.
 
     Raises:
-        CancelledError: nobody waits for it any more; none of its files is left open.
+        CancelledError: the caller was cancelled; no file is left open.
     """
-    thread = asyncio.create_task(asyncio.to_thread(load), name="load a machine")
+    thread = asyncio.create_task(asyncio.to_thread(load), name="load a VM")
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
@@ -330,7 +330,7 @@ async def loaded(load: Callable[[], Delta]) -> Delta:
 
 
 async def _finished(work: Callable[[], _T]) -> _T:
-    """What a thread did; who is cancelled waits for its end too, since it uses open files."""
+    """Run on a thread; a cancelled caller waits for its end too, since it uses open files."""
     thread = asyncio.create_task(asyncio.to_thread(work), name="asleep")
     try:
         return await asyncio.shield(thread)

@@ -1,7 +1,7 @@
-"""Machines of leases saved as files, and leases that begin with such a file.
+"""Snapshots of leases' VMs, and leases that start from a snapshot.
 
-A saved machine is what a sleeping one is: a file beside the others of its lease, from which it is
-made again when the next call comes. So a fork is a second name of the file, and costs nothing yet.
+A snapshot has the format of a suspended VM: a file from which the VM is restored at the next call.
+So a fork is a hard link to the file, and costs nothing until then.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from etude.envserver.folders import Limits, TooLargeError
 DELTA = "delta"
 _PARTIAL = "restored.partial"
 _CODE_DIGITS = 64
-"""Of a digest those of the machine, which those of what tools have noted follow."""
+"""Length of the VM's part of a digest; that of the tools' notes follows."""
 
 
 async def save(guest: RestingGuest, lease: Path, target: Path, limits: Limits) -> Saved:
-    """Write a machine and what tools have noted into an empty folder; it goes on.
+    """Save a VM and its tools' notes to an empty folder; it continues.
 
     Raises:
-        TooLargeError: that is more than the limits allow.
-        SandboxError: the machine failed.
+        TooLargeError: the limits are exceeded.
+        SandboxError: the VM failed.
         OSError: a file cannot be written.
     """
     path, sleeps = target / DELTA, asleep(lease)
@@ -41,7 +41,7 @@ async def save(guest: RestingGuest, lease: Path, target: Path, limits: Limits) -
             await guest.machine.copy(path, max_bytes=limits.max_bytes)
     left = limits.max_bytes - path.stat().st_size
     if left < 0:
-        raise TooLargeError(f"the machine takes {path.stat().st_size} bytes")
+        raise TooLargeError(f"the VM takes {path.stat().st_size} bytes")
     rest = limits._replace(max_bytes=left)
     noted = await asyncio.to_thread(saving.save, lease, _parts(), target, rest)
     return Saved(
@@ -51,23 +51,23 @@ async def save(guest: RestingGuest, lease: Path, target: Path, limits: Limits) -
 
 
 def check(source: Path, saved: Saved, bed: Bed, template: str) -> None:
-    """See that a machine is the one that was saved, and can be made again. Call it on a thread.
+    """Check that a file is the snapshot that was saved, and can be restored. Call it on a thread.
 
     Raises:
-        IntegrityError: it is not, or cannot.
+        IntegrityError: it is not, or cannot be restored.
         OSError: it cannot be read.
     """
     path = source / DELTA
     stored.load(path, key=bed.key, template=template, proven=bed.proven).close()
     if stored.digest(path) != saved.digest[:_CODE_DIGITS]:
-        raise IntegrityError(f"{source}: is another snapshot than the one that is meant")
+        raise IntegrityError(f"{source}: is another snapshot than the requested one")
 
 
 def prepare(source: Path, saved: Saved, lease: Path) -> None:
-    """Put what was saved beside what a lease is; put() and replace_notes() do the rest.
+    """Copy a snapshot into a lease's folder; put() and replace_notes() activate it.
 
     Raises:
-        CorruptError: what tools had noted is not what was saved.
+        CorruptError: the notes are not those that were saved.
         OSError: something cannot be read or written.
     """
     noted = Saved(num_bytes=0, digest=saved.digest[_CODE_DIGITS:])
@@ -78,13 +78,13 @@ def prepare(source: Path, saved: Saved, lease: Path) -> None:
 
 
 def put(lease: Path, generation: int) -> None:
-    """Let the machine that was prepared be the lease's, asleep."""
+    """Make the prepared VM the lease's, suspended."""
     present = asleep(lease)
     (lease / _PARTIAL).rename(present or lease / f"asleep.{generation}")
 
 
 def replace_notes(lease: Path) -> None:
-    """Let what was prepared be what tools have noted."""
+    """Make the prepared notes the lease's."""
     saving.replace(_parts(), lease)
 
 

@@ -1,4 +1,4 @@
-"""Starting environments of one template, each from the warmest machine there is."""
+"""Starter of one template's VMs: each start takes the warmest VM there is."""
 
 import logging
 import time
@@ -28,38 +28,38 @@ _RECENT = 256
 
 
 class Splitter(Protocol):
-    """Splits machines off one that has run for a while, where a monitor can do that."""
+    """Spawns child VMs of a VM that has run for a while, where a VMM can do that."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether a machine can be split off now."""
+        """True if a child VM can be spawned now."""
         ...
 
     async def split(self, folder: Path) -> Monitor | None:
-        """A stopped machine in an empty folder of its own; None where none can be split off.
+        """Spawn a frozen child VM in an empty folder; None if that is not possible.
 
-        The folder stays, and is empty, if there is none.
+        Without a child the folder stays, and is empty.
 
         Raises:
-            VmmError: the folder is of no use any more.
+            VmmError: the folder cannot be used any more.
         """
         ...
 
     async def distrust(self, error: Exception) -> None:
-        """Split nothing off for a while: a machine that was split off did not answer."""
+        """Stop spawning for a while: a child VM did not answer."""
         ...
 
 
 class Brancher(Protocol):
-    """Splits off what takes up a saved state, for several that want the same one at once."""
+    """Spawns child VMs of a saved state, for several starts that want the same one together."""
 
     def of(self, saved: Delta) -> AbstractAsyncContextManager[Splitter | None]:
-        """What machines of a state are split off from; None for who is alone with it."""
+        """Select the spawner of a state; None for a start that is alone with it."""
         ...
 
 
 class Started(NamedTuple):
-    """A guest that runs and answers, and how that came to be."""
+    """A guest that runs and answers, and the kind of its start."""
 
     guest: Guest
     start: Start
@@ -67,33 +67,33 @@ class Started(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """One template, its warm pool, and the pace of the node."""
+    """One template, its warm pool, and the host's start scheduler."""
 
     base: Base
     jail: Jail
     lanes: Lanes
     stock: Stock
     stems: Splitter | None = None
-    """What splits machines off, where that can be done."""
+    """Spawner of child VMs, where there is a fork server."""
     branches: Brancher | None = None
-    """The same for saved states."""
+    """Spawner for saved states."""
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    """How long the newest starts took for which nothing was ready."""
+    """Durations of the latest starts that found nothing ready."""
 
     async def start(
         self, name: str, folder: Path, *, saved: Delta | None = None, generation: int = 1
     ) -> Started:
-        """A clone that runs and answers.
+        """Start a clone that runs and answers.
 
         Args:
             name: its environment's id and host name.
-            folder: an empty folder, which becomes the machine's.
-            saved: the state that it takes up; unset is the template's.
-            generation: above one it goes on as what it was, and keeps its names.
+            folder: an empty folder, which becomes the VM's.
+            saved: the state to restore; None restores the template's.
+            generation: above 1 it resumes and keeps its host name and machine id.
 
         Raises:
             GuestLostError: the agent does not answer.
-            VmmError: the monitor failed.
+            VmmError: the VMM failed.
         """
         async with self._splitter(saved) as stem:
             return await self._start(stem, name, folder, saved=saved, generation=generation)
@@ -128,7 +128,7 @@ class Starter:
             except (GuestLostError, VmmError) as error:
                 if found is None:
                     raise
-                log.warning("a machine of the warm pool was of no use: %s", error)
+                log.warning("VM of the warm pool is unusable: %s", error)
                 _make(folder)
             else:
                 metrics.starts.labels(started.start.value).inc()
@@ -138,7 +138,7 @@ class Starter:
 
     def _found(self, stem: Splitter | None, *, only_shell: bool) -> Guest | Monitor | None:
         if stem is not None and stem.is_ready:
-            # To split a machine off costs less than a shell does from here on.
+            # A child VM costs less than an idle VMM from here on.
             return None if only_shell else self.stock.take_paused()
         return self.stock.take(only_shell=only_shell)
 
@@ -152,7 +152,7 @@ class Starter:
                 began_s = time.monotonic()
                 started = await begin()
                 if started.start in {Start.SPAWN, Start.SPLIT}:
-                    # Without the time in line, which the node tells apart.
+                    # Without the time in the queue, which is reported separately.
                     self.recent_ms.append(1000 * (time.monotonic() - began_s))
                 used_s = cpu_s(started.guest.vm.pid) - before_s
         except BaseException:
@@ -191,21 +191,21 @@ class Starter:
 
 
 async def _part(stem: Splitter, folder: Path, *, name: str, generation: int) -> Guest | None:
-    """A machine that was split off and answers; None, and an empty folder, where that fails."""
+    """Spawn a child VM that answers; None, and an empty folder, on failure."""
     part = await stem.split(folder)
     if part is None:
         return None
     try:
         return await guests.split_off(part, name=name, generation=generation)
     except (GuestLostError, VmmError) as error:
-        # What it came from may be broken, and a machine of its own is only slower.
+        # Its parent may be broken, and a start without it is only slower.
         await stem.distrust(error)
         _make(folder)
         return None
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of all threads of a process, from its clock: clock_getcpuclockid(3).
+    """CPU time of a process, from its clock: clock_getcpuclockid(3).
 
     Raises:
         VmmError: it has ended.
@@ -213,7 +213,7 @@ def cpu_s(pid: int) -> float:
     try:
         return time.clock_gettime(~pid << 3 | 2)
     except OSError as cause:
-        raise VmmError(f"machine {pid} has ended") from cause
+        raise VmmError(f"VM {pid} has ended") from cause
 
 
 def _work(found: Guest | Monitor | None) -> Work:
@@ -231,7 +231,7 @@ def _vm(found: Guest | Monitor | None) -> Monitor | None:
 
 
 def _move(vm: Monitor, folder: Path) -> None:
-    """Give a machine another folder, which is empty.
+    """Move a VM to another, empty folder.
 
     Raises:
         VmmError: it cannot be moved.
@@ -244,5 +244,5 @@ def _move(vm: Monitor, folder: Path) -> None:
 
 
 def _make(folder: Path) -> None:
-    """A machine that failed took its folder with it."""
+    """Make the folder again: a VM that failed has removed it."""
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Machines of one template that wait for whoever needs one."""
+"""Warm pool of one template: paused clones and idle VMMs that wait for starts."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 class _Due(NamedTuple):
-    """What to do now, or when to look again."""
+    """Change that is due now, or the time to look again."""
 
     step: Step | None = None
     at_s: float | None = None
@@ -38,19 +38,19 @@ _NOTHING = _Due()
 
 
 class Stock:
-    """Keeps as many paused clones and shells as its target says, made while nobody waits."""
+    """Keeps as many paused clones and idle VMMs as its target, made in spare time."""
 
     def __init__(self, base: Base, *, folder: Path, jail: Jail, lanes: Lanes) -> None:
-        """Nothing is kept until there is a target.
+        """Keep nothing until there is a target.
 
         Args:
-            base: what they are clones of.
-            folder: nobody else's; a machine in it has no environment.
-            jail: whom the monitors run as.
-            lanes: the pace of the node.
+            base: their template.
+            folder: private; VMs in it serve no environment.
+            jail: user and limits of the VMMs.
+            lanes: the host's start scheduler.
         """
         self.trouble = ""
-        """Why it could not be filled when it was tried last; empty when it could."""
+        """Error of the last refill; empty if it succeeded."""
         self._base, self._folder, self._jail, self._lanes = base, folder, jail, lanes
         self._target = Target()
         self._watermark = Watermark()
@@ -65,17 +65,17 @@ class Stock:
 
     @property
     def held(self) -> Held:
-        """What is there."""
+        """Present content."""
         return Held(paused=len(self._paused), shells=len(self._shells))
 
     def set_target(self, target: Target) -> None:
-        """Say how much is wanted from now on."""
+        """Set the target from now on."""
         self._target = target
         self._watermark = self._watermark.rested(target, now_s=time.monotonic())
         self._nudge()
 
     def take_paused(self) -> Guest | None:
-        """A paused clone, where there is one; it is the caller's from now on."""
+        """Take a paused clone, if there is one; it belongs to the caller."""
         while self._paused:
             found = self._living(self._paused.popleft())
             self._nudge()
@@ -84,17 +84,17 @@ class Stock:
         return None
 
     def take(self, *, only_shell: bool = False) -> Guest | Monitor | None:
-        """The warmest machine there is; it is the caller's from now on.
+        """Take the warmest VM; it belongs to the caller.
 
         Args:
-            only_shell: whether it is to take up another state than the template's.
+            only_shell: whether another state than the template's will be restored.
         """
         found: Guest | Monitor | None = None
         while self._paused and not only_shell and found is None:
             found = self._living(self._paused.popleft())
         while self._shells and found is None:
             found = self._living(self._shells.popleft())
-        # Starts of the template itself are split off, or what they missed is a broker's to order.
+        # Starts of the template itself are spawned, or are the broker's to order ahead.
         self._watermark = self._watermark.taken(
             self._target, is_drained=only_shell and found is None, now_s=time.monotonic()
         )
@@ -102,7 +102,7 @@ class Stock:
         return found
 
     async def close(self) -> None:
-        """End all that is kept; nothing is made any more."""
+        """End all VMs and stop refilling."""
         self._target = Target()
         if self._keeper is not None:
             self._keeper.cancel()
@@ -124,7 +124,7 @@ class Stock:
             self._keeper = asyncio.create_task(self._keep(), name=name)
 
     async def _keep(self) -> None:
-        """Go towards the target, and end when nothing is left to do until somebody asks."""
+        """Move towards the target until nothing is left to do."""
         while True:
             self._changed.clear()
             now_s = time.monotonic()
@@ -185,14 +185,14 @@ class Stock:
             raise
 
     def _give_up_one(self) -> None:
-        """Make room for who waits, one at a time: shells first, which are cheaper to make again."""
+        """Free memory for a waiting start, one VM at a time: idle VMMs first, which are cheaper."""
         if not self._ending and (self._shells or self._paused):
             self._end(self._shells.pop() if self._shells else self._paused.pop())
             self._nudge()
 
     def _end(self, found: Guest | Monitor) -> "asyncio.Task[None]":
-        """End a machine, whoever is cancelled meanwhile."""
-        task = asyncio.create_task(found.destroy(), name="end a machine of the stock")
+        """End a VM, also if the caller is cancelled meanwhile."""
+        task = asyncio.create_task(found.destroy(), name="end a pooled VM")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return task
@@ -203,7 +203,7 @@ class Stock:
         self.trouble = str(error)
         metrics.stock_failures.inc()
         wait_s = self._backoff.until_s - now_s
-        log.warning("the warm pool is not filled for %g s: %s", wait_s, error)
+        log.warning("warm pool is not refilled for %g s: %s", wait_s, error)
 
     def _living(self, found: Guest | Monitor) -> Guest | Monitor | None:
         vm = found.vm if isinstance(found, Guest) else found

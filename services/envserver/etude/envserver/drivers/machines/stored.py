@@ -1,9 +1,8 @@
-"""Deltas as files, which the node believes again only if it wrote them itself.
+"""Delta files, authenticated with this host's key.
 
-A monitor trusts what it restores: a stream that somebody else made could take it over. So each file
-carries a keyed BLAKE3 over all of it, and is checked before a monitor sees it. The file has to lie
-where no tenant can write. What has been checked is checked again once its size or time of change is
-another one.
+A VMM trusts what it restores: a forged stream could take it over. So each file carries a keyed
+BLAKE3 over its content, which is checked before a restore. The folder must not be writable by
+tenants. A file that was verified is verified again once its size or modification time changes.
 """
 
 import contextlib
@@ -23,23 +22,23 @@ KEY_BYTES = 32
 _MAGIC = b"ETUDEVM1"
 _CODE_BYTES = 32
 _HEADER = struct.Struct(">32s?QQ")
-"""Template's address, whether it is full, bytes of memory, bytes of stream."""
+"""Template address, is_full, bytes of memory, bytes of stream."""
 HEADER_BYTES = len(_MAGIC) + _CODE_BYTES + _HEADER.size
 _PART_BYTES = 8 << 20
 _MOST_PROVEN = 1024
 
 
 class Proven:
-    """Files that this process has read whole and found to be its own: they are not read again.
+    """Cache of files that this process has verified: they are not read again.
 
-    Sixteen forks of one machine would read its file 32 times. One that was written to is another.
+    Sixteen forks of one VM would read its file 32 times.
     """
 
     def __init__(self) -> None:
         self._codes: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
 
     def holds(self, about: os.stat_result, code: bytes) -> bool:
-        """Whether a file has proved to have this code."""
+        """Tell whether a file was verified to have this code."""
         which = _which(about)
         if self._codes.get(which) != code:
             return False
@@ -47,21 +46,21 @@ class Proven:
         return True
 
     def add(self, about: os.stat_result, code: bytes) -> None:
-        """Remember that it has."""
+        """Remember a verified file."""
         self._codes[_which(about)] = code
         if len(self._codes) > _MOST_PROVEN:
             self._codes.popitem(last=False)
 
 
 def save(delta: Delta, path: Path, *, key: bytes) -> None:
-    """Write a delta beside its name and rename it. Takes 1 ms a MiB: call it on a thread.
+    """Write a delta atomically. Takes 1 ms a MiB: call it on a thread.
 
     Raises:
-        ValueError: it has a disk, whose layers are no part of the stream.
+        ValueError: it has a disk, whose layers are not in the stream.
         OSError: the file cannot be written.
     """
     if delta.disk:
-        raise ValueError("the delta of a machine with a disk cannot be kept in one file")
+        raise ValueError("a delta with disk layers cannot be stored in one file")
     size = os.fstat(delta.stream).st_size - delta.offset
     template = bytes.fromhex(delta.template)
     header = _HEADER.pack(template, delta.is_full, delta.changed_bytes, size)
@@ -82,7 +81,7 @@ def save(delta: Delta, path: Path, *, key: bytes) -> None:
 
 
 def load(path: Path, *, key: bytes, template: str, proven: Proven | None = None) -> Delta:
-    """A delta from a file that this node wrote for this template. Call it on a thread.
+    """Load a delta that this host wrote for this template. Call it on a thread.
 
     Raises:
         IntegrityError: it is damaged, of another template, or was written with another key.
@@ -93,19 +92,19 @@ def load(path: Path, *, key: bytes, template: str, proven: Proven | None = None)
         opened.callback(os.close, descriptor)
         head = os.pread(descriptor, HEADER_BYTES, 0)
         if len(head) != HEADER_BYTES or not head.startswith(_MAGIC):
-            raise IntegrityError(f"{path}: is no delta")
+            raise IntegrityError(f"{path}: is not a delta")
         header = head[len(_MAGIC) + _CODE_BYTES :]
         found, is_full, changed_bytes, size = _HEADER.unpack(header)
         about = os.fstat(descriptor)
         if about.st_size != HEADER_BYTES + size:
-            raise IntegrityError(f"{path}: is cut off, or longer than it was")
+            raise IntegrityError(f"{path}: is truncated, or longer than it was")
         said = head[len(_MAGIC) :][:_CODE_BYTES]
         if proven is None or not proven.holds(about, said):
             code = blake3(header, key=key)
             for part in _parts(descriptor, HEADER_BYTES, size):
                 code.update(part)
             if not hmac.compare_digest(code.digest(), said):
-                raise IntegrityError(f"{path}: is not what this node wrote")
+                raise IntegrityError(f"{path}: was not written by this host")
             if proven is not None:
                 proven.add(about, said)
         if found != bytes.fromhex(template):
@@ -122,12 +121,12 @@ def load(path: Path, *, key: bytes, template: str, proven: Proven | None = None)
 
 
 def _which(about: os.stat_result) -> tuple[int, ...]:
-    # Not by when it got another name: a fork begins with one.
+    # Without the time of its links: a fork makes one.
     return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
 
 
 def digest(path: Path) -> str:
-    """The code that a file says of itself, in hexadecimal digits; load() tells whether it is so.
+    """Read the code that a file claims, in hexadecimal; load() verifies it.
 
     Raises:
         OSError: the file cannot be read.
@@ -137,7 +136,7 @@ def digest(path: Path) -> str:
 
 
 def _parts(descriptor: int, offset: int, size: int) -> Iterator[bytes]:
-    """The bytes of a file from an offset on.
+    """Iterate over the bytes of a file from an offset on.
 
     Raises:
         IntegrityError: there are fewer.
@@ -146,6 +145,6 @@ def _parts(descriptor: int, offset: int, size: int) -> Iterator[bytes]:
     while position < offset + size:
         part = os.pread(descriptor, min(_PART_BYTES, offset + size - position), position)
         if not part:
-            raise IntegrityError("a delta became shorter while it was read")
+            raise IntegrityError("the delta was truncated while it was read")
         yield part
         position += len(part)

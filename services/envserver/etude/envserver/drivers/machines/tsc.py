@@ -1,4 +1,4 @@
-"""The rate of the host's time stamp counter."""
+"""Host CPU: identity of the processor and rate of its time stamp counter (TSC)."""
 
 import ctypes
 import mmap
@@ -11,11 +11,11 @@ _RDTSC = bytes.fromhex("0f31 48c1e220 4809d0 c3")
 _SPAN_S = 0.1
 _TRIES = 32
 _CLOSE = 5e-4
-"""How far the kernel's figure may be from the measured one. A guest's clock takes 1e-3 and more."""
+"""Allowed relative difference of the kernel's and the measured rate; a guest's exceeds 1e-3."""
 
 
 class _Sample(NamedTuple):
-    """The counter at a moment."""
+    """One reading of the counter."""
 
     ticks: int
     clock_ns: int
@@ -23,9 +23,9 @@ class _Sample(NamedTuple):
 
 
 def host_tsc_khz(cpuinfo: Path = Path("/proc/cpuinfo")) -> int:
-    """The rate in kHz: the kernel's own figure where the measurement agrees, else the measured MHz.
+    """TSC rate in kHz: the kernel's figure where the measurement agrees, else the measured MHz.
 
-    The answer is part of what makes snapshots compatible, so it must not differ from call to call.
+    It is part of the compatibility key of snapshots, so it must not differ from call to call.
     """
     measured = measured_khz()
     for figure in _figures(cpuinfo.read_text(encoding="ascii", errors="replace")):
@@ -35,7 +35,7 @@ def host_tsc_khz(cpuinfo: Path = Path("/proc/cpuinfo")) -> int:
 
 
 def measured_khz() -> float:
-    """The rate in kHz, from a tenth of a second of both clocks."""
+    """TSC rate in kHz, measured over 0.1 s."""
     with mmap.mmap(
         -1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
     ) as page:
@@ -52,7 +52,7 @@ def measured_khz() -> float:
 
 
 def _best(counter: "ctypes._CFunctionType") -> _Sample:
-    """The sample with the least doubt: on a busy machine a clock is read late now and then."""
+    """Take the most precise sample: on a busy machine a clock is sometimes read late."""
     return min((_sample(counter) for _ in range(_TRIES)), key=lambda sample: sample.doubt_ns)
 
 
@@ -64,7 +64,7 @@ def _sample(counter: "ctypes._CFunctionType") -> _Sample:
 
 
 def _figures(text: str) -> list[int]:
-    """What the kernel says; without frequency scaling it is the counter's rate."""
+    """Frequencies by the kernel; without frequency scaling one is the counter's rate."""
     lines = [line.partition(":") for line in text.splitlines() if line.startswith("cpu MHz")]
     return [round(float(value) * 1000) for _, _, value in lines if _is_number(value)]
 

@@ -1,4 +1,4 @@
-"""How warm the templates of a node are, and shall be: templates share a stock by their image."""
+"""Readiness of templates and targets of their warm pools; templates share a pool by image."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import quantiles
@@ -10,7 +10,7 @@ from etude.envserver.drivers.machines.starts import Starter
 
 
 def warmth(template: str, starter: Starter, quarantined: str) -> Warmth:
-    """What is ready of a template."""
+    """Report the readiness of a template."""
     held, median_ms, slow_ms = starter.stock.held, 0.0, 0.0
     if len(starter.recent_ms) > 1:
         tenths = quantiles(starter.recent_ms, n=10)
@@ -32,7 +32,7 @@ def targets(
     wanted: Sequence[Warmth],
     max_shells: int,
 ) -> Iterator[tuple[Starter, Target]]:
-    """What each stock shall hold: the sum over the templates that are made from it."""
+    """Compute the target of each warm pool: the sum over its templates."""
     by_name = {each.template: each for each in wanted}
     sums: dict[int, tuple[Starter, int, int]] = {}
     for name in templates:
@@ -42,7 +42,7 @@ def targets(
         sums[id(starter)] = (starter, paused + each.paused_clones, shells + each.shells)
     for starter, paused, shells in sums.values():
         kept = min(shells, MOST)
-        # Who went back to a saved state once does so again, and a shell saves a third of that.
+        # A template that was rolled back once is again, and an idle VMM saves a third of that.
         yield (
             starter,
             Target(paused=paused, shells=kept, max_shells=max(kept, min(max_shells, FEWEST))),

@@ -1,4 +1,4 @@
-"""What a template does before its clones are made, so that they find it done."""
+"""Prewarm of a template before it is cloned, and the JIT warm-up of a fork server's guest."""
 
 from etude.agent.workspace.protocol import HOME
 from etude.envserver.drivers.sandbox import layout
@@ -13,7 +13,7 @@ _LINE = (
     f"mkdir -p {TESTS} {LOGS} && chown {layout.INSIDE_UID}:{layout.INSIDE_UID} {HOME} {LOGS}"
     " && sync; command -v python3 && python3 -c pass; command -v git && git --version; true"
 )
-"""Folders that every environment has, and what the first command of a clone would wait for."""
+"""Folders of every environment, and what a clone's first command would wait for."""
 _LIMIT_S = 120.0
 _SCRATCH = "warm-up"
 _REHEARSED = (
@@ -21,13 +21,13 @@ _REHEARSED = (
     "; command -v python3 && python3 -B -c 'import json, re, subprocess'"
     "; command -v git && git --version; true"
 )
-"""Programs of which the translation is found again, in a guest whose addresses are fixed."""
+"""Programs whose translation is found again, in a guest with fixed addresses."""
 _REHEARSALS = 2
-"""The second time takes other ways through the kernel: what the first made is there by then."""
+"""A second run takes other paths through the kernel than the first."""
 
 
 async def warm_up(channel: GuestChannel) -> None:
-    """Make folders, read what every command needs, and have the agent reserve what it keeps.
+    """Make folders, load what every command reads, and let the agent reserve its memory.
 
     Raises:
         GuestLostError: the guest failed.
@@ -41,7 +41,7 @@ async def warm_up(channel: GuestChannel) -> None:
 
 
 async def rehearse(channel: GuestChannel) -> None:
-    """Do what environments do first, and take it away again: what is left is translated code.
+    """Do what environments do first, and undo it: what stays is translated code.
 
     Raises:
         GuestLostError: the guest failed.
@@ -50,7 +50,7 @@ async def rehearse(channel: GuestChannel) -> None:
     run = GuestCommands(channel=channel).run
     files = GuestWorkspace(channel, run, cwd=HOME)
     for _ in range(_REHEARSALS):
-        # Two at a time, for the second worker of the agent.
+        # Two at a time, for both workers of the agent.
         tree = {f"{_SCRATCH}-{number}": File(bytes(4096 * number)) for number in range(2)}
         await place(channel, tree, root=HOME)
         for path in tree:

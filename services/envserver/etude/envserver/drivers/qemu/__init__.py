@@ -1,1 +1,1 @@
-"""MicroVMs in QEMU: booted once, then cloned from a sealed memory and saved as small deltas."""
+"""QEMU driver: microVMs cloned from sealed memory and saved as small deltas."""

@@ -1,4 +1,4 @@
-"""What is kept of a machine that has booted."""
+"""State of a booted VM, from which clones are made."""
 
 import os
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from etude.envserver.drivers.qemu.stream import TemplateStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booted:
-    """The sealed state of a machine that has booted. It owns its file descriptors."""
+    """Sealed state of a booted VM. It owns its file descriptors."""
 
     address: str
-    """Digest of memory, devices and of what they run on: deltas name the template by it."""
+    """Digest of memory, devices and compat_key, by which deltas name their template."""
     compat_key: str
     machine: Machine
     memory: int
@@ -21,12 +21,12 @@ class Booted:
     devices: int
     """Sealed file with the device state."""
     stream: TemplateStream | FormatError
-    """The device state taken apart, or why that is not possible: deltas are full streams then."""
+    """Parsed device state, or the reason why it cannot be parsed: then deltas are full streams."""
     root: int
     disk: tuple[int, ...] = ()
-    """Layers of the disk, each based on the next, for reading only."""
+    """Layers of the disk, top first, read-only."""
 
     def close(self) -> None:
-        """Give the files back; clones that run keep theirs."""
+        """Close the files; running clones keep theirs."""
         for descriptor in (self.memory, self.devices, self.root, *self.disk):
             os.close(descriptor)

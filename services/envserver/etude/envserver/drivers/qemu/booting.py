@@ -1,4 +1,4 @@
-"""A template from an image: booted, with what its clones shall find done, and stopped."""
+"""Boot of a template from an image."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,18 +20,18 @@ async def booted(
     jail: Jail,
     warm_up: Callable[[GuestChannel], Awaitable[None]],
 ) -> Template:
-    """A sealed template: booted until its agent answers, warmed up, stopped.
+    """Boot an image until its agent answers, prewarm it, and seal it as a template.
 
     Args:
-        image: what it boots.
-        machine: what it has.
-        folder: an empty folder of its own.
-        jail: whom the monitor runs as.
-        warm_up: does what clones shall find done, such as reading what every command needs.
+        image: the image to boot.
+        machine: configuration of the VM.
+        folder: an empty folder.
+        jail: user and limits of the VMM.
+        warm_up: prewarms the guest.
 
     Raises:
-        GuestLostError: the agent does not answer; a note has the console's last words.
-        VmmError: the monitor failed.
+        GuestLostError: the agent does not answer; a note has the end of the console.
+        VmmError: the VMM failed.
     """
     booting = await template.boot(image, machine, folder=folder, jail=jail)
     try:

@@ -1,9 +1,9 @@
-"""Stems of saved machines: a state that several begin with at once is restored once, then split.
+"""Fork servers of saved states: a state that several starts need together is restored only twice.
 
-A group of rollouts forks one environment. To restore it for each costs each a monitor of its own,
-which translates all anew; here the first two are restored, and what was restored a second time is
-split for all who wait, and who come soon after. A state that one after the other begins with, as in
-rollbacks, is restored each time.
+A group of rollouts forks one environment. A restore for each start would need a VMM for each, which
+translates all code again. Here the first start restores the state, the second one makes a fork
+server of it, and all others that wait or come soon after are children of that. A state that starts
+one after the other need, as in rollbacks, is restored each time.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
 from etude.envserver.drivers.qemu.template import Template
 
 _GROW_LIMIT_S = 3.0
-"""It takes 0.2 s, while those who wait keep others from running; a saved guest may not answer."""
+"""It takes 0.2 s, but a saved guest may not answer, and waiting starts block others."""
 _LINGER_S = 2.0
-"""Members of a group come one after the other, as the node has room for them to run."""
+"""Starts of a group come one after the other, as run slots become free."""
 
 
 @dataclass(slots=True)
@@ -31,22 +31,22 @@ class _Branch:
     keeper: StemKeeper | None = None
     growing: "asyncio.Task[None] | None" = None
     lingering: "asyncio.Task[None] | None" = None
-    """Ends what nobody wants any more."""
+    """Ends an unused server."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Branches:
-    """Those of one template."""
+    """Fork servers of one template's saved states."""
 
     base: Template
     library: Callable[[], Path | None]
-    """What makes a monitor one that can be split. May block."""
+    """Finds the preload library. May block."""
     folder: Path
-    """Of machines that are nobody's."""
+    """Parent of the fork servers' folders."""
     jail: Jail
     lanes: Lanes
     _branches: dict[str, _Branch] = field(default_factory=dict)
-    """By the digest of what was saved."""
+    """By the digest of the saved state."""
     _ending: set["asyncio.Task[None]"] = field(default_factory=set)
     _is_closed: bool = False
 
@@ -55,12 +55,12 @@ class Branches:
 
     @asynccontextmanager
     async def of(self, saved: Delta) -> AsyncIterator[StemKeeper | None]:
-        """What machines that take up a state are split off from; None for who is alone with it.
+        """Open the fork server of a state; None for a start that is alone with it.
 
-        It is there for as long as anybody is in here with the same state, and a while longer.
+        It lives as long as any start needs the same state, and a while longer.
 
         Raises:
-            VmmError: the driver stops.
+            VmmError: the driver is stopping.
         """
         self._check_open()
         branch = self._branches.setdefault(saved.digest, _Branch())
@@ -79,7 +79,7 @@ class Branches:
                 self._leave(saved.digest, branch)
 
     async def close(self) -> None:
-        """End all stems; what was split off goes on. Who waits for one is refused."""
+        """End all servers; their children go on. Waiting starts are refused."""
         self._is_closed = True
         while self._branches:
             _, branch = self._branches.popitem()
@@ -92,10 +92,10 @@ class Branches:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise VmmError("the driver stops")
+            raise VmmError("the driver is stopping")
 
     def _give_up(self) -> None:
-        """Make room for who waits for a machine: a stem only makes their starts faster."""
+        """Free memory for a waiting start: a fork server only makes starts faster."""
         for branch in self._branches.values():
             keeper = branch.keeper
             if keeper is not None and keeper.is_ready:
@@ -114,7 +114,7 @@ class Branches:
 
     async def _left(self, digest: str, keeper: StemKeeper) -> None:
         await asyncio.sleep(_LINGER_S)
-        # From here on nobody finds it, and who comes grows another.
+        # Not found from here on: a later start makes another.
         self._branches.pop(digest, None)
         await keeper.close()
 
@@ -138,6 +138,6 @@ class Branches:
             await asyncio.wait([growing], timeout=_GROW_LIMIT_S)
         finally:
             if not growing.done():
-                # The files of the state are the caller's, who closes them.
+                # The state's files belong to the caller, who closes them.
                 branch.keeper = None
                 await keeper.close()

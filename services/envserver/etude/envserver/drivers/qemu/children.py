@@ -1,4 +1,4 @@
-"""Monitors that were forked from one that runs, as the kernel shows them."""
+"""Processes of a fork server and its children, as seen in /proc."""
 
 import asyncio
 import contextlib
@@ -12,54 +12,54 @@ from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.machines.identity import MARK, identify, name_of
 
 _NAMED_LIMIT_S = 20.0
-"""A child does so first, as soon as it gets a core."""
+"""A child does so first, as soon as it has a core."""
 _LOOK_S = 0.001
 _LOOKS = 5
-"""One after the other, as threads are not looked at at once."""
+"""Consecutive checks, since threads cannot be checked at one moment."""
 _ENDING_LOOKS = 50
 _PARENT, _GROUP = 1, 2
-"""Places in /proc/PID/stat behind the program's name."""
+"""Field numbers in /proc/PID/stat, counted after the program's name."""
 
 
 async def at_rest(pid: int) -> None:
-    """Wait until all threads of a monitor wait, after its last connection was closed.
+    """Wait until all threads of a VMM sleep, after its last connection was closed.
 
-    A thread that is forked while it holds a lock of its own cannot give it back: to the lock the
-    child's thread is another one.
+    A thread that is forked while it holds a lock cannot release it: the lock has the id of the
+    parent's thread.
 
     Raises:
-        VmmError: it does not come to rest.
+        VmmError: some keep running.
     """
     limit_s = time.monotonic() + _NAMED_LIMIT_S
     num_seen = 0
     while num_seen < _LOOKS:
         num_seen = num_seen + 1 if _all_wait(pid) else 0
         if time.monotonic() > limit_s:
-            raise VmmError(f"machine {pid} does not come to rest")
+            raise VmmError(f"threads of VM {pid} do not become idle")
         await asyncio.sleep(_LOOK_S)
 
 
 async def named(pid: int, folder: Path) -> None:
-    """Wait until a child has written its own folder's name over that of its parent.
+    """Wait until a child has replaced its parent's folder name in its environment by its own.
 
     Raises:
-        VmmError: it has ended, or is the machine of another folder.
+        VmmError: it has ended, or has another folder.
     """
     wanted = f"{MARK}={name_of(folder)}".encode()
     limit_s = time.monotonic() + _NAMED_LIMIT_S
     while wanted not in _environment(pid):
         if identify(pid) is None:
             how = await _how(pid)
-            raise VmmError(f"machine {pid} ended {how}instead of becoming that of {folder}")
+            raise VmmError(f"VM {pid} ended {how}instead of becoming that of {folder}")
         if time.monotonic() > limit_s:
-            raise VmmError(f"machine {pid} is not that of {folder}")
+            raise VmmError(f"VM {pid} is not that of {folder}")
         await asyncio.sleep(_LOOK_S)
 
 
 def end(group: int, spared: Collection[int]) -> None:
-    """Kill the children of this process that are in a process group, but for some. Blocks.
+    """Kill all children of this process in a process group, except some. Blocks.
 
-    A monitor's group has its number, and what it forks stays in it.
+    A VMM leads a group, and what it forks stays in it.
     """
     while found := [each for each in _children(group) if each not in spared]:
         _killed(found)
@@ -76,7 +76,7 @@ def _all_wait(pid: int) -> bool:
     try:
         texts = [(each / "stat").read_text() for each in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
-        return False  # one has just ended
+        return False  # a thread has just ended
     return all(text.rpartition(")")[2].split()[0] == "S" for text in texts)
 
 
@@ -88,7 +88,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 async def _how(pid: int) -> str:
-    # Its first thread may have ended before the others, which put the memory away.
+    # Its first thread may end before the others, which free the memory.
     for _ in range(_ENDING_LOOKS):
         if said := _status(pid):
             return said

@@ -1,4 +1,4 @@
-"""Machines on a copy-on-write view of a template's memory."""
+"""Clones of a template, on a copy-on-write view of its memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,14 +24,14 @@ async def spawn_shell(
     disk: Sequence[int] = (),
     preload: vm.Preload | None = None,
 ) -> vm.Vm:
-    """Start a monitor that waits for the template's state or for a delta of it.
+    """Start a VMM that waits for the template's state or a delta of it.
 
     Args:
-        template: whose memory and drives it has.
-        folder: an empty folder of its own.
-        jail: whom it runs as.
-        disk: files of its disk, where the machine has one.
-        preload: makes it one that can be forked.
+        template: its template.
+        folder: an empty folder.
+        jail: user and limits of the process.
+        disk: files of its disk, if it has one.
+        preload: makes it a fork server.
 
     Raises:
         VmmError: it did not start.
@@ -61,10 +61,10 @@ async def spawn_shell(
 
 
 async def restore(shell: vm.Vm, template: Booted) -> None:
-    """Make a shell a clone of the template itself, paused.
+    """Restore the template's state in an idle VMM, paused.
 
     Raises:
-        VmmError: the state was refused; the shell is gone.
+        VmmError: the state was refused; the VMM is gone.
     """
     with sealed.opened(template.devices) as source:
         await receive(shell, source, has_memory=False)

@@ -1,4 +1,4 @@
-"""Where a snapshot can be restored: only where everything it was made with is the same."""
+"""Compatibility key of QEMU snapshots: they are restored only where all of it is the same."""
 
 import functools
 import hashlib
@@ -16,10 +16,10 @@ _VERSION_LIMIT_S = 30.0
 
 
 def compat_key(machine: Machine, image: Image) -> str:
-    """Digest of driver, monitor, machine, processor, kernel and initramfs.
+    """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root.
 
     Raises:
-        VmmError: there is no monitor.
+        VmmError: QEMU is not installed.
     """
     wiring = Wiring(memory=0, qmp=0, agent=0, root=0, disk=(0, 0) if machine.has_disk else ())
     arguments = machines.boot_arguments(machine, wiring, Boot(kernel=0, initramfs=0, console=0))
@@ -30,10 +30,10 @@ def compat_key(machine: Machine, image: Image) -> str:
 
 @functools.cache
 def qemu_version() -> str:
-    """What the monitor calls itself, with the distribution's revision.
+    """Read QEMU's version, with the distribution's revision.
 
     Raises:
-        VmmError: there is none, or it does not say.
+        VmmError: there is none.
     """
     try:
         words = (machines.PROGRAM, "--version")

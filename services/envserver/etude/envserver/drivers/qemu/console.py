@@ -1,4 +1,4 @@
-"""The last words of a guest's kernel while a template boots."""
+"""Console of a booting guest."""
 
 import asyncio
 import socket
@@ -8,17 +8,17 @@ _READ_BYTES = 1 << 14
 
 
 class Console:
-    """Reads a serial console and keeps the end of it, however much the guest writes."""
+    """Reads a serial console and keeps its end, however much the guest writes."""
 
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair()
-        """The monitor inherits `theirs`."""
+        """The VMM inherits `theirs`."""
         self._ours.settimeout(0)
         self._kept = bytearray()
         asyncio.get_running_loop().add_reader(self._ours, self._read)
 
     def tail(self) -> str:
-        """The end of what was written."""
+        """End of the output."""
         return self._kept.decode(errors="replace")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Saving a clone while it runs, as what differs from its template; making machines of it again.
+"""Deltas: save a running clone as its differences to the template, and restore it.
 
 A delta is always against the template, so a fork of a fork is no deeper than the first clone.
 """
@@ -26,16 +26,16 @@ async def take(
     keep_running: bool,
     layering: Layering | None = None,
 ) -> Delta:
-    """Save a clone. It stands still for milliseconds, or stays stopped if it is not to go on.
+    """Save a clone. It is paused for milliseconds, or stays paused unless `keep_running`.
 
-    The caller has brought its channel to a point between two frames.
+    The caller has brought its channel to a boundary between two frames.
 
     Args:
         vm: the clone.
-        template: what it was cloned from.
-        buffer: takes its changed pages.
-        keep_running: whether it goes on afterwards.
-        layering: for a machine with a disk, its next layer: memory and disk are of one moment.
+        template: its template.
+        buffer: buffer for its changed pages.
+        keep_running: whether it continues afterwards.
+        layering: next disk layer, if it has a disk: memory and disk are of one moment.
 
     Raises:
         VmmError: the monitor failed.
@@ -49,7 +49,7 @@ async def take(
 
 
 async def take_full(pause: "Pause", template: Booted) -> Delta:
-    """Save a clone with all of its memory, in the monitor's own way. It stands still meanwhile.
+    """Save a clone with all of its memory, by QEMU's own migration. It is paused meanwhile.
 
     Raises:
         VmmError: the monitor failed.
@@ -73,7 +73,7 @@ async def take_full(pause: "Pause", template: Booted) -> Delta:
 
 
 class Pause:
-    """The time in which a guest stands still, with its next disk layer put on top in it."""
+    """Pause of a guest, in which its next disk layer is put on top."""
 
     def __init__(self, vm: Vm, layering: Layering | None, *, keep_running: bool) -> None:
         self.vm = vm
@@ -95,15 +95,15 @@ class Pause:
         self.took_s = time.perf_counter() - self._began_s
 
     def shared_layers(self) -> tuple[int, ...]:
-        """The disk as it was, for reading only."""
+        """Duplicate the disk layers of that moment, read-only."""
         return self._layering.shared() if self._layering is not None else ()
 
 
 async def restore(shell: Vm, template: Booted, delta: Delta) -> None:
-    """Make a shell of the same template the saved machine, paused.
+    """Restore a delta in an idle VMM of the same template, paused.
 
     Raises:
-        VmmError: the delta is another template's, or the monitor refused it.
+        VmmError: the delta belongs to another template, or QEMU refused it.
     """
     if delta.template != template.address:
         raise VmmError(f"the delta is of template {delta.template}, not {template.address}")
@@ -119,7 +119,7 @@ async def _take_pages(
         try:
             async with pause:
                 await state.save()
-                # On this thread: another one would be waited for longer than the reading takes.
+                # On this thread: the switch to another one takes longer than the read.
                 pages = changed_pages(pause.vm.pid, template.memory, buffer)
             saved = sealed.filled("delta", splice(stream, state.content(), pages))
         finally:

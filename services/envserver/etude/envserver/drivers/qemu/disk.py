@@ -1,9 +1,9 @@
-"""What guests write to: qcow2 layers over an empty file system, without a name on the host.
+"""Disks of guests: qcow2 layers over an empty file system, without a name on the machine.
 
-Each machine writes to a layer of its own, a copy of an empty one (qemu-img takes fifty times as
-long). A snapshot puts a new layer on top, and what was written until then is shared read-only.
-Not covered: a monitor that was taken over can still write to the layers that were its own, so
-forks of one machine trust each other, as they do with its memory.
+Each VM writes to a layer of its own, a copy of an empty one (qemu-img takes fifty times as long). A
+snapshot puts a new layer on top, and shares the layers below read-only.
+Not covered: a compromised VMM can still write to its former layers, so forks of one VM trust each
+other, as they do with its memory.
 """
 
 import functools
@@ -24,42 +24,42 @@ _PROGRAM = "qemu-img"
 _LIMIT_S = 60.0
 _DEVICE = "d1"
 _MAX_LAYERS = 40
-"""A monitor may have 128 files, and each layer is two."""
+"""A VMM may open 128 files, and each layer needs two."""
 
 
 @dataclass(slots=True)
 class Disk:
-    """The layers of one machine. It owns its file descriptors."""
+    """Layers of one VM's disk. It owns its file descriptors."""
 
     folder: Path
-    """Where new layers take their space."""
+    """Folder on whose file system new layers are."""
     size_bytes: int
     top: int
-    """Written by the machine."""
+    """Layer that the VM writes."""
     base: tuple[int, ...]
-    """Each based on the next, read-only; the last is raw."""
+    """Layers below, top first, read-only; the last is raw."""
 
     @property
     def chain(self) -> tuple[int, ...]:
-        """All layers, the topmost first."""
+        """All layers, top first."""
         return (self.top, *self.base)
 
     def close(self) -> None:
-        """Give the layers back; what nobody else uses is gone from the disk."""
+        """Close the layers; unused ones are gone from the disk."""
         for descriptor in self.chain:
             os.close(descriptor)
 
 
 def over(base: Sequence[int], *, folder: Path, jail: Jail) -> Disk:
-    """A disk that shows what is in base, with an empty layer on top.
+    """Make a disk with an empty layer on top of others.
 
     Args:
-        base: descriptors of the layers below, opened for reading only; the last is raw.
-        folder: where the machine's own layer takes its space.
-        jail: who writes to it.
+        base: descriptors of the layers below, read-only; the last is raw.
+        folder: folder on whose file system the new layer is.
+        jail: user that writes to it.
 
     Raises:
-        VmmError: there are too many layers, or qemu-img does not work.
+        VmmError: there are too many layers, or qemu-img fails.
     """
     if len(base) >= _MAX_LAYERS:
         raise VmmError(f"a disk has {_MAX_LAYERS} layers at most")
@@ -69,10 +69,10 @@ def over(base: Sequence[int], *, folder: Path, jail: Jail) -> Disk:
 
 
 def first(upper: Path, *, folder: Path, jail: Jail) -> Disk:
-    """The disk that a template boots with.
+    """Make the disk that a template boots with.
 
     Raises:
-        VmmError: qemu-img does not work.
+        VmmError: qemu-img fails.
     """
     raw = os.open(upper, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -82,25 +82,25 @@ def first(upper: Path, *, folder: Path, jail: Jail) -> Disk:
 
 
 def frozen(disk: Disk) -> tuple[int, ...]:
-    """All layers of a machine that is gone, or has a newer layer, for reading only."""
-    # Nobody's file: machines of other users are to read it.
+    """Freeze all layers of a VM that has ended or has a newer layer; returns them read-only."""
+    # Owned by this process: VMs of other users read it.
     os.fchown(disk.top, os.geteuid(), os.getegid())
     os.fchmod(disk.top, stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
     return (_read_only(disk.top), *(os.dup(each) for each in disk.base))
 
 
 class Layering:
-    """A new layer for a running machine, put on top within a pause."""
+    """New layer for a running VM, put on top during a pause."""
 
     def __init__(self, vm: Vm, disk: Disk, jail: Jail) -> None:
         self._vm, self._disk, self._jail = vm, disk, jail
         self._next, self._node, self._below = -1, "", ""
 
     async def prepare(self) -> None:
-        """Make the layer known to the monitor, while the guest runs.
+        """Give the layer to the VMM, while the guest runs.
 
         Raises:
-            VmmError: the monitor refused it, or there are too many layers.
+            VmmError: the VMM refused it, or there are too many layers.
         """
         if len(self._disk.chain) >= _MAX_LAYERS:
             raise VmmError(f"a disk has {_MAX_LAYERS} layers at most")
@@ -114,10 +114,10 @@ class Layering:
         await qmp.execute("blockdev-add", node)
 
     async def put(self) -> None:
-        """Write to the new layer from here on. The guest stands still.
+        """Write to the new layer from here on. The guest is paused.
 
         Raises:
-            VmmError: the monitor refused.
+            VmmError: the VMM refused.
         """
         nodes = {"node": self._below, "overlay": self._node}
         await self._vm.qmp.execute("blockdev-snapshot", nodes)
@@ -126,15 +126,15 @@ class Layering:
         self._disk.top, self._disk.base = self._next, below
 
     def shared(self) -> tuple[int, ...]:
-        """What was written before `put`, for reading only."""
+        """Duplicate the layers below the new one, read-only."""
         return tuple(os.dup(each) for each in self._disk.base)
 
 
 def _top_node(answer: object) -> str:
-    """The node that the guest writes to.
+    """Find the block node that the guest writes to.
 
     Raises:
-        VmmError: the monitor has no such disk.
+        VmmError: there is none.
     """
     for each in answer if isinstance(answer, list) else ():
         match each:
@@ -142,7 +142,7 @@ def _top_node(answer: object) -> str:
                 return name
             case _:
                 continue
-    raise VmmError("the monitor has no disk that is written")
+    raise VmmError("the VMM has no writable disk")
 
 
 def _empty_layer(folder: Path, size_bytes: int, jail: Jail) -> int:
@@ -159,14 +159,14 @@ def _empty_layer(folder: Path, size_bytes: int, jail: Jail) -> int:
 
 @functools.cache
 def _empty(size_bytes: int) -> bytes:
-    """An empty layer over something of this size.
+    """Make the content of an empty layer for a disk of this size.
 
     Raises:
-        VmmError: qemu-img is missing or failed.
+        VmmError: qemu-img is missing or fails.
     """
     with tempfile.TemporaryDirectory(prefix="etude-layer-") as folder:
         path = Path(folder, "empty")
-        # What it is based on is said to the monitor by descriptor; the name stands for "something".
+        # The layers below are given to the VMM as descriptors; the name is a placeholder.
         words = (*(_PROGRAM, "create", "-q", "-u", "-f", "qcow2"), *("-F", "raw", "-b", "base"))
         try:
             subprocess.run(

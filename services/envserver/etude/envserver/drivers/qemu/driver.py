@@ -1,7 +1,7 @@
-"""Sandboxes as machines of QEMU.
+"""QEMU driver: microVMs with KVM or TCG.
 
-STRONG where the processor runs the guest (KVM). Where QEMU translates its instructions (TCG), QEMU
-claims no wall, the jail is one, and the level is WEAK: one tenant, trusted templates.
+STRONG with KVM, where the processor runs the guest. With TCG, QEMU translates the guest's code and
+is no isolation boundary; only the jail is, and the level is WEAK: one tenant, trusted templates.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class QemuDriver(MachineDriver):
-    """Its templates are sealed in memory, and kept on the disk for the next process."""
+    """Its templates are sealed in memory, and cached on disk for the next process."""
 
     machine: Machine
     name: str = "qemu-microvm"
@@ -52,8 +52,8 @@ class QemuDriver(MachineDriver):
     @override
     async def start(self) -> None:
         await MachineDriver.start(self)
-        # After machines were taken up, for which somebody may wait. A template that has just been
-        # booted has none yet, and its first burst is worth half a second more.
+        # After adopted VMs, whose leases may be waiting. A template that was just booted has none,
+        # and its first burst is worth half a second more.
         for keeper in self._stems:
             growing = keeper.tend()
             if growing is not None and keeper.address in self._fresh:
@@ -74,19 +74,19 @@ class QemuDriver(MachineDriver):
         found = await asyncio.to_thread(kept.find, image, self.machine, self._estate.lenders())
         if found is not None:
             took_s = time.monotonic() - began_s
-            log.info("template of image %s was found again in %.2f s", image.name, took_s)
+            log.info("template of image %s was loaded in %.2f s", image.name, took_s)
             return found
         made = await self._booted(image)
         try:
             await asyncio.to_thread(kept.keep, made)
         except OSError as error:
-            log.warning("the next start boots image %s again: %s", image.name, error)
+            log.warning("template of image %s cannot be cached: %s", image.name, error)
         return made
 
     @override
     def _starter(self, base: Base) -> Starter:
         starter = MachineDriver._starter(self, base)
-        # Of a processor that runs guests itself nothing can be forked, and a disk has one writer.
+        # With KVM nothing can be forked, and a disk has one writer.
         can_split = self.machine.accelerator is Accelerator.TCG and not self.machine.has_disk
         if not can_split or not isinstance(base, Template):
             return starter

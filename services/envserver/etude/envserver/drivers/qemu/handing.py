@@ -1,4 +1,4 @@
-"""Handing an open file to a monitor, which then finds it by number."""
+"""File descriptors passed to a VMM."""
 
 from typing import NamedTuple
 
@@ -7,19 +7,19 @@ from etude.envserver.drivers.qemu.qmp import Qmp
 
 
 class Handed(NamedTuple):
-    """A file as the monitor knows it."""
+    """A file as the VMM knows it."""
 
     fdset: int
-    """Opened as /dev/fdset/N; given back with `remove-fd`."""
+    """Opened as /dev/fdset/N; closed with `remove-fd`."""
     descriptor: int
-    """Its number in the monitor's process."""
+    """Descriptor number in the VMM's process."""
 
 
 async def hand_over(qmp: Qmp, descriptor: int) -> Handed:
-    """Give a file to the monitor.
+    """Pass a file to the VMM.
 
     Raises:
-        VmmError: the monitor does not take it.
+        VmmError: the VMM refuses it.
     """
     match await qmp.execute("add-fd", descriptors=(descriptor,)):
         case {"fdset-id": int(fdset), "fd": int(number)} if fdset >= 0 and number >= 0:

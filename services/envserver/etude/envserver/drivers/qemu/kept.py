@@ -1,11 +1,11 @@
-"""A node's templates on its disk, so that a successor need not boot them again.
+"""Template cache of QEMU on disk, so that a successor process need not boot again.
 
 templates/<compat_key>/state     keyed digest, address, device state
-                      /memory    the pages of the guest's memory that are not zeros
+                      /memory    the non-zero pages of the guest's memory
 
-A monitor trusts both, so neither is used before it is what this node wrote: the state by its keyed
-BLAKE3, the memory by the address that is in it. Where a machine of the template still runs, its
-memory is taken from there instead: it is shared with the machine, and deltas of it stay possible.
+A VMM trusts both files, so neither is used before it is verified: the state by its keyed BLAKE3,
+the memory by the address in the state. While a VM of the template still runs, its memory is taken
+from there: it is shared with the VM, and deltas of it stay possible.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _STATE, _MEMORY = "state", "memory"
 _MAX_LENDERS = 3
-"""Each that lies costs as much as reading a file."""
+"""A wrong one costs as much as reading a file."""
 _MAGIC = b"ETUDETP1"
 _CODE_BYTES = 32
 _ADDRESS_BYTES = 32
@@ -46,14 +46,14 @@ _HEAD_BYTES = len(_MAGIC) + _CODE_BYTES + _ADDRESS_BYTES
 _SEGMENT = struct.Struct(">QQ")
 """Offset in the memory, and size."""
 _LINK = f"/memfd:{MEMORY_NAME} "
-"""How /proc names such a file."""
+"""Name of such a file in /proc."""
 
 
 Lenders = Mapping[str, Sequence[int]]
 
 
 class _State(NamedTuple):
-    """What is kept beside the memory."""
+    """State of a template without the memory."""
 
     address: str
     devices: bytes
@@ -61,22 +61,22 @@ class _State(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The templates of one node."""
+    """Cached templates of one host."""
 
     folder: Path
-    """Private to the node."""
+    """Private to the host."""
     key: bytes
-    """Known to the node alone."""
+    """Secret key of the host."""
 
     def keep(self, template: Template) -> None:
-        """Write a template down. Takes 1 ms a MiB: call it on a thread.
+        """Write a template to the cache. Takes 1 ms a MiB: call it on a thread.
 
         Raises:
-            ValueError: it has a disk, whose layers are not kept.
+            ValueError: it has a disk, whose layers are not cached.
             OSError: it cannot be written.
         """
         if template.disk:
-            raise ValueError("the template of a machine with a disk cannot be kept")
+            raise ValueError("a template with disk layers cannot be cached")
         self.folder.mkdir(mode=0o700, exist_ok=True)
         partial = self.folder / f".{template.compat_key}.partial"
         shutil.rmtree(partial, ignore_errors=True)
@@ -92,16 +92,16 @@ class Kept:
         partial.rename(self.folder / template.compat_key)
 
     def find(self, image: Image, machine: Machine, lenders: Lenders) -> Template | None:
-        """The template of an image for a machine, if it is kept and sound. Call it on a thread.
+        """Find and verify the template of an image for a VM. Call it on a thread.
 
         Args:
-            image: what it was booted from.
-            machine: what it has.
-            lenders: monitors that may have a template's memory open, by its address.
+            image: its image.
+            machine: configuration of the VM.
+            lenders: PIDs of VMMs that may have a template's memory open, by its address.
 
         Raises:
-            VmmError: there is no monitor.
-            OSError: memory ended.
+            VmmError: QEMU is not installed.
+            OSError: out of memory.
         """
         key = compat_key(machine, image)
         folder = self.folder / key
@@ -113,7 +113,7 @@ class Kept:
         except FileNotFoundError:
             return None
         except IntegrityError as error:
-            log.warning("a template is booted again: %s", error)
+            log.warning("template is booted again: %s", error)
             return None
         return Template(
             address=state.address,
@@ -126,26 +126,26 @@ class Kept:
         )
 
     def _state(self, folder: Path, key: str) -> _State:
-        """What was kept beside the memory.
+        """Load the state without the memory.
 
         Raises:
-            FileNotFoundError: nothing was.
-            IntegrityError: it is not what this node wrote for this key.
+            FileNotFoundError: there is none.
+            IntegrityError: it was not written by this host for this key.
         """
         with (folder / _STATE).open("rb") as file:
             data = file.read(_HEAD_BYTES + MAX_DEVICE_BYTES + 1)
         code, body = data[len(_MAGIC) :][:_CODE_BYTES], data[len(_MAGIC) + _CODE_BYTES :]
         wanted = blake3(key.encode() + body, key=self.key).digest()
         if not data.startswith(_MAGIC) or not hmac.compare_digest(code, wanted):
-            raise IntegrityError(f"{folder / _STATE}: is not what this node wrote")
+            raise IntegrityError(f"{folder / _STATE}: was not written by this host")
         return _State(body[:_ADDRESS_BYTES].hex(), body[_ADDRESS_BYTES:])
 
 
 def _lent(lenders: Sequence[int], state: _State, machine: Machine, key: str) -> int | None:
-    """The template's memory, opened once more from a monitor that has it."""
+    """Open the template's memory from a VMM that shares it."""
     for pid in lenders[:_MAX_LENDERS]:
         for memory in _memories(pid, machine):
-            # What is sealed cannot change after it was looked at, whoever gave it to us.
+            # Sealed, so it cannot change after the check, whatever its source.
             if sealed.is_sealed(memory) and address_of(key, memory, state.devices) == state.address:
                 return memory
             os.close(memory)
@@ -153,8 +153,8 @@ def _lent(lenders: Sequence[int], state: _State, machine: Machine, key: str) -> 
 
 
 def _memories(pid: int, machine: Machine) -> Iterator[int]:
-    """Files that a monitor has open and that have the size of the guest's memory."""
-    with contextlib.suppress(OSError):  # it ended meanwhile
+    """Iterate over a VMM's open files that have the size of the guest's memory."""
+    with contextlib.suppress(OSError):  # it has ended meanwhile
         for link in Path(f"/proc/{pid}/fd").iterdir():
             if str(link.readlink()).startswith(_LINK):
                 memory = os.open(link, os.O_RDWR | os.O_CLOEXEC)
@@ -165,11 +165,11 @@ def _memories(pid: int, machine: Machine) -> Iterator[int]:
 
 
 def _loaded(path: Path, state: _State, machine: Machine, key: str) -> int:
-    """The template's memory from its file.
+    """Load the template's memory from its file.
 
     Raises:
         FileNotFoundError: there is none.
-        IntegrityError: it is not the memory that the state belongs to.
+        IntegrityError: it does not belong to the state.
     """
     with path.open("rb") as file:
         memory = sealed.create(MEMORY_NAME, machine.memory_bytes)
@@ -188,10 +188,10 @@ def _loaded(path: Path, state: _State, machine: Machine, key: str) -> int:
 
 
 def _segments(file: BinaryIO, size_bytes: int, path: Path) -> Iterator[tuple[int, bytes]]:
-    """The parts of a memory.
+    """Iterate over the parts of a memory.
 
     Raises:
-        IntegrityError: they do not fit into it.
+        IntegrityError: they do not fit.
     """
     while head := file.read(_SEGMENT.size):
         if len(head) != _SEGMENT.size:

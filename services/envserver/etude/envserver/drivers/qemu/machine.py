@@ -1,4 +1,4 @@
-"""The command line of a machine, as a pure function of what the machine is."""
+"""QEMU command line of a VM. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from enum import StrEnum
 
 PROGRAM = "qemu-system-x86_64"
 TRANSLATION_MIB = 32
-"""The knee: the default takes 480 MiB a machine, 8 makes the first command four times as slow."""
+"""Translation cache: the default takes 480 MiB a VM; 8 MiB make a first command 4 times as slow."""
 SHARED_TRANSLATION_MIB = 64
-"""Where many share it: what a start of Python is translated to fits beside all else."""
+"""Translation cache that children share: a start of Python's code fits too."""
 SANDBOX = (
     "-sandbox",
     "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 )
 STEM_SANDBOX = ("-sandbox", "on,obsolete=deny,elevateprivileges=deny,resourcecontrol=deny")
-"""Of a monitor that is forked: what is loaded into it denies programs, and children to children."""
+"""For a fork server: its preload library denies programs, and children to children."""
 CONSOLE = "con"
-"""What the monitor calls the guest's serial console."""
+"""Chardev name of the guest's serial console."""
 CONSOLE_BYTES = 4096
-"""What a clone keeps of its console; a power of two."""
+"""Size of a clone's console buffer; a power of two."""
 
 
 class Accelerator(StrEnum):
-    """Who runs the guest's instructions."""
+    """Accelerator that runs the guest's instructions."""
 
     TCG = "tcg"
     KVM = "kvm"
@@ -30,14 +30,14 @@ class Accelerator(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What every clone of a template has in common with it."""
+    """Configuration that all clones of a template share."""
 
     memory_mib: int = 256
     accelerator: Accelerator = Accelerator.TCG
     tsc_khz: int
-    """Rate of the host's time stamp counter: under TCG the guest reads that one."""
+    """Rate of the machine's time stamp counter, which the guest reads under TCG."""
     has_disk: bool = False
-    """Whether what the guest writes goes to a disk instead of its memory."""
+    """Whether the guest writes to a disk instead of its memory."""
 
     def __post_init__(self) -> None:
         if not 64 <= self.memory_mib <= 1 << 20:
@@ -53,7 +53,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """File descriptors that the monitor inherits, so that its user needs no path of the host."""
+    """File descriptors that the VMM inherits, so that its user needs no path of the machine."""
 
     memory: int
     qmp: int
@@ -62,21 +62,21 @@ class Wiring:
     """A listening socket."""
     root: int
     disk: Sequence[int] = ()
-    """Files of the disk, each based on the next; the first is written, the last is raw."""
+    """Files of the disk, top first; the first is written, the last is raw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """File descriptors that only the boot of a template needs."""
+    """File descriptors for the boot of a template."""
 
     kernel: int
     initramfs: int
     console: int
-    """A connected socket that takes what the kernel says."""
+    """A connected socket for the kernel's console."""
 
 
 def boot_arguments(machine: Machine, wiring: Wiring, boot: Boot) -> tuple[str, ...]:
-    """How QEMU boots a machine whose memory is a shared file."""
+    """Arguments that boot a VM with shared memory."""
     root = "sqshblk" if machine.has_disk else "sqsh"
     words = (
         "console=ttyS0 panic=-1 reboot=t quiet"
@@ -84,9 +84,9 @@ def boot_arguments(machine: Machine, wiring: Wiring, boot: Boot) -> tuple[str, .
         f" tsc_early_khz={machine.tsc_khz} envroot={root}"
     )
     if machine.accelerator is Accelerator.TCG:
-        # Translated code is found again at the same address only: with programs at random ones
-        # each command costs 50 CPU-ms instead of 17. A guest's own wall is not ours. Nor does it
-        # clear what it gives out itself: see _processor.
+        # Translated code is found again at the same address only: with random addresses each
+        # command costs 50 CPU-ms instead of 17. A guest's own hardening is not our boundary. Nor
+        # does it clear memory at allocation: see _processor.
         words += " norandmaps init_on_alloc=0"
     return (
         *_board(machine, wiring, is_shared=True),
@@ -99,10 +99,10 @@ def boot_arguments(machine: Machine, wiring: Wiring, boot: Boot) -> tuple[str, .
 def clone_arguments(
     machine: Machine, wiring: Wiring, *, translation_mib: int = TRANSLATION_MIB
 ) -> tuple[str, ...]:
-    """How QEMU waits, paused, for the state of a machine whose memory it copies on write."""
+    """Arguments of a VMM that waits, paused, for the state of a VM with copy-on-write memory."""
     return (
         *_board(machine, wiring, is_shared=False, translation_mib=translation_mib),
-        # A delta records the state "running": only -S keeps it from starting before it is told.
+        # A delta records the state "running": only -S keeps it paused.
         *("-S", "-incoming", "defer"),
         *("-chardev", f"ringbuf,id={CONSOLE},size={CONSOLE_BYTES}"),
         *_devices(machine, wiring),

@@ -1,4 +1,4 @@
-"""Moving a stopped machine's state out of a monitor and into one."""
+"""Migration of a paused VM's state out of a VMM and into one."""
 
 import asyncio
 import os
@@ -17,19 +17,19 @@ _NAME = "state"
 _FINISHING = "finish-migrate"
 _SETTLING_S = 0.001
 _MAX_DEVICE_BYTES = 4 << 20
-"""200 times of what it is. A monitor that was taken over may write what it likes."""
+"""200 times the usual size. A compromised VMM may write anything."""
 
 
 async def send(vm: Vm, target: int, *, leaves_memory: bool) -> None:
-    """Write the state of a stopped machine to a file.
+    """Write the state of a paused VM to a file.
 
     Args:
-        vm: the machine; it stays stopped.
+        vm: the VM; it stays paused.
         target: descriptor of an empty file.
-        leaves_memory: whether the guest's memory stays where it is, in its file.
+        leaves_memory: whether the guest's memory stays in its file.
 
     Raises:
-        VmmError: the monitor failed; it may be gone.
+        VmmError: the VMM failed; it may be gone.
     """
     ended = vm.qmp.expect(_is_end)
     try:
@@ -46,19 +46,19 @@ async def send(vm: Vm, target: int, *, leaves_memory: bool) -> None:
 
 
 async def receive(vm: Vm, source: int, *, has_memory: bool) -> None:
-    """Load a state into a monitor that waits for one; the machine ends paused, always.
+    """Load a state into a waiting VMM; the VM ends paused, always.
 
     Args:
-        vm: a monitor that was started for it.
+        vm: an idle VMM.
         source: descriptor of a file, at the start of the state.
         has_memory: whether the state contains all of the guest's memory.
 
     Raises:
-        VmmError: the state was refused, and the monitor is gone.
+        VmmError: the state was refused, and the VMM is gone.
     """
     ended = vm.qmp.expect(_is_end)
     try:
-        # Sent at once and done in order: four waits less on the hot path.
+        # Sent together and done in order: four round trips less on the hot path.
         await asyncio.gather(
             vm.qmp.execute("migrate-set-capabilities", _capabilities(leaves_memory=not has_memory)),
             vm.qmp.execute("getfd", {"fdname": _NAME}, descriptors=(source,)),
@@ -73,7 +73,7 @@ async def receive(vm: Vm, source: int, *, has_memory: bool) -> None:
 
 
 async def device_state(vm: Vm) -> "DeviceState":
-    """Prepare the monitor to write its device state, which then takes one command."""
+    """Prepare the VMM to write its device state, which then takes one command."""
     file = sealed.create("device-state")
     writer = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -87,30 +87,30 @@ async def device_state(vm: Vm) -> "DeviceState":
 
 
 class DeviceState:
-    """Where a monitor writes the state of its devices, without the memory."""
+    """File for the state of a VM's devices, without the memory."""
 
     def __init__(self, qmp: Qmp, file: int, number: int) -> None:
         self._qmp, self._file, self._number = qmp, file, number
 
     async def save(self) -> None:
-        """Write the state of the stopped machine."""
-        # "live" would hand the disks over to another monitor, and a later migration of this one
-        # would then end in an assertion. Nothing of Xen is in it.
+        """Write the state of the paused VM."""
+        # "live" would hand the disks over to another VMM, and a later migration of this one would
+        # fail an assertion. The command does nothing specific to Xen.
         arguments = {"filename": f"/dev/fdset/{self._number}", "live": False}
         await self._qmp.execute("xen-save-devices-state", arguments)
 
     def content(self) -> bytes:
-        """What was written.
+        """Read the written state.
 
         Raises:
-            VmmError: it is more than the state of our few devices can be.
+            VmmError: it is too large for our few devices.
         """
         if (size := os.fstat(self._file).st_size) > _MAX_DEVICE_BYTES:
             raise VmmError(f"the device state has {size} bytes")
         return sealed.content(self._file)
 
     async def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         os.close(self._file)
         await self._qmp.execute("remove-fd", {"fdset-id": self._number})
 
@@ -130,35 +130,35 @@ async def _completed(ended: "asyncio.Future[Event]") -> None:
         async with asyncio.timeout(LIMIT_S):
             event = await ended
     except TimeoutError as cause:
-        raise VmmError(f"the state was not moved in {LIMIT_S:g} s") from cause
+        raise VmmError(f"the state was not migrated in {LIMIT_S:g} s") from cause
     if _status(event) != "completed":
-        raise VmmError("the monitor could not move its state")
+        raise VmmError("the VMM failed to migrate its state")
 
 
 async def settled(qmp: Qmp) -> None:
-    """Wait until a monitor that has written a state lets its machine go on.
+    """Wait until a VMM that has written a state allows its VM to continue.
 
-    It says that it is done a moment before it is, and refuses `cont` until then.
+    It reports completion a moment before, and refuses `cont` until then.
 
     Raises:
-        VmmError: the connection ended, or it went on for too long.
+        VmmError: the connection ended, or the limit was reached.
     """
     try:
         async with asyncio.timeout(LIMIT_S):
             while await _run_state(qmp) == _FINISHING:  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(_SETTLING_S)
     except TimeoutError as cause:
-        raise VmmError(f"the monitor was not done in {LIMIT_S:g} s") from cause
+        raise VmmError(f"the VMM was not done in {LIMIT_S:g} s") from cause
 
 
 async def _check_paused(qmp: Qmp) -> None:
     found = await _run_state(qmp)
     if found != "paused":
-        raise VmmError(f"a restored machine is {str(found)[:100]} instead of paused")
+        raise VmmError(f"a restored VM is {str(found)[:100]} instead of paused")
 
 
 async def _run_state(qmp: Qmp) -> object:
-    """What the monitor says of its machine; one that was taken over may say anything."""
+    """Ask the VMM for its VM's run state; a compromised one may answer anything."""
     answer = await qmp.execute("query-status")
     return answer.get("status") if isinstance(answer, dict) else answer
 

@@ -1,7 +1,7 @@
-"""Whether KVM works here, found out by booting our own kernel.
+"""KVM probe: boots our own kernel to see whether KVM works on this machine.
 
-That /dev/kvm opens proves nothing: there are hosts where machines and processors can be made and a
-guest then hangs in its first second.
+That /dev/kvm opens proves nothing: on some machines VMs and vCPUs can be made, and a guest then
+hangs in its first second.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ _MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the probe found."""
+    """Result of the probe."""
 
     works: bool
     why: str
-    """One line for people."""
+    """Explanation in one line."""
 
 
 async def kvm(image: Image, machine: Machine, *, jail: Jail, scratch: Path) -> Verdict:
-    """The answer for this host, this monitor and this kernel, from scratch's cache if it is there.
+    """Probe this machine, VMM and kernel, or read the cached result in scratch.
 
     Raises:
-        VmmError: there is no monitor at all.
+        VmmError: QEMU is not installed.
         OSError: the cache cannot be written.
     """
     facts = _facts(image, jail)
@@ -52,13 +52,13 @@ async def kvm(image: Image, machine: Machine, *, jail: Jail, scratch: Path) -> V
 
 
 def _facts(image: Image, jail: Jail) -> dict[str, str]:
-    """What the answer depends on."""
+    """List what the result depends on."""
     return {
         "boot": _BOOT_ID.read_text(encoding="ascii").strip(),
         "monitor": qemu_version(),
         "kernel": image.files["vmlinuz"],
         "user": f"{jail.uid}:{jail.gid}",
-        # A node that is given the device later asks again.
+        # The probe is repeated if the device appears later.
         "device": str(os.access(KVM, os.R_OK | os.W_OK)),
     }
 
@@ -93,7 +93,7 @@ async def _first_word(booting: template.Booting) -> Verdict:
     except (OSError, SandboxError) as cause:
         return Verdict(works=False, why=str(cause))
     if not said:
-        return Verdict(works=False, why="the monitor ended while the guest was booting")
+        return Verdict(works=False, why="the VMM ended while the guest was booting")
     return Verdict(works=True, why="the guest answered")
 
 
@@ -102,7 +102,7 @@ def _known(path: Path, facts: Mapping[str, str]) -> Verdict | None:
         with path.open("rb") as file:
             found = json.loads(file.read(_MAX_BYTES))
     except (OSError, ValueError):
-        return None  # never written, or cut off by a crash: the probe is done again
+        return None  # missing, or truncated by a crash: the probe is repeated
     match found:
         case {"facts": known, "works": bool(works), "why": str(why)} if known == facts:
             return Verdict(works=works, why=why)

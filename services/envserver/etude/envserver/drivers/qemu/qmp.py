@@ -1,8 +1,8 @@
-"""Talking to a machine monitor over QMP, whose other end may have been taken over by its guest.
+"""QMP client of a VMM, which its guest may have taken over.
 
-Covered: long lines, deep or wrong JSON, answers nobody asked for, floods of events, silence. Each
-ends the connection with a VmmError, and memory stays bounded. Not covered: an answer of the right
-form that lies about the machine.
+Covered: long lines, deep or wrong JSON, unexpected answers, floods of events, timeouts. Each ends
+the connection with a VmmError, and memory stays bounded. Not covered: a well-formed answer that is
+false.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from typing import Any
 from etude.envserver.drivers.machines.errors import VmmError
 
 LINE_BYTES = 1 << 20
-"""The longest honest answer, a list of all QAPI types, has 200 KiB."""
+"""The longest true answer, a list of all QAPI types, has 200 KiB."""
 _READ_BYTES = 1 << 16
 COMMAND_LIMIT_S = 30.0
-"""A neighbour may hold every core; an idle machine answers in a millisecond."""
+"""An idle machine answers in a millisecond; a busy one may have no core free."""
 
 Event = Mapping[str, Any]
 
 
 class Qmp:
-    """One connection; commands may overlap, and are done in the order in which they were sent."""
+    """One connection; commands may overlap, and are executed in order."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         self._socket = connection
@@ -36,16 +36,16 @@ class Qmp:
         self._reader = asyncio.create_task(self._read(), name=f"qmp-{name}")
 
     async def greet(self) -> None:
-        """Wait for the monitor's greeting and accept it.
+        """Wait for the VMM's greeting and accept it.
 
         Raises:
-            VmmError: it does not greet.
+            VmmError: there is none.
         """
         try:
             async with asyncio.timeout(COMMAND_LIMIT_S):
                 await self._greeted
         except TimeoutError as cause:
-            raise VmmError("the monitor did not greet") from cause
+            raise VmmError("the VMM did not greet") from cause
         await self.execute("qmp_capabilities")
 
     async def execute(
@@ -55,8 +55,8 @@ class Qmp:
         *,
         descriptors: Sequence[int] = (),
         limit_s: float = COMMAND_LIMIT_S,
-    ) -> Any:  # noqa: ANN401 - each command answers something else
-        """Do one command, with file descriptors that go along, and answer what it returns.
+    ) -> Any:  # noqa: ANN401 - each command has another answer
+        """Execute one command, with file descriptors passed along, and return its answer.
 
         Raises:
             VmmError: it was refused, took too long, or the connection ended.
@@ -71,7 +71,7 @@ class Qmp:
         if arguments:
             message["arguments"] = dict(arguments)
         try:
-            # Short: QEMU reads commands byte by byte, each with ten system calls.
+            # Compact: QEMU reads commands byte by byte, each with ten system calls.
             self._send(json.dumps(message, separators=(",", ":")).encode(), descriptors)
             async with asyncio.timeout(limit_s):
                 answer = await future
@@ -84,7 +84,7 @@ class Qmp:
         return answer["return"]
 
     def expect(self, wanted: Callable[[Event], bool]) -> "asyncio.Future[Event]":
-        """The next event that is wanted. Ask before the command that causes it."""
+        """Expect the next matching event. Call it before the command that causes it."""
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         if self._error is not None:
             future.set_exception(self._error)
@@ -94,7 +94,7 @@ class Qmp:
         return future
 
     async def close(self) -> None:
-        """End the connection; the monitor goes on and takes a new one."""
+        """Close the connection; the VMM accepts a new one."""
         self._reader.cancel()
         await asyncio.wait([self._reader])
         self._fail(VmmError("the connection was closed"))
@@ -107,29 +107,29 @@ class Qmp:
         try:
             sent = socket.send_fds(self._socket, [message], list(descriptors))
         except OSError as cause:
-            raise VmmError(f"the monitor takes no commands: {cause}") from cause
+            raise VmmError(f"the VMM accepts no commands: {cause}") from cause
         if sent != len(message):
-            # Commands are short; a full buffer means that nobody has read for a long time.
-            self._fail(VmmError("the monitor does not read its commands"))
+            # Commands are short: a full buffer means that the VMM has not read for a long time.
+            self._fail(VmmError("the VMM does not read its commands"))
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             while data := await loop.sock_recv(self._socket, _READ_BYTES):
                 self._take(data)
-                # While there is more the read above does not wait, and the node has other machines.
+                # The read above does not wait while there is data, and other VMs need the loop.
                 await asyncio.sleep(0)
-            self._fail(VmmError("the monitor ended the connection"))
+            self._fail(VmmError("the VMM closed the connection"))
         except VmmError as error:
             self._fail(error)
         except OSError as cause:
-            self._fail(VmmError(f"the connection to the monitor broke: {cause}"))
+            self._fail(VmmError(f"the connection to the VMM broke: {cause}"))
 
     def _take(self, data: bytes) -> None:
         self._buffer += data
         *lines, rest = self._buffer.split(b"\n")
         if max(len(rest), *map(len, lines), 0) > LINE_BYTES:
-            raise VmmError(f"the monitor sent a line of more than {LINE_BYTES} bytes")
+            raise VmmError(f"the VMM sent a line of more than {LINE_BYTES} bytes")
         self._buffer = rest
         for line in lines:
             self._dispatch(_decoded(line))
@@ -146,7 +146,7 @@ class Qmp:
             if future is not None and not future.done():
                 future.set_result(message)
         else:
-            raise VmmError("the monitor sent what is neither answer nor event")
+            raise VmmError("the VMM sent a message that is neither answer nor event")
 
     def _announce(self, event: Event) -> None:
         for wanted, future in tuple(self._expected):
@@ -159,16 +159,16 @@ class Qmp:
         for future in (*self._waiting.values(), *futures, self._greeted):
             if not future.done():
                 future.set_exception(self._error)
-                future.exception()  # nobody may be waiting for it any more
+                future.exception()  # marked as retrieved: there may be no waiter
 
 
 def _decoded(line: bytes | bytearray) -> Mapping[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as cause:
-        raise VmmError("the monitor sent a line that is no JSON") from cause
+        raise VmmError("the VMM sent a line that is not JSON") from cause
     if not isinstance(message, dict):
-        raise VmmError("the monitor sent a line that is no object")
+        raise VmmError("the VMM sent a line that is not a JSON object")
     return message
 
 

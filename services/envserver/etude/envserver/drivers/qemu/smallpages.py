@@ -1,7 +1,7 @@
-"""Keeping the kernel from giving a program memory in pieces of 2 MiB.
+"""Switch for transparent huge pages.
 
-A monitor asks for them, and writes to a tenth of most: a clone that has answered once held 18.8 MiB
-of its own instead of 15.7, for no less CPU time.
+A VMM asks for huge pages and writes to a tenth of most: a clone that has answered once held 18.8
+MiB of its own instead of 15.7, for no less CPU time.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextlib.contextmanager
 def small_pages() -> Iterator[None]:
-    """Programs that are started meanwhile, and what they start, get small pages only.
+    """Give programs that are started in the block small pages only.
 
-    A kernel that cannot do this gives what is asked for, which costs memory and nothing else.
+    Where the kernel does not support this, it costs memory and nothing else.
     """
     before = _libc.prctl(_GET, 0, 0, 0, 0)
     _libc.prctl(_SET, 1, 0, 0, 0)

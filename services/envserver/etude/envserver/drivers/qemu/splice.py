@@ -1,4 +1,4 @@
-"""A delta's stream: the template's, with changed pages and another device state in it."""
+"""Splicing of a delta's stream: the template's, with changed pages and another device state."""
 
 import struct
 from collections.abc import Iterator
@@ -20,15 +20,15 @@ from etude.envserver.drivers.qemu.stream import (
 def splice(
     template: TemplateStream, device_state: bytes, pages: Pages
 ) -> Iterator[bytes | memoryview]:
-    """The pieces of a stream that restores a machine on the template's memory.
+    """Splice a stream that restores a VM on the template's memory.
 
     Args:
-        template: what the machine was cloned from.
-        device_state: what `xen-save-devices-state` wrote for the machine.
+        template: the template's stream.
+        device_state: output of `xen-save-devices-state` for the VM.
         pages: every page of its memory that differs from the template's.
 
     Raises:
-        FormatError: one of them is not as QEMU 7.2 writes it, or a page lies outside the memory.
+        FormatError: one of them is not in QEMU 7.2's format, or a page lies outside the memory.
     """
     devices = device_sections(template, device_state)
     if pages.numbers and pages.numbers[-1] >= template.memory_bytes // PAGE_BYTES:

@@ -1,7 +1,7 @@
-"""A stopped clone whose process is split: each part is a machine that has run for a while.
+"""Fork server: a paused clone whose process forks; each child is a VM that has run for a while.
 
-Under TCG a new clone translates whatever its guest does, kernel and agent included, and that is
-most of what a start costs. A part has all of it from its stem, and shares it until it writes there.
+Under TCG a new clone translates all code that its guest runs, kernel and agent included, and that
+is most of a start's cost. A child has the translated code of its parent, copy-on-write.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Preload, Vm
 
 _SPLIT_LIMIT_S = 20.0
-"""It takes milliseconds; a neighbour may hold every core."""
+"""It takes milliseconds; a busy machine may have no core free."""
 _ANSWER_BYTES = 4
 
 
 @dataclass(slots=True)
 class Stem:
-    """One process, and the socket over which it is asked to fork."""
+    """The server's process, and the socket over which it is told to fork."""
 
     vm: Vm
     _control: socket.socket
@@ -35,39 +35,39 @@ class Stem:
     _template: str
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _parts: set[int] = field(default_factory=set)
-    """Processes that were split off and are somebody's."""
+    """Child processes in use."""
     _is_over: bool = False
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """True if it can fork."""
         return not self._is_over and not self.vm.exited.done()
 
     async def split(self, folder: Path) -> Vm:
-        """A stopped machine of its own that is nobody's yet.
+        """Spawn a paused child VM without identity.
 
-        A stem that fails once is ended, with whatever it forked and nobody has.
+        A server that fails once is ended, with all children that are not in use.
 
         Args:
             folder: an empty folder of its own.
 
         Raises:
             VmmError: the process was not forked, or its child does not answer.
-            CancelledError: nobody waits for it any more; there is no child.
+            CancelledError: the caller was cancelled; there is no child.
         """
         splitting = asyncio.create_task(self._split(folder), name=f"split {self.vm.pid}")
         try:
             return await asyncio.shield(splitting)
         except asyncio.CancelledError:
-            # An order cannot be taken back, and its answer is nobody else's. Shielded again: who
-            # is cancelled twice leaves no child either.
+            # An order cannot be cancelled, and its answer must be read. Shielded again: a second
+            # cancellation leaves no child either.
             await asyncio.shield(asyncio.create_task(_given_up(splitting)))
             raise
 
     async def destroy(self) -> None:
-        """End it; its parts go on. Safe to repeat."""
+        """End it; its children go on. Safe to repeat."""
         with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)  # who waits for an answer gets none
+            self._control.shutdown(socket.SHUT_RDWR)  # a waiter for an answer gets none
         await self.vm.kill()
         async with self._turn:
             await self._end()
@@ -75,12 +75,12 @@ class Stem:
     async def _split(self, folder: Path) -> Vm:
         async with self._turn:
             if self._is_over:
-                raise VmmError(f"machine {self.vm.pid} was not forked: it has failed before")
+                raise VmmError(f"VM {self.vm.pid} was not forked: it has failed before")
             try:
                 pid = await self._forked(folder)
                 await children.named(pid, folder)
             except BaseException:
-                # An answer may be on its way that a later order would take for its own.
+                # A late answer would be taken for that of a later order.
                 self._is_over = True
                 await self._end()
                 raise
@@ -91,9 +91,9 @@ class Stem:
             )
         except BaseException as cause:
             self._parts.discard(pid)
-            if isinstance(cause, OSError):  # nobody can watch it: it ends with its stem
+            if isinstance(cause, OSError):  # it cannot be watched: it ends with its parent
                 await self.destroy()
-                raise VmmError(f"machine {pid} cannot be taken over: {cause}") from cause
+                raise VmmError(f"child VM {pid} cannot be adopted: {cause}") from cause
             raise
         found.exited.add_done_callback(lambda _: self._parts.discard(pid))
         return found
@@ -102,7 +102,7 @@ class Stem:
         self._is_over = True
         await self.vm.destroy()
         self._control.close()
-        # It has ended, so that it forks no more.
+        # After its end it forks no more.
         await asyncio.to_thread(children.end, self.vm.pid, frozenset(self._parts))
 
     async def _forked(self, folder: Path) -> int:
@@ -118,12 +118,12 @@ class Stem:
                     loop = asyncio.get_running_loop()
                     answer = await loop.sock_recv(self._control, _ANSWER_BYTES)
             except (OSError, TimeoutError) as cause:
-                raise VmmError(f"machine {self.vm.pid} was not forked: {cause}") from cause
+                raise VmmError(f"VM {self.vm.pid} was not forked: {cause}") from cause
         if len(answer) != _ANSWER_BYTES:
-            raise VmmError(f"machine {self.vm.pid} ended instead of being forked")
+            raise VmmError(f"VM {self.vm.pid} ended instead of forking")
         outcome = int.from_bytes(answer, "little", signed=True)
         if outcome <= 0:
-            raise VmmError(f"machine {self.vm.pid} was not forked: {os.strerror(-outcome)}")
+            raise VmmError(f"VM {self.vm.pid} was not forked: {os.strerror(-outcome)}")
         return outcome
 
 
@@ -136,18 +136,18 @@ async def _given_up(splitting: "asyncio.Task[Vm]") -> None:
 async def grown(
     base: Template, library: Path, *, folder: Path, jail: Jail, saved: Delta | None = None
 ) -> Stem:
-    """A clone that has done once what environments do first, and that can be split.
+    """Start a fork server: a clone that has done what environments do first.
 
     Args:
         base: its template.
-        library: what is loaded into its monitor.
+        library: the preload library.
         folder: an empty folder of its own.
-        jail: whom it runs as; its parts run as the same.
-        saved: the state that it takes up; unset is the template's.
+        jail: user and limits of the server and its children.
+        saved: the state to restore; None restores the template's.
 
     Raises:
         GuestLostError: its agent does not answer.
-        VmmError: the monitor failed.
+        VmmError: the VMM failed.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(0)
@@ -171,14 +171,14 @@ async def grown(
 
 
 async def _check_loaded(shell: Vm, library: Path) -> None:
-    """The loader goes on without a library that it cannot load, and so without its filter.
+    """Check that the library is loaded: the loader ignores one that fails, and so its filter.
 
     Raises:
-        VmmError: the monitor has not loaded it, and is gone.
+        VmmError: it is not; the VMM is gone.
     """
     if not await asyncio.to_thread(_is_mapped, shell.pid, library):
         await shell.destroy()
-        raise VmmError(f"machine {shell.pid} has not loaded {library}: it cannot be forked")
+        raise VmmError(f"VM {shell.pid} has not loaded {library}: it cannot be forked")
 
 
 def _is_mapped(pid: int, library: Path) -> bool:

@@ -1,4 +1,4 @@
-"""One stem of a template, grown beside other work, and grown again when it has ended."""
+"""Supervisor of one fork server: starts it in the background, and again when it has ended."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class StemKeeper:
-    """What splits machines off, as long as there is anything to split."""
+    """Supervises one fork server and spawns child VMs of it."""
 
     def __init__(
         self,
@@ -38,15 +38,15 @@ class StemKeeper:
         lanes: Lanes,
         saved: Delta | None = None,
     ) -> None:
-        """Nothing is grown before the first call of tend().
+        """Start nothing before the first ensure_started().
 
         Args:
-            base: whose clone the stem is.
-            library: what makes it one that can be split; None where there is none. May block.
-            folder: what the folders of its stems are called; each has another ending.
-            jail: whom stem and parts run as.
-            lanes: the pace of the node.
-            saved: the state that the stem takes up; unset is the template's. It stays the caller's.
+            base: the server's template.
+            library: finds the preload library; None where there is none. May block.
+            folder: prefix of its servers' folders.
+            jail: user and limits of the server and its children.
+            lanes: the host's start scheduler.
+            saved: the state to restore; None restores the template's. It stays the caller's.
         """
         self._base, self._library, self._folder, self._saved = base, library, folder, saved
         self._jail, self._lanes = jail, lanes
@@ -56,16 +56,16 @@ class StemKeeper:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a machine can be split off now."""
+        """True if a child VM can be spawned now."""
         return self._stem is not None and self._stem.is_alive
 
     @property
     def address(self) -> str:
-        """Of the template."""
+        """Address of the template."""
         return self._base.address
 
     def tend(self) -> "asyncio.Task[None] | None":
-        """Grow a stem if there is none and none is on its way; answers what does, if anything."""
+        """Start a server unless there is one or one is being started; returns the task, if any."""
         is_busy = self._growing is not None and not self._growing.done()
         if not self.is_ready and not is_busy and time.monotonic() >= self._backoff.until_s:
             name = f"grow a stem of {self._base.address[:12]}"
@@ -74,16 +74,16 @@ class StemKeeper:
         return None
 
     async def split(self, folder: Path) -> Vm | None:
-        """A stopped machine in an empty folder of its own; None where none can be split off.
+        """Spawn a paused child VM in an empty folder; None if that is not possible.
 
-        The folder stays, and is empty, if there is none.
+        Without a child the folder stays, and is empty.
 
         Raises:
-            VmmError: the stem failed and cannot be ended, so that the folder is of no use.
+            VmmError: the server failed and cannot be ended, so the folder cannot be used.
         """
         stem = self._stem
         if stem is None or not stem.is_alive:
-            if self._saved is None:  # else whose files those are may have closed them
+            if self._saved is None:  # else the caller may have closed the state's files
                 self.tend()
             return None
         try:
@@ -93,7 +93,7 @@ class StemKeeper:
                 self._stem = None
             await self._failed(error, stem)
             if not stem.vm.exited.done():
-                # It may fork yet, and its child would take this folder for its own.
+                # It may still fork, and its child would use this folder.
                 raise
             _emptied(folder)
             return None
@@ -101,13 +101,13 @@ class StemKeeper:
         return found
 
     async def distrust(self, error: Exception) -> None:
-        """End the stem: what was split off of it did not answer."""
+        """End the server: a child did not answer."""
         stem, self._stem = self._stem, None
-        if stem is not None:  # else its other parts have told
+        if stem is not None:  # else another child has reported it
             await self._failed(error, stem)
 
     async def close(self) -> None:
-        """End the stem; what was split off goes on."""
+        """End the server; its children go on."""
         if self._growing is not None and not self._growing.done():
             self._growing.cancel()
             await asyncio.wait([self._growing])
@@ -122,7 +122,7 @@ class StemKeeper:
                 self._backoff = Backoff(until_s=float("inf"))
                 return
             async with self._lanes.turn(Work.RESTORE, is_urgent=self._saved is not None):
-                # One before it may be on its way out of its own.
+                # An earlier server may still be removing its folder.
                 folder = self._folder.with_name(f"{self._folder.name}-{secrets.token_hex(4)}")
                 _emptied(folder)
                 self._stem = await stems.grown(
@@ -137,7 +137,7 @@ class StemKeeper:
     async def _failed(self, error: Exception, stem: Stem | None) -> None:
         self._backoff = self._backoff.failed(now_s=time.monotonic())
         metrics.stem_failures.inc()
-        log.warning("machines are started one by one for a while: %s", error)
+        log.warning("VMs are started without the fork server for a while: %s", error)
         if stem is not None:
             with contextlib.suppress(OSError):
                 await stem.destroy()

@@ -1,4 +1,4 @@
-"""The library that makes monitors such as can be forked: built where there is a compiler."""
+"""Preload library of fork servers, built where there is a C compiler."""
 
 import functools
 import hashlib
@@ -19,9 +19,9 @@ _LIMIT_S = 120.0
 
 
 def library(folder: Path, *, limit_s: float = _LIMIT_S) -> Path | None:
-    """The library, in a folder of the node's own; None where it cannot be built, as the log tells.
+    """Build the library in a folder of the host, or find it; None where it cannot be built.
 
-    Blocks for half a second when it was not built yet. Several may ask for it at once.
+    Building blocks for half a second. Concurrent calls are safe.
 
     Raises:
         VmmError: the compiler takes longer than the limit.
@@ -31,14 +31,14 @@ def library(folder: Path, *, limit_s: float = _LIMIT_S) -> Path | None:
         return found
     compiler = shutil.which("cc")
     if compiler is None:
-        log.warning("no machine is split off from a running one: there is no C compiler (cc)")
+        log.warning("fork server is disabled: there is no C compiler (cc)")
         return None
     with tempfile.TemporaryDirectory(dir=folder, prefix="stem-") as name:
         partial = Path(name) / found.name
         words = (compiler, *_BUILD, "-o", str(partial), str(SOURCE))
         if not _is_built(words, limit_s):
             return None
-        # Its users are others than who builds it.
+        # It is used by other users.
         partial.chmod(0o644)
         partial.rename(found)
     return found
@@ -50,7 +50,7 @@ def _is_built(words: Sequence[str], limit_s: float) -> bool:
     except subprocess.TimeoutExpired as cause:
         raise VmmError(f"{words[0]} takes longer than {limit_s:.0f} s for {SOURCE}") from cause
     if done.returncode != 0:
-        log.warning("no machine is split off from a running one: %s", done.stderr[-500:].strip())
+        log.warning("fork server is disabled: %s", done.stderr[-500:].strip())
     return done.returncode == 0
 
 

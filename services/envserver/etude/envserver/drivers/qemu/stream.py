@@ -1,7 +1,7 @@
-"""What QEMU 7.2 writes for a template: where its sections are, checked byte by byte.
+"""Parser of QEMU 7.2's migration stream of a template, checked byte by byte.
 
-The format is QEMU's own and has no description but its source (migration/savevm.c, ram.c). Whatever
-is not exactly as expected is refused, and the machine is saved as a full stream instead.
+The format is QEMU's own and described by its source only (migration/savevm.c, ram.c). A stream that
+is not exactly as expected is refused, and the VM is saved as a full stream instead.
 """
 
 import re
@@ -13,7 +13,7 @@ from etude.envserver.drivers.machines.errors import FormatError
 MAGIC = b"QEVM\0\0\0\3"
 SECTION_PART, SECTION_FULL, SECTION_FOOTER = 0x02, 0x04, 0x7E
 FLAG_EOS, FLAG_PAGE, FLAG_CONTINUE = 0x10, 0x08, 0x20
-"""Below the page's offset in the first word of each record of the section "ram"."""
+"""Flags in the first word of each record of section "ram", below the page's offset."""
 _CONFIGURATION, _SUBSECTION, _SECTION_START = 0x07, 0x05, 0x01
 _FLAG_MEM_SIZE = 0x04
 _BOARD = b"microvm"
@@ -35,23 +35,23 @@ _MAIN = b"m0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateStream:
-    """A template's device state, and the two places where a delta goes into it."""
+    """A template's device state, and the two offsets at which a delta is spliced in."""
 
     data: bytes
     section_id: int
-    """Number of the section "ram"."""
+    """Number of section "ram"."""
     block: bytes
     """Name of the guest's memory in it."""
     memory_bytes: int
     setup_end: int
-    """Offset behind the first part of the section "ram": a delta's pages go there."""
+    """Offset behind the first part of section "ram", where a delta's pages go."""
 
 
 def parse(data: bytes) -> TemplateStream:
-    """Take a template's stream apart.
+    """Parse a template's stream.
 
     Raises:
-        FormatError: anything in it is not as QEMU 7.2 writes it for our machine.
+        FormatError: it is not as QEMU 7.2 writes it for our VM.
     """
     reader = _Reader(data)
     reader.literal(MAGIC, "header")
@@ -73,15 +73,15 @@ def parse(data: bytes) -> TemplateStream:
 
 
 def footer(section_id: int) -> bytes:
-    """What ends each part of a section."""
+    """Encode the end of a section's part."""
     return struct.pack(">BI", SECTION_FOOTER, section_id)
 
 
 def device_sections(template: TemplateStream, device_state: bytes) -> int:
-    """Where in the template's stream the device sections begin that another state replaces.
+    """Find the offset of the device sections in the template's stream that another state replaces.
 
     Raises:
-        FormatError: the state is no list of devices, or the place is not certain.
+        FormatError: the state is not a list of devices, or the offset is ambiguous.
     """
     header = re.match(rb"\x04(....)\x05timer", device_state[len(MAGIC) :], re.DOTALL)
     if not device_state.startswith(MAGIC) or header is None:
@@ -103,10 +103,10 @@ def _skip_configuration(reader: "_Reader") -> None:
 
 
 def _blocks(reader: "_Reader") -> dict[bytes, int]:
-    """Sizes of the blocks of memory, in bytes, by name.
+    """Parse the sizes of the memory blocks, in bytes, by name.
 
     Raises:
-        FormatError: they are others than our machine has.
+        FormatError: they are not those of our VM.
     """
     total = reader.number("Q", "memory size")
     if total & 0xFFF != _FLAG_MEM_SIZE:
@@ -126,17 +126,17 @@ def _blocks(reader: "_Reader") -> dict[bytes, int]:
 
 
 class _Reader:
-    """Big-endian values one after another, never beyond the end."""
+    """Reader of big-endian values, with bounds checks."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.offset = 0
 
     def take(self, size: int, what: str) -> bytes:
-        """The next bytes.
+        """Read the next bytes.
 
         Raises:
-            FormatError: there are not so many.
+            FormatError: the data ends before.
         """
         taken = self._data[self.offset : self.offset + size]
         if len(taken) != size:
@@ -145,16 +145,16 @@ class _Reader:
         return taken
 
     def literal(self, wanted: bytes, what: str) -> None:
-        """Pass over bytes that are known.
+        """Skip expected bytes.
 
         Raises:
-            FormatError: they are others.
+            FormatError: they differ.
         """
         if (found := self.take(len(wanted), what)) != wanted:
             raise FormatError(f"{what} at {self.offset}: {found[:40]!r} instead of {wanted!r}")
 
     def number(self, kind: str, what: str) -> int:
-        """The next unsigned number: B, I or Q."""
+        """Read an unsigned number: B, I or Q."""
         size = struct.calcsize(f">{kind}")
         value: int
         (value,) = struct.unpack(f">{kind}", self.take(size, what))

@@ -1,4 +1,4 @@
-"""From an image to a template: boot once, keep memory and devices for ever."""
+"""QEMU template: boot once, keep memory and devices, make clones."""
 
 import asyncio
 import contextlib
@@ -29,23 +29,21 @@ from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.images.build import Image
 
 MEMORY_NAME = "template"
-"""Of the file with a template's memory, as monitors see it."""
+"""Name of the file with a template's memory, as VMMs see it."""
 MAX_DEVICE_BYTES = 16 << 20
-"""300 times of what it is, firmware included."""
+"""300 times the usual size, firmware included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template(Booted, Base):
-    """What clones are made of, and how."""
+    """Template of clones in QEMU."""
 
     @override
     async def spawn(self, folder: Path, jail: Jail) -> vm.Vm:
-        """A monitor that waits for the template's state or for a delta of it."""
         return await clone.spawn_shell(self, folder=folder, jail=jail)
 
     @override
     async def restore(self, shell: Monitor, saved: Delta | None) -> None:
-        """Make a waiting monitor the template's machine, or the saved one, paused."""
         if saved is None:
             await clone.restore(own(shell, Vm), self)
         else:
@@ -53,18 +51,16 @@ class Template(Booted, Base):
 
     @override
     async def take(self, vm: Monitor, buffer: PageBuffer, *, keep_running: bool) -> Delta:
-        """Save a machine that was made of it."""
         return await delta.take(own(vm, Vm), self, buffer, keep_running=keep_running)
 
     @override
     async def adopt(self, folder: Path, process: ProcessId) -> vm.Vm:
-        """Take up a monitor that an earlier process of this node started."""
         return await vm.adopt(self.machine, folder, process)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booting:
-    """A machine on its way to become a template."""
+    """A booting VM that becomes a template."""
 
     vm: vm.Vm
     console: Console
@@ -74,7 +70,7 @@ class Booting:
     disk: Disk | None
 
     async def abandon(self) -> None:
-        """End it and give everything back."""
+        """End it and close its files."""
         await self.vm.destroy()
         self.console.close()
         if self.disk is not None:
@@ -86,17 +82,17 @@ class Booting:
 async def boot(
     image: Image, machine: Machine, *, folder: Path, jail: Jail, disk: Disk | None = None
 ) -> Booting:
-    """Start a machine from its image; its agent answers seconds later.
+    """Boot a VM from its image; its agent answers seconds later.
 
     Args:
-        image: what it boots.
-        machine: what it has.
-        folder: an empty folder of its own.
-        jail: whom the monitor runs as.
-        disk: what it writes to, if it has a disk; the template takes it over.
+        image: the image to boot.
+        machine: configuration of the VM.
+        folder: an empty folder.
+        jail: user and limits of the VMM.
+        disk: its disk, if it has one; the template takes it over.
 
     Raises:
-        VmmError: the monitor did not start.
+        VmmError: the VMM did not start.
     """
     console = Console()
     with contextlib.ExitStack() as opened:
@@ -127,10 +123,10 @@ async def boot(
 
 
 async def seal(booting: Booting) -> Template:
-    """Stop the machine and keep its state; the monitor ends.
+    """Pause the VM and seal its state as a template; the VMM ends.
 
     Raises:
-        VmmError: the monitor did not write its state; the machine is gone.
+        VmmError: the VMM did not write its state; the VM is gone.
     """
     machine, running = booting.vm.machine, booting.vm
     devices = sealed.create("devices")
@@ -138,12 +134,12 @@ async def seal(booting: Booting) -> Template:
         await running.freeze()
         await send(running, devices, leaves_memory=True)
         await running.destroy()
-        # Possible only now: the monitor had the memory mapped for writing.
+        # Possible only now: the VMM had mapped the memory for writing.
         sealed.seal(booting.memory)
         sealed.seal(devices)
         data = _device_data(devices)
         key = compat_key(machine, booting.image)
-        # 0.1 s for 256 MiB, in which the node has other things to do.
+        # On a thread: 0.1 s for 256 MiB.
         address = await asyncio.to_thread(address_of, key, booting.memory, data)
     except BaseException:
         os.close(devices)
@@ -163,10 +159,10 @@ async def seal(booting: Booting) -> Template:
 
 
 def _device_data(devices: int) -> bytes:
-    """What the monitor wrote.
+    """Read the device state that the VMM wrote.
 
     Raises:
-        VmmError: it is more than the state of our few devices can be.
+        VmmError: it is too large for our few devices.
     """
     if (size := os.fstat(devices).st_size) > MAX_DEVICE_BYTES:
         raise VmmError(f"the template's device state has {size} bytes")
@@ -182,7 +178,7 @@ def _frozen(disk: Disk | None) -> tuple[int, ...]:
 
 
 def taken_apart(data: bytes, machine: Machine) -> TemplateStream | FormatError:
-    """A device state as deltas need it, or why there are none."""
+    """Parse a device state for deltas, or return the reason why that is not possible."""
     try:
         stream = parse(data)
     except FormatError as error:
@@ -193,9 +189,9 @@ def taken_apart(data: bytes, machine: Machine) -> TemplateStream | FormatError:
 
 
 def address_of(key: str, memory: int, devices: bytes) -> str:
-    """The address of a template with this content.
+    """Compute the address of a template from its content.
 
-    Pages of zeros do not count: whoever reads a hole of the memory makes one of it.
+    Pages of zeros are ignored: reading a hole of the memory allocates one.
 
     Args:
         key: its compat_key.

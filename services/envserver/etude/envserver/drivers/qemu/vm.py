@@ -1,4 +1,4 @@
-"""One machine monitor: its process, its QMP connection, the socket of its guest's agent."""
+"""One QEMU process (VMM): its QMP connection, the socket of its guest's agent."""
 
 import asyncio
 import contextlib
@@ -40,14 +40,14 @@ from etude.envserver.drivers.qemu.smallpages import small_pages
 
 _STDERR_BYTES = 2_000
 _NAME_BYTES = 1024
-"""Room for the folder of a child, whose name is written over that of its parent."""
+"""Room for a child's folder name, which replaces that of its parent."""
 _DISK_BYTES = 64 << 30
-"""More than any guest's disk may grow to; the node's own quota is lower."""
+"""Limit of any guest's disk; the host's own quota is lower."""
 
 
 @dataclass(slots=True)
 class Vm(Monitor):
-    """A running monitor. Its folder is private to the node and goes with it."""
+    """A running VMM. Its folder is private to the host and removed with it."""
 
     keeps_channel: ClassVar[bool] = True
     machine: Machine
@@ -55,25 +55,25 @@ class Vm(Monitor):
     pid: int
     pidfd: int
     exited: "asyncio.Future[int | None]"
-    """Its exit code, negative for a signal; None where it is another process's child."""
+    """Exit code, negative for a signal; None for a process that is not our child."""
     _qmp: Qmp | None = None
 
     @property
     def qmp(self) -> Qmp:
-        """The connection to the monitor.
+        """QMP connection.
 
         Raises:
             VmmError: there is none.
         """
         if self._qmp is None:
-            raise VmmError(f"machine {self.pid} has no connection")
+            raise VmmError(f"VM {self.pid} has no QMP connection")
         return self._qmp
 
     async def connect(self) -> None:
-        """Connect to the monitor, at the start or after this process was started again.
+        """Open the QMP connection, at the start or after an adoption.
 
         Raises:
-            VmmError: it ended instead; the message has its last words.
+            VmmError: the VMM has ended; the message has its last output.
         """
         self._qmp = Qmp(_dial(self.folder, "qmp"), str(self.pid))
         try:
@@ -83,35 +83,31 @@ class Vm(Monitor):
 
     @override
     async def agent(self) -> socket.socket:
-        """A connection to the guest's agent, not blocking; there can be one at a time."""
         return _dial(self.folder, "agent")
 
     @override
     async def is_stopped(self) -> bool:
-        """Whether the machine stands still.
+        """Tell whether the VM is paused.
 
         Raises:
-            VmmError: it is in a state from which it does not go on.
+            VmmError: it is in a state that cannot be resumed.
         """
         match await self.qmp.execute("query-status"):
             case {"status": "running" | "paused" as status}:
                 return bool(status == "paused")
             case other:
-                raise VmmError(f"the machine is {str(other)[:100]}, from where it does not go on")
+                raise VmmError(f"the VM is {str(other)[:100]}, and cannot be resumed")
 
     @override
     async def freeze(self) -> None:
-        """Stop the guest's processor: from here on the machine uses no CPU time."""
         await self.qmp.execute("stop")
 
     @override
     async def thaw(self) -> None:
-        """Let the guest run, also for the first time."""
         await self.qmp.execute("cont")
 
     @override
     async def console(self) -> str:
-        """The end of what the guest's kernel said; empty where the monitor cannot tell."""
         size = {"device": CONSOLE, "size": CONSOLE_BYTES}
         try:
             return str(await self.qmp.execute("ringbuf-read", size, limit_s=1.0)).strip()
@@ -119,20 +115,18 @@ class Vm(Monitor):
             return ""
 
     async def disconnect(self) -> None:
-        """End the connection; the monitor goes on and takes another."""
+        """Close the QMP connection; the VMM accepts another."""
         qmp, self._qmp = self._qmp, None
         if qmp is not None:
             await qmp.close()
 
     @override
     async def destroy(self) -> None:
-        """Kill the monitor and remove its folder; safe to repeat."""
         await self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @override
     async def kill(self) -> None:
-        """Kill the monitor; its folder stays, as a sign that there was one. Safe to repeat."""
         with contextlib.suppress(ProcessLookupError):
             if not self.exited.done():
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -140,20 +134,20 @@ class Vm(Monitor):
         await self.disconnect()
 
     async def explained(self, error: VmmError) -> VmmError:
-        """The error with the monitor's last words, if it ended."""
+        """Add the VMM's last output to an error, if it has ended."""
         await asyncio.wait([self.exited], timeout=1.0)
         if not self.exited.done():
             return error
         with (self.folder / "stderr").open("rb") as file:
             text = file.read(_STDERR_BYTES).decode(errors="replace").strip()
         code = self.exited.result()
-        ended = "the monitor ended" if code is None else f"the monitor ended with {code}"
+        ended = "the VMM ended" if code is None else f"the VMM ended with {code}"
         return VmmError(f"{ended}: {text or error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sockets:
-    """Listening sockets that the monitor takes over, by number."""
+    """Descriptors of listening sockets that the VMM inherits."""
 
     qmp: int
     agent: int
@@ -161,12 +155,12 @@ class Sockets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preload:
-    """What makes a monitor one that can be forked."""
+    """Descriptors that make a VMM a fork server."""
 
     library: int
-    """Descriptor of the library."""
+    """Descriptor of the preload library."""
     control: int
-    """Of the socket over which it is asked to."""
+    """Descriptor of the socket over which it is told to fork."""
 
 
 async def start(  # noqa: PLR0913 - what it starts is five things
@@ -179,19 +173,19 @@ async def start(  # noqa: PLR0913 - what it starts is five things
     template: str = "",
     preload: Preload | None = None,
 ) -> Vm:
-    """Start a monitor in a jail and connect to it.
+    """Start a VMM in a jail and connect to it.
 
     Args:
-        machine: what it runs.
-        arguments: its command line, from the sockets that it gets.
-        descriptors: what it inherits beside those.
-        folder: an empty folder of its own.
-        jail: whom it runs as.
-        template: address of what it will be a clone of.
-        preload: makes it one that can be forked.
+        machine: configuration of the VM.
+        arguments: its command line, from its sockets.
+        descriptors: descriptors that it inherits besides.
+        folder: an empty folder.
+        jail: user and limits of the process.
+        template: address of its template.
+        preload: makes it a fork server.
 
     Raises:
-        VmmError: it did not start; the message has its last words.
+        VmmError: it did not start; the message has its last output.
     """
     name = name_of(folder)
     with listening(folder, "qmp") as qmp, listening(folder, "agent") as agent:
@@ -220,10 +214,10 @@ async def start(  # noqa: PLR0913 - what it starts is five things
 
 
 async def taken(machine: Machine, folder: Path, pid: int, *, jail: Jail, template: str) -> Vm:
-    """Connect to a monitor that another one has forked as a child of this process.
+    """Connect to a VMM that a fork server has forked as a child of this process.
 
     Raises:
-        VmmError: it has ended, or does not answer.
+        VmmError: it has ended or does not answer.
     """
 
     def reap() -> int:
@@ -240,14 +234,14 @@ async def taken(machine: Machine, folder: Path, pid: int, *, jail: Jail, templat
 
 
 async def adopt(machine: Machine, folder: Path, process: ProcessId) -> Vm:
-    """Take up a monitor that an earlier process of this node started, and connect to it.
+    """Adopt a VMM that an earlier process of this host started, and connect to it.
 
     Raises:
-        VmmError: it has ended, or does not answer; then it is killed, and its folder stays.
+        VmmError: it has ended or does not answer; then it is killed, and its folder stays.
     """
     pidfd = handle(process)
     if pidfd is None:
-        raise VmmError(f"machine {process.pid} has ended")
+        raise VmmError(f"VM {process.pid} has ended")
     vm = _watched(machine, folder, process.pid, pidfd, lambda: None)
     try:
         await vm.connect()
@@ -258,24 +252,24 @@ async def adopt(machine: Machine, folder: Path, process: ProcessId) -> Vm:
 
 
 def _note(vm: Vm, jail: Jail, template: str) -> None:
-    """Write down which process it is: before the guest runs, so that none is ever unknown.
+    """Record the process before the guest runs, so that a successor finds it.
 
     Raises:
-        VmmError: it cannot be written down.
+        VmmError: the record cannot be written.
     """
     process = identify(vm.pid)
     if process is None:
-        return  # it ended already, which connecting to it will tell
+        return  # it has ended already, which connecting to it reports
     uid = jail.uid if os.geteuid() == 0 else os.geteuid()
     noted = VmRecord(process=process, uid=uid, template=template)
     try:
         record.save(vm.folder, noted, is_durable=False)
     except OSError as cause:
-        raise VmmError(f"machine {vm.pid} cannot be written down: {cause}") from cause
+        raise VmmError(f"record of VM {vm.pid} cannot be written: {cause}") from cause
 
 
 def _preloaded(preload: Preload, sockets: Sockets) -> Sequence[str]:
-    """Words before a monitor's: no program before it is to be one that can be forked."""
+    """Prefix of a fork server's command line: env(1) sets the preload for QEMU alone."""
     library = f"LD_PRELOAD=/proc/self/fd/{preload.library}"
     return ("/usr/bin/env", library, f"ETUDE_FORK={preload.control} {sockets.qmp} {sockets.agent}")
 
@@ -283,14 +277,14 @@ def _preloaded(preload: Preload, sockets: Sockets) -> Sequence[str]:
 def _spawned(
     command: Sequence[str], inherited: Sequence[int], folder: Path, name: str
 ) -> "subprocess.Popen[bytes]":
-    """A process of a session of its own. Blocks for the milliseconds of a vfork.
+    """Start a process in a session of its own. Blocks for the milliseconds of a vfork.
 
     Raises:
         VmmError: there is no such program.
     """
     try:
         with (folder / "stderr").open("wb") as words, small_pages():
-            # asyncio's own way has a thread for each process.
+            # asyncio's subprocesses have a thread each.
             return subprocess.Popen(
                 command,
                 pass_fds=inherited,
@@ -299,7 +293,7 @@ def _spawned(
                 stderr=words,
                 cwd="/",
                 env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", MARK: name},
-                # A terminal's Ctrl-C is for the node, and machines outlive its restart.
+                # A terminal's Ctrl-C is for the host process, and VMs outlive its restart.
                 start_new_session=True,
             )
     except OSError as cause:
@@ -315,7 +309,7 @@ def _watched(
 
 @contextlib.contextmanager
 def listening(folder: Path, name: str) -> Iterator[socket.socket]:
-    """A socket of a machine's folder, for its monitor."""
+    """Listen on a socket in a VM's folder, for its VMM."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _opened(folder) as at:
         listener.bind(f"{at}/{name}")
         listener.listen(1)
@@ -335,7 +329,7 @@ def _dial(folder: Path, name: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[str]:
-    """A short name for a folder: a socket's path has at most 107 bytes."""
+    """Open a short name for a folder: a socket's path has at most 107 bytes."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}"

@@ -1,1 +1,1 @@
-"""What runs inside the process driver's namespaces: standard library only, started by path."""
+"""Programs inside the process driver's namespaces: standard library only, started by path."""

@@ -1,4 +1,4 @@
-"""Linux calls that Python 3.11 does not offer."""
+"""Linux system calls that Python 3.11 does not offer."""
 
 import ctypes
 import errno
@@ -44,7 +44,7 @@ def require_machine() -> None:
     """Refuse machines whose system call numbers are not known here.
 
     Raises:
-        OSError: this is no x86-64 Linux.
+        OSError: this is not Linux on x86-64.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise OSError(errno.ENOSYS, "the process driver needs Linux on x86-64", platform.machine())
@@ -81,7 +81,7 @@ def restrict(target: str, attributes: int) -> None:
 
 
 def unmount(target: str) -> None:
-    """Take a mount away now, from processes that use it later."""
+    """Remove a mount now, from processes that use it later."""
     _checked(_libc.umount2(target.encode(), DETACH), f"umount {target}")
 
 
@@ -101,7 +101,7 @@ def adopt_orphans() -> None:
 
 
 def set_dumpable(*, to: bool) -> None:
-    """Whether processes of the same user may look into this one, itself through /proc included."""
+    """Allow or deny processes of the same user to inspect this one, also through /proc."""
     _checked(_libc.prctl(_PR_SET_DUMPABLE, int(to), 0, 0, 0), "PR_SET_DUMPABLE")
 
 
@@ -123,7 +123,7 @@ def install_filter(program: bytes) -> None:
 
 
 def listener(port: int, backlog: int) -> socket.socket:
-    """A socket that listens on the localhost of this network namespace, wherever it is taken."""
+    """Listen on the localhost of this network namespace; the socket may be sent elsewhere."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.bind(("127.0.0.1", port))
@@ -135,6 +135,6 @@ def listener(port: int, backlog: int) -> socket.socket:
 
 
 def loopback_up() -> None:
-    """Give this network namespace its own localhost, and nothing else."""
+    """Bring up the localhost of this network namespace, and nothing else."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))

@@ -1,4 +1,4 @@
-"""Names, sizes and identities that both sides of the wall agree on."""
+"""Paths, users, limits and environment of a sandbox, shared by both sides of its boundary."""
 
 import errno
 import functools
@@ -11,31 +11,31 @@ from typing import NamedTuple
 
 WORKSPACE, TESTS, LOGS = "/workspace", "/tests", "/logs"
 PRIVATE = "/.etude"
-"""Holds every lease of the node; covered before a command starts."""
+"""Holds every lease of the host; covered before a command starts."""
 LEASES = f"{PRIVATE}/leases"
 PRIVATE_PROC = f"{PRIVATE}/proc"
 TOOLS = "/opt/etude"
 
 INSIDE_UID = 1000
 OUTSIDE_UID = 65_533
-"""Who commands are on the host when the node is root: nobody's uid, without a home or a file."""
+"""Commands' user on the machine when the host process is root: without a home or files."""
 
 MIB = 1 << 20
 MEMORY_BYTES = 1 << 30
-"""Address space of one process, and resident memory of all processes of a command."""
+"""Limit of one process's address space, and of the resident memory of a command's processes."""
 FILE_BYTES = 64 * MIB
 TEMPORARY_BYTES = 64 * MIB
 """Size of /tmp; /tests, /logs and /dev/shm get a quarter each."""
 PROCESSES = 64
 OPEN_FILES = 256
 FLOOD_BYTES = 256 * MIB
-"""A command that has printed this much is ended: reading it all would starve its neighbours."""
+"""A command that has printed this much is ended: reading it all would starve others."""
 FREE_DISK_BYTES = 128 * MIB
-"""A command is ended when the workspaces' disk has less than this left."""
+"""A command is ended when the workspaces' disk has less free space."""
 TERM_GRACE_S = 2.0
 WATCH_INTERVAL_S = 0.1
 PROGRAM_INTERVAL_S = 0.5
-"""The same for programs, which may run for hours: to look takes half a millisecond."""
+"""The same for programs, which may run for hours: each check costs 0.5 ms."""
 MAX_COMMAND_BYTES = 128 * 1024
 """Longest argument that Linux passes to a program."""
 MAX_REQUEST_BYTES = 256 * 1024
@@ -54,21 +54,21 @@ ENVIRONMENT: Mapping[str, str] = {
     "TERM": "dumb",
     "USER": "agent",
 }
-"""All that a command sees of an environment; a fixed hash seed makes test runs repeatable."""
+"""Environment variables of a command; a fixed hash seed makes test runs repeatable."""
 
 _RUN_TESTS = re.compile(r"\s*pytest( -q)?\s*")
 _RUN_FILE = re.compile(r"\s*python3? ([A-Za-z0-9_./-]*[A-Za-z0-9_]\.py)\s*")
 
 
 class Warm(NamedTuple):
-    """A command that the waiting interpreter runs without starting a program."""
+    """A command that the warm interpreter runs without starting a program."""
 
     file: str | None
     """The Python file to run; None is the test runner."""
 
 
 def warm(command: str) -> Warm | None:
-    """How the waiting interpreter would run this command, or None: then it is the shell's."""
+    """Parse a command that the warm interpreter can run; None: the shell runs it."""
     if _RUN_TESTS.fullmatch(command):
         return Warm(None)
     match = _RUN_FILE.fullmatch(command)
@@ -77,15 +77,15 @@ def warm(command: str) -> Warm | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Paths on the host that the sandbox is made of."""
+    """Paths on the machine from which the sandbox is built."""
 
     leases: str
     """Folder of all workspaces."""
     new_root: str
-    """An empty folder that the new root is mounted on."""
+    """An empty folder: mount point of the new root."""
     python: str
     prefix: str
-    """Interpreter and the folder of its standard library."""
+    """Folder of the interpreter's standard library."""
     minitest: str
     """Source of the test runner."""
 
@@ -106,7 +106,7 @@ class Job:
     collect: str = ""
     """File to read back afterwards."""
     argv: Sequence[str] = ()
-    """A program in place of the command; its streams and its control come as descriptors."""
+    """A program instead of the command; its streams and control come as descriptors."""
     cwd: str = ""
     """Relative to the workspace."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -114,13 +114,13 @@ class Job:
     is_terminal: bool = False
     """Whether the streams are a terminal's."""
     shares_network: bool = False
-    """Whether what starts in the same lease meanwhile is in its network."""
+    """Whether other processes of the lease share its network."""
     has_egress: bool = False
-    """Whether a proxy of the node's listens in its network."""
+    """Whether the host's egress proxy listens in its network."""
 
     @property
     def lease(self) -> str:
-        """Whose it is."""
+        """Lease of the workspace."""
         return self.workspace.partition("/")[0]
 
 
@@ -139,15 +139,15 @@ def _ranges() -> list[_Range]:
 
 @functools.cache
 def has_other_user() -> bool:
-    """Whether commands can be another user than the node: it is root, and root of enough ids."""
+    """Tell whether commands can have another user: this process is root, with enough user ids."""
     return os.geteuid() == 0 and any(r.inside <= OUTSIDE_UID < r.inside + r.size for r in _ranges())
 
 
 def require_safe_user() -> None:
-    """Refuse to run commands as the host's root, whom the kernel spares its limits.
+    """Refuse to run commands as the machine's root, which the kernel exempts from its limits.
 
     Raises:
-        PermissionError: they would be.
+        PermissionError: they would be root.
     """
     is_hosts_root = any(r.inside == 0 and r.outside == 0 for r in _ranges())
     if os.geteuid() == 0 and is_hosts_root and not has_other_user():
@@ -155,10 +155,10 @@ def require_safe_user() -> None:
 
 
 def outside_uid() -> int:
-    """Who commands are on the host, and so who must own a workspace."""
+    """User of commands on the machine, who must own a workspace."""
     return OUTSIDE_UID if has_other_user() else os.geteuid()
 
 
 def outside_gid() -> int:
-    """The group of the same."""
+    """Group of commands on the machine."""
     return OUTSIDE_UID if has_other_user() else os.getegid()

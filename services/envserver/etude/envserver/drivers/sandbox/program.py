@@ -1,4 +1,4 @@
-"""How a command becomes the unprivileged process that it is."""
+"""A command's process: it drops its privileges, then runs the command."""
 
 import atexit
 import builtins
@@ -66,7 +66,7 @@ def _leave_privileges(streams: Sequence[int], proc: int) -> None:
         os.setresgid(layout.INSIDE_UID, layout.INSIDE_UID, layout.INSIDE_UID)
         os.setresuid(layout.INSIDE_UID, layout.INSIDE_UID, layout.INSIDE_UID)
         kernel.set_dumpable(to=True)
-    # Its own user namespace, so that processes are counted for this command alone.
+    # Its own user namespace, so that its processes are counted separately.
     kernel.unshare(kernel.NEW_USER, "unshare the user of a command")
     identity = f"{layout.INSIDE_UID} {layout.INSIDE_UID} 1"
     for name, text in (("setgroups", "deny"), ("uid_map", identity), ("gid_map", identity)):
@@ -76,14 +76,14 @@ def _leave_privileges(streams: Sequence[int], proc: int) -> None:
 
 
 def _limit(timeout_s: float) -> None:
-    # Threads may use every core for as long as the command may take.
+    # Threads may use every core for the whole timeout.
     cpu_s = math.ceil(timeout_s * (os.cpu_count() or 1)) + 1
     for limit, value in (*_LIMITS, (resource.RLIMIT_CPU, cpu_s)):
         resource.setrlimit(limit, (value, value))
 
 
 def _program(job: Job) -> int:
-    """Become the program, or say why not and return what a shell would."""
+    """Become the program, or report why not and return a shell's exit code."""
     _reset_signals()
     name = job.cwd
     try:
@@ -97,7 +97,7 @@ def _program(job: Job) -> int:
 
 
 def _reset_signals() -> None:
-    # Python ignores the first two, and a node in the background of a script the others; a shell's
+    # Python ignores the first two, and a background process of a script the others; a shell's
     # children expect them to end a process.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The file system that commands see: programs of the host read-only, nothing else of it."""
+"""Root file system of commands: the machine's programs read-only, nothing else of it."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ esac
 echo "pytest: this sandbox has a small test runner: only 'pytest' and 'pytest -q', in the root" >&2
 exit 4
 """
-"""The command of that name: the policy's tests run on a small runner, wherever they run."""
+"""The pytest command: the policy's tests run on a small runner, wherever they run."""
 _ETC = {
     "passwd": f"root:x:0:0:root:/:/bin/sh\nagent:x:{INSIDE_UID}:{INSIDE_UID}::/tmp:/bin/sh\n",
     "group": f"root:x:0:\nagent:x:{INSIDE_UID}:\n",
@@ -39,17 +39,17 @@ _ETC = {
 
 
 def build(layout: Layout) -> bool:
-    """Make the root and move into it, as the first process of new namespaces.
+    """Build the root and move into it, as the first process of new namespaces.
 
     Returns:
-        Whether commands can have a /proc of their own: containers that mask theirs refuse it.
+        Whether commands can have a /proc of their own: containers that mask theirs deny it.
     """
     kernel.mount("none", "/", None, kernel.RECURSIVE | kernel.PRIVATE)
     root = Path(layout.new_root)
     kernel.mount("tmpfs", str(root), "tmpfs", kernel.NO_SUID, "size=4m,mode=755")
     for name in (WORKSPACE, TESTS, LOGS, LEASES, PRIVATE_PROC, "/dev/shm", "/tmp", "/proc"):  # noqa: S108 - mount points
         (root / name.lstrip("/")).mkdir(parents=True)
-    # Where other systems' clients keep their files.
+    # Home of other systems' clients.
     (root / "home").mkdir()
     (root / "home/user").symlink_to(WORKSPACE)
     _add_system(root, layout)
@@ -81,7 +81,7 @@ def _add_system(root: Path, layout: Layout) -> None:
 
 
 def _add_devices(root: Path) -> None:
-    # Device nodes cannot be made in a user namespace, so the host's are shown.
+    # Device nodes cannot be made in a user namespace, so the machine's are shown.
     for name in _DEVICES:
         (root / "dev" / name).touch()
         kernel.bind(f"/dev/{name}", f"{root}/dev/{name}", kernel.NO_SUID)
@@ -127,5 +127,5 @@ def show_proc() -> None:
 
 
 def hide_private() -> None:
-    """Cover the other leases; nobody without capabilities can uncover them."""
+    """Cover the other leases; without capabilities this cannot be undone."""
     kernel.mount("tmpfs", PRIVATE, "tmpfs", _SHUT, "size=0k,mode=0")

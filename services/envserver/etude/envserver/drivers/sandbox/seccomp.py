@@ -1,4 +1,4 @@
-"""Which system calls a command may not make, as a classic BPF program.
+"""Seccomp filter of commands, as a classic BPF program.
 
 Denied with EPERM: new namespaces, mounts, tracing, other processes' memory, BPF, key rings,
 performance counters, io_uring, userfaultfd, kernel images and modules, the clock, and sockets of

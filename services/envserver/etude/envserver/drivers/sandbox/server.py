@@ -1,7 +1,7 @@
-"""The warm interpreter that forks once per command.
+"""Sandbox server: a warm interpreter that forks once per command.
 
-Processes: the node starts this program, which enters a new user namespace (a helper writes its
-map), then all other namespaces, and forks process 1 of them: the server. When the node dies, the
+Processes: the host starts this program, which enters a new user namespace (a helper writes its
+map), then all other namespaces, and forks process 1 of them: the server. When the host dies, the
 server's channel closes, the server ends, and the kernel ends every process below it.
 """
 
@@ -52,13 +52,13 @@ def _enter_user_namespace() -> None:
     """Become root of a new user namespace; commands are another user in it, where we may.
 
     Raises:
-        PermissionError: somebody may make namespaces here, but not map users.
+        PermissionError: namespaces are allowed here, but user maps are not.
     """
     uid, gid = os.geteuid(), os.getegid()
     ready, is_ready = os.pipe()
     helper = os.fork()
     if helper == 0:
-        # Without its own copy of the other end, it sees the end of a parent that is refused.
+        # Closes its copy of the other end, so that it sees the end of a parent that is refused.
         os.close(is_ready)
         _write_maps(os.getppid(), uid, gid, ready)
     kernel.unshare(kernel.NEW_USER, "unshare user")
@@ -92,16 +92,16 @@ def _maps(uid: int, gid: int) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Server:
-    """Forks a supervisor for each request and tells of those that died without a report."""
+    """Forks a supervisor for each request, and reports those that died without a report."""
 
     channel: socket.socket
     has_proc: bool
     own_pids: int
     own_network: int
     running: dict[int, Job] = field(default_factory=dict)
-    """By process."""
+    """By PID."""
     networks: dict[str, int] = field(default_factory=dict)
-    """Of leases in which a job runs that others can talk to."""
+    """Network namespaces of leases with a job that others can connect to."""
 
     def serve(self) -> NoReturn:
         wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -149,7 +149,7 @@ class _Server:
         except OSError as error:
             self._send({"job_id": job.job_id, "refused": str(error)})
         finally:
-            # Only processes forked between the two calls live in the new namespace.
+            # Only processes forked between the two calls are in the new namespace.
             kernel.enter(self.own_pids, kernel.NEW_PIDS)
 
     def _reap(self) -> None:
@@ -189,7 +189,7 @@ def _serve(channel: socket.socket, *, has_proc: bool) -> NoReturn:
         os.open(f"{layout.PRIVATE_PROC}/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         for name in ("pid", "net")
     )
-    # What a first run loads and specialises is then shared by all: 100 page copies less for each.
+    # All forks share what a first run loads and specialises: 100 page copies less for each.
     minitest.run(
         {"test_warm.py": b"def test_pass():\n    pass\n\ndef test_fail():\n    assert 0\n"}
     )
@@ -200,7 +200,7 @@ def _serve(channel: socket.socket, *, has_proc: bool) -> NoReturn:
 
 
 def _volunteer_for_oom() -> None:
-    """Of all processes of the machine, the kernel shall end a sandbox first."""
+    """Make a sandbox the kernel's first choice when memory runs out."""
     file = os.open(f"{layout.PRIVATE_PROC}/self/oom_score_adj", os.O_WRONLY)
     os.write(file, _OUT_OF_MEMORY_FIRST)
     os.close(file)

@@ -1,4 +1,4 @@
-"""The first process of one command's namespaces: mounts, starts, watches, reports."""
+"""Supervisor of one command, the first process of its namespaces: mounts, limits, report."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(slots=True)
 class Kept:
-    """Beginning and end of a stream of any length, in bounded memory."""
+    """Head and tail of a stream of any length, in bounded memory."""
 
     head_bytes: int
     tail_bytes: int
@@ -33,7 +33,7 @@ class Kept:
     _lines: int = 0
 
     def add(self, data: bytes) -> None:
-        """Take the next piece."""
+        """Append data."""
         room = self.head_bytes - len(self.head)
         if room > 0:
             self.head += data[:room]
@@ -46,23 +46,23 @@ class Kept:
 
     @property
     def total(self) -> int:
-        """Bytes seen."""
+        """Bytes appended."""
         return len(self.head) + self._after_head
 
     def result(self) -> tuple[bytes, int, int]:
-        """What was kept, and how many bytes and line ends are missing between head and tail."""
+        """Return head and tail, and the numbers of bytes and line ends between them."""
         tail = bytes(self._tail[-self.tail_bytes :]) if self.tail_bytes else b""
         dropped = self._after_head - len(tail)
         return bytes(self.head) + tail, dropped, self._lines - tail.count(b"\n")
 
 
 class Shared(NamedTuple):
-    """What a command has from the server."""
+    """Resources of a command that come from the server."""
 
     has_proc: bool
     """Whether it can have a /proc of its own."""
     network: int | None
-    """Of its lease, if something runs there that it may talk to."""
+    """Network namespace of its lease, if a job there shares it."""
 
 
 def supervise(
@@ -77,7 +77,7 @@ def supervise(
         _send(channel, {"job_id": job.job_id, "refused": str(error)}, b"")
         status = 0
     finally:
-        # Any other end is told by the server, which sees the status.
+        # Any other end is reported by the server, which sees the status.
         os._exit(status)
 
 
@@ -118,7 +118,7 @@ def _run(
 
 
 def announce(channel: socket.socket, job: Job) -> None:
-    """Hand the node a socket that listens in this network, for the proxy behind it."""
+    """Send the host a socket that listens in this network, for its egress proxy."""
     with kernel.listener(inside.PORT, inside.BACKLOG) as made:
         whose = {"listening": "" if job.shares_network else str(job.job_id), "lease": job.lease}
         socket.send_fds(channel, [json.dumps(whose).encode()], [made.fileno()])
@@ -157,7 +157,7 @@ def _start(job: Job, streams: Sequence[int]) -> int:
 
 
 class _Watch:
-    """Reads a command's output, or its control, and ends it when it breaks a limit."""
+    """Reads a command's output, or its control socket, and ends it when it breaks a limit."""
 
     def __init__(self, job: Job, child: int, source: int, has_proc: bool) -> None:  # noqa: FBT001 - private
         self.kept = Kept(job.head_bytes, job.tail_bytes)
@@ -174,7 +174,7 @@ class _Watch:
         self._look_s = time.monotonic() + self._interval_s
 
     def until_end(self) -> int:
-        """The command's exit code, once every process of it is gone."""
+        """Wait until every process of the command has ended; returns its exit code."""
         poller = select.poll()
         poller.register(self._source, select.POLLIN)
         exited = os.pidfd_open(self._child)
@@ -193,7 +193,7 @@ class _Watch:
         return status if status >= 0 else 128 - status
 
     def _patience_s(self) -> float:
-        """How long nothing needs to be looked at."""
+        """Time until the next check."""
         is_ending = self._kill_s < float("inf")
         left_s = self._deadline_s - time.monotonic()
         return layout.WATCH_INTERVAL_S if is_ending else max(0.001, min(self._interval_s, left_s))
@@ -241,7 +241,7 @@ class _Watch:
             self._end("disk", grace_s=0)
 
     def _reap(self) -> None:
-        """Let orphans go, which count as processes of the command until then."""
+        """Reap orphans, which count as processes of the command until then."""
         while True:
             flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
             found = os.waitid(os.P_ALL, 0, flags)
@@ -261,7 +261,7 @@ def _signal_all(number: signal.Signals) -> None:
 
 
 def _end_all() -> None:
-    """Nothing that a command left behind may touch the workspace after its report."""
+    """End all that a command left behind: the workspace must not change after the report."""
     _signal_all(signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -283,7 +283,7 @@ def _free_disk_bytes() -> int:
 
 
 def _collect(path: str) -> bytes | None:
-    """Content of a file that the command wrote: a regular small file without links, or None."""
+    """Read a file that the command wrote: a small, regular file without links, or None."""
     here = os.open("/", os.O_PATH | os.O_DIRECTORY)
     *folders, name = path.strip("/").split("/")
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
