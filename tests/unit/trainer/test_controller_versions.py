@@ -106,7 +106,7 @@ def test_receipts_that_do_not_fit_together_make_no_version(
 
 
 def test_changes_without_a_base_make_no_version() -> None:
-    with pytest.raises(WrongStateError, match="of no base"):
+    with pytest.raises(WrongStateError, match="without a base"):
         manifest([receipt(0, Digest(1, 1), Digest(1, 1))], None)
 
 

@@ -1,1 +1,1 @@
-"""Commands."""
+"""Commands of their own processes: audit, traces, checkpoint check."""

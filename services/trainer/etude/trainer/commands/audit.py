@@ -1,4 +1,4 @@
-"""`python -m etude.trainer.commands.audit STORE`: judge a run by its own journal."""
+"""`python -m etude.trainer.commands.audit STORE`: audit the journal of a run."""
 
 import argparse
 import json
@@ -12,12 +12,12 @@ from etude.trainer.controller.journal.audit import JOURNAL, Audit, audit
 
 
 def judged(store: Store) -> Audit:
-    """The account of the run whose prefix the store is opened at."""
+    """Audit the run whose prefix the store is opened at."""
     return audit({info.key: store.get(info.key) for info in store.list(JOURNAL)})
 
 
 def summary(account: Audit) -> dict[str, object]:
-    """The account as JSON: accepted = trained + dropped + queued, or findings say why not."""
+    """Summarise the audit as JSON: accepted = trained + dropped + queued, or there are findings."""
     return {
         "accepted": account.accepted,
         "trained": account.trained,

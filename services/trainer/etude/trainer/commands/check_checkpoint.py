@@ -1,4 +1,4 @@
-"""Loads one checkpoint as a trainer would, and trains nothing; the operator runs it as a Job."""
+"""Checkpoint check: loads one checkpoint as a trainer would; the operator runs it as a Job."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ MODEL = "model"
 
 
 def load(store: Store, digest: str, *, model: Store | None) -> None:
-    """Read all of a checkpoint back, and bring it into a learner on the CPU.
+    """Read a whole checkpoint back, and restore it into a learner on the CPU.
 
     Args:
         store: opened at the checkpoint's prefix.
@@ -45,7 +45,7 @@ def load(store: Store, digest: str, *, model: Store | None) -> None:
 
 
 def _config(store: Store, manifest: CheckpointManifest, model: Store | None) -> bytes | None:
-    """The configuration of the model; None where neither the run nor the checkpoint has it.
+    """Read the model's configuration; None if neither the run nor the checkpoint has it.
 
     Raises:
         CorruptError: the model's folder holds none.
@@ -60,10 +60,10 @@ def _config(store: Store, manifest: CheckpointManifest, model: Store | None) -> 
 
 
 def carry_out(order: Order) -> None:
-    """Load what is named.
+    """Check the checkpoint that the order names.
 
     Raises:
-        CorruptError: it is not what was registered, or cannot be loaded.
+        CorruptError: it differs from what was registered, or cannot be loaded.
         StoreError: the store stayed away.
     """
     model = None if order.model is None else source_for(order.model, order.storage)

@@ -1,4 +1,4 @@
-"""Whether a learner and a controller can be made of what a checkpoint holds."""
+"""Restore check: a learner and a controller are restored from a checkpoint, and discarded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from etude.trainer.model.policy import load_policy
 
 
 class _Unwatched(Steps):
-    """Nobody looks at steps that are never made."""
+    """Observer of steps that never happen."""
 
     @override
     def wants(self, name: str) -> bool:
@@ -33,7 +33,7 @@ class _Unwatched(Steps):
 
 
 def check_controller(store: Store, folder: str) -> None:
-    """Read the controller's half.
+    """Check the controller's half of a checkpoint.
 
     Raises:
         CorruptError: it is missing, or of another format.
@@ -46,7 +46,7 @@ def check_controller(store: Store, folder: str) -> None:
 
 
 def check_learner(store: Store, prefix: str, model: Path | None) -> None:
-    """Read the learner's half, and bring it into a model of its kind.
+    """Check the learner's half of a checkpoint by restoring it into a model.
 
     Args:
         store: opened at the checkpoint's prefix.

@@ -1,4 +1,4 @@
-"""`python -m etude.trainer.commands.traces STORE --model FOLDER`: a journal's rollouts as traces."""
+"""`python -m etude.trainer.commands.traces STORE --model FOLDER`: export a journal as traces."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from etude.v1 import journal_pb2
 
 
 def rollouts(store: Store) -> Iterator[journal_pb2.JournalRollout]:
-    """Every rollout that the journal holds, once, one segment in memory at a time.
+    """Every rollout of the journal, once, with one segment in memory at a time.
 
     Raises:
         UserError: there is no journal.

@@ -1,4 +1,4 @@
-"""Rollouts as traces of the verifiers package, whose message graphs carry tokens and logprobs.
+"""Conversion of rollouts to traces of the verifiers package: graphs with tokens and logprobs.
 
 A node is one message with the tokens that it adds; the path from root to leaf is one context, and
 its tokens in order are exactly what the policy saw and sampled. Schema: `verifiers.v1.Trace`,
@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The layout's tokens of one tokenizer."""
+    """Token ids of the chat layout's tags in one tokenizer."""
 
     system: int
     user: int
@@ -51,19 +51,19 @@ class Tags:
 
     @classmethod
     def of(cls, chat: ChatFormat) -> "Tags":
-        """Read off what the format itself writes."""
+        """Read the ids from an encoded opening and tool turn."""
         system, end, user, _, assistant = chat.opening("", "")
         tool, response, *_ = chat.tool_turn([""])
         return cls(system, user, tool, response, end, assistant)
 
     @property
     def roles(self) -> Mapping[int, str]:
-        """The role that each opening tag begins."""
+        """Role of each opening tag."""
         return {self.system: "system", self.user: "user", self.tool: "tool"}
 
 
 def trace(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Json:
-    """One rollout with its reward, as a value of JSON."""
+    """Convert one rollout with its reward to a JSON value."""
     rollout, reward = record.rollout, record.reward
     graph = _Graph(chat, Tags.of(chat), _calls(rollout.calls))
     for link in rollout.links:
@@ -98,15 +98,15 @@ class _Graph:
     chat: ChatFormat
     tags: Tags
     calls: Mapping[int, list[Json]]
-    """Calls of each turn, as the policy made them."""
+    """Tool calls by turn."""
     nodes: list[Json] = field(default_factory=list)
     exchanges: list[Json] = field(default_factory=list)
     _turn: int = 0
     _open: list[str] = field(default_factory=list)
-    """Calls that have no result yet."""
+    """Ids of calls without a result yet."""
 
     def add(self, link: rollout_pb2.Link) -> None:
-        """One context: a path of its own."""
+        """Add one context as a path of its own."""
         parent: int | None = None
         seen = 0
         for start, end, sampled in _pieces(link, self.tags):
@@ -130,7 +130,7 @@ class _Graph:
             seen += len(tokens)
 
     def opening(self) -> Json:
-        """What the task told the agent."""
+        """System prompt and instruction of the task."""
         first = {n["message"]["role"]: n["message"]["content"] for n in reversed(self.nodes)}
         return {"prompt": first.get("user"), "system_prompt": first.get("system")}
 
@@ -168,7 +168,7 @@ class _Graph:
 
 
 def _pieces(link: rollout_pb2.Link, tags: Tags) -> Iterator[tuple[int, int, bool]]:
-    """Start, end and authorship of each message; together they are every token once.
+    """Split a link into messages: start, end, and whether the policy sampled it.
 
     A sampled message begins with the tag that the harness wrote for it. A tool turn is cut before
     each of its results but the first.
@@ -246,6 +246,6 @@ def _errors(rollout: rollout_pb2.Rollout, reward: rewards_pb2.RewardRecord) -> I
 
 
 def _timing(costs: rollout_pb2.Costs) -> Json:
-    """Seconds only: when a rollout began is not recorded."""
+    """Durations; the start time of a rollout is not recorded."""
     model = {"duration": costs.token_seconds}
     return {"start": 0.0, "agent": {"model": model, "harness": {"duration": costs.tool_seconds}}}

@@ -1,1 +1,1 @@
-"""Compactor."""
+"""Compactor of published weights: keyframes, skips, garbage collection."""

@@ -1,1 +1,1 @@
-"""Learner."""
+"""Learner ranks: datasets, batches, objectives, optimiser steps, state."""

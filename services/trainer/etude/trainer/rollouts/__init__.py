@@ -1,1 +1,1 @@
-"""Rollouts."""
+"""Rollout workers: clients, leases, failover, scoring."""

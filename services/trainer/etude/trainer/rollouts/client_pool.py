@@ -1,4 +1,4 @@
-"""Everybody that a rollout worker talks to: one long-lived channel per target."""
+"""Client pool of a rollout worker: one long-lived gRPC channel per target."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from etude.v1 import (
 
 @dataclass(slots=True)
 class Peers:
-    """Channels and what runs on them, made on first use."""
+    """Channels, stubs and leases, created on first use."""
 
     config: WorkerConfig
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
@@ -27,25 +27,25 @@ class Peers:
     _keepers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def engine(self, target: str) -> "inference_pb2_grpc.InferenceServiceAsyncStub":
-        """An engine."""
+        """Stub of an engine."""
         return inference_pb2_grpc.InferenceServiceStub(self._channel(target))
 
     def node(self, target: str) -> "environments_pb2_grpc.EnvNodeServiceAsyncStub":
-        """A node that holds environments."""
+        """Stub of a sandbox host, for tool calls."""
         return environments_pb2_grpc.EnvNodeServiceStub(self._channel(target))
 
     def states(self, target: str) -> "environment_state_pb2_grpc.EnvStateServiceAsyncStub":
-        """The same node, for what concerns the state of environments."""
+        """Stub of a sandbox host, for snapshots."""
         return environment_state_pb2_grpc.EnvStateServiceStub(self._channel(target))
 
     def rewards(self) -> "rewards_pb2_grpc.RewardServiceAsyncStub":
-        """The reward service."""
+        """Stub of the reward service."""
         return rewards_pb2_grpc.RewardServiceStub(self._channel(self.config.rewards_target))
 
     def leases(self, environment: str) -> Leases:
-        """The leases of one environment's pool, kept alive from now on.
+        """Leases in one environment's pool, renewed in the background from now on.
 
-        Whatever ended the keeper is raised here: without it every lease would soon expire.
+        An error of the background task is raised here: without it every lease would soon expire.
         """
         if environment not in self._leases:
             brokers = self.config.brokers[environment]
@@ -64,7 +64,7 @@ class Peers:
         return self._channels[target]
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release all leases and close all channels."""
         keepers = self._keepers.values()
         for task in keepers:
             task.cancel()

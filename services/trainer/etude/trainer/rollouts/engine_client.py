@@ -1,4 +1,4 @@
-"""The turn loop's partners over gRPC: an engine that samples, a node that runs tools."""
+"""Clients of the turn loop over gRPC: engines that sample, sandbox hosts that run tools."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ from etude.v1 import (
 RETRY_S = 0.5
 
 MAX_DIFF_BYTES = channels.MAX_MESSAGE_BYTES * 3 // 4
-"""Scoring takes a rollout as one message, in which its calls need room too."""
+"""A rollout is scored as one message, in which its calls need room too."""
 
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
@@ -37,17 +37,17 @@ _T = TypeVar("_T")
 
 
 class EnvironmentLostError(EtudeError):
-    """The environment is gone, with its node or alone: waiting does not bring it back."""
+    """The environment is gone, alone or with its host; waiting does not bring it back."""
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "EnvironmentLost"
 
 
 class Holding(Protocol):
-    """Whoever keeps a lease and hears when it is gone."""
+    """Holder of leases that learns when one is gone."""
 
     async def is_gone(self, lease_id: str) -> bool:
-        """Ask whether a lease is gone; False while nobody can tell."""
+        """Ask whether a lease is gone; False while that is unknown."""
         ...
 
     async def until_gone(self, lease_id: str) -> None:
@@ -57,18 +57,18 @@ class Holding(Protocol):
 
 @dataclass(slots=True)
 class Outage:
-    """Time that a rollout lost to partners that were away: no fault of the policy."""
+    """Time that a rollout lost to unreachable services, which is not the policy's fault."""
 
     limit_s: float
     lost_s: float = 0.0
 
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncIterator[None]:
-        """Counts the block if the partner was away, and ends the rollout once too much was lost.
+        """Count the block's time if the service was unreachable; fail once too much time was lost.
 
         Raises:
-            UnavailableError: the partner stayed away.
-            AioRpcError: it answered with an error that waiting does not mend.
+            UnavailableError: the service stayed away.
+            AioRpcError: it answered with an error that a retry does not cure.
         """
         started = time.monotonic()
         try:
@@ -91,7 +91,7 @@ class Outage:
 
 @dataclass(slots=True)
 class GenerateSampler(Sampler):
-    """Samples one rollout's turns on the engines in rotation, staying with one while it answers."""
+    """Samples one rollout's turns on the engines in rotation; moves on when one fails."""
 
     engine_of: "Callable[[str], inference_pb2_grpc.InferenceServiceAsyncStub]"
     targets: Sequence[str]
@@ -131,7 +131,7 @@ class GenerateSampler(Sampler):
         logprobs: list[float] = []
         spans: list[Span] = []
         finish = FinishReason.ABORT
-        # An engine that aborts, or hangs up without a reason, is as good as away.
+        # An engine that aborts, or hangs up without a finish reason, counts as unreachable.
         async for message in self.engine_of(target).Generate(
             request, timeout=self.timeout_s, metadata=telemetry.inject()
         ):
@@ -159,8 +159,8 @@ def _span(span: weights_pb2.PolicySpan) -> Span:
 class LeasedEnvironment(Environment):
     """Runs one rollout's tools in the environment that it leased.
 
-    Every method raises UnavailableError when the node stayed away, and EnvironmentLostError when
-    there is nothing to wait for.
+    Every method raises UnavailableError when the host stayed away, and EnvironmentLostError when
+    the environment is gone.
     """
 
     node: "environments_pb2_grpc.EnvNodeServiceAsyncStub"
@@ -187,7 +187,7 @@ class LeasedEnvironment(Environment):
         return await self._answered(ask)
 
     async def diff(self) -> bytes:
-        """The changes of the workspace, once the policy has ended; none if they are too large.
+        """Diff of the workspace, after the end of the rollout; empty if it is too large.
 
         A policy must not hide its failure by writing more than can be scored.
         """
@@ -208,10 +208,10 @@ class LeasedEnvironment(Environment):
         return await self._answered(ask)
 
     async def _answered(self, ask: Callable[[], Coroutine[None, None, _T]]) -> _T:
-        """The answer, however often it takes to ask, for as long as there is somebody to ask.
+        """Retry a call until it is answered or the environment is lost.
 
         Raises:
-            AioRpcError: the node refuses.
+            AioRpcError: the host refuses the call.
         """
         while True:
             async with self.outage.waiting(f"node {self.lease.endpoint}"):
@@ -219,17 +219,17 @@ class LeasedEnvironment(Environment):
                     return await self._unless_gone(ask())
                 except grpc.aio.AioRpcError as error:
                     if await self._is_lost(error.code()):
-                        raise self._lost(error.details() or "it is gone") from error
+                        raise self._lost(error.details() or "the lease is gone") from error
                     raise
 
     async def _unless_gone(self, asking: Coroutine[None, None, _T]) -> _T:
-        """The answer, unless the lease goes first: a node that froze would not end the call."""
+        """Await a call, or the loss of the lease: a frozen host would never end the call."""
         call = asyncio.create_task(asking, name=f"call to {self.lease.endpoint}")
         gone = asyncio.create_task(self.holding.until_gone(self.lease.lease_id), name="lease gone")
         try:
             await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
-                raise self._lost("nobody has heard of it for too long")
+                raise self._lost("its host missed its heartbeats")
             return call.result()
         finally:
             for task in (call, gone):

@@ -1,9 +1,9 @@
-"""An environment that goes on elsewhere when its node is lost.
+"""Failover of environments: a lost one is replaced by a new lease, and its calls are replayed.
 
-The log of its calls lies with whoever holds the lease, which outlives the node: a worker that dies
-takes its rollout's tokens along, and the rollout is begun again anyway. A new lease starts from
-the first files. What may have changed something is run again, turn by turn, and must have the
-results that it had; what only reads is answered from the log.
+The worker keeps the call log, which thus outlives the sandbox host; a worker that dies loses the
+rollout's tokens as well, and the rollout restarts anyway. A new lease starts from the initial
+files. Calls that may have side effects are replayed turn by turn and must return their earlier
+results; calls that only read are answered from the log.
 """
 
 import logging
@@ -30,47 +30,46 @@ from etude.v1 import environments_pb2
 log = logging.getLogger(__name__)
 
 MAX_TRIES = 3
-"""Environments that may be lost one after the other before the rollout is."""
+"""Replacements before the rollout counts as lost."""
 PLACEMENT_S = 20.0
-"""How long the next environment may wait for a slot. A rollout that is begun again waits in its
-turn, for minutes."""
+"""Longest wait of a replacement for a slot. A rollout that restarts queues for minutes instead."""
 
 _T = TypeVar("_T")
 
 
 class Replacing(Protocol):
-    """Where new environments for a rollout come from."""
+    """Source of replacement environments for one rollout."""
 
     def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
-        """The order for the rollout's environment of this number, from 1 on."""
+        """Build the launch request of a replacement, numbered from 1."""
         ...
 
     def environment(self, lease: environments_pb2.Lease) -> LeasedEnvironment:
-        """What runs calls on a lease."""
+        """Client for tool calls on a lease."""
         ...
 
     def states(self, lease: environments_pb2.Lease) -> LeaseStates:
-        """What saves it."""
+        """Client for snapshots of a lease."""
         ...
 
 
 @dataclass(slots=True)
 class Tally:
-    """What lost environments cost."""
+    """Counts of lost environments, recoveries and replayed calls."""
 
     lost: int = 0
     recovered: int = 0
     replayed: int = 0
-    """Calls that were run again for that."""
+    """Calls that were replayed in replacements."""
 
 
 @dataclass(slots=True)
 class RecoveringEnvironment(Environment):
-    """One rollout's environment, whichever lease it lives on.
+    """One rollout's environment, which moves to another lease after a loss.
 
-    Its methods raise EnvironmentLostError when it was lost too often or has been called too much to
-    be made again, DivergedError when it could not be made what it was, and UnavailableError when
-    its node stayed away or no other had a slot.
+    Its methods raise EnvironmentLostError after too many losses, DivergedError when a replay gave
+    other results, and UnavailableError when the host stayed away, the call log is incomplete, or
+    no replacement could be leased.
     """
 
     leases: Leases
@@ -81,13 +80,13 @@ class RecoveringEnvironment(Environment):
     tally: Tally = field(default_factory=Tally)
     _number: int = 0
     _lost: EnvironmentLostError | None = None
-    """Why it has to be made again before anything else."""
+    """The loss that must be recovered from before the next call."""
     _unanswered: Seq[ToolCall] = ()
-    """A turn that nobody waits for any more, which its node brings to an end all the same."""
+    """A turn whose caller has left; the host completes it all the same."""
 
     @property
     def lease(self) -> environments_pb2.Lease:
-        """The lease that it lives on now."""
+        """The current lease."""
         return self.present.lease
 
     @override
@@ -103,7 +102,7 @@ class RecoveringEnvironment(Environment):
         return [known[call.call_id] for call in calls]
 
     async def diff(self) -> bytes:
-        """The changes of the workspace, once the policy has ended."""
+        """Diff of the workspace, after the end of the rollout."""
 
         async def work() -> bytes:
             if self._unanswered:
@@ -113,7 +112,7 @@ class RecoveringEnvironment(Environment):
         return await self._surviving(work)
 
     async def _surviving(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """The result of work on the environment, which is made again each time that it is lost.
+        """Run work on the environment, with failover after each loss.
 
         Raises:
             EnvironmentLostError: it was lost too often.
@@ -132,25 +131,25 @@ class RecoveringEnvironment(Environment):
                 log.warning("%s", error)
             finally:
                 if self._lost is not None:
-                    # What is done twice is no time of the policy's, however it ends.
+                    # Replayed work does not count as the policy's time, even if the replay fails.
                     self.outage.lost_s = lost_s + time.monotonic() - began_s
         raise EnvironmentLostError(f"lost {1 + MAX_TRIES} times, the last: {self._lost}")
 
     async def _recover(self, cause: EnvironmentLostError) -> None:
-        """Another lease in the state that the lost one was in.
+        """Replace the lost lease by one in the same state.
 
         Raises:
-            UnavailableError: there is none, or too much would have to be run again.
+            UnavailableError: no lease was available, or the call log is incomplete.
         """
         if not self.log.is_whole:
-            raise UnavailableError(f"{cause}; it was called too much to be made again") from cause
+            raise UnavailableError(f"{cause}; its call log is too long to be replayed") from cause
         until_s = time.monotonic() + PLACEMENT_S
         self.leases.release([self.lease.lease_id])
         await self._start(cause, until_s)
         self._tell(cause, await self._replayed())
 
     async def _start(self, cause: EnvironmentLostError, until_s: float) -> None:
-        """Lease an environment with the first files.
+        """Lease an environment with the initial files.
 
         Raises:
             UnavailableError: there is none.
@@ -164,10 +163,10 @@ class RecoveringEnvironment(Environment):
             if lease is not None:
                 self.present = self.replacing.environment(lease)
         if lease is None:
-            raise UnavailableError(f"{cause}; no other could be had: {failure}") from cause
+            raise UnavailableError(f"{cause}; no replacement was available: {failure}") from cause
 
     async def _replayed(self) -> int:
-        """Run again what changed something; answers how many calls that were."""
+        """Replay the calls that may have side effects; return their number."""
         turns = self.log.repeated()
         for turn in turns:
             outcomes = await self.present.run([logged.call for logged in turn])
@@ -178,7 +177,7 @@ class RecoveringEnvironment(Environment):
         return num_calls
 
     def _tell(self, cause: EnvironmentLostError, num_calls: int) -> None:
-        log.info("lease %s goes on: %d calls run again", self.lease.lease_id, num_calls)
+        log.info("lease %s replaces a lost one: %d calls replayed", self.lease.lease_id, num_calls)
         about: dict[str, str | int] = {
             "etude.fault": str(cause)[:200],
             "etude.lease.id": self.lease.lease_id,

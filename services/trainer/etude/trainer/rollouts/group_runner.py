@@ -1,4 +1,4 @@
-"""The siblings of one order on their way: leased together, run, repeated after platform faults."""
+"""Group runner: leases environments for sibling rollouts, runs them, retries platform faults."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ _FAULTS = (
 
 @dataclass(slots=True, kw_only=True)
 class Siblings:
-    """The siblings of one order under way."""
+    """Runs the siblings of one group request."""
 
     order: GroupOrder
     config: WorkerConfig
@@ -59,15 +59,15 @@ class Siblings:
     slots: Slots
     peers: Peers
     nonce: str
-    """Part of every key: no attempt finds an environment that another one, or another worker
-    before it, has used."""
+    """Part of every idempotency key: no attempt gets an environment that another attempt, or an
+    earlier worker, has used."""
     image: str = ""
-    """What environments must boot; empty where any will do."""
+    """Image that environments must boot; empty for any."""
     keeps_ends: bool = False
-    """Whether environments are saved as they are at the end, for a grade in a fork."""
+    """True if the end state is snapshotted, to be graded in a fork."""
     retried: int = 0
     tally: Tally = field(default_factory=Tally)
-    """Environments that were lost, and what became of their rollouts."""
+    """Counts of lost and replaced environments."""
     driver: str = ""
     isolation: environments_pb2.Isolation = environments_pb2.ISOLATION_UNSPECIFIED
     _instruction: str = ""
@@ -75,7 +75,7 @@ class Siblings:
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
     async def run(self, instruction: str) -> list[rollout_pb2.Rollout]:
-        """All rollouts of the order, by index; those that the platform lost say so."""
+        """Run all rollouts of the request; those that the platform lost carry a fault."""
         self._instruction = instruction
         async with self._tasks:
             waiting = list(self.order.indices)
@@ -86,7 +86,7 @@ class Siblings:
         return [self._finished[index] for index in self.order.indices]
 
     def masked(self, fault: str) -> list[rollout_pb2.Rollout]:
-        """What run() answers for a task that cannot be run at all."""
+        """Rollouts with a fault, for a task that cannot be run."""
         return [self._named(lost(fault), index) for index in self.order.indices]
 
     def _name(self, index: int) -> str:
@@ -111,18 +111,18 @@ class Siblings:
 
     @property
     def call_s(self) -> float:
-        """What one call to a partner may take."""
+        """Timeout of one call to an engine or a sandbox host."""
         return self.order.limits.timeout_seconds + CALL_MARGIN_S
 
     @property
     def leases(self) -> Leases:
-        """Of this worker, at the broker of the order's pool."""
+        """This worker's leases at the broker of the request's pool."""
         return self.peers.leases(self.order.environment)
 
     def request(
         self, indices: Sequence[int], attempt: int | str
     ) -> environments_pb2.LaunchBatchRequest:
-        """What a broker is asked for some siblings; no two attempts are the same order."""
+        """Build the launch request for some siblings; each attempt has its own idempotency key."""
         order, config = self.order, self.config
         return environments_pb2.LaunchBatchRequest(
             run_id=config.run,
@@ -132,13 +132,13 @@ class Siblings:
             count=len(indices),
             toolset=order.limits.toolset,
             image=self.image,
-            # One alone has no siblings to share a node with.
+            # A single rollout has no siblings to share a host with.
             group_id=order.group_id if len(order.indices) > 1 else "",
             queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
         )
 
     async def _attempt(self, index: int, launch: Launch, *, attempt: int) -> None:
-        """One try at one rollout, with its slot and its lease given back whatever happens."""
+        """Run one attempt at one rollout, and release its slot and lease in any case."""
         environment: RecoveringEnvironment | None = None
         try:
             if launch.lease is None:
@@ -153,7 +153,7 @@ class Siblings:
                 self.leases.release([environment.lease.lease_id])
         is_fault = rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
         if is_fault and attempt < self.order.limits.retries:
-            log.warning("rollout %s is repeated: %s", self._name(index), rollout.fault)
+            log.warning("rollout %s is retried: %s", self._name(index), rollout.fault)
             self.retried += 1
             await self.slots.take(1)
             await self._launch([index], attempt=attempt + 1)
@@ -186,7 +186,7 @@ class Siblings:
     async def _roll_out(
         self, index: int, environment: RecoveringEnvironment
     ) -> rollout_pb2.Rollout:
-        """The rollout in its environment, as one trace."""
+        """Run a rollout in its environment, in a trace span of its own."""
         with _TRACER.start_as_current_span("invoke_agent etude") as span:
             span.set_attributes(
                 {
@@ -242,7 +242,7 @@ class Siblings:
         )
         own_s = time.monotonic() - started - outage.lost_s
         if _was_stopped_by_us(trajectory, is_late=own_s >= limits.timeout_seconds):
-            return lost(f"stopped after waiting {outage.lost_s:.0f} s for partners")
+            return lost(f"stopped after waiting {outage.lost_s:.0f} s for engines or sandbox hosts")
         rollout = wire.to_rollout_message(trajectory)
         rollout.diff = await environment.diff()
         if self.keeps_ends:
@@ -250,7 +250,7 @@ class Siblings:
         return rollout
 
     async def _end_of(self, environment: RecoveringEnvironment) -> str:
-        """The id of a snapshot of what the policy has left, processes included."""
+        """Snapshot the end state, processes included; return the snapshot's id."""
         states = environment.replacing.states(environment.lease)
         made = await states.snapshot(f"end-{uuid.uuid4().hex}", with_memory=True)
         return made.snapshot_id
@@ -258,7 +258,7 @@ class Siblings:
 
 @dataclass(slots=True)
 class _Replacing(Replacing):
-    """New environments for one attempt at one sibling."""
+    """Replacement environments for one attempt at one sibling."""
 
     siblings: Siblings
     index: int
@@ -268,7 +268,7 @@ class _Replacing(Replacing):
     @override
     def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
         made = self.siblings.request([self.index], f"{self.attempt}/{number}")
-        # Its siblings run elsewhere for long.
+        # The siblings already run on other hosts.
         made.group_id = ""
         return made
 
@@ -289,12 +289,12 @@ class _Replacing(Replacing):
 
 
 def _was_stopped_by_us(trajectory: Trajectory, *, is_late: bool) -> bool:
-    """Whether a time limit hit a rollout that the platform held up, or that never sampled."""
+    """True if the platform, not the policy, caused the time limit, or nothing was sampled."""
     if trajectory.ending is not Ending.TIME_LIMIT:
         return trajectory.oldest is None
     return not is_late or trajectory.oldest is None
 
 
 def lost(fault: str) -> rollout_pb2.Rollout:
-    """A rollout that the platform did not bring to its end."""
+    """A rollout that a platform fault ended."""
     return rollout_pb2.Rollout(ending=rollout_pb2.ENDING_PLATFORM_FAULT, fault=fault)

@@ -1,4 +1,4 @@
-"""Leases on environments: launched in batches, renewed while held, released together."""
+"""Environment leases of a rollout worker: launched in batches, renewed, released together."""
 
 import asyncio
 import logging
@@ -16,41 +16,41 @@ from etude.v1 import environments_pb2, environments_pb2_grpc
 log = logging.getLogger(__name__)
 
 RENEW_EVERY_S = 15.0
-"""Three attempts fit into the shortest life that a pool may give a lease."""
+"""Three attempts fit into the shortest lease time that a pool may have."""
 
 RETRY_S = 1.0
 
 
 class Launch(NamedTuple):
-    """One environment of a batch: a lease, or why there is none."""
+    """One environment of a batch: a lease, or the failure."""
 
     place: int
-    """In the batch."""
+    """Index in the batch."""
     lease: environments_pb2.Lease | None
     failure: str
 
 
 @dataclass(slots=True)
 class Leases:
-    """The environments that this process holds at one broker. keep() must run meanwhile."""
+    """The leases of this process at one broker; a background task must renew and release them."""
 
     broker: "environments_pb2_grpc.EnvBrokerServiceAsyncStub"
     outage_s: float
-    """How long a broker that does not answer is waited for."""
+    """Longest wait for a broker that does not answer."""
     _held: set[str] = field(default_factory=set)
     _gone: dict[str, asyncio.Event] = field(default_factory=dict)
-    """For those who wait to hear that a lease is gone."""
+    """By lease: set once it is gone."""
     _ended: list[str] = field(default_factory=list)
     _work: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def launch(self, request: environments_pb2.LaunchBatchRequest) -> AsyncIterator[Launch]:
-        """Each environment of a batch as it becomes ready.
+        """Launch a batch; yield each environment as it becomes ready.
 
-        A broken stream is opened again: the same key gives the same leases. A broker that is full
-        is asked again when it says, for as long as the request may wait in its queue.
+        A broken stream is reopened: the same key gives the same leases. A full broker is retried
+        at the time it names, for as long as the request may wait in its queue.
 
         Raises:
-            UnavailableError: the broker stayed away, or full.
+            UnavailableError: the broker stayed away, or stayed full.
         """
         seen: set[int] = set()
         waited_s = refused_s = 0.0
@@ -63,7 +63,7 @@ class Leases:
             except grpc.aio.AioRpcError as error:
                 later_s = retry_after_s(error)
                 if later_s is not None and refused_s < request.queue_timeout_seconds:
-                    log.info("%s: asked again in %.1f s", error.details(), later_s)
+                    log.info("%s: retrying in %.1f s", error.details(), later_s)
                     refused_s += later_s
                     await asyncio.sleep(later_s)
                     continue
@@ -89,16 +89,16 @@ class Leases:
         return Launch(answer.index, None, f"{failure.reason}: {failure.message}")
 
     def release(self, lease_ids: Sequence[str]) -> None:
-        """Give environments back; sent together with others that end at the same time."""
+        """Release leases, in one call with others that end at the same time."""
         for lease_id in lease_ids:
             self._forget(lease_id)
         self._ended += lease_ids
         self._work.set()
 
     async def is_gone(self, lease_id: str) -> bool:
-        """Ask whether a lease is gone; False while the broker does not answer.
+        """Ask the broker whether a lease is gone; False while it does not answer.
 
-        One whose node has missed three heartbeats is, and does not come back after this.
+        A lease whose host missed three heartbeats is gone, and does not come back.
         """
         if lease_id in self._held:
             await self._renew([lease_id])
@@ -116,7 +116,7 @@ class Leases:
             tasks.create_task(self._keep_releasing(), name="release-leases")
 
     async def close(self) -> None:
-        """Give back whatever is still held, once keep() has ended."""
+        """Release all leases that are still held, after the background task has ended."""
         self.release(sorted(self._held))
         await self._release_ended()
 
@@ -127,7 +127,7 @@ class Leases:
                 await self._renew(sorted(self._held))
 
     async def _renew(self, lease_ids: Sequence[str]) -> None:
-        # For as long as the pool's spec says, here as at the launch.
+        # The pool's spec sets the lease time, as at the launch.
         request = environments_pb2.RenewLeasesRequest(lease_ids=lease_ids)
         try:
             answer = await self.broker.RenewLeases(request, timeout=channels.CONTROL_DEADLINE_S)
@@ -149,7 +149,7 @@ class Leases:
             await self._release_ended()
 
     async def _release_ended(self) -> None:
-        """Send what has ended, listed until the call is over: close() repeats a cancelled one."""
+        """Release ended leases; they stay listed until the call is over: close() may repeat it."""
         ended = list(self._ended)
         if not ended:
             return
@@ -157,23 +157,23 @@ class Leases:
         try:
             await self.broker.ReleaseLeases(request, timeout=channels.CONTROL_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            # Not renewed any more, so they end by themselves.
+            # They are not renewed any more, so they expire.
             log.warning("%d leases not released: %s", len(ended), error.details())
         del self._ended[: len(ended)]
 
 
 @dataclass(slots=True)
 class Slots:
-    """Rollouts that may run at once, handed out in the order of asking."""
+    """Concurrency limit of rollouts, first come first served."""
 
     size: int = 0
-    """Of the newest order; those beyond it that are taken come back by themselves."""
+    """Limit of the newest request; slots beyond it drain as rollouts end."""
     _taken: int = 0
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self, wanted: int) -> int:
-        """Wait for at least one slot; take up to the number wanted."""
+        """Wait for at least one slot; take up to the wanted number."""
         async with self._turn:
             while self._taken >= self.size:
                 self._freed.clear()
@@ -183,11 +183,11 @@ class Slots:
             return granted
 
     def resize(self, size: int) -> None:
-        """Another phase has another limit."""
+        """Set the limit; it may change with the phase."""
         self.size = size
         self._freed.set()
 
     def give(self) -> None:
-        """Hand one back."""
+        """Release one slot."""
         self._taken -= 1
         self._freed.set()

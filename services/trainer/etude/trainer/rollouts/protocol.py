@@ -1,4 +1,4 @@
-"""What the controller asks of rollout workers and learners; both sides of the Ray door know it."""
+"""Protocol between the controller, rollout workers and learners, as it crosses Ray."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from etude.v1 import environments_pb2
 
 
 class WorkerLostError(UnavailableError):
-    """The process that ran a group died; the group may be run again."""
+    """The process that ran a group died; the group may be retried."""
 
     reason = "WorkerLost"
 
@@ -30,7 +30,7 @@ class LearnerLostError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOrder:
-    """Some siblings of one group to run and score."""
+    """Request to run and score some siblings of one group."""
 
     group_id: str
     task_id: str
@@ -39,7 +39,7 @@ class GroupOrder:
     environment: str
     """Entry of roles.environments."""
     indices: tuple[int, ...]
-    """Which siblings; all of the group, unless some are finished already."""
+    """Indices of the siblings; all of the group, unless some are finished already."""
     seed: int
     temperature: float
     """0 is greedy."""
@@ -47,20 +47,20 @@ class GroupOrder:
     """Engines in rotation; the first is asked first."""
     limits: RolloutPolicy
     draws: tuple[int, ...] = ()
-    """How often each sibling of the group was dropped to be drawn again; none was unless set."""
+    """Number of earlier draws of each sibling of the group; empty if none was redrawn."""
     share: int | None = None
-    """Of limits.max_concurrent for the worker that runs it; all of it unless set."""
+    """The worker's share of limits.max_concurrent; all of it unless set."""
     trace: tuple[tuple[str, str], ...] = ()
     """Trace context of the controller."""
 
     def rollout_id(self, index: int) -> str:
-        """The name of a sibling; one that is drawn again has a name of its own."""
+        """Id of a sibling; a redrawn one has a new id."""
         drawn = self.draws[index] if index < len(self.draws) else 0
         return f"{self.group_id}-{index}" + (f"-again{drawn}" if drawn else "")
 
 
 def shares(total: int, workers: int) -> list[int]:
-    """A limit in even parts, one per worker; a limit below the number of workers idles some."""
+    """Split a limit evenly over workers; a limit below their number leaves some idle."""
     used = min(total, workers)
     return [total // used + (place < total % used) for place in range(used)]
 
@@ -69,28 +69,28 @@ class GroupResult(NamedTuple):
     """Finished rollouts, scored or masked: one per index of the order."""
 
     records: tuple[bytes, ...]
-    """JournalRollout messages, serialised in the worker so that the controller does not have to."""
+    """JournalRollout messages, serialised in the worker to spare the controller."""
     retried: int
-    """Rollouts that were repeated after a platform fault."""
+    """Rollouts that were retried after a platform fault."""
     driver: str
-    """Of the environments."""
+    """Driver of the environments."""
     isolation: environments_pb2.Isolation
     lost: int = 0
-    """Environments that went away under these rollouts."""
+    """Environments that were lost under these rollouts."""
     recovered: int = 0
-    """Of those: made again elsewhere, so that the rollout went on."""
+    """Lost environments that were replaced, so that the rollout went on."""
     replayed: int = 0
-    """Calls that were run again for that."""
+    """Calls that were replayed in replacements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What one rollout worker is told when it starts."""
+    """Configuration of one rollout worker."""
 
     run: str
     """UID of the run."""
     model_folder: Path
-    """With the tokenizer."""
+    """Folder with the tokenizer."""
     brokers: Mapping[str, str]
     """host:port by environment."""
     templates: Mapping[str, str]
@@ -98,18 +98,18 @@ class WorkerConfig:
     rewards_target: str
     score_timeout_s: float
     storage: Storage
-    """How to reach task folders."""
+    """Access to task folders."""
     outage_s: float
-    """How long an engine or broker that does not answer is waited for."""
+    """Longest wait for an engine or broker that does not answer."""
     traces_file: Path | None = None
     otlp_endpoint: str | None = None
 
 
 class Rollouts(Protocol):
-    """Whoever runs groups."""
+    """All rollout workers together."""
 
     async def run(self, order: GroupOrder) -> GroupResult:
-        """Run and score the siblings of an order.
+        """Run and score the siblings of a request.
 
         Raises:
             WorkerLostError: the worker died.
@@ -118,13 +118,13 @@ class Rollouts(Protocol):
 
 
 class Published(NamedTuple):
-    """A version that readers may see."""
+    """Size and statistics of a published version."""
 
     manifest_sha256: str
     size_bytes: int
     stats: Stats
     is_complete: bool
-    """Whether it needs no earlier version."""
+    """True if it needs no earlier version."""
 
     @property
     def density(self) -> float:
@@ -133,7 +133,7 @@ class Published(NamedTuple):
 
     @property
     def bits_per_change(self) -> float:
-        """Stored for each."""
+        """Stored bits per changed element."""
         return 8 * self.size_bytes / max(1, self.stats.changed)
 
 
@@ -141,7 +141,7 @@ class Learners(Protocol):
     """The learner, all ranks of it together."""
 
     async def start_phase(self, phase: Phase, step: int) -> None:
-        """Take the settings and data of a phase of which step steps are done."""
+        """Start a phase of which `step` steps are done, or update its settings and data."""
 
     async def supervised_step(self, step: int) -> StepResult:
         """Train on the batch of a step, counted from 0."""
@@ -152,22 +152,22 @@ class Learners(Protocol):
         ...
 
     async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
-        """Encode the present weights, as changes of the base if they descend from it.
+        """Encode the current weights, as a delta from the base if they descend from it.
 
         Returns:
-            What each rank encoded, in their order; none of it is stored yet.
+            Receipt of each rank, in rank order; nothing is stored yet.
         """
         ...
 
     async def upload(self, version: VersionId) -> None:
-        """Store what was encoded; other calls may be under way meanwhile."""
+        """Upload an encoded version; other calls may run meanwhile."""
 
     async def save(self, prefix: str) -> list[CheckpointObject]:
         """Write the complete state to <prefix>learner/; keys are relative to the prefix."""
         ...
 
     async def restore(self, prefix: str) -> None:
-        """Return to the state that was saved at the prefix."""
+        """Restore the state that was saved at the prefix."""
 
     async def export(self, prefix: str) -> list[CheckpointObject]:
         """Write <prefix>model/ as a Hugging Face folder; keys are relative to the prefix."""

@@ -1,4 +1,4 @@
-"""Finished groups into rewards; what cannot be scored is masked, never zero."""
+"""Reward client: scores finished groups; an unscored rollout is masked, never zero."""
 
 import asyncio
 import logging
@@ -24,17 +24,17 @@ _MAX_ROLLOUT_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
 
 @dataclass(slots=True)
 class Scorer:
-    """Asks the reward service."""
+    """Client of the reward service."""
 
     rewards: "rewards_pb2_grpc.RewardServiceAsyncStub"
     timeout_s: float
     outage_s: float
-    """How long a service that does not answer is waited for."""
+    """Longest wait for a service that does not answer."""
 
     async def score(
         self, order: GroupOrder, rollouts: Sequence[rollout_pb2.Rollout]
     ) -> list[journal_pb2.JournalRollout]:
-        """Each rollout with its reward, or with the fault that masks it; in the order given."""
+        """Score rollouts, in their order; each record has a reward, or a fault that masks it."""
         records = {r.rollout_id: _masked(r) for r in rollouts if _is_fault(r)}
         pending = [r for r in rollouts if not _is_fault(r)]
         for _ in range(order.limits.retries + 1):
@@ -54,7 +54,7 @@ class Scorer:
     async def _answers(
         self, order: GroupOrder, rollouts: Sequence[rollout_pb2.Rollout]
     ) -> list[rewards_pb2.RewardRecord]:
-        """One record per rollout, whatever happened."""
+        """Score one batch; one record per rollout in any case."""
         request = _request(order, rollouts)
         if request.ByteSize() > _MAX_REQUEST_BYTES and len(rollouts) > 1:
             return [r for rollout in rollouts for r in await self._answers(order, [rollout])]

@@ -1,4 +1,4 @@
-"""The state of one leased environment, for whoever controls it: saved, put back, paused."""
+"""Snapshot client of a leased environment: snapshot, roll back, pause, resume, fork."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class LeaseStates:
-    """Calls to the node that holds a lease, each repeated while the node is away.
+    """Calls to the host of a lease, each retried while the host is unreachable.
 
-    Every method raises UnavailableError when the node stayed away, and AioRpcError with what it
-    says against the request.
+    Every method raises UnavailableError when the host stayed away, and AioRpcError when it refuses
+    the request.
     """
 
     node: "environment_state_pb2_grpc.EnvStateServiceAsyncStub"
@@ -26,7 +26,7 @@ class LeaseStates:
     async def snapshot(
         self, snapshot_id: str, *, with_memory: bool = False
     ) -> environment_state_pb2.SnapshotResponse:
-        """Save the environment, which goes on. The same id again is the same snapshot.
+        """Snapshot the environment, which goes on running. The same id gives the same snapshot.
 
         Args:
             snapshot_id: unique within the run.
@@ -41,7 +41,7 @@ class LeaseStates:
         return await self._asked(lambda: self.node.Snapshot(request, timeout=self.timeout_s))
 
     async def rollback(self, snapshot_id: str) -> None:
-        """Put the environment back to a snapshot of its own."""
+        """Roll the environment back to one of its own snapshots."""
         request = environment_state_pb2.RollbackRequest(
             lease_id=self.lease.lease_id,
             control_token=self.lease.control_token,
@@ -50,20 +50,20 @@ class LeaseStates:
         await self._asked(lambda: self.node.Rollback(request, timeout=self.timeout_s))
 
     async def pause(self) -> None:
-        """Have the environment use neither memory nor CPU time; its lease is renewed on."""
+        """Pause the environment: it uses neither memory nor CPU time, and keeps its lease."""
         request = environment_state_pb2.PauseRequest(
             lease_id=self.lease.lease_id, control_token=self.lease.control_token
         )
         await self._asked(lambda: self.node.Pause(request, timeout=self.timeout_s))
 
     async def resume(self, *, ttl_s: int = 0) -> int:
-        """Let the environment go on.
+        """Resume a paused environment.
 
         Args:
-            ttl_s: for a lease that expired and was kept; 0 is the node's default.
+            ttl_s: new lease time of a retained expired lease; 0 is the host's default.
 
         Returns:
-            The lease's end, in Unix milliseconds.
+            End of the lease, in Unix milliseconds.
         """
         request = environment_state_pb2.ResumeRequest(
             lease_id=self.lease.lease_id,
@@ -74,7 +74,7 @@ class LeaseStates:
         return answer.expires_unix_ms
 
     async def drop(self, snapshot_ids: Sequence[str]) -> list[str]:
-        """Free the space of snapshots; returns those that there are none of."""
+        """Delete snapshots; return the ids that do not exist."""
         request = environment_state_pb2.DropSnapshotsRequest(
             lease_id=self.lease.lease_id,
             control_token=self.lease.control_token,
@@ -92,7 +92,7 @@ class LeaseStates:
 def forks(
     parent: environments_pb2.LaunchBatchRequest, snapshot_id: str, *, count: int
 ) -> environments_pb2.LaunchBatchRequest:
-    """The order for environments that start from a snapshot of one that this order brought."""
+    """Build the request for environments that fork from a snapshot of the parent request's."""
     made = environments_pb2.LaunchBatchRequest()
     made.CopyFrom(parent)
     made.idempotency_key = f"{parent.idempotency_key}/{snapshot_id}"

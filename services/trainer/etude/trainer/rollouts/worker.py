@@ -1,4 +1,4 @@
-"""A rollout worker: groups in, scored rollouts out. A plain class that Ray may wrap."""
+"""Rollout worker: runs and scores groups of rollouts on one event loop."""
 
 import asyncio
 import uuid
@@ -17,11 +17,11 @@ from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, WorkerConfi
 from etude.trainer.rollouts.scoring import Scorer
 
 RETRY_S = 1.0
-"""Pause before a store that failed is asked again."""
+"""Pause before a failed read of the store is retried."""
 
 
 class RolloutWorker:
-    """Drives rollouts on one event loop."""
+    """Runs groups of rollouts on one event loop; a plain class that Ray may wrap."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._traces = telemetry.setup(
@@ -36,7 +36,7 @@ class RolloutWorker:
         self._nonce = uuid.uuid4().hex[:12]
 
     async def run_group(self, order: GroupOrder) -> GroupResult:
-        """Run and score the siblings of an order; platform faults are retried, then masked."""
+        """Run and score the siblings of a request; platform faults are retried, then masked."""
         self._slots.resize(order.share or order.limits.max_concurrent)
         with telemetry.attached(order.trace):
             return await self._run_group(order)
@@ -72,22 +72,22 @@ class RolloutWorker:
         )
 
     async def _instruction(self, order: GroupOrder) -> str:
-        """The text of the task, which leaves room for a completion.
+        """Read the instruction of the task, which must leave room for a completion.
 
         Raises:
-            CorruptError: it is no text.
+            CorruptError: it is not text.
         """
         data = await self._patiently(order.task_uri, "instruction.md")
         try:
             instruction = data.decode().strip()
         except UnicodeDecodeError as cause:
-            raise CorruptError(f"instruction.md is no UTF-8: {cause}") from cause
+            raise CorruptError(f"instruction.md is not UTF-8: {cause}") from cause
         limits = order.limits
         first_prompt(self._chat, toolset(limits.toolset), instruction, max_tokens=limits.max_tokens)
         return instruction
 
     async def _wanted(self, order: GroupOrder) -> harbor_settings.Metadata:
-        """What the task says of its environments.
+        """Read the task's settings of its environments.
 
         Raises:
             CorruptError: the task's settings cannot be read.
@@ -112,9 +112,9 @@ class RolloutWorker:
                 waited_s += RETRY_S
 
     async def ping(self) -> None:
-        """Answer, which a worker that starts does not."""
+        """Answer once the worker has started."""
 
     async def close(self) -> None:
-        """Let go of everything, and send the last trace spans."""
+        """Release leases, close channels, and send the last trace spans."""
         await self._peers.close()
         await asyncio.to_thread(self._traces.shutdown)

@@ -1,1 +1,1 @@
-"""Simulation."""
+"""Simulated learners and rollout workers for tests of the controller."""

@@ -1,4 +1,4 @@
-"""Weights without a model: a vector of bytes that is published by the real protocol."""
+"""Simulated weights: a vector of bytes that is published by the real protocol."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,12 +23,12 @@ SCHEMA = Schema(grid=1, tensors=(TensorSpec(name="w", dtype="U8", shape=(SIZE,),
 
 
 def initial() -> Words:
-    """Before the first step."""
+    """The weights before the first step."""
     return np.zeros(SIZE, np.uint8)
 
 
 def after_step(words: Words, trained: str) -> Words:
-    """The weights after a step, given the digest of all that was trained; few of them change."""
+    """The weights after a step; the digest of all that was trained selects a few changes."""
     drawn = np.random.default_rng(int(trained[:16], 16))
     changed = words.copy()
     places = drawn.integers(0, SIZE, CHANGES_PER_STEP)
@@ -45,20 +45,20 @@ class Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class SimulatedPublisher:
-    """The publisher of one rank, which keeps a copy of every state that it published."""
+    """Publisher of one rank that keeps a copy of every published state."""
 
     store: Store
     is_full: bool = False
-    """Publishes everything each time."""
+    """True to publish complete versions only."""
     waiting: dict[VersionId, Waiting] = field(default_factory=dict)
     _known: dict[Digest, Words] = field(default_factory=dict)
 
     def follow(self, words: Words) -> None:
-        """Remember weights that were restored: a version may be of them."""
+        """Remember restored weights, which a base may refer to."""
         self._known[digest.scan(words, 0)] = words
 
     def encode(self, version: VersionId, base: Base | None, words: Words) -> Receipt:
-        """As a rank of the learner does it."""
+        """Encode the words as a learner rank does."""
         old = (
             None if base is None or self.is_full else self._known.get(Digest.parse(base.ref.state))
         )
@@ -95,7 +95,7 @@ class SimulatedPublisher:
         )
 
     def upload(self, version: VersionId) -> None:
-        """Likewise."""
+        """Store an encoded version as a learner rank does."""
         publication.put_schema(self.store, SCHEMA.to_bytes(), SCHEMA.sha256)
         waiting = self.waiting.get(version)
         if waiting is not None:

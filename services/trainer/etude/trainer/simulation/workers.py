@@ -1,8 +1,8 @@
-"""Learner and rollout workers that only pretend: the controller runs whole, in milliseconds.
+"""Simulated learner and rollout workers, with which a whole controller runs in milliseconds.
 
 The weights are a chain of digests over everything that was trained, so that two runs trained the
-same things in the same order exactly when their digests are equal. What is published follows from
-them.
+same things in the same order exactly when their digests are equal. The published words are a
+function of these digests.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ END_ID = 4
 
 @dataclass(slots=True)
 class SimulatedLearners(Learners):
-    """Hashes what it is given."""
+    """Learner that hashes its batches."""
 
     store: Store
     weights: str = "initial"
@@ -43,11 +43,11 @@ class SimulatedLearners(Learners):
     trained: list[str] = field(default_factory=list)
     """Digest after each step."""
     steps_until_crash: int = -1
-    """Fails before that many further steps are done; -1 never does."""
+    """Steps until a simulated crash; -1 for none."""
     after_step: Callable[[], None] = lambda: None
-    """Called when a step is done."""
+    """Called after each step."""
     words: Words = field(default_factory=simulation_weights.initial)
-    """What is published."""
+    """The published weights."""
     publisher: SimulatedPublisher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,15 +122,15 @@ class SimulatedLearners(Learners):
 
 @dataclass(slots=True)
 class SimulatedRollouts(Rollouts):
-    """Draws rollouts from the order's seed; they take as long as the order's name says."""
+    """Draws rollouts and their durations from the request's seed."""
 
     serving: Callable[[], VersionId]
-    """The version that samples now."""
+    """Returns the version that engines serve."""
     fault_share: float = 0.0
     """Share of rollouts that the platform loses."""
     longest_s: float = 0.002
     replica: str = "engine-0"
-    """The engine process that samples now."""
+    """Name of the engine process in spans."""
     orders: list[GroupOrder] = field(default_factory=list)
 
     @override

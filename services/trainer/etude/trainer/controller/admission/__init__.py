@@ -1,1 +1,1 @@
-"""Admission."""
+"""Rollout buffer: which groups start, which are trained, which are dropped."""

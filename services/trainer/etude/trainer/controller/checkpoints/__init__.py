@@ -1,1 +1,1 @@
-"""Checkpoints."""
+"""Checkpoints of a run: cadence, requests, writing, recovery."""

@@ -1,1 +1,1 @@
-"""Phases."""
+"""Training phases, their evaluations and their end."""

@@ -1,1 +1,1 @@
-"""Publishing."""
+"""Publishing of policy versions, and their activation on engines."""

@@ -1,1 +1,1 @@
-"""Reporting."""
+"""Reports of a run: status, events, record, and the service that sends them."""
