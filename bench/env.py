@@ -17,8 +17,8 @@ from rich.console import Console
 
 from etude.common.local import images_folder
 from etude.envserver.images import demo
-from etude.envserver.images.build import build
-from etude.envserver.images.cache import Cache
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import build
 from etude.envserver.images.command import agent_of
 from etude.envserver.images.spec import read_spec
 

@@ -35,8 +35,8 @@ from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.images.build import build
-from etude.envserver.images.cache import Cache
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import build
 from etude.envserver.images.spec import Base, BusyboxBase, ImageSpec, read_spec
 
 OUT = Path(__file__).parent / "out" / "microvms.json"

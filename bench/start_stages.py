@@ -32,12 +32,12 @@ from etude.envserver.drivers.qemu import clone, stem, stemlibrary
 from etude.envserver.drivers.qemu.stem import Stem
 from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.guest.placing import place
 from etude.envserver.guest.workspace import GuestWorkspace
+from etude.envserver.guest.workspace_files import place
 from etude.envserver.images import demo
-from etude.envserver.images.build import build
-from etude.envserver.images.cache import Cache
-from etude.envserver.trees import File
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import build
+from etude.envserver.storage.trees import File
 
 TREE = {"notes.txt": File(b"0123456789abcdef" * 256), "run.sh": File(b"echo ran\n")}
 COMMANDS = ("echo benchmark", "echo benchmark", "python3 -c pass")

@@ -14,8 +14,8 @@ from typing_extensions import override
 from broker_bench.core_time import core_time
 from etude.common.api.pool import EnvPoolSpec, Template
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.nodes import Nodes
-from etude.envserver.broker.pauses import Pauses
+from etude.envserver.broker.host_client import Nodes
+from etude.envserver.broker.server import Pauses
 from etude.v1 import environments_pb2
 
 NODES, SLOTS, RUNS, SIBLINGS = 100, 600, 8, 8

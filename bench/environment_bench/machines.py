@@ -16,7 +16,7 @@ from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.images import build as builder
+from etude.envserver.images import built_image as builder
 
 WARM_UP_LIMIT_S = 120
 

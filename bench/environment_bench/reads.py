@@ -10,9 +10,9 @@ from environment_bench.pool import running
 from environment_bench.starts import READ
 from etude.agent.workspace.protocol import HOME
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.guest.placing import place
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.trees import File
+from etude.envserver.guest.workspace_files import place
+from etude.envserver.storage.trees import File
 
 READS = 10
 WARM_UP = 60

@@ -10,10 +10,10 @@ from tests.attacks.arena import REACHED
 from tests.attacks.proxied import PROXIED, PROXY
 
 from etude.common.api.network import Network
-from etude.envserver.egress.gate import Egress
+from etude.envserver.egress.byte_streams import SocketWire
+from etude.envserver.egress.environment_egress import Egress
 from etude.envserver.egress.proxy import serve
 from etude.envserver.egress.upstream import Detours, KnownNames, Upstream
-from etude.envserver.egress.wires import SocketWire
 
 HARMLESS = "two dozen connections that say nothing"
 """It reads no answers: what it might harm is the node."""

@@ -20,7 +20,7 @@ from tests.support.pool_client import Pool
 from etude.common import channels
 from etude.common.sharding import shard_of
 from etude.envserver.drivers.qemu.machine import PROGRAM
-from etude.envserver.edges.keys import Role, made
+from etude.envserver.environment_api.api_keys import Role, made
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 ROOT = Path(__file__).parents[2]

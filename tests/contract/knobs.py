@@ -38,7 +38,7 @@ ROLE = {
     "podTemplate.spec": f"{OPERATOR}.desired.given given",
     "terminationGracePeriodSeconds": f"{OPERATOR}.desired.given spec",
 }
-EGRESS = "etude.envserver.egress.gate"
+EGRESS = "etude.envserver.egress.environment_egress"
 EGRESS_RULE = {
     "name": f"{EGRESS} each",
     "host": f"{EGRESS} each",

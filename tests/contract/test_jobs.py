@@ -10,11 +10,11 @@ from tests.support import guests
 
 from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import INPUT_BYTES, LOG_BYTES, MAX_KNOWN, MAX_RUNNING
-from etude.envserver import folders
 from etude.envserver.drivers.base import DriverUnavailableError, SandboxError
 from etude.envserver.drivers.folder_jobs import FolderJobs
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.guest.jobs import GuestJobs
+from etude.envserver.storage import folders
 
 WAIT_S = 60.0
 

@@ -18,7 +18,7 @@ from etude.agent.search.trained import TrainedTable
 from etude.agent.search.vectors import Embedder, cosines
 from etude.common.api.pool import SearchSettings, StoreAccess
 from etude.common.errors import CorruptError, UserError
-from etude.envserver.node.searching import embedder
+from etude.envserver.host.workspace_sources import embedder
 
 WORDS = ["open", "close", "file", "door", "parse", "header", "http", "return", "def"]
 TEXTS = ["def open_file(): return file", "close the door", "parse an HTTP header", "zzz", ""]

@@ -17,9 +17,9 @@ from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.images import demo
-from etude.envserver.images.build import Image, build
-from etude.envserver.images.cache import Cache
-from etude.envserver.trees import File, Tree
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import Image, build
+from etude.envserver.storage.trees import File, Tree
 
 LONG_S = 600.0
 """A minute of processor time where instructions are translated, on a busy machine."""

@@ -16,14 +16,14 @@ from etude.agent.patterns import GrepQuery
 from etude.agent.workspace import JobError, WorkspaceError, WorkspaceLostError
 from etude.common.errors import EtudeError
 from etude.envserver.drivers.machines.livejobs import LiveJobs
-from etude.envserver.folders import Limits, TooLargeError
-from etude.envserver.guest import contents, frames, placing
+from etude.envserver.guest import frames, workspace_files
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.frames import BadFrameError, Frame, Kind, Parser
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.trees import File
+from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.trees import File
 from etude.v1 import guest_pb2
 
 PATIENCE_S = 120.0
@@ -171,10 +171,10 @@ def _asks(channel: GuestChannel) -> list[Ask]:
         Ask(jobs.output(1, offset=0, size=1000), of_jobs),
         Ask(jobs.send(1, b"x", end=False), of_jobs),
         Ask(jobs.kill(1), of_jobs),
-        Ask(contents.mark(channel, "m"), by_guest),
-        Ask(contents.changes(channel, "m", _LIMITS), by_guest),
-        Ask(contents.content(channel, _LIMITS), by_guest),
-        Ask(placing.place(channel, {"a": File(b"a")}, root="/r"), by_guest),
+        Ask(workspace_files.mark(channel, "m"), by_guest),
+        Ask(workspace_files.changes(channel, "m", _LIMITS), by_guest),
+        Ask(workspace_files.content(channel, _LIMITS), by_guest),
+        Ask(workspace_files.place(channel, {"a": File(b"a")}, root="/r"), by_guest),
     ]
 
 

@@ -45,7 +45,7 @@ from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.selection import Place
 from etude.envserver.guest import frames
 from etude.envserver.guest.channel import GuestChannel, Identity
-from etude.envserver.node import serve
+from etude.envserver.host import server
 from etude.envserver.settings import NodeSettings
 
 TAKEN = "taken"
@@ -171,9 +171,9 @@ def main() -> None:
     async def hostile(spec: EnvPoolSpec, place: Place) -> Driver:
         return HostileDriver(place.scratch, f"{sys.argv[1]} {spec.slots_per_replica}")
 
-    vars(serve)["selected"] = hostile
+    vars(server)["selected"] = hostile
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    asyncio.run(serve.serve(settings))
+    asyncio.run(server.serve(settings))
 
 
 if __name__ == "__main__":

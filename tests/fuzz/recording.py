@@ -16,14 +16,14 @@ from tests.golden.transcript import Stage, play
 from tests.golden.tree import TREE
 from tests.support import guests
 
-from etude.envserver import folders
-from etude.envserver.folders import Limits
-from etude.envserver.guest import contents, frames
+from etude.envserver.guest import frames, workspace_files
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.frames import Frame, Kind, Parser
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
+from etude.envserver.storage import folders
+from etude.envserver.storage.folders import Limits
 from etude.v1 import guest_pb2
 
 _EACH = 3
@@ -53,9 +53,9 @@ async def record(folder: Path) -> tuple[Path, Path]:
     await channel.sync(Identity(env_id="golden", token=guests.TOKEN, generation=1))
     await channel.ping()
     commands, jobs = GuestCommands(channel=channel), GuestJobs(channel=channel)
-    await contents.mark(channel, "m")
+    await workspace_files.mark(channel, "m")
     await play(Stage(GuestWorkspace(channel, commands.run, jobs=jobs), ALL - {Need.WALL}), TREE)
-    await contents.changes(channel, "m", _LIMITS)
+    await workspace_files.changes(channel, "m", _LIMITS)
     await channel.reset()
     await channel.close()
     await process.wait()

@@ -12,12 +12,12 @@ from tests.golden.tree import TREE
 from tests.support import guests
 
 from etude.agent.workspace import ExecResult, FolderWorkspace, MemoryWorkspace
-from etude.envserver import folders
 from etude.envserver.drivers.base import Driver
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
+from etude.envserver.storage import folders
 
 Open = Callable[[Path], AbstractAsyncContextManager[Stage]]
 """Makes a stage in an empty folder."""

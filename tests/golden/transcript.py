@@ -14,7 +14,7 @@ from etude.agent.search.shared import SharedIndex
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import Workspace
-from etude.envserver.trees import Tree
+from etude.envserver.storage.trees import Tree
 
 FILE = Path(__file__).with_name("transcript.txt")
 _SHOWN_CHARS = 1200

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from etude.envserver.trees import File
+from etude.envserver.storage.trees import File
 
 _CORE = b'''"""What things cost."""
 

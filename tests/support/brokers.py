@@ -5,7 +5,7 @@ import contextlib
 
 from etude.common.api.pool import EnvPoolSpec, LeasePolicy, Template
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.host_client import MemoryNodes
 from etude.v1 import environments_pb2
 
 PATIENCE_S = 30

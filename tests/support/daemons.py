@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from etude.envserver.folders import Limits
+from etude.envserver.storage.folders import Limits
 
 LIMITS = Limits(max_files=10_000, max_bytes=1 << 30)
 NAMES = st.sampled_from(["a", "b", "c c", "ü", ".hidden"])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from etude.envserver.node.node import Node
+from etude.envserver.host.host import Node
 from etude.v1 import environments_pb2
 
 WRITE = "echo {} > state; echo {} > /tmp/memory"

@@ -22,8 +22,8 @@ from etude.envserver.drivers.machines.idle import State
 from etude.envserver.drivers.qemu import template
 from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.images import build
-from etude.envserver.trees import File
+from etude.envserver.images import built_image
+from etude.envserver.storage.trees import File
 
 TREE = {"README": File(b"read me\n"), "deep/er/notes.txt": File(b"one\n")}
 LIMIT_S = 120
@@ -134,7 +134,7 @@ async def main() -> None:
     template.boot = counted
     driver = QemuDriver(
         scratch=Path(scratch),
-        images={"python": build.read(Path(image))},
+        images={"python": built_image.read(Path(image))},
         machine=Machine(tsc_khz=int(tsc_khz)),
     )
     began_s = time.perf_counter()

@@ -20,8 +20,8 @@ from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images import spec as specs
-from etude.envserver.images.build import Image, build
-from etude.envserver.images.cache import Cache
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import Image, build
 
 ROOT = Path(__file__).parents[2]
 BOOT_LIMIT_S = 180

@@ -10,7 +10,7 @@ from tests.support import gvisors, microvms
 
 from etude.common.errors import UserError
 from etude.envserver.drivers.qemu.machine import PROGRAM
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 Need = Callable[[], None]
 

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Callable
 
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.node import Node
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.host import Node
 from etude.v1 import environments_pb2
 
 Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]

@@ -7,10 +7,10 @@ import pytest
 
 from etude.agent.workspace import ExecResult
 from etude.common.errors import CorruptError
-from etude.envserver import folders, trees
 from etude.envserver.drivers.base import Driver, Sandbox, Saved
-from etude.envserver.folders import Limits, TooLargeError
-from etude.envserver.trees import File
+from etude.envserver.storage import folders, trees
+from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.trees import File
 
 TREE = {
     "README": File(b"read me\n"),

@@ -8,7 +8,7 @@ from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
 from etude.common import channels
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 from etude.v1 import environments_pb2_grpc
 
 ROLES = ("broker", "node")

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from etude.common.api.network import Network
-from etude.envserver.egress.gate import Egress
-from etude.envserver.egress.secrets import Secrets
+from etude.envserver.egress.credentials import Secrets
+from etude.envserver.egress.environment_egress import Egress
 from etude.envserver.egress.upstream import Detours, KnownNames, SocketConnector, Upstream
 
 SHOP, FILES, EVIL = "93.184.215.14", "151.101.1.63", "203.0.114.9"

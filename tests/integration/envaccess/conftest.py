@@ -19,11 +19,11 @@ from tests.support import needs
 from etude.common import channels, serving
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process import ProcessDriver
-from etude.envserver.node.access_service import AccessService
-from etude.envserver.node.grading import Grader
-from etude.envserver.node.node import Node
-from etude.envserver.node.service import NodeService
-from etude.envserver.node.sources import Sources
+from etude.envserver.host.access_service import AccessService
+from etude.envserver.host.grading import Grader
+from etude.envserver.host.host import Node
+from etude.envserver.host.service import NodeService
+from etude.envserver.host.workspace_sources import Sources
 from etude.v1 import environment_access_pb2 as access_pb2
 from etude.v1 import environment_access_pb2_grpc, environments_pb2, environments_pb2_grpc
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from etude.envserver.drivers.programs import Piece, Stream
-from etude.envserver.node.access_service import _pieces
+from etude.envserver.host.access_service import _pieces
 from etude.v1 import environment_access_pb2 as pb2
 
 Door = Any  # the fixture's class lives in conftest, which test modules cannot import

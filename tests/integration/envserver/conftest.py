@@ -13,16 +13,16 @@ from tests.support.pool_client import Pool
 from etude.common import channels, serving
 from etude.common.api.pool import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.nodes import GrpcNodes
+from etude.envserver.broker.host_client import GrpcNodes
 from etude.envserver.broker.service import BrokerService, PoolService
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process import ProcessDriver
-from etude.envserver.node.grading import Grader
-from etude.envserver.node.heartbeat import Heartbeat
-from etude.envserver.node.node import Node
-from etude.envserver.node.service import NodeService
-from etude.envserver.node.sources import Sources
-from etude.envserver.node.state_service import StateService
+from etude.envserver.host.grading import Grader
+from etude.envserver.host.heartbeat import Heartbeat
+from etude.envserver.host.host import Node
+from etude.envserver.host.service import NodeService
+from etude.envserver.host.snapshots.state_service import StateService
+from etude.envserver.host.workspace_sources import Sources
 from etude.v1 import environment_state_pb2_grpc, environments_pb2_grpc
 
 MakeWorkspace = Callable[[ProcessDriver, str, Mapping[str, bytes]], Path]

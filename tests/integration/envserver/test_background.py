@@ -9,12 +9,12 @@ from etude.agent.calls import Call
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult
-from etude.envserver import folders
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.process import ProcessDriver
-from etude.envserver.node.node import Node
-from etude.envserver.node.sources import Sources
-from etude.envserver.trees import File
+from etude.envserver.host.host import Node
+from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.storage import folders
+from etude.envserver.storage.trees import File
 from etude.v1 import environments_pb2
 
 TREE = {"notes.txt": File(b"one\n")}

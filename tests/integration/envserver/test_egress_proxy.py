@@ -11,7 +11,8 @@ import pytest
 from tests.support.upstreams import SHOP, World
 
 from etude.envserver.egress import limits
-from etude.envserver.egress.gate import Gate
+from etude.envserver.egress.byte_streams import SocketWire, Wire
+from etude.envserver.egress.environment_egress import Gate
 from etude.envserver.egress.proxy import serve
 from etude.envserver.egress.upstream import (
     Connector,
@@ -21,7 +22,6 @@ from etude.envserver.egress.upstream import (
     SocketConnector,
     SystemResolver,
 )
-from etude.envserver.egress.wires import SocketWire, Wire
 
 LIMIT_S = 60.0
 RULES: Mapping[str, object] = {

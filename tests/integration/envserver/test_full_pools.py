@@ -15,7 +15,7 @@ from etude.common.errors import UnavailableError
 from etude.common.retries import retry_after_s
 from etude.common.sharding import Shard, shard_of
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.host_client import MemoryNodes
 from etude.envserver.broker.service import BrokerService
 from etude.trainer.rollouts.leases import Leases
 from etude.v1 import environments_pb2, environments_pb2_grpc

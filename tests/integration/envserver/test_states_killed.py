@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from etude.envserver.drivers.memory import MemoryDriver
-from etude.envserver.node.node import Node
-from etude.envserver.node.sources import Sources
+from etude.envserver.host.host import Node
+from etude.envserver.host.workspace_sources import Sources
 from etude.v1 import environments_pb2
 
 FOLDER = "etude/envserver/"

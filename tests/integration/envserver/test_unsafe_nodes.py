@@ -4,7 +4,7 @@ import pytest
 
 from etude.common import channels
 from etude.common.tls.wire import told
-from etude.envserver.broker.nodes import GrpcNodes, NodeError
+from etude.envserver.broker.host_client import GrpcNodes, NodeError
 from etude.v1 import environments_pb2
 
 

@@ -15,7 +15,7 @@ from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.firecracker.jail import Programs
 from etude.envserver.drivers.firecracker.places import FirePlaces
 from etude.envserver.drivers.machines import census
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from tests.support.pool_processes import Processes
 
 from etude.envserver.drivers.firecracker.jail import Programs
 from etude.envserver.drivers.machines.jail import KVM
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 from etude.v1 import environments_pb2
 
 pytestmark = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from etude.envserver.drivers.base import SandboxError, Verification
 from etude.envserver.drivers.firecracker import memory
 from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.trees import File
+from etude.envserver.storage.trees import File
 
 Check = Callable[[States], Awaitable[None]]
 LIMIT_S = 120

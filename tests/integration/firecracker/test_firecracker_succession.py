@@ -11,8 +11,8 @@ from tests.support.sandbox_states import LIMITS, nothing
 from etude.envserver.drivers.firecracker import template
 from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.firecracker.places import FirePlaces
-from etude.envserver.node.node import Node
-from etude.envserver.node.sources import Sources
+from etude.envserver.host.host import Node
+from etude.envserver.host.workspace_sources import Sources
 
 
 def node_of(driver: FirecrackerDriver) -> Node:

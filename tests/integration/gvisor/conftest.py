@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.support import gvisors, needs
 
-from etude.envserver import folders
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
+from etude.envserver.storage import folders
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,15 @@ import pytest
 from tests.support.sandbox_states import TREE, nothing
 
 from etude.agent.workspace import WorkspaceLostError
-from etude.envserver import folders, trees
 from etude.envserver.drivers import claims
 from etude.envserver.drivers.base import DriverUnavailableError, SandboxError, Start, Verification
 from etude.envserver.drivers.gvisor import checkpoints
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.drivers.gvisor.sandbox import GvisorSandbox
 from etude.envserver.drivers.machines import identity
-from etude.envserver.images.build import Image
-from etude.envserver.trees import File
+from etude.envserver.images.built_image import Image
+from etude.envserver.storage import folders, trees
+from etude.envserver.storage.trees import File
 
 LIMIT_S = 60
 

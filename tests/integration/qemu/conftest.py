@@ -9,7 +9,7 @@ from tests.support import microvms, needs
 from tests.support.microvms import Lab
 
 from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 
 @pytest.fixture(scope="session")

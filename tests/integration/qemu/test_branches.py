@@ -12,7 +12,7 @@ from tests.support.sandbox_states import States
 from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
 from etude.envserver.drivers.qemu.vm import Vm
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 CHILDREN = 6
 LIMIT_S = 120

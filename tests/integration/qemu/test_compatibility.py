@@ -7,7 +7,7 @@ from tests.support import microvms
 
 from etude.envserver.drivers.qemu.compatibility import compat_key, qemu_version
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 MACHINE = microvms.small_machine()
 

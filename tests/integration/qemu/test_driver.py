@@ -11,7 +11,6 @@ import pytest
 from tests.support import microvms
 
 from etude.agent.workspace import ExecResult, WorkspaceLostError
-from etude.envserver import folders, trees
 from etude.envserver.drivers.base import Sandbox, SandboxError, Strength, Verification
 from etude.envserver.drivers.machines import sealed
 from etude.envserver.drivers.machines.errors import VmmError
@@ -19,8 +18,9 @@ from etude.envserver.drivers.machines.quarantine import Quarantine, QuarantinedE
 from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.images.build import Image
-from etude.envserver.trees import File
+from etude.envserver.images.built_image import Image
+from etude.envserver.storage import folders, trees
+from etude.envserver.storage.trees import File
 
 LONG_S = 600.0
 """A call that waited for its own end would run into the test's."""

@@ -11,11 +11,11 @@ from tests.support.daemons import Daemon
 from tests.support.upstreams import World
 
 from etude.agent.workspace import ExecResult
-from etude.envserver import folders
 from etude.envserver.drivers.base import Sandbox, Verification
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.images.build import Image
-from etude.envserver.trees import File
+from etude.envserver.images.built_image import Image
+from etude.envserver.storage import folders
+from etude.envserver.storage.trees import File
 
 LONG_S = 120.0
 RULES: Mapping[str, object] = {

@@ -11,7 +11,7 @@ from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
 from etude.common import channels
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 from etude.v1 import (
     environment_state_pb2,
     environment_state_pb2_grpc,

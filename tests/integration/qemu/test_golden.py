@@ -10,7 +10,7 @@ from tests.golden.tree import TREE
 from tests.support import microvms
 
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 HAS = ALL - {Need.GNU}
 """The small image has Busybox, whose words for what went wrong are others."""

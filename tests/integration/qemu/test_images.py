@@ -14,9 +14,9 @@ import pytest
 from tests.support import microvms
 
 from etude.common.errors import UserError
-from etude.envserver.images import bases, oci
-from etude.envserver.images.build import Image, build
-from etude.envserver.images.cache import Cache
+from etude.envserver.images import base_filesystem, oci
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import Image, build
 from etude.envserver.images.spec import Base, BusyboxBase, File, ImageSpec, OciBase, Step
 
 BUSYBOX = Base(busybox=BusyboxBase())
@@ -184,7 +184,7 @@ def test_a_link_in_an_image_makes_nobody_change_the_host(tmp_path: Path, name: s
     link.type, link.linkname = tarfile.SYMTYPE, str(host)
     folder, digest = layout(tmp_path / "oci", link)
     with pytest.raises(UserError, match="leads through a link out of the root"):
-        bases.root(
+        base_filesystem.root(
             Base(oci=OciBase(layout=str(folder), digest=digest)),
             Cache(tmp_path / "cache"),
             lambda text: None,
@@ -229,6 +229,6 @@ def test_the_command_line_builds_and_lists(cache: Cache, tmp_path: Path) -> None
 
 def test_the_root_of_a_base_is_made_once(cache: Cache) -> None:
     said: list[str] = []
-    one = bases.root(BUSYBOX, cache, said.append)
-    assert bases.root(BUSYBOX, cache, said.append) == one
+    one = base_filesystem.root(BUSYBOX, cache, said.append)
+    assert base_filesystem.root(BUSYBOX, cache, said.append) == one
     assert said == ["root: busybox …"]

@@ -13,7 +13,7 @@ from tests.support.pool_processes import Processes
 
 from etude.agent.turns import ToolCall
 from etude.common import channels
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 from etude.trainer.rollouts.failover import RecoveringEnvironment
 from etude.v1 import (
     environment_access_pb2,

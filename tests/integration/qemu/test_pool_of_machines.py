@@ -12,8 +12,8 @@ from tests.support import microvms, served_pools
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
-from etude.envserver.images import build
-from etude.envserver.images.build import Image
+from etude.envserver.images import built_image
+from etude.envserver.images.built_image import Image
 from etude.v1 import environments_pb2
 
 READY_LOOKS = 300
@@ -27,7 +27,7 @@ def own_image(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Image:
     """A copy, because tests that run beside these hold the one in the cache."""
     folder = tmp_path_factory.mktemp("images") / image.folder.name
     shutil.copytree(image.folder, folder)
-    return build.read(folder)
+    return built_image.read(folder)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from tests.support import microvms
 
 from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.qemu import probe
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 
 def names(folder: Path) -> list[str]:

@@ -9,8 +9,8 @@ from etude.agent.workspace import ExecResult
 from etude.common.errors import WrongStateError
 from etude.envserver.drivers.programs import Program, Size
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.images.build import Image
-from etude.envserver.trees import File
+from etude.envserver.images.built_image import Image
+from etude.envserver.storage.trees import File
 
 
 async def nothing(command: str, timeout_s: float) -> ExecResult:

@@ -9,9 +9,9 @@ import pytest_asyncio
 from tests.support import microvms
 from tests.support.sandbox_states import LIMITS, MEMORY_CHECKS, States
 
-from etude.envserver import folders
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
+from etude.envserver.storage import folders
 
 Check = Callable[[States], Awaitable[None]]
 LIMIT_S = 120

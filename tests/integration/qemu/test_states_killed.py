@@ -10,9 +10,9 @@ from tests.support.killed_nodes import WRITE, die, killed, looked, order, sh
 from etude.envserver.drivers.machines import snapshots
 from etude.envserver.drivers.machines.sandbox import VmSandbox
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.images.build import Image
-from etude.envserver.node.node import Node
-from etude.envserver.node.sources import Sources
+from etude.envserver.host.host import Node
+from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.images.built_image import Image
 from etude.v1 import environments_pb2
 
 

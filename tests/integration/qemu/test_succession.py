@@ -12,7 +12,7 @@ from tests.support.daemons import Daemon
 
 from etude.envserver.drivers.machines import census, identity
 from etude.envserver.drivers.machines.census import MACHINE
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 LINES = (3, 90, 250, 500, 750, 950, 1_000, 5_000)
 """How many lines of the driver run before it dies; the last is more than there are."""

@@ -10,10 +10,10 @@ from etude.common.api.pool import DriverName
 from etude.common.errors import UserError
 from etude.common.local import images_folder
 from etude.envserver.drivers.qemu.machine import PROGRAM
-from etude.envserver.images import build
-from etude.envserver.images.cache import Cache
+from etude.envserver.images import built_image
+from etude.envserver.images.build_cache import Cache
 from etude.envserver.tasks import lint, verify
-from etude.envserver.tasks.benches import Choice
+from etude.envserver.tasks.runner import Choice
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tasks" / "rename-columns"
 
@@ -23,7 +23,7 @@ def choice() -> Choice:
     """The newest image with Python that was built on this machine: a new one takes minutes."""
     if shutil.which(PROGRAM) is None:
         pytest.skip(f"{PROGRAM} is not installed: `make system-deps` installs it")
-    for image in reversed(build.images(Cache(images_folder()))):
+    for image in reversed(built_image.images(Cache(images_folder()))):
         manifest = json.loads((image.folder / "manifest.json").read_bytes())
         packages = manifest["spec"]["base"].get("debian", {}).get("packages", ())
         if "python3" in packages and image.upper is None:

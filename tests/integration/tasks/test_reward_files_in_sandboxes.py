@@ -9,8 +9,8 @@ from tests.support import needs
 from etude.common import harbor
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process import ProcessDriver
-from etude.envserver.node.cache import ResultCache
-from etude.envserver.node.grading import Grader
+from etude.envserver.host.grading import Grader
+from etude.envserver.host.result_cache import ResultCache
 from etude.rewards.functions.verifier import Broken, result
 from etude.v1 import environments_pb2
 

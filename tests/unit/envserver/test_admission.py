@@ -4,7 +4,7 @@ import pytest
 
 from etude.common.api.pool import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
 from etude.envserver.drivers.base import DriverUnavailableError, Strength
-from etude.envserver.node.admission import Admission, admission
+from etude.envserver.host.server import Admission, admission
 
 
 def pool(minimum: IsolationLevel) -> EnvPoolSpec:

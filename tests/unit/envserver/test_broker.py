@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from etude.common.errors import FullError, InvalidFieldError, ReusedIdError
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.host_client import MemoryNodes
 from etude.envserver.broker.pool_report import report
 from etude.v1 import environments_pb2
 

@@ -7,7 +7,7 @@ from tests.support.brokers import launched, request, started
 
 from etude.common.errors import UnknownIdError
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.host_client import MemoryNodes
 from etude.v1 import environments_pb2, plan_pb2
 
 

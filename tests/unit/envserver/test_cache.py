@@ -3,7 +3,7 @@
 import asyncio
 
 from etude.envserver.drivers.base import Outcome
-from etude.envserver.node.cache import MAX_ENTRY_BYTES, Compute, ResultCache
+from etude.envserver.host.result_cache import MAX_ENTRY_BYTES, Compute, ResultCache
 
 
 class Runs:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from tests.support.folder_trees import LIMITS, TREES, listing, make
 
-from etude.envserver import copies, folders
-from etude.envserver.copies import Copied
-from etude.envserver.folders import Limits, TooLargeError
+from etude.envserver.storage import copies, folders
+from etude.envserver.storage.copies import Copied
+from etude.envserver.storage.folders import Limits, TooLargeError
 
 
 def copied(source: Path, target: Path, limits: Limits = LIMITS) -> Copied:

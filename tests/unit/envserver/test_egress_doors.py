@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.support import guests
 
-from etude.envserver.egress.doors import Doors
-from etude.envserver.egress.gate import Gate
+from etude.envserver.egress.credentials import Secrets
+from etude.envserver.egress.environment_egress import Gate
 from etude.envserver.egress.limits import MAX_CONNECTIONS, Account
+from etude.envserver.egress.listeners import Doors
 from etude.envserver.egress.policy import Rule
-from etude.envserver.egress.secrets import Secrets
 from etude.envserver.egress.upstream import Detours, KnownNames, Upstream
 
 LIMIT_S = 60.0

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.egress import asking, hello, limits
-from etude.envserver.egress.asking import MalformedError
-from etude.envserver.egress.hello import NotTlsError
-from etude.envserver.egress.limits import Account
-from etude.envserver.egress.policy import Credential, Mode, Rule
-from etude.envserver.egress.secrets import (
+from etude.envserver.egress import limits, proxy_request, tls_client_hello
+from etude.envserver.egress.credentials import (
     CredentialError,
     EchoedError,
     EchoGuard,
     Secrets,
     watched,
 )
+from etude.envserver.egress.limits import Account
+from etude.envserver.egress.policy import Credential, Mode, Rule
+from etude.envserver.egress.proxy_request import MalformedError
+from etude.envserver.egress.tls_client_hello import NotTlsError
 
 SECRET = b"Bearer abcabcabd-secret"
 
@@ -41,12 +41,12 @@ HELLO = client_hello("files.example.org")
 
 
 def test_a_client_names_its_server() -> None:
-    assert hello.read(HELLO) == (True, "files.example.org")
+    assert tls_client_hello.read(HELLO) == (True, "files.example.org")
 
 
 @given(st.integers(0, len(HELLO) - 1))
 def test_a_beginning_is_not_complete(size: int) -> None:
-    assert not hello.read(HELLO[:size]).is_complete
+    assert not tls_client_hello.read(HELLO[:size]).is_complete
 
 
 @given(st.lists(st.integers(1, 400), max_size=8))
@@ -56,13 +56,13 @@ def test_a_message_in_many_records_is_the_same(sizes: list[int]) -> None:
         piece, body = body[:size], body[size:]
         if piece:
             data += HELLO[:3] + len(piece).to_bytes(2, "big") + piece
-    assert hello.read(data) == (True, "files.example.org")
+    assert tls_client_hello.read(data) == (True, "files.example.org")
 
 
 @given(st.binary(max_size=600))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:
-        hello.read(data)
+        tls_client_hello.read(data)
     except NotTlsError:
         return
 
@@ -71,7 +71,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 def test_a_changed_message_is_read_or_refused(at: int, byte: int) -> None:
     data = HELLO[:at] + bytes([byte]) + HELLO[at + 1 :]
     try:
-        hello.read(data)
+        tls_client_hello.read(data)
     except NotTlsError:
         return
 
@@ -79,18 +79,18 @@ def test_a_changed_message_is_read_or_refused(at: int, byte: int) -> None:
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01\x00\x00"])
 def test_what_is_no_tls_is_told_from_its_first_bytes(data: bytes) -> None:
     with pytest.raises(NotTlsError):
-        hello.read(data)
+        tls_client_hello.read(data)
 
 
 def test_a_client_that_names_no_server_is_refused() -> None:
     with pytest.raises(NotTlsError):
-        hello.read(client_hello(None))
+        tls_client_hello.read(client_hello(None))
 
 
 def test_a_first_message_without_end_is_refused() -> None:
     endless = b"\x16\x03\x01\x40\x00\x01\xff\xff\xff" + bytes(0x3FFC)
     with pytest.raises(NotTlsError):
-        hello.read(endless)
+        tls_client_hello.read(endless)
 
 
 def request(target: str, method: str = "GET") -> h11.Request:
@@ -98,10 +98,10 @@ def request(target: str, method: str = "GET") -> h11.Request:
 
 
 def test_the_target_says_where_to_and_the_host_header_nothing() -> None:
-    wanted = asking.asked(request("http://a.example.com:8080/x?y=http://b/"))
+    wanted = proxy_request.asked(request("http://a.example.com:8080/x?y=http://b/"))
     assert (wanted.attempt.host, wanted.attempt.port) == ("a.example.com", 8080)
     assert (wanted.attempt.path, wanted.target) == ("/x", "/x?y=http://b/")
-    tunnel = asking.asked(request("a.example.com:443", "CONNECT"))
+    tunnel = proxy_request.asked(request("a.example.com:443", "CONNECT"))
     assert (tunnel.attempt.host, tunnel.attempt.port, tunnel.attempt.is_tunnel) == (
         *("a.example.com", 443),
         True,
@@ -119,13 +119,13 @@ def test_the_target_says_where_to_and_the_host_header_nothing() -> None:
 )
 def test_no_other_target_is_a_request_for_a_proxy(target: str) -> None:
     with pytest.raises(MalformedError):
-        asking.asked(request(target))
+        proxy_request.asked(request(target))
 
 
 @pytest.mark.parametrize("target", ["a.example.com", "http://a:443", "a:b", ":443", "u@a:443"])
 def test_no_other_target_is_a_tunnels(target: str) -> None:
     with pytest.raises(MalformedError):
-        asking.asked(request(target, "CONNECT"))
+        proxy_request.asked(request(target, "CONNECT"))
 
 
 def test_headers_of_one_connection_go_no_further() -> None:
@@ -134,7 +134,7 @@ def test_headers_of_one_connection_go_no_further() -> None:
         *((b"Proxy-Authorization", b"3"), (b"Content-Length", b"4"), (b"Host", b"5")),
         *((b"Upgrade", b"6"), (b"Via", b"7"), (b"X-Forwarded-For", b"8")),
     ]
-    assert asking.forwarded(given_) == [(b"x-kept", b"2"), (b"content-length", b"4")]
+    assert proxy_request.forwarded(given_) == [(b"x-kept", b"2"), (b"content-length", b"4")]
 
 
 def test_a_server_is_told_no_other_path_or_method_where_a_rule_limits_them() -> None:
@@ -143,14 +143,14 @@ def test_a_server_is_told_no_other_path_or_method_where_a_rule_limits_them() -> 
         *((b"X-HTTP-Method-Override", b"DELETE"), (b"X-HTTP-Method", b"DELETE")),
         *((b"X-Method-Override", b"DELETE"), (b"X-Forwarded-Prefix", b"/admin")),
     ]
-    assert asking.outgoing(given_, is_limited=True) == [(b"x-kept", b"1")]
-    assert len(asking.outgoing(given_, is_limited=False)) == len(given_)
+    assert proxy_request.outgoing(given_, is_limited=True) == [(b"x-kept", b"1")]
+    assert len(proxy_request.outgoing(given_, is_limited=False)) == len(given_)
 
 
 @pytest.mark.parametrize("is_limited", [False, True])
 def test_a_header_that_some_servers_take_for_another_is_dropped(*, is_limited: bool) -> None:
     given_ = [(b"Content_Length", b"3"), (b"X_Api_Key", b"a"), (b"x-a", b"1"), (b"X_A", b"2")]
-    assert asking.outgoing(given_, is_limited=is_limited) == [(b"x-a", b"1")]
+    assert proxy_request.outgoing(given_, is_limited=is_limited) == [(b"x-a", b"1")]
 
 
 def test_a_rule_is_limited_by_whatever_it_holds_requests_to() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.egress import addresses
+from etude.envserver.egress import upstream
 from etude.envserver.egress.policy import Attempt, Mode, Rule, Verdict, canonical, decide
 
 PYPI = Rule(name="pypi", host="pypi.org")
@@ -161,7 +161,7 @@ def test_of_two_rules_for_a_host_the_one_that_allows_counts() -> None:
 def test_an_address_is_public_only_where_python_calls_it_global(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
-    if addresses.is_public(str(address)):
+    if upstream.is_public(str(address)):
         assert address.is_global
         assert not address.is_multicast
 
@@ -169,21 +169,21 @@ def test_an_address_is_public_only_where_python_calls_it_global(
 @given(st.ip_addresses(v=6))
 def test_of_ipv6_only_what_is_handed_out_is_public(address: ipaddress.IPv6Address) -> None:
     unicast, translated = map(ipaddress.IPv6Network, ("2000::/3", "64:ff9b::/96"))
-    if addresses.is_public(str(address)):
+    if upstream.is_public(str(address)):
         assert address in unicast or address in translated
 
 
 def test_an_ipv4_address_behind_a_gateway_is_as_public_as_it_is_itself() -> None:
-    assert addresses.is_public("64:ff9b::1.1.1.1")
-    assert not addresses.is_public("64:ff9b::169.254.169.254")
-    assert not addresses.is_public("64:ff9b::1.1.1.1%eth0")
+    assert upstream.is_public("64:ff9b::1.1.1.1")
+    assert not upstream.is_public("64:ff9b::169.254.169.254")
+    assert not upstream.is_public("64:ff9b::1.1.1.1%eth0")
 
 
 @given(st.ip_addresses(v=4))
 def test_a_private_address_stays_private_however_it_is_wrapped(
     address: ipaddress.IPv4Address,
 ) -> None:
-    if addresses.is_public(str(address)):
+    if upstream.is_public(str(address)):
         return
     for wrapped in (
         f"::ffff:{address}",
@@ -191,7 +191,7 @@ def test_a_private_address_stays_private_however_it_is_wrapped(
         f"::{address}",
         f"2002:{int(address) >> 16:x}:{int(address) & 0xFFFF:x}::1",
     ):
-        assert not addresses.is_public(wrapped), wrapped
+        assert not upstream.is_public(wrapped), wrapped
 
 
 @pytest.mark.parametrize(
@@ -220,9 +220,9 @@ def test_a_private_address_stays_private_however_it_is_wrapped(
     ],
 )
 def test_these_are_never_public(address: str) -> None:
-    assert not addresses.is_public(address)
+    assert not upstream.is_public(address)
 
 
 def test_one_private_answer_spoils_the_others() -> None:
-    assert addresses.public(["1.1.1.1", "2606:4700::1111"]) == ("1.1.1.1", "2606:4700::1111")
-    assert addresses.public(["1.1.1.1", "169.254.169.254"]) == ()
+    assert upstream.public(["1.1.1.1", "2606:4700::1111"]) == ("1.1.1.1", "2606:4700::1111")
+    assert upstream.public(["1.1.1.1", "169.254.169.254"]) == ()

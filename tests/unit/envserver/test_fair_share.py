@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.envserver.broker.queue import QUANTUM_CPU_MS, Batch, BatchKey, Offer, Queue
+from etude.envserver.broker.launch_queue import QUANTUM_CPU_MS, Batch, BatchKey, Offer, Queue
 from etude.v1 import environments_pb2
 
 MAX_COST = 120.0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver import folders
-from etude.envserver.folders import Limits, TooLargeError, current_owner
-from etude.envserver.trees import File
+from etude.envserver.storage import folders
+from etude.envserver.storage.folders import Limits, TooLargeError, current_owner
+from etude.envserver.storage.trees import File
 
 TREE = {"a.txt": File(b"1"), "bin/run": File(b"2", executable=True), "d/e/f.py": File(b"")}
 

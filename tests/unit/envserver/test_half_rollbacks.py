@@ -20,10 +20,10 @@ from etude.envserver.drivers.machines.pages import PageBuffer
 from etude.envserver.drivers.machines.protocol import Delta
 from etude.envserver.drivers.machines.sandbox import VmSandbox
 from etude.envserver.drivers.machines.sleeping import Bed, Home, asleep
-from etude.envserver.folders import Limits
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.node import Node
-from etude.envserver.node.records import ROLLBACK
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.host import Node
+from etude.envserver.host.leases.records import ROLLBACK
+from etude.envserver.storage.folders import Limits
 from etude.v1 import environments_pb2
 
 MakeNode = Callable[..., Node]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.images.cache import Cache
+from etude.envserver.images.build_cache import Cache
 
 
 def fill(folder: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_failed_build_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> No
 BUILDER = """
 import sys, time
 from pathlib import Path
-from etude.envserver.images.cache import Cache
+from etude.envserver.images.build_cache import Cache
 
 def build(folder):
     with Path(sys.argv[1], "builders").open("a") as log:

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UserError
-from etude.envserver.images import build, references, removal, shipping
-from etude.envserver.images.build import FILES, MANIFEST, Image
-from etude.envserver.images.cache import Cache, hold
+from etude.envserver.images import built_image, image_references, image_store, removal
+from etude.envserver.images.build_cache import Cache, hold
+from etude.envserver.images.built_image import FILES, MANIFEST, Image
 from etude.envserver.images.command import main
 from etude.envserver.images.removal import KINDS, Kept
 
@@ -33,7 +33,7 @@ def made(cache: Cache, name: str, address: str, *, kind: str = "images", built_s
 
     folder = cache.entry(kind, address, fill)
     os.utime(folder, (built_s, built_s))
-    return build.read(folder)
+    return built_image.read(folder)
 
 
 def manifests(path: Path, *images: str) -> Path:
@@ -62,7 +62,7 @@ def test_what_pools_and_runs_name_is_found_wherever_it_stands(tmp_path: Path) ->
     of_run = tmp_path / "run.yaml"
     of_run.write_text(json.dumps(run))
     of_pools = manifests(tmp_path / "pools.yaml", "s3://b/images/" + 32 * "a", "python")
-    found = references.named([of_run, of_pools])
+    found = image_references.named([of_run, of_pools])
     assert found == {"mine", "python", "s3://b/images/" + 32 * "a"}
 
 
@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_read_removes_nothing(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("a: [")
     for name, reason in (("none.yaml", "NotFound"), ("bad.yaml", "InvalidYaml")):
         with pytest.raises(UserError, match=name) as refused:
-            references.named([tmp_path / name])
+            image_references.named([tmp_path / name])
         assert refused.value.problem.reason == reason
         assert "Errno" not in str(refused.value)
 
@@ -83,10 +83,10 @@ def test_a_file_without_pools_removes_nothing(tmp_path: Path, text: str) -> None
     empty = tmp_path / "empty.yaml"
     empty.write_text(text)
     with pytest.raises(UserError, match=r"empty\.yaml"):
-        references.named([empty])
+        image_references.named([empty])
     pools = manifests(tmp_path / "pools.yaml", "mine")
-    assert references.named([empty, pools]) == {"mine"}
-    assert references.named([]) == frozenset()
+    assert image_references.named([empty, pools]) == {"mine"}
+    assert image_references.named([]) == frozenset()
 
 
 KEPT = st.builds(
@@ -170,7 +170,7 @@ def test_a_store_loses_whole_images_and_what_was_cut_off(
 ) -> None:
     store = MemoryStore()
     first, second = (
-        shipping.push(made(cache, name, name), store, lambda _: None) for name in ("a", "b")
+        image_store.push(made(cache, name, name), store, lambda _: None) for name in ("a", "b")
     )
     store.put(f"{32 * 'c'}/root.sqsh", b"cut off")
     store.put("notes/of/somebody.txt", b"else's")

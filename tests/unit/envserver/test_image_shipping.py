@@ -9,9 +9,9 @@ import pytest
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError
-from etude.envserver.images import build, shipping
-from etude.envserver.images.build import FILES, MANIFEST, Image
-from etude.envserver.images.cache import Cache
+from etude.envserver.images import built_image, image_store
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import FILES, MANIFEST, Image
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def image(tmp_path: Path) -> Image:
         (folder / name).write_bytes(name.encode() * 1000)
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
     (folder / MANIFEST).write_text(json.dumps({"name": "python", "files": digests}))
-    return build.read(folder)
+    return built_image.read(folder)
 
 
 @pytest.fixture
@@ -37,19 +37,19 @@ def quiet(text: str) -> None:
 
 def test_an_image_arrives_as_it_was_and_is_fetched_once(image: Image, there: Cache) -> None:
     store = MemoryStore()
-    name = shipping.push(image, store, quiet)
-    found = shipping.fetch(name, store, there)
+    name = image_store.push(image, store, quiet)
+    found = image_store.fetch(name, store, there)
     assert (found.name, found.files) == (image.name, image.files)
     for file in (*FILES, MANIFEST):
         assert (found.folder / file).read_bytes() == (image.folder / file).read_bytes()
-    assert shipping.fetch(name, MemoryStore(), there) == found
+    assert image_store.fetch(name, MemoryStore(), there) == found
 
 
 def test_what_is_there_is_not_sent_again(image: Image) -> None:
     store, said = MemoryStore(), list[str]()
-    first = shipping.push(image, store, said.append)
+    first = image_store.push(image, store, said.append)
     assert len(said) == len(FILES)
-    assert shipping.push(image, store, said.append) == first
+    assert image_store.push(image, store, said.append) == first
     assert len(said) == len(FILES)
 
 
@@ -74,11 +74,11 @@ def test_a_store_with_something_else_is_found_out_and_nothing_is_kept(
     image: Image, there: Cache, spoil: Callable[[MemoryStore, str], None]
 ) -> None:
     store = MemoryStore()
-    name = shipping.push(image, store, quiet)
+    name = image_store.push(image, store, quiet)
     spoil(store, name)
     with pytest.raises(CorruptError):
-        shipping.fetch(name, store, there)
-    assert there.entries(shipping.KIND) == []
+        image_store.fetch(name, store, there)
+    assert there.entries(image_store.KIND) == []
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_a_manifest_names_the_files_of_an_image_and_no_others(
     name = hashlib.sha256(data).hexdigest()[:32]
     store.put(f"{name}/{MANIFEST}", data)
     with pytest.raises(CorruptError, match="no manifest of an image"):
-        shipping.fetch(name, store, there)
+        image_store.fetch(name, store, there)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from etude.common.errors import UserError
+from etude.envserver.images.builder import _files
 from etude.envserver.images.initramfs import SERVICES
-from etude.envserver.images.making import _files
 from etude.envserver.images.spec import ImageSpec, digest, read_spec
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "images").glob("*.yaml"))

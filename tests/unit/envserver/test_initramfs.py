@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
+from etude.envserver.images.guest_kernel import MODULES
 from etude.envserver.images.initramfs import AGENT, INIT, initramfs
-from etude.envserver.images.kernel import MODULES
 
 
 class Entry(NamedTuple):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from etude.common.api.pool import LeasePolicy
 from etude.common.errors import FullError, InvalidFieldError
-from etude.envserver.broker.intake import (
+from etude.envserver.broker.launch_admission import (
     LEAST_RETRY_S,
     MAX_BATCHES,
     MOST_RETRY_S,

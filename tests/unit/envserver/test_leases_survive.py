@@ -12,8 +12,8 @@ from tests.support.brokers import pool, request
 from typing_extensions import override
 
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.ledger import LOST_AFTER_S, SETTLE_S
-from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.host_client import MemoryNodes
+from etude.envserver.broker.lease_ledger import LOST_AFTER_S, SETTLE_S
 from etude.v1 import environments_pb2
 
 NODES = ("n1", "n2", "n3")

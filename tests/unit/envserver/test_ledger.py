@@ -1,7 +1,7 @@
 """Who holds what where, also after silence and restarts."""
 
-from etude.envserver.broker.ledger import LOST_AFTER_S, SETTLE_S, Granted, Ledger
-from etude.envserver.broker.queue import BatchKey
+from etude.envserver.broker.launch_queue import BatchKey
+from etude.envserver.broker.lease_ledger import LOST_AFTER_S, SETTLE_S, Granted, Ledger
 from etude.v1 import environments_pb2
 
 NOW_MS = 1_000_000

@@ -10,7 +10,7 @@ DRIVERS = tuple(
     f"etude.envserver.drivers.{name}.driver" for name in ("firecracker", "gvisor", "qemu")
 )
 """Of which a pool names one at most."""
-MAKING = ("etude.envserver.images.making", "etude.envserver.images.spec")
+MAKING = ("etude.envserver.images.builder", "etude.envserver.images.spec")
 
 
 def loaded(module: str, watched: tuple[str, ...]) -> str:
@@ -24,7 +24,7 @@ def loaded(module: str, watched: tuple[str, ...]) -> str:
 
 
 def test_a_node_loads_a_driver_only_once_its_pool_wants_it() -> None:
-    assert loaded("etude.envserver.node.serve", DRIVERS) == "[]"
+    assert loaded("etude.envserver.host.server", DRIVERS) == "[]"
 
 
 @pytest.mark.parametrize("role", ["node", "broker"])

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from etude.common.errors import InvalidFieldError, ReusedIdError, UnknownIdError
-from etude.envserver import folders
 from etude.envserver.drivers.base import Outcome, SandboxError
 from etude.envserver.drivers.in_folders import Command
 from etude.envserver.drivers.memory import MemoryDriver, run_tests
-from etude.envserver.node import results as results_module
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.node import Node
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.host import Node
+from etude.envserver.host.leases import call_results as results_module
+from etude.envserver.storage import folders
 from etude.v1 import environments_pb2
 
 MakeNode = Callable[..., Node]

@@ -10,8 +10,8 @@ from typing_extensions import override
 from etude.common.api.pool import EnvPoolSpec
 from etude.envserver.drivers.base import DriverUnavailableError, Readiness, Warmth
 from etude.envserver.drivers.memory import MemoryDriver
-from etude.envserver.node import warmth
-from etude.envserver.node.ahead import Ahead, ahead
+from etude.envserver.host import warm_minimum
+from etude.envserver.host.warm_minimum import Ahead, ahead
 from etude.v1 import environments_pb2
 
 FEW = st.integers(min_value=0, max_value=20)
@@ -64,7 +64,7 @@ def test_bounds_hold_whatever_brokers_want(
     order = environments_pb2.WarmTarget(template="a", paused_clones=asked, shells=shells)
     bounds = Ahead({"a": paused}, fewest, fewest + more)
     readiness = Readiness(templates=[Warmth(template="a"), Warmth(template="b")])
-    found = {each.template: each for each in warmth.wanted([[order]], readiness, {}, bounds)}
+    found = {each.template: each for each in warm_minimum.wanted([[order]], readiness, {}, bounds)}
     a, b = (found.get(name, Warmth(template=name)) for name in ("a", "b"))
     assert a.paused_clones == max(asked, paused)
     assert a.shells == min(max(shells, fewest), fewest + more)

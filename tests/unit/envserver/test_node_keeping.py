@@ -13,9 +13,9 @@ from etude.common.errors import (
 )
 from etude.envserver.drivers.base import CapMissingError, Caps
 from etude.envserver.drivers.memory import MemoryDriver
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.node import Node
-from etude.envserver.node.snapshots import NoRoomError, Quota
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.host import Node
+from etude.envserver.host.snapshots.local_snapshots import NoRoomError, Quota
 from etude.v1 import environments_pb2
 
 MakeNode = Callable[..., Node]

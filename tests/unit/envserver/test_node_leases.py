@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from etude.common.errors import ForbiddenError
-from etude.envserver import folders
 from etude.envserver.drivers.memory import MemoryDriver
-from etude.envserver.node import grounds
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.node import Node
+from etude.envserver.host import launch_source
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.host import Node
+from etude.envserver.storage import folders
 from etude.v1 import environments_pb2
 
 MakeNode = Callable[..., Node]
@@ -132,7 +132,7 @@ async def test_leases_end_with_their_time(make_node: MakeNode, order: Order) -> 
 async def test_a_full_disk_is_told_before_anything_is_written(
     make_node: MakeNode, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grounds, "RESERVE_BYTES", 1 << 60)
+    monkeypatch.setattr(launch_source, "RESERVE_BYTES", 1 << 60)
 
     (outcome,) = await make_node().open(order("a"))
 

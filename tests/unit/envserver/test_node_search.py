@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.node import Node
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.host import Node
 from etude.v1 import environments_pb2
 
 MakeNode = Callable[..., Node]

@@ -12,7 +12,7 @@ from typing_extensions import override
 from etude.agent.workspace.protocol import Runner
 from etude.common import channels, serving
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.host_client import MemoryNodes
 from etude.envserver.broker.pool_report import report
 from etude.envserver.broker.service import BrokerService
 from etude.envserver.drivers.base import (
@@ -26,10 +26,10 @@ from etude.envserver.drivers.base import (
 )
 from etude.envserver.drivers.in_folders import FolderSandbox
 from etude.envserver.drivers.memory import MemoryDriver
-from etude.envserver.node.grading import Grader
-from etude.envserver.node.heartbeat import Heartbeat
-from etude.envserver.node.node import Node
-from etude.envserver.trees import Tree
+from etude.envserver.host.grading import Grader
+from etude.envserver.host.heartbeat import Heartbeat
+from etude.envserver.host.host import Node
+from etude.envserver.storage.trees import Tree
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 MakeNode = Callable[..., Node]

@@ -12,7 +12,7 @@ from etude.common.errors import (
     UnknownIdError,
 )
 from etude.envserver.drivers.memory import MemoryDriver
-from etude.envserver.node.node import Node
+from etude.envserver.host.host import Node
 from etude.v1 import environments_pb2
 
 MakeNode = Callable[..., Node]

@@ -17,8 +17,8 @@ from tests.support.folder_trees import LIMITS, TREES, listing, make
 
 from etude.agent.workspace.protocol import MAX_DEPTH
 from etude.common.errors import CorruptError
-from etude.envserver import copies, folders, packing
-from etude.envserver.folders import Limits, TooLargeError
+from etude.envserver.storage import copies, folders, packing
+from etude.envserver.storage.folders import Limits, TooLargeError
 
 
 def packed(folder: Path, name: str = "saved") -> bytes:

@@ -2,7 +2,7 @@
 
 import gc
 
-from etude.envserver.broker.pauses import LATEST_S, QUIET_S, Pauses
+from etude.envserver.broker.server import LATEST_S, QUIET_S, Pauses
 
 
 def test_old_things_are_left_alone_until_it_is_quiet() -> None:

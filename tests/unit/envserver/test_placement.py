@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.envserver.broker.costs import Level
-from etude.envserver.broker.members import CLONE_BYTES, NodeState
+from etude.envserver.broker.hosts import CLONE_BYTES, NodeState
 from etude.envserver.broker.placement import CHOICES, Want, best, choice, expected_ms
+from etude.envserver.broker.start_costs import Level
 
 levels = st.builds(
     Level,

@@ -7,9 +7,15 @@ from hypothesis import strategies as st
 from etude.common.errors import InvalidFieldError
 from etude.common.plans.book import MAX_WAVES, Plans
 from etude.common.plans.forecast import Wave
-from etude.envserver.broker.costs import Level
-from etude.envserver.broker.members import CLONE_BYTES, NodeState
-from etude.envserver.broker.warming import HALVE_AFTER_S, Warming, Watermark, apportioned, ready_by
+from etude.envserver.broker.hosts import CLONE_BYTES, NodeState
+from etude.envserver.broker.start_costs import Level
+from etude.envserver.broker.warm_targets import (
+    HALVE_AFTER_S,
+    Warming,
+    Watermark,
+    apportioned,
+    ready_by,
+)
 from etude.trainer.controller.admission.forecast import Forecast
 from etude.v1 import environments_pb2, plan_pb2
 

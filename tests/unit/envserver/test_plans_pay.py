@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 
 from etude.common.plans.book import Plans
-from etude.envserver.broker.costs import Level
-from etude.envserver.broker.members import NodeState
-from etude.envserver.broker.warming import Warming
+from etude.envserver.broker.hosts import NodeState
+from etude.envserver.broker.start_costs import Level
+from etude.envserver.broker.warm_targets import Warming
 from etude.trainer.controller.admission.forecast import Forecast
 from etude.v1 import environments_pb2
 

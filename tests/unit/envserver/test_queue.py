@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.envserver.broker.queue import (
+from etude.envserver.broker.launch_queue import (
     MOST_URGENT,
     QUANTUM_CPU_MS,
     Batch,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from etude.common.errors import CorruptError
-from etude.envserver.node import records
-from etude.envserver.node.records import CallLog, Record
+from etude.envserver.host.leases import records
+from etude.envserver.host.leases.records import CallLog, Record
 from etude.v1 import environments_pb2
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.envserver.broker.ledger import Granted, Ledger
+from etude.envserver.broker.lease_ledger import Granted, Ledger
 from etude.v1 import environments_pb2
 
 OVER_UNIX_MS = 1_000

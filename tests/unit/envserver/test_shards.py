@@ -11,12 +11,12 @@ from tests.support.brokers import PATIENCE_S, launched, pool, request
 from etude.common import channels, serving
 from etude.common.sharding import Shard, shard_of
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.nodes import GrpcNodes
+from etude.envserver.broker.host_client import GrpcNodes
 from etude.envserver.broker.service import BrokerService
-from etude.envserver.node.grading import Grader
-from etude.envserver.node.heartbeat import Heartbeat
-from etude.envserver.node.node import Node
-from etude.envserver.node.service import NodeService
+from etude.envserver.host.grading import Grader
+from etude.envserver.host.heartbeat import Heartbeat
+from etude.envserver.host.host import Node
+from etude.envserver.host.service import NodeService
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 SLOTS = 4

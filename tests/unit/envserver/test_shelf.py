@@ -10,11 +10,11 @@ from typing_extensions import Buffer, override
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, EtudeError, StoreError, UnknownIdError
 from etude.envserver.drivers.base import CapMissingError
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.node import Node
-from etude.envserver.node.shelf import MANIFEST, Shared, Shelf, Wanted, place
-from etude.envserver.node.snapshots import NoRoomError, Quota, Snapshot
-from etude.envserver.node.states import origin_of
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.host import Node
+from etude.envserver.host.snapshots.environment_state import origin_of
+from etude.envserver.host.snapshots.local_snapshots import NoRoomError, Quota, Snapshot
+from etude.envserver.host.snapshots.snapshot_store import MANIFEST, Shared, Shelf, Wanted, place
 
 MakeNode = Callable[..., Node]
 

@@ -1,6 +1,6 @@
 """What a broker knows of who holds which snapshot."""
 
-from etude.envserver.broker.members import Members
+from etude.envserver.broker.hosts import Members
 from etude.v1 import environments_pb2
 
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from etude.envserver import folders
 from etude.envserver.drivers.base import Saved
-from etude.envserver.folders import Limits
-from etude.envserver.node import snapshots
-from etude.envserver.node.records import CALLS
-from etude.envserver.node.snapshots import NoRoomError, Origin, Quota, Snapshots
+from etude.envserver.host.leases.records import CALLS
+from etude.envserver.host.snapshots import local_snapshots
+from etude.envserver.host.snapshots.local_snapshots import NoRoomError, Origin, Quota, Snapshots
+from etude.envserver.storage import folders
+from etude.envserver.storage.folders import Limits
 
 MIB = 1 << 20
 ORIGIN = Origin("run", "lease", "python", "file:///x", "key")
@@ -84,7 +84,7 @@ async def test_what_was_dropped_while_it_was_read_is_removed_beside_the_loop(
         removers.append(threading.current_thread())
         folders.remove(folder)
 
-    monkeypatch.setattr(snapshots, "_remove_or_say", remove)
+    monkeypatch.setattr(local_snapshots, "_remove_or_say", remove)
     async with kept.using(made) as folder:
         await kept.drop(made)
         assert folder.exists()

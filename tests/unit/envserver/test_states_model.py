@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from etude.common.errors import ReusedIdError, UnknownIdError, WrongStateError
 from etude.envserver.drivers.memory import MemoryDriver
-from etude.envserver.node.node import Node
-from etude.envserver.node.sources import Sources
+from etude.envserver.host.host import Node
+from etude.envserver.host.workspace_sources import Sources
 from etude.v1 import environments_pb2
 
 _T = TypeVar("_T")

@@ -6,8 +6,8 @@ from tests.support.brokers import launched, request
 from etude.common.api.pool import EnvPoolSpec, Template
 from etude.common.errors import InvalidFieldError
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.images import for_image, has_image
-from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.host_client import MemoryNodes
+from etude.envserver.broker.launch_admission import for_image, has_image
 
 ADDRESS = "ca441c013a87f678296e771e0cde09ea"
 TEMPLATES = (

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import InvalidFieldError
-from etude.envserver import trees
-from etude.envserver.trees import File
+from etude.envserver.storage import trees
+from etude.envserver.storage.trees import File
 from etude.v1 import environments_pb2
 
 segments = st.text("abc", min_size=1, max_size=2)

@@ -7,7 +7,7 @@ from tests.support import microvms
 
 from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 
 @pytest.mark.parametrize("said", ["Kernel panic - no init", ""])

@@ -11,10 +11,9 @@ from etude.common.api.autoscaling import Autoscaling
 from etude.common.errors import UnavailableError
 from etude.common.plans.book import Plans
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.members import Members
-from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.host_client import MemoryNodes
+from etude.envserver.broker.hosts import MOST_S, Members, Vacating
 from etude.envserver.broker.pool_report import report, unix_ms
-from etude.envserver.broker.vacating import MOST_S, Vacating
 from etude.v1 import environments_pb2, plan_pb2
 
 HOLD_S = 15.0

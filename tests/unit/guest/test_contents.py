@@ -9,12 +9,12 @@ import pytest
 from tests.support import guests
 
 from etude.agent.workspace import ExecResult, PathFault, WorkspaceError, WorkspaceLostError
-from etude.envserver import folders, trees
-from etude.envserver.folders import Limits, TooLargeError
-from etude.envserver.guest import contents
+from etude.envserver.guest import workspace_files
 from etude.envserver.guest.calls import Request
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.workspace import GuestWorkspace
+from etude.envserver.storage import folders, trees
+from etude.envserver.storage.folders import Limits, TooLargeError
 from etude.v1 import guest_pb2
 
 ROOMY = Limits(max_files=1000, max_bytes=1 << 22)
@@ -38,8 +38,8 @@ async def channel(request: pytest.FixtureRequest, root: Path) -> AsyncIterator[G
 
 
 async def test_content_is_what_the_host_would_read(channel: GuestChannel, root: Path) -> None:
-    assert await contents.content(channel, ROOMY) == folders.read(root, ROOMY)
-    assert (await contents.content(channel, ROOMY)).is_plain
+    assert await workspace_files.content(channel, ROOMY) == folders.read(root, ROOMY)
+    assert (await workspace_files.content(channel, ROOMY)).is_plain
 
 
 @pytest.mark.parametrize("odd", ["link", "pipe", "empty folder", "name that is no text"])
@@ -55,7 +55,7 @@ async def test_a_workspace_that_files_do_not_describe_is_not_plain(
             (root / "empty").mkdir()
         case _:
             (root / os.fsdecode(b"\xff")).write_bytes(b"x")
-    found = await contents.content(channel, ROOMY)
+    found = await workspace_files.content(channel, ROOMY)
     assert found == folders.read(root, ROOMY)
     assert not found.is_plain
 
@@ -63,25 +63,25 @@ async def test_a_workspace_that_files_do_not_describe_is_not_plain(
 @pytest.mark.parametrize("limits", [Limits(3, 1 << 20), Limits(100, 1000)])
 async def test_more_than_the_limits_allow_is_refused(channel: GuestChannel, limits: Limits) -> None:
     with pytest.raises(TooLargeError):
-        await contents.content(channel, limits)
+        await workspace_files.content(channel, limits)
 
 
 async def test_changes_are_those_since_the_mark(channel: GuestChannel, root: Path) -> None:
     before = folders.read(root, ROOMY).tree
-    await contents.mark(channel, "start")
-    assert not (await contents.changes(channel, "start", ROOMY)).ListFields()
+    await workspace_files.mark(channel, "start")
+    assert not (await workspace_files.changes(channel, "start", ROOMY)).ListFields()
     (root / "a" / "one.py").write_bytes(b"ONE\n")
     (root / "run.sh").chmod(0o644)
     (root / ".hidden").unlink()
     (root / "new").write_bytes(b"")
-    changes = await contents.changes(channel, "start", ROOMY)
+    changes = await workspace_files.changes(channel, "start", ROOMY)
     assert changes == trees.difference(before, folders.read(root, ROOMY).tree)
     assert [file.path for file in changes.written] == ["a/one.py", "new", "run.sh"]
 
 
 async def test_a_mark_that_nobody_made_is_an_error(channel: GuestChannel) -> None:
     with pytest.raises(WorkspaceLostError, match="no such mark"):
-        await contents.changes(channel, "never", ROOMY)
+        await workspace_files.changes(channel, "never", ROOMY)
 
 
 async def test_a_write_may_expect_what_it_replaces(channel: GuestChannel, root: Path) -> None:

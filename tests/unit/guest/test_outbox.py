@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.envserver.guest.outbox import Outbox
+from etude.envserver.guest.channel import Outbox
 
 SIZES = st.lists(st.sampled_from((1, 100, 5_000, 16 << 10, 40_000)), max_size=5)
 

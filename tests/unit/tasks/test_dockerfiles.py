@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import UserError
-from etude.envserver.tasks.formats import machine, toml
+from etude.envserver.storage.trees import File
+from etude.envserver.tasks.formats import task_image, toml
 from etude.envserver.tasks.formats.dockerfile import instructions
-from etude.envserver.tasks.formats.imported import RefusedError
-from etude.envserver.tasks.formats.recipe import Copy, Recipe, Run, followed
-from etude.envserver.trees import File
+from etude.envserver.tasks.formats.dockerfile_recipe import Copy, Recipe, Run, followed
+from etude.envserver.tasks.formats.imported_task import RefusedError
 
 CONTEXT = {
     path: File(path.encode())
@@ -94,8 +94,8 @@ def test_a_run_sees_the_folder_and_the_variables_before_it() -> None:
 
 def test_the_same_dockerfile_makes_the_same_spec() -> None:
     text = "FROM python:3.11\nWORKDIR /app\nCOPY . .\nRUN true\nCOPY a.txt /etc/\n"
-    made = [machine.machine(followed(text, CONTEXT), "a", {}) for _ in range(2)]
-    assert machine.text(made[0].spec) == machine.text(made[1].spec)
+    made = [task_image.machine(followed(text, CONTEXT), "a", {}) for _ in range(2)]
+    assert task_image.text(made[0].spec) == task_image.text(made[1].spec)
     assert set(made[0].workspace) == set(CONTEXT) - {"Dockerfile"}
 
 
@@ -140,7 +140,7 @@ _WORDS = st.sampled_from(
 def test_no_text_crashes_the_reader(words: list[str]) -> None:
     text = "FROM python:3.11\nWORKDIR /app\n" + "".join(words)
     try:
-        made = machine.machine(followed(text, CONTEXT), "a", {})
+        made = task_image.machine(followed(text, CONTEXT), "a", {})
     except UserError:
         return
     assert all(not path.startswith("/") and ".." not in path for path in made.workspace)
@@ -178,7 +178,7 @@ def test_written_toml_is_read_back_as_it_was(table: dict[str, object]) -> None:
 def built(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     """The setup steps of an image, run on a folder in place of a root."""
     text = "\n".join(("FROM python:3.11", "WORKDIR /workspace", *lines))
-    made = machine.machine(followed(text, CONTEXT), "a", {})
+    made = task_image.machine(followed(text, CONTEXT), "a", {})
 
     def moved(text: str) -> str:
         return re.sub(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.tasks import hidden, probe
+from etude.envserver.tasks import hidden_content, leak_probe
 
 WORKSPACE = {
     "table/reader.py": b"import csv\n\n\ndef rows(text):\n    return list(csv.reader(text))\n",
@@ -74,7 +74,7 @@ def looked(folder: Path, *, keeps_history: bool = False) -> list[dict[str, str]]
     """What the probe, as a sandbox runs it, finds in a folder."""
     place = folder.parent / "tests"
     place.mkdir(exist_ok=True)
-    (place / "probe.py").write_bytes(Path(probe.__file__).read_bytes())
+    (place / "probe.py").write_bytes(Path(leak_probe.__file__).read_bytes())
     units = [
         {
             "rule": unit.rule,
@@ -83,9 +83,9 @@ def looked(folder: Path, *, keeps_history: bool = False) -> list[dict[str, str]]
             "exempt": unit.exempt,
             "needed": unit.needed,
         }
-        for unit in hidden.units(WORKSPACE, TESTS, SOLUTION)
+        for unit in hidden_content.units(WORKSPACE, TESTS, SOLUTION)
     ]
-    hashes = hidden.hashes(TESTS, SOLUTION)
+    hashes = hidden_content.hashes(TESTS, SOLUTION)
     found = {"hashes": hashes, "units": units, "keeps_history": keeps_history}
     (place / "units.json").write_text(json.dumps(found))
     report = folder.parent / "report.json"
@@ -283,6 +283,6 @@ def test_no_configuration_of_a_hostile_repository_starts_a_program(
 def test_many_findings_make_a_report_that_still_fits(repository: Repository) -> None:
     for number in range(150):
         (repository.folder / f"{chr(0x20AC) * 70}{number}").write_bytes(FIX)
-    assert 10 < len(looked(repository.folder)) <= probe.MAX_FINDINGS
+    assert 10 < len(looked(repository.folder)) <= leak_probe.MAX_FINDINGS
     report = repository.folder.parent / "report.json"
     assert report.stat().st_size < 64 << 10

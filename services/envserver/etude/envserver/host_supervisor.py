@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from etude.envserver import cell
+from etude.envserver import pid_namespace
 from etude.envserver.drivers.sandbox import kernel
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ def supervise(command: Sequence[str]) -> int:
     keeper = Keeper(command)
     if os.getpid() == 1:
         return keeper.run()
-    if cell.is_possible():
-        return cell.run(keeper.run)
+    if pid_namespace.is_possible():
+        return pid_namespace.run(keeper.run)
     log.warning(
         "no PID namespace: VMs stay if this process is killed; run as root, or allow user"
         " namespaces (sysctl user.max_user_namespaces=10000)"
@@ -59,10 +59,10 @@ class Keeper:
 
     def run(self) -> int:
         """Keep the daemon running until it ends normally or is stopped; returns its exit code."""
-        for number in cell.ENDING:
+        for number in pid_namespace.ENDING:
             signal.signal(number, self._told)
         signal.signal(signal.SIGUSR1, self._asked)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, cell.ENDING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, pid_namespace.ENDING)
         quick = 0
         while True:
             began_s = time.monotonic()
@@ -72,7 +72,7 @@ class Keeper:
             quick = quick + 1 if time.monotonic() - began_s < CALM_S else 0
             if quick >= MAX_QUICK:
                 log.error(
-                    "the daemon failed at its start with exit code %d, %d times in a row: giving up",
+                    "the daemon failed at its start with exit code %d, %d times: giving up",
                     code,
                     quick,
                 )

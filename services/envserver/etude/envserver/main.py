@@ -36,29 +36,29 @@ def _role(arguments: list[str]) -> Coroutine[None, None, None]:
     match arguments:
         case ["broker"]:
             broker_settings = BrokerSettings.from_env()
-            from etude.envserver.broker.serve import serve as serve_broker
+            from etude.envserver.broker.server import serve as serve_broker
 
             return serve_broker(broker_settings)
         case ["node"]:
             node_settings = NodeSettings.from_env()
-            from etude.envserver.node.serve import serve as serve_node
+            from etude.envserver.host.server import serve as serve_node
 
             return serve_node(node_settings)
         case ["supervise"]:
-            from etude.envserver.supervise import main as supervise
+            from etude.envserver.host_supervisor import main as supervise
 
             return supervise()
         case ["edge"]:
-            from etude.envserver.edges.settings import EdgeSettings
+            from etude.envserver.environment_api.settings import EdgeSettings
 
             edge_settings = EdgeSettings.from_env()
-            from etude.envserver.edges.serve import serve as serve_edge
+            from etude.envserver.environment_api.server import serve as serve_edge
 
             return serve_edge(edge_settings)
         case ["key", name, "full" | "tools" as role]:
-            from etude.envserver.edges import keys
+            from etude.envserver.environment_api import api_keys
 
-            key, line = keys.made(name, keys.Role(role))
+            key, line = api_keys.made(name, api_keys.Role(role))
             sys.stdout.write(f"{line}\n")
             sys.stderr.write(f"{key}\n")
             sys.exit(0)

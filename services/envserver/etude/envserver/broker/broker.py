@@ -20,27 +20,26 @@ from etude.common.errors import (
 from etude.common.plans.book import Plans
 from etude.common.sharding import ONLY, Shard
 from etude.envserver import metrics
-from etude.envserver.broker.carrier import Carrier
-from etude.envserver.broker.figures import Figures
-from etude.envserver.broker.images import for_image
-from etude.envserver.broker.intake import (
+from etude.envserver.broker.dispatcher import Carrier
+from etude.envserver.broker.host_client import Nodes
+from etude.envserver.broker.hosts import Vacating
+from etude.envserver.broker.launch_admission import (
     MAX_TTL_S,
     Drain,
     Load,
     check,
     check_group,
     check_shard,
+    for_image,
     refuse_excess,
 )
-from etude.envserver.broker.ledger import Granted, Ledger
-from etude.envserver.broker.nodes import Nodes
-from etude.envserver.broker.orders import Order, failure, success
-from etude.envserver.broker.placement import Want
-from etude.envserver.broker.placer import Placer
-from etude.envserver.broker.queue import Batch, BatchKey, Queue
-from etude.envserver.broker.streams import Stream, Streams
-from etude.envserver.broker.vacating import Vacating
-from etude.envserver.broker.warming import Warming, ready_by
+from etude.envserver.broker.launch_orders import Order, failure, success
+from etude.envserver.broker.launch_queue import Batch, BatchKey, Queue
+from etude.envserver.broker.lease_ledger import Granted, Ledger
+from etude.envserver.broker.outcome_streams import Stream, Streams
+from etude.envserver.broker.placement import Placer, Want
+from etude.envserver.broker.pool_statistics import Figures
+from etude.envserver.broker.warm_targets import Warming, ready_by
 from etude.v1 import environments_pb2, plan_pb2
 
 log = logging.getLogger(__name__)
@@ -51,6 +50,7 @@ SNAPSHOT_S = 2.5
 """A snapshot that a host holds is in a heartbeat after this."""
 CLOSE_WAIT_S = 2.0
 """A release answers after this, whatever its hosts do; their heartbeats bring the rest."""
+_REBUILDING = "this broker has just started and does not know all leases yet: try again in 2 s"
 TICK_S = 0.25
 ADOPTED_S = 60
 """Shortest life of a lease that a new broker adopts; holders renew every 15 s."""

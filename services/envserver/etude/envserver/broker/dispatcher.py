@@ -7,12 +7,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
 from etude.envserver import metrics
-from etude.envserver.broker.ledger import Closing, Ledger
-from etude.envserver.broker.members import NodeState
-from etude.envserver.broker.nodes import NodeError, Nodes
-from etude.envserver.broker.orders import Order, failure
-from etude.envserver.broker.queue import Queue, Turn
-from etude.envserver.broker.streams import Streams
+from etude.envserver.broker.host_client import NodeError, Nodes
+from etude.envserver.broker.hosts import NodeState
+from etude.envserver.broker.launch_orders import Order, failure
+from etude.envserver.broker.launch_queue import Queue, Turn
+from etude.envserver.broker.lease_ledger import Closing, Ledger
+from etude.envserver.broker.outcome_streams import Streams
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)

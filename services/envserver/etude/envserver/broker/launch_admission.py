@@ -1,11 +1,11 @@
 """Admission of launches: validation, template of the task's image, limits of a run and a queue."""
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from etude.agent.toolsets import toolset
-from etude.common.api.pool import LeasePolicy
+from etude.common.api.pool import LeasePolicy, Template
 from etude.common.errors import FullError, InvalidFieldError
 from etude.common.sharding import Shard, shard_of
 from etude.v1 import environments_pb2
@@ -162,3 +162,45 @@ def refuse_excess(load: Load, policy: LeasePolicy, drain: Drain, *, now_s: float
     over, what = excess(load, policy)
     if over:
         raise FullError(what, retry_after_s=drain.retry_after_s(over, now_s=now_s))
+
+
+def for_image(
+    request: environments_pb2.LaunchBatchRequest, templates: Sequence[Template]
+) -> environments_pb2.LaunchBatchRequest:
+    """The launch request with the template whose image its task needs; unchanged without an image.
+
+    Raises:
+        InvalidFieldError: the pool has no such image.
+    """
+    if not request.image:
+        return request
+    fitting = [each.name for each in templates if has_image(each, request.image)]
+    if not fitting:
+        raise InvalidFieldError("image", _refusal(request, templates))
+    if request.template in fitting:
+        return request
+    found = environments_pb2.LaunchBatchRequest()
+    found.CopyFrom(request)
+    found.template = fitting[0]
+    return found
+
+
+def has_image(template: Template, image: str) -> bool:
+    """True if a template's environments boot this image.
+
+    A task names an image as its recipe did. A template names it the same way, by its folder, or by
+    its address in a store, which has no name: then the template's own name is the image's.
+    """
+    if template.image is None:
+        return False
+    return image in {template.name, template.image, template.image.rpartition("/")[2]}
+
+
+def _refusal(request: environments_pb2.LaunchBatchRequest, templates: Sequence[Template]) -> str:
+    task = request.workspace.uri.removesuffix("/environment")
+    present = ", ".join(f"{each.name} ({each.image or 'no image'})" for each in templates)
+    return (
+        f"task {task} needs image {request.image!r}, and no template of this pool has it:"
+        f" {present}. Build it (etude images build), push it, and add a template"
+        f" {{name: {request.image}, image: s3://…}} to spec.templates of the pool"
+    )

@@ -4,8 +4,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from etude.envserver.broker.members import NodeState
-from etude.envserver.broker.queue import Batch, Turn
+from etude.envserver.broker.hosts import NodeState
+from etude.envserver.broker.launch_queue import Batch, Turn
 from etude.v1 import environments_pb2
 
 

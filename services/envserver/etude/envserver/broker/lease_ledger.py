@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.envserver.broker.members import Members, NodeState
-from etude.envserver.broker.queue import BatchKey
+from etude.envserver.broker.hosts import Members, NodeState
+from etude.envserver.broker.launch_queue import BatchKey
 from etude.v1 import environments_pb2
 
 LOST_AFTER_S = 3.5

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
-from etude.envserver.broker.queue import Batch, BatchKey
+from etude.envserver.broker.launch_queue import Batch, BatchKey
 from etude.v1 import environments_pb2
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from etude.common.plans.book import Plan
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.figures import quantile
+from etude.envserver.broker.pool_statistics import quantile
 from etude.v1 import environments_pb2, plan_pb2
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from etude.common.plans.book import Plans
 from etude.common.plans.forecast import Supply, Wave, lead_s, peak
 from etude.envserver import metrics
-from etude.envserver.broker.costs import Level
-from etude.envserver.broker.members import CLONE_BYTES, NodeState
+from etude.envserver.broker.hosts import CLONE_BYTES, NodeState
+from etude.envserver.broker.start_costs import Level
 from etude.v1 import environments_pb2
 
 EVERY_S = 1.0

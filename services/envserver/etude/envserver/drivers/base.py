@@ -10,8 +10,8 @@ from etude.agent.workspace import Workspace
 from etude.agent.workspace.protocol import Runner
 from etude.common.errors import Problem, UnavailableError, UserError, WrongStateError
 from etude.envserver.drivers.programs import Program, RunningProgram
-from etude.envserver.folders import FolderContent, Limits
-from etude.envserver.trees import Tree
+from etude.envserver.storage.folders import FolderContent, Limits
+from etude.envserver.storage.trees import Tree
 
 HEAD_BYTES, TAIL_BYTES = 16 * 1024, 48 * 1024
 """Head and tail of a tool call's output that are kept: twice what the policy is shown (30 KiB), so

@@ -20,8 +20,8 @@ from etude.envserver.drivers.sandbox import layout
 from etude.envserver.drivers.sandbox.layout import INSIDE_UID, LOGS, TESTS
 from etude.envserver.guest.calls import Caller
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.guest.placing import place
 from etude.envserver.guest.workspace import GuestWorkspace
+from etude.envserver.guest.workspace_files import place
 
 ROOT_UID = 0
 _END_LIMIT_S, _CLEAR_LIMIT_S = 30.0, 120.0

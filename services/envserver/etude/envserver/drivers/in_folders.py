@@ -13,7 +13,6 @@ from typing_extensions import override
 from etude.agent.workspace import FolderNotes, FolderWorkspace, NoJobs, notes
 from etude.agent.workspace.protocol import Runner
 from etude.common.errors import crossing
-from etude.envserver import folders
 from etude.envserver.drivers import folder_jobs, saving
 from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
@@ -33,9 +32,10 @@ from etude.envserver.drivers.folder_jobs import FolderJobs
 from etude.envserver.drivers.piped import PipedProgram
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.sandbox import layout
-from etude.envserver.egress.gate import Gate
-from etude.envserver.folders import FolderContent, Limits, Owner
-from etude.envserver.trees import Tree
+from etude.envserver.egress.environment_egress import Gate
+from etude.envserver.storage import folders
+from etude.envserver.storage.folders import FolderContent, Limits, Owner
+from etude.envserver.storage.trees import Tree
 
 _WORKSPACE = "workspace"
 CAPS = Caps(files=True, memory=False, freeze=True)

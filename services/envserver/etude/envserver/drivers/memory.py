@@ -11,7 +11,7 @@ from etude.agent import minitest
 from etude.envserver.drivers.base import Caps, Outcome, Strength
 from etude.envserver.drivers.in_folders import CAPS, Command, FolderDriver
 from etude.envserver.drivers.sandbox.layout import warm
-from etude.envserver.folders import Owner, current_owner
+from etude.envserver.storage.folders import Owner, current_owner
 
 
 def run_tests(command: Command) -> Outcome:

@@ -38,9 +38,9 @@ from etude.envserver.drivers.piped import PipedProgram
 from etude.envserver.drivers.programs import Program
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.drivers.sandbox.layout import Layout
-from etude.envserver.egress.doors import Doors
-from etude.envserver.egress.gate import Egress
-from etude.envserver.folders import Owner
+from etude.envserver.egress.environment_egress import Egress
+from etude.envserver.egress.listeners import Doors
+from etude.envserver.storage.folders import Owner
 
 START_TIMEOUT_S = 60.0
 """An idle machine takes 0.1 s; a busy one with a cold disk took 10."""

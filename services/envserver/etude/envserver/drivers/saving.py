@@ -7,9 +7,9 @@ from pathlib import Path
 from blake3 import blake3
 
 from etude.common.errors import CorruptError
-from etude.envserver import copies, folders
 from etude.envserver.drivers.base import Saved
-from etude.envserver.folders import Limits, Owner
+from etude.envserver.storage import copies, folders
+from etude.envserver.storage.folders import Limits, Owner
 
 _UNLIMITED = Limits(max_files=sys.maxsize, max_bytes=sys.maxsize)
 """For restores: a snapshot has been within its limits when it was saved."""

@@ -20,16 +20,16 @@ from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strengt
 from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.machines.jail import jail_with_kvm
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
-from etude.envserver.images import build as builder
-from etude.envserver.images.build import Image
-from etude.envserver.images.cache import Cache, hold
+from etude.envserver.images import built_image as builder
+from etude.envserver.images.build_cache import Cache, hold
+from etude.envserver.images.built_image import Image
 
 if TYPE_CHECKING:
     from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
     from etude.envserver.drivers.gvisor.driver import GvisorDriver
     from etude.envserver.drivers.process import ProcessDriver
     from etude.envserver.drivers.qemu.driver import QemuDriver
-    from etude.envserver.egress.gate import Egress
+    from etude.envserver.egress.environment_egress import Egress
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ async def _selected(spec: EnvPoolSpec, place: Place) -> Driver:
 def _egress(spec: EnvPoolSpec, place: Place) -> "Egress | None":
     if spec.network.egress is EgressPolicy.NONE:
         return None
-    from etude.envserver.egress.gate import Egress  # noqa: PLC0415 - see above
-    from etude.envserver.egress.secrets import Secrets  # noqa: PLC0415 - see above
+    from etude.envserver.egress.credentials import Secrets  # noqa: PLC0415 - see above
+    from etude.envserver.egress.environment_egress import Egress  # noqa: PLC0415 - see above
 
     templates = {template.name: template.egress for template in spec.templates}
     return Egress(spec.network, templates, secrets=Secrets(place.secrets))
@@ -284,10 +284,10 @@ def _found(name: str, cache: Cache, access: StoreAccess) -> Image | None:
 def _image_of(name: str, cache: Cache, access: StoreAccess) -> Image | None:
     """Find the image in a store or a folder, or the newest one here of this name or address."""
     if name.startswith("s3://"):
-        from etude.envserver.images import shipping  # noqa: PLC0415 - for images of a store alone
+        from etude.envserver.images import image_store  # noqa: PLC0415 - for images of a store alone
 
         prefix, _, reference = name.rpartition("/")
-        return shipping.fetch(reference, source_for(prefix, access), cache)
+        return image_store.fetch(reference, source_for(prefix, access), cache)
     if name.startswith("file://"):
         return builder.read(Path(unquote(urlparse(name).path)))
     return builder.newest(name, cache)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from etude.common.api.network import EgressPolicy, EgressRule, Network
 from etude.envserver import metrics
+from etude.envserver.egress.credentials import Secrets
 from etude.envserver.egress.limits import MAX_CONNECTIONS, Account
 from etude.envserver.egress.policy import Credential, Mode, Rule, Verdict
-from etude.envserver.egress.secrets import Secrets
 from etude.envserver.egress.upstream import Lookups, Upstream
 
 log = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import h11
 
-from etude.envserver.egress import asking
-from etude.envserver.egress.asking import Headers
-from etude.envserver.egress.gate import Gate, Trip
-from etude.envserver.egress.secrets import EchoedError, EchoGuard, watched
-from etude.envserver.egress.wires import Wire
+from etude.envserver.egress import proxy_request
+from etude.envserver.egress.byte_streams import Wire
+from etude.envserver.egress.credentials import EchoedError, EchoGuard, watched
+from etude.envserver.egress.environment_egress import Gate, Trip
+from etude.envserver.egress.proxy_request import Headers
 
 IDLE_S = 60.0
 """Between two pieces of a body, or from a request to its answer."""
@@ -66,8 +66,8 @@ class Exchange:
         """
         if secret is not None:
             self._guard = EchoGuard(watched(secret[1]))
-        given = asking.outgoing(request.headers, is_limited=self.is_limited)
-        is_chunked = asking.is_chunked(request.headers)
+        given = proxy_request.outgoing(request.headers, is_limited=self.is_limited)
+        is_chunked = proxy_request.is_chunked(request.headers)
         headers = _outgoing(given, host, secret, is_chunked=is_chunked)
         await self._send(
             h11.Request(method=request.method, target=target.encode("ascii"), headers=headers)
@@ -114,7 +114,7 @@ class Exchange:
                 raise EchoedError(
                     "the answer is compressed, so nobody can watch for the credential"
                 )
-        headers = [*asking.forwarded(response.headers), (b"connection", b"close")]
+        headers = [*proxy_request.forwarded(response.headers), (b"connection", b"close")]
         return h11.Response(
             status_code=response.status_code, headers=headers, reason=response.reason
         )

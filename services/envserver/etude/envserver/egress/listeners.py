@@ -6,9 +6,9 @@ import socket
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from etude.envserver.egress.gate import Gate
+from etude.envserver.egress.byte_streams import CHUNK_BYTES, SocketWire
+from etude.envserver.egress.environment_egress import Gate
 from etude.envserver.egress.proxy import serve
-from etude.envserver.egress.wires import CHUNK_BYTES, SocketWire
 
 _AGAIN_S = 1.0
 

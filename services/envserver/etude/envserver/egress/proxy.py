@@ -11,16 +11,16 @@ import time
 import h11
 
 from etude.envserver import metrics
-from etude.envserver.egress import asking, policy
-from etude.envserver.egress.asking import Asked, MalformedError
-from etude.envserver.egress.gate import Gate, Trip
+from etude.envserver.egress import policy, proxy_request
+from etude.envserver.egress.byte_streams import Wire
+from etude.envserver.egress.credentials import CredentialError, EchoedError
+from etude.envserver.egress.environment_egress import Gate, Trip
+from etude.envserver.egress.http_exchange import Exchange, answer
 from etude.envserver.egress.limits import SPENT, OverLimitError
 from etude.envserver.egress.policy import Decision, Mode, Rule, Verdict
-from etude.envserver.egress.requests import Exchange, answer
-from etude.envserver.egress.secrets import CredentialError, EchoedError
+from etude.envserver.egress.proxy_request import Asked, MalformedError
 from etude.envserver.egress.tunnels import TunnelRefusedError, tunnel
 from etude.envserver.egress.upstream import NotPublicError, Target, UnreachableError
-from etude.envserver.egress.wires import Wire
 
 HEAD_S = 20.0
 """For a request's first part, from a client that may have been frozen meanwhile."""
@@ -114,7 +114,7 @@ def _asked(request: h11.Request, trip: Trip) -> Asked:
     trip.method = request.method.decode("ascii", "replace")
     trip.host = request.target.decode("ascii", "replace")
     try:
-        wanted = asking.asked(request)
+        wanted = proxy_request.asked(request)
     except MalformedError as error:
         raise RefusedError(Verdict.MALFORMED, str(error)) from error
     trip.host, trip.port = wanted.attempt.host, wanted.attempt.port

@@ -4,9 +4,9 @@ import asyncio
 
 import h11
 
-from etude.envserver.egress import hello, policy
-from etude.envserver.egress.gate import Gate, Trip
-from etude.envserver.egress.wires import Wire
+from etude.envserver.egress import policy, tls_client_hello
+from etude.envserver.egress.byte_streams import Wire
+from etude.envserver.egress.environment_egress import Gate, Trip
 
 IDLE_S = 120.0
 """Without a byte in either direction: kept-open connections of clients that are done."""
@@ -53,12 +53,12 @@ async def _first(client: Wire, seen: bytes, host: str) -> bytes:
     data = bytes(seen)
     try:
         async with asyncio.timeout(HELLO_S):
-            while not (found := hello.read(data)).is_complete:
+            while not (found := tls_client_hello.read(data)).is_complete:
                 more = await client.read()
                 if not more:
                     raise TunnelRefusedError("the client said nothing")
                 data += more
-    except hello.NotTlsError as error:
+    except tls_client_hello.NotTlsError as error:
         raise TunnelRefusedError(str(error)) from error
     if policy.canonical(found.server_name) != host:
         raise TunnelRefusedError(f"it is meant for {found.server_name[:255]!r}")

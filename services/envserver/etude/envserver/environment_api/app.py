@@ -9,15 +9,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from etude.common.errors import UnknownIdError
-from etude.envserver.edges import envd_process
-from etude.envserver.edges.e2b_api import E2bApi
-from etude.envserver.edges.envd_files import Files
-from etude.envserver.edges.guard import Guard, handlers
-from etude.envserver.edges.keys import Keys
-from etude.envserver.edges.mcp_tools import McpEdge
-from etude.envserver.edges.openenv import OpenEnvEdge
-from etude.envserver.edges.pool import Pool
-from etude.envserver.edges.sandboxes import Sandbox, Sandboxes
+from etude.envserver.environment_api.api_keys import Keys
+from etude.envserver.environment_api.e2b import envd_processes
+from etude.envserver.environment_api.e2b.control_plane import E2bApi
+from etude.envserver.environment_api.e2b.envd_files import Files
+from etude.envserver.environment_api.mcp_server import McpEdge
+from etude.envserver.environment_api.middleware import Guard, handlers
+from etude.envserver.environment_api.openenv.routes import OpenEnvEdge
+from etude.envserver.environment_api.pool_client import Pool
+from etude.envserver.environment_api.sandboxes import Sandbox, Sandboxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Envd:
 
     async def _process(self, request: Request) -> Response:
         sandbox = self._sandbox(request)
-        return await envd_process.call(sandbox, request.path_params["method"], request)
+        return await envd_processes.call(sandbox, request.path_params["method"], request)
 
     async def _filesystem(self, request: Request) -> Response:
         files = Files(self.pool, self._sandbox(request))

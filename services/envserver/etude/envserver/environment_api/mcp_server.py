@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from etude.envserver.edges import toolbox
-from etude.envserver.edges.keys import Keys, UnknownKeyError
-from etude.envserver.edges.pool import Pool, told
-from etude.envserver.edges.sandboxes import Sandbox, Sandboxes
+from etude.envserver.environment_api import tool_calls
+from etude.envserver.environment_api.api_keys import Keys, UnknownKeyError
+from etude.envserver.environment_api.pool_client import Pool, told
+from etude.envserver.environment_api.sandboxes import Sandbox, Sandboxes
 
 _SANDBOX = "etude.sandbox"
 _MAX_BODY_BYTES = 1 << 20
@@ -78,7 +78,7 @@ class McpEdge:
         return mcp_types.ListToolsResult(
             tools=[
                 mcp_types.Tool(name=name, description=text, input_schema=dict(parameters))
-                for name, text, parameters in toolbox.descriptions()
+                for name, text, parameters in tool_calls.descriptions()
             ]
         )
 
@@ -94,7 +94,7 @@ class McpEdge:
             raise MCPError(INTERNAL_ERROR, "the message did not come in an HTTP request")
         sandbox: Sandbox = context.request.scope[_SANDBOX]
         try:
-            answer = await toolbox.call(
+            answer = await tool_calls.call(
                 self.pool, sandbox.lease, params.name, params.arguments or {}
             )
         except grpc.aio.AioRpcError as error:

@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.agent.workspace import MAX_FILE_BYTES
 from etude.common.errors import EtudeError, FullError
-from etude.envserver.edges import connect
-from etude.envserver.edges.keys import UnknownKeyError
-from etude.envserver.edges.pool import http_status, told
+from etude.envserver.environment_api.api_keys import UnknownKeyError
+from etude.envserver.environment_api.e2b import connect_protocol
+from etude.envserver.environment_api.pool_client import http_status, told
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def handlers() -> Mapping[Any, Callable[[Request, Any], Awaitable[Response]]]:
 
 async def _explained(request: Request, error: EtudeError | grpc.aio.AioRpcError) -> Response:
     if request.url.path.startswith(("/process.", "/filesystem.")):
-        return connect.refused(connect.problem(error))
+        return connect_protocol.refused(connect_protocol.problem(error))
     if isinstance(error, UnknownKeyError):
         return _said(401, str(error))
     code, words = told(error)

@@ -9,7 +9,7 @@ import grpc
 
 from etude.common import channels
 from etude.common.errors import EtudeError, UnavailableError
-from etude.envserver.edges.settings import RUN_ID
+from etude.envserver.environment_api.settings import RUN_ID
 from etude.v1 import (
     environment_access_pb2_grpc,
     environment_state_pb2_grpc,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import grpc
 
 from etude.common.errors import FullError, UnknownIdError
-from etude.envserver.edges.keys import Caller, UnknownKeyError
-from etude.envserver.edges.pool import TTL_S, Pool
-from etude.envserver.edges.programs import Programs
+from etude.envserver.environment_api.api_keys import Caller, UnknownKeyError
+from etude.envserver.environment_api.pool_client import TTL_S, Pool
+from etude.envserver.environment_api.sandbox_programs import Programs
 from etude.v1 import environment_state_pb2, environments_pb2
 
 log = logging.getLogger(__name__)

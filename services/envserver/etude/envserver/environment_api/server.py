@@ -5,20 +5,59 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from etude.common import serving
 from etude.common.probes import Probes
-from etude.envserver.edges import keys
-from etude.envserver.edges.app import application
-from etude.envserver.edges.mcp_tools import McpEdge
-from etude.envserver.edges.patience import PatientProtocol
-from etude.envserver.edges.pool import Pool
-from etude.envserver.edges.sandboxes import Sandboxes
-from etude.envserver.edges.settings import EdgeSettings
+from etude.envserver.environment_api import api_keys
+from etude.envserver.environment_api.app import application
+from etude.envserver.environment_api.mcp_server import McpEdge
+from etude.envserver.environment_api.pool_client import Pool
+from etude.envserver.environment_api.sandboxes import Sandboxes
+from etude.envserver.environment_api.settings import EdgeSettings
+
+HEAD_S = 10.0
+"""From a connection's start, or from the first byte of a request, to the end of its headers."""
+
+
+class PatientProtocol(H11Protocol):
+    """Closes connections that send their headers too slowly; uvicorn has no such limit."""
+
+    head_s = HEAD_S
+    _timer: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is h11.IDLE and self._timer is None:
+            self._wait()
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._timer = self.loop.call_later(self.head_s, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 MAX_CONNECTIONS = 1_000
 KEEP_ALIVE_S = 30
@@ -39,7 +78,7 @@ async def serve(settings: EdgeSettings) -> None:
     """Listen until SIGTERM; the sandboxes end with this process."""
     pool = Pool(settings.broker_target)
     sandboxes = Sandboxes(pool, settings.workspace, settings.max_sandboxes)
-    known = keys.load(settings.keys_file)
+    known = api_keys.load(settings.keys_file)
     mcp = McpEdge(known, pool, sandboxes)
     app = application(known, pool, sandboxes, mcp, memory_mib=settings.memory_mib)
     probes = Probes(settings.probe_port, settings.host)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from etude.common import sharding
-from etude.envserver.node.sources import EMPTY
+from etude.envserver.host.workspace_sources import EMPTY
 
 RUN_ID = "edge"
 """Run id of the environment API's leases, the same for all brokers."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etude.agent.toolsets import schema, toolset
-from etude.envserver.edges.pool import TOOLSET, Pool
+from etude.envserver.environment_api.pool_client import TOOLSET, Pool
 from etude.v1 import environments_pb2
 
 _DEADLINE_S = 900.0

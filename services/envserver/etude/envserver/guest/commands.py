@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES
 from etude.envserver.drivers.sandbox import layout
-from etude.envserver.guest import answers
+from etude.envserver.guest import replies
 from etude.envserver.guest.calls import Caller, Reply, Request
 from etude.v1 import guest_pb2
 
@@ -60,7 +60,7 @@ class GuestCommands:
         )
         # The guest's own limit comes first; the deadline is for a guest that forgets it.
         request = Request(operation=call, deadline_s=timeout_s + _SPARE_S)
-        return result(answers.check(await self.channel.call(request), ""))
+        return result(replies.check(await self.channel.call(request), ""))
 
 
 def result(reply: Reply) -> ExecResult:

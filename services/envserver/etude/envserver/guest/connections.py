@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from etude.common.errors import EtudeError
-from etude.envserver.egress.wires import Wire
+from etude.envserver.egress.byte_streams import Wire
 from etude.envserver.guest import frames
 from etude.envserver.guest.calls import OnStream
 from etude.envserver.guest.frames import BadFrameError, Flag, Frame, Kind

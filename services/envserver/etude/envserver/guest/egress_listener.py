@@ -3,9 +3,9 @@
 import asyncio
 import logging
 
-from etude.envserver.egress.gate import Gate
-from etude.envserver.egress.inside import PORT
+from etude.envserver.egress.environment_egress import Gate
 from etude.envserver.egress.proxy import serve
+from etude.envserver.egress.proxy_variables import PORT
 from etude.envserver.guest.channel import GuestChannel, GuestLostError
 from etude.envserver.guest.connections import GuestConnection, PortTakenError
 

@@ -8,7 +8,7 @@ from typing_extensions import override
 from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import LOG_BYTES, TERM_GRACE_S
 from etude.envserver.drivers.sandbox import layout
-from etude.envserver.guest import answers
+from etude.envserver.guest import replies
 from etude.envserver.guest.calls import CONTROLLERS_JOBS, Caller, Reply, Request
 from etude.envserver.guest.commands import DEFAULT_LIMITS
 from etude.v1 import guest_pb2
@@ -66,7 +66,7 @@ class GuestJobs(Jobs):
         reply = await self.channel.call(Request(operation=call, deadline_s=_DEADLINE_S))
         if reply.result.status == guest_pb2.GUEST_STATUS_BUSY:
             raise JobError(JobFault.TOO_MANY)
-        number = answers.check(reply, "").result.exec.job
+        number = replies.check(reply, "").result.exec.job
         self._running.add(number)
         return number
 
@@ -112,7 +112,7 @@ class GuestJobs(Jobs):
         fault = _FAULTS.get(reply.result.status)
         if fault is not None:
             raise JobError(fault, asked.job)
-        return answers.check(reply, "")
+        return replies.check(reply, "")
 
     def _state(self, reply: Reply) -> JobState:
         found = reply.result.exec

@@ -8,8 +8,8 @@ from typing import Any
 from etude.agent.workspace import WorkspaceError
 from etude.common.errors import EtudeError
 from etude.envserver.guest import frames
-from etude.envserver.guest.answers import FAULTS
 from etude.envserver.guest.frames import BadFrameError, Flag, Frame, Kind
+from etude.envserver.guest.replies import FAULTS
 from etude.v1 import guest_pb2
 
 _MAX_KEPT_BYTES = 4 << 10

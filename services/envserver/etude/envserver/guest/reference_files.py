@@ -17,10 +17,10 @@ from etude.agent.workspace import (
     WorkspaceError,
     relative,
 )
-from etude.envserver import folders, trees
-from etude.envserver.folders import Limits, TooLargeError
 from etude.envserver.guest.reference_calls import Call, Operation, RefusedError
-from etude.envserver.trees import File
+from etude.envserver.storage import folders, trees
+from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.trees import File
 from etude.v1 import guest_pb2
 
 Marks = dict[str, Mapping[str, File]]

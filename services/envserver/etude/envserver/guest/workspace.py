@@ -27,7 +27,7 @@ from etude.agent.workspace import (
 )
 from etude.agent.workspace.jobs import Jobs, NoJobs
 from etude.agent.workspace.notes import MemoryNotes, Notes
-from etude.envserver.guest import answers
+from etude.envserver.guest import replies
 from etude.envserver.guest.calls import Caller, Reply, ReplyTooLargeError, Request
 from etude.v1 import guest_pb2
 
@@ -92,7 +92,7 @@ class GuestWorkspace(Workspace):
         prefix = clean and clean + "/"
         call = self._call(list=guest_pb2.GuestList(path=clean))
         reply = await self._ask(call, path, max_bytes=_MAX_NAMES_BYTES)
-        entries = answers.body(reply, 0, guest_pb2.GuestEntries()).entries
+        entries = replies.body(reply, 0, guest_pb2.GuestEntries()).entries
         return [_info(prefix + entry.name, entry.kind, entry.size) for entry in entries]
 
     @override
@@ -103,7 +103,7 @@ class GuestWorkspace(Workspace):
         if reply.result.status == guest_pb2.GUEST_STATUS_UNSUPPORTED:
             found = await self._walk("", "", hidden=patterns.names_hidden(pattern))
             return patterns.globbed(pattern, _sorted(info.path for info in found))
-        return list(answers.body(reply, 0, guest_pb2.GuestPaths()).paths)
+        return list(replies.body(reply, 0, guest_pb2.GuestPaths()).paths)
 
     @override
     async def grep(self, query: GrepQuery) -> Sequence[FileMatches]:
@@ -122,7 +122,7 @@ class GuestWorkspace(Workspace):
         wanted = {info.path for info in found if info.size <= MAX_FILE_BYTES}
         call = self._call(hashes=guest_pb2.GuestHashes())
         reply = await self._ask(call, "", max_bytes=_MAX_NAMES_BYTES)
-        files = answers.body(reply, 0, guest_pb2.GuestDigests()).files
+        files = replies.body(reply, 0, guest_pb2.GuestDigests()).files
         return {file.path: file.sha256 for file in files if file.path in wanted}
 
     @override
@@ -154,7 +154,7 @@ class GuestWorkspace(Workspace):
             return None
         if reply.result.status == guest_pb2.GUEST_STATUS_UNSUPPORTED:
             return None
-        return answers.body(reply, 1, guest_pb2.GuestMatches())
+        return replies.body(reply, 1, guest_pb2.GuestMatches())
 
     async def _host_grep(
         self, matcher: patterns.Matcher, query: GrepQuery, start: str
@@ -186,7 +186,7 @@ class GuestWorkspace(Workspace):
     async def _walk(self, start: str, path: str, *, hidden: bool) -> Sequence[FileInfo]:
         call = self._call(walk=guest_pb2.GuestWalk(path=start, hidden=hidden))
         reply = await self._ask(call, path, max_bytes=_MAX_NAMES_BYTES)
-        entries = answers.body(reply, 0, guest_pb2.GuestEntries()).entries
+        entries = replies.body(reply, 0, guest_pb2.GuestEntries()).entries
         return [_info(entry.name, entry.kind, entry.size) for entry in entries]
 
     def _call(self, **operation: object) -> guest_pb2.GuestCall:
@@ -205,7 +205,7 @@ class GuestWorkspace(Workspace):
         )
         if reply.result.status == guest_pb2.GUEST_STATUS_UNSUPPORTED:
             return reply
-        return answers.check(reply, path)
+        return replies.check(reply, path)
 
 
 def _info(path: str, kind: int, size: int) -> FileInfo:

@@ -1,12 +1,16 @@
 """The files of a guest's workspace as a value, all of them or those that changed."""
 
+import asyncio
+import hashlib
+
 from google.protobuf.message import DecodeError
 
-from etude.envserver.folders import FolderContent, Limits, TooLargeError
-from etude.envserver.guest import answers
+from etude.agent.workspace import WorkspaceLostError
+from etude.envserver.guest import replies
 from etude.envserver.guest.calls import Caller, Reply, ReplyTooLargeError, Request
 from etude.envserver.guest.channel import GuestLostError
-from etude.envserver.trees import File
+from etude.envserver.storage.folders import FolderContent, Limits, TooLargeError
+from etude.envserver.storage.trees import File, Tree
 from etude.v1 import environments_pb2, guest_pb2
 
 _DEADLINE_S = 120.0
@@ -22,7 +26,7 @@ async def mark(channel: Caller, name: str) -> None:
         WorkspaceLostError: the guest failed.
     """
     call = guest_pb2.GuestCall(mark=guest_pb2.GuestMark(name=name))
-    answers.sure(await channel.call(Request(operation=call, deadline_s=_DEADLINE_S)), "")
+    replies.sure(await channel.call(Request(operation=call, deadline_s=_DEADLINE_S)), "")
 
 
 async def changes(channel: Caller, name: str, limits: Limits) -> environments_pb2.WorkspaceDiff:
@@ -67,7 +71,7 @@ async def _diff(channel: Caller, name: str, limits: Limits) -> Reply:
         raise TooLargeError(too_large) from error
     if reply.result.fault == guest_pb2.GUEST_FAULT_TOO_MANY:
         raise TooLargeError(too_large)
-    return answers.sure(reply, "")
+    return replies.sure(reply, "")
 
 
 def _decoded(reply: Reply) -> environments_pb2.WorkspaceDiff:
@@ -75,3 +79,47 @@ def _decoded(reply: Reply) -> environments_pb2.WorkspaceDiff:
         return environments_pb2.WorkspaceDiff.FromString(reply.data.get(0, b""))
     except DecodeError as error:
         raise GuestLostError("the guest sent no WorkspaceDiff") from error
+
+
+_PLACE_DEADLINE_S = 60.0
+
+
+async def place(channel: Caller, tree: Tree, *, root: str, uid: int | None = None) -> None:
+    """Write every file of a tree below a folder of the guest; all of them or none is the caller's.
+
+    Args:
+        channel: to the guest.
+        tree: by path below the folder.
+        root: absolute, and there.
+        uid: whose they are; None is the sandbox's user.
+
+    Raises:
+        WorkspaceLostError: the guest failed, or has no room for one of them.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            for path, file in tree.items():
+                call = guest_pb2.GuestCall(write=_write(path, file), cwd=root, uid=uid)
+                group.create_task(_ask(channel, call, file), name=f"place {path[:80]}")
+    except ExceptionGroup as errors:
+        others = errors.split(WorkspaceLostError)[1]
+        if others is not None:
+            raise
+        # One is enough, and what it says is what a client is told.
+        raise errors.exceptions[0] from None
+
+
+def _write(path: str, file: File) -> guest_pb2.GuestWrite:
+    return guest_pb2.GuestWrite(
+        path=path,
+        size=len(file.content),
+        sha256=hashlib.sha256(file.content).digest(),
+        mode=0o755 if file.executable else 0o644,
+    )
+
+
+async def _ask(channel: Caller, call: guest_pb2.GuestCall, file: File) -> None:
+    reply = await channel.call(
+        Request(operation=call, data=file.content, deadline_s=_PLACE_DEADLINE_S)
+    )
+    replies.sure(reply, call.write.path)

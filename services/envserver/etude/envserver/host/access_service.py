@@ -22,9 +22,9 @@ from etude.common.errors import InvalidFieldError, UnknownIdError
 from etude.envserver.drivers import programs
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.programs import Program, RunningProgram, Size, Stream
-from etude.envserver.node import access
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.node import Node
+from etude.envserver.host import controller_access
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.host import Node
 from etude.v1 import environment_access_pb2 as pb2
 from etude.v1 import environment_access_pb2_grpc
 
@@ -138,7 +138,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         context: Context[pb2.MakeFolderRequest, pb2.MakeFolderResponse],
     ) -> pb2.MakeFolderResponse:
         async with self._files(request) as sandbox:
-            is_new = await access.make_folder(sandbox, request.path)
+            is_new = await controller_access.make_folder(sandbox, request.path)
         return pb2.MakeFolderResponse(is_new=is_new)
 
     @override
@@ -148,7 +148,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         context: Context[pb2.MoveFileRequest, pb2.MoveFileResponse],
     ) -> pb2.MoveFileResponse:
         async with self._files(request) as sandbox:
-            info = await access.move(sandbox, request.path, request.new_path)
+            info = await controller_access.move(sandbox, request.path, request.new_path)
         return pb2.MoveFileResponse(entry=_entry(info))
 
     @override
@@ -158,7 +158,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         context: Context[pb2.RemoveFileRequest, pb2.RemoveFileResponse],
     ) -> pb2.RemoveFileResponse:
         async with self._files(request) as sandbox:
-            await access.remove(sandbox, request.path)
+            await controller_access.remove(sandbox, request.path)
         return pb2.RemoveFileResponse()
 
     def _find(self, request: _OfLease) -> Environment:

@@ -1,11 +1,14 @@
 """Folders made, moved and removed in a sandbox, by programs of its own."""
 
+import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from etude.agent.workspace import FileInfo, FileKind, PathFault, WorkspaceError, relative
-from etude.common.errors import WrongStateError
+from etude.common.errors import FullError, WrongStateError
 from etude.envserver.drivers.base import Sandbox
-from etude.envserver.drivers.programs import Program
+from etude.envserver.drivers.programs import Program, RunningProgram
 
 _LIMIT_S = 60.0
 _MAX_WORDS = 500
@@ -78,3 +81,47 @@ async def _do(sandbox: Sandbox, *argv: str) -> None:
     if ending.exit_code:
         why = words.decode("utf-8", "replace").strip() or f"exit code {ending.exit_code}"
         raise WrongStateError(why)
+
+
+MAX_PROGRAMS = 16
+"""At a time, in one lease."""
+END_S = 5.0
+"""For programs that are killed; they take milliseconds."""
+
+
+@dataclass(slots=True)
+class Programs:
+    """Those of one lease that run."""
+
+    _running: set[RunningProgram] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def start(self, begin: Callable[[], Awaitable[RunningProgram]]) -> RunningProgram:
+        """One more.
+
+        Raises:
+            FullError: there are too many.
+        """
+        if len(self._running) >= MAX_PROGRAMS:
+            raise FullError(f"{MAX_PROGRAMS} programs run in this lease", retry_after_s=5)
+        running = await begin()
+        self._running.add(running)
+        return running
+
+    async def close(self, running: RunningProgram) -> None:
+        """Nobody listens to it any more."""
+        await running.close()
+        self._running.discard(running)
+
+    async def end(self) -> None:
+        """Kill all of them, and wait a little."""
+        programs = set(self._running)
+        for program in programs:
+            program.kill()
+        if programs:
+            endings = [asyncio.ensure_future(program.ending()) for program in programs]
+            await asyncio.wait(endings, timeout=END_S)
+            for ending in endings:
+                ending.cancel()

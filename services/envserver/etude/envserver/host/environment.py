@@ -23,14 +23,15 @@ from etude.common.errors import (
     WrongStateError,
     crossing,
 )
-from etude.envserver import folders, metrics, trees
+from etude.envserver import metrics
 from etude.envserver.drivers.base import Driver, Outcome, Sandbox, SandboxError
 from etude.envserver.drivers.programs import Program, RunningProgram
-from etude.envserver.node.cache import ResultCache
-from etude.envserver.node.programs import Programs
-from etude.envserver.node.records import CALLS, CallLog, History, Record
-from etude.envserver.node.results import Results, digest, exec_result, fitting
-from etude.envserver.node.sources import Source
+from etude.envserver.host.controller_access import Programs
+from etude.envserver.host.leases.call_results import Results, digest, exec_result, fitting
+from etude.envserver.host.leases.records import CALLS, CallLog, History, Record
+from etude.envserver.host.result_cache import ResultCache
+from etude.envserver.host.workspace_sources import Source
+from etude.envserver.storage import folders, trees
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)

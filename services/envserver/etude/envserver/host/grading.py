@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from etude.common.errors import InvalidFieldError, WrongStateError, crossing
-from etude.envserver import trees
 from etude.envserver.drivers.base import (
     CapMissingError,
     Driver,
@@ -12,11 +11,12 @@ from etude.envserver.drivers.base import (
     Verification,
 )
 from etude.envserver.drivers.sandbox.layout import LOGS
-from etude.envserver.node.cache import ResultCache
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.starts import Starts
-from etude.envserver.node.terms import ISOLATION
-from etude.envserver.trees import Tree
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.leases.lease_fields import ISOLATION
+from etude.envserver.host.leases.start_tracker import Starts
+from etude.envserver.host.result_cache import ResultCache
+from etude.envserver.storage import trees
+from etude.envserver.storage.trees import Tree
 from etude.v1 import environments_pb2
 
 MAX_JOB_BYTES = 64 << 20

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from etude.common import sharding
-from etude.envserver.node import warmth
-from etude.envserver.node.ahead import NOTHING, Ahead
-from etude.envserver.node.node import Node
-from etude.envserver.node.terms import ISOLATION
+from etude.envserver.host import warm_minimum
+from etude.envserver.host.host import Node
+from etude.envserver.host.leases.lease_fields import ISOLATION
+from etude.envserver.host.warm_minimum import NOTHING, Ahead
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Heartbeat:
         beats = (self._beat(index, share, len(held)) for index, share in enumerate(shares))
         await asyncio.gather(*beats)
         ready, awaited = self.node.driver.readiness(), self.node.starts.awaited()
-        wanted = warmth.wanted(self._warm.values(), ready, awaited, self.ahead)
+        wanted = warm_minimum.wanted(self._warm.values(), ready, awaited, self.ahead)
         self.node.driver.keep_warm(wanted, max_shells=self.ahead.max_shells)
 
     async def _beat(
@@ -95,7 +95,7 @@ class Heartbeat:
             held=held,
             snapshots=self._snapshots(index),
             draining=self.draining,
-            levels=warmth.levels(readiness, self.node.starts.awaited()),
+            levels=warm_minimum.levels(readiness, self.node.starts.awaited()),
             free_memory_bytes=readiness.free_memory_bytes,
             queue_ms=round(readiness.queue_ms),
             begun=news,

@@ -18,18 +18,19 @@ from etude.common.errors import (
     WrongStateError,
     crossing,
 )
-from etude.envserver import folders, metrics
+from etude.envserver import metrics
 from etude.envserver.drivers.base import Driver, SandboxError, Start
-from etude.envserver.node import kept, records, terms
-from etude.envserver.node.cache import ResultCache
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.grounds import Grounds
-from etude.envserver.node.kept import Kept
-from etude.envserver.node.records import LEASE_ID, Record
-from etude.envserver.node.snapshots import Snapshot, Snapshots
-from etude.envserver.node.sources import Source, Sources
-from etude.envserver.node.starts import Starts
-from etude.envserver.node.states import States
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.launch_source import Grounds
+from etude.envserver.host.leases import expired_leases, lease_fields, records
+from etude.envserver.host.leases.expired_leases import Kept
+from etude.envserver.host.leases.records import LEASE_ID, Record
+from etude.envserver.host.leases.start_tracker import Starts
+from etude.envserver.host.result_cache import ResultCache
+from etude.envserver.host.snapshots.environment_state import States
+from etude.envserver.host.snapshots.local_snapshots import Snapshot, Snapshots
+from etude.envserver.host.workspace_sources import Source, Sources
+from etude.envserver.storage import folders
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,9 @@ class Node:
             if environment is None:
                 continue
             self.starts.ended(environment)
-            if kept.is_to_be_kept(environment) and kept.has_expired(environment):
+            if expired_leases.is_to_be_kept(environment) and expired_leases.has_expired(
+                environment
+            ):
                 self.kept.keep(environment)
             else:
                 ending.append(environment)
@@ -130,7 +133,7 @@ class Node:
             await self.close([lease_id])
         over = [lease_id for lease_id, env in self._held.items() if env.deadline_s <= now_s]
         for lease_id in over:
-            if kept.is_to_be_kept(self._held[lease_id]):
+            if expired_leases.is_to_be_kept(self._held[lease_id]):
                 self.starts.ended(self._held[lease_id])
                 self.kept.keep(self._held.pop(lease_id))
         await asyncio.gather(self.close(over), self.kept.expire(now_s=now_s))
@@ -146,7 +149,7 @@ class Node:
             if environment is not None:
                 lease = environment.record.held.lease
                 lease.expires_unix_ms = expiry.expires_unix_ms
-                environment.deadline_s = time.monotonic() + terms.seconds_left(lease)
+                environment.deadline_s = time.monotonic() + lease_fields.seconds_left(lease)
 
     async def resume(self, lease_id: str, control_token: str, *, ttl_s: int) -> int:
         """Let a paused environment go on; a lease that expired is one again, for the given time.
@@ -234,7 +237,7 @@ class Node:
         self._opening.add(lease.lease_id)
         try:
             record = self._record(held, request, source)
-            environment = self._environment(record, source, terms.seconds_left(lease))
+            environment = self._environment(record, source, lease_fields.seconds_left(lease))
             await self._make(environment, snapshot, started_s)
             self._held[lease.lease_id] = environment
             self.starts.opened(environment)
@@ -258,7 +261,7 @@ class Node:
         granted = environments_pb2.HeldLease()
         granted.CopyFrom(held)
         granted.lease.endpoint = self.endpoint
-        terms.write(granted.lease, self.driver, self._start(request))
+        lease_fields.write(granted.lease, self.driver, self._start(request))
         return Record(
             held=granted,
             template=request.template,
@@ -292,7 +295,8 @@ class Node:
             folder=self.driver.leases / record.lease_id,
             driver=self.driver,
             cache=self.cache,
-            deadline_s=time.monotonic() + max(least_s, terms.seconds_left(record.held.lease)),
+            deadline_s=time.monotonic()
+            + max(least_s, lease_fields.seconds_left(record.held.lease)),
         )
 
     @property

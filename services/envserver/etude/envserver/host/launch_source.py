@@ -10,9 +10,9 @@ from etude.agent.toolsets import toolset
 from etude.common.errors import CorruptError, EtudeError, InvalidFieldError, UnknownIdError
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Driver, SandboxError
-from etude.envserver.node.snapshots import Snapshot
-from etude.envserver.node.sources import Source, Sources
-from etude.envserver.node.states import States
+from etude.envserver.host.snapshots.environment_state import States
+from etude.envserver.host.snapshots.local_snapshots import Snapshot
+from etude.envserver.host.workspace_sources import Source, Sources
 from etude.v1 import environments_pb2
 
 RESERVE_BYTES = 256 << 20

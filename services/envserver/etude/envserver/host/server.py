@@ -2,25 +2,25 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 from etude.common import channels, files, serving, telemetry
-from etude.common.api.pool import StoreAccess
+from etude.common.api.pool import EnvPoolSpec, IsolationLevel, StoreAccess, Trust
 from etude.common.files import ResolvedPool
 from etude.common.probes import Probes
-from etude.envserver.drivers.base import Driver, DriverUnavailableError
+from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strength
 from etude.envserver.drivers.selection import Place, selected
-from etude.envserver.node.access_service import AccessService
-from etude.envserver.node.admission import admission
-from etude.envserver.node.ahead import Ahead, ahead
-from etude.envserver.node.grading import Grader
-from etude.envserver.node.heartbeat import MAX_BACKOFF_MS, Heartbeat
-from etude.envserver.node.node import Node
-from etude.envserver.node.searching import embedder
-from etude.envserver.node.service import NodeService
-from etude.envserver.node.shelf import Shelf
-from etude.envserver.node.sources import Sources
-from etude.envserver.node.state_service import StateService
+from etude.envserver.host.access_service import AccessService
+from etude.envserver.host.grading import Grader
+from etude.envserver.host.heartbeat import MAX_BACKOFF_MS, Heartbeat
+from etude.envserver.host.host import Node
+from etude.envserver.host.service import NodeService
+from etude.envserver.host.snapshots.snapshot_store import Shelf
+from etude.envserver.host.snapshots.state_service import StateService
+from etude.envserver.host.warm_minimum import Ahead, ahead
+from etude.envserver.host.workspace_sources import Sources, embedder
 from etude.envserver.settings import NodeSettings
 from etude.v1 import (
     environment_access_pb2,
@@ -30,6 +30,46 @@ from etude.v1 import (
     environments_pb2,
     environments_pb2_grpc,
 )
+
+_MEETS = {
+    IsolationLevel.PROCESS: frozenset(Strength),
+    IsolationLevel.SANDBOX: frozenset({Strength.MODERATE, Strength.STRONG}),
+    IsolationLevel.MICRO_VM: frozenset({Strength.STRONG}),
+}
+
+
+class Admission(NamedTuple):
+    """The templates of a pool, by what the driver may do with them."""
+
+    served: frozenset[str]
+    refused: Mapping[str, str]
+    """Why, by template."""
+
+
+def admission(spec: EnvPoolSpec, driver: str, strength: Strength, *, allow_weak: bool) -> Admission:
+    """What of a pool may run behind this driver.
+
+    Raises:
+        DriverUnavailableError: the pool wants a stronger wall.
+    """
+    minimum = spec.isolation.minimum
+    if strength not in _MEETS[minimum]:
+        raise DriverUnavailableError(
+            f"the pool wants isolation {minimum} or stronger; driver {driver} is {strength}",
+            where="spec.isolation.minimum",
+            fix=f"set it to {IsolationLevel.PROCESS} for templates that you trust as your own code",
+        )
+    refused = {
+        template.name: (
+            f"template {template.name!r} is {template.trust} and driver {driver} is {strength}:"
+            " declare it Trusted, or allow weak isolation on this node"
+        )
+        for template in spec.templates
+        if template.trust is Trust.UNTRUSTED and strength is Strength.WEAK and not allow_weak
+    }
+    names = {template.name for template in spec.templates}
+    return Admission(frozenset(names - refused.keys()), refused)
+
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing_extensions import override
 from etude.common import channels, telemetry
 from etude.common.errors import InvalidFieldError, UnavailableError
 from etude.envserver import metrics
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.grading import MAX_JOB_BYTES, Grader
-from etude.envserver.node.node import Node
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.grading import MAX_JOB_BYTES, Grader
+from etude.envserver.host.host import Node
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 tracer = trace.get_tracer("etude.envserver")

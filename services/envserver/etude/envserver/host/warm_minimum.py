@@ -1,11 +1,13 @@
 """What a pool has each of its nodes keep ready, whatever its brokers want."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from etude.common.api.pool import EnvPoolSpec
 from etude.common.api.warm import MAX_SHELLS, Warm
-from etude.envserver.drivers.base import Driver, DriverUnavailableError
+from etude.envserver.drivers.base import Driver, DriverUnavailableError, Readiness, Warmth
+from etude.v1 import environments_pb2
 
 
 class Ahead(NamedTuple):
@@ -42,3 +44,61 @@ def ahead(spec: EnvPoolSpec, driver: Driver) -> Ahead:
             fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
         )
     return Ahead(paused, warm.shells_per_replica, warm.max_shells_per_replica)
+
+
+def levels(
+    readiness: Readiness, awaited: Mapping[str, int]
+) -> list[environments_pb2.TemplateLevel]:
+    """Each template as a heartbeat says it: what is ready for leases that nobody has yet.
+
+    Args:
+        readiness: what the driver has ready.
+        awaited: by template, environments whose leases are granted and that are yet to begin.
+    """
+    return [
+        environments_pb2.TemplateLevel(
+            template=each.template,
+            paused_clones=max(0, each.paused_clones - awaited.get(each.template, 0)),
+            shells=each.shells,
+            # A template that is not here is booted before the node serves.
+            resident=True,
+            spawn_cpu_ms=round(each.spawn_cpu_ms),
+            start_p50_ms=round(each.start_p50_ms),
+            start_p90_ms=round(each.start_p90_ms),
+            quarantined=each.quarantined,
+        )
+        for each in readiness.templates
+    ]
+
+
+def wanted(
+    orders: Iterable[Sequence[environments_pb2.WarmTarget]],
+    readiness: Readiness,
+    awaited: Mapping[str, int],
+    ahead: Ahead = NOTHING,
+) -> list[Warmth]:
+    """What all brokers together want, and what is kept for leases that they have granted.
+
+    Each broker speaks for the runs of its own shard, and of environments that it has yet to grant:
+    those that were granted and are yet to begin find what was made ready for them. What the pool
+    keeps ready anyway is within what they want, or the rest of it comes on top.
+    """
+    paused, shells = Counter[str](), Counter[str]()
+    for targets in orders:
+        for target in targets:
+            paused[target.template] += target.paused_clones
+            shells[target.template] += target.shells
+    for template, least in ahead.paused.items():
+        paused[template] = max(paused[template], least)
+    for each in readiness.templates:
+        shells[each.template] = max(shells[each.template], ahead.shells)
+        paused[each.template] += min(each.paused_clones, awaited.get(each.template, 0))
+    return [
+        Warmth(
+            template=template,
+            paused_clones=paused[template],
+            shells=min(shells[template], ahead.max_shells),
+        )
+        for template in sorted({*paused, *shells})
+        if paused[template] or shells[template]
+    ]

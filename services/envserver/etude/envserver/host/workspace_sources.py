@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etude.agent.search.contents import HASHED
 from etude.agent.search.shared import SharedIndex
-from etude.common.api.pool import StoreAccess
+from etude.common.api.pool import SearchSettings, StoreAccess
 from etude.common.errors import Problem, UserError
 from etude.common.files import materialise
 from etude.common.harbor import read_files
-from etude.envserver import trees
-from etude.envserver.trees import File, Tree
+from etude.envserver.storage import trees
+from etude.envserver.storage.trees import File, Tree
 
 if TYPE_CHECKING:
     from etude.agent.search.vectors import Embedder
@@ -110,3 +111,22 @@ class Sources:
 def _refused(uri: str, what: str) -> UserError:
     fix = "point the workspace at a folder of plain files"
     return UserError(Problem(reason="InvalidWorkspace", what=what, where=uri, fix=fix))
+
+
+if TYPE_CHECKING:
+    from etude.agent.search.vectors import Embedder
+
+
+def embedder(search: SearchSettings, scratch: Path, access: StoreAccess) -> "Embedder | None":
+    """The embedder that the pool names; nothing for the one that is always there.
+
+    Raises:
+        UserError: this node has not that one.
+        CorruptError: a file of its name holds something else.
+    """
+    models = materialise(search.models, scratch, access) if search.models else scratch
+    if search.backend == HASHED:
+        return None
+    from etude.agent.search.backends import backend  # noqa: PLC0415 - loads numpy
+
+    return backend(search.backend, models)

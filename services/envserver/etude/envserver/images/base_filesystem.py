@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from etude.common.errors import Problem, UserError
-from etude.envserver.images import oci, programs
-from etude.envserver.images.cache import Cache
+from etude.envserver.images import host_programs, oci
+from etude.envserver.images.build_cache import Cache
 from etude.envserver.images.layers import Root
 from etude.envserver.images.spec import Base, DebianBase, digest
 
@@ -64,16 +64,16 @@ def _debian(base: DebianBase, tree: Path) -> None:
     if base.packages:
         words.append(f"--include={','.join(base.packages)}")
     words += [base.suite, str(tree), base.mirror]
-    programs.run(words, what="debootstrap", cwd=tree.parent, timeout_s=_DEBOOTSTRAP_LIMIT_S)
+    host_programs.run(words, what="debootstrap", cwd=tree.parent, timeout_s=_DEBOOTSTRAP_LIMIT_S)
 
 
 def _busybox_version() -> str:
-    path = Path(programs.find("busybox"))
+    path = Path(host_programs.find("busybox"))
     return digest(path.read_bytes().hex())
 
 
 def _busybox(tree: Path) -> None:
-    source = programs.find("busybox")
+    source = host_programs.find("busybox")
     for name in _FOLDERS:
         (tree / name).mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, tree / "bin/busybox")

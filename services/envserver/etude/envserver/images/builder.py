@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from etude.envserver.images import bases, kernel, programs
-from etude.envserver.images.build import FILES, MANIFEST, UPPER
-from etude.envserver.images.cache import Cache
-from etude.envserver.images.confined import PlacedFile
+from etude.envserver.images import base_filesystem, guest_kernel, host_programs
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import FILES, MANIFEST, UPPER
 from etude.envserver.images.initramfs import AGENT, INIT, SERVICES, initramfs
 from etude.envserver.images.layers import Root
+from etude.envserver.images.setup_step import PlacedFile
 from etude.envserver.images.spec import Disk, File, ImageSpec, digest
 
 _MKE2FS_LIMIT_S = 300.0
@@ -22,7 +22,7 @@ _MKE2FS_LIMIT_S = 300.0
 def address_of(spec: ImageSpec, agent: Path) -> str:
     """The address of the image of a spec with this agent in it."""
     made_of = [spec.to_json(), hashlib.sha256(agent.read_bytes()).hexdigest(), INIT]
-    return digest("image", *made_of, kernel.MODULES)
+    return digest("image", *made_of, guest_kernel.MODULES)
 
 
 def fill(
@@ -49,18 +49,18 @@ def fill(
 
 
 def _add_kernel(package: str, cache: Cache, say: Callable[[str], None], folder: Path) -> None:
-    address = digest("kernel", package, kernel.MODULES)
+    address = digest("kernel", package, guest_kernel.MODULES)
     if cache.find("kernels", address) is None:
         say(f"kernel: download {package} …")
-    found = cache.entry("kernels", address, functools.partial(kernel.fetch, package))
+    found = cache.entry("kernels", address, functools.partial(guest_kernel.fetch, package))
     shutil.copyfile(found / "vmlinuz", folder / "vmlinuz")
-    busybox = Path(programs.find("busybox")).read_bytes()
+    busybox = Path(host_programs.find("busybox")).read_bytes()
     packed = initramfs(busybox=busybox, modules=found / "modules")
     (folder / "initramfs.gz").write_bytes(packed)
 
 
 def _root(spec: ImageSpec, agent: Path, cache: Cache, say: Callable[[str], None]) -> Root:
-    root = bases.root(spec.base, cache, say)
+    root = base_filesystem.root(spec.base, cache, say)
     with cache.scratch() as scratch:
         root = root.with_files(
             [_written(file, scratch / str(number)) for number, file in enumerate(_files(spec))]
@@ -92,7 +92,7 @@ def _make_disk(disk: Disk, path: Path) -> None:
         file.truncate(disk.size_mib << 20)
     # A clone's disk is thrown away with it, so a journal would only cost writes.
     words = ("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", str(path))
-    programs.run(words, what="disk", cwd=path.parent, timeout_s=_MKE2FS_LIMIT_S)
+    host_programs.run(words, what="disk", cwd=path.parent, timeout_s=_MKE2FS_LIMIT_S)
 
 
 def _sha256(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etude.common.errors import CorruptError
-from etude.envserver.images.cache import Cache
+from etude.envserver.images.build_cache import Cache
 
 if TYPE_CHECKING:
     from etude.envserver.images.spec import ImageSpec
@@ -68,12 +68,12 @@ def build(
         UserError: a part cannot be made; the message says which and why.
     """
     # What makes an image reads archives and YAML; a node, which starts often, makes none.
-    from etude.envserver.images import making  # noqa: PLC0415
+    from etude.envserver.images import builder  # noqa: PLC0415
 
-    address = making.address_of(spec, agent)
+    address = builder.address_of(spec, agent)
     found = cache.find("images", address)
     if found is None:
-        fill = functools.partial(making.fill, spec, agent, cache, say)
+        fill = functools.partial(builder.fill, spec, agent, cache, say)
         found = cache.entry("images", address, fill)
     return read(found)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from etude.common.blobs import open_store
 from etude.common.errors import CorruptError, Problem, StoreError, UserError
 from etude.common.local import images_folder
-from etude.envserver.images import build as builder
-from etude.envserver.images import command_removal, shipping
-from etude.envserver.images.build import Image
-from etude.envserver.images.cache import Cache
+from etude.envserver import exit_codes
+from etude.envserver.images import built_image as builder
+from etude.envserver.images import command_removal, image_store
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import Image
 from etude.envserver.images.spec import read_spec
-from etude.envserver.tasks import exits
 
 
 def agent_of(given: Path | None, environment: Mapping[str, str], home: Path) -> Path:
@@ -53,14 +53,14 @@ def main(arguments: Sequence[str]) -> int:
             case _:
                 _list(cache, as_json=given.json)
     except (UserError, OSError) as error:
-        return exits.explain(error)
+        return exit_codes.explain(error)
     except StoreError as error:
         fix = "check the URL, --endpoint and the AWS_… variables: etude storage check URL"
         where = getattr(given, "url", None) or given.image
-        return exits.explain(UserError(Problem("Unreachable", str(error), where, fix)))
+        return exit_codes.explain(UserError(Problem("Unreachable", str(error), where, fix)))
     except CorruptError as error:
         sys.stderr.write(f"{error}\n")
-        return exits.NO
+        return exit_codes.NO
     return 0
 
 
@@ -96,7 +96,7 @@ def _push(given: argparse.Namespace, cache: Cache) -> None:
         fix = "build it first: etude images build SPEC; etude images ls shows what there is"
         raise UserError(Problem("NotFound", "is no image here", given.image, fix))
     store = open_store(given.url, endpoint=given.endpoint, region=given.region)
-    name = shipping.push(image, store, _teller())
+    name = image_store.push(image, store, _teller())
     sys.stdout.write(f"{given.url.rstrip('/')}/{name}\n")
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 from etude.common.addresses import bucket_of
 from etude.common.blobs import Store, open_store
 from etude.common.errors import Problem, UserError
-from etude.envserver.images import references, removal
-from etude.envserver.images.cache import Cache
+from etude.envserver.images import image_references, removal
+from etude.envserver.images.build_cache import Cache
 from etude.envserver.images.removal import Kept
 
 VERBS = ("rm", "prune")
@@ -55,7 +55,7 @@ def run(given: argparse.Namespace, cache: Cache) -> int:
     image, url = _wanted(given)
     if url is not None and not given.pools:
         raise UserError(_UNKNOWN_USE)
-    named = references.named(given.pools)
+    named = image_references.named(given.pools)
     store = None if url is None else open_store(url, endpoint=given.endpoint, region=given.region)
     kept = removal.here(cache) if store is None else removal.there(store)
     if image is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from etude.agent import minitest
 from etude.common.errors import UserError
 from etude.common.local import images_folder
+from etude.envserver import exit_codes
 from etude.envserver.drivers.machines import tsc
 from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.machines.jail import KVM, jail_with_kvm
@@ -22,12 +23,11 @@ from etude.envserver.drivers.qemu import probe
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.sandbox.layout import TOOLS
 from etude.envserver.drivers.sandbox.root import PYTEST
-from etude.envserver.images import build as builder
-from etude.envserver.images.build import Image
-from etude.envserver.images.cache import Cache
+from etude.envserver.images import built_image as builder
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import Image
 from etude.envserver.images.command import agent_of
 from etude.envserver.images.spec import Base, DebianBase, File, ImageSpec
-from etude.envserver.tasks import exits
 
 NAME = "demo"
 
@@ -59,10 +59,10 @@ def main(arguments: Sequence[str]) -> int:
         image = builder.build(spec(), agent=agent, cache=Cache(images_folder()), say=_say)
         verdict = asyncio.run(_verdict(image))
     except (UserError, OSError) as error:
-        return exits.explain(error)
+        return exit_codes.explain(error)
     except VmmError as error:
         sys.stderr.write(f"{error}\n")
-        return exits.NO
+        return exit_codes.NO
     return _answer(image.address, "kvm" if verdict.works else "tcg", verdict.why)
 
 

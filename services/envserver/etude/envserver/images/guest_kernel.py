@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from etude.common.errors import Problem, UserError
-from etude.envserver.images import programs
+from etude.envserver.images import host_programs
 
 BOOT_MODULES = (
     *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console", "virtio-rng"),
@@ -31,7 +31,7 @@ def fetch(package: str, target: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
         archive = _download(package, work)
         words = ("dpkg-deb", "-x", str(archive), str(work / "tree"))
-        programs.run(words, what=package, cwd=work, timeout_s=_UNPACK_LIMIT_S)
+        host_programs.run(words, what=package, cwd=work, timeout_s=_UNPACK_LIMIT_S)
         if found := sorted((work / "tree" / "boot").glob("vmlinuz-*")):
             _keep(package, found[-1], work / "tree", target)
             shutil.rmtree(work)
@@ -44,14 +44,14 @@ def _download(package: str, folder: Path) -> Path:
     folder.mkdir()
     # apt's own user could not write into a private folder.
     words = ("apt-get", "-o", "APT::Sandbox::User=root", "-qq", "download", package)
-    programs.run(words, what=package, cwd=folder, timeout_s=_DOWNLOAD_LIMIT_S)
+    host_programs.run(words, what=package, cwd=folder, timeout_s=_DOWNLOAD_LIMIT_S)
     (archive,) = folder.glob("*.deb")
     return archive
 
 
 def _named_by(package: str, archive: Path) -> str:
     words = ("dpkg-deb", "-f", str(archive), "Depends")
-    depends = programs.run(
+    depends = host_programs.run(
         words, what=package, cwd=archive.parent, timeout_s=_UNPACK_LIMIT_S
     ).strip()
     names = [each.split()[0] for each in depends.split(",") if each.strip()]

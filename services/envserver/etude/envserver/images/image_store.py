@@ -11,9 +11,9 @@ from pathlib import Path
 from etude.common.blobs import Store
 from etude.common.blobs.store import MissingError
 from etude.common.errors import CorruptError
-from etude.envserver.images import build
-from etude.envserver.images.build import FILES, MANIFEST, MAX_MANIFEST_BYTES, UPPER, Image
-from etude.envserver.images.cache import Cache
+from etude.envserver.images import built_image
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import FILES, MANIFEST, MAX_MANIFEST_BYTES, UPPER, Image
 
 KIND = "fetched"
 """Folder of fetched images in the cache."""
@@ -63,7 +63,7 @@ def fetch(name: str, store: Store, cache: Cache) -> Image:
         CorruptError: the store holds something else under this name, or not all of it.
         StoreError: the store failed.
     """
-    return build.read(cache.entry(KIND, name, functools.partial(_fill, name, store)))
+    return built_image.read(cache.entry(KIND, name, functools.partial(_fill, name, store)))
 
 
 def _fill(name: str, store: Store, folder: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from etude.envserver.images.kernel import BOOT_MODULES, MODULES, VSOCK_MODULES
+from etude.envserver.images.guest_kernel import BOOT_MODULES, MODULES, VSOCK_MODULES
 
 AGENT = "/usr/sbin/guestagent"
 """Process 1 of the guest; it mounts /proc, /sys, /dev and the rest for itself."""

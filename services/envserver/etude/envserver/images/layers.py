@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etude.common.errors import UserError
-from etude.envserver.images import programs
-from etude.envserver.images.cache import Cache
-from etude.envserver.images.confined import Job, PlacedFile
+from etude.envserver.images import host_programs
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.setup_step import Job, PlacedFile
 from etude.envserver.images.spec import Step, digest
 
 _FILES_LIMIT_S, _PACK_LIMIT_S = 120.0, 1_800.0
@@ -72,7 +72,7 @@ class Root:
         """
         # lz4: the guest unpacks it with emulated instructions; zstd is a third smaller and slower.
         words = ("-comp", "lz4", "-noappend", "-quiet", "-no-progress", "-mkfs-time", "0")
-        program = programs.find("mksquashfs")
+        program = host_programs.find("mksquashfs")
         with self.cache.scratch() as scratch:
             merged = scratch / "merged"
             merged.mkdir()
@@ -80,7 +80,7 @@ class Root:
                 # The kernel lays no single folder over nothing.
                 source = str(self.cache.root / self.layers[0])
                 command = ("mksquashfs", source, str(target), *words)
-                programs.run(command, what="squashfs", cwd=scratch, timeout_s=_PACK_LIMIT_S)
+                host_programs.run(command, what="squashfs", cwd=scratch, timeout_s=_PACK_LIMIT_S)
                 return
             outside = (program, str(merged), str(target), *words)
             job = Job(layers=self.layers, upper="", work="", merged=str(merged), outside=outside)
@@ -120,7 +120,7 @@ def _run(job: Job, cwd: Path, how: _How) -> None:
     """
     text = json.dumps(dataclasses.asdict(job))
     process = subprocess.Popen(
-        (sys.executable, "-s", "-B", "-m", "etude.envserver.images.confined", text),
+        (sys.executable, "-s", "-B", "-m", "etude.envserver.images.setup_step", text),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -135,11 +135,11 @@ def _run(job: Job, cwd: Path, how: _How) -> None:
         process.wait()
         if isinstance(cause, subprocess.TimeoutExpired):
             took = f"took longer than {how.timeout_s:.0f} s"
-            raise UserError(programs.failed(how.what, took, cause.output or b"")) from cause
+            raise UserError(host_programs.failed(how.what, took, cause.output or b"")) from cause
         raise
     if process.returncode != 0:
         ended = f"ended with {process.returncode}"
-        raise UserError(programs.failed(how.what, ended, output))
+        raise UserError(host_programs.failed(how.what, ended, output))
 
 
 def _sha256(path: Path) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from etude.common.blobs import Store
 from etude.common.errors import Problem, UserError
-from etude.envserver.images import build, shipping
-from etude.envserver.images.build import MANIFEST, Image
-from etude.envserver.images.cache import Cache
+from etude.envserver.images import built_image, image_store
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import MANIFEST, Image
 
-KINDS = ("images", shipping.KIND)
+KINDS = ("images", image_store.KIND)
 """Folders of the cache: what was built here, and what came from a store."""
 
 
@@ -37,7 +37,7 @@ class Kept:
 
 def here(cache: Cache) -> list[Kept]:
     """The images of a cache, oldest first in each folder; others may come and go meanwhile."""
-    return [each for kind in KINDS for each in _kept(build.images(cache, kind), kind)]
+    return [each for kind in KINDS for each in _kept(built_image.images(cache, kind), kind)]
 
 
 def _kept(found: Sequence[Image], kind: str) -> Iterator[Kept]:
@@ -61,7 +61,7 @@ def there(store: Store) -> list[Kept]:
     changed_s: dict[str, float] = {}
     for info in store.list(""):
         address, _, file = info.key.partition("/")
-        if file and "/" not in file and shipping.is_reference(address):
+        if file and "/" not in file and image_store.is_reference(address):
             sizes[address] = sizes.get(address, 0) + info.size
             changed_s[address] = max(changed_s.get(address, 0.0), info.modified_s)
     return [

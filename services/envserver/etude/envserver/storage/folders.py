@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from etude.agent.workspace.protocol import MAX_DEPTH
 from etude.common.errors import WrongStateError
-from etude.envserver.trees import File, Tree
+from etude.envserver.storage.trees import File, Tree
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 
 from etude.agent.workspace.protocol import MAX_DEPTH
 from etude.common.errors import CorruptError
-from etude.envserver import copies
-from etude.envserver.folders import Limits, TooLargeError
+from etude.envserver.storage import copies
+from etude.envserver.storage.folders import Limits, TooLargeError
 
 _LENGTH = struct.Struct(">I")
 _BLOCK = struct.Struct(">QI")

@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 from etude.agent.chat import ChatFormat
 from etude.common.errors import Problem as Complaint
 from etude.common.errors import UserError
-from etude.envserver.tasks import corpus, exits, facts, folders, modelfolder, tokenizer
+from etude.envserver import exit_codes
+from etude.envserver.tasks import corpus, facts, folders, modelfolder, tokenizer
 from etude.envserver.tasks.demonstrations import Demonstration
 from etude.envserver.tasks.problems import Problem, Source
 
@@ -48,10 +49,10 @@ class Sizes:
         }
         for name, size in given.items():
             if size < 1:
-                raise exits.wrong_option(name, f"is {size}", "use a number from 1")
+                raise exit_codes.wrong_option(name, f"is {size}", "use a number from 1")
         total = sum(given.values())
         if total > MAX_PROBLEMS:
-            raise exits.wrong_option(
+            raise exit_codes.wrong_option(
                 ", ".join(given),
                 f"are {total} problems together",
                 f"ask for at most {MAX_PROBLEMS} in all",
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
         sizes = Sizes(train=given.train, held_out=given.held_out, traces=given.traces)
         found = generate(given.out, seed=given.seed, sizes=sizes)
     except (UserError, OSError) as error:
-        return exits.explain(error)
+        return exit_codes.explain(error)
     sys.stdout.write(
         f"{found['train']} training tasks, {found['held_out']} held-out tasks,"
         f" {found['traces']} demonstrations of {found['transcript_tokens_mean']:.0f} tokens\n"

@@ -21,13 +21,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from etude.common import harbor
 from etude.common.errors import EtudeError, UserError
 from etude.common.harbor import HarborTask
+from etude.envserver import exit_codes
 from etude.envserver.drivers.base import Verification
+from etude.envserver.host.workspace_sources import Sources
 from etude.envserver.images.spec import read_spec
-from etude.envserver.node.sources import Sources
-from etude.envserver.tasks import benches, exits, hidden
-from etude.envserver.tasks.benches import Bench
+from etude.envserver.storage.trees import File
+from etude.envserver.tasks import hidden_content, runner
+from etude.envserver.tasks.runner import Bench
 from etude.envserver.tasks.verify import chosen_folders, readable
-from etude.envserver.trees import File
 
 _REPORT = "/logs/report.json"
 _LIMIT_S = 600.0
@@ -96,10 +97,10 @@ class Linter:
         workspace = {path: file.content for path, file in source.tree.items()}
         tests, solution = task.tests(), task.solution()
         units = {
-            "hashes": hidden.hashes(tests, solution),
+            "hashes": hidden_content.hashes(tests, solution),
             "units": [
                 {**asdict(unit), "needed": unit.needed}
-                for unit in hidden.units(workspace, tests, solution)
+                for unit in hidden_content.units(workspace, tests, solution)
             ],
             "keeps_history": task.keeps_history,
         }
@@ -158,7 +159,7 @@ def _network(task: HarborTask) -> Iterator[Finding]:
 
 async def lint(
     folders: Sequence[Path],
-    chosen: benches.Choice | None = None,
+    chosen: runner.Choice | None = None,
     say: Callable[[Looked], None] = lambda _: None,
 ) -> list[Looked]:
     """What the tasks in these folders give away, in order.
@@ -171,10 +172,10 @@ async def lint(
     Raises:
         UserError: this machine has no sandbox for it.
     """
-    chosen = chosen or benches.Choice()
+    chosen = chosen or runner.Choice()
     found = list[Looked]()
     with tempfile.TemporaryDirectory(prefix="etude-lint-") as scratch:
-        async with benches.opened(chosen, readable(folders), Path(scratch)) as bench:
+        async with runner.opened(chosen, readable(folders), Path(scratch)) as bench:
             linter = Linter(bench, Sources(Path(scratch) / "sources"))
             for folder in folders:
                 found.append(await linter.look(folder))
@@ -197,19 +198,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
     parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
     parser.add_argument("--json", action="store_true", help="one JSON object per task")
-    benches.add_options(parser)
+    runner.add_options(parser)
     given = parser.parse_args(arguments)
     try:
         folders = chosen_folders(given.folder, given.limit)
         say = partial(_say, as_json=given.json)
-        found = asyncio.run(lint(folders, benches.choice(given), say))
+        found = asyncio.run(lint(folders, runner.choice(given), say))
     except UserError as error:
-        return exits.explain(error)
+        return exit_codes.explain(error)
     clean = sum(not looked.findings for looked in found)
     if not given.json:
         scanned = sum(looked.scanned for looked in found)
         sys.stdout.write(f"{clean} of {len(found)} tasks are clean ({scanned} files compared)\n")
-    return 0 if clean == len(found) else exits.NO
+    return 0 if clean == len(found) else exit_codes.NO
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from etude.common.local import images_folder
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import Driver
 from etude.envserver.drivers.selection import Place
-from etude.envserver.node.cache import ResultCache
-from etude.envserver.node.grading import Grader
+from etude.envserver.host.grading import Grader
+from etude.envserver.host.result_cache import ResultCache
 
 _NAMES = {"process": DriverName.PROCESS, "qemu-microvm": DriverName.QEMU_MICRO_VM}
 

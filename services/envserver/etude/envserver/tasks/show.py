@@ -11,7 +11,7 @@ from pathlib import Path
 from etude.common import harbor
 from etude.common.errors import UserError
 from etude.common.harbor import HarborTask
-from etude.envserver.tasks import exits
+from etude.envserver import exit_codes
 
 MAX_LINES = 60
 """Of one file; the rest is counted."""
@@ -57,9 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("task", type=Path, help="a task folder")
     given = parser.parse_args(arguments)
     try:
-        sys.stdout.write(rendered(harbor.read_task(exits.existing(given.task))))
+        sys.stdout.write(rendered(harbor.read_task(exit_codes.existing(given.task))))
     except UserError as error:
-        return exits.explain(error)
+        return exit_codes.explain(error)
     return 0
 
 

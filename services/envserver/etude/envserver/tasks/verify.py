@@ -19,10 +19,11 @@ from pathlib import Path
 from etude.common import harbor
 from etude.common.errors import EtudeError, UserError
 from etude.common.harbor import HarborTask
-from etude.envserver.node.grading import Grader
-from etude.envserver.node.sources import Sources
-from etude.envserver.tasks import benches, exits
-from etude.envserver.tasks.benches import Bench
+from etude.envserver import exit_codes
+from etude.envserver.host.grading import Grader
+from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.tasks import runner
+from etude.envserver.tasks.runner import Bench
 from etude.v1 import environments_pb2
 
 SOLUTION = "solution"
@@ -144,7 +145,7 @@ def _shown(reward: float | None) -> str:
 
 async def verify(
     folders: Sequence[Path],
-    chosen: benches.Choice | None = None,
+    chosen: runner.Choice | None = None,
     say: Callable[[Verdict], None] = lambda _: None,
 ) -> list[Verdict]:
     """What is wrong with the tasks in these folders, in order.
@@ -157,10 +158,10 @@ async def verify(
     Raises:
         UserError: this machine has no sandbox for it.
     """
-    chosen = chosen or benches.Choice()
+    chosen = chosen or runner.Choice()
     found = list[Verdict]()
     with tempfile.TemporaryDirectory(prefix="etude-verify-") as scratch:
-        async with benches.opened(chosen, readable(folders), Path(scratch)) as bench:
+        async with runner.opened(chosen, readable(folders), Path(scratch)) as bench:
             proof = Proof(bench.grader(), Sources(Path(scratch) / "sources"), bench)
             places = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 
@@ -195,8 +196,8 @@ def chosen_folders(folder: Path, limit: int) -> list[Path]:
         UserError: there is no task.
     """
     if limit < 0:
-        raise exits.wrong_option("--limit", f"is {limit}", "use 0 for all, or more")
-    is_task = (exits.existing(folder) / "task.toml").is_file()
+        raise exit_codes.wrong_option("--limit", f"is {limit}", "use 0 for all, or more")
+    is_task = (exit_codes.existing(folder) / "task.toml").is_file()
     folders = [folder] if is_task else harbor.task_folders(folder)
     return folders[: limit or None]
 
@@ -217,20 +218,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
     parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
     parser.add_argument("--json", action="store_true", help="one JSON object per task")
-    benches.add_options(parser)
+    runner.add_options(parser)
     given = parser.parse_args(arguments)
     try:
         folders = chosen_folders(given.folder, given.limit)
         if not given.json:
             sys.stdout.write(f"{HEADING}\n")
         say = partial(_say, as_json=given.json)
-        found = asyncio.run(verify(folders, benches.choice(given), say))
+        found = asyncio.run(verify(folders, runner.choice(given), say))
     except UserError as error:
-        return exits.explain(error)
+        return exit_codes.explain(error)
     proved = sum(not verdict.findings for verdict in found)
     if not given.json:
         sys.stdout.write(f"{proved} of {len(folders)} tasks: solution 1, doing nothing 0\n")
-    return 0 if proved == len(folders) else exits.NO
+    return 0 if proved == len(folders) else exit_codes.NO
 
 
 if __name__ == "__main__":

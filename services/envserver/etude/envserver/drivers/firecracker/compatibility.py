@@ -10,7 +10,7 @@ from etude.envserver.drivers.firecracker import bodies
 from etude.envserver.drivers.firecracker.bodies import FireMachine
 from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.machines.processor import host_processor
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 OLDEST = (1, 13)
 """First release that can track dirty pages after a load, by the field name used here."""

@@ -25,7 +25,7 @@ from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.machines.pace import Work
 from etude.envserver.drivers.machines.warmup import warm_up
 from etude.envserver.guest.channel import GuestLostError
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 
 @dataclass(slots=True, kw_only=True)

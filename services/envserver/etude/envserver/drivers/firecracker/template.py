@@ -35,7 +35,7 @@ from etude.envserver.drivers.machines.pages import PageBuffer
 from etude.envserver.drivers.machines.protocol import Base, Delta, Monitor, own
 from etude.envserver.drivers.qemu.template import address_of
 from etude.envserver.guest.channel import GuestChannel
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 SNAPSHOT_LIMIT_S = 300.0
 """For a full memory on a slow disk."""

@@ -11,11 +11,11 @@ from blake3 import blake3
 
 from etude.agent.workspace import notes
 from etude.common.errors import CorruptError
-from etude.envserver import folders
 from etude.envserver.drivers import saving
 from etude.envserver.drivers.base import Saved
 from etude.envserver.drivers.gvisor.container import CONFIG
-from etude.envserver.folders import Limits, TooLargeError
+from etude.envserver.storage import folders
+from etude.envserver.storage.folders import Limits, TooLargeError
 
 IMAGE = "image"
 _CODE_DIGITS = 64

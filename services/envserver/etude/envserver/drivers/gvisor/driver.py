@@ -22,7 +22,6 @@ from typing_extensions import override
 
 from etude.agent.workspace.protocol import Runner
 from etude.common.errors import CorruptError, UserError
-from etude.envserver import folders
 from etude.envserver.drivers import claims, guest_grades
 from etude.envserver.drivers.base import (
     Begun,
@@ -41,7 +40,8 @@ from etude.envserver.drivers.gvisor.container import Container
 from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError
 from etude.envserver.drivers.gvisor.sandbox import FOLDER, GvisorSandbox, Making, current
 from etude.envserver.drivers.sandbox import layout
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
+from etude.envserver.storage import folders
 
 log = logging.getLogger(__name__)
 

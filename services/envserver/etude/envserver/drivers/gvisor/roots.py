@@ -5,9 +5,9 @@ import functools
 import shutil
 from pathlib import Path
 
-from etude.envserver.images import programs
-from etude.envserver.images.build import Image
-from etude.envserver.images.cache import Cache
+from etude.envserver.images import host_programs
+from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.built_image import Image
 
 _LIMIT_S = 900.0
 
@@ -33,7 +33,7 @@ def prune(scratch: Path, used: set[str]) -> None:
 
 def _unpack(image: Image, folder: Path) -> None:
     words = ("unsquashfs", "-no-progress", "-quiet", "-dest", str(folder / "root"), str(image.root))
-    programs.run(words, what="root", cwd=folder, timeout_s=_LIMIT_S)
+    host_programs.run(words, what="root", cwd=folder, timeout_s=_LIMIT_S)
     for name in ("tests", "logs", "var/tmp"):
         (folder / "root" / name).mkdir(parents=True, exist_ok=True)
     # Whatever the umask is; the folders above it belong to root alone.

@@ -24,13 +24,13 @@ from etude.envserver.drivers.gvisor import checkpoints
 from etude.envserver.drivers.gvisor.container import CONFIG, Container
 from etude.envserver.drivers.gvisor.runsc import Runsc
 from etude.envserver.drivers.programs import Program, RunningProgram
-from etude.envserver.folders import FolderContent, Limits
-from etude.envserver.guest import contents
+from etude.envserver.guest import workspace_files
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.jobs import GuestJobs
-from etude.envserver.guest.placing import place
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.trees import Tree
+from etude.envserver.guest.workspace_files import place
+from etude.envserver.storage.folders import FolderContent, Limits
+from etude.envserver.storage.trees import Tree
 
 FOLDER, CURRENT, PAUSED = "gvisor", "current", "paused"
 OF = "of"
@@ -128,7 +128,7 @@ class GvisorSandbox(Sandbox):
 
     @override
     async def content(self, limits: Limits) -> FolderContent:
-        return await contents.content(self._running, limits)
+        return await workspace_files.content(self._running, limits)
 
     @override
     async def start(self, program: Program) -> RunningProgram:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent.workspace.protocol import Runner
-from etude.envserver import folders
 from etude.envserver.drivers import guest_grades
 from etude.envserver.drivers.base import (
     Begun,
@@ -43,8 +42,9 @@ from etude.envserver.drivers.machines.starts import Started, Starter
 from etude.envserver.drivers.machines.stock import Stock
 from etude.envserver.drivers.machines.stored import Proven
 from etude.envserver.drivers.sandbox import layout
-from etude.envserver.egress.gate import Egress
-from etude.envserver.images.build import Image
+from etude.envserver.egress.environment_egress import Egress
+from etude.envserver.images.built_image import Image
+from etude.envserver.storage import folders
 
 STOCK = "stock"
 """Name of the warm pools' folder, next to that of the leases."""

@@ -26,14 +26,14 @@ from etude.envserver.drivers.machines.resting import RestingGuest
 from etude.envserver.drivers.machines.sleeping import Home, asleep
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.sandbox import layout
-from etude.envserver.egress import inside
-from etude.envserver.folders import FolderContent, Limits
-from etude.envserver.guest import contents
+from etude.envserver.egress import proxy_variables
+from etude.envserver.guest import workspace_files
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.jobs import GuestJobs
-from etude.envserver.guest.placing import place
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.trees import Tree
+from etude.envserver.guest.workspace_files import place
+from etude.envserver.storage.folders import FolderContent, Limits
+from etude.envserver.storage.trees import Tree
 
 
 class VmSandbox(Sandbox):
@@ -110,7 +110,7 @@ class VmSandbox(Sandbox):
 
     @override
     async def content(self, limits: Limits) -> FolderContent:
-        return await contents.content(self._running, limits)
+        return await workspace_files.content(self._running, limits)
 
     @override
     async def verify(self, work: Verification) -> Outcome:
@@ -168,7 +168,7 @@ class VmSandbox(Sandbox):
 
     @property
     def _environment(self) -> Mapping[str, str]:
-        egress = inside.VARIABLES if self._home.gate is not None else {}
+        egress = proxy_variables.VARIABLES if self._home.gate is not None else {}
         return {**layout.ENVIRONMENT, **egress}
 
     @property

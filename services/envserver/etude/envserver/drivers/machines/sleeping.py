@@ -31,10 +31,10 @@ from etude.envserver.drivers.machines.protocol import Delta
 from etude.envserver.drivers.machines.resting import RestingGuest, Sleeper
 from etude.envserver.drivers.machines.starts import Started, Starter
 from etude.envserver.drivers.machines.stored import Proven
-from etude.envserver.egress.gate import Gate
-from etude.envserver.egress.guests import GuestDoor
-from etude.envserver.folders import TooLargeError
+from etude.envserver.egress.environment_egress import Gate
 from etude.envserver.guest.calls import Reply, Request
+from etude.envserver.guest.egress_listener import GuestDoor
+from etude.envserver.storage.folders import TooLargeError
 from etude.v1 import guest_pb2
 
 _T = TypeVar("_T")

@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 
 from etude.agent.workspace import notes
-from etude.envserver import folders
 from etude.envserver.drivers import saving
 from etude.envserver.drivers.base import Saved
 from etude.envserver.drivers.machines import stored
@@ -17,7 +16,8 @@ from etude.envserver.drivers.machines.errors import IntegrityError
 from etude.envserver.drivers.machines.idle import State
 from etude.envserver.drivers.machines.resting import RestingGuest
 from etude.envserver.drivers.machines.sleeping import Bed, asleep
-from etude.envserver.folders import Limits, TooLargeError
+from etude.envserver.storage import folders
+from etude.envserver.storage.folders import Limits, TooLargeError
 
 DELTA = "delta"
 _PARTIAL = "restored.partial"

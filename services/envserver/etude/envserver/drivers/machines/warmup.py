@@ -5,9 +5,9 @@ from etude.envserver.drivers.sandbox import layout
 from etude.envserver.drivers.sandbox.layout import LOGS, TESTS
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.guest.placing import place
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.trees import File
+from etude.envserver.guest.workspace_files import place
+from etude.envserver.storage.trees import File
 
 _LINE = (
     f"mkdir -p {TESTS} {LOGS} && chown {layout.INSIDE_UID}:{layout.INSIDE_UID} {HOME} {LOGS}"

@@ -9,7 +9,7 @@ from etude.envserver.drivers.qemu import template
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.channel import GuestChannel
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 
 async def booted(

@@ -10,7 +10,7 @@ from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.machines.processor import host_processor
 from etude.envserver.drivers.qemu import machine as machines
 from etude.envserver.drivers.qemu.machine import Accelerator, Boot, Machine, Wiring
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 _VERSION_LIMIT_S = 30.0
 

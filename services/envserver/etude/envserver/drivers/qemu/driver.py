@@ -26,7 +26,7 @@ from etude.envserver.drivers.qemu.machine import Accelerator, Machine
 from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.channel import GuestLostError
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from etude.envserver.drivers.qemu.template import (
     address_of,
     taken_apart,
 )
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from etude.envserver.drivers.machines.jail import KVM, Jail
 from etude.envserver.drivers.qemu import template
 from etude.envserver.drivers.qemu.compatibility import qemu_version
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 BOOT_LIMIT_S = 3.0
 """With KVM the agent answers in half a second."""

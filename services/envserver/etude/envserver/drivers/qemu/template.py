@@ -26,7 +26,7 @@ from etude.envserver.drivers.qemu.machine import Boot, Machine, Wiring
 from etude.envserver.drivers.qemu.migration import send
 from etude.envserver.drivers.qemu.stream import TemplateStream, parse
 from etude.envserver.drivers.qemu.vm import Vm
-from etude.envserver.images.build import Image
+from etude.envserver.images.built_image import Image
 
 MEMORY_NAME = "template"
 """Name of the file with a template's memory, as VMMs see it."""

@@ -21,7 +21,7 @@ from typing import NoReturn
 from etude.agent import minitest
 from etude.envserver.drivers.sandbox import kernel, layout, seccomp
 from etude.envserver.drivers.sandbox.layout import Job
-from etude.envserver.egress import inside
+from etude.envserver.egress import proxy_variables
 
 FILTER = seccomp.program()
 _LIMITS = (
@@ -110,7 +110,7 @@ def _shell(job: Job) -> NoReturn:
 
 
 def _egress(job: Job) -> Mapping[str, str]:
-    return inside.VARIABLES if job.has_egress else {}
+    return proxy_variables.VARIABLES if job.has_egress else {}
 
 
 def _warm(way: layout.Warm) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 
 from etude.envserver.drivers.sandbox import kernel, layout, program, root
 from etude.envserver.drivers.sandbox.layout import Job
-from etude.envserver.egress import inside
+from etude.envserver.egress import proxy_variables
 
 _READ_BYTES = 1 << 18
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -119,7 +119,7 @@ def _run(
 
 def announce(channel: socket.socket, job: Job) -> None:
     """Send the host a socket that listens in this network, for its egress proxy."""
-    with kernel.listener(inside.PORT, inside.BACKLOG) as made:
+    with kernel.listener(proxy_variables.PORT, proxy_variables.BACKLOG) as made:
         whose = {"listening": "" if job.shares_network else str(job.job_id), "lease": job.lease}
         socket.send_fds(channel, [json.dumps(whose).encode()], [made.fileno()])
 

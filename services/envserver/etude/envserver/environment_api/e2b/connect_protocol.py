@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
 from etude.common.errors import EtudeError, InvalidFieldError
-from etude.envserver.edges.keys import UnknownKeyError
-from etude.envserver.edges.pool import told
+from etude.envserver.environment_api.api_keys import UnknownKeyError
+from etude.envserver.environment_api.pool_client import told
 
 Json = dict[str, Any]
 Errors = (EtudeError, grpc.aio.AioRpcError)

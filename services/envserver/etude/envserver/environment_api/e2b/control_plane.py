@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from etude.common.errors import InvalidFieldError, WrongStateError
-from etude.envserver.edges import connect
-from etude.envserver.edges.connect import Json
-from etude.envserver.edges.keys import Caller, Keys, Role, UnknownKeyError
-from etude.envserver.edges.sandboxes import MAX_LIFE_S, Sandbox, Sandboxes, Wish
+from etude.envserver.environment_api.api_keys import Caller, Keys, Role, UnknownKeyError
+from etude.envserver.environment_api.e2b import connect_protocol
+from etude.envserver.environment_api.e2b.connect_protocol import Json
+from etude.envserver.environment_api.sandboxes import MAX_LIFE_S, Sandbox, Sandboxes, Wish
 
 ENVD_VERSION = "0.5.7"
 """Version whose features clients may expect: uploads as they are, and input that ends."""
@@ -71,10 +71,10 @@ class E2bApi:
         if content.get("allow_internet_access"):
             raise InvalidFieldError("allow_internet_access", "sandboxes here have no network")
         wish = Wish(
-            template=connect.text(content, "templateID"),
+            template=connect_protocol.text(content, "templateID"),
             life_s=_life_s(content),
             metadata=_metadata(content),
-            env=connect.texts(content, "envVars"),
+            env=connect_protocol.texts(content, "envVars"),
             pauses=bool(content.get("autoPause")),
         )
         key = request.headers.get("idempotency-key", "")[:255]
@@ -95,8 +95,8 @@ class E2bApi:
             and _state(sandbox) in states
             and request.query_params.get("template", sandbox.wish.template) == sandbox.wish.template
         ]
-        start = connect.number(request.query_params, "nextToken", most=1 << 20)
-        limit = connect.number(request.query_params, "limit", most=_PAGE) or _PAGE
+        start = connect_protocol.number(request.query_params, "nextToken", most=1 << 20)
+        limit = connect_protocol.number(request.query_params, "limit", most=_PAGE) or _PAGE
         page = [_shown(sandbox, self.memory_mib) for sandbox in found[start : start + limit]]
         more = {"x-next-token": str(start + limit)} if len(found) > start + limit else {}
         return JSONResponse(page, headers=more)
@@ -138,16 +138,16 @@ class E2bApi:
 
 
 async def _content(request: Request) -> Json:
-    return await connect.message(request)
+    return await connect_protocol.message(request)
 
 
 def _life_s(content: Json) -> int:
-    wanted = connect.number(content, "timeout", most=MAX_LIFE_S)
+    wanted = connect_protocol.number(content, "timeout", most=MAX_LIFE_S)
     return wanted if "timeout" in content else _DEFAULT_LIFE_S
 
 
 def _metadata(content: Json) -> Mapping[str, str]:
-    metadata = connect.texts(content, "metadata")
+    metadata = connect_protocol.texts(content, "metadata")
     if len(json.dumps(metadata)) > _MAX_METADATA:
         raise InvalidFieldError("metadata", f"is longer than {_MAX_METADATA >> 10} KiB")
     return metadata

@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, Response
 from etude.agent.workspace import MAX_FILE_BYTES, PathFault, WorkspaceError
 from etude.common import channels
 from etude.common.errors import InvalidFieldError, ReusedIdError
-from etude.envserver.edges import connect
-from etude.envserver.edges.connect import Json
-from etude.envserver.edges.paths import inside, shown
-from etude.envserver.edges.pool import Pool
-from etude.envserver.edges.sandboxes import Sandbox
+from etude.envserver.environment_api.e2b import connect_protocol
+from etude.envserver.environment_api.e2b.client_paths import inside, shown
+from etude.envserver.environment_api.e2b.connect_protocol import Json
+from etude.envserver.environment_api.pool_client import Pool
+from etude.envserver.environment_api.sandboxes import Sandbox
 from etude.v1 import environment_access_pb2 as pb2
 
 MAX_FILES = 100
@@ -51,10 +51,10 @@ class Files:
     async def call(self, method: str, request: Request) -> Response:
         """Answer one RPC of filesystem.Filesystem."""
         answer = self._methods.get(method)
-        content = await connect.message(request)
+        content = await connect_protocol.message(request)
         if answer is None:
             message = f"no filesystem.{method[:80]}"
-            return connect.refused({"code": "unimplemented", "message": message})
+            return connect_protocol.refused({"code": "unimplemented", "message": message})
         return JSONResponse(await answer(content))
 
     async def download(self, path: str) -> bytes:
@@ -108,14 +108,14 @@ class Files:
         }
 
     async def _stat(self, content: Json) -> Json:
-        path = connect.text(content, "path")
+        path = connect_protocol.text(content, "path")
         request = pb2.StatFileRequest(**self._key, path=inside(path))
         answer = await self._access.StatFile(request, timeout=_DEADLINE_S)
         return {"entry": _entry(answer.entry, like=path)}
 
     async def _list(self, content: Json) -> Json:
-        path = connect.text(content, "path")
-        depth = connect.number(content, "depth", most=_MAX_DEPTH) or 1
+        path = connect_protocol.text(content, "path")
+        depth = connect_protocol.number(content, "depth", most=_MAX_DEPTH) or 1
         entries: list[Json] = []
         level = [inside(path)]
         while level and depth:
@@ -141,7 +141,7 @@ class Files:
             call.cancel()
 
     async def _make(self, content: Json) -> Json:
-        path = connect.text(content, "path")
+        path = connect_protocol.text(content, "path")
         request = pb2.MakeFolderRequest(**self._key, path=inside(path))
         answer = await self._access.MakeFolder(request, timeout=_DEADLINE_S)
         if not answer.is_new:
@@ -150,13 +150,16 @@ class Files:
         return {"entry": _entry(entry, like=path)}
 
     async def _move(self, content: Json) -> Json:
-        path, to = connect.text(content, "source"), connect.text(content, "destination")
+        path, to = (
+            connect_protocol.text(content, "source"),
+            connect_protocol.text(content, "destination"),
+        )
         request = pb2.MoveFileRequest(**self._key, path=inside(path), new_path=inside(to))
         answer = await self._access.MoveFile(request, timeout=_DEADLINE_S)
         return {"entry": _entry(answer.entry, like=to)}
 
     async def _remove(self, content: Json) -> Json:
-        path = connect.text(content, "path")
+        path = connect_protocol.text(content, "path")
         request = pb2.RemoveFileRequest(**self._key, path=inside(path))
         await self._access.RemoveFile(request, timeout=_DEADLINE_S)
         return {}

@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, Response
 
 from etude.common.errors import InvalidFieldError
 from etude.envserver.drivers import programs as limits
-from etude.envserver.edges import connect
-from etude.envserver.edges.connect import Json
-from etude.envserver.edges.paths import inside
-from etude.envserver.edges.programs import RunningProgram, Started
-from etude.envserver.edges.sandboxes import Sandbox
+from etude.envserver.environment_api.e2b import connect_protocol
+from etude.envserver.environment_api.e2b.client_paths import inside
+from etude.envserver.environment_api.e2b.connect_protocol import Json
+from etude.envserver.environment_api.sandbox_programs import RunningProgram, Started
+from etude.envserver.environment_api.sandboxes import Sandbox
 from etude.v1 import environment_access_pb2 as pb2
 
 _HOME = {"HOME": "/workspace", "USER": "user"}
@@ -26,16 +26,18 @@ _MAX_NUMBER = 2**31
 
 async def call(sandbox: Sandbox, method: str, request: Request) -> Response:
     """Answer one RPC of process.Process."""
-    content = await connect.message(request)
+    content = await connect_protocol.message(request)
     if method in _STREAMS:
         events = _STREAMS[method](sandbox, content, request.headers)
-        return connect.streamed(await events, keepalive_s=_keepalive_s(request.headers))
+        return connect_protocol.streamed(await events, keepalive_s=_keepalive_s(request.headers))
     if method == "List":
         found = [_info(program) for program in sandbox.programs.running()]
         return JSONResponse({"processes": found})
     if method not in _STEPS:
-        return connect.refused({"code": "unimplemented", "message": f"no process.{method[:80]}"})
-    selector = connect.nested(content, "process")
+        return connect_protocol.refused(
+            {"code": "unimplemented", "message": f"no process.{method[:80]}"}
+        )
+    selector = connect_protocol.nested(content, "process")
     await _selected(sandbox, selector).send(**_STEPS[method](content))
     return JSONResponse({})
 
@@ -44,7 +46,7 @@ async def _start(
     sandbox: Sandbox, content: Json, headers: Mapping[str, str]
 ) -> AsyncIterator[Json]:
     opened = _opened(sandbox, content, headers)
-    started = await sandbox.programs.start(opened, connect.text(content, "tag"))
+    started = await sandbox.programs.start(opened, connect_protocol.text(content, "tag"))
     if not content.get("stdin", True) and not started.program.is_terminal:
         await started.program.send(close_stdin=pb2.CloseStdin())
     return _events(started)
@@ -53,7 +55,7 @@ async def _start(
 async def _connect(
     sandbox: Sandbox, content: Json, headers: Mapping[str, str]
 ) -> AsyncIterator[Json]:
-    program = _selected(sandbox, connect.nested(content, "process"))
+    program = _selected(sandbox, connect_protocol.nested(content, "process"))
     return _events(Started(program, program.subscribe()))
 
 
@@ -63,14 +65,14 @@ _STREAMS: Mapping[
 
 
 def _opened(sandbox: Sandbox, content: Json, headers: Mapping[str, str]) -> pb2.ExecOpen:
-    process = connect.nested(content, "process")
+    process = connect_protocol.nested(content, "process")
     arguments = process.get("args") or []
     if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
         raise InvalidFieldError("process.args", "is not a list of text")
     opened = pb2.ExecOpen(
-        argv=pb2.ArgumentList(arguments=[connect.text(process, "cmd"), *arguments]),
-        cwd=inside(connect.text(process, "cwd")),
-        env={**_HOME, **sandbox.wish.env, **connect.texts(process, "envs")},
+        argv=pb2.ArgumentList(arguments=[connect_protocol.text(process, "cmd"), *arguments]),
+        cwd=inside(connect_protocol.text(process, "cwd")),
+        env={**_HOME, **sandbox.wish.env, **connect_protocol.texts(process, "envs")},
         timeout_seconds=_timeout_s(headers),
     )
     if content.get("pty"):
@@ -91,17 +93,17 @@ def _keepalive_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _size(content: Json) -> pb2.TerminalSize:
-    size = connect.nested(connect.nested(content, "pty"), "size")
+    size = connect_protocol.nested(connect_protocol.nested(content, "pty"), "size")
     most = limits.MAX_TERMINAL
     return pb2.TerminalSize(
-        rows=connect.number(size, "rows", most=most) or 24,
-        columns=connect.number(size, "cols", most=most) or 80,
+        rows=connect_protocol.number(size, "rows", most=most) or 24,
+        columns=connect_protocol.number(size, "cols", most=most) or 80,
     )
 
 
 def _input(content: Json) -> dict[str, Any]:
-    given = connect.nested(content, "input")
-    data = connect.text(given, "stdin") or connect.text(given, "pty")
+    given = connect_protocol.nested(content, "input")
+    data = connect_protocol.text(given, "stdin") or connect_protocol.text(given, "pty")
     try:
         return {"stdin": base64.b64decode(data, validate=True)}
     except (binascii.Error, ValueError) as error:
@@ -109,7 +111,7 @@ def _input(content: Json) -> dict[str, Any]:
 
 
 def _signal(content: Json) -> dict[str, Any]:
-    name = connect.text(content, "signal")
+    name = connect_protocol.text(content, "signal")
     if name not in _SIGNALS:
         raise InvalidFieldError("signal", f"must be one of {', '.join(_SIGNALS)}")
     return {"signal": int(_SIGNALS[name])}
@@ -124,8 +126,10 @@ _STEPS: Mapping[str, Callable[[Json], dict[str, Any]]] = {
 
 
 def _selected(sandbox: Sandbox, selector: Json) -> RunningProgram:
-    number = connect.number(selector, "pid", most=_MAX_NUMBER) if "pid" in selector else None
-    return sandbox.programs.find(number, connect.text(selector, "tag") or None)
+    number = (
+        connect_protocol.number(selector, "pid", most=_MAX_NUMBER) if "pid" in selector else None
+    )
+    return sandbox.programs.find(number, connect_protocol.text(selector, "tag") or None)
 
 
 async def _events(started: Started) -> AsyncIterator[Json]:

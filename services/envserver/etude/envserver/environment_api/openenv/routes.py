@@ -18,8 +18,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from etude.common.errors import EtudeError
-from etude.envserver.edges.keys import Keys, Role
-from etude.envserver.edges.openenv_session import (
+from etude.envserver.environment_api.api_keys import Keys, Role
+from etude.envserver.environment_api.openenv.session import (
     Action,
     ErrorCode,
     Observation,
@@ -31,8 +31,8 @@ from etude.envserver.edges.openenv_session import (
     parsed,
     rpc,
 )
-from etude.envserver.edges.pool import Pool
-from etude.envserver.edges.sandboxes import Sandboxes
+from etude.envserver.environment_api.pool_client import Pool
+from etude.envserver.environment_api.sandboxes import Sandboxes
 
 _BASE = "/openenv/{key}/{template}"
 _VERSION = "1.0.0"

@@ -12,10 +12,10 @@ import grpc
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from etude.common.errors import EtudeError, FullError, UnknownIdError
-from etude.envserver.edges import toolbox
-from etude.envserver.edges.keys import Caller
-from etude.envserver.edges.pool import Pool, told
-from etude.envserver.edges.sandboxes import Sandbox, Sandboxes, Wish
+from etude.envserver.environment_api import tool_calls
+from etude.envserver.environment_api.api_keys import Caller
+from etude.envserver.environment_api.pool_client import Pool, told
+from etude.envserver.environment_api.sandboxes import Sandbox, Sandboxes, Wish
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -132,7 +132,7 @@ class Session:
         self.state = State(episode_id=episode_id)
         tools: list[dict[str, JsonValue]] = [
             {"name": name, "description": text, "parameters": dict(parameters)}
-            for name, text, parameters in toolbox.descriptions()
+            for name, text, parameters in tool_calls.descriptions()
         ]
         return _result(Observation(text="", tools=tools), done=False)
 
@@ -153,7 +153,7 @@ class Session:
         is_done = action.tool == _FINISH and not answer.is_error
         return _result(Observation(text=answer.text, is_error=answer.is_error), done=is_done)
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> toolbox.Answer:
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> tool_calls.Answer:
         """Call a tool.
 
         Raises:
@@ -162,7 +162,7 @@ class Session:
         sandbox = await self.open()
         try:
             self.sandboxes.keep(sandbox, LIFE_S)
-            return await toolbox.call(self.pool, sandbox.lease, tool, arguments)
+            return await tool_calls.call(self.pool, sandbox.lease, tool, arguments)
         except (UnknownIdError, grpc.aio.AioRpcError) as error:
             raise SessionError(ErrorCode.EXECUTION_ERROR, told(error)[1]) from error
 
@@ -197,7 +197,7 @@ async def rpc(session: Session, raw: object) -> dict[str, Any]:
 def _mcp_tools() -> list[dict[str, Any]]:
     return [
         {"name": name, "description": text, "inputSchema": dict(parameters)}
-        for name, text, parameters in toolbox.descriptions()
+        for name, text, parameters in tool_calls.descriptions()
     ]
 
 

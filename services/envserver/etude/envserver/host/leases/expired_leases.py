@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, field
 
 from etude.common.errors import EtudeError
-from etude.envserver.node import terms
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.states import States
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.leases import lease_fields
+from etude.envserver.host.snapshots.environment_state import States
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -97,4 +97,4 @@ def is_to_be_kept(environment: Environment) -> bool:
 
 def has_expired(environment: Environment) -> bool:
     """Whether its time is over, as far as this node's clock can tell."""
-    return terms.seconds_left(environment.record.held.lease) < SLACK_S
+    return lease_fields.seconds_left(environment.record.held.lease) < SLACK_S

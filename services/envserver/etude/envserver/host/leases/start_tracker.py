@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.envserver.drivers.base import Begun
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.terms import STARTS
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.leases.lease_fields import STARTS
 from etude.v1 import environments_pb2
 
 MAX_NEWS = 4_096

@@ -22,11 +22,11 @@ from etude.envserver.drivers.base import (
     SandboxError,
     Saved,
 )
-from etude.envserver.folders import Limits
-from etude.envserver.node import records
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.records import CALLS, PAUSED, ROLLBACK
-from etude.envserver.node.snapshots import SAVED, Origin, Snapshot, Snapshots
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.leases import records
+from etude.envserver.host.leases.records import CALLS, PAUSED, ROLLBACK
+from etude.envserver.host.snapshots.local_snapshots import SAVED, Origin, Snapshot, Snapshots
+from etude.envserver.storage.folders import Limits
 
 _T = TypeVar("_T")
 

@@ -27,11 +27,12 @@ from etude.common.errors import (
     UnknownIdError,
     crossing,
 )
-from etude.envserver import folders, metrics
+from etude.envserver import metrics
 from etude.envserver.drivers.base import SandboxError, Saved
-from etude.envserver.folders import Limits, TooLargeError
-from etude.envserver.node import records
-from etude.envserver.node.records import CALLS, STATE
+from etude.envserver.host.leases import records
+from etude.envserver.host.leases.records import CALLS, STATE
+from etude.envserver.storage import folders
+from etude.envserver.storage.folders import Limits, TooLargeError
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)

@@ -23,11 +23,11 @@ from typing_extensions import override
 
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, StoreError, UnknownIdError, WrongStateError, crossing
-from etude.envserver import packing
 from etude.envserver.drivers.base import CapMissingError, Driver, SandboxError, Saved
-from etude.envserver.folders import Limits
-from etude.envserver.node.records import CALLS
-from etude.envserver.node.snapshots import SAVED, Origin, Snapshot, Snapshots
+from etude.envserver.host.leases.records import CALLS
+from etude.envserver.host.snapshots.local_snapshots import SAVED, Origin, Snapshot, Snapshots
+from etude.envserver.storage import packing
+from etude.envserver.storage.folders import Limits
 
 log = logging.getLogger(__name__)
 

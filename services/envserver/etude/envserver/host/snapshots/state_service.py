@@ -6,10 +6,10 @@ import grpc
 from typing_extensions import override
 
 from etude.common.errors import InvalidFieldError, UnknownIdError
-from etude.envserver.node.environment import Environment
-from etude.envserver.node.node import Node
-from etude.envserver.node.shelf import NoShelfError, Shelf, Wanted
-from etude.envserver.node.states import origin_of
+from etude.envserver.host.environment import Environment
+from etude.envserver.host.host import Node
+from etude.envserver.host.snapshots.environment_state import origin_of
+from etude.envserver.host.snapshots.snapshot_store import NoShelfError, Shelf, Wanted
 from etude.v1 import environment_state_pb2, environment_state_pb2_grpc
 
 RESUMED_S = 120

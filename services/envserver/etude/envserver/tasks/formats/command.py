@@ -15,10 +15,10 @@ from pathlib import Path
 
 from etude.common import harbor as folders
 from etude.common.errors import UserError
-from etude.envserver.tasks import exits
+from etude.envserver import exit_codes
 from etude.envserver.tasks.formats import harbor, swebench, verifiers
-from etude.envserver.tasks.formats.imported import Imported, RefusedError
-from etude.envserver.tasks.formats.machine import Layout
+from etude.envserver.tasks.formats.imported_task import Imported, RefusedError
+from etude.envserver.tasks.formats.task_image import Layout
 
 _MAX_TIMEOUT_S = 86_400
 _LAYOUT = re.compile(r"([^=\s]+)=(.+)@(sha256:[0-9a-f]{64})")
@@ -76,7 +76,7 @@ def run(imports: Iterable[Import], out: Path) -> int:
             sys.stderr.write(f"{each.name}: note: {note}\n")
         sys.stdout.flush()
     sys.stderr.write(f"{taken} tasks in {out}, {refused} refused\n")
-    return exits.NO if refused else 0
+    return exit_codes.NO if refused else 0
 
 
 def _layouts(given: Sequence[str]) -> dict[str, Layout]:
@@ -84,16 +84,16 @@ def _layouts(given: Sequence[str]) -> dict[str, Layout]:
     for text in given:
         match = _LAYOUT.fullmatch(text)
         if match is None:
-            raise exits.wrong_option("--oci", f"is {text!r}", "give IMAGE=FOLDER@sha256:…")
+            raise exit_codes.wrong_option("--oci", f"is {text!r}", "give IMAGE=FOLDER@sha256:…")
         found[match[1]] = Layout(str(Path(match[2]).resolve()), match[3])
     return found
 
 
 def _swebench(given: argparse.Namespace) -> Iterator[Import]:
     if not 0 < given.timeout <= _MAX_TIMEOUT_S:
-        raise exits.wrong_option("--timeout", f"is {given.timeout}", "give seconds, to a day")
+        raise exit_codes.wrong_option("--timeout", f"is {given.timeout}", "give seconds, to a day")
     options = swebench.Options(
-        repositories=exits.existing(given.repositories),
+        repositories=exit_codes.existing(given.repositories),
         test_command=given.test_command,
         image=given.image,
         timeout_s=given.timeout,
@@ -110,8 +110,8 @@ def _row(importer: swebench.Importer, text: bytes) -> Imported:
 
 def _verifiers(given: argparse.Namespace) -> Iterator[Import]:
     options = verifiers.Options(
-        tests=exits.existing(given.tests) if given.tests else None,
-        environment=exits.existing(given.environment) if given.environment else None,
+        tests=exit_codes.existing(given.tests) if given.tests else None,
+        environment=exit_codes.existing(given.environment) if given.environment else None,
         image=given.image,
     )
     for number, (place, text) in enumerate(swebench.rows(given.rows)):
@@ -120,7 +120,7 @@ def _verifiers(given: argparse.Namespace) -> Iterator[Import]:
 
 def _harbor(given: argparse.Namespace) -> Iterator[Import]:
     layouts = _layouts(given.oci)
-    places = [exits.existing(place) for place in given.folders]
+    places = [exit_codes.existing(place) for place in given.folders]
     for folder in harbor.found_in(places):
         yield Import(name=str(folder), take=partial(harbor.imported, folder, layouts))
 
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return run(given.imports(given), given.out)
     except (UserError, OSError) as error:
-        return exits.explain(error)
+        return exit_codes.explain(error)
 
 
 if __name__ == "__main__":

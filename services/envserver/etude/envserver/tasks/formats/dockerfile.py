@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from etude.envserver.tasks.formats.imported import RefusedError
+from etude.envserver.tasks.formats.imported_task import RefusedError
 
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]+)\s*=\s*(.*)")
 _CONTINUES = re.compile(r"\\[ \t]*$")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from etude.envserver.storage.trees import File, Tree
 from etude.envserver.tasks.formats.dockerfile import Instruction, expanded, instructions
-from etude.envserver.tasks.formats.imported import RefusedError
-from etude.envserver.trees import File, Tree
+from etude.envserver.tasks.formats.imported_task import RefusedError
 
 _NO_EFFECT = {"LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL"}
 """CMD too: a task's container waits for commands, and nothing is published."""

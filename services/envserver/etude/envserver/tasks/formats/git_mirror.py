@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from etude.common.harbor import MAX_FILE_BYTES, MAX_FILES, MAX_FOLDER_BYTES
-from etude.envserver.tasks.formats.imported import RefusedError
-from etude.envserver.trees import File
+from etude.envserver.storage.trees import File
+from etude.envserver.tasks.formats.imported_task import RefusedError
 
 _LIMIT_S = 600.0
 _REGULAR, _EXECUTABLE, _LINK = "100644", "100755", "120000"

@@ -8,10 +8,10 @@ from typing import Any
 
 from etude.common import harbor
 from etude.common.harbor_settings import WORKSPACE, TaskFile
-from etude.envserver.tasks.formats import machine, recipe, toml
-from etude.envserver.tasks.formats.imported import Imported, RefusedError
-from etude.envserver.tasks.formats.machine import Layout, Machine
-from etude.envserver.trees import File, Tree
+from etude.envserver.storage.trees import File, Tree
+from etude.envserver.tasks.formats import dockerfile_recipe, task_image, toml
+from etude.envserver.tasks.formats.imported_task import Imported, RefusedError
+from etude.envserver.tasks.formats.task_image import Layout, Machine
 
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _SHELL = re.compile(rb"#!\s*(/usr)?/bin/(env\s+)?(ba)?sh\b")
@@ -47,7 +47,7 @@ def imported(folder: Path, layouts: Mapping[str, Layout]) -> Imported:
     notes += [f"key {key} is not known, and left out" for key in settings.unknown()]
     if made.is_needed:
         notes.append(f"needs its image: etude images build {task_id}/image.yaml")
-    files["image.yaml"] = File(machine.text(made.spec).encode())
+    files["image.yaml"] = File(task_image.text(made.spec).encode())
     files["task.toml"] = File(_text(raw, settings, made).encode())
     return Imported(task_id, files, tuple(notes))
 
@@ -120,10 +120,10 @@ def _machine(
     dockerfile = context.get("Dockerfile")
     if dockerfile is None:
         raise RefusedError("environment/Dockerfile", "is missing; no image is pulled instead of it")
-    followed = recipe.followed(dockerfile.content.decode(errors="replace"), context)
+    followed = dockerfile_recipe.followed(dockerfile.content.decode(errors="replace"), context)
     if workdir is not None:
         followed.folder = workdir
-    return machine.machine(followed, name, layouts)
+    return task_image.machine(followed, name, layouts)
 
 
 def _parts(found: Tree) -> dict[str, File]:

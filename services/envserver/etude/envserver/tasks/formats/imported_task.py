@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from etude.common.errors import Problem, UserError
-from etude.envserver.trees import File
+from etude.envserver.storage.trees import File
 
 
 class RefusedError(UserError):

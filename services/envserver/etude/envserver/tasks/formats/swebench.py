@@ -19,10 +19,10 @@ from pydantic import (
 )
 
 from etude.common.errors import Problem, UserError
-from etude.envserver.tasks.formats import git, toml
-from etude.envserver.tasks.formats.git import Changes, Mirror
-from etude.envserver.tasks.formats.imported import Imported, RefusedError
-from etude.envserver.trees import File
+from etude.envserver.storage.trees import File
+from etude.envserver.tasks.formats import git_mirror, toml
+from etude.envserver.tasks.formats.git_mirror import Changes, Mirror
+from etude.envserver.tasks.formats.imported_task import Imported, RefusedError
 
 MAX_ROW_BYTES = 16 << 20
 TEST_COMMAND = "python3 -m pytest -rA --tb=short -p no:cacheprovider"
@@ -111,7 +111,7 @@ class Importer:
     def _mirror(self, repo: str) -> Mirror:
         if repo not in self._mirrors:
             folder = self.scratch / str(len(self._mirrors))
-            self._mirrors[repo] = git.opened(_found(repo, self.options.repositories), folder)
+            self._mirrors[repo] = git_mirror.opened(_found(repo, self.options.repositories), folder)
         return self._mirrors[repo]
 
     def _tests(self, row: Row, changes: Changes) -> dict[str, File]:

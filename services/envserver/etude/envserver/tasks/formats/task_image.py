@@ -21,9 +21,9 @@ from etude.envserver.images.spec import (
     Step,
 )
 from etude.envserver.images.spec import File as ImageFile
-from etude.envserver.tasks.formats.imported import RefusedError
-from etude.envserver.tasks.formats.recipe import Copy, Recipe, Run
-from etude.envserver.trees import File
+from etude.envserver.storage.trees import File
+from etude.envserver.tasks.formats.dockerfile_recipe import Copy, Recipe, Run
+from etude.envserver.tasks.formats.imported_task import RefusedError
 
 _DOCKERFILE = "environment/Dockerfile"
 _CONTEXT = "/opt/etude-context"

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from etude.common import harbor as folders
 from etude.common.harbor_settings import WORKSPACE
+from etude.envserver.storage.trees import File
 from etude.envserver.tasks.formats import harbor, toml
-from etude.envserver.tasks.formats.imported import Imported, RefusedError
-from etude.envserver.trees import File
+from etude.envserver.tasks.formats.imported_task import Imported, RefusedError
 
 MAX_ROW_BYTES = 16 << 20
 TIMEOUT_S = 600.0

@@ -1,1 +1,0 @@
-"""One node: environments, their tools, their graders."""
