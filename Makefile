@@ -98,7 +98,7 @@ protos: $(READY) ## regenerate the committed stubs
 docs: $(READY) ## regenerate CRDs and reference pages, and build the site into site/
 	$(RUN) python -m etude.common.api.crd
 	$(RUN) python -m etude.common.api.reference
-	$(RUN) python -m etude.operator.reference
+	$(RUN) python -m etude.operator.commands.reason_reference
 	$(RUN) python hack/metrics_reference.py
 	$(RUN) python hack/dashboards.py
 	$(RUN) python hack/decisions.py

@@ -3,9 +3,9 @@
 import ast
 from pathlib import Path
 
-from etude.operator.cluster import api
+from etude.operator.commands.reason_reference import PAGE, meanings, page
+from etude.operator.kube import interface
 from etude.operator.reasons import Reason
-from etude.operator.reference import PAGE, meanings, page
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,5 +31,10 @@ def test_every_code_is_used_by_the_operator() -> None:
 
 
 def test_what_an_api_server_answers_has_a_code() -> None:
-    answers = (api.ClusterError, api.NameTakenError, api.RefusedError, api.NamespaceClosingError)
+    answers = (
+        interface.ClusterError,
+        interface.NameTakenError,
+        interface.RefusedError,
+        interface.NamespaceClosingError,
+    )
     assert {answer.reason for answer in answers} <= set(Reason)

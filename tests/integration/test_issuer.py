@@ -21,7 +21,7 @@ from etude.common.tls.asking import IssuerError, Petition, obtained
 from etude.common.tls.identity import Identity
 from etude.common.tls.targets import named
 from etude.common.tls.wire import told
-from etude.operator.issuer.own import Own
+from etude.operator.issuer.server import Own
 from etude.operator.issuer.service import CertificateService, MemoryReviews
 from etude.v1 import certificates_pb2_grpc
 

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from etude.operator.local import parent_death
+from etude.operator.local.child_process import Child
+from etude.operator.local.process_cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.manifests import Manifest, Ref, is_true, uid
-from etude.operator.processes import tether
-from etude.operator.processes.child import Child
-from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
 
 LIMIT_S = 60.0
 """Far above what a process start takes, on a machine that others load."""
@@ -188,7 +188,7 @@ async def test_a_job_runs_once_and_is_complete(tmp_path: Path) -> None:
 def test_a_process_dies_with_its_parent_even_when_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import os, subprocess, sys, time\n"
-        f"tied = [sys.executable, {str(tether.__file__)!r}, str(os.getpid()), 'sleep', '600']\n"
+        f"tied = [sys.executable, {str(parent_death.__file__)!r}, str(os.getpid()), 'sleep', '600']\n"
         "print(subprocess.Popen(tied).pid, flush=True)\n"
         "time.sleep(600)\n"
     )

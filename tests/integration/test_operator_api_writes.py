@@ -19,16 +19,16 @@ from tests.support.api_servers import (
     serving,
 )
 
-from etude.operator.cluster.api import (
+from etude.operator.kube.client import GateClosedError
+from etude.operator.kube.interface import (
     ClusterError,
     ConflictError,
     NamespaceClosingError,
     RefusedError,
 )
-from etude.operator.cluster.kubernetes import GateClosedError
-from etude.operator.cluster.leases import KubernetesLeases
-from etude.operator.cluster.rest import path_of
-from etude.operator.cluster.watches import CHILDREN, Watches
+from etude.operator.kube.leases import KubernetesLeases
+from etude.operator.kube.rest import path_of
+from etude.operator.kube.watches import CHILDREN, Watches
 from etude.operator.manifests import KINDS, Ref
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.api_servers import ApiServer, serving
 
-from etude.operator.cluster.api import ConflictError, NameTakenError
-from etude.operator.cluster.kubernetes import KubernetesCluster
+from etude.operator.kube.client import KubernetesCluster
+from etude.operator.kube.interface import ConflictError, NameTakenError
 from etude.operator.manifests import Manifest, Ref
 
 SERVICES = "/api/v1/namespaces/lab/services"

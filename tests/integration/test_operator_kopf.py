@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from etude.operator.loop import events
+from etude.operator.controller import kopf_source
 from etude.operator.manifests import KINDS, RESOURCES, Manifest
 
 LIMIT_S = 20.0
@@ -151,7 +151,9 @@ async def is_begun_anew(server: ApiServer, kubeconfig: Path) -> None:
         seen.set()
 
     async with asyncio.timeout(LIMIT_S), serving(server, kubeconfig) as file:
-        watching = asyncio.create_task(events.watch(observe, namespaces=("lab",), kubeconfig=file))
+        watching = asyncio.create_task(
+            kopf_source.watch(observe, namespaces=("lab",), kubeconfig=file)
+        )
         await asyncio.wait(
             {watching, asyncio.ensure_future(seen.wait())}, return_when="FIRST_COMPLETED"
         )

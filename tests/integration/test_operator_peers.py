@@ -13,11 +13,11 @@ from etude.common import channels
 from etude.common.serving import Server
 from etude.common.tls.wire import told
 from etude.operator.clock import SystemClock
-from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
-from etude.operator.reports.followers import Followers, Peer
-from etude.operator.reports.latest import Position, ReportBook
-from etude.operator.reports.peers import GrpcPeers, MemoryPeers, PeerError, Peers
+from etude.operator.remotes.clients import GrpcPeers, MemoryPeers, PeerError, Peers
+from etude.operator.remotes.followers import Followers, Peer
+from etude.operator.remotes.report_store import Position, ReportBook
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 
 LIMIT_S = 60.0

@@ -15,16 +15,16 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import NoOpTracer
 from tests.support.collectors import Collector, attributes, collector
 
-from etude.operator import spans
+from etude.operator import tracing
 from etude.operator.builders.run import Platform
 from etude.operator.clock import ManualClock
-from etude.operator.cluster.cache import Cache
-from etude.operator.cluster.kubernetes import KubernetesCluster
-from etude.operator.cluster.rest import Rest
-from etude.operator.loop.workers import operator
-from etude.operator.loop.writer import Pace
+from etude.operator.controller.operator import operator
+from etude.operator.controller.status_writer import Pace
+from etude.operator.kube.cache import Cache
+from etude.operator.kube.client import KubernetesCluster
+from etude.operator.kube.rest import Rest
 from etude.operator.manifests import Ref
-from etude.operator.reports.peers import MemoryPeers
+from etude.operator.remotes.clients import MemoryPeers
 
 KEY = Ref("Checkpoint", "lab", "c")
 CHECKPOINT: dict[str, Any] = {
@@ -85,7 +85,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Collector, Trac
         provider = TracerProvider()
         exporter = OTLPSpanExporter(made.endpoint, insecure=True)
         provider.add_span_processor(BatchSpanProcessor(exporter))
-        monkeypatch.setattr(spans, "tracer", provider.get_tracer("etude.operator"))
+        monkeypatch.setattr(tracing, "tracer", provider.get_tracer("etude.operator"))
         yield made, provider
         provider.shutdown()
 
@@ -127,7 +127,7 @@ async def test_without_a_collector_a_request_makes_no_span(
     cluster: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A collector that another test has set up stays with the process.
-    monkeypatch.setattr(spans, "tracer", NoOpTracer())
-    with spans.reconcile(KEY), spans.request("GET", "jobs") as told:
+    monkeypatch.setattr(tracing, "tracer", NoOpTracer())
+    with tracing.reconcile(KEY), tracing.request("GET", "jobs") as told:
         told(200)
-        assert told is spans._tell_nobody
+        assert told is tracing._tell_nobody

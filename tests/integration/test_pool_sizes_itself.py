@@ -19,11 +19,11 @@ from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process import ProcessDriver
 from etude.operator.builders.run import Platform
 from etude.operator.clock import SystemClock
-from etude.operator.loop.workers import operator
-from etude.operator.loop.writer import Pace
+from etude.operator.controller.operator import operator
+from etude.operator.controller.status_writer import Pace
+from etude.operator.local.process_cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels
-from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
-from etude.operator.reports.peers import GrpcPeers
+from etude.operator.remotes.clients import GrpcPeers
 from etude.v1 import environments_pb2, environments_pb2_grpc, plan_pb2
 
 LIMIT_S = 240.0

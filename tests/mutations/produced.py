@@ -12,7 +12,7 @@ from etude.common.api.kinds import Checkpoint
 from etude.operator.actions import Apply, Moment
 from etude.operator.builders.run import Platform
 from etude.operator.checkpoints.decide import SeenCheckpoint, decide
-from etude.operator.render import rendered
+from etude.operator.commands.render import rendered
 
 Manifest = dict[str, Any]
 IMAGES = dict.fromkeys(("trainer", "inference", "rewards", "envserver", "operator"), "a/b:1")

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from etude.operator.cluster.rest import path_of
+from etude.operator.kube.rest import path_of
 from etude.operator.manifests import Manifest, Ref
 
 log = logging.getLogger(__name__)

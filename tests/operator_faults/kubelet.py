@@ -16,8 +16,8 @@ from tests.operator_faults.observer import Event, Scenery
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
-from etude.operator.cluster import controllers as kubernetes_controllers
-from etude.operator.cluster.rest import path_of
+from etude.operator.kube import workload_controllers as kubernetes_controllers
+from etude.operator.kube.rest import path_of
 from etude.operator.manifests import Manifest, Ref, is_deleting, labels, ref, uid
 
 NODE = "stand-in"

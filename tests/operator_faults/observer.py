@@ -10,7 +10,7 @@ from typing import NamedTuple
 import aiohttp
 from tests.operator_faults.api import Api
 
-from etude.operator.cluster.rest import path_of
+from etude.operator.kube.rest import path_of
 from etude.operator.manifests import RESOURCES, Manifest, Ref, ref, resource_version
 
 log = logging.getLogger(__name__)

@@ -117,8 +117,10 @@ def write_kubeconfig(path: Path, address: str) -> None:
 
 def serve() -> NoReturn:
     """Be the process that operators are split off from."""
-    from etude.operator import main  # noqa: PLC0415
-    from etude.operator.loop import service  # noqa: F401, PLC0415 - kopf and the API client
+    from etude.operator import (
+        main,  # noqa: PLC0415
+        service,  # noqa: F401, PLC0415 - kopf and the API client
+    )
 
     gc.freeze()
     answers = os.dup(1)
@@ -174,7 +176,7 @@ def _set_clock(ahead_s: float) -> None:
 
     from grpc.aio import _utils as grpc_times  # noqa: PLC0415
 
-    from etude.operator.cluster import leases  # noqa: PLC0415
+    from etude.operator.kube import leases  # noqa: PLC0415
 
     right = time.time
 

@@ -18,7 +18,7 @@ from tests.operator_faults.proxy import Call, Fault
 from tests.operator_faults.stories import References, told
 from tests.operator_faults.workloads import POOL, UPDATE, pool
 
-SOON = SHORT | {"etude.operator.loop.refusals.PROBLEM_RETRY_S": 1.0}
+SOON = SHORT | {"etude.operator.controller.rejections.PROBLEM_RETRY_S": 1.0}
 """What was refused is tried again after a second here, and after 30 s elsewhere."""
 FIRST_RETRY_S = 0.005
 TRIES = 9

@@ -9,8 +9,8 @@ RAISED = "Traceback (most recent call last):"
 
 
 def test_errors_of_ours_and_what_anybody_raises_are_complaints() -> None:
-    error = f"{TIME} ERROR etude.operator.loop.workers RLRun demo: again in 1.0 s"
-    lines = [f"{TIME} WARNING etude.operator.loop.workers x", error, RAISED, "ValueError: x"]
+    error = f"{TIME} ERROR etude.operator.controller.operator RLRun demo: again in 1.0 s"
+    lines = [f"{TIME} WARNING etude.operator.controller.operator x", error, RAISED, "ValueError: x"]
     assert oracles.complaints("\n".join(lines)) == [error, RAISED]
     lines = [f"{TIME} ERROR asyncio Task exception was never retrieved", RAISED, "OSError"]
     assert oracles.complaints("\n".join(lines)) == [RAISED]
@@ -27,7 +27,7 @@ def test_a_callback_of_kopf_that_fails_is_none_and_one_of_ours_is_one() -> None:
     raised = "ERROR asyncio Exception in callback stream.<locals>.f(<Task cancell...ggles.py:123>>)"
     theirs = f"{TIME} {raised} at .venv/site-packages/kopf/_cogs/clients/api.py:237"
     assert oracles.complaints("\n".join([theirs, RAISED, "AssertionError"])) == []
-    ours = f"{TIME} {raised} at operator/etude/operator/loop/events.py:37"
+    ours = f"{TIME} {raised} at operator/etude/operator/controller/kopf_source.py:37"
     assert oracles.complaints("\n".join([ours, RAISED, "AssertionError"])) == [RAISED]
 
 

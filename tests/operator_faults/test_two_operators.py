@@ -8,7 +8,7 @@ from tests.operator_faults.lab import Lab, Scene
 from tests.operator_faults.workloads import POOL, pool
 from tests.support import figures
 
-from etude.operator.cluster.rest import path_of
+from etude.operator.kube.rest import path_of
 
 
 async def _holder(scene: Scene) -> str:

@@ -11,8 +11,8 @@ from tests.operator_faults.workloads import CREATE, POOL, UPDATE, pool
 
 OURS = ("rlruns", "envpools", "checkpoints")
 CHECKS = SHORT | {
-    "etude.operator.cluster.watches.CHECK_EVERY_S": 1.0,
-    "etude.operator.cluster.watches.CHECK_GRACE_S": 0.5,
+    "etude.operator.kube.watches.CHECK_EVERY_S": 1.0,
+    "etude.operator.kube.watches.CHECK_GRACE_S": 0.5,
 }
 """A silent watch is found out after a second here, and after five minutes elsewhere."""
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
-from etude.operator.cluster.cache import Cache
-from etude.operator.cluster.kubernetes import KubernetesCluster
-from etude.operator.cluster.rest import Rest
+from etude.operator.kube.cache import Cache
+from etude.operator.kube.client import KubernetesCluster
+from etude.operator.kube.rest import Rest
 from etude.operator.manifests import Manifest, Ref
 
 LIMIT_S = 60.0

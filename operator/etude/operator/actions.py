@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.status import Status
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.reports.latest import Position
+from etude.operator.remotes.report_store import Position
 from etude.v1 import run_pb2
 
 S = TypeVar("S", bound=Status)

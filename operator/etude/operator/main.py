@@ -24,7 +24,7 @@ def main() -> None:
     except ValueError as error:
         sys.stderr.write(f"etude-operator: {error}\n")
         sys.exit(EXIT_CONFIGURATION)
-    from etude.operator.loop.service import serve  # kopf and the API client arrive here
+    from etude.operator.service import serve  # kopf and the API client arrive here
 
     sys.exit(run(serve(settings)))
 

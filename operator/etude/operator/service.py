@@ -10,20 +10,19 @@ from typing import Any
 from etude.common import telemetry
 from etude.common.probes import Probes
 from etude.common.serving import shutdown_signals
-from etude.operator import integrations
-from etude.operator.cluster.cache import Cache
-from etude.operator.cluster.discovery import Discovery
-from etude.operator.cluster.kubernetes import KubernetesCluster
-from etude.operator.cluster.leases import KubernetesLeases
-from etude.operator.cluster.rest import Rest
-from etude.operator.cluster.slim import slim
-from etude.operator.cluster.watches import Watches
-from etude.operator.keda import service as keda
-from etude.operator.loop import events
-from etude.operator.loop.leader import Leader
-from etude.operator.loop.workers import operator
-from etude.operator.loop.writer import Pace
-from etude.operator.reports.peers import GrpcPeers
+from etude.operator.controller import kopf_source
+from etude.operator.controller.leader_election import Leader
+from etude.operator.controller.operator import operator
+from etude.operator.controller.status_writer import Pace
+from etude.operator.integrations import apis
+from etude.operator.integrations import keda_scaler as keda
+from etude.operator.kube.cache import Cache, slim
+from etude.operator.kube.client import KubernetesCluster
+from etude.operator.kube.discovery import Discovery
+from etude.operator.kube.leases import KubernetesLeases
+from etude.operator.kube.rest import Rest
+from etude.operator.kube.watches import Watches
+from etude.operator.remotes.clients import GrpcPeers
 from etude.operator.settings import Settings
 
 STATUS_PACE_S = 5.0
@@ -48,7 +47,7 @@ async def serve(settings: Settings) -> None:
             KubernetesLeases(rest, settings.namespace, settings.lease), clock, settings.pod
         )
         cache = Cache(slim)
-        discovery = Discovery(integrations.kinds(settings.platform))
+        discovery = Discovery(apis.kinds(settings.platform))
         watches = Watches(rest, cache, settings.namespaces, discovery=discovery)
         cluster = KubernetesCluster(rest, cache, leader.may_write, discovery)
         made = operator(
@@ -65,7 +64,7 @@ async def serve(settings: Settings) -> None:
             if is_filled:
                 asked = keda.serving(cluster, settings.host, settings.scaler_port)
                 async with asked, made as acting:
-                    watching = events.watch(
+                    watching = kopf_source.watch(
                         watches.observe,
                         namespaces=settings.namespaces,
                         kubeconfig=settings.kubeconfig,

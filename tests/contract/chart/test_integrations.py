@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.support.helm import rendered
 
-from etude.operator.integrations import INTEGRATIONS
+from etude.operator.integrations.apis import INTEGRATIONS
 from etude.operator.manifests import CLUSTER_WIDE, MADE_ONCE, NEVER_CHANGED, ONLY_READ, RESOURCES
 
 NAMES = [each.name for each in INTEGRATIONS]

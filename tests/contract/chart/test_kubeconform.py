@@ -15,7 +15,7 @@ from tests.support.renders import Render, renders
 
 from etude.common.api import crd, documents
 from etude.operator.builders.run import Platform
-from etude.operator.render import rendered
+from etude.operator.commands.render import rendered
 
 KUBERNETES = "1.36.0"
 FOREIGN = "PodMonitor,PrometheusRule"

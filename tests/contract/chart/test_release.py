@@ -12,8 +12,8 @@ from tests.support.helm import CHART, NAMESPACE, refusal, rendered, template
 
 from etude.common.api import crd
 from etude.common.api.lint import lint_text
-from etude.operator import installed
-from etude.operator.integrations import INTEGRATIONS
+from etude.operator.commands import helm_test
+from etude.operator.integrations.apis import INTEGRATIONS
 
 NAMES = [each.name for each in INTEGRATIONS]
 DIGEST = "registry.example/etude@sha256:" + "0123456789abcdef" * 4
@@ -51,7 +51,7 @@ def test_helm_test_runs_our_program_with_the_operators_settings_and_rights() -> 
         assert spec[name] == operator[name]
     assert container["securityContext"] == ours["securityContext"]
     *program, host, port = container["command"]
-    assert program == ["python", "-m", installed.__name__]
+    assert program == ["python", "-m", helm_test.__name__]
     service = release.one("Service", host)["spec"]
     assert service["selector"] == release.one("Deployment")["spec"]["selector"]["matchLabels"]
     assert [str(each["port"]) for each in service["ports"]] == [port]

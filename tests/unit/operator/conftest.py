@@ -10,16 +10,16 @@ import pytest
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.operator.builders.run import Platform
 from etude.operator.clock import ManualClock
-from etude.operator.cluster.api import ConflictError
-from etude.operator.cluster.memory import MemoryCluster
-from etude.operator.loop.queue import WorkQueue
-from etude.operator.loop.reconcile import Reconciler
-from etude.operator.loop.workers import Operator
-from etude.operator.loop.writer import StatusWriter
+from etude.operator.controller.operator import Operator
+from etude.operator.controller.reconciler import Reconciler
+from etude.operator.controller.status_writer import StatusWriter
+from etude.operator.controller.workqueue import WorkQueue
+from etude.operator.kube.interface import ConflictError
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref, labels, ref
-from etude.operator.reports.followers import Followers
-from etude.operator.reports.latest import ReportBook
-from etude.operator.reports.peers import MemoryPeers
+from etude.operator.remotes.clients import MemoryPeers
+from etude.operator.remotes.followers import Followers
+from etude.operator.remotes.report_store import ReportBook
 from etude.v1 import run_pb2
 
 Build = Callable[..., dict[str, Any]]

@@ -2,10 +2,9 @@
 
 from typing import cast
 
-from etude.operator.cluster.cache import Cache
-from etude.operator.cluster.kubernetes import KubernetesCluster
-from etude.operator.cluster.rest import Rest
-from etude.operator.cluster.slim import slim
+from etude.operator.kube.cache import Cache, slim
+from etude.operator.kube.client import KubernetesCluster
+from etude.operator.kube.rest import Rest
 
 
 def test_a_pod_of_a_job_is_found_by_its_host_name() -> None:

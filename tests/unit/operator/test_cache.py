@@ -5,8 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.operator.cluster.cache import Cache
-from etude.operator.cluster.slim import slim
+from etude.operator.kube.cache import Cache, slim
 from etude.operator.manifests import Manifest, Ref, covers, digest, merge_patch, quantity, stamped
 
 KEY = Ref("Pod", "lab", "p")

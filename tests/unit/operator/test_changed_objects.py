@@ -14,7 +14,7 @@ from tests.mutations.lab import OPEN, names
 from etude.common.api import crd
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.common.api.meta import BrokenRulesError
-from etude.operator.render import rendered
+from etude.operator.commands.render import rendered
 
 MODELS: Mapping[str, type[RLRun | EnvPool | Checkpoint]] = {
     "RLRun": RLRun,

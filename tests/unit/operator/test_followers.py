@@ -8,12 +8,12 @@ import pytest
 from typing_extensions import override
 
 from etude.operator.clock import ManualClock
-from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
-from etude.operator.reports import followers as following
-from etude.operator.reports.followers import Followers, Peer
-from etude.operator.reports.latest import Position, ReportBook
-from etude.operator.reports.peers import MemoryPeers
+from etude.operator.remotes import followers as following
+from etude.operator.remotes.clients import MemoryPeers
+from etude.operator.remotes.followers import Followers, Peer
+from etude.operator.remotes.report_store import Position, ReportBook
 from etude.v1 import environments_pb2, run_pb2
 
 KEY = Ref("RLRun", "lab", "demo")

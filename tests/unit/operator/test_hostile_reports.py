@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.operator.reports.plausible import plausible, plausible_record
+from etude.operator.remotes.sanitize import plausible, plausible_record
 from etude.v1 import run_pb2
 
 NAN, INF = float("nan"), float("inf")

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from etude.common.probes import Probes
-from etude.operator import installed
 from etude.operator.clock import SystemClock
-from etude.operator.loop.leader import Leader, MemoryLeases
+from etude.operator.commands import helm_test
+from etude.operator.controller.leader_election import Leader, MemoryLeases
 
 NONE_S = 0.05
 """Patience that is over after one look."""
@@ -15,7 +15,7 @@ NONE_S = 0.05
 
 @pytest.fixture(autouse=True)
 def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "RETRY_S", 0.01)
+    monkeypatch.setattr(helm_test, "RETRY_S", 0.01)
 
 
 async def test_one_who_renews_the_lease_leads() -> None:
@@ -28,7 +28,7 @@ async def test_one_who_renews_the_lease_leads() -> None:
             await asyncio.sleep(0)
 
     renewing = asyncio.create_task(renew())
-    assert await installed.unled(leases, "etude", patience_s=30) is None
+    assert await helm_test.unled(leases, "etude", patience_s=30) is None
     renewing.cancel()
 
 
@@ -36,20 +36,20 @@ async def test_one_who_holds_the_lease_and_is_gone_does_not_lead() -> None:
     leases = MemoryLeases()
     leader = Leader(leases, SystemClock(), "etude-0")
     await leader.campaign()
-    problem = await installed.unled(leases, "etude", patience_s=NONE_S)
+    problem = await helm_test.unled(leases, "etude", patience_s=NONE_S)
     assert problem is not None
     assert (problem.where, problem.what) == ("lease etude", "is not renewed by etude-0")
     await leader.release()
-    problem = await installed.unled(leases, "etude", patience_s=NONE_S)
+    problem = await helm_test.unled(leases, "etude", patience_s=NONE_S)
     assert problem is not None
     assert problem.what == "has no holder"
 
 
 async def test_without_a_lease_or_an_api_server_nobody_leads() -> None:
-    problem = await installed.unled(MemoryLeases(), "etude", patience_s=NONE_S)
+    problem = await helm_test.unled(MemoryLeases(), "etude", patience_s=NONE_S)
     assert problem is not None
     assert problem.what == "does not exist"
-    problem = await installed.unled(MemoryLeases(is_down=True), "etude", patience_s=NONE_S)
+    problem = await helm_test.unled(MemoryLeases(is_down=True), "etude", patience_s=NONE_S)
     assert problem is not None
     assert "the API server does not answer" in problem.what
 
@@ -59,14 +59,14 @@ async def test_a_replica_answers_once_it_is_ready() -> None:
     await probes.start()
     try:
         where = ("127.0.0.1", probes.port)
-        problem = await installed.unanswered(where, patience_s=NONE_S)
+        problem = await helm_test.unanswered(where, patience_s=NONE_S)
         assert problem is not None
         assert problem.what == "answers 503"
         assert problem.where.endswith("/readyz")
         probes.ready = True
-        assert await installed.unanswered(where, patience_s=NONE_S) is None
+        assert await helm_test.unanswered(where, patience_s=NONE_S) is None
     finally:
         await probes.stop()
-    gone = await installed.unanswered(where, patience_s=NONE_S)
+    gone = await helm_test.unanswered(where, patience_s=NONE_S)
     assert gone is not None
     assert "does not answer" in gone.what

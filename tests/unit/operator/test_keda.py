@@ -15,7 +15,7 @@ from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
 from etude.common.tls.wire import Wire
 from etude.keda import external_scaler_pb2, external_scaler_pb2_grpc
-from etude.operator.keda.service import serving
+from etude.operator.integrations.keda_scaler import serving
 from etude.operator.manifests import Ref
 from etude.v1 import environments_pb2
 

@@ -6,7 +6,7 @@ import pytest
 from typing_extensions import override
 
 from etude.operator.clock import ManualClock
-from etude.operator.loop.leader import (
+from etude.operator.controller.leader_election import (
     ATTEMPT_LIMIT_S,
     DURATION_S,
     RENEW_DEADLINE_S,

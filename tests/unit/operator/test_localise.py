@@ -10,7 +10,7 @@ import pytest
 from etude.common.errors import UserError
 from etude.operator.local import run_folder
 from etude.operator.local import runtime as local
-from etude.operator.local.localise import input_folder, on_this_machine, with_settings
+from etude.operator.local.localize import input_folder, on_this_machine, with_settings
 
 FOLDER = Path("/runs/demo")
 

@@ -12,13 +12,13 @@ from typing_extensions import override
 
 from etude.operator.builders.run import Platform
 from etude.operator.clock import ManualClock
-from etude.operator.cluster.api import RefusedError
-from etude.operator.cluster.memory import MemoryCluster
-from etude.operator.loop.users import Users
-from etude.operator.loop.workers import Operator, is_unanswered, operator
-from etude.operator.loop.writer import Pace
+from etude.operator.controller.operator import Operator, is_unanswered, operator
+from etude.operator.controller.references import Users
+from etude.operator.controller.status_writer import Pace
+from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref, ref
-from etude.operator.reports.peers import MemoryPeers
+from etude.operator.remotes.clients import MemoryPeers
 
 LIMIT_S = 30.0
 Acting = tuple[MemoryCluster, contextlib.AbstractAsyncContextManager[Operator]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.operator.cluster.api import ClusterError
+from etude.operator.kube.interface import ClusterError
 from etude.operator.main import main, run
 from etude.operator.settings import PARTS
 
@@ -26,7 +26,7 @@ from etude.operator.main import main
 
 class Loading:
     def find_spec(self, name, path, target=None):
-        if name == "etude.operator.loop.service":
+        if name == "etude.operator.service":
             os.kill(os.getpid(), signal.SIGTERM)
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the kernel does for the first process

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref, covers
 from etude.v1 import run_pb2
 

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.operator.cluster.ownership import taken_over
+from etude.operator.kube.field_ownership import taken_over
 
 Tree = dict[str, Any]
 NAMES = st.sampled_from(["f:a", "f:b", 'k:{"name":"c"}', "."])

@@ -9,9 +9,9 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform, RunShape
+from etude.operator.local.ports import FIRST, LAST, PortBook, pod_behind
+from etude.operator.local.process_spec import Machine, process
 from etude.operator.manifests import Manifest
-from etude.operator.processes.plan import Machine, process
-from etude.operator.processes.ports import FIRST, LAST, PortBook, pod_behind
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from etude.operator.loop.queue import FIRST_RETRY_S, LONGEST_RETRY_S, WorkQueue
+from etude.operator.controller.workqueue import FIRST_RETRY_S, LONGEST_RETRY_S, WorkQueue
 from etude.operator.manifests import Ref
 
 A, B = Ref("RLRun", "lab", "a"), Ref("RLRun", "lab", "b")

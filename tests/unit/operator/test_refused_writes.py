@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from etude.operator.cluster.api import RefusedError
-from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
 
 POOL = Ref("EnvPool", "lab", "repos")

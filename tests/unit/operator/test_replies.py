@@ -2,8 +2,8 @@
 
 import pytest
 
-from etude.operator.cluster.api import ClusterError, RefusedError
-from etude.operator.cluster.replies import Reply, accepted
+from etude.operator.kube.interface import ClusterError, RefusedError
+from etude.operator.kube.rest import Reply, accepted
 
 QUANTITY = (
     "failed to convert new object (lab/demo-trainer; apps/v1, Kind=StatefulSet) to proper version:"

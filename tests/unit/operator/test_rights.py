@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from etude.operator.cluster.watches import CHILDREN
+from etude.operator.kube.watches import CHILDREN
 from etude.operator.manifests import KINDS, NEVER_CHANGED, RESOURCES, Ref
 from etude.v1 import run_pb2
 

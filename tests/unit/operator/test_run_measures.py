@@ -5,7 +5,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from etude.common.api.kinds import RLRun
-from etude.operator.loop.measures import Measures
+from etude.operator.controller.object_metrics import Measures
 from etude.operator.manifests import Ref
 
 ABOUT = {"namespace": "lab", "run": "measured"}

@@ -4,7 +4,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
-from etude.operator.loop.startups import Startups, stages
+from etude.operator.controller.pod_startup import Startups, stages
 
 
 def at(second: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from etude.common.api.kinds import RLRun
-from etude.operator.loop.measures import Measures
+from etude.operator.controller.object_metrics import Measures
 from etude.operator.manifests import Ref
 
 Build = Callable[..., dict[str, Any]]
@@ -27,7 +27,11 @@ def run_with(run_body: Build, *conditions: tuple[str, str, str]) -> RLRun:
 
 def shown() -> set[tuple[str, str]]:
     samples = [s for family in REGISTRY.collect() for s in family.samples]
-    ours = [s.labels for s in samples if s.name == "etude_condition_unhealthy" and s.labels["name"] == NAME]
+    ours = [
+        s.labels
+        for s in samples
+        if s.name == "etude_condition_unhealthy" and s.labels["name"] == NAME
+    ]
     return {(labels["condition"], labels["reason"]) for labels in ours}
 
 

@@ -7,12 +7,12 @@ import pytest
 from typing_extensions import override
 
 from etude.operator.actions import Vacate
-from etude.operator.cluster.memory import MemoryCluster
-from etude.operator.cluster.rest import WRITE_TIMEOUT_S
-from etude.operator.loop.vacating import LATE_S, vacate
+from etude.operator.controller.drain import LATE_S, vacate
+from etude.operator.kube.memory_cluster import MemoryCluster
+from etude.operator.kube.rest import WRITE_TIMEOUT_S
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.reports import peers as brokers
-from etude.operator.reports.peers import MemoryPeers
+from etude.operator.remotes import clients as brokers
+from etude.operator.remotes.clients import MemoryPeers
 
 NODES = {Ref("Pod", "lab", name): f"uid-{name}" for name in ("a", "b")}
 POOL: Manifest = {"metadata": {"name": "repos", "namespace": "lab"}}

@@ -11,10 +11,10 @@ from etude.common.api.meta import Condition
 from etude.common.api.pool_status import EnvPoolStatus, Slots
 from etude.operator.actions import Note
 from etude.operator.clock import ManualClock
-from etude.operator.cluster.memory import MemoryCluster
-from etude.operator.loop.pace import Bucket
-from etude.operator.loop.writer import EVENT_BURST, STATUS_BURST, Pace, StatusWriter
+from etude.operator.controller.status_writer import EVENT_BURST, STATUS_BURST, Pace, StatusWriter
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref
+from etude.operator.token_bucket import Bucket
 
 POOL = Ref("EnvPool", "lab", "pool")
 

@@ -20,17 +20,9 @@ from etude.operator.checkpoints.job import DELETE, VERIFY
 from etude.operator.checkpoints.job_slots import Places, Underway
 from etude.operator.checkpoints.status import status_of
 from etude.operator.clock import seconds
-from etude.operator.cluster.api import Cluster, NamespaceClosingError
-from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.conditions import Fact, no, yes
-from etude.operator.failures import (
-    CRASHES,
-    PULL_FAILURES,
-    PodFailure,
-    failures,
-    trouble,
-    unschedulable,
-)
+from etude.operator.kube.interface import Cluster, NamespaceClosingError
+from etude.operator.kube.workload_controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.manifests import (
     Manifest,
     Ref,
@@ -42,6 +34,14 @@ from etude.operator.manifests import (
     ref,
     stamped,
     uid,
+)
+from etude.operator.pod_failures import (
+    CRASHES,
+    PULL_FAILURES,
+    PodFailure,
+    failures,
+    trouble,
+    unschedulable,
 )
 from etude.operator.reasons import Reason
 from etude.operator.runs.observe import is_settled, ready_fact

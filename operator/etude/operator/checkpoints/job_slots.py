@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from etude.operator import names
 from etude.operator.actions import Action, Apply, Delete
 from etude.operator.clock import seconds
-from etude.operator.cluster.api import Cluster
-from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
-from etude.operator.failures import CRASHES, PULL_FAILURES, trouble, unschedulable
+from etude.operator.kube.interface import Cluster
+from etude.operator.kube.workload_controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels, ref, uid
+from etude.operator.pod_failures import CRASHES, PULL_FAILURES, trouble, unschedulable
 
 MAX_JOBS = 4
 """Concurrent Jobs of a namespace: a restarted controller reports every checkpoint of the store."""

@@ -8,11 +8,10 @@ import time
 from collections.abc import AsyncIterator
 
 from etude.common.errors import EtudeError, Problem
-from etude.operator.cluster.api import ClusterError
-from etude.operator.cluster.leases import KubernetesLeases
-from etude.operator.cluster.replies import answered
-from etude.operator.cluster.rest import Rest, path_of
-from etude.operator.loop.leader import RETRY_S, LeaseRecord, Leases
+from etude.operator.controller.leader_election import RETRY_S, LeaseRecord, Leases
+from etude.operator.kube.interface import ClusterError
+from etude.operator.kube.leases import KubernetesLeases
+from etude.operator.kube.rest import Rest, answered, path_of
 from etude.operator.manifests import KINDS
 from etude.operator.settings import Settings
 
@@ -114,7 +113,9 @@ def main() -> None:
     Raises:
         SystemExit: with 1 if a check failed.
     """
-    parser = argparse.ArgumentParser(prog="python -m etude.operator.installed", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m etude.operator.commands.helm_test", description=__doc__
+    )
     parser.add_argument("host", help="address of the operator's Service")
     parser.add_argument("port", type=int, help="its probe port")
     options = parser.parse_args()

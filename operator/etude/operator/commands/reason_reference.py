@@ -1,4 +1,4 @@
-"""Writes docs/reference/reasons.md from the reason codes: `python -m etude.operator.reference`."""
+"""Writes docs/reference/reasons.md from the reason codes: `python -m etude.operator.commands.reason_reference`."""
 
 import ast
 import inspect

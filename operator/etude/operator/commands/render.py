@@ -44,7 +44,9 @@ def main() -> None:
     Raises:
         SystemExit: the file is not readable or not valid.
     """
-    parser = argparse.ArgumentParser(prog="python -m etude.operator.render", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m etude.operator.commands.render", description=__doc__
+    )
     parser.add_argument("-f", "--file", type=Path, required=True, help="manifest of a run or pool")
     parser.add_argument("--registry", default="etude", help="prefix of the role images")
     parser.add_argument("--tag", default="latest", help="tag of the role images")

@@ -5,10 +5,10 @@ import logging
 from collections.abc import Set
 
 from etude.operator.actions import Vacate
-from etude.operator.cluster.api import Cluster
+from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest
-from etude.operator.reports import peers as brokers
-from etude.operator.reports.peers import PeerError, Peers
+from etude.operator.remotes import clients as brokers
+from etude.operator.remotes.clients import PeerError, Peers
 
 LATE_S = 3.0
 """A deletion may take effect this long after it was sent: the timeout of a write."""

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from etude.operator import metrics
 from etude.operator.clock import Clock
-from etude.operator.cluster.api import ClusterError, ConflictError
+from etude.operator.kube.interface import ClusterError, ConflictError
 
 log = logging.getLogger(__name__)
 

@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from etude.operator import metrics, names, spans
+from etude.operator import metrics, names, tracing
 from etude.operator.builders.run import Platform
 from etude.operator.clock import Clock
-from etude.operator.cluster.api import Cluster, ClusterError, ConflictError, RefusedError
-from etude.operator.loop.queue import WorkQueue
-from etude.operator.loop.reconcile import Reconciler
-from etude.operator.loop.startups import Startups
-from etude.operator.loop.users import Users
-from etude.operator.loop.writer import Pace, StatusWriter
+from etude.operator.controller.pod_startup import Startups
+from etude.operator.controller.reconciler import Reconciler
+from etude.operator.controller.references import Users
+from etude.operator.controller.status_writer import Pace, StatusWriter
+from etude.operator.controller.workqueue import WorkQueue
+from etude.operator.kube.interface import Cluster, ClusterError, ConflictError, RefusedError
 from etude.operator.manifests import KINDS, Manifest, Ref, checkpoint_of, labels, ref
-from etude.operator.reports.followers import Followers
-from etude.operator.reports.latest import ReportBook
-from etude.operator.reports.peers import Peers
+from etude.operator.remotes.clients import Peers
+from etude.operator.remotes.followers import Followers
+from etude.operator.remotes.report_store import ReportBook
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +106,9 @@ class Operator:
 
     async def one(self, key: Ref) -> None:
         """Reconcile one object, with metrics and a trace span."""
-        with metrics.RECONCILE_SECONDS.labels(key.kind).time(), spans.reconcile(key):
+        with metrics.RECONCILE_SECONDS.labels(key.kind).time(), tracing.reconcile(key):
             result = await self._pass(key)
-            spans.ended(result)
+            tracing.ended(result)
         metrics.RECONCILES.labels(key.kind, result).inc()
 
     async def _pass(self, key: Ref) -> str:

@@ -12,7 +12,7 @@ from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
 from etude.common.api.pool_status import EnvPoolStatus
 from etude.common.api.status import RLRunStatus, Status
-from etude.operator import failures, names, spans
+from etude.operator import names, pod_failures, tracing
 from etude.operator.actions import (
     Action,
     Adopt,
@@ -34,20 +34,20 @@ from etude.operator.builders.run import Platform
 from etude.operator.checkpoints import decide as checkpoints
 from etude.operator.checkpoints.job_slots import Underway
 from etude.operator.clock import Clock
-from etude.operator.cluster.api import Cluster, NameTakenError, RefusedError
-from etude.operator.loop import measures, unreadable
-from etude.operator.loop.measures import Measures
-from etude.operator.loop.outcomes import Outcomes
-from etude.operator.loop.refusals import Refusal, Refusals, aim
-from etude.operator.loop.vacating import vacate
-from etude.operator.loop.writer import StatusWriter
+from etude.operator.controller import object_metrics, unreadable_status
+from etude.operator.controller.drain import vacate
+from etude.operator.controller.last_applied import Outcomes
+from etude.operator.controller.object_metrics import Measures
+from etude.operator.controller.rejections import Refusal, Refusals, aim
+from etude.operator.controller.status_writer import StatusWriter
+from etude.operator.kube.interface import Cluster, NameTakenError, RefusedError
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels, ref, uid
 from etude.operator.pools import decide as pools
 from etude.operator.pools import observe as pool_seen
 from etude.operator.pools.size import Sizers
-from etude.operator.reports.followers import Followers, Peer
-from etude.operator.reports.latest import Position, ReportBook
-from etude.operator.reports.peers import PeerError, Peers
+from etude.operator.remotes.clients import PeerError, Peers
+from etude.operator.remotes.followers import Followers, Peer
+from etude.operator.remotes.report_store import Position, ReportBook
 from etude.operator.runs import decide as runs
 from etude.operator.runs import observe
 from etude.operator.runs.lifecycle import transitions
@@ -120,7 +120,7 @@ class Reconciler:
         try:
             resource = kind.understood(manifest)
         except ValidationError as error:
-            found = unreadable.told(manifest, status, error, self._now())
+            found = unreadable_status.told(manifest, status, error, self._now())
             if isinstance(found, Note):
                 await self.writer.record(manifest, found)
                 return None
@@ -139,7 +139,7 @@ class Reconciler:
         target = address(run, names.TRAINER)
         peer = Peer(uid(manifest))
         controllers = [pod for pod in pods if labels(pod).get(names.RAY_NODE) != "worker"]
-        self._follow(manifest, peer, target, failures.of_attempt(controllers, attempt))
+        self._follow(manifest, peer, target, pod_failures.of_attempt(controllers, attempt))
         about = run.metadata.uid
         problem, refused = self._refusals.fact(about), self._refusals.aims(about)
         found = observe.gather(self.cluster, self.book, run, problem, refused)
@@ -169,7 +169,7 @@ class Reconciler:
 
     async def _perform(self, manifest: Manifest, decision: Decision[S]) -> float | None:
         about = uid(manifest)
-        spans.decided(len(decision.actions))
+        tracing.decided(len(decision.actions))
         # Nothing was awaited since the decision: no other pass has seen the same slot free.
         with self._underway.noted(decision.actions):
             refused = await self._act_all(manifest, decision.actions)
@@ -243,7 +243,7 @@ class Reconciler:
             return
         made = await self.cluster.apply(action.manifest, manager=action.manager)
         self._outcomes.remember(uid(about), action.manifest, made)
-        measures.applied(action.manifest)
+        object_metrics.applied(action.manifest)
 
     async def _mark(self, action: Finalizers | Adopt | Fulfil | Tell) -> None:
         """Write to an object that others own or watch, as it was observed."""

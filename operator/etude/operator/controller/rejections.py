@@ -8,7 +8,7 @@ from typing import NamedTuple
 from etude.common.errors import EtudeError
 from etude.operator.actions import Action, Apply, Delete
 from etude.operator.conditions import Fact, no
-from etude.operator.loop.outcomes import kept
+from etude.operator.controller.last_applied import kept
 from etude.operator.manifests import Manifest, Ref, ref, uid
 from etude.operator.runs.acceptance import ACCEPTED
 

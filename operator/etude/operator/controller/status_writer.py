@@ -11,10 +11,10 @@ from etude.common.api.status import Status
 from etude.operator import metrics
 from etude.operator.actions import Note
 from etude.operator.clock import Clock
-from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import transitions
-from etude.operator.loop.pace import Bucket
+from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, uid
+from etude.operator.token_bucket import Bucket
 
 MOVING = {
     *("step", "reward", "evalSuccess", "policyVersion", "staleness", "tokensPerSecond", "ettr"),

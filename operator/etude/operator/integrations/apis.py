@@ -5,9 +5,9 @@ from typing import NamedTuple, TypeGuard
 
 from etude.common.api.backend import Backend
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.operator import cert_manager
 from etude.operator.builders.run import Platform
 from etude.operator.conditions import Fact, no
+from etude.operator.integrations import cert_manager
 from etude.operator.reasons import Reason
 
 

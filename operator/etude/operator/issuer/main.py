@@ -76,7 +76,7 @@ def main() -> None:
     except ValueError as error:
         sys.stderr.write(f"etude-issuer: {error}\n")
         sys.exit(EXIT_CONFIGURATION)
-    from etude.operator.issuer.serve import serve
+    from etude.operator.issuer.server import serve
 
     try:
         asyncio.run(serve(settings))

@@ -13,11 +13,10 @@ from typing_extensions import override
 from etude.common.errors import ForbiddenError, InvalidFieldError, UnavailableError
 from etude.common.tls.identity import OPERATOR, Identity
 from etude.operator import metrics
-from etude.operator.cluster.api import ClusterError
-from etude.operator.cluster.replies import answered
-from etude.operator.cluster.rest import Rest
-from etude.operator.issuer import authorities, judging, signing
+from etude.operator.issuer import authorities, signing, token_review
 from etude.operator.issuer.authorities import Authority
+from etude.operator.kube.interface import ClusterError
+from etude.operator.kube.rest import Rest, answered
 from etude.operator.manifests import Manifest
 from etude.v1 import certificates_pb2, certificates_pb2_grpc
 
@@ -65,7 +64,7 @@ class MemoryReviews(Reviews):
         audience, user = self.tokens.get(review["spec"]["token"], ("", ""))
         if audience not in review["spec"]["audiences"]:
             return {"authenticated": False}
-        bound = {judging.POD: ["pod-0"], judging.POD_UID: ["uid-0"]}
+        bound = {token_review.POD: ["pod-0"], token_review.POD_UID: ["uid-0"]}
         known = {"username": user, "extra": bound}
         return {"authenticated": True, "audiences": [audience], "user": known}
 
@@ -124,18 +123,20 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
             ForbiddenError: it may not.
             UnavailableError: nobody says whose the token is.
         """
-        why = judging.impossible(identity, domain=self.domain)
+        why = token_review.impossible(identity, domain=self.domain)
         status = {} if why else await self._reviewed(token, identity)
-        why = why or judging.refusal(status, identity, domain=self.domain, operator=self.operator)
+        why = why or token_review.refusal(
+            status, identity, domain=self.domain, operator=self.operator
+        )
         if why:
             metrics.CERTIFICATES.labels("refused").inc()
             log.warning("no certificate for %s: %s", identity.uri, why)
             raise ForbiddenError(f"{identity.uri}: {why}")
-        return judging.pod(status)
+        return token_review.pod(status)
 
     async def _reviewed(self, token: str, identity: Identity) -> Manifest:
         try:
-            return await self.reviews.reviewed(judging.review(token, identity))
+            return await self.reviews.reviewed(token_review.review(token, identity))
         except ClusterError as cause:
             metrics.CERTIFICATES.labels("failed").inc()
             raise UnavailableError(f"the API server did not review the token: {cause}") from cause

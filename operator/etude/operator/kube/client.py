@@ -11,24 +11,26 @@ from typing_extensions import override
 
 from etude.common.tls import targets
 from etude.operator.clock import rfc3339
-from etude.operator.cluster import ownership
-from etude.operator.cluster.api import (
+from etude.operator.kube import field_ownership
+from etude.operator.kube.cache import Cache
+from etude.operator.kube.discovery import Discovery
+from etude.operator.kube.interface import (
     Cluster,
     ClusterError,
     ConflictError,
     Listener,
     NameTakenError,
 )
-from etude.operator.cluster.cache import Cache
-from etude.operator.cluster.discovery import Discovery
-from etude.operator.cluster.replies import Reply, accepted, answered
-from etude.operator.cluster.rest import (
+from etude.operator.kube.rest import (
     APPLY,
     JSON,
     MERGE,
     METADATA_ONLY,
     Query,
+    Reply,
     Rest,
+    accepted,
+    answered,
     object_path,
     path_of,
 )
@@ -267,7 +269,7 @@ class KubernetesCluster(Cluster):
             raise ConflictError(
                 f"{key.kind} {key.namespace}/{key.name} was deleted or replaced (uid changed)"
             )
-        owners = ownership.taken_over(live["metadata"].get("managedFields") or (), manager)
+        owners = field_ownership.taken_over(live["metadata"].get("managedFields") or (), manager)
         if owners is not None:
             at = live["metadata"]["resourceVersion"]
             body = {"metadata": {"resourceVersion": at, "managedFields": owners}}

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from etude.operator.cluster.replies import answered
-from etude.operator.cluster.rest import Rest
+from etude.operator.kube.rest import Rest, answered
 from etude.operator.manifests import RESOURCES
 
 EVERY_S = 600.0

@@ -5,9 +5,8 @@ from datetime import UTC, datetime
 
 from typing_extensions import override
 
-from etude.operator.cluster.replies import answered
-from etude.operator.cluster.rest import Rest, object_path, path_of
-from etude.operator.loop.leader import LeaseRecord, Leases
+from etude.operator.controller.leader_election import LeaseRecord, Leases
+from etude.operator.kube.rest import Rest, answered, object_path, path_of
 from etude.operator.manifests import Manifest, Ref
 
 

@@ -9,9 +9,9 @@ from typing import Protocol
 from typing_extensions import override
 
 from etude.operator.clock import Clock, ManualClock, rfc3339
-from etude.operator.cluster import controllers as kubernetes_controllers
-from etude.operator.cluster.api import Cluster, ConflictError, Listener, NameTakenError
-from etude.operator.cluster.cache import Cache
+from etude.operator.kube import workload_controllers as kubernetes_controllers
+from etude.operator.kube.cache import Cache
+from etude.operator.kube.interface import Cluster, ConflictError, Listener, NameTakenError
 from etude.operator.manifests import (
     NEVER_CHANGED,
     Manifest,

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -16,11 +16,70 @@ from pydantic_core import from_json, to_json
 from yarl import URL
 
 from etude.common.errors import Problem, UserError
-from etude.operator import metrics, spans
+from etude.operator import metrics, tracing
 from etude.operator.clock import ServerClock
-from etude.operator.cluster.api import ClusterError
-from etude.operator.cluster.replies import Reply
-from etude.operator.manifests import RESOURCES, Ref
+from etude.operator.kube.interface import (
+    ClusterError,
+    ConflictError,
+    NamespaceClosingError,
+    RefusedError,
+)
+from etude.operator.manifests import RESOURCES, Manifest, Ref
+
+_FOR_GOOD = {400, 403, 404, 405, 413, 415, 422}
+_UNREADABLE = ("failed to convert new object", "failed to create typed patch object")
+"""Messages with which server-side apply, as an internal error, rejects a manifest that does not fit
+its schema: a bad quantity, text for a number, an unknown field."""
+
+
+class Reply(NamedTuple):
+    """Status and body of an answer."""
+
+    status: int
+    body: dict[str, Any]
+
+
+def accepted(reply: Reply, what: str) -> Manifest:
+    """The object in the answer to a write.
+
+    Raises:
+        ConflictError: it has changed since it was read.
+        NamespaceClosingError: its namespace is terminating.
+        RefusedError: it is not valid.
+        ClusterError: a retry may succeed.
+    """
+    if reply.status < 300:
+        return reply.body
+    message = f"{what}: {reply.body.get('message', reply.status)}"
+    causes = (reply.body.get("details") or {}).get("causes") or ()
+    if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        raise NamespaceClosingError(message)
+    if reply.status == 409:
+        raise ConflictError(message)
+    if reply.status in _FOR_GOOD or _is_no_such_object(reply):
+        raise RefusedError(message)
+    raise ClusterError(message)
+
+
+def _is_no_such_object(reply: Reply) -> bool:
+    message = str(reply.body.get("message"))
+    return reply.status == 500 and any(words in message for words in _UNREADABLE)
+
+
+def answered(reply: Reply, what: str) -> Manifest:
+    """The object in the answer to a read, a list or a renewal.
+
+    Every error may be retried: an API server that starts forbids everything until it has read its
+    roles.
+
+    Raises:
+        ClusterError: any error.
+    """
+    try:
+        return accepted(reply, what)
+    except RefusedError as refusal:
+        raise ClusterError(str(refusal)) from refusal
+
 
 WRITE_TIMEOUT_S = 3.0
 """Shorter than the rest of a leader lease when the write gate closes."""
@@ -151,7 +210,7 @@ class Rest:
         timeout_s = READ_TIMEOUT_S if verb == "GET" else WRITE_TIMEOUT_S
         began = time.monotonic()
         resource = resource_of(path)
-        with spans.request(verb, resource) as told:
+        with tracing.request(verb, resource) as told:
             try:
                 async with (
                     # Not aiohttp's timeout, which swallows a cancellation that coincides with it:

@@ -9,12 +9,10 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from etude.operator import metrics, names
-from etude.operator.cluster.api import ClusterError
-from etude.operator.cluster.cache import Cache
-from etude.operator.cluster.discovery import Discovery
-from etude.operator.cluster.replies import answered
-from etude.operator.cluster.rest import METADATA_ONLY, GoneError, Rest, path_of
-from etude.operator.cluster.slim import unmanaged
+from etude.operator.kube.cache import Cache, unmanaged
+from etude.operator.kube.discovery import Discovery
+from etude.operator.kube.interface import ClusterError
+from etude.operator.kube.rest import METADATA_ONLY, GoneError, Rest, answered, path_of
 from etude.operator.manifests import (
     CLUSTER_WIDE,
     KINDS,

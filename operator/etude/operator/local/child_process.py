@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.operator.processes import tether
+from etude.operator.local import parent_death
 
 LAST_WORDS_BYTES = 2_048
 """Size of Kubernetes' termination message from a container's log."""
@@ -36,7 +36,7 @@ class Child:
         """
         # A bare interpreter ties itself to us and becomes the command (30 ms). A preexec_fn would
         # run Python between fork and exec, which can deadlock beside gRPC's threads.
-        bare = [sys.executable, "-I", "-S", str(tether.__file__), str(os.getpid())]
+        bare = [sys.executable, "-I", "-S", str(parent_death.__file__), str(os.getpid())]
         with log.open("ab") as output:
             popen = subprocess.Popen(
                 [*bare, *command],

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from etude.operator.local import probes as local_probes
+from etude.operator.local.child_process import Child
+from etude.operator.local.ports import LOOPBACK
+from etude.operator.local.process_spec import Process
 from etude.operator.manifests import Manifest
-from etude.operator.processes import probing
-from etude.operator.processes.child import Child
-from etude.operator.processes.plan import Process
-from etude.operator.processes.ports import LOOPBACK
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class PodRunner:
         over = asyncio.create_task(child.wait(), name=f"{self.name}-wait")
         stop = asyncio.create_task(self._stop.wait(), name=f"{self.name}-stop")
         probes = asyncio.create_task(
-            probing.watch(process, lambda is_ready: self._running(is_ready=is_ready)),
+            local_probes.watch(process, lambda is_ready: self._running(is_ready=is_ready)),
             name=f"{self.name}-probes",
         )
         try:
@@ -130,7 +130,7 @@ class PodRunner:
         if not probes.done():
             return
         error = probes.exception()
-        if isinstance(error, probing.UnresponsiveError):
+        if isinstance(error, local_probes.UnresponsiveError):
             log.warning("%s restarts: %s", self.name, error)
         elif error is not None:
             raise error

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from etude.operator.processes.plan import Probe, Process
-from etude.operator.processes.ports import LOOPBACK
+from etude.operator.local.ports import LOOPBACK
+from etude.operator.local.process_spec import Probe, Process
 
 EAGER_PERIOD_S = 0.25
 """Probe interval while a role starts, shorter than a kubelet's: a user waits."""

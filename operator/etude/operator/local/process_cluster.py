@@ -13,12 +13,12 @@ from typing_extensions import override
 
 from etude.common.local import LocalPod
 from etude.operator.clock import SystemClock
-from etude.operator.cluster.memory import Kubelet, MemoryCluster
+from etude.operator.kube.memory_cluster import Kubelet, MemoryCluster
+from etude.operator.local.pod_runner import PodRunner
+from etude.operator.local.ports import LOOPBACK, PortBook, pod_behind
+from etude.operator.local.process_spec import Machine, Process, process
 from etude.operator.manifests import Manifest, Ref, labels, ref
 from etude.operator.names import ROLE
-from etude.operator.processes.plan import Machine, Process, process
-from etude.operator.processes.pod import PodRunner
-from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from etude.operator.builders.pod import POD_INDEX
+from etude.operator.local.ports import LOOPBACK, PortBook, pod_behind, rewritten
 from etude.operator.manifests import Manifest, labels
 from etude.operator.names import ATTEMPT, ordinal
-from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind, rewritten
 
 OF_THE_MACHINE = {"/tmp", "/dev/shm"}  # noqa: S108 - mount points, not files of ours
 """Mounts of the host itself: shared by all processes, and short enough for socket paths."""

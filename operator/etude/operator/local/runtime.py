@@ -22,15 +22,15 @@ from etude.common.errors import Problem, UserError
 from etude.common.local import IMAGES_VARIABLE, images_folder
 from etude.operator.builders.run import Platform
 from etude.operator.clock import SystemClock
-from etude.operator.local import localise, run_folder
-from etude.operator.local.localise import Object
+from etude.operator.controller.operator import operator
+from etude.operator.controller.status_writer import Pace
+from etude.operator.local import localize, run_folder
+from etude.operator.local.localize import Object
+from etude.operator.local.process_cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.local.state_files import StateFiles
-from etude.operator.loop.workers import operator
-from etude.operator.loop.writer import Pace
 from etude.operator.manifests import Manifest, condition, is_true, ref
-from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.reasons import Reason
-from etude.operator.reports.peers import GrpcPeers
+from etude.operator.remotes.clients import GrpcPeers
 
 log = logging.getLogger("etude.operator.local")
 
@@ -190,7 +190,7 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
         ) from cause
     objects = [value for value in found if isinstance(value, dict)]
     objects = [
-        localise.with_settings(value, settings) if value.get("kind") == "RLRun" else value
+        localize.with_settings(value, settings) if value.get("kind") == "RLRun" else value
         for value in objects
     ]
     # Rewritten only if settings changed it, so that positions in findings are those of the file.
@@ -208,7 +208,7 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
 
 
 def _run(folder: Path, objects: list[Object]) -> int:
-    local = [_named(localise.on_this_machine(value, folder)) for value in objects]
+    local = [_named(localize.on_this_machine(value, folder)) for value in objects]
     run = next(m for m in local if m["kind"] == "RLRun")
     before = run_folder.last_of(folder, run)
     (folder / "run.yaml").write_text(documents.write(objects), encoding="utf-8")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from etude.common.local import LocalState, write_state
 from etude.operator.local import run_folder
+from etude.operator.local.process_cluster import ProcessCluster, ProcessKubelet
 from etude.operator.manifests import KINDS, Manifest, Ref
-from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,11 @@ from etude.common.api.podtemplate import (
     leaks,
     variables,
 )
-from etude.operator import integrations, names
+from etude.operator import names
 from etude.operator.builders.run import Platform
-from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import Fact, no
+from etude.operator.integrations import apis
+from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref, controller_uid, is_deleting, labels, ref, uid
 from etude.operator.reasons import Reason
 
@@ -40,8 +41,8 @@ def problem(
     if platform.has_shared_files:
         message = "spec.backend: the local runtime has no Sandboxes: remove the field"
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    for need in integrations.pool_needs(pool):
-        missing = integrations.problem(need, platform.integrations, served)
+    for need in apis.pool_needs(pool):
+        missing = apis.problem(need, platform.integrations, served)
         if missing is not None:
             return missing
     reference = pool.spec.sandbox_template_ref
@@ -58,7 +59,7 @@ def problem(
 def is_awaited(problem: Fact | None) -> bool:
     """The problem ends once the missing API or object is created."""
     return problem is not None and (
-        integrations.is_missing(problem) or problem.reason == Reason.SANDBOX_TEMPLATE_NOT_FOUND
+        apis.is_missing(problem) or problem.reason == Reason.SANDBOX_TEMPLATE_NOT_FOUND
     )
 
 

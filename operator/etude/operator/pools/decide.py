@@ -7,12 +7,13 @@ from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool_status import EnvPoolStatus
 from etude.common.api.status import Resolved
-from etude.operator import cert_manager, names
+from etude.operator import names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Vacate
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders.run import Platform, brokers
 from etude.operator.builders.workload import still_selecting
 from etude.operator.conditions import Fact
+from etude.operator.integrations import cert_manager
 from etude.operator.manifests import Manifest, Ref, is_applied, is_deleting, labels, ref, uid
 from etude.operator.pools import agent_sandbox
 from etude.operator.pools.autoscaling.config import TICK_S

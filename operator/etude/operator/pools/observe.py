@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.backend import Backend
 from etude.common.api.kinds import EnvPool
-from etude.operator import integrations, names
-from etude.operator.cluster.api import Cluster
+from etude.operator import names
 from etude.operator.conditions import Fact
+from etude.operator.integrations import apis
+from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref, is_true, labels, ref, uid
 from etude.operator.pools import agent_sandbox
 from etude.operator.pools.size import Size
-from etude.operator.reports.latest import PoolReport, ReportBook
+from etude.operator.remotes.report_store import PoolReport, ReportBook
 
 PLANNING = (ScalingMode.PREDICTIVE, ScalingMode.EXTERNAL)
 """Modes in which plans count."""
@@ -56,7 +57,7 @@ def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | No
         edges=[p for p in sets.get(names.EDGE, ()) if p["kind"] == "Pod"],
         report=report,
         asking=_asking(cluster, pool, report) if pool.spec.mode in PLANNING else {},
-        served=cluster.served(integrations.asked(integrations.pool_needs(pool))),
+        served=cluster.served(apis.asked(apis.pool_needs(pool))),
         sandbox_template=_template(cluster, pool),
         problem=problem,
     )

@@ -10,7 +10,7 @@ from etude.operator.manifests import Manifest, is_deleting, is_true
 from etude.operator.pools.autoscaling.provisioning import Provision, followed
 from etude.operator.pools.autoscaling.values import Held, IdleReplica, Plan, PoolMetrics
 from etude.operator.pools.health import is_unplaced
-from etude.operator.reports.latest import PoolReport, Words
+from etude.operator.remotes.report_store import PoolReport, Words
 from etude.v1 import environments_pb2, plan_pb2
 
 

@@ -28,7 +28,7 @@ from etude.operator.pools.health import Findings, Ward, is_unplaced
 from etude.operator.pools.observed import Member, members, metrics, name_of, plans, staying
 from etude.operator.pools.provisions import Provisions
 from etude.operator.pools.settings import planning_config, pool_config
-from etude.operator.reports.latest import PoolReport
+from etude.operator.remotes.report_store import PoolReport
 
 FORGOTTEN_S = 30.0
 """State older than this is dropped, as after a restart of the operator."""

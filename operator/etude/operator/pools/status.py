@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool_status import EnvPoolStatus, LeaseStatus, Slots
-from etude.operator import failures, names
+from etude.operator import names, pod_failures
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
@@ -120,7 +120,7 @@ def _available(pool: EnvPool, seen: SeenPool, size: Size, problem: Fact | None) 
     if not size.desired and _is_heard(pool, seen):
         # A client that waits for a host before its first request would wait for ever.
         return yes("Available", Reason.SCALED_TO_ZERO, "the first request starts a host")
-    words = failures.unschedulable(seen.nodes) or "no host is ready"
+    words = pod_failures.unschedulable(seen.nodes) or "no host is ready"
     return no("Available", Reason.POOL_WARMING, words)
 
 
@@ -130,7 +130,7 @@ def _is_heard(pool: EnvPool, seen: SeenPool) -> bool:
 
 
 def _scheduled(seen: SeenPool) -> Fact:
-    words = failures.unschedulable(staying(seen.nodes))
+    words = pod_failures.unschedulable(staying(seen.nodes))
     return (
         no("Scheduled", Reason.UNSCHEDULABLE, words)
         if words
@@ -140,14 +140,14 @@ def _scheduled(seen: SeenPool) -> Fact:
 
 def _degraded(seen: SeenPool, size: Size) -> Fact:
     pods = [*seen.brokers, *seen.edges, *seen.nodes]
-    words = failures.trouble(pods, failures.PULL_FAILURES)
+    words = pod_failures.trouble(pods, pod_failures.PULL_FAILURES)
     if words:
         return yes("Degraded", Reason.IMAGE_PULL_FAILED, words)
-    words = failures.trouble(pods, failures.CRASHES)
+    words = pod_failures.trouble(pods, pod_failures.CRASHES)
     if words:
         refused = any(
             failure.exit_code in failure_policy.CONFIGURATION_EXITS
-            for failure in failures.failures(names.NODE, seen.nodes)
+            for failure in pod_failures.failures(names.NODE, seen.nodes)
         )
         reason = Reason.DRIVER_UNAVAILABLE if refused else Reason.CRASH_LOOPING
         return yes("Degraded", reason, words)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.operator.cluster.api import Cluster
+from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Ref
-from etude.operator.reports.latest import ReportBook
-from etude.operator.reports.peers import PeerError, Peers
+from etude.operator.remotes.clients import PeerError, Peers
+from etude.operator.remotes.report_store import ReportBook
 
 log = logging.getLogger(__name__)
 

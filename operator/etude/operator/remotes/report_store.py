@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from etude.operator.clock import Clock
 from etude.operator.pools import figures as pool_figures
-from etude.operator.reports.plausible import plausible, plausible_record
+from etude.operator.remotes.sanitize import plausible, plausible_record
 from etude.v1 import environments_pb2, run_pb2
 
 RESUMED = "Resumed"

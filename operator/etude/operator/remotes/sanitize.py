@@ -1,13 +1,22 @@
 """Sanitizing of a controller's reports, which come from an image of the user's choice."""
 
 import math
+from contextlib import suppress
 from itertools import islice
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from etude.operator.decimals import value_of
 from etude.v1 import run_pb2
+
+
+def value_of(text: str) -> float | None:
+    """The number in a text; None if it is not a finite number."""
+    with suppress(ValueError):
+        value = float(text)
+        return value if math.isfinite(value) else None
+    return None
+
 
 LARGEST = 2**53 - 1
 """Largest integer that every JSON reader keeps exact."""

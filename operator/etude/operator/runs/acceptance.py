@@ -18,10 +18,10 @@ from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.rewards import check_function
 from etude.common.api.sentences import few
 from etude.common.api.undertaken import UNCOUNTED, WAY_OUT
-from etude.operator import cert_manager, integrations
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform
 from etude.operator.conditions import Fact, no
+from etude.operator.integrations import apis, cert_manager
 from etude.operator.pools.settings import problems
 from etude.operator.reasons import Reason
 from etude.operator.runs.capacity import idle_roles
@@ -37,8 +37,8 @@ Parameters = Mapping[str, JsonValue]
 
 def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
     """The first finding against a run."""
-    for need in integrations.needs(run):
-        missing = integrations.problem(need, platform.integrations, seen.served)
+    for need in apis.needs(run):
+        missing = apis.problem(need, platform.integrations, seen.served)
         if missing is not None:
             return missing
     without = cert_manager.problem(run, platform.tls, seen.served)

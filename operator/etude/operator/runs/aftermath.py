@@ -2,11 +2,11 @@
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import Failure, Intent
-from etude.operator import failures, names
+from etude.operator import names, pod_failures
 from etude.operator.actions import Moment
 from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339
-from etude.operator.failures import PodFailure
+from etude.operator.pod_failures import PodFailure
 from etude.operator.reasons import Reason
 from etude.operator.runs import usage
 from etude.operator.runs.lifecycle import failure_policy, limits, transitions
@@ -23,8 +23,8 @@ def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
     found = [
         failure
         for role in desired.roles(run)
-        for failure in failures.failures(
-            role, failures.of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)), awaited
+        for failure in pod_failures.failures(
+            role, pod_failures.of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)), awaited
         )
     ]
     judged = failure_policy.gravest(found, rules, has_begun=run.status.step is not None)

@@ -2,15 +2,15 @@
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
-from etude.operator import integrations
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions
+from etude.operator.integrations import apis
 
 
 def is_blind(run: RLRun, problem: Fact) -> bool:
     """A started run depends on an API that the cluster does not serve."""
-    return run.status.resolved is not None and integrations.hides_pods(problem)
+    return run.status.resolved is not None and apis.hides_pods(problem)
 
 
 def status(run: RLRun, problem: Fact, now: Moment) -> RLRunStatus:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
-from etude.operator import cert_manager, conditions, integrations, names
+from etude.operator import conditions, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform, RunShape
 from etude.operator.conditions import Fact
+from etude.operator.integrations import apis, cert_manager
 from etude.operator.manifests import (
     MADE_ONCE,
     STAYING,
@@ -283,7 +284,7 @@ def _look_again_s(course: Course) -> float | None:
     run, seen, now = course.run, course.seen, course.now
     waits: list[float] = []
     is_unsigned = cert_manager.is_absent(course.platform.tls, seen.served)
-    if integrations.is_missing(course.problem) or is_unsigned or course.is_queued:
+    if apis.is_missing(course.problem) or is_unsigned or course.is_queued:
         waits.append(INSTALL_S)
     if run.status.intent is not None:
         waits.append(WATCHFUL_S)

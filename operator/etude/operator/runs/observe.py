@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
-from etude.operator import integrations, names
+from etude.operator import names
 from etude.operator.builders import run as desired
-from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import Fact, holds
+from etude.operator.integrations import apis
+from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import (
     MADE_ONCE,
     Manifest,
@@ -23,7 +24,7 @@ from etude.operator.manifests import (
     uid,
 )
 from etude.operator.reasons import Reason
-from etude.operator.reports.latest import ReportBook, RunReport
+from etude.operator.remotes.report_store import ReportBook, RunReport
 from etude.operator.runs.capacity.plan_accuracy import mistrusted
 from etude.operator.runs.checkpoints import start_weights
 from etude.operator.runs.checkpoints.lineage import is_left
@@ -213,7 +214,7 @@ def gather(
             key=lambda c: (c.metadata.creation_timestamp or "", c.metadata.name),
         ),
         report=book.run(run.metadata.uid),
-        served=cluster.served(integrations.asked(integrations.needs(run))),
+        served=cluster.served(apis.asked(apis.needs(run))),
         problem=problem,
         refused=refused,
     )

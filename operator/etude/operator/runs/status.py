@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus, RoleStatus
-from etude.operator import failures, names
+from etude.operator import names, pod_failures
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import Manifest
@@ -144,7 +144,7 @@ def _pods_scheduled(view: View) -> Fact:
         return no("PodsScheduled", Reason.GANG_TIMEOUT, gang.words)
     if gang is not None and gang.is_refused:
         return no("PodsScheduled", Reason.UNSCHEDULABLE, gang.words)
-    words = failures.unschedulable(_all_pods(view))
+    words = pod_failures.unschedulable(_all_pods(view))
     reason = Reason.UNSCHEDULABLE if words else Reason.SCHEDULED
     return Fact("PodsScheduled", holds=not words, reason=reason, message=words)
 
@@ -157,10 +157,10 @@ def _roles_ready(view: View) -> Fact:
         return yes("RolesReady", Reason.PODS_READY)
     pods = _all_pods(view)
     for reasons, reason in (
-        (failures.PULL_FAILURES, Reason.IMAGE_PULL_FAILED),
-        (failures.CRASHES, Reason.CRASH_LOOPING),
+        (pod_failures.PULL_FAILURES, Reason.IMAGE_PULL_FAILED),
+        (pod_failures.CRASHES, Reason.CRASH_LOOPING),
     ):
-        words = failures.trouble(pods, reasons)
+        words = pod_failures.trouble(pods, reasons)
         if words:
             return no("RolesReady", reason, words)
     missing = ", ".join(r.name for r in _needed(view) if r.ready < r.desired or not r.desired)

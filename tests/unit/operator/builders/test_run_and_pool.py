@@ -1,4 +1,4 @@
-"""What a run and a pool turn into."""
+"""Children of a run and of a pool."""
 
 import json
 from dataclasses import replace
@@ -16,16 +16,16 @@ from etude.operator import names
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform, RunShape
+from etude.operator.commands.render import main as render_main
+from etude.operator.commands.render import rendered
 from etude.operator.manifests import RESOURCES
-from etude.operator.render import main as render_main
-from etude.operator.render import rendered
 
 CORE = [kind for kind in RESOURCES if kind not in {"RLRun", "EnvPool", "Checkpoint"}]
 
 
 @pytest.fixture
 def platform(platform: Platform) -> Platform:
-    """Without NetworkPolicies, which test_reach is about."""
+    """Without NetworkPolicies, which test_network_policies is about."""
     return replace(platform, namespace=None)
 
 
@@ -317,7 +317,7 @@ def test_rendering_a_run_shows_the_children_of_its_pools_too(
 def test_the_demo_renders_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = Path(__file__).parents[3] / "examples" / "demo" / "rlrun.yaml"
+    example = Path(__file__).parents[4] / "examples" / "demo" / "rlrun.yaml"
     monkeypatch.setattr("sys.argv", ["render", "-f", str(example)])
     render_main()
     made = [m for m in yaml.safe_load_all(capsys.readouterr().out) if m]

@@ -8,12 +8,12 @@ import pytest
 
 from etude.common.api.kinds import Checkpoint
 from etude.operator.checkpoints import decide, job_slots
-from etude.operator.cluster.api import RefusedError
-from etude.operator.cluster.memory import MemoryCluster
-from etude.operator.loop.refusals import PROBLEM_RETRY_S
+from etude.operator.controller.rejections import PROBLEM_RETRY_S
+from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
-from etude.operator.reports.latest import Position
-from etude.operator.reports.peers import MemoryPeers
+from etude.operator.remotes.clients import MemoryPeers
+from etude.operator.remotes.report_store import Position
 from etude.v1 import run_pb2
 
 

@@ -1,4 +1,4 @@
-"""Jobs of checkpoints whose pods do not start: said why, and in nobody's way."""
+"""Checkpoint Jobs whose pods do not start: reported, and blocking no others."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ from typing_extensions import override
 from etude.common.api.kinds import Checkpoint
 from etude.operator.checkpoints.decide import TURN_S
 from etude.operator.checkpoints.job_slots import MAX_JOBS, UNPLACED_S
-from etude.operator.cluster.api import ClusterError
-from etude.operator.cluster.memory import InstantKubelet, MemoryCluster
+from etude.operator.kube.interface import ClusterError
+from etude.operator.kube.memory_cluster import InstantKubelet, MemoryCluster
 from etude.operator.manifests import Manifest, Ref, ref
 from etude.v1 import run_pb2
 

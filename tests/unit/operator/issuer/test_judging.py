@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from etude.common.tls.identity import Identity
-from etude.operator.issuer.judging import refusal, review
+from etude.operator.issuer.token_review import refusal, review
 
 URI = "spiffe://etude.dev/ns/lab/run/demo/role/trainer"
 OPERATOR = "spiffe://etude.dev/ns/etude-system/role/operator"

@@ -1,4 +1,4 @@
-"""Pools whose nodes are Sandboxes of agent-sandbox."""
+"""Pools whose hosts are Sandboxes of agent-sandbox."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from etude.common.api.kinds import EnvPool
 from etude.operator.clock import rfc3339
-from etude.operator.cluster.controllers import ready_status
+from etude.operator.kube.workload_controllers import ready_status
 from etude.operator.manifests import Manifest, Ref, ref, uid
 
 KEY = Ref("EnvPool", "lab", "boxes")
@@ -198,4 +198,4 @@ async def test_a_template_may_not_take_labels_of_ours(boxes: Any) -> None:
     boxes.cluster.put(taken)
     boxes.cluster.put(body())
     await boxes.settle()
-    assert "etude.dev/pool is the operator's" in accepted(boxes)[1]
+    assert "etude.dev/pool is reserved for the operator" in accepted(boxes)[1]

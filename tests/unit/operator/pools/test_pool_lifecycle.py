@@ -1,4 +1,4 @@
-"""A pool: its broker, its nodes, its figures."""
+"""A pool: its broker, hosts and figures."""
 
 import json
 from dataclasses import replace
@@ -8,8 +8,8 @@ import pytest
 
 from etude.common.api.kinds import EnvPool
 from etude.operator.builders.run import Platform
-from etude.operator.cluster.api import RefusedError
-from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
 from etude.operator.pools.decide import ordinals
 from etude.operator.runs import acceptance

@@ -1,4 +1,4 @@
-"""Whose a pool is: its controller says so, and no label that anybody may write."""
+"""Owner of a pool: its controller reference decides, not a label."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 
 from etude.common.api.kinds import EnvPool
 from etude.operator.builders.certificates import Mode, Tls, pool_identity
-from etude.operator.cluster.api import RefusedError
-from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref, labels
 
 POOL = Ref("EnvPool", "lab", "repos")

@@ -1,4 +1,4 @@
-"""What a pool's sizer decides while brokers are silent, and as they are heard again."""
+"""Size of a pool while brokers are silent, and after they report again."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from etude.operator.pools.autoscaling.config import TICK_S
 from etude.operator.pools.autoscaling.values import Cause
 from etude.operator.pools.provisions import Provisions
 from etude.operator.pools.size import Size, Sizer
-from etude.operator.reports.latest import PoolReport, Words
+from etude.operator.remotes.report_store import PoolReport, Words
 from etude.v1 import environments_pb2
 
 WALL_S = 1.79e9

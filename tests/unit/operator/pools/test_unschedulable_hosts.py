@@ -1,4 +1,4 @@
-"""A pool that sizes itself and finds fewer machines than it wants nodes."""
+"""A pool that sizes itself and finds fewer nodes than it wants hosts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pytest
 from typing_extensions import override
 
 from etude.common.api.kinds import EnvPool
-from etude.operator.cluster.memory import InstantKubelet, MemoryCluster
+from etude.operator.kube.memory_cluster import InstantKubelet, MemoryCluster
 from etude.operator.manifests import Manifest, Ref, is_true, ref
 from etude.operator.names import ordinal
 from etude.v1 import environments_pb2

@@ -1,12 +1,12 @@
-"""A cluster that takes no change of a workload any more: its pods are let go all the same."""
+"""Workload changes that the cluster rejects: the pods are released all the same."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from etude.operator.cluster.api import RefusedError
-from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
 from etude.v1 import run_pb2
 

@@ -1,11 +1,11 @@
-"""What a run asks for that is not to be had: it says so, and everything else goes on."""
+"""Problems that keep a run from being accepted, and what goes on without it."""
 
 from typing import Any
 
 import pytest
 
-from etude.operator.cluster.api import RefusedError
-from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
 from etude.v1 import run_pb2
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from etude.common.api.status import Restarts
 from etude.operator.actions import Delete
-from etude.operator.failures import DISRUPTION
 from etude.operator.manifests import Manifest, is_deleting, is_true, ref, uid
+from etude.operator.pod_failures import DISRUPTION
 
 STARTING_GRACE_S = 5
 """The first process of a container hears no signal before it has a handler for it, and a pod that

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from etude.common.api.kinds import EnvPool
 from etude.common.plans.book import is_near
 from etude.operator.pools.observe import PLANNING
-from etude.operator.reports.latest import ReportBook
+from etude.operator.remotes.report_store import ReportBook
 
 
 def mistrusted(book: ReportBook, run_uid: str, pools: Iterable[EnvPool]) -> Mapping[str, float]:

@@ -10,7 +10,7 @@ from etude.operator.actions import Action, Apply, DealtWith, Delete, Fulfil, Not
 from etude.operator.builders.run import run_labels
 from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.reports.latest import Happening
+from etude.operator.remotes.report_store import Happening
 from etude.operator.runs.checkpoints import lineage, retention
 from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2

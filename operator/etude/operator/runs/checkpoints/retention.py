@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from etude.common.api.checkpointing import Checkpointing, KeepBest
 from etude.common.api.kinds import Checkpoint
-from etude.operator.decimals import value_of
+from etude.operator.remotes.sanitize import value_of
 from etude.operator.runs.observe import is_ready
 
 FIGURES = {"Reward": "reward", "EvalSuccess": "evalSuccess"}

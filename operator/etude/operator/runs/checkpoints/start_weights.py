@@ -1,8 +1,8 @@
 """Start weights of a run from another run's checkpoint."""
 
 from etude.common.api.kinds import Checkpoint, RLRun
-from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import holds
+from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest
 
 WITH_MODEL = ("PhaseEnd", "Final", "Manual", "Imported")

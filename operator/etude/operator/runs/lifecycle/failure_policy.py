@@ -7,7 +7,7 @@ from typing import NamedTuple
 from etude.common.api.lifecycle import Cause, FailureAction, FailureRule
 from etude.common.ending import EXIT_TRY_AGAIN
 from etude.operator import names
-from etude.operator.failures import PodFailure
+from etude.operator.pod_failures import PodFailure
 
 CONFIGURATION_EXITS = {64, 78}
 """EX_USAGE and EX_CONFIG of sysexits.h: a restart would only repeat them."""

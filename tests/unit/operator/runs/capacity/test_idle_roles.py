@@ -1,4 +1,4 @@
-"""Roles that a supervised phase does without are let go, and are back in time."""
+"""Idle roles are released during a supervised phase, and ready again in time."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.status import Released
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.reports.latest import RunReport
+from etude.operator.remotes.report_store import RunReport
 from etude.operator.runs.capacity import idle_roles
 from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2

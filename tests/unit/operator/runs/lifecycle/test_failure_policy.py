@@ -1,4 +1,4 @@
-"""What the rules of a run make of failures; without a rule, see test_run_failures."""
+"""Rules of a failure policy; for the defaults see test_run_failures."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from etude.common.api.lifecycle import ExitCodes, FailureAction, FailureRule
-from etude.operator.cluster.memory import InstantKubelet, Kubelet, MemoryCluster
-from etude.operator.failures import PodFailure, failures
+from etude.operator.kube.memory_cluster import InstantKubelet, Kubelet, MemoryCluster
 from etude.operator.manifests import Manifest, Ref, is_deleting, labels
+from etude.operator.pod_failures import PodFailure, failures
 from etude.operator.runs.lifecycle import failure_policy
 from etude.operator.runs.lifecycle.failure_policy import Outcome, Verdict
 from etude.v1 import run_pb2

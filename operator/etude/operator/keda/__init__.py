@@ -1,1 +1,0 @@
-"""External scaler for KEDA."""

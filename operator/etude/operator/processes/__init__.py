@@ -1,1 +1,0 @@
-"""The local runtime's kubelet: pods as processes of this host."""
