@@ -1,4 +1,4 @@
-"""What pods and their owners are told about certificates."""
+"""Certificates of pods and the objects that their owners apply."""
 
 from collections.abc import Callable
 from dataclasses import replace

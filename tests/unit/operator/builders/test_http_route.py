@@ -1,4 +1,4 @@
-"""A way in from a Gateway: a route, a Service, and a policy that lets its proxies through."""
+"""HTTPRoute of a Gateway: route, Service, and the policy that admits its proxies."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""A run as one JobSet: what it says, and what is told of its pods."""
+"""A run as one JobSet, and the status of its pods."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""A trainer as a RayCluster: one pod or several, found where it always is."""
+"""A trainer as a RayCluster with one pod or several, at its usual address."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who reaches whom, judged by a reading of NetworkPolicies that is not the operator's own."""
+"""NetworkPolicies, checked by an evaluator that is independent of the operator."""
 
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping

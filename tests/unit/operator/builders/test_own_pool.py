@@ -1,4 +1,4 @@
-"""The pool that a run makes for itself, as it is sent to the API server."""
+"""The pool that a run owns, as it is sent to the API server."""
 
 from collections.abc import Iterator
 from typing import Any

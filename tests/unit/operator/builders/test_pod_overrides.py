@@ -1,4 +1,4 @@
-"""What users lay over the pods of a role."""
+"""Pod template overrides of roles."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a pool may have beside one broker and its nodes: more brokers, chosen machines, an edge."""
+"""Optional parts of a pool: several brokers, host placement, the environment API."""
 
 import json
 from typing import Any

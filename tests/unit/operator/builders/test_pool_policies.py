@@ -1,4 +1,4 @@
-"""NetworkPolicies of a pool, which come and go with a word of its spec."""
+"""NetworkPolicies of a pool, created and deleted with a field of its spec."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Checkpoints that people name, pin and keep otherwise than the operator would."""
+"""Checkpoints that users name, pin and keep."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Deleting one checkpoint takes what is its own, also when it was begun before."""
+"""Deleting one checkpoint deletes its own objects only, also after an interrupted attempt."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""NetworkPolicies of the Jobs of checkpoints whose run has none that would let them out."""
+"""NetworkPolicies of checkpoint Jobs whose run has none."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The Job that loads a checkpoint is made like the trainer that would go on from it."""
+"""The Job that loads a checkpoint has the pod of the run's trainer."""
 
 import json
 from typing import Any

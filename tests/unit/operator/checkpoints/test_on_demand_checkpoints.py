@@ -1,4 +1,4 @@
-"""A checkpoint that a user asks for, and the last one of a run that fails."""
+"""On-demand checkpoints, and the final checkpoint of a run that fails."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Nodes that are not well, and nodes for which there is no machine."""
+"""Unhealthy and unschedulable hosts."""
 
 from collections.abc import Callable
 from typing import Any

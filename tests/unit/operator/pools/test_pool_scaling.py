@@ -1,4 +1,4 @@
-"""Pools that size themselves, from what their brokers say to which nodes there are."""
+"""Pools that size themselves, from brokers' reports to hosts."""
 
 from collections.abc import Mapping
 from typing import Any

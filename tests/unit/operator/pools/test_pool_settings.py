@@ -1,4 +1,4 @@
-"""What a pool's spec says of its size is understood, whatever was admitted."""
+"""Autoscaler settings of every admitted pool spec."""
 
 from typing import Any
 

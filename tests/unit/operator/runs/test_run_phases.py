@@ -1,4 +1,4 @@
-"""What a run's status says of each of its phases."""
+"""Status of a run's phases."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Any order of events, any stale cache, any kill: the same end state, nothing twice."""
+"""Any order of events, any stale cache, any crash: the same end state, nothing twice."""
 
 from collections.abc import Callable
 from typing import Any

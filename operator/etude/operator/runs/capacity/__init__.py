@@ -1,1 +1,1 @@
-"""Capacity."""
+"""Capacity of a run: quota, gangs, idle roles, engine count and disruptions."""

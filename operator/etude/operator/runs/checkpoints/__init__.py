@@ -1,1 +1,1 @@
-"""Checkpoints."""
+"""Checkpoints of a run: registration, retention, resume point and start weights."""

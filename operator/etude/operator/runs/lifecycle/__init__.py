@@ -1,1 +1,1 @@
-"""Lifecycle."""
+"""Lifecycle of a run: intents, failure policy, limits, final checkpoint and cleanup."""

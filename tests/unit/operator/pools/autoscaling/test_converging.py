@@ -1,4 +1,4 @@
-"""Where decisions lead when they are carried out."""
+"""Convergence of decisions that are carried out."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What holds for every decision about a pool's size, whatever it has seen."""
+"""Invariants of every autoscaler decision."""
 
 import math
 from dataclasses import replace

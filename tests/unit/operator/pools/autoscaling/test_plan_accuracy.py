@@ -1,4 +1,4 @@
-"""What is made of plans: whether they are believed, and how early they are acted on."""
+"""Use of plans: their accuracy, and the lead time of acting on them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which entry of a schedule holds."""
+"""The active entry of a schedule."""
 
 from datetime import datetime
 from zoneinfo import ZoneInfo

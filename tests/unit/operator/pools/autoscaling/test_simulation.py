@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).parents[4] / "bench"
+BENCH = Path(__file__).parents[5] / "bench"
 
 
 @pytest.fixture

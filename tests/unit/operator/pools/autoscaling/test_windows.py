@@ -1,4 +1,4 @@
-"""What windows keep, against the plain definition over all samples."""
+"""Sliding windows against the plain definition over all samples."""
 
 from hypothesis import given
 from hypothesis import strategies as st

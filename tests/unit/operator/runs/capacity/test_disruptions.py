@@ -1,4 +1,4 @@
-"""Pods that the platform takes away, and pods that are told to go before they can hear it."""
+"""Disrupted pods, and terminating pods that still start."""
 
 from typing import Any
 

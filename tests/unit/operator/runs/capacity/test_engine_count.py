@@ -1,4 +1,4 @@
-"""Engines of a run whose number follows its steps."""
+"""Engine count that follows the step time."""
 
 from typing import Any
 

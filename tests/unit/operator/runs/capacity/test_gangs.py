@@ -1,4 +1,4 @@
-"""Pods that are placed together: their group, their scheduler, and how long they wait."""
+"""Gang scheduling: PodGroups, scheduler messages and time-outs."""
 
 from dataclasses import replace
 from typing import Any

@@ -172,7 +172,7 @@ async def test_an_admission_check_that_contradicts_a_flavor_is_named(
     await queue.admits(checks=(check("trainer", nodeSelector={"gpu": "h100"}),))
     found = next(c for c in lab.run().status.conditions if c.type == "QuotaReserved")
     assert (found.status, found.reason) == ("False", "Inadmissible")
-    assert found.message == "an admission check says otherwise about gpu of role trainer"
+    assert found.message == "an admission check contradicts the flavor's gpu for role trainer"
     assert pods_of(lab) == []
 
 

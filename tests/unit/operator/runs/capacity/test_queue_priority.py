@@ -1,10 +1,10 @@
-"""A run's place in its queue: by a class of the queue, or by that of its pods."""
+"""Queue priority of a run: by a WorkloadPriorityClass, or by its pods' PriorityClass."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.operator.test_quota import KINDS, QUEUED, WORKLOAD
+from tests.unit.operator.runs.capacity.test_kueue_quota import KINDS, QUEUED, WORKLOAD
 
 from etude.operator.builders.run import Platform
 

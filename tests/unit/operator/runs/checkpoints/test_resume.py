@@ -1,4 +1,4 @@
-"""Where a run goes on after it was suspended: as its spec says, and once."""
+"""Resume point of a run after a suspension, applied once."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""Checkpoint retention."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a run may use, what is left of it once it is over, and who looks after it."""
+"""Budget of a run, cleanup after its end, and managedBy."""
 
 from collections.abc import Callable
 from typing import Any

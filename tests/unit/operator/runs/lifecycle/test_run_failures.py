@@ -1,4 +1,4 @@
-"""What follows when something goes wrong in a run."""
+"""Default outcomes of failures in a run."""
 
 from typing import Any
 
