@@ -96,8 +96,8 @@ protos: $(READY) ## regenerate the committed stubs
 	$(RUN) python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos --mypy_grpc_out=protos protos/etude/*/*.proto
 
 docs: $(READY) ## regenerate CRDs and reference pages, and build the site into site/
-	$(RUN) python -m etude.common.api.crd
-	$(RUN) python -m etude.common.api.reference
+	$(RUN) python -m etude.common.api.schema.crd
+	$(RUN) python -m etude.common.api.schema.reference
 	$(RUN) python -m etude.operator.commands.reason_reference
 	$(RUN) python hack/metrics_reference.py
 	$(RUN) python hack/dashboards.py

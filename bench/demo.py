@@ -12,7 +12,7 @@ from typing import Any
 from etude.cli.demo.result import FIRST_STEP_S, TOTAL_S
 from etude.cli.demo.stopwatch import Stopwatch, stopwatch
 from etude.cli.process_usage import looks
-from etude.common.record import FolderRecord, latest
+from etude.common.run_folder.record import FolderRecord, latest
 
 OUT = Path(__file__).parent / "out" / "demo.json"
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from environment_bench import burst, density, forks, goals, handout, readoption, reads, starts
 from rich.console import Console
 
-from etude.common.local import images_folder
+from etude.common.run_folder.state import images_folder
 from etude.envserver.images import demo
 from etude.envserver.images.build_cache import Cache
 from etude.envserver.images.built_image import build

@@ -21,7 +21,7 @@ from pathlib import Path
 from socket import socket
 
 from etude.agent import minitest
-from etude.common import channels
+from etude.common.rpc import channels
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 OUT = Path(__file__).parent / "out" / "environments.json"

@@ -36,7 +36,7 @@ from etude.common.weights import (
     read_schema_bytes,
 )
 from etude.common.weights.replicas.mirror import Mirror
-from etude.common.weights.tensors.folders import write_folder
+from etude.common.weights.tensors.model_folder import write_folder
 from etude.common.weights.tensors.schema import parse_schema
 from etude.inference.policy import PolicyEngine, SampleRequest
 from etude.inference.receiver import Receiver

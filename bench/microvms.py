@@ -23,7 +23,7 @@ from environment_bench.needs import agent_here
 from rich.console import Console
 from rich.table import Table
 
-from etude.common.local import images_folder
+from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.machines import guests, tsc
 from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.machines.pages import PageBuffer

@@ -33,7 +33,7 @@ from etude.agent.trajectory import Span
 from etude.agent.turns import Limits, RolloutTask, Sampler, run_rollout
 from etude.agent.workspace import ExecResult, MemoryWorkspace
 from etude.cli.verbs.serve import newest_model
-from etude.common.record import FolderRecord, latest
+from etude.common.run_folder.record import FolderRecord, latest
 
 OUT = Path(__file__).parent / "out" / "spine.json"
 LIMITS = Limits(max_turns=8, max_turn_tokens=80, max_tokens=480, timeout_s=600)

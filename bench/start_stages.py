@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from etude.agent.workspace.protocol import HOME
-from etude.common.local import images_folder
+from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.machines import guests
 from etude.envserver.drivers.machines.guests import Guest
 from etude.envserver.drivers.machines.jail import Jail

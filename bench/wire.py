@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support import pki
 
-from etude.common.channels import dial
-from etude.common.serving import Server
+from etude.common.rpc.channels import dial
+from etude.common.rpc.server import Server
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
 from etude.common.tls.targets import named
-from etude.common.tls.wire import PLAINTEXT, Wire, told
+from etude.common.tls.transport import PLAINTEXT, Wire, told
 from etude.v1 import rewards_pb2, rewards_pb2_grpc
 
 ROUNDS = 9

@@ -12,8 +12,8 @@ from tests.support.upstreams import World
 from typing_extensions import override
 from xdist.scheduler import LoadScopeScheduling
 
+from etude.cli.buckets import make_bucket
 from etude.common.blobs import MemoryStore, Store, open_store
-from etude.common.blobs.buckets import make_bucket
 from etude.envserver.drivers.machines import census
 
 # Else Ray, when it is imported below `uv run`, starts each worker through uv in a copied folder.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from autoscaler_bench.events import Clock
 from autoscaler_bench.traces import Ask, Trace
-from etude.common.plans.book import Plans
+from etude.common.plans.registry import Plans
 from etude.operator.pools.autoscaling.values import Plan
 from etude.trainer.controller.admission.forecast import Forecast
 from etude.v1 import journal_pb2

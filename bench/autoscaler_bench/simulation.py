@@ -12,9 +12,9 @@ from autoscaler_bench.pool import Pool
 from autoscaler_bench.run import Run
 from autoscaler_bench.scalers import Fixed, Hpa, Kpa, Planned, Scaler
 from autoscaler_bench.traces import Trace
-from etude.common.api.autoscaling import Autoscaling as GivenAutoscaling
-from etude.common.api.autoscaling import ScalingMode
-from etude.common.api.pool import EnvPoolSpec, Template
+from etude.common.api.pool.autoscaling import Autoscaling as GivenAutoscaling
+from etude.common.api.pool.autoscaling import ScalingMode
+from etude.common.api.pool.spec import EnvPoolSpec, Template
 from etude.operator.pools.autoscaling.config import TICK_S, Autoscaling, PoolConfig, Refill
 from etude.operator.pools.autoscaling.limits import creates, refilled
 from etude.operator.pools.autoscaling.values import Bucket

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from broker_bench.core_time import core_time
-from etude.common.api.pool import EnvPoolSpec, Template
+from etude.common.api.pool.spec import EnvPoolSpec, Template
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import Nodes
 from etude.envserver.broker.server import Pauses

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from broker_bench.shards import free_port, process_cpu_s
-from etude.common import channels, serving
+from etude.common.rpc import channels
+from etude.common.rpc import server as rpc_server
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 AT_ONCE = 32
@@ -27,7 +28,7 @@ class Echo(environments_pb2_grpc.EnvNodeServiceServicer):
 
 async def serve(port: int) -> None:
     """Until killed."""
-    server = serving.Server([], port=port)
+    server = rpc_server.Server([], port=port)
     echo = Echo()  # type: ignore[abstract]  # the other calls never come
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(echo, server.grpc_server)
     await server.start()

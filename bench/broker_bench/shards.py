@@ -15,7 +15,9 @@ from typing import NamedTuple
 import grpc
 from typing_extensions import override
 
-from etude.common import channels, serving, sharding
+from etude.common import broker_shards
+from etude.common.rpc import channels
+from etude.common.rpc import server as rpc_server
 from etude.trainer.rollouts.leases import Leases
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
@@ -60,7 +62,7 @@ class SimulatedNode(environments_pb2_grpc.EnvNodeServiceServicer):
 
     def beat(self, index: int) -> environments_pb2.HeartbeatRequest:
         """What broker number index is told."""
-        mine = [h for h in self.held.values() if sharding.shard_of(h.run_id, BROKERS) == index]
+        mine = [h for h in self.held.values() if broker_shards.shard_of(h.run_id, BROKERS) == index]
         return environments_pb2.HeartbeatRequest(
             node_id=self.name,
             endpoint=self.endpoint,
@@ -118,7 +120,7 @@ class World:
     nodes: list[SimulatedNode] = field(default_factory=list)
     brokers: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     ports: list[int] = field(default_factory=list)
-    _servers: list[serving.Server] = field(default_factory=list)
+    _servers: list[rpc_server.Server] = field(default_factory=list)
     _channels: list[grpc.aio.Channel] = field(default_factory=list)
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
@@ -128,7 +130,7 @@ class World:
         pool = {"name": "bench", "uid": "u", "spec": spec}
         (self.folder / "pool.json").write_text(json.dumps(pool))
         for number in range(NODES):
-            node, server = _node(number), serving.Server([])
+            node, server = _node(number), rpc_server.Server([])
             environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(node, server.grpc_server)
             await server.start()
             node.endpoint = f"127.0.0.1:{server.port}"
@@ -174,7 +176,7 @@ class World:
     async def granted(self, index: int) -> float:
         """Seconds until a broker grants."""
         started_s, leases = time.perf_counter(), self.leases(index)
-        run = next(r for r in RUNS if sharding.shard_of(r, BROKERS) == index)
+        run = next(r for r in RUNS if broker_shards.shard_of(r, BROKERS) == index)
         async with asyncio.timeout(START_S):
             await launched(leases, run, f"probe-{started_s}", count=1, release=True)
         await leases.close()
@@ -241,7 +243,7 @@ async def launched(
 async def throughput(world: World, *, seconds: float, at_once: int) -> Throughput:
     """Closed loop against broker 0."""
     leases = world.leases(0)
-    runs = [run for run in RUNS if sharding.shard_of(run, BROKERS) == 0]
+    runs = [run for run in RUNS if broker_shards.shard_of(run, BROKERS) == 0]
     until_s, placed = time.perf_counter() + seconds, 0
 
     async def client(number: int) -> None:
@@ -310,7 +312,7 @@ class Kill:
 
     async def _launch(self, number: int, due_s: float) -> None:
         run = RUNS[number % len(RUNS)]
-        index = sharding.shard_of(run, BROKERS)
+        index = broker_shards.shard_of(run, BROKERS)
         found = await launched(self.clients[index], run, f"survive-{number}", release=True)
         self.failed += len(found) < SIBLINGS
         self._waits.append(Wait(index, due_s, time.perf_counter() - due_s))
@@ -331,7 +333,7 @@ async def _hold(clients: Sequence[Leases]) -> list[tuple[int, str]]:
     kept: list[tuple[int, str]] = []
     for number in range(HELD // SIBLINGS):
         run = RUNS[number % len(RUNS)]
-        index = sharding.shard_of(run, BROKERS)
+        index = broker_shards.shard_of(run, BROKERS)
         found = await launched(clients[index], run, f"held-{number}", release=False)
         kept += [(index, lease.lease_id) for lease in found]
     return kept

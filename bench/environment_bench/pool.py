@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
 
-from etude.common import channels
+from etude.common.rpc import channels
 from etude.envserver.drivers.machines import census
 from etude.v1 import (
     environment_state_pb2,

@@ -19,8 +19,8 @@ import yaml
 from torch import Tensor
 
 from etude.agent.chat import ChatFormat
-from etude.common.api.phases import Phase
-from etude.common.api.run import Storage
+from etude.common.api.run.phases import Phase
+from etude.common.api.run.spec import Storage
 from etude.common.weights.tensors.words import Words
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig

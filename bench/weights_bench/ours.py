@@ -7,19 +7,19 @@ from blake3 import blake3
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
-from etude.common.weights.coding.blocks import HASH_BYTES, BlockRow
+from etude.common.weights.coding.block_index import HASH_BYTES, BlockRow
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import Container, parse_index
-from etude.common.weights.coding.packing import Packer, Shard, words_of
-from etude.common.weights.replicas.live import LiveWeights, identity_regions
-from etude.common.weights.replicas.prepared import Prepared
-from etude.common.weights.replicas.reading import Block, stage_block
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.block_reader import Block, stage_block
+from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
+from etude.common.weights.replicas.patches import Prepared
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.changes import differing
 from etude.common.weights.tensors.digest import NOTHING, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
+from etude.trainer.export.delta_packer import Packer, Shard, words_of
 from weights_bench.contender import Contender, Receiver, Sent, copies, overwrite
 from weights_bench.trajectory import Trajectory
 

@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     load_checkpoint_weight_patches,
 )
 
-from etude.common.weights.replicas.prepared import Prepared
+from etude.common.weights.replicas.patches import Prepared
 from etude.common.weights.tensors.changes import differing
 from etude.common.weights.tensors.words import Words
 from weights_bench.clock import Cost, cost

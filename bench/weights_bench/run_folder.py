@@ -11,9 +11,9 @@ from etude.common.weights.protocol.chain import accepted_chain
 from etude.common.weights.protocol.manifest import VersionRef, read_manifest
 from etude.common.weights.protocol.plan import Edge, plan
 from etude.common.weights.protocol.versions import VersionId, schema_key
-from etude.common.weights.replicas import staged
-from etude.common.weights.replicas.live import LiveWeights, identity_regions
-from etude.common.weights.replicas.reading import stage
+from etude.common.weights.replicas import staged_file
+from etude.common.weights.replicas.block_reader import stage
+from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.common.weights.tensors.words import Words, word_type
 from weights_bench.contender import copies
@@ -75,6 +75,6 @@ class _Replica:
 
     def _apply(self, edge: Edge, path: Path) -> None:
         stage(self._store, edge, self._schema, path)
-        self._live.commit(self._live.prepare(staged.read(path)))
+        self._live.commit(self._live.prepare(staged_file.read(path)))
         if self._live.scan().hex() != edge.target.state:
             raise CorruptError(f"{self._store.url}: not the state of {edge.target.version}")

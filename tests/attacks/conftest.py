@@ -13,7 +13,7 @@ from tests.support import gvisors, needs
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
-from etude.common import channels
+from etude.common.rpc import channels
 from etude.v1 import environments_pb2_grpc
 
 OUT = Path(__file__).parents[2] / "bench" / "out" / "attacks.json"

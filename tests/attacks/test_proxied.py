@@ -9,7 +9,7 @@ import pytest
 from tests.attacks.arena import REACHED
 from tests.attacks.proxied import PROXIED, PROXY
 
-from etude.common.api.network import Network
+from etude.common.api.pool.network import Network
 from etude.envserver.egress.byte_streams import SocketWire
 from etude.envserver.egress.environment_egress import Egress
 from etude.envserver.egress.proxy import serve

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import VersionId
-from etude.common.weights.replicas.live import LiveWeights
+from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import word_type
 from etude.inference.policy import EngineInfo, Piece, PolicyEngine, SampleRequest

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from etude.common.weights.protocol.collector import Collector
-from etude.common.weights.replicas import reading, staged
+from etude.common.weights.protocol.garbage_collector import Collector
+from etude.common.weights.replicas import block_reader, staged_file
 from etude.inference.moving import Mover
 from etude.inference.swap import Swap
 from etude.inference.worker.rank import Rank
@@ -88,7 +88,7 @@ def _apply_twice() -> None:
 
     def commit(self: Rank) -> bool:
         done, live = once(self), self._baked()
-        return done and live.commit(live.prepare(staged.read(Path(paths[id(self)]))))
+        return done and live.commit(live.prepare(staged_file.read(Path(paths[id(self)]))))
 
     broken: Any = Rank
     broken.prepare, broken.commit = remember, commit
@@ -116,7 +116,7 @@ def _skip_tombstone() -> None:
 
 
 def _skip_blake3() -> None:
-    reading._is_intact = lambda *_: True
+    block_reader._is_intact = lambda *_: True
 
 
 class Mutation(NamedTuple):

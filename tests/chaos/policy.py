@@ -7,7 +7,6 @@ import numpy as np
 from tests.chaos.model import TENSORS, Bits
 
 from etude.common.blobs import Store
-from etude.common.weights.coding.packing import Packer, Shard, words_of
 from etude.common.weights.protocol.manifest import Stats
 from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.tensors import digest
@@ -15,6 +14,7 @@ from etude.common.weights.tensors.digest import NOTHING
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
+from etude.trainer.export.delta_packer import Packer, Shard, words_of
 from etude.trainer.export.receipts import Receipt, payload_of
 
 RANKS = 2

@@ -20,7 +20,7 @@ from tests.chaos.verdict import judge
 from tests.support import s3_servers
 from typing_extensions import override
 
-from etude.common.blobs.buckets import make_bucket
+from etude.cli.buckets import make_bucket
 from etude.common.errors import EtudeError
 
 _NOT_KEPT = shutil.ignore_patterns("server", "scratch", "checkpoints")

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.chaos.journal import Journal
 
 from etude.common.blobs import Store, open_store
-from etude.common.blobs.opening import Deadlines
+from etude.common.blobs.factory import Deadlines
 
 RUN = "uid-chaos"
 

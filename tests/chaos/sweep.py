@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from etude.cli.weights import verification
 from etude.common import weights
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError
@@ -12,7 +13,6 @@ from etude.common.weights.protocol import retention
 from etude.common.weights.protocol.epochs import latest_epoch
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.protocol.versions import DELTAS, KEYFRAMES, SKIPS, TRASH, all_published
-from etude.common.weights.replicas import verification
 
 ROUNDS = 20
 

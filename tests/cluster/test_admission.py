@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.common.api import crd
-from etude.common.api.lint import lint_text
+from etude.common.api.lint.linter import lint_text
+from etude.common.api.schema import crd
 
 ROOT = Path(__file__).parents[2]
 BAD = yaml.safe_load(Path(__file__).with_name("bad_manifests.yaml").read_text(encoding="utf-8"))

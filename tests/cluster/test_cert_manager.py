@@ -20,10 +20,10 @@ from tests.support.cert_manager import CertManager, mounted
 from tests.support.testbeds import Program
 
 from etude.common.api.kinds import RLRun
-from etude.common.serving import Server
+from etude.common.rpc.server import Server
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
-from etude.common.tls.wire import Wire
+from etude.common.tls.transport import Wire
 from etude.trainer.controller.reporting.commands import Orders
 from etude.trainer.controller.reporting.reports import Reports
 from etude.trainer.controller.reporting.service import NAME, RunService

@@ -16,7 +16,7 @@ from tests.mutations.compared import lacking
 from tests.support import testbeds
 from tests.support.testbeds import Program
 
-from etude.common.api import crd
+from etude.common.api.schema import crd
 
 ROOT = Path(__file__).parents[2]
 RELEASED = ROOT / "tests" / "data" / "releases"

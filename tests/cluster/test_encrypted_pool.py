@@ -19,11 +19,11 @@ from tests.support.pool_client import Pool
 from tests.support.short_lives import LIFE_S, LIMIT_S, Release
 from tests.support.testbeds import Program
 
-from etude.common.channels import dial
-from etude.common.tls.asking import IssuerError, Petition, obtained
+from etude.common.rpc.channels import dial
+from etude.common.tls.certificate_request import IssuerError, Petition, obtained
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.targets import named
-from etude.common.tls.wire import PLAINTEXT, Wire, told
+from etude.common.tls.transport import PLAINTEXT, Wire, told
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 POOL: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.api import crd
+from etude.common.api.schema import crd
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUN = str(EXAMPLES / "demo" / "rlrun.yaml")

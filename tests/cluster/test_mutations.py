@@ -20,7 +20,7 @@ from tests.mutations.lab import Outcome, Verdict
 from tests.mutations.process import Running
 from tests.support import figures
 
-from etude.common.api import crd
+from etude.common.api.schema import crd
 
 SEED = int(os.environ.get("SEED", "0"))
 ASKED = os.environ.get("ETUDE_MUTATIONS", "")

@@ -37,7 +37,7 @@ POD = {
     },
 }
 ASKS = """
-import os, socket, etude.common.api.run
+import os, socket, etude.common.api.run.spec
 print(os.getuid(), socket.gethostbyname("kubernetes.default.svc.cluster.local"))
 """
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.common.api import reference
+from etude.common.api.schema import reference
 
 FOLDER = Path(__file__).parents[2] / reference.FOLDER
 PAGES = [pytest.param(name, text, id=name) for name, text in reference.pages().items()]

@@ -27,7 +27,7 @@ package = importlib.import_module("etude.operator")
 for module in pkgutil.walk_packages(package.__path__, "etude.operator."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-for name in ("etude.cli.main", "etude.common.blobs.buckets", "etude.common.blobs.opening"):
+for name in ("etude.cli.main", "etude.cli.buckets", "etude.common.blobs.factory"):
     importlib.import_module(name)
 """
 

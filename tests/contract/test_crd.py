@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.common.api import crd
-from etude.common.api.lint import lint_file
+from etude.common.api.lint.linter import lint_file
+from etude.common.api.schema import crd
 
 ROOT = Path(__file__).parents[2]
 CRDS = ROOT / crd.CHART_FOLDER
@@ -44,7 +44,7 @@ def described_parts(version: dict[str, Any]) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
 def test_the_chart_ships_the_crds_that_the_models_make(kind: crd.Kind) -> None:
     shipped = (CRDS / f"{kind.plural}.yaml").read_text(encoding="utf-8")
-    assert shipped == crd.text(kind), "run `python -m etude.common.api.crd`"
+    assert shipped == crd.text(kind), "run `python -m etude.common.api.schema.crd`"
 
 
 def test_the_chart_ships_no_other_crd() -> None:

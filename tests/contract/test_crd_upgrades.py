@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.support.crd_changes import breaks
 
-from etude.common.api import crd
+from etude.common.api.schema import crd
 
 RELEASED = Path(__file__).parents[1] / "data" / "releases"
 EXCEPTIONS = yaml.safe_load((RELEASED / "exceptions.yaml").read_text(encoding="utf-8")) or []

@@ -17,8 +17,8 @@ from etude.cli.kubectl.diagnose.advice import ADVICE
 from etude.cli.main import app
 from etude.common import weights
 from etude.common.blobs import open_store
-from etude.common.harbor_settings import Metadata
-from etude.common.local import LocalState, write_state
+from etude.common.harbor.task_file import Metadata
+from etude.common.run_folder.state import LocalState, write_state
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from etude.common.api.lint import KINDS, Finding, lint_text
+from etude.common.api.lint.linter import KINDS, Finding, lint_text
 from etude.envserver.images.spec import ImageSpec
 
 ROOT = Path(__file__).parents[2]

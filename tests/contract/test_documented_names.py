@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from etude.cli.kubectl.diagnose.advice import ADVICE
-from etude.common.api import crd
+from etude.common.api.schema import crd
 from etude.operator.reasons import Reason
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel
 from tests.support.oracles import Oracle
 
-from etude.common import harbor_settings
-from etude.common.harbor import task_folders
+from etude.common.harbor import task_file
+from etude.common.harbor.task import task_folders
 from etude.envserver.tasks import folders
 from etude.envserver.tasks.problems import Source
 
@@ -42,12 +42,12 @@ for line in sys.stdin:
         print(json.dumps(False))
 """
 OURS: Mapping[str, type[BaseModel]] = {
-    "": harbor_settings.TaskFile,
-    "task": harbor_settings.Package,
-    "verifier": harbor_settings.Verifier,
-    "agent": harbor_settings.Agent,
-    "environment": harbor_settings.Environment,
-    "solution": harbor_settings.Solution,
+    "": task_file.TaskFile,
+    "task": task_file.Package,
+    "verifier": task_file.Verifier,
+    "agent": task_file.Agent,
+    "environment": task_file.Environment,
+    "solution": task_file.Solution,
 }
 
 
@@ -80,7 +80,7 @@ WRONG = (
 def test_what_the_package_refuses_is_refused_here(text: str) -> None:
     assert HARBOR.answers(SCRIPT, [text]) == [False]
     with pytest.raises(ValueError):  # noqa: PT011 - two parsers, two sets of words
-        harbor_settings.parsed(text)
+        task_file.parsed(text)
 
 
 def test_the_tasks_that_this_project_ships_and_makes_are_tasks_of_the_package(

@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import pytest
 
-from etude.common.api import crd
 from etude.common.api.meta import Model
+from etude.common.api.schema import crd
 
 KNOBS: dict[str, dict[str, str]] = runpy.run_path(str(Path(__file__).with_name("knobs.py")))[
     "KNOBS"

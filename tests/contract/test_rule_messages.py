@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
-from etude.common.api import crd
 from etude.common.api.meta import Model, Rule
+from etude.common.api.schema import crd
 
 READ = re.compile(r"\b[a-z]\w*((?:\.[a-zA-Z]\w*)+)(?!\w|\()")
 """A field in CEL, such as self.roles.inference: with a bracket behind it, it is a function."""

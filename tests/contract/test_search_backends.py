@@ -16,7 +16,7 @@ from etude.agent.search.minilm import PACKAGE, MiniLm
 from etude.agent.search.tokens import passage
 from etude.agent.search.trained import TrainedTable
 from etude.agent.search.vectors import Embedder, cosines
-from etude.common.api.pool import SearchSettings, StoreAccess
+from etude.common.api.pool.spec import SearchSettings, StoreAccess
 from etude.common.errors import CorruptError, UserError
 from etude.envserver.host.workspace_sources import embedder
 

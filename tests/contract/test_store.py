@@ -18,7 +18,7 @@ from etude.common.blobs import (
     open_store,
     probe,
 )
-from etude.common.blobs.probing import verdicts
+from etude.common.blobs.conformance import verdicts
 from etude.common.errors import InvalidFieldError, StoreError, UserError
 
 WORKERS = 8

@@ -10,6 +10,7 @@ from tests.support import s3_servers
 from tests.support.fault_proxy import fault_proxy
 from tests.support.faults import Fault, Schedule
 
+from etude.cli.buckets import make_bucket
 from etude.common.blobs import (
     Deadlines,
     DeniedError,
@@ -22,7 +23,6 @@ from etude.common.blobs import (
     open_store,
     probe,
 )
-from etude.common.blobs.buckets import make_bucket
 from etude.common.errors import StoreError
 
 RETRIES = 4

@@ -10,7 +10,7 @@ import pytest
 from tests.support import swebench_rows, warm_etude
 
 from etude.common.blobs import open_store
-from etude.common.local import LocalState, write_state
+from etude.common.run_folder.state import LocalState, write_state
 from etude.envserver.tasks import corpus, modelfolder, tokenizer
 from etude.envserver.tasks.problems import Source
 from etude.trainer.controller.journal import segments

@@ -8,7 +8,7 @@ import pytest
 from tests.support.oracles import Oracle
 
 from etude.agent.chat import ChatFormat
-from etude.common import harbor
+from etude.common.harbor import task
 from etude.envserver.tasks import corpus, modelfolder, tokenizer
 from etude.envserver.tasks.formats import command
 from etude.envserver.tasks.problems import Source
@@ -222,7 +222,7 @@ def test_rows_that_the_package_writes_become_tasks(tmp_path: Path) -> None:
     (tmp_path / "tests" / "test.sh").write_text("echo 0 > /logs/verifier/reward.txt\n")
     words = ["verifiers", str(tmp_path / "rows.jsonl"), "--tests", str(tmp_path / "tests")]
     assert command.main([*words, "--out", str(tmp_path / "out")]) == 0
-    tasks = [harbor.read_task(folder) for folder in harbor.task_folders(tmp_path / "out")]
+    tasks = [task.read_task(folder) for folder in task.task_folders(tmp_path / "out")]
     assert {task.task_id: task.instruction for task in tasks} == {
         "sum-1": "Write 3 to answer.txt",
         "task-1": "Be exact.\n\nWrite 4",

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from etude.common.local import LocalState, read_state
-from etude.common.record import FolderRecord
-from etude.common.run_lock import runtime_pid
+from etude.common.run_folder.lock import runtime_pid
+from etude.common.run_folder.record import FolderRecord
+from etude.common.run_folder.state import LocalState, read_state
 
 DEADLINE_S = 1_500
 """Two and a half times the demo's own budget, for a machine that does other things too."""

@@ -12,7 +12,7 @@ from tests.support.upstreams import World
 
 from etude.agent.workspace import ExecResult
 from etude.common.errors import UserError
-from etude.common.local import images_folder
+from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.drivers.qemu.driver import QemuDriver

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from etude.common import channels
+from etude.common.rpc import channels
 from etude.v1 import weights_pb2, weights_pb2_grpc
 
 

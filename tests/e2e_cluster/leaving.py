@@ -3,7 +3,7 @@
 from tests.e2e_cluster.install import install
 from tests.e2e_cluster.scene import HOME, LAB, PREFIX, RUN, Object, Scene
 
-from etude.common.checkpoints import CHECKPOINTS, MANIFEST
+from etude.common.checkpoints.manifest import CHECKPOINTS, MANIFEST
 
 LEFT = "deployments,statefulsets,services,jobs,poddisruptionbudgets,networkpolicies,roles"
 

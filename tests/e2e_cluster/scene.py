@@ -12,7 +12,7 @@ from tests.e2e_cluster.history import History
 from tests.e2e_cluster.transcript import Transcript
 
 from etude.common.blobs import Store
-from etude.common.blobs.opening import open_store
+from etude.common.blobs.factory import open_store
 from etude.v1 import weights_pb2
 
 HOME = "etude-system"

@@ -3,7 +3,7 @@
 from tests.e2e_cluster.history import Change
 from tests.e2e_cluster.scene import LAB, PREFIX, RUN, Object, Scene, condition, step_of
 
-from etude.common.record import open_record
+from etude.common.run_folder.record import open_record
 
 FURTHER = 3
 """Steps after the resumption; that many and the run is complete."""

@@ -21,7 +21,7 @@ from tests.fuzz.hostile import HONEST
 from typing_extensions import override
 
 from etude.agent.workspace.protocol import Runner
-from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.pool.spec import EnvPoolSpec
 from etude.envserver.drivers.base import (
     Caps,
     Driver,

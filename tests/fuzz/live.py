@@ -19,7 +19,7 @@ from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 from typing_extensions import override
 
-from etude.common import channels
+from etude.common.rpc import channels
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 _WORKERS = 8

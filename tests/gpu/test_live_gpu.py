@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.replicas.live import identity_regions
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.live_weights import identity_regions
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.changes import between
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling

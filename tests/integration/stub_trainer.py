@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from urllib.parse import urlparse
 
-from etude.common import checkpoints
 from etude.common.blobs import open_store
-from etude.common.files import read_run
+from etude.common.checkpoints import manifest
 from etude.common.probes import Probes
-from etude.common.serving import Server, shutdown_signals
+from etude.common.role_inputs import read_run
+from etude.common.rpc.server import Server, shutdown_signals
 from etude.trainer.controller.reporting.commands import Orders
 from etude.trainer.controller.reporting.reports import Reports
 from etude.trainer.controller.reporting.service import NAME, RunService
@@ -35,7 +35,7 @@ class Run:
     async def train(self) -> None:
         phase, status = self.resolved.spec.phases[0], self.reports.status
         status.phase, status.target_step = phase.name, phase.max_steps
-        status.step = max((place.step for place in checkpoints.places(self.store)), default=0)
+        status.step = max((place.step for place in manifest.places(self.store)), default=0)
         self.reports.state(run_pb2.RUN_STATE_RUNNING)
         while status.step < status.target_step:
             await asyncio.sleep(STEP_S)
@@ -50,14 +50,14 @@ class Run:
         self.save("Final")
         self.reports.state(run_pb2.RUN_STATE_DONE)
 
-    def save(self, reason: checkpoints.Reason) -> None:
+    def save(self, reason: manifest.Reason) -> None:
         """A small but complete checkpoint."""
         status = self.reports.status
-        prefix = checkpoints.Place(0, status.step).prefix
+        prefix = manifest.Place(0, status.step).prefix
         self.store.put(prefix + "state", json.dumps(status.step).encode())
-        found = checkpoints.commit(
+        found = manifest.commit(
             self.store,
-            checkpoints.CheckpointManifest(
+            manifest.CheckpointManifest(
                 run=self.resolved.uid,
                 step=status.step,
                 phase=status.phase,
@@ -65,7 +65,7 @@ class Run:
                 epoch=self.reports.epoch,
                 policy_version=0,
                 reason=reason,
-                objects=[checkpoints.described(self.store, prefix, "state")],
+                objects=[manifest.described(self.store, prefix, "state")],
             ),
         )
         uri = f"{self.resolved.spec.storage.uri}/{prefix.rstrip('/')}"

@@ -15,12 +15,12 @@ from typing_extensions import override
 
 from etude.common.errors import UserError
 from etude.common.probes import Probes
-from etude.common.serving import Server
-from etude.common.tls import keeper, material
-from etude.common.tls.asking import IssuerError, Petition, obtained
+from etude.common.rpc.server import Server
+from etude.common.tls import material, sidecar
+from etude.common.tls.certificate_request import IssuerError, Petition, obtained
 from etude.common.tls.identity import Identity
 from etude.common.tls.targets import named
-from etude.common.tls.wire import told
+from etude.common.tls.transport import told
 from etude.operator.issuer.server import Own
 from etude.operator.issuer.service import CertificateService, MemoryReviews
 from etude.v1 import certificates_pb2_grpc
@@ -181,24 +181,24 @@ async def test_an_answer_that_is_nonsense_leaves_what_was_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, files = world.folder / "out", await obtained(world.petition)
-    keeper.put(out, files)
+    sidecar.put(out, files)
     answer = AsyncMock(return_value={**files, "tls.crt": b"nonsense"})
-    monkeypatch.setattr(keeper, "obtained", answer)
-    settings = keeper.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    monkeypatch.setattr(sidecar, "obtained", answer)
+    settings = sidecar.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
     with pytest.raises(IssuerError, match="answers nonsense"):
-        await keeper.renew(settings)
+        await sidecar.renew(settings)
     assert material.read(out).certificate == files["tls.crt"]
 
 
 async def test_a_keeper_asks_anew_when_it_is_told_to_believe_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LOOK_S", 0.01)
-    monkeypatch.setattr(keeper, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(sidecar, "LOOK_S", 0.01)
+    monkeypatch.setattr(sidecar, "FIRST_DELAY_S", 0.01)
     out = world.folder / "out"
-    settings = keeper.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    settings = sidecar.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
     probes, stop = Probes(0), asyncio.Event()
-    keeping = asyncio.create_task(keeper.keep(settings, probes, stop))
+    keeping = asyncio.create_task(sidecar.keep(settings, probes, stop))
     async with asyncio.timeout(WAIT_S):
         while not probes.ready:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
@@ -212,12 +212,12 @@ async def test_a_keeper_asks_anew_when_it_is_told_to_believe_others(
 async def test_a_keeper_that_asked_an_issuer_with_yesterdays_cas_asks_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LOOK_S", 0.01)
+    monkeypatch.setattr(sidecar, "LOOK_S", 0.01)
     second, out = add_ca(world.folder, "ca-2"), world.folder / "out"
     (world.folder / "ca" / "ca-2.crt").rename(world.folder / "later")
-    settings = keeper.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    settings = sidecar.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
     probes, stop = Probes(0), asyncio.Event()
-    keeping = asyncio.create_task(keeper.keep(settings, probes, stop))
+    keeping = asyncio.create_task(sidecar.keep(settings, probes, stop))
     async with asyncio.timeout(WAIT_S):
         while not probes.ready:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
@@ -232,13 +232,13 @@ async def test_a_keeper_that_asked_an_issuer_with_yesterdays_cas_asks_again(
 async def test_a_keeper_waits_for_its_issuer_and_then_replaces_before_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(sidecar, "FIRST_DELAY_S", 0.01)
     world.service.lifetime = datetime.timedelta(seconds=2)
     (world.folder / "token").rename(world.folder / "later")
     out = world.folder / "out"
-    settings = keeper.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    settings = sidecar.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
     probes, stop = Probes(0), asyncio.Event()
-    keeping = asyncio.create_task(keeper.keep(settings, probes, stop))
+    keeping = asyncio.create_task(sidecar.keep(settings, probes, stop))
     await asyncio.sleep(0)
     assert not probes.ready
     (world.folder / "later").rename(world.folder / "token")

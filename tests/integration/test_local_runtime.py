@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from etude.common.local import LocalState, read_state
-from etude.common.run_lock import is_running
+from etude.common.run_folder.lock import is_running
+from etude.common.run_folder.state import LocalState, read_state
 
 LIMIT_S = 240.0
 """Far above what these runs take, on a machine that others load."""

@@ -9,9 +9,9 @@ import grpc
 import pytest
 from typing_extensions import override
 
-from etude.common import channels
-from etude.common.serving import Server
-from etude.common.tls.wire import told
+from etude.common.rpc import channels
+from etude.common.rpc.server import Server
+from etude.common.tls.transport import told
 from etude.operator.clock import SystemClock
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.support.served_pools import greeting
 
-from etude.common import channels
 from etude.common.api.kinds import EnvPool
+from etude.common.rpc import channels
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process import ProcessDriver
 from etude.operator.builders.run import Platform

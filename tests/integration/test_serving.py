@@ -10,9 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from typing_extensions import override
 
-from etude.common.channels import dial
 from etude.common.errors import FullError, InvalidFieldError, UnknownIdError
-from etude.common.serving import Server
+from etude.common.rpc.channels import dial
+from etude.common.rpc.server import Server
 from etude.v1 import rewards_pb2, rewards_pb2_grpc
 
 NAME = "etude.v1.RewardService"

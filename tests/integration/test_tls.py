@@ -14,14 +14,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support import pki
 from typing_extensions import override
 
-from etude.common.channels import dial
 from etude.common.errors import UserError
-from etude.common.serving import Server
+from etude.common.rpc.channels import dial
+from etude.common.rpc.server import Server
 from etude.common.tls import metrics
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
 from etude.common.tls.targets import named
-from etude.common.tls.wire import Wire, told
+from etude.common.tls.transport import Wire, told
 from etude.v1 import (
     environments_pb2,
     environments_pb2_grpc,
@@ -219,7 +219,7 @@ STRANGERS = {
 async def test_a_client_whose_certificate_is_no_good_is_told_so(
     world: World, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
-    caplog.set_level(logging.WARNING, "etude.common.tls.channel")
+    caplog.set_level(logging.WARNING, "etude.common.tls.rotating_channel")
     words, issued = STRANGERS[why]
     target = await world.serve(who("rewards"))
     async with dial(target, wire=world.wire(who("trainer"), **issued(world))) as channel:
@@ -241,7 +241,7 @@ IMPOSTORS: dict[str, Callable[[], dict[str, Any]]] = {
 async def test_a_server_whose_certificate_is_no_good_is_not_called(
     world: World, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
-    caplog.set_level(logging.WARNING, "etude.common.tls.channel")
+    caplog.set_level(logging.WARNING, "etude.common.tls.rotating_channel")
     target = await world.serve(who("rewards"), **IMPOSTORS[why]())
     async with dial(target, wire=world.wire(who("trainer"))) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -253,7 +253,7 @@ async def test_a_server_whose_certificate_is_no_good_is_not_called(
 async def test_a_server_of_another_run_that_answers_at_the_address_is_not_called(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "etude.common.tls.channel")
+    caplog.set_level(logging.WARNING, "etude.common.tls.rotating_channel")
     impostor = await world.serve(who("rewards", "b"))
     address = impostor.rpartition("@")[2]
     mine = who("rewards", "a").server_name
@@ -267,7 +267,7 @@ async def test_a_server_of_another_run_that_answers_at_the_address_is_not_called
 async def test_who_dials_anew_for_each_call_learns_why_it_fails(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "etude.common.tls.channel")
+    caplog.set_level(logging.WARNING, "etude.common.tls.rotating_channel")
     target = await world.serve(who("rewards"), authority=pki.Authority())
     channel = dial(target, wire=world.wire(who("trainer")))
     with pytest.raises(grpc.aio.AioRpcError):

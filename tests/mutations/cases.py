@@ -11,7 +11,7 @@ from tests.mutations.schema import Place, Steps
 from tests.mutations.values import ABSENT, Raw, values
 from typing_extensions import override
 
-from etude.common.api import crd
+from etude.common.api.schema import crd
 
 
 class Mutation(NamedTuple):

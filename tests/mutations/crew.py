@@ -11,7 +11,7 @@ from tests.mutations.cases import Mutation
 from tests.mutations.checkpoints import CheckpointBench
 from tests.mutations.lab import Bench, Outcome, Verdict
 
-from etude.common.api import crd
+from etude.common.api.schema import crd
 
 EVERY = 20
 """Changes after each of which the crew says how far it is."""

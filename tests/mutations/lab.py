@@ -13,7 +13,7 @@ from tests.mutations.api import MERGE, Api, Reply, path_of
 from tests.mutations.cases import Mutation, changed, dumped
 from tests.mutations.state import Manifest
 
-from etude.common.api import crd
+from etude.common.api.schema import crd
 
 LIMIT_S = 300.0
 """For one change to be dealt with: a pass takes milliseconds, and a busy machine gets patience."""

@@ -15,7 +15,7 @@ from tests.mutations.api import MERGE, Api, path_of
 from tests.mutations.state import conditions
 from typing_extensions import override
 
-from etude.common.api import crd
+from etude.common.api.schema import crd
 from etude.operator.builders.ports import PORTS
 from etude.v1 import run_pb2, run_pb2_grpc
 

@@ -7,8 +7,8 @@ from typing import Any
 from tests.mutations import cases, schema
 from tests.mutations.walls import pods
 
-from etude.common.api import crd
 from etude.common.api.kinds import Checkpoint
+from etude.common.api.schema import crd
 from etude.operator.actions import Apply, Moment
 from etude.operator.builders.run import Platform
 from etude.operator.checkpoints.decide import SeenCheckpoint, decide

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from etude.common.api import crd
+from etude.common.api.schema import crd
 
 Node = Mapping[str, Any]
 Steps = tuple[str | int, ...]

@@ -10,7 +10,7 @@ from tests.operator_faults.observer import Scenery
 from typing_extensions import override
 
 from etude.common.api.kinds import RLRun
-from etude.common.checkpoints import CheckpointManifest, StoredCheckpoint
+from etude.common.checkpoints.manifest import CheckpointManifest, StoredCheckpoint
 from etude.operator import names
 from etude.operator.builders.ports import PORTS
 from etude.operator.manifests import Manifest, Ref, labels

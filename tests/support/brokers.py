@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from etude.common.api.pool import EnvPoolSpec, LeasePolicy, Template
+from etude.common.api.pool.spec import EnvPoolSpec, LeasePolicy, Template
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import MemoryNodes
 from etude.v1 import environments_pb2

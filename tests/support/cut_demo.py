@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etude.common.api import documents
+from etude.common.api import yaml_documents
 
 ROOT = Path(__file__).parents[2]
 TASKS = 64
@@ -32,7 +32,7 @@ def make_data(store: Store, tasks: int = TASKS) -> None:
 def cut_demo(store: Store, prefix: str) -> dict[str, Any]:
     """The demo's manifest, with the cluster's store and a few steps of each phase."""
     text = (ROOT / "examples" / "demo" / "rlrun.yaml").read_bytes()
-    run: dict[str, Any] = json.loads(json.dumps(documents.read(text)[0].value))
+    run: dict[str, Any] = json.loads(json.dumps(yaml_documents.read(text)[0].value))
     spec = run["spec"]
     spec["storage"] = {
         "uri": f"s3://etude/{prefix}",

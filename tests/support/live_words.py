@@ -3,8 +3,8 @@
 import numpy as np
 
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.replicas.live import LiveWeights, identity_regions
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import changes, digest
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec

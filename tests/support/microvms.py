@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.common.local import images_folder
+from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.machines import tsc
 from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.machines.pages import PageBuffer

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from etude.common import channels
+from etude.common.rpc import channels
 from etude.v1 import (
     environment_state_pb2_grpc,
     environments_pb2,

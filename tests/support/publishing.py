@@ -9,16 +9,16 @@ from etude.common import weights
 from etude.common.blobs import Store
 from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.coding.packing import Packed, Packer, Shard, words_of
 from etude.common.weights.protocol.manifest import PayloadObject, Stats, VersionRef
-from etude.common.weights.replicas import staged
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas import staged_file
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.changes import between
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, word_type
+from etude.trainer.export.delta_packer import Packed, Packer, Shard, words_of
 
 
 class TrainedPolicy:
@@ -120,7 +120,7 @@ class TrainedPolicy:
 
     def stage(self, path: Path, old: Mapping[str, Words] | None) -> None:
         """Write the blocks that a receiver would have staged, without a store."""
-        staged.write(path, list(self.blocks(old)))
+        staged_file.write(path, list(self.blocks(old)))
 
     def blocks(self, old: Mapping[str, Words] | None) -> list[StagedBlock]:
         """One block per tensor: tests keep tensors below the size of a tile."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
-from etude.common import channels
+from etude.common.rpc import channels
 from etude.envserver.images.built_image import Image
 from etude.v1 import environments_pb2_grpc
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from etude.common.api.network import Network
+from etude.common.api.pool.network import Network
 from etude.envserver.egress.credentials import Secrets
 from etude.envserver.egress.environment_egress import Egress
 from etude.envserver.egress.upstream import Detours, KnownNames, SocketConnector, Upstream

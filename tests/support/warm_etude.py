@@ -125,9 +125,11 @@ def serve() -> NoReturn:
     # What most verbs import when they are called.
     from etude.cli import environments, versions  # noqa: F401, PLC0415
     from etude.cli.main import main  # noqa: PLC0415
-    from etude.common import channels, weights  # noqa: F401, PLC0415
-    from etude.common.api import documents, lint  # noqa: F401, PLC0415
-    from etude.common.blobs import probing  # noqa: F401, PLC0415
+    from etude.common import weights  # noqa: F401, PLC0415
+    from etude.common.api import yaml_documents  # noqa: F401, PLC0415
+    from etude.common.api.lint import linter  # noqa: F401, PLC0415
+    from etude.common.blobs import conformance  # noqa: F401, PLC0415
+    from etude.common.rpc import channels  # noqa: F401, PLC0415
     from etude.v1 import environments_pb2_grpc  # noqa: F401, PLC0415
 
     # Else the end of each process would look at all objects of this one, and copy their pages.

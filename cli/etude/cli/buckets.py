@@ -13,11 +13,11 @@ from minio.error import MinioException, S3Error
 from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfig, Rule
 from urllib3.exceptions import HTTPError, MaxRetryError
 
-from etude.common.addresses import bucket_of, endpoint_of, no_store, region_of
-from etude.common.blobs.opening import DEFAULT_REGION, check_environment
+from etude.common.blobs.error_translation import NO_CREDENTIALS
+from etude.common.blobs.factory import DEFAULT_REGION, check_environment
 from etude.common.blobs.store import DeniedError
-from etude.common.blobs.translation import NO_CREDENTIALS
 from etude.common.errors import EtudeError, Problem, StoreError, UserError
+from etude.common.store_urls import bucket_of, endpoint_of, no_store, region_of
 
 AWS = "https://s3.amazonaws.com"
 UPLOAD_DAYS = 1

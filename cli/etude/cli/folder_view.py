@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from etude.cli.live_view import PodLine, View
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import EnvironmentStatus, RLRunStatus
-from etude.common.local import LocalPod, LocalState, read_state
+from etude.common.api.run.status import EnvironmentStatus, RLRunStatus
+from etude.common.run_folder.state import LocalPod, LocalState, read_state
 
 Row = dict[str, Any]
 RECENT_STEPS = 10

@@ -46,7 +46,7 @@ def of_ours(error: EtudeError) -> str:
 
 def _fix(error: EtudeError) -> str:
     if isinstance(error, StoreError):
-        from etude.common.blobs.probing import way_out  # noqa: PLC0415 - loads the stores' clients
+        from etude.common.blobs.conformance import way_out  # noqa: PLC0415 - loads the stores' clients
 
         return way_out(error, str(error))
     again = "repeat the command; if it fails again, report it with this message"

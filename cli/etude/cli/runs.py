@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from etude.cli.output import Exit, say
 from etude.common.errors import Problem, UserError
-from etude.common.run_lock import is_running, runtime_pid
+from etude.common.run_folder.lock import is_running, runtime_pid
 
 if TYPE_CHECKING:
-    from etude.common.local import LocalState
+    from etude.common.run_folder.state import LocalState
 
 ROOT = Path("runs")
 NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -160,7 +160,7 @@ def _interrupted(_number: int, _frame: FrameType | None) -> None:
 
 def _started(runtime: Runtime) -> "LocalState | None":
     """The runtime's first state; None when it ended before, or wrote none in time."""
-    from etude.common.local import read_state  # noqa: PLC0415 - keeps other verbs fast
+    from etude.common.run_folder.state import read_state  # noqa: PLC0415 - keeps other verbs fast
 
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -185,12 +185,14 @@ def name_of(manifest: Path) -> str:
     Raises:
         UserError: there is none, with everything that lint finds.
     """
-    from etude.common.api import documents  # noqa: PLC0415 - keeps other verbs fast
-    from etude.common.api.lint import lint_file  # noqa: PLC0415 - the same
+    from etude.common.api import yaml_documents  # noqa: PLC0415 - keeps other verbs fast
+    from etude.common.api.lint.linter import lint_file  # noqa: PLC0415 - the same
 
     try:
-        values = [document.value for document in documents.read(documents.content(manifest))]
-    except documents.InvalidYamlError:
+        values = [
+            document.value for document in yaml_documents.read(yaml_documents.content(manifest))
+        ]
+    except yaml_documents.InvalidYamlError:
         values = []
     runs = [v for v in values if isinstance(v, dict) and v.get("kind") == "RLRun"]
     metadata = runs[0].get("metadata") if runs else None

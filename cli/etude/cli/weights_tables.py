@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from etude.cli.weights.survey import StoredObject, Surveyed
 from etude.common.blobs import Store
-from etude.common.weights.protocol.leases import seen_leases
-from etude.common.weights.protocol.survey import StoredObject, Surveyed
+from etude.common.weights.protocol.reader_leases import seen_leases
 
 if TYPE_CHECKING:
-    from etude.common.weights.replicas.differences import Difference
+    from etude.cli.weights.differences import Difference
 
 _STYLES = {
     "accepted": "",

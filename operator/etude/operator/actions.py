@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from etude.common.api.checkpoint_status import CheckpointStatus
-from etude.common.api.status import Status
+from etude.common.api.checkpoint.status import CheckpointStatus
+from etude.common.api.run.status import Status
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.report_store import Position
 from etude.v1 import run_pb2

@@ -5,8 +5,8 @@ import logging
 import sys
 from collections.abc import Coroutine, Iterator
 
-from etude.common.ending import end_at_once_when_told
 from etude.common.errors import EtudeError
+from etude.common.process import end_at_once_when_told
 from etude.operator.settings import Settings
 
 EXIT_CONFIGURATION = 78

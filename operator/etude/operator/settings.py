@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from etude.common.tls.bundle import bundle
 from etude.common.tls.identity import DOMAIN
+from etude.common.tls.material import bundle
 from etude.operator.builders.certificates import Issuer, Mode, Tls
 from etude.operator.builders.run import Platform
 

@@ -19,7 +19,7 @@ from tests.chaos.engines.policy import CONTEXT
 from tests.chaos.engines.role import to_file
 from tests.chaos.settings import RUN, Settings
 
-from etude.common.channels import dial
+from etude.common.rpc.channels import dial
 from etude.common.weights import VersionId
 from etude.v1 import inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 

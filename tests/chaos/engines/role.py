@@ -15,7 +15,7 @@ from tests.chaos.journal import Journal
 from tests.chaos.settings import Settings
 from tests.chaos.stores import ChaosStore, faulty
 
-from etude.common import files
+from etude.common import role_inputs
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
 from etude.inference import building, main, moving
@@ -85,7 +85,7 @@ def _start(settings: Settings, who: str) -> None:
     role: Any = main
     role.build_engine = build
     # The role's own wiring asks here, once vLLM has been imported.
-    shared: Any = files
+    shared: Any = role_inputs
     shared.store_for = lambda _uri, _storage: store
     main.main()
 

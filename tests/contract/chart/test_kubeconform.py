@@ -13,7 +13,8 @@ from tests.support import helm, needs
 from tests.support.helm import ROOT
 from tests.support.renders import Render, renders
 
-from etude.common.api import crd, documents
+from etude.common.api import yaml_documents
+from etude.common.api.schema import crd
 from etude.operator.builders.run import Platform
 from etude.operator.commands.render import rendered
 
@@ -112,7 +113,7 @@ def test_every_render_conforms(schemas: Path, render: Render) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_example_and_what_becomes_of_it_conform(schemas: Path, path: Path) -> None:
-    given = [each.value for each in documents.read(path.read_bytes())]
+    given = [each.value for each in yaml_documents.read(path.read_bytes())]
     platform = Platform(images=IMAGES, namespace="etude-system", allows_weak_isolation=True)
     made = [
         child

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from tests.support.helm import CHART, NAMESPACE, refusal, rendered, template
 
-from etude.common.api import crd
-from etude.common.api.lint import lint_text
+from etude.common.api.lint.linter import lint_text
+from etude.common.api.schema import crd
 from etude.operator.commands import helm_test
 from etude.operator.integrations.apis import INTEGRATIONS
 

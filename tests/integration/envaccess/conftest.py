@@ -16,7 +16,8 @@ import grpc
 import pytest
 from tests.support import needs
 
-from etude.common import channels, serving
+from etude.common.rpc import channels
+from etude.common.rpc import server as rpc_server
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.host.access_service import AccessService
@@ -134,7 +135,7 @@ class Door:
 @pytest.fixture
 async def door(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncIterator[Door]:
     node = Node(driver=driver, sources=Sources(tmp_path), slots=4, templates={"python"})
-    server = serving.Server([])
+    server = rpc_server.Server([])
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(
         NodeService(node, Grader(driver, node.cache)), server.grpc_server
     )

@@ -16,7 +16,7 @@ import pytest
 from pydantic import JsonValue
 from tests.support import warm_etude
 
-from etude.common.local import LocalPod, LocalState, write_state
+from etude.common.run_folder.state import LocalPod, LocalState, write_state
 
 Processes = Any  # the fixture's class lives in conftest, which test modules cannot import
 CODE = "from etude.cli.main import main; main()"

@@ -10,8 +10,8 @@ import pytest
 from tests.support import needs
 from tests.support.pool_client import Pool
 
-from etude.common import channels, serving
-from etude.common.api.pool import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
+from etude.common.api.pool.spec import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
+from etude.common.rpc import channels, server
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import GrpcNodes
 from etude.envserver.broker.service import BrokerService, PoolService
@@ -93,7 +93,7 @@ async def pool(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncItera
     stop = asyncio.Event()
     nodes = GrpcNodes()
     broker = Broker(spec(), nodes, started_s=-REBUILD_S)
-    broker_server = serving.Server([])
+    broker_server = server.Server([])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
         BrokerService(broker), broker_server.grpc_server
     )
@@ -102,7 +102,7 @@ async def pool(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncItera
     )
     await broker_server.start()
     node = Node(driver=driver, sources=Sources(tmp_path), slots=4, templates={"python"})
-    node_server = serving.Server([])
+    node_server = server.Server([])
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(
         NodeService(node, Grader(driver, node.cache)), node_server.grpc_server
     )

@@ -10,10 +10,11 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from tests.support.brokers import PATIENCE_S, pool, request, started
 
-from etude.common import channels, serving
+from etude.common.broker_shards import Shard, shard_of
 from etude.common.errors import UnavailableError
-from etude.common.retries import retry_after_s
-from etude.common.sharding import Shard, shard_of
+from etude.common.rpc import channels
+from etude.common.rpc import server as rpc_server
+from etude.common.rpc.retry_after import retry_after_s
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import MemoryNodes
 from etude.envserver.broker.service import BrokerService
@@ -32,7 +33,7 @@ class Full:
 @pytest.fixture
 async def full() -> AsyncIterator[Full]:
     broker = started(MemoryNodes(slots=1), spec=pool(max_queue=1))
-    server = serving.Server([])
+    server = rpc_server.Server([])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
         BrokerService(broker), server.grpc_server
     )

@@ -9,7 +9,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from etude.common.harbor import REWARD_PATH
+from etude.common.harbor.task import REWARD_PATH
 from etude.v1 import environments_pb2
 
 Pool = Any  # the fixture's class lives in conftest, which test modules cannot import

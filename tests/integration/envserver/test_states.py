@@ -7,8 +7,8 @@ import grpc
 import pytest
 from tests.support.pool_client import DEADLINE_S, Pool
 
-from etude.common import channels
 from etude.common.errors import UnavailableError
+from etude.common.rpc import channels
 from etude.trainer.rollouts.engine_client import Outage
 from etude.trainer.rollouts.snapshot_client import LeaseStates, forks
 from etude.v1 import environment_state_pb2_grpc, environments_pb2

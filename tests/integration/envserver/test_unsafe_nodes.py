@@ -2,8 +2,8 @@
 
 import pytest
 
-from etude.common import channels
-from etude.common.tls.wire import told
+from etude.common.rpc import channels
+from etude.common.tls.transport import told
 from etude.envserver.broker.host_client import GrpcNodes, NodeError
 from etude.v1 import environments_pb2
 

@@ -26,8 +26,8 @@ from tests.support.publishing import TrainedPolicy
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UnavailableError
-from etude.common.files import ResolvedRun
 from etude.common.probes import Probes
+from etude.common.role_inputs import ResolvedRun
 from etude.common.weights import VersionId
 from etude.inference.engine import replica as replicas
 from etude.inference.policy import Finish, Piece, SampleRequest

@@ -19,7 +19,7 @@ from tests.support.model_tensors import schema_of, words_of
 from tests.support.publishing import TrainedPolicy
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from etude.common.channels import dial
+from etude.common.rpc.channels import dial
 from etude.common.weights import VersionId
 from etude.common.weights.tensors.schema import Schema
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc

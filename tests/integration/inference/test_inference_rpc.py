@@ -12,8 +12,8 @@ from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
-from etude.common.channels import dial
-from etude.common.serving import Server
+from etude.common.rpc.channels import dial
+from etude.common.rpc.server import Server
 from etude.common.weights import WeightManifest
 from etude.inference.memory import MemoryEngine
 from etude.inference.policy import EngineInfo

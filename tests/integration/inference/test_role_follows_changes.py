@@ -8,9 +8,9 @@ from tests.support.model_tensors import schema_of, words_of
 from tests.support.publishing import TrainedPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from etude.common.channels import dial
+from etude.common.rpc.channels import dial
 from etude.common.weights import VersionId
-from etude.common.weights.protocol.leases import seen_leases
+from etude.common.weights.protocol.reader_leases import seen_leases
 from etude.v1 import weights_pb2, weights_pb2_grpc
 
 RUN_UID = "uid-tiny"

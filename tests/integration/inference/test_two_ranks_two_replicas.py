@@ -18,10 +18,10 @@ from tests.support.counting_store import CountingStore
 
 from etude.common import weights
 from etude.common.blobs import Store, open_store
-from etude.common.channels import dial
+from etude.common.rpc.channels import dial
 from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.protocol.plan import Edge
-from etude.common.weights.replicas.wanted import tiles_of_slice
+from etude.common.weights.replicas.block_selection import tiles_of_slice
 from etude.common.weights.tensors import digest, safetensors
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.common.weights.tensors.words import word_type

@@ -10,7 +10,7 @@ from tests.support import microvms, served_pools
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
-from etude.common import channels
+from etude.common.rpc import channels
 from etude.envserver.images.built_image import Image
 from etude.v1 import (
     environment_state_pb2,

@@ -12,7 +12,7 @@ from tests.support.lost_environments import Episodes, episodes_of
 from tests.support.pool_processes import Processes
 
 from etude.agent.turns import ToolCall
-from etude.common import channels
+from etude.common.rpc import channels
 from etude.envserver.images.built_image import Image
 from etude.trainer.rollouts.failover import RecoveringEnvironment
 from etude.v1 import (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from etude.common.api.pool import DriverName
+from etude.common.api.pool.spec import DriverName
 from etude.common.errors import UserError
-from etude.common.local import images_folder
+from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.qemu.machine import PROGRAM
 from etude.envserver.images import built_image
 from etude.envserver.images.build_cache import Cache

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support import needs
 
-from etude.common import harbor
+from etude.common.harbor import task
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.host.grading import Grader
@@ -37,9 +37,9 @@ async def graded(grader: Grader, script: str) -> float | Broken:
     """The reward of a script that is run as Harbor runs tests/test.sh."""
     job = environments_pb2.GradeJob(
         files=[environments_pb2.WorkspaceFile(path="test.sh", content=script.encode())],
-        command=harbor.TEST_COMMAND,
+        command=task.TEST_COMMAND,
         timeout_seconds=60,
-        reward_path=harbor.REWARD_PATH,
+        reward_path=task.REWARD_PATH,
     )
     found = result(await grader.grade({}, job, template="t"))
     assert isinstance(found, float | Broken)

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from typing_extensions import override
 
 from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
-from etude.common.serving import Server
+from etude.common.rpc.server import Server
 from etude.v1 import (
     environment_state_pb2,
     environment_state_pb2_grpc,

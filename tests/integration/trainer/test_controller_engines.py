@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import override
 
 from etude.common.errors import CorruptError, EtudeError, UnavailableError
-from etude.common.serving import Server
+from etude.common.rpc.server import Server
 from etude.common.weights import VersionId
 from etude.trainer.controller.publishing.engines import (
     Engines,

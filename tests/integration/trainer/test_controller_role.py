@@ -15,13 +15,15 @@ from typing import Any
 import grpc
 import pytest
 
-from etude.common import channels, checkpoints, weights
+from etude.cli.weights.verification import verify
+from etude.common import weights
 from etude.common.blobs import Store, open_store
-from etude.common.record import latest, open_record
+from etude.common.checkpoints import manifest
+from etude.common.rpc import channels
+from etude.common.run_folder.record import latest, open_record
 from etude.common.weights import Collector, VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.protocol.retention import ORPHAN_S
-from etude.common.weights.replicas.verification import verify
 from etude.trainer.controller.journal.audit import audit
 from etude.v1 import run_pb2, run_pb2_grpc
 
@@ -293,7 +295,7 @@ async def test_weights_that_are_no_numbers_fail_the_run_and_the_last_good_versio
     store = open_store(f"file://{world}/run")
     assert weights.accepted_chain(store) == [VersionId(1, 0)]
     assert take_listing(store).payloads.keys() == {VersionId(1, 0)}
-    assert list(checkpoints.stored(store, run="u")) == []
+    assert list(manifest.stored(store, run="u")) == []
     exporting = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from etude.cli.main import main; main()", "weights", "export"),
         *(f"file://{world}/run", "newest", str(world / "good"), "--model", str(world / "model")),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from etude.agent.chat import ChatFormat
-from etude.common.api.phases import RolloutPolicy
-from etude.common.api.run import Storage
+from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.spec import Storage
 from etude.trainer.rollouts.protocol import GroupOrder, WorkerConfig
 from etude.trainer.rollouts.worker import RolloutWorker
 from etude.v1 import rollout_pb2

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
+from etude.cli.weights.verification import verify
 from etude.common import weights
-from etude.common.api.run import Storage
-from etude.common.api.weights import Weights
+from etude.common.api.run.spec import Storage
+from etude.common.api.run.weights import Weights
 from etude.common.blobs import Store, open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
-from etude.common.weights.replicas.verification import verify
 from etude.trainer.controller.publishing.versions import Versions
 from etude.trainer.controller.store_retry import Patience
 from etude.trainer.export.receipts import Base, Receipt

@@ -15,8 +15,8 @@ from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import VersionRef, read_manifest
 from etude.common.weights.protocol.plan import plan
-from etude.common.weights.replicas import reading, staged
-from etude.common.weights.replicas.live import LiveWeights, identity_regions
+from etude.common.weights.replicas import block_reader, staged_file
+from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
 from etude.common.weights.tensors import safetensors
 from etude.common.weights.tensors.schema import parse_schema
 from etude.common.weights.tensors.words import word_type
@@ -75,8 +75,8 @@ async def test_the_shards_of_two_ranks_add_up_to_the_exported_model_at_every_ver
     chain = weights.accepted_chain(store)
     for version in chain:
         for edge in plan(store, live, version):
-            reading.stage(store, edge, schema, tmp_path / "staged")
-            assert memory.commit(memory.prepare(staged.read(tmp_path / "staged")))
+            block_reader.stage(store, edge, schema, tmp_path / "staged")
+            assert memory.commit(memory.prepare(staged_file.read(tmp_path / "staged")))
             live = edge.target
         assert live is not None
         assert memory.scan().hex() == live.state

@@ -10,8 +10,8 @@ from tests.support.pool_client import Pool
 
 from etude.agent import replay
 from etude.agent.turns import ToolCall
-from etude.common import channels
 from etude.common.errors import UnavailableError
+from etude.common.rpc import channels
 from etude.trainer.rollouts import failover
 from etude.trainer.rollouts.engine_client import EnvironmentLostError
 from etude.trainer.rollouts.failover import RecoveringEnvironment
@@ -99,7 +99,7 @@ async def test_an_environment_that_was_called_too_much_is_not_made_again(
     environment = await begun(episodes)
     monkeypatch.setattr(replay, "MAX_LOG_BYTES", 1)
     partners.node.losses = 1
-    with pytest.raises(UnavailableError, match="called too much"):
+    with pytest.raises(UnavailableError, match="call log is too long"):
         await environment.run([RUN])
 
 

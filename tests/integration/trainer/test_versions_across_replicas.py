@@ -8,9 +8,9 @@ import pytest
 from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
-from etude.common.api.weights import Weights as WeightsSpec
+from etude.common.api.run.weights import Weights as WeightsSpec
 from etude.common.blobs import MemoryStore
-from etude.common.serving import Server
+from etude.common.rpc.server import Server
 from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.inference.memory import MemoryEngine, MemoryRanks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.common.api import cron
+from etude.common.api.pool import cron
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.documents import InvalidYamlError, Position, read, write
+from etude.common.api.yaml_documents import InvalidYamlError, Position, read, write
 
 
 def value(text: str) -> Any:

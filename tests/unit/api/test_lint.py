@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.common.api.lint import Finding, lint_bytes, lint_text
+from etude.common.api.lint.linter import Finding, lint_bytes, lint_text
 
 BAD = yaml.safe_load((Path(__file__).parents[2] / "cluster" / "bad_manifests.yaml").read_text())
 """Manifests that the cluster tests give to an API server too."""

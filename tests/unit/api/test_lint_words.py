@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.common.api import crd, structural
-from etude.common.api.lint import KINDS, Finding, lint_text
-from etude.common.api.patterns import WORDS
+from etude.common.api.lint.linter import KINDS, Finding, lint_text
+from etude.common.api.lint.messages import WORDS
+from etude.common.api.schema import crd, structural
 
 GOOD = yaml.safe_load((Path(__file__).parents[2] / "cluster/bad_manifests.yaml").read_text())[
     "good"

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.api.lint import lint_text
-from etude.common.api.weights import Weights, WeightSettings
+from etude.common.api.lint.linter import lint_text
+from etude.common.api.run.weights import Weights, WeightSettings
 
 MANIFESTS = Path(__file__).parents[2] / "cluster" / "bad_manifests.yaml"
 GOOD = yaml.safe_load(yaml.safe_load(MANIFESTS.read_text(encoding="utf-8"))["good"]["RLRun"])

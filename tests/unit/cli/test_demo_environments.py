@@ -4,9 +4,9 @@ import pytest
 
 from etude.cli.demo import inputs
 from etude.cli.demo.driver import Driver, chosen, in_short
-from etude.common.api import documents
+from etude.common.api import yaml_documents
 from etude.common.api.kinds import RLRun
-from etude.common.api.pool import DriverName
+from etude.common.api.pool.spec import DriverName
 from etude.operator.local import localize
 
 IMAGE = "0" * 32
@@ -30,7 +30,7 @@ def test_the_demo_takes_machines_where_they_are_fast_or_asked_for(
 
 
 def test_the_settings_make_the_manifest_one_of_machines() -> None:
-    value = documents.read(inputs.manifest().read_bytes())[0].value
+    value = yaml_documents.read(inputs.manifest().read_bytes())[0].value
     assert isinstance(value, dict)
     run = RLRun.model_validate(localize.with_settings(value, chosen(Driver.AUTO, KVM)))
     pool = run.spec.roles.environments[0].pool_template

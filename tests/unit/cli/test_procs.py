@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from etude.cli.process_usage import ResourceLog, looks, tree
-from etude.common.local import LocalPod, LocalState, write_state
+from etude.common.run_folder.state import LocalPod, LocalState, write_state
 
 
 def test_a_tree_holds_the_children_of_children() -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from etude.cli.verbs.report import write_report
-from etude.common.record import FolderRecord
+from etude.common.run_folder.record import FolderRecord
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from etude.cli.folder_view import Viewer
-from etude.common.local import LocalPod, LocalState, write_state
+from etude.common.run_folder.state import LocalPod, LocalState, write_state
 
 
 def test_an_empty_folder_is_a_run_that_has_not_started(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import Store, open_store
-from etude.common.local import LocalState, write_state
+from etude.common.run_folder.state import LocalState, write_state
 from etude.common.weights import VersionId
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 

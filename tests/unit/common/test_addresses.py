@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from etude.common.addresses import ENDPOINT, bucket_of, endpoint_of, folder_of, region_of
-from etude.common.api.pool import StoreAccess
+from etude.cli.buckets import make_bucket
+from etude.common.api.pool.spec import StoreAccess
 from etude.common.blobs import open_store
-from etude.common.blobs.buckets import make_bucket
 from etude.common.errors import UserError
+from etude.common.store_urls import ENDPOINT, bucket_of, endpoint_of, folder_of, region_of
 
 GOOD = (
     "http://127.0.0.1:9000",

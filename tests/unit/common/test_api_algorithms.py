@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.common.api.algorithms import PARAMETERS, DrGRPOParameters, check_algorithm
+from etude.common.api.run.algorithms import PARAMETERS, DrGRPOParameters, check_algorithm
 
 
 def test_the_defaults_of_every_algorithm_are_valid() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.blobs import DeniedError, MissingError, Pace, ShortReadError
-from etude.common.blobs.pacing import (
+from etude.common.blobs.retry_policy import (
     HEDGE_FLOOR_S,
     HEDGE_SAMPLES,
     LONGEST_PAUSE_S,

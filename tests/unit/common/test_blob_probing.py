@@ -7,7 +7,7 @@ from tests.support.faults import Fault, FaultyStore, Schedule
 from typing_extensions import Buffer, override
 
 from etude.common.blobs import MemoryStore, MissingError, ObjectInfo, RefusedError, probe
-from etude.common.blobs.probing import verdicts
+from etude.common.blobs.conformance import verdicts
 from etude.common.errors import StoreError
 
 

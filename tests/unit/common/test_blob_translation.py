@@ -11,7 +11,7 @@ from etude.common.blobs import (
     RefusedError,
     ShortReadError,
 )
-from etude.common.blobs.translation import ConflictError, LostUploadError, said, translation
+from etude.common.blobs.error_translation import ConflictError, LostUploadError, said, translation
 from etude.common.errors import EtudeError, StoreError
 
 NON_2XX = "Error performing PUT http://h/b/k in 2ms - Server returned non-2xx status code: "

@@ -4,20 +4,20 @@ import json
 
 import pytest
 
-from etude.common import checkpoints
 from etude.common.blobs import MemoryStore, MissingError
-from etude.common.checkpoint_orders import VARIABLE, order_in
-from etude.common.checkpoints import CheckpointManifest, Place
+from etude.common.checkpoints import manifest
+from etude.common.checkpoints.job import VARIABLE, order_in
+from etude.common.checkpoints.manifest import CheckpointManifest, Place
 from etude.common.errors import CorruptError
 
 RUN = "run-uid"
 
 
-def write(store: MemoryStore, step: int) -> checkpoints.StoredCheckpoint:
+def write(store: MemoryStore, step: int) -> manifest.StoredCheckpoint:
     prefix = Place(0, step).prefix
     for key in ("learner/weights.bin", "controller.json"):
         store.put(prefix + key, f"{key} at {step}".encode() * 50)
-    return checkpoints.commit(
+    return manifest.commit(
         store,
         CheckpointManifest(
             run=RUN,
@@ -28,16 +28,16 @@ def write(store: MemoryStore, step: int) -> checkpoints.StoredCheckpoint:
             policy_version=step,
             reason="Scheduled",
             objects=[
-                checkpoints.described(store, prefix, key)
+                manifest.described(store, prefix, key)
                 for key in ("learner/weights.bin", "controller.json")
             ],
         ),
     )
 
 
-def newest(store: MemoryStore, problems: list[str]) -> checkpoints.StoredCheckpoint | None:
-    candidates = list(reversed(checkpoints.places(store)))
-    return checkpoints.first_verified(store, candidates, run=RUN, problems=problems)
+def newest(store: MemoryStore, problems: list[str]) -> manifest.StoredCheckpoint | None:
+    candidates = list(reversed(manifest.places(store)))
+    return manifest.first_verified(store, candidates, run=RUN, problems=problems)
 
 
 def test_the_newest_checkpoint_is_found_and_reads_back() -> None:
@@ -53,7 +53,7 @@ def test_without_a_manifest_there_is_no_checkpoint() -> None:
     store.put("checkpoints/000000000010/learner/weights.bin", b"half of it")
     assert newest(store, []) is None
     with pytest.raises(MissingError):
-        checkpoints.read(store, Place(0, 10))
+        manifest.read(store, Place(0, 10))
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "torn manifest"])
@@ -81,15 +81,15 @@ def test_another_runs_checkpoint_is_not_mistaken_for_ours() -> None:
     store = MemoryStore()
     write(store, 10)
     with pytest.raises(CorruptError, match="of run run-uid"):
-        checkpoints.read(store, Place(0, 10), run="other")
+        manifest.read(store, Place(0, 10), run="other")
 
 
 def test_deletion_takes_the_manifest_first_and_then_everything() -> None:
     store = MemoryStore()
     write(store, 10)
     write(store, 20)
-    checkpoints.delete(store, Place(0, 10))
-    assert checkpoints.places(store) == [Place(0, 20)]
+    manifest.delete(store, Place(0, 10))
+    assert manifest.places(store) == [Place(0, 20)]
     assert not [key for key in store.objects if "000000000010" in key]
 
 

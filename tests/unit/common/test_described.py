@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from etude.common.described import Described
+from etude.common.api.field_docs import Described
 
 
 class Engine(Described):

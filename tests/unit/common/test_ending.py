@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import time
-from etude.common.ending import end_at_once_when_told
+from etude.common.process import end_at_once_when_told
 
 end_at_once_when_told()
 print("starts", flush=True)

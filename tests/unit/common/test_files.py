@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from tests.support.later_release import with_strangers
 
-from etude.common import files
-from etude.common.api.pool import StoreAccess
+from etude.common import role_inputs
+from etude.common.api.pool.spec import StoreAccess
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UserError
-from etude.common.files import (
+from etude.common.role_inputs import (
     ResolvedPool,
     ResolvedRun,
     materialise,
@@ -26,7 +26,7 @@ ACCESS = StoreAccess()
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     store = MemoryStore(objects={"task.toml": b"one", "tests/test.sh": b"sh"})
-    monkeypatch.setattr(files, "store_for", lambda uri, access: store)
+    monkeypatch.setattr(role_inputs, "store_for", lambda uri, access: store)
     return store
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from etude.common.errors import UserError
-from etude.common.local import LocalState, write_state
-from etude.common.run_lock import is_running, runtime_pid
+from etude.common.run_folder.lock import is_running, runtime_pid
+from etude.common.run_folder.state import LocalState, write_state
 from etude.operator.local import run_folder
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from etude.common.blobs import MemoryStore, open_store
-from etude.common.record import FolderRecord, RunRecord, StoreRecord, latest, open_record
+from etude.common.run_folder.record import FolderRecord, RunRecord, StoreRecord, latest, open_record
 
 Reopen = Callable[[], RunRecord]
 

@@ -5,8 +5,8 @@ import pytest
 from grpc_status import rpc_status
 
 from etude.common.errors import EtudeError, FullError, UnavailableError
-from etude.common.retries import MOST_S, retry_after_s
-from etude.common.serving import rich_status
+from etude.common.rpc.retry_after import MOST_S, retry_after_s
+from etude.common.rpc.server import rich_status
 
 
 def refused(error: EtudeError) -> grpc.aio.AioRpcError:

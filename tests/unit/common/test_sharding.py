@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.sharding import Shard, brokers_by_environment, shard_of, target_of, targets
+from etude.common.broker_shards import Shard, brokers_by_environment, shard_of, target_of, targets
 
 
 @given(st.text(min_size=1), st.integers(1, 64))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.common.api.pool import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
+from etude.common.api.pool.spec import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
 from etude.envserver.drivers.base import DriverUnavailableError, Strength
 from etude.envserver.host.server import Admission, admission
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.common.sharding import shard_of
+from etude.common.broker_shards import shard_of
 from etude.envserver.environment_api.settings import EdgeSettings
 
 NEEDED = {"ETUDE_BROKER_TARGET": "127.0.0.1:7020", "ETUDE_EDGE_KEYS": "keys"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.common.sharding import ONLY, Shard
+from etude.common.broker_shards import ONLY, Shard
 from etude.envserver.settings import BrokerSettings, NodeSettings
 
 ENV = {

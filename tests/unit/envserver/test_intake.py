@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.api.pool import LeasePolicy
+from etude.common.api.pool.spec import LeasePolicy
 from etude.common.errors import FullError, InvalidFieldError
 from etude.envserver.broker.launch_admission import (
     LEAST_RETRY_S,

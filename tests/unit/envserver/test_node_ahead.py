@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.pool.spec import EnvPoolSpec
 from etude.envserver.drivers.base import DriverUnavailableError, Readiness, Warmth
 from etude.envserver.drivers.memory import MemoryDriver
 from etude.envserver.host import warm_minimum

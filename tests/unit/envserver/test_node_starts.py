@@ -10,7 +10,8 @@ from tests.support.brokers import started
 from typing_extensions import override
 
 from etude.agent.workspace.protocol import Runner
-from etude.common import channels, serving
+from etude.common.rpc import channels
+from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import MemoryNodes
 from etude.envserver.broker.pool_report import report
@@ -178,7 +179,7 @@ async def broker() -> Broker:
 
 @pytest.fixture
 async def heartbeat(node: Node, broker: Broker) -> AsyncIterator[Heartbeat]:
-    server = serving.Server([])
+    server = rpc_server.Server([])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
         BrokerService(broker), server.grpc_server
     )

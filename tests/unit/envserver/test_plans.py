@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.common.errors import InvalidFieldError
-from etude.common.plans.book import MAX_WAVES, Plans
 from etude.common.plans.forecast import Wave
+from etude.common.plans.registry import MAX_WAVES, Plans
 from etude.envserver.broker.hosts import CLONE_BYTES, NodeState
 from etude.envserver.broker.start_costs import Level
 from etude.envserver.broker.warm_targets import (

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from etude.common.plans.book import Plans
+from etude.common.plans.registry import Plans
 from etude.envserver.broker.hosts import NodeState
 from etude.envserver.broker.start_costs import Level
 from etude.envserver.broker.warm_targets import Warming

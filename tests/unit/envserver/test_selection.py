@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.pool.spec import EnvPoolSpec
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.firecracker import probe

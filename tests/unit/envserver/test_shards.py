@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from tests.support.brokers import PATIENCE_S, launched, pool, request
 
-from etude.common import channels, serving
-from etude.common.sharding import Shard, shard_of
+from etude.common.broker_shards import Shard, shard_of
+from etude.common.rpc import channels
+from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import GrpcNodes
 from etude.envserver.broker.service import BrokerService
@@ -51,7 +52,7 @@ class World:
 @pytest.fixture
 async def world(make_node: Callable[..., Node], source: str) -> AsyncIterator[World]:
     made = World(make_node(slots=SLOTS), source)
-    node_server = serving.Server([])
+    node_server = rpc_server.Server([])
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(
         NodeService(made.node, Grader(made.node.driver, made.node.cache)), node_server.grpc_server
     )
@@ -61,7 +62,7 @@ async def world(make_node: Callable[..., Node], source: str) -> AsyncIterator[Wo
     for index in (0, 1):
         made.brokers.append(made.fresh(index))
         made.services.append(BrokerService(made.brokers[index]))
-        server = serving.Server([])
+        server = rpc_server.Server([])
         environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
             made.services[index], server.grpc_server
         )

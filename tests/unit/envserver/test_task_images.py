@@ -3,7 +3,7 @@
 import pytest
 from tests.support.brokers import launched, request
 
-from etude.common.api.pool import EnvPoolSpec, Template
+from etude.common.api.pool.spec import EnvPoolSpec, Template
 from etude.common.errors import InvalidFieldError
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import MemoryNodes

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 from tests.support.brokers import PATIENCE_S, launched, pool, request, started
 
-from etude.common.api.autoscaling import Autoscaling
+from etude.common.api.pool.autoscaling import Autoscaling
 from etude.common.errors import UnavailableError
-from etude.common.plans.book import Plans
+from etude.common.plans.registry import Plans
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import MemoryNodes
 from etude.envserver.broker.hosts import MOST_S, Members, Vacating

@@ -10,7 +10,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId, WeightManifest
-from etude.common.weights.protocol.leases import seen_leases
+from etude.common.weights.protocol.reader_leases import seen_leases
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver

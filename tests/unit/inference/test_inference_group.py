@@ -17,9 +17,14 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId, VersionRef
-from etude.common.weights.replicas.live import LiveWeights, Region, identity_regions, slice_regions
+from etude.common.weights.replicas.block_selection import tiles_of_slice
+from etude.common.weights.replicas.live_weights import (
+    LiveWeights,
+    Region,
+    identity_regions,
+    slice_regions,
+)
 from etude.common.weights.replicas.regions import Regions
-from etude.common.weights.replicas.wanted import tiles_of_slice
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words, word_type
 from etude.inference import coverage

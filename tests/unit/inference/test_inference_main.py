@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from etude.common import files, telemetry
+from etude.common import role_inputs, telemetry
 from etude.common.errors import UnavailableError
 from etude.common.probes import Probes
 from etude.inference import access, main, settings
@@ -79,8 +79,8 @@ def test_it_closes_everything_when_it_fails(
     monkeypatch.setitem(sys.modules, "etude.inference.wiring", wiring)
     monkeypatch.setattr(main, "build_engine", story.build)
     monkeypatch.setattr(main, "leave", leave)
-    monkeypatch.setattr(files, "read_run", lambda _path: mock.MagicMock())
-    monkeypatch.setattr(files, "store_for", mock.MagicMock())
+    monkeypatch.setattr(role_inputs, "read_run", lambda _path: mock.MagicMock())
+    monkeypatch.setattr(role_inputs, "store_for", mock.MagicMock())
     monkeypatch.setattr(access, "require_readable", story.read)
     monkeypatch.setattr(settings, "engine_options", mock.MagicMock())
     monkeypatch.setattr(telemetry, "setup", lambda *_, **__: story)

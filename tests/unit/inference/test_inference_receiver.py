@@ -19,7 +19,7 @@ from etude.common.errors import (
     UnknownIdError,
 )
 from etude.common.weights import VersionId, WeightManifest
-from etude.common.weights.replicas.live import LiveWeights
+from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.inference import receiver as receivers
 from etude.inference.memory import MemoryEngine, MemoryRanks

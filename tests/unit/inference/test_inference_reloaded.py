@@ -10,7 +10,7 @@ from tests.support.publishing import TrainedPolicy
 from torch import Tensor, nn
 
 from etude.common.errors import CorruptError
-from etude.common.weights.replicas.live import LiveWeights
+from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
 from etude.inference.coverage import ComputedError, counting, rows

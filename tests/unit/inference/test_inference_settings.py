@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from etude.common.errors import UserError
-from etude.common.files import ResolvedRun
+from etude.common.role_inputs import ResolvedRun
 from etude.inference import serve
 from etude.inference.settings import EngineOptions, Settings, engine_options, read_folder
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import VersionRef
-from etude.common.weights.replicas.live import slice_regions
+from etude.common.weights.replicas.live_weights import slice_regions
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
 from etude.inference.memory import MemoryEngine, MemoryRanks

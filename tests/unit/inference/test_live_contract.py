@@ -17,9 +17,14 @@ from hypothesis import strategies as st
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs import l2
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR, Codec
-from etude.common.weights.replicas.live import LiveWeights, Region, identity_regions, slice_regions
+from etude.common.weights.replicas.live_weights import (
+    LiveWeights,
+    Region,
+    identity_regions,
+    slice_regions,
+)
 from etude.common.weights.replicas.regions import Regions
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.changes import between
 from etude.common.weights.tensors.digest import Digest

@@ -11,9 +11,9 @@ from tests.mutations import cases, produced, schema, shown
 from tests.mutations.cases import Mutation
 from tests.mutations.lab import OPEN, names
 
-from etude.common.api import crd
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.common.api.meta import BrokenRulesError
+from etude.common.api.schema import crd
 from etude.operator.commands.render import rendered
 
 MODELS: Mapping[str, type[RLRun | EnvPool | Checkpoint]] = {

@@ -9,11 +9,11 @@ import grpc
 import pytest
 from tests.support import pki
 
-from etude.common import channels
 from etude.common.errors import UserError
+from etude.common.rpc import channels
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
-from etude.common.tls.wire import Wire
+from etude.common.tls.transport import Wire
 from etude.keda import external_scaler_pb2, external_scaler_pb2_grpc
 from etude.operator.integrations.keda_scaler import serving
 from etude.operator.manifests import Ref

@@ -7,7 +7,7 @@ import pytest
 from tests.support.later_release import STRANGER, with_strangers
 
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
-from etude.common.api.lint import lint_text
+from etude.common.api.lint.linter import lint_text
 from etude.operator.manifests import Manifest, Ref
 from etude.v1 import run_pb2
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from etude.common.api.meta import Condition
-from etude.common.api.pool_status import EnvPoolStatus, Slots
+from etude.common.api.pool.status import EnvPoolStatus, Slots
 from etude.operator.actions import Note
 from etude.operator.clock import ManualClock
 from etude.operator.controller.status_writer import EVENT_BURST, STATUS_BURST, Pace, StatusWriter

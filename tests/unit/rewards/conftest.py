@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.common import harbor
+from etude.common.harbor import task as harbor_task
 from etude.rewards.sandboxes import Job
 from etude.v1 import environments_pb2, rollout_pb2
 
@@ -28,7 +28,7 @@ def task_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def job(task_folder: Path) -> Job:
-    task = harbor.read_task(task_folder)
+    task = harbor_task.read_task(task_folder)
     return Job(task, task_folder.as_uri(), "repos", task.tests(), 5.0, time.monotonic() + 60)
 
 

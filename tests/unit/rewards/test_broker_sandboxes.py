@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
-from etude.common import serving
+from etude.common.rpc import server as rpc_server
 from etude.rewards.sandboxes import BrokerSandboxes, Handed, Job, Lost
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
@@ -60,7 +60,7 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
 @contextlib.asynccontextmanager
 async def serving_of(broker: Broker, node: Node) -> AsyncIterator[BrokerSandboxes]:
     """Sandboxes of these two."""
-    server = serving.Server(["etude.v1.EnvBrokerService"])
+    server = rpc_server.Server(["etude.v1.EnvBrokerService"])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(broker, server.grpc_server)
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(node, server.grpc_server)
     await server.start()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.common.api.rewards import LengthPenaltyParameters
+from etude.common.api.run.rewards import LengthPenaltyParameters
 from etude.rewards.functions import length_penalty
 from etude.v1 import rollout_pb2
 

@@ -12,10 +12,11 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from etude.common import channels, serving
-from etude.common.api.rewards import VerifierParameters
-from etude.common.api.roles import RewardFunction
-from etude.common.api.run import Storage
+from etude.common.api.run.rewards import VerifierParameters
+from etude.common.api.run.roles import RewardFunction
+from etude.common.api.run.spec import Storage
+from etude.common.rpc import channels
+from etude.common.rpc import server as rpc_server
 from etude.rewards.functions.verifier import Verifier
 from etude.rewards.rubric import Rubric
 from etude.rewards.sandboxes import Answer, Lost, MemorySandboxes
@@ -45,7 +46,7 @@ async def stub(tmp_path: Path) -> AsyncIterator["Stub"]:
     verifier = Verifier(VerifierParameters(), MemorySandboxes(_answer))
     storage = Storage(uri=tmp_path.as_uri())
     scorer = Scorer(Rubric.of(functions), verifier, storage, tmp_path / "scratch")
-    server = serving.Server(["etude.v1.RewardService"])
+    server = rpc_server.Server(["etude.v1.RewardService"])
     service = RewardService(scorer, {"repos"})
     rewards_pb2_grpc.add_RewardServiceServicer_to_server(service, server.grpc_server)
     await server.start()

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from etude.common.api import rewards as parameters
-from etude.common.api.roles import RewardFunction
+from etude.common.api.run import rewards as parameters
+from etude.common.api.run.roles import RewardFunction
 from etude.common.errors import UserError
 from etude.rewards.faults import Fault
 from etude.rewards.rubric import RewardValue, Rubric

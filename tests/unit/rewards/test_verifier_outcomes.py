@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from etude.common.api.rewards import VerifierParameters
+from etude.common.api.run.rewards import VerifierParameters
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions.verifier import Broken, Grade, Verifier, result
 from etude.rewards.rubric import RewardValue

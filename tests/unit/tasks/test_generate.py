@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from etude.agent.chat import ChatFormat
 from etude.agent.toolsets import toolset
-from etude.common import harbor
+from etude.common.harbor import task
 from etude.envserver.tasks import generate, tokenizer
 from etude.envserver.tasks.generate import Sizes
 
@@ -47,7 +47,7 @@ def test_equal_seeds_give_equal_bytes_also_in_another_process(made: Path, tmp_pa
 def test_another_seed_gives_other_tasks(made: Path, tmp_path: Path) -> None:
     generate.generate(tmp_path / "other", seed=1, sizes=SMALL)
     one, other = (
-        {task.digest() for task in map(harbor.read_task, harbor.task_folders(folder))}
+        {task.digest() for task in map(task.read_task, task.task_folders(folder))}
         for folder in (made / "tasks/train", tmp_path / "other/tasks/train")
     )
     assert not one & other
@@ -88,10 +88,10 @@ def test_a_file_in_the_place_of_the_folder_is_named(
 
 def test_every_task_folder_is_valid_harbor_and_all_are_different(made: Path) -> None:
     folders = [
-        *harbor.task_folders(made / "tasks/train"),
-        *harbor.task_folders(made / "tasks/held-out"),
+        *task.task_folders(made / "tasks/train"),
+        *task.task_folders(made / "tasks/held-out"),
     ]
-    tasks = [harbor.read_task(folder) for folder in folders]
+    tasks = [task.read_task(folder) for folder in folders]
     assert len({task.digest() for task in tasks}) == len(tasks) == 10
     assert all(not task.unknown_keys for task in tasks)
     assert all(task.command == "python3 /tests/verify.py" for task in tasks)

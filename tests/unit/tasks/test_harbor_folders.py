@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.common import harbor
 from etude.common.errors import UserError
+from etude.common.harbor import task as harbor_task
 from etude.envserver.tasks import show
 
 GOOD = {
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_good_folder_is_read_whole(folder: Path) -> None:
-    task = harbor.read_task(folder)
+    task = harbor_task.read_task(folder)
     assert task.task_id == "task-1"
     assert task.instruction == "Make it work."
     assert "bash /tests/test.sh" in task.command
@@ -46,7 +46,7 @@ def test_a_good_folder_is_read_whole(folder: Path) -> None:
 def test_a_direct_verifier_command_replaces_the_script(folder: Path) -> None:
     text = '[metadata]\netude_verifier = "python3 /tests/verify.py"\n'
     (folder / "task.toml").write_text(text)
-    assert harbor.read_task(folder).command == "python3 /tests/verify.py"
+    assert harbor_task.read_task(folder).command == "python3 /tests/verify.py"
 
 
 def test_unknown_keys_are_reported_and_metadata_is_free(folder: Path) -> None:
@@ -56,7 +56,7 @@ def test_unknown_keys_are_reported_and_metadata_is_free(folder: Path) -> None:
     )
     (folder / "task.toml").write_text(text)
     expected = ("speed", "task.licence", "verifier.timeout")
-    assert harbor.read_task(folder).unknown_keys == expected
+    assert harbor_task.read_task(folder).unknown_keys == expected
 
 
 def _write(path: str, data: bytes) -> Callable[[Path], None]:
@@ -87,7 +87,7 @@ def _fifo(folder: Path) -> None:
 
 def _huge(folder: Path) -> None:
     with (folder / "environment" / "big").open("wb") as file:
-        file.truncate(harbor.MAX_FILE_BYTES + 1)
+        file.truncate(harbor_task.MAX_FILE_BYTES + 1)
 
 
 BAD = {
@@ -133,7 +133,7 @@ def test_a_bad_folder_is_refused_by_path_and_rule(case: str, folder: Path) -> No
     spoil, message = BAD[case]
     spoil(folder)
     with pytest.raises(UserError, match=message) as refusal:
-        harbor.read_task(folder)
+        harbor_task.read_task(folder)
     assert refusal.value.problem.reason == "InvalidTask"
     assert refusal.value.problem.where.startswith(str(folder))
 
@@ -142,18 +142,18 @@ def test_a_name_that_is_no_task_id_is_refused(folder: Path) -> None:
     strange = folder.with_name("a b")
     folder.rename(strange)
     with pytest.raises(UserError, match="no task id"):
-        harbor.read_task(strange)
+        harbor_task.read_task(strange)
 
 
 def test_a_set_without_tasks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "absent"):
         with pytest.raises(UserError, match=r"holds no task|is no folder"):
-            harbor.task_folders(path)
+            harbor_task.task_folders(path)
 
 
 def test_the_digest_follows_everything_that_decides_a_grade(folder: Path) -> None:
-    seen = {harbor.read_task(folder).digest()}
+    seen = {harbor_task.read_task(folder).digest()}
     changes = {
         "environment/src/code.py": "x = 2\n",
         "tests/test.sh": "true\n",
@@ -161,10 +161,10 @@ def test_the_digest_follows_everything_that_decides_a_grade(folder: Path) -> Non
     }
     for path, text in changes.items():
         (folder / path).write_text(text)
-        seen.add(harbor.read_task(folder).digest())
+        seen.add(harbor_task.read_task(folder).digest())
     assert len(seen) == 4
     (folder / "instruction.md").write_text("Other words.")
-    assert harbor.read_task(folder).digest() in seen
+    assert harbor_task.read_task(folder).digest() in seen
 
 
 def test_showing_a_task_spells_control_characters_out(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from etude.common import harbor as folders
+from etude.common.harbor import task as folders
 from etude.envserver.images.spec import read_spec
 from etude.envserver.tasks.formats import command
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from etude.common import harbor_settings
+from etude.common.harbor import task_file
 
 WHOLE = """
 schema_version = "1.4"
@@ -54,7 +54,7 @@ FAST = "it's"
 
 
 def test_a_whole_file_is_read_and_no_key_of_it_is_unknown() -> None:
-    found = harbor_settings.parsed(WHOLE)
+    found = task_file.parsed(WHOLE)
     assert list(found.unknown()) == []
     assert found.verifier.timeout_sec == 30
     assert found.artefacts() == ("out.txt", "out.txt/**", "build", "build/**")
@@ -63,12 +63,12 @@ def test_a_whole_file_is_read_and_no_key_of_it_is_unknown() -> None:
 @pytest.mark.parametrize("version", ["1.0", "1.1", "1.2", "1.3", "1.4"])
 def test_every_schema_is_read_under_both_names_of_its_key(version: str) -> None:
     for key in ("schema_version", "version"):
-        assert list(harbor_settings.parsed(f'{key} = "{version}"').unknown()) == []
+        assert list(task_file.parsed(f'{key} = "{version}"').unknown()) == []
 
 
 def test_values_of_variables_reach_the_shell_as_they_are() -> None:
-    found = harbor_settings.parsed("[solution.env]\nA = \"it's $HOME\"\nB = ''")
-    text = harbor_settings.exports(found.solution.env)
+    found = task_file.parsed("[solution.env]\nA = \"it's $HOME\"\nB = ''")
+    text = task_file.exports(found.solution.env)
     assert text == "export A='it'\\''s $HOME'; export B=''; "
 
 
@@ -110,7 +110,7 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_key_that_would_change_the_task_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValidationError) as refusal:
-        harbor_settings.parsed(text)
+        task_file.parsed(text)
     first = refusal.value.errors()[0]
     assert REFUSED[text] in f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
@@ -133,24 +133,24 @@ SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
 def test_a_separate_verifier_gets_named_files_of_the_workspace_only(
     artifacts: str, why: str
 ) -> None:
-    found = harbor_settings.parsed(f"{artifacts}\n{SEPARATE}")
+    found = task_file.parsed(f"{artifacts}\n{SEPARATE}")
     with pytest.raises(ValueError, match=why):
         found.artefacts()
 
 
 def test_artifacts_of_a_shared_verifier_restrict_nothing() -> None:
-    assert harbor_settings.parsed("artifacts = ['/var/log/x']").artefacts() == ()
+    assert task_file.parsed("artifacts = ['/var/log/x']").artefacts() == ()
 
 
 _KEYS = sorted(
     f"{section}.{key}" if section else key
     for section, keys in {
         "": set(tomllib.loads(WHOLE)) | {"steps", "multi_step_reward_strategy", "x"},
-        "environment": {*harbor_settings.Environment.model_fields, "x"},
-        "verifier": {*harbor_settings.Verifier.model_fields, "x"},
-        "agent": {*harbor_settings.Agent.model_fields, "x"},
-        "task": {*harbor_settings.Package.model_fields, "x"},
-        "metadata": {*harbor_settings.Metadata.model_fields, "x"},
+        "environment": {*task_file.Environment.model_fields, "x"},
+        "verifier": {*task_file.Verifier.model_fields, "x"},
+        "agent": {*task_file.Agent.model_fields, "x"},
+        "task": {*task_file.Package.model_fields, "x"},
+        "metadata": {*task_file.Metadata.model_fields, "x"},
     }.items()
     for key in keys
 )
@@ -188,7 +188,7 @@ _VALUES = st.sampled_from(
 def test_no_values_of_known_keys_crash_the_reader(values: dict[str, str]) -> None:
     text = "".join(f"{key} = {value}\n" for key, value in values.items())
     try:
-        found = harbor_settings.parsed(text)
+        found = task_file.parsed(text)
         kept: tuple[Any, ...] = (found.artefacts(), list(found.unknown()))
     except ValueError:
         return
@@ -197,5 +197,5 @@ def test_no_values_of_known_keys_crash_the_reader(values: dict[str, str]) -> Non
 
 def test_depth_is_refused_or_left_alone_and_not_walked_into() -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
-        harbor_settings.parsed("a = " + "[" * 5_000)
-    assert list(harbor_settings.parsed("a" + ".a" * 5_000 + " = 1").unknown()) == ["a"]
+        task_file.parsed("a = " + "[" * 5_000)
+    assert list(task_file.parsed("a" + ".a" * 5_000 + " = 1").unknown()) == ["a"]

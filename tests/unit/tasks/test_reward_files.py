@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common import harbor
+from etude.common.harbor import task
 
 REWARDS = {
     b"1": 1.0,
@@ -62,25 +62,25 @@ NOT_REWARDS = {
     "something behind it": b'{"reward": 1} 1',
     "depth": b'{"a":' * 10_000,
     "UTF-16": '{"reward": 1}'.encode("utf-16"),
-    "too large": b"1" + b" " * harbor.MAX_REWARD_BYTES,
+    "too large": b"1" + b" " * task.MAX_REWARD_BYTES,
 }
 
 
 @pytest.mark.parametrize("data", REWARDS, ids=repr)
 def test_one_number_is_a_reward(data: bytes) -> None:
-    assert harbor.reward(data) == REWARDS[data]
+    assert task.reward(data) == REWARDS[data]
 
 
 @pytest.mark.parametrize("case", NOT_REWARDS)
 def test_anything_else_is_refused_and_never_a_reward(case: str) -> None:
     with pytest.raises(ValueError, match="reward"):
-        harbor.reward(NOT_REWARDS[case])
+        task.reward(NOT_REWARDS[case])
 
 
 @given(st.binary(max_size=64))
 def test_whatever_a_verifier_writes_is_a_number_in_range_or_refused(data: bytes) -> None:
     try:
-        value = harbor.reward(data)
+        value = task.reward(data)
     except ValueError:
         return
     assert 0 <= value <= 1
@@ -102,7 +102,7 @@ def test_an_object_is_worth_its_one_number_or_nothing(found: dict[str, object]) 
     is_number = isinstance(chosen, int | float) and not isinstance(chosen, bool)
     expected = chosen if is_number and 0 <= chosen <= 1 else None  # type: ignore[operator]
     try:
-        value = harbor.reward(json.dumps(found).encode())
+        value = task.reward(json.dumps(found).encode())
     except ValueError:
         assert expected is None
     else:

@@ -12,7 +12,7 @@ import pytest
 from tests.support import swebench_rows
 from tests.support.swebench_rows import git
 
-from etude.common import harbor
+from etude.common.harbor import task as harbor_task
 from etude.envserver.tasks.formats import command
 
 
@@ -37,9 +37,9 @@ def test_a_row_becomes_a_task_whose_tests_and_fix_stay_hidden(
 ) -> None:
     folder, row = made
     assert imported(folder, tmp_path / "out", row) == 0
-    task = harbor.read_task(tmp_path / "out" / "us__shop-1")
+    task = harbor_task.read_task(tmp_path / "out" / "us__shop-1")
     assert task.instruction == row["problem_statement"]
-    assert harbor.read_files(task.environment) == {
+    assert harbor_task.read_files(task.environment) == {
         "latest.py": swebench_rows.CODE.encode(),
         "shop.py": swebench_rows.CODE.encode(),
         "tests/test_old.py": b"x = 1\n",
@@ -81,7 +81,7 @@ def test_options_say_what_rows_do_not(
     more = ("--test-command", "make test", "--image", "shop", "--timeout", "60")
     without = {k: v for k, v in row.items() if k != "patch"} | {"speed": 1}
     assert imported(folder, tmp_path / "out", without, more=more) == 0
-    task = harbor.read_task(tmp_path / "out" / "us__shop-1")
+    task = harbor_task.read_task(tmp_path / "out" / "us__shop-1")
     assert json.loads(task.tests()["expected.json"])["command"] == "make test tests/test_shop.py"
     assert (task.image, task.verifier_timeout_s) == ("shop", 60)
     assert task.solution() == {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from etude.common import harbor
+from etude.common.harbor import task as harbor_task
 from etude.envserver.tasks.formats import command
 
 ROOT = Path(__file__).parents[3]
@@ -43,23 +43,23 @@ def test_a_row_finds_its_own_data_beside_the_tests(tmp_path: Path, tests: Path) 
     (first / "numbers.txt").write_text("5 7\n")
     more = ("--environment", str(first), "--image", "python")
     assert imported(tmp_path, ROW, tests=tests, more=more) == 0
-    task = harbor.read_task(tmp_path / "out" / "task-3")
+    task = harbor_task.read_task(tmp_path / "out" / "task-3")
     assert task.instruction == ROW["prompt"]
     assert json.loads(task.tests()["row.json"])["answer"] == 12
-    assert harbor.read_files(task.environment) == {"numbers.txt": b"5 7\n"}
+    assert harbor_task.read_files(task.environment) == {"numbers.txt": b"5 7\n"}
     assert (task.image, task.verifier_timeout_s) == ("python", 20)
 
 
 def test_a_trace_has_its_task_in_it(tmp_path: Path, tests: Path) -> None:
     trace = {"nodes": [], "task": {"type": "Sum", "data": {**ROW, "id": "sum/7"}}}
     assert imported(tmp_path, trace, tests=tests) == 0
-    assert harbor.read_task(tmp_path / "out" / "sum-7").instruction == ROW["prompt"]
+    assert harbor_task.read_task(tmp_path / "out" / "sum-7").instruction == ROW["prompt"]
 
 
 def test_a_row_that_names_a_harbor_folder_is_that_task(tmp_path: Path) -> None:
     assert imported(tmp_path, {"task_dir": str(EXAMPLE), "prompt": "x"}, tests=None) == 0
-    task = harbor.read_task(tmp_path / "out" / "rename-columns")
-    assert task.tests() == harbor.read_task(EXAMPLE).tests()
+    task = harbor_task.read_task(tmp_path / "out" / "rename-columns")
+    assert task.tests() == harbor_task.read_task(EXAMPLE).tests()
 
 
 def test_what_is_otherwise_here_is_said(

@@ -11,10 +11,10 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from typing_extensions import override
 
 from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
-from etude.common.api.phases import Phase
+from etude.common.api.run.phases import Phase
 from etude.common.blobs import MemoryStore
-from etude.common.files import ResolvedRun
-from etude.common.record import StoreRecord, latest
+from etude.common.role_inputs import ResolvedRun
+from etude.common.run_folder.record import StoreRecord, latest
 from etude.common.weights import VersionId
 from etude.trainer.compactor.compactor import Keeper, KeeperConfig
 from etude.trainer.compactor.schedule import KeeperReport

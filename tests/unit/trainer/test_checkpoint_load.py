@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etude.common import checkpoints
-from etude.common.api.run import Storage
+from etude.common.api.run.spec import Storage
 from etude.common.blobs import Store, open_store
-from etude.common.checkpoint_orders import EXIT_CORRUPT, VARIABLE, verify
-from etude.common.checkpoints import MANIFEST, CheckpointManifest
-from etude.common.ending import EXIT_TRY_AGAIN
+from etude.common.checkpoints import manifest as checkpoints_manifest
+from etude.common.checkpoints.job import EXIT_CORRUPT, VARIABLE, verify
+from etude.common.checkpoints.manifest import MANIFEST, CheckpointManifest
 from etude.common.errors import CorruptError
+from etude.common.process import EXIT_TRY_AGAIN
 from etude.trainer.commands import check_checkpoint
 from etude.trainer.controller.checkpoints.state import CONTROLLER, ControllerState, Cursor, Figures
 from etude.trainer.controller.journal.ledger import LedgerState
@@ -72,7 +72,7 @@ def registered(store: Store) -> str:
         epoch=1,
         policy_version=0,
         reason="Scheduled",
-        objects=[checkpoints.described(store, "", key) for key in keys],
+        objects=[checkpoints_manifest.described(store, "", key) for key in keys],
     )
     data = manifest.model_dump_json().encode()
     store.put(MANIFEST, data)

@@ -21,7 +21,7 @@ from tests.support.unsteady import (
 from typing_extensions import override
 
 from etude.common import weights
-from etude.common.checkpoints import stored
+from etude.common.checkpoints.manifest import stored
 from etude.common.errors import StoreError
 from etude.trainer.controller import store_retry
 from etude.trainer.controller.run import Run, root_cause

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.api.checkpointing import EVERY_STEPS, Checkpointing
-from etude.common.checkpoints import Reason
+from etude.common.api.run.checkpointing import EVERY_STEPS, Checkpointing
+from etude.common.checkpoints.manifest import Reason
 from etude.common.errors import StoreError
 from etude.trainer.controller.checkpoints import requests
 from etude.trainer.controller.checkpoints.cadence import Cadence

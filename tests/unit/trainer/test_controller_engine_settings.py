@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.common.api.weights import Weights
+from etude.common.api.run.weights import Weights
 from etude.trainer.controller.publishing.engines import Engines
 
 

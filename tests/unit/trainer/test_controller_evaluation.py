@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.run import RLRunSpec
+from etude.common.api.run.spec import RLRunSpec
 from etude.common.blobs import Store
 from etude.trainer.controller.phases import evaluation
 from etude.trainer.controller.phases.evaluation import Evaluator

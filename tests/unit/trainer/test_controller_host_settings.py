@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.files import ResolvedRun
+from etude.common.role_inputs import ResolvedRun
 from etude.trainer.controller import lifecycle
 from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.inputs import Inputs, TaskSets

@@ -9,10 +9,10 @@ from tests.support.faults import Fault, FaultyStore, Schedule
 from tokenizers import AddedToken, Tokenizer, models
 
 from etude.agent.chat import LAYOUT_TOKENS
-from etude.common.api.run import Evaluation, RLRunSpec
+from etude.common.api.run.spec import Evaluation, RLRunSpec
 from etude.common.blobs import MemoryStore, open_store
 from etude.common.errors import UserError
-from etude.common.files import ResolvedRun
+from etude.common.role_inputs import ResolvedRun
 from etude.common.weights import claim_epoch
 from etude.trainer.controller import inputs
 from etude.trainer.controller.inputs import find_inputs

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from typing_extensions import Buffer, override
 
+from etude.cli.weights.verification import verify
 from etude.common import weights
 from etude.common.blobs import MissingError, ObjectInfo, Store, open_store
 from etude.common.weights import Collector, VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.protocol.retention import ORPHAN_S
 from etude.common.weights.protocol.versions import all_published
-from etude.common.weights.replicas.verification import verify
 from etude.trainer.controller.program import train
 from etude.trainer.controller.run import Run, root_cause
 from etude.v1 import run_pb2

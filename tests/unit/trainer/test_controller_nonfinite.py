@@ -7,10 +7,11 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from etude.common import checkpoints, weights
+from etude.cli.weights.verification import verify
+from etude.common import weights
+from etude.common.checkpoints import manifest
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
-from etude.common.weights.replicas.verification import verify
 from etude.trainer.controller import lifecycle
 from etude.trainer.controller.checkpoints.recovery import Opened
 from etude.trainer.controller.inputs import Inputs
@@ -54,8 +55,8 @@ async def test_it_ends_failed_and_is_not_started_again_and_its_last_checkpoint_i
     assert BAD not in take_listing(world.store).payloads
     assert [v for v in verify(world.store, tmp_path) if v.problem] == []
     problems: list[str] = []
-    found = checkpoints.first_verified(
-        world.store, checkpoints.places(world.store)[::-1], run="run", problems=problems
+    found = manifest.first_verified(
+        world.store, manifest.places(world.store)[::-1], run="run", problems=problems
     )
     assert found is not None
     assert found.manifest.step < run.cursor.global_step, "none is of the weights that are bad"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.api.outcomes import Gate, compared
+from etude.common.api.run.phase_goals import Gate, compared
 from etude.trainer.controller.checkpoints.state import Measured
 from etude.trainer.controller.phases import targets
 from etude.trainer.controller.phases.targets import GateNotMetError

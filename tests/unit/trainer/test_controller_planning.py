@@ -10,7 +10,7 @@ import pytest
 from tests.support.guests import until
 from tests.support.scripted_environments import Broker
 
-from etude.common.serving import Server
+from etude.common.rpc.server import Server
 from etude.trainer.controller.admission import plans
 from etude.trainer.controller.admission.groups import Group
 from etude.trainer.controller.admission.plans import Planner, soonest

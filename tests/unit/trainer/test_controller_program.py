@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from etude.common.blobs import MemoryStore
-from etude.common.files import ResolvedRun
-from etude.common.record import StoreRecord
+from etude.common.role_inputs import ResolvedRun
+from etude.common.run_folder.record import StoreRecord
 from etude.common.weights import VersionId, newest
 from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.run import Run

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common import checkpoints
-from etude.common.checkpoints import Place
+from etude.common.checkpoints import manifest
+from etude.common.checkpoints.manifest import Place
 from etude.common.errors import UserError
-from etude.common.files import ResumeAt
+from etude.common.role_inputs import ResumeAt
 from etude.trainer.controller.checkpoints import lineage
 from etude.trainer.controller.checkpoints.lineage import Branch
 from etude.trainer.controller.run import Run
@@ -69,7 +69,7 @@ async def test_what_a_run_left_is_neither_overwritten_nor_gone_on_from(
     assert await world.train()
     kept = {k: v for k, v in left.items() if k.startswith("checkpoints/")}
     assert kept.items() <= world.store.objects.items()
-    found = list(checkpoints.stored(world.store, run="run"))
+    found = list(manifest.stored(world.store, run="run"))
     new = [c.manifest for c in found if c.manifest.branch]
     assert [m.step for m in new] == [SFT_STEPS + 2, SFT_STEPS + 4, SFT_STEPS + RL_STEPS]
     parents = [(m.parent.branch, m.parent.step) for m in new if m.parent is not None]

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import StoreError
-from etude.common.record import Row, StoreRecord
+from etude.common.run_folder.record import Row, StoreRecord
 from etude.trainer.controller.reporting.recorder import Recording
 
 

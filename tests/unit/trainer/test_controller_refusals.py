@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
-from etude.common.serving import Server
+from etude.common.rpc.server import Server
 from etude.common.weights import VersionId
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo

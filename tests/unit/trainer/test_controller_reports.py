@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.run import RLRunSpec
-from etude.common.checkpoints import CheckpointManifest, CheckpointObject, StoredCheckpoint
+from etude.common.api.run.spec import RLRunSpec
+from etude.common.checkpoints.manifest import CheckpointManifest, CheckpointObject, StoredCheckpoint
 from etude.common.errors import InvalidFieldError
 from etude.trainer.controller.program import FIRST_STEPS_LIMIT_S, limit_now_s, silence_limit_s
 from etude.trainer.controller.reporting.commands import Orders

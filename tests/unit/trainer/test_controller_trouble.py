@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from etude.common.api.run import RLRunSpec
+from etude.common.api.run.spec import RLRunSpec
 from etude.common.blobs import MemoryStore
-from etude.common.checkpoints import first_verified, places, stored, verify
+from etude.common.checkpoints.manifest import first_verified, places, stored, verify
 from etude.common.errors import FencedError, StoreError, UserError
 from etude.common.weights import VersionId
 from etude.trainer.controller.checkpoints.recovery import open_run

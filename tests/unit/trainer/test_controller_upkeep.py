@@ -12,7 +12,7 @@ from tests.support.faults import FaultyStore, Schedule
 from typing_extensions import override
 
 from etude.common import weights
-from etude.common.checkpoints import CheckpointManifest, CheckpointObject, stored
+from etude.common.checkpoints.manifest import CheckpointManifest, CheckpointObject, stored
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from etude.common.api.phases import RolloutPolicy
+from etude.common.api.run.phases import RolloutPolicy
 from etude.common.weights import VersionId
 from etude.trainer.controller.admission.dispatch import run_order
 from etude.trainer.controller.journal.segments import encode_record

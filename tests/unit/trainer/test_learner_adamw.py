@@ -8,7 +8,7 @@ import pytest
 import torch
 from typing_extensions import override
 
-from etude.common.api.phases import Phase
+from etude.common.api.run.phases import Phase
 from etude.trainer.learner.optimiser import Optimiser, Steps
 from etude.trainer.model.fsdp import parameters_by_name
 from etude.trainer.model.policy import Policy, load_policy

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from etude.common.api.algorithms import Correction
+from etude.common.api.run.algorithms import Correction
 from etude.trainer.algorithms import aggregation, importance_sampling, kl, losses
 from etude.trainer.learner.objective import token_weights
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.api.phases import Algorithm
+from etude.common.api.run.phases import Algorithm
 from etude.common.errors import InvalidFieldError
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.registry import chosen

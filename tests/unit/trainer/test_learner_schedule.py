@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.api.phases import Optimizer
+from etude.common.api.run.phases import Optimizer
 from etude.trainer.learner.learning_rate import learning_rate
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from etude.common.api.phases import Algorithm
-from etude.common.api.run import Storage
+from etude.common.api.run.phases import Algorithm
+from etude.common.api.run.spec import Storage
 from etude.common.errors import InvalidFieldError, UserError, WrongStateError
 from etude.trainer.algorithms.registry import chosen
 from etude.trainer.learner.batches import (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from etude.common.api.phases import RolloutPolicy
+from etude.common.api.run.phases import RolloutPolicy
 from etude.trainer import ray_backend
 from etude.trainer.rollouts.protocol import GroupOrder, WorkerLostError
 
@@ -38,7 +38,7 @@ def dying(answers: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("failures", "words"), [(2, "was started again"), (10_000, "did not come back within")]
+    ("failures", "words"), [(2, "was restarted"), (10_000, "did not come back within")]
 )
 async def test_a_worker_that_died_is_waited_for_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, failures: int, words: str

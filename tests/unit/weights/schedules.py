@@ -13,7 +13,7 @@ from etude.common import weights
 from etude.common.errors import FencedError
 from etude.common.weights import QuarantinedError, VersionId
 from etude.common.weights.protocol import versions
-from etude.common.weights.protocol.trash import read_trash
+from etude.common.weights.protocol.tombstones import read_trash
 
 play = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("machine_world.py"))))
 Actor = Any

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from etude.common.blobs import Store, open_store
-from etude.common.weights.coding.packing import Packer, Shard, words_of
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import PayloadObject, Stats, VersionRef, WeightManifest
-from etude.common.weights.protocol.opening import claim_epoch
+from etude.common.weights.protocol.publication import claim_epoch
 from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.changes import differing
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
+from etude.trainer.export.delta_packer import Packer, Shard, words_of
 
 pytestmark = pytest.mark.long
 BENCH = Path(__file__).parents[3] / "bench" / "weights.py"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.weights.coding.blocks import COLUMNS, BlockRow, Index
+from etude.common.weights.coding.block_index import COLUMNS, BlockRow, Index
 from etude.common.weights.coding.codecs import zstd
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR, Codec, Encoded
 from etude.common.weights.coding.container import (

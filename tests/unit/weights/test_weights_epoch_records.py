@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from etude.cli.weights.survey import survey
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, WrongStateError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import records
 from etude.common.weights.protocol.epochs import EpochRecord, epochs_of, strays
-from etude.common.weights.protocol.survey import survey
 from etude.common.weights.protocol.versions import MAX_EPOCH, MAX_NUMBER, epoch_key
 
 V0, V1 = VersionId(1, 0), VersionId(1, 1)

@@ -9,13 +9,13 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId, plan
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.replicas import staged
-from etude.common.weights.replicas.folding import stage_end
-from etude.common.weights.replicas.live import LiveWeights, identity_regions
+from etude.common.weights.replicas import staged_file
+from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
 from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import TILE_ELEMENTS, tiling
 from etude.common.weights.tensors.words import word_type
+from etude.inference.updates.path_folding import stage_end
 
 SCHEMA = Schema(
     grid=2,
@@ -29,7 +29,9 @@ SCHEMA = Schema(
 )
 
 
-def staged_end(folder: Path, tensors: set[int]) -> tuple[TrainedPolicy, list[staged.StagedBlock]]:
+def staged_end(
+    folder: Path, tensors: set[int]
+) -> tuple[TrainedPolicy, list[staged_file.StagedBlock]]:
     store, policy = MemoryStore(), TrainedPolicy(SCHEMA)
     weights.claim_epoch(store, holder="t", parent=None, reason="start")
     policy.publish(store, 0, complete=True)
@@ -39,7 +41,7 @@ def staged_end(folder: Path, tensors: set[int]) -> tuple[TrainedPolicy, list[sta
     edges = plan(store, None, VersionId(1, 2))
     assert len(edges) == 3
     stage_end(edges, Mirror(store, folder / "copy"), folder / "staged", tensors)
-    return policy, staged.read(folder / "staged")
+    return policy, staged_file.read(folder / "staged")
 
 
 def test_the_end_of_a_way_is_there_word_for_word(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ import pytest
 
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import parse_index
-from etude.common.weights.coding.packing import Packer, Shard, words_of
-from etude.common.weights.replicas import reading
-from etude.common.weights.replicas.live import LiveWeights, slice_regions
+from etude.common.weights.replicas import block_reader
+from etude.common.weights.replicas.live_weights import LiveWeights, slice_regions
 from etude.common.weights.tensors.changes import differing
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
+from etude.trainer.export.delta_packer import Packer, Shard, words_of
 
 SCHEMA = Schema(
     grid=2,
@@ -64,13 +64,15 @@ def test_a_rank_decodes_the_tiles_of_its_slice_from_its_own_words(codec: Codec, 
         sha256=made.index_sha256,
         where="test",
     )
-    wanted = index.select(reading.tiles_of_slice(SCHEMA, rank, 2)(index))
+    wanted = index.select(block_reader.tiles_of_slice(SCHEMA, rank, 2)(index))
     assert set(wanted.codec) == {codec}
     assert 0 < len(wanted) < len(index)
     data = memoryview(made.data)
     blocks = [
-        reading.stage_block(
-            reading.Block(row, data[row.offset : row.offset + row.length]), SCHEMA, where="test"
+        block_reader.stage_block(
+            block_reader.Block(row, data[row.offset : row.offset + row.length]),
+            SCHEMA,
+            where="test",
         )
         for row in wanted
     ]

@@ -10,7 +10,7 @@ from typing_extensions import override
 from etude.common.blobs import MemoryStore
 from etude.common.errors import StoreError
 from etude.common.weights import Collector, ReaderLease, Retention, VersionId
-from etude.common.weights.protocol.leases import seen_leases
+from etude.common.weights.protocol.reader_leases import seen_leases
 
 V = [VersionId(1, number) for number in range(12)]
 

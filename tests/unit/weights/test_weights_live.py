@@ -17,8 +17,8 @@ from tests.support.live_words import (
 
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR, Codec
-from etude.common.weights.replicas.live import LiveWeights, slice_regions
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.live_weights import LiveWeights, slice_regions
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import ulp
 from etude.common.weights.tensors.tiles import tiling
 

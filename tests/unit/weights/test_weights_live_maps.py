@@ -18,7 +18,7 @@ from tests.support.live_words import (
     state,
 )
 
-from etude.common.weights.replicas.live import LiveWeights, Region, slice_regions
+from etude.common.weights.replicas.live_weights import LiveWeights, Region, slice_regions
 from etude.common.weights.tensors import digest
 
 

@@ -13,7 +13,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError
 from etude.common.weights import Skip, VersionId
-from etude.common.weights.protocol import sealed
+from etude.common.weights.protocol import records
 from etude.common.weights.protocol import versions as keys
 from etude.common.weights.protocol.manifest import WeightManifest, parse_manifest
 
@@ -23,7 +23,7 @@ SHA16 = st.text("0123456789abcdef", min_size=16, max_size=16)
 
 
 def parsed(body: dict[str, Any], version: VersionId = V1) -> WeightManifest:
-    return parse_manifest(sealed.seal(body), version=version, where="memory://manifest")
+    return parse_manifest(records.seal(body), version=version, where="memory://manifest")
 
 
 def test_a_manifest_reads_back_as_it_was_committed(line: Any, store: MemoryStore) -> None:
@@ -148,7 +148,7 @@ def test_an_index_that_ends_past_its_object_is_refused(line: Any) -> None:
 def test_an_object_larger_than_any_record_is_not_even_read(
     line: Any, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.objects[V0.manifest_key] = b" " * (sealed.MAX_BYTES + 1)
+    store.objects[V0.manifest_key] = b" " * (records.MAX_BYTES + 1)
     monkeypatch.setattr(MemoryStore, "get", _never)
     with pytest.raises(CorruptError, match="more than"):
         weights.read_manifest(store, V0)

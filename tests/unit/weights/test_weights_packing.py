@@ -6,19 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.weights.coding.blocks import Index
+from etude.common.weights.coding.block_index import Index
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import Container, parse_index
-from etude.common.weights.coding.grouping import pieces
-from etude.common.weights.coding.packing import Packed, Packer, Shard, words_of
-from etude.common.weights.replicas.live import LiveWeights, identity_regions
-from etude.common.weights.replicas.reading import Block, stage_block
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.block_reader import Block, stage_block
+from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, word_type
+from etude.trainer.export.delta_packer import Packed, Packer, Shard, words_of
+from etude.trainer.export.tile_grouping import pieces
 
 Weights = dict[str, Words]
 

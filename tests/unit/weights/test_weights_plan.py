@@ -12,7 +12,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError, FencedError
 from etude.common.weights import Edge, VersionId, VersionRef
-from etude.common.weights.protocol.paths import Kind, Step, cheapest
+from etude.common.weights.protocol.plan import Kind, Step, cheapest
 
 V = [VersionId(1, number) for number in range(600)]
 KINDS: list[Kind] = ["delta", "skip", "keyframe"]

@@ -12,8 +12,8 @@ from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.versions import schema_key
-from etude.common.weights.replicas import reading, staged
-from etude.common.weights.replicas.live import LiveWeights, identity_regions
+from etude.common.weights.replicas import block_reader, staged_file
+from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
 from etude.common.weights.tensors.schema import Schema, TensorSpec, parse_schema
 from etude.common.weights.tensors.words import word_type
 
@@ -50,8 +50,8 @@ def content(store: MemoryStore, version: VersionId, folder: Path) -> dict[str, b
     }
     live = LiveWeights(schema, words, identity_regions(schema))
     for edge in weights.plan(store, None, version):
-        reading.stage(store, edge, schema, folder / "staged")
-        assert live.commit(live.prepare(staged.read(folder / "staged")))
+        block_reader.stage(store, edge, schema, folder / "staged")
+        assert live.commit(live.prepare(staged_file.read(folder / "staged")))
     assert live.scan().hex() == manifest.state
     weights.is_accepted(store, version)
     return {name: found.tobytes() for name, found in words.items()}

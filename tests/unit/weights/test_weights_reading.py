@@ -13,24 +13,24 @@ from tests.support.live_words import tile_words
 
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError
-from etude.common.weights.coding.blocks import BlockRow
+from etude.common.weights.coding.block_index import BlockRow
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.coding.packing import Packer, Shard, words_of
 from etude.common.weights.protocol.manifest import PayloadObject, VersionRef
 from etude.common.weights.protocol.plan import Edge
-from etude.common.weights.replicas import staged
-from etude.common.weights.replicas.live import LiveWeights, identity_regions, slice_regions
-from etude.common.weights.replicas.reading import (
+from etude.common.weights.replicas import staged_file
+from etude.common.weights.replicas.block_reader import (
     MAX_REQUEST_BYTES,
     read_blocks,
     stage,
     tiles_of_regions,
     tiles_of_slice,
 )
+from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions, slice_regions
 from etude.common.weights.replicas.regions import Region
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
+from etude.trainer.export.delta_packer import Packer, Shard, words_of
 
 Weights = dict[str, Words]
 
@@ -102,7 +102,7 @@ def test_a_staged_version_is_the_published_one(codec: Codec, tmp_path: Path) -> 
     assert size == made.store.asked_bytes
     memory = {name: words.copy() for name, words in made.old.items()}
     live = LiveWeights(SCHEMA, memory, identity_regions(SCHEMA))
-    assert live.commit(live.prepare(staged.read(tmp_path / "staged")))
+    assert live.commit(live.prepare(staged_file.read(tmp_path / "staged")))
     assert all(np.array_equal(memory[name], made.new[name]) for name in memory)
 
 
@@ -120,7 +120,7 @@ def test_a_slice_reads_its_own_blocks_and_nothing_else(
         assert size <= 1.1 / ranks * everything
         memory = cut(made.old, rank, ranks)
         live = LiveWeights(SCHEMA, memory, slice_regions(SCHEMA, rank, ranks))
-        assert live.commit(live.prepare(staged.read(tmp_path / "staged")))
+        assert live.commit(live.prepare(staged_file.read(tmp_path / "staged")))
         expected = cut(made.new, rank, ranks)
         assert all(np.array_equal(memory[name], expected[name]) for name in memory)
 

@@ -14,9 +14,9 @@ from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import FencedError, StoreError
 from etude.common.weights import Collector, ReaderLease, Retention, VersionId
 from etude.common.weights.protocol import versions
-from etude.common.weights.protocol.collector import MAX_RESTING_ROUNDS, take_inventory
+from etude.common.weights.protocol.garbage_collector import MAX_RESTING_ROUNDS, take_inventory
 from etude.common.weights.protocol.retention import ORPHAN_S, Roots, deletions, kept, needed
-from etude.common.weights.protocol.trash import read_trash
+from etude.common.weights.protocol.tombstones import read_trash
 
 V = [VersionId(1, number) for number in range(40)]
 

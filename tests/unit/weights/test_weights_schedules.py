@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from etude.common.weights import VersionId
-from etude.common.weights.protocol.collector import Collector
+from etude.common.weights.protocol.garbage_collector import Collector
 from etude.common.weights.protocol.plan import needs
-from etude.common.weights.protocol.trash import Trash, read_trash
+from etude.common.weights.protocol.tombstones import Trash, read_trash
 
 play = runpy.run_path(str(Path(__file__).with_name("schedules.py")))
 SCHEDULES: dict[str, Callable[[Any], None]] = play["SCHEDULES"]

@@ -4,7 +4,7 @@ import pytest
 
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId
-from etude.common.weights.protocol.trash import Tombstone, read_trash, write_tombstone
+from etude.common.weights.protocol.tombstones import Tombstone, read_trash, write_tombstone
 
 
 @pytest.mark.parametrize(

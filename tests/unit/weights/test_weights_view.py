@@ -13,7 +13,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import StoreError
 from etude.common.weights import VersionId
-from etude.common.weights.protocol.view import Viewer, take_view
+from etude.common.weights.protocol.chain_view import Viewer, take_view
 
 MAKE_LINE: list[Any] = []
 

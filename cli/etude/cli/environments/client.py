@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import grpc
 
 from etude.cli.environments.lease_store import Environment
-from etude.common import channels
 from etude.common.errors import Problem, UserError
+from etude.common.rpc import channels
 from etude.v1 import (
     environment_access_pb2_grpc,
     environment_state_pb2,

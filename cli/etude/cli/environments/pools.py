@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from etude.cli import runs
 from etude.common.errors import Problem, UserError
-from etude.common.local import LocalPod, LocalState, read_state
-from etude.common.run_lock import is_running
+from etude.common.run_folder.lock import is_running
+from etude.common.run_folder.state import LocalPod, LocalState, read_state
 
 _ADDRESS = re.compile(r"[A-Za-z0-9][-A-Za-z0-9.]*:[0-9]{1,5}|\[[0-9A-Fa-f:]+\]:[0-9]{1,5}")
 

@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from etude.cli.report.charts import Chart
 from etude.cli.report.rows import Row, evaluations, steps, versions
-from etude.common.record import RunRecord
+from etude.common.run_folder.record import RunRecord
 
 MAX_TEXT = 8_192
 """Longest piece of one turn on the page; rollout text is not ours and may be endless."""

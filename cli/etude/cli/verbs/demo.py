@@ -58,7 +58,7 @@ def _show(folder: Path) -> None:
     from etude.cli.demo.result import UnjudgedError, outcome
     from etude.cli.demo.stopwatch import stopwatch
     from etude.cli.process_usage import looks
-    from etude.common.record import FolderRecord, latest
+    from etude.common.run_folder.record import FolderRecord, latest
 
     record = FolderRecord(folder)
     rows = latest(record.rows())

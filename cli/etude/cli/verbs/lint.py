@@ -13,7 +13,7 @@ def lint(
     files: Annotated[list[Path], typer.Argument(help="Manifests: RLRun, EnvPool or Checkpoint.")],
 ) -> None:
     """Check manifests without a cluster: file, line, field, reason and fix for each problem."""
-    from etude.common.api.lint import lint_file
+    from etude.common.api.lint.linter import lint_file
 
     found = 0
     for path in files:

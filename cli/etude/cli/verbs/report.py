@@ -26,7 +26,7 @@ def write_report(folder: Path) -> Path:
     """Write report/index.html and its pictures; returns the page."""
     from etude.cli.report.charts import charts, png
     from etude.cli.report.page import render
-    from etude.common.record import FolderRecord, latest
+    from etude.common.run_folder.record import FolderRecord, latest
 
     target = folder / "report"
     target.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ from etude.cli.live_view import picture, show
 from etude.cli.output import Exit, Screen, console, say
 from etude.cli.verbs.report import write_report
 from etude.common.errors import Problem, UserError
-from etude.common.run_lock import is_running
+from etude.common.run_folder.lock import is_running
 
 if TYPE_CHECKING:
     from etude.cli.folder_view import Viewer

@@ -8,11 +8,11 @@ from rich.text import Text
 
 from etude.cli.examples import epilog
 from etude.cli.output import Exit, console, say
-from etude.common.addresses import folder_of
 from etude.common.errors import Problem, StoreError, UserError
+from etude.common.store_urls import folder_of
 
 if TYPE_CHECKING:
-    from etude.common.blobs.probing import Verdict
+    from etude.common.blobs.conformance import Verdict
 
 app = typer.Typer(no_args_is_help=True, help="Make and check the object store of runs.")
 
@@ -42,7 +42,7 @@ def init(
         folder.mkdir(parents=True, exist_ok=True)
         say(f"{'made' if is_new else 'found'} folder {folder}")
         return
-    from etude.common.blobs.buckets import make_bucket
+    from etude.cli.buckets import make_bucket
     from etude.common.blobs.store import DeniedError
 
     try:
@@ -62,8 +62,8 @@ def check(url: Url, *, endpoint: Endpoint = None, region: Region = None) -> None
 
     It writes, reads and deletes a few small objects below probe/.
     """
-    from etude.common.blobs.opening import Deadlines, open_store
-    from etude.common.blobs.probing import verdicts
+    from etude.common.blobs.conformance import verdicts
+    from etude.common.blobs.factory import Deadlines, open_store
 
     folder = folder_of(url)
     if folder is not None and not folder.is_dir():

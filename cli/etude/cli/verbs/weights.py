@@ -11,8 +11,8 @@ from rich.progress import Progress
 from etude.cli import runs
 from etude.cli.examples import epilog
 from etude.cli.output import Exit, console, print_row, say
-from etude.common.addresses import endpoint_of, folder_of, region_of
 from etude.common.errors import Problem, UserError
+from etude.common.store_urls import endpoint_of, folder_of, region_of
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -44,9 +44,9 @@ def ls(
 ) -> None:
     """List every published version: what it changed, how it can be reached, whether it counts."""
     from etude.cli.versions import no_versions
+    from etude.cli.weights.survey import survey
     from etude.cli.weights_tables import chain_table, rows_of, who_reads
     from etude.common.weights.protocol.epochs import strays
-    from etude.common.weights.protocol.survey import survey
 
     store = _store(run, endpoint, region)
     found = survey(store)
@@ -76,9 +76,9 @@ def objects(
 ) -> None:
     """List what a version consists of in the store: its manifest, and each rank's payload."""
     from etude.cli.versions import not_there, version_of
+    from etude.cli.weights.survey import objects_of
     from etude.cli.weights_tables import object_table
     from etude.common.blobs import MissingError
-    from etude.common.weights.protocol.survey import objects_of
 
     store = _store(run, endpoint, region)
     wanted = version_of(store, version)
@@ -99,9 +99,9 @@ def verify(
 ) -> None:
     """Read every version, skip and keyframe, and prove that each leads to the published bits."""
     from etude.cli.versions import none_count
-    from etude.common.weights.protocol.view import take_view
-    from etude.common.weights.replicas.verification import UNPROVABLE
-    from etude.common.weights.replicas.verification import verify as verdicts
+    from etude.cli.weights.verification import UNPROVABLE
+    from etude.cli.weights.verification import verify as verdicts
+    from etude.common.weights.protocol.chain_view import take_view
 
     store = _store(run, endpoint, region)
     seen = take_view(store)
@@ -141,8 +141,8 @@ def diff(  # noqa: PLR0913 - a verb has as many parameters as it has options
 ) -> None:
     """Say which tensors differ between two versions, by how many elements and by how much."""
     from etude.cli.versions import copy_of
+    from etude.cli.weights.differences import differences
     from etude.cli.weights_tables import difference_table
-    from etude.common.weights.replicas.differences import differences
 
     store = _store(run, endpoint, region)
     with _folder(scratch) as folder:
@@ -172,7 +172,7 @@ def export(  # noqa: PLR0913 - as above
 ) -> None:
     """Write a version as a Hugging Face folder, bit for bit what the trainer published."""
     from etude.cli.versions import copy_of
-    from etude.common.weights.tensors.folders import write_folder
+    from etude.common.weights.tensors.model_folder import write_folder
 
     source = model or source_of(run)
     with _folder(scratch) as copy:
@@ -183,8 +183,8 @@ def export(  # noqa: PLR0913 - as above
 
 
 def _store(run: str, endpoint: str | None, region: str | None) -> "Store":
-    from etude.common.api.pool import StoreAccess
-    from etude.common.files import source_for
+    from etude.common.api.pool.spec import StoreAccess
+    from etude.common.role_inputs import source_for
 
     uri = run if "://" in run else f"file://{runs.folder_of(run).resolve()}"
     return source_for(uri, StoreAccess(endpoint=endpoint_of(endpoint), region=region_of(region)))
@@ -200,7 +200,7 @@ def source_of(run: str) -> Path:
     Raises:
         UserError: the run is elsewhere, or its model is.
     """
-    from etude.common.local import read_state
+    from etude.common.run_folder.state import read_state
 
     folder = None if "://" in run else runs.folder_of(run)
     state = None if folder is None else read_state(folder)

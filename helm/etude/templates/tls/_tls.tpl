@@ -130,7 +130,7 @@ certificate lie between (docs/how-to/encrypt-the-wire.md). */ -}}
 - name: certificates
   image: {{ include "etude.image" (dict "root" . "role" "operator") | quote }}
   imagePullPolicy: {{ .Values.imagePullPolicy }}
-  command: [python, -m, etude.common.tls.keeper]
+  command: [python, -m, etude.common.tls.sidecar]
   restartPolicy: Always
   env:
     - {name: ETUDE_TLS_FOLDER, value: /etc/etude-tls}

@@ -200,7 +200,7 @@ def keeper(target: str, identity: str) -> Manifest:
     }
     return {
         "name": KEEPER,
-        "command": ["python", "-m", "etude.common.tls.keeper"],
+        "command": ["python", "-m", "etude.common.tls.sidecar"],
         "restartPolicy": "Always",
         "env": [{"name": name, "value": value} for name, value in settings.items()],
         "ports": [{"name": "keeper", "containerPort": KEEPER_PORT, "protocol": "TCP"}],

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from etude.common.api.edge import Edge
 from etude.common.api.kinds import EnvPool
+from etude.common.api.pool.environment_api import Edge
 from etude.operator import names
 from etude.operator.builders.pod import KEYS_FOLDER, Plan, PodCertificate, base_env, env
 from etude.operator.builders.ports import PORTS

@@ -5,8 +5,8 @@ API: gateway.networking.k8s.io/v1.
 
 from collections.abc import Mapping
 
-from etude.common.api.gateway import PolicyGateway
 from etude.common.api.kinds import RLRun
+from etude.common.api.run.http_gateway import PolicyGateway
 from etude.operator import names
 from etude.operator.builders.ports import PORTS
 from etude.operator.builders.workload import head, service

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.scheduling import Scheduling
+from etude.common.api.run.scheduling import Scheduling
 from etude.operator import names
 from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest, Ref

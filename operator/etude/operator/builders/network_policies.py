@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlparse
 
-from etude.common.api.gateway import PolicyGateway
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.common.api.network import EgressPolicy
-from etude.common.api.pool import StoreAccess
+from etude.common.api.pool.network import EgressPolicy
+from etude.common.api.pool.spec import StoreAccess
+from etude.common.api.run.http_gateway import PolicyGateway
 from etude.operator import names
 from etude.operator.builders import http_route
 from etude.operator.builders.pod import PROBE_PORT

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import RLRun
 from etude.common.api.meta import API_VERSION
-from etude.common.api.roles import EnvironmentRole
+from etude.common.api.pool.autoscaling import ScalingMode
+from etude.common.api.run.roles import EnvironmentRole
 from etude.operator import names
 from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from etude.common.api.placement import Toleration
-from etude.common.api.podtemplate import ResourceClaim
-from etude.common.tls.wire import VARIABLE
+from etude.common.api.pool.placement import Toleration
+from etude.common.api.run.pod_template import ResourceClaim
+from etude.common.tls.transport import VARIABLE
 from etude.operator.manifests import Manifest
 from etude.operator.names import ROLE
 

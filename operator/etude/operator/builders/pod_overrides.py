@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.podtemplate import PodTemplate
-from etude.common.api.roles import RoleSpec
+from etude.common.api.run.pod_template import PodTemplate
+from etude.common.api.run.roles import RoleSpec
 from etude.operator import names
 from etude.operator.builders.pod import Nearness
 from etude.operator.manifests import Manifest

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 
-from etude.common.api.autoscaling import Autoscaling
-from etude.common.api.backend import Backend
 from etude.common.api.kinds import EnvPool
-from etude.common.api.pool import DriverName
-from etude.common.files import ResolvedPool
+from etude.common.api.pool.autoscaling import Autoscaling
+from etude.common.api.pool.backend import Backend
+from etude.common.api.pool.spec import DriverName
+from etude.common.role_inputs import ResolvedPool
 from etude.common.tls import targets
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.roles import EnvironmentRole, RoleSpec
-from etude.common.api.run import ModelSource, RLRunSpec
-from etude.common.files import ResolvedRun, ResumeAt
+from etude.common.api.run.roles import EnvironmentRole, RoleSpec
+from etude.common.api.run.spec import ModelSource, RLRunSpec
+from etude.common.role_inputs import ResolvedRun, ResumeAt
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies, pod_overrides
 from etude.operator.builders.addresses import address

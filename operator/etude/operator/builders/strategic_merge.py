@@ -7,7 +7,7 @@ are not supported: acceptance refuses them.
 from collections.abc import Mapping
 from typing import Any
 
-from etude.common.api.podtemplate import MERGE_KEYS
+from etude.common.api.run.pod_template import MERGE_KEYS
 from etude.operator.manifests import Manifest
 
 ONE_OF = ("volumes",)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from etude.common.blobs import MissingError, Store
-from etude.common.checkpoint_orders import Order, ended_well_or_exit, order_in, patiently, verify
-from etude.common.checkpoints import MANIFEST, CheckpointManifest
+from etude.common.checkpoints.job import Order, ended_well_or_exit, order_in, patiently, verify
+from etude.common.checkpoints.manifest import MANIFEST, CheckpointManifest
 from etude.common.errors import CorruptError
-from etude.common.files import store_for
+from etude.common.role_inputs import store_for
 
 
 def delete(store: Store, digest: str) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from etude.common.api.checkpoint_status import CheckpointStatus
+from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, RLRun
-from etude.common.checkpoint_orders import EXIT_CORRUPT
+from etude.common.checkpoints.job import EXIT_CORRUPT
 from etude.operator import names
 from etude.operator.actions import Apply, Decision, Delete, Finalizers, Moment, Note
 from etude.operator.builders import network_policies

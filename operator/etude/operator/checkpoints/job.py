@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from etude.common.api.kinds import Checkpoint, RLRun
-from etude.common.checkpoint_orders import VARIABLE
+from etude.common.checkpoints.job import VARIABLE
 from etude.operator import names
 from etude.operator.actions import Apply
 from etude.operator.builders.pod import SCRATCH_FOLDER, Plan, env, job_spec

@@ -1,6 +1,6 @@
 """On-demand checkpoints: Checkpoint objects that a user created and a run has not written yet."""
 
-from etude.common.api.checkpoint_status import CheckpointStatus
+from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator import names
 from etude.operator.actions import Adopt, Decision, Moment

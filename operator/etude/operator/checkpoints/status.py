@@ -1,6 +1,6 @@
 """Status and phase of a checkpoint."""
 
-from etude.common.api.checkpoint_status import CheckpointStatus, Saved
+from etude.common.api.checkpoint.status import CheckpointStatus, Saved
 from etude.common.api.kinds import Checkpoint
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from etude.common.api import documents
+from etude.common.api import yaml_documents
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.errors import Problem, UserError
 from etude.operator.builders import pool as desired_pools
@@ -54,14 +54,14 @@ def main() -> None:
     roles = ("trainer", "inference", "rewards", "envserver")
     images = {role: f"{options.registry}/{role}:{options.tag}" for role in roles}
     try:
-        objects = [document.value for document in documents.read(options.file.read_bytes())]
+        objects = [document.value for document in yaml_documents.read(options.file.read_bytes())]
         made = [m for each in objects for m in rendered(each, Platform(images=images))]
     except (OSError, ValueError) as cause:
         fix = f"etude lint {options.file} names each field that is wrong"
         error = UserError(Problem("InvalidSpec", str(cause), str(options.file), fix))
         sys.stderr.write(f"{error}\n")
         raise SystemExit(EXIT_INVALID) from cause
-    sys.stdout.write(documents.write(made))
+    sys.stdout.write(yaml_documents.write(made))
 
 
 if __name__ == "__main__":

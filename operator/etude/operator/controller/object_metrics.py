@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.common.api.pool_status import Slots
+from etude.common.api.pool.status import Slots
 from etude.operator import metrics, names
 from etude.operator.actions import Moment
 from etude.operator.conditions import troubles

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from etude.common.api import lifecycle
-from etude.common.api.checkpoint_status import CheckpointStatus
+from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
-from etude.common.api.pool_status import EnvPoolStatus
-from etude.common.api.status import RLRunStatus, Status
+from etude.common.api.pool.status import EnvPoolStatus
+from etude.common.api.run import lifecycle
+from etude.common.api.run.status import RLRunStatus, Status
 from etude.operator import names, pod_failures, tracing
 from etude.operator.actions import (
     Action,

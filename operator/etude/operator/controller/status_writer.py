@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from etude.common.api.meta import Condition
-from etude.common.api.status import Status
+from etude.common.api.run.status import Status
 from etude.operator import metrics
 from etude.operator.actions import Note
 from etude.operator.clock import Clock

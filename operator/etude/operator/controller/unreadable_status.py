@@ -5,7 +5,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from etude.common.api.meta import ObjectMeta
-from etude.common.api.status import Status
+from etude.common.api.run.status import Status
 from etude.operator.actions import Moment, Note
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import conditions, no

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, TypeGuard
 
-from etude.common.api.backend import Backend
 from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.pool.backend import Backend
 from etude.operator.builders.run import Platform
 from etude.operator.conditions import Fact, no
 from etude.operator.integrations import cert_manager

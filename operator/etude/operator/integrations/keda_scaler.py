@@ -10,11 +10,11 @@ import grpc
 from pydantic import ValidationError
 from typing_extensions import override
 
-from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
+from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.errors import InvalidFieldError, UnavailableError, UnknownIdError, WrongStateError
-from etude.common.serving import Server
-from etude.common.tls.wire import Wire, own
+from etude.common.rpc.server import Server
+from etude.common.tls.transport import Wire, own
 from etude.keda import external_scaler_pb2 as keda
 from etude.keda import external_scaler_pb2_grpc
 from etude.operator.kube.interface import Cluster

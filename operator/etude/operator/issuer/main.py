@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from etude.common.ending import end_at_once_when_told
 from etude.common.errors import UserError
+from etude.common.process import end_at_once_when_told
 from etude.common.tls.identity import DOMAIN, Identity
 
 EXIT_CONFIGURATION = 78

@@ -10,9 +10,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from etude.common import serving
 from etude.common.errors import Problem, UserError
 from etude.common.probes import Probes
+from etude.common.rpc import server as rpc_server
 from etude.common.tls.identity import Identity
 from etude.operator.issuer import authorities, signing
 from etude.operator.issuer.authorities import Authority
@@ -86,7 +86,7 @@ async def serve(settings: Settings) -> None:
     )
     names = [certificates_pb2.DESCRIPTOR.services_by_name["CertificateService"].full_name]
     own = Own(settings.folder, settings.identity, settings.lifetime)
-    server = serving.Server(
+    server = rpc_server.Server(
         names,
         settings.host,
         settings.port,
@@ -97,7 +97,7 @@ async def serve(settings: Settings) -> None:
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
     try:
-        with serving.shutdown_signals(stop):
+        with rpc_server.shutdown_signals(stop):
             await probes.start()
             await server.start()
             await server.ready()

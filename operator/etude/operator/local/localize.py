@@ -7,9 +7,9 @@ from urllib.parse import quote, urlparse
 
 from pydantic import JsonValue
 
-from etude.common.api import documents
-from etude.common.api.documents import InvalidYamlError
-from etude.common.api.lifecycle import OPERATOR
+from etude.common.api import yaml_documents
+from etude.common.api.run.lifecycle import OPERATOR
+from etude.common.api.yaml_documents import InvalidYamlError
 from etude.common.errors import Problem, UserError
 
 Object = dict[str, JsonValue]
@@ -124,7 +124,7 @@ def _like(before: JsonValue, text: str, setting: str) -> JsonValue:
     if isinstance(before, str):
         return text
     try:
-        found = documents.read(text.encode())
+        found = yaml_documents.read(text.encode())
     except InvalidYamlError as cause:
         raise UserError(_problem(setting, str(cause))) from cause
     return found[0].value if found else None

@@ -11,7 +11,7 @@ from typing import Self
 
 from typing_extensions import override
 
-from etude.common.local import LocalPod
+from etude.common.run_folder.state import LocalPod
 from etude.operator.clock import SystemClock
 from etude.operator.kube.memory_cluster import Kubelet, MemoryCluster
 from etude.operator.local.pod_runner import PodRunner

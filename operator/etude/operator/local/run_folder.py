@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from etude.common.errors import Problem, UserError
-from etude.common.run_lock import LOCK
+from etude.common.run_folder.lock import LOCK
 from etude.operator.clock import seconds
 from etude.operator.manifests import KINDS, Manifest, condition, is_true, ref
 

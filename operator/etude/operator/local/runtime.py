@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.common.api import documents
-from etude.common.api.lint import lint_bytes
+from etude.common.api import yaml_documents
+from etude.common.api.lint.linter import lint_bytes
 from etude.common.errors import Problem, UserError
-from etude.common.local import IMAGES_VARIABLE, images_folder
+from etude.common.run_folder.state import IMAGES_VARIABLE, images_folder
 from etude.operator.builders.run import Platform
 from etude.operator.clock import SystemClock
 from etude.operator.controller.operator import operator
@@ -182,9 +182,9 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
         UserError: naming all errors.
     """
     try:
-        data = documents.content(file)
-        found = [document.value for document in documents.read(data)]
-    except (OSError, documents.InvalidYamlError) as cause:
+        data = yaml_documents.content(file)
+        found = [document.value for document in yaml_documents.read(data)]
+    except (OSError, yaml_documents.InvalidYamlError) as cause:
         raise UserError(
             Problem("InvalidYaml", str(cause), str(file), "give a readable YAML file")
         ) from cause
@@ -194,7 +194,7 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
         for value in objects
     ]
     # Rewritten only if settings changed it, so that positions in findings are those of the file.
-    checked = documents.write(objects).encode() if settings else data
+    checked = yaml_documents.write(objects).encode() if settings else data
     findings = lint_bytes(checked, name=str(file))
     if findings:
         sys.stderr.write("".join(f"{finding.text()}\n" for finding in findings))
@@ -211,7 +211,7 @@ def _run(folder: Path, objects: list[Object]) -> int:
     local = [_named(localize.on_this_machine(value, folder)) for value in objects]
     run = next(m for m in local if m["kind"] == "RLRun")
     before = run_folder.last_of(folder, run)
-    (folder / "run.yaml").write_text(documents.write(objects), encoding="utf-8")
+    (folder / "run.yaml").write_text(yaml_documents.write(objects), encoding="utf-8")
     if before is not None and is_true(before, "Complete"):
         log.info("complete already: %s", run_folder.ending(before))
         return 0

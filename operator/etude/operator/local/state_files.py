@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.common.local import LocalState, write_state
+from etude.common.run_folder.state import LocalState, write_state
 from etude.operator.local import run_folder
 from etude.operator.local.process_cluster import ProcessCluster, ProcessKubelet
 from etude.operator.manifests import KINDS, Manifest, Ref

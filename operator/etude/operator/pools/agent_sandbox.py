@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-from etude.common.api.backend import Backend
 from etude.common.api.kinds import EnvPool
-from etude.common.api.podtemplate import (
+from etude.common.api.pool.backend import Backend
+from etude.common.api.run.pod_template import (
     directives,
     is_reserved,
     is_reserved_label,

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
-from etude.common.api.pool_status import EnvPoolStatus
-from etude.common.api.status import Resolved
+from etude.common.api.pool.autoscaling import ScalingMode
+from etude.common.api.pool.status import EnvPoolStatus
+from etude.common.api.run.status import Resolved
 from etude.operator import names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Vacate
 from etude.operator.builders import pool as desired_pools

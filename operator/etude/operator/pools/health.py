@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from etude.common.api.pool import Health, Quarantine
+from etude.common.api.pool.spec import Health, Quarantine
 from etude.operator.manifests import Manifest, is_deleting, is_true, uid
 
 GRACE_S, CRASHES, RECHECK_S = 300, 5, 60

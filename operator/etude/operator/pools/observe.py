@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from etude.common.api.autoscaling import ScalingMode
-from etude.common.api.backend import Backend
 from etude.common.api.kinds import EnvPool
+from etude.common.api.pool.autoscaling import ScalingMode
+from etude.common.api.pool.backend import Backend
 from etude.operator import names
 from etude.operator.conditions import Fact
 from etude.operator.integrations import apis

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from etude.common.api.kinds import EnvPool
-from etude.common.api.pool_status import AutoscalerStatus, ProvisionStatus
+from etude.common.api.pool.status import AutoscalerStatus, ProvisionStatus
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, no, yes

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from etude.common.api import cron
-from etude.common.api.autoscaling import Autoscaling as Given
-from etude.common.api.autoscaling import PredictiveScaling, ScalingMode
-from etude.common.api.autoscaling import ScheduleEntry as GivenEntry
 from etude.common.api.meta import number
-from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.pool import cron
+from etude.common.api.pool.autoscaling import Autoscaling as Given
+from etude.common.api.pool.autoscaling import PredictiveScaling, ScalingMode
+from etude.common.api.pool.autoscaling import ScheduleEntry as GivenEntry
+from etude.common.api.pool.spec import EnvPoolSpec
 from etude.operator.pools.autoscaling.config import (
     LEAST_PANIC_S,
     Autoscaling,

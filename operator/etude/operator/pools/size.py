@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
 from etude.common.api.meta import number
+from etude.common.api.pool.autoscaling import ScalingMode
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, is_true, uid
 from etude.operator.names import ordinal

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from etude.common.api.kinds import EnvPool
-from etude.common.api.pool_status import EnvPoolStatus, LeaseStatus, Slots
+from etude.common.api.pool.status import EnvPoolStatus, LeaseStatus, Slots
 from etude.operator import names, pod_failures
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339

@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar
 import grpc
 from typing_extensions import override
 
-from etude.common.channels import CONTROL_DEADLINE_S, dial
 from etude.common.errors import UnavailableError, UserError
+from etude.common.rpc.channels import CONTROL_DEADLINE_S, dial
 from etude.operator.remotes.report_store import Position
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 

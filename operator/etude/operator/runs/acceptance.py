@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import JsonValue
 
-from etude.common.api.algorithms import check_algorithm
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.common.api.podtemplate import (
+from etude.common.api.lint.messages import few
+from etude.common.api.lint.operator_rules import UNCOUNTED, WAY_OUT
+from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel
+from etude.common.api.run.algorithms import check_algorithm
+from etude.common.api.run.pod_template import (
     directives,
     is_reserved,
     leaks,
@@ -14,10 +17,7 @@ from etude.common.api.podtemplate import (
     repeated,
     variables,
 )
-from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
-from etude.common.api.rewards import check_function
-from etude.common.api.sentences import few
-from etude.common.api.undertaken import UNCOUNTED, WAY_OUT
+from etude.common.api.run.rewards import check_function
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform
 from etude.operator.conditions import Fact, no

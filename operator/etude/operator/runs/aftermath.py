@@ -1,7 +1,7 @@
 """Transitions that failures, deadlines, stalls and budgets call for."""
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import Failure, Intent
+from etude.common.api.run.status import Failure, Intent
 from etude.operator import names, pod_failures
 from etude.operator.actions import Moment
 from etude.operator.builders import run as desired

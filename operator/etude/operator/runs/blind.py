@@ -1,7 +1,7 @@
 """A run whose pods cannot be observed because the API that makes them is no longer served."""
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import RLRunStatus
+from etude.common.api.run.status import RLRunStatus
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions

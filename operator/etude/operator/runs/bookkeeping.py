@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import (
+from etude.common.api.run.status import (
     ActiveTime,
     ReportPosition,
     Resolved,

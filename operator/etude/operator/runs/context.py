@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import RLRunStatus
+from etude.common.api.run.status import RLRunStatus
 from etude.operator.actions import Moment
 from etude.operator.conditions import Fact, holds
 from etude.operator.runs.capacity.kueue import Quota

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import RLRunStatus
+from etude.common.api.run.status import RLRunStatus
 from etude.operator import conditions, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment
 from etude.operator.builders import run as desired

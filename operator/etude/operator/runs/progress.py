@@ -1,8 +1,8 @@
 """Progress of the phases of a run."""
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.phases import Phase
-from etude.common.api.status import PhaseStatus
+from etude.common.api.run.phases import Phase
+from etude.common.api.run.status import PhaseStatus
 from etude.v1 import run_pb2
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import RLRunStatus, RoleStatus
+from etude.common.api.run.status import RLRunStatus, RoleStatus
 from etude.operator import names, pod_failures
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes

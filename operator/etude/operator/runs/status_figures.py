@@ -3,7 +3,7 @@
 import math
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import (
+from etude.common.api.run.status import (
     BestCheckpoint,
     CheckpointSummary,
     EnvironmentStatus,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.meta import number
-from etude.common.api.status import Usage
+from etude.common.api.run.status import Usage
 from etude.operator.actions import Moment
 from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339, seconds

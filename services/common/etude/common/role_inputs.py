@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from blake3 import blake3
 
-from etude.common.addresses import folder_of
 from etude.common.api.meta import Model
-from etude.common.api.pool import EnvPoolSpec, StoreAccess
-from etude.common.api.run import RLRunSpec
+from etude.common.api.pool.spec import EnvPoolSpec, StoreAccess
+from etude.common.api.run.spec import RLRunSpec
 from etude.common.blobs import ObjectInfo, Store, open_store
 from etude.common.errors import CorruptError, Problem, UserError
+from etude.common.store_urls import folder_of
 
 M = TypeVar("M", bound=Model)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from etude.common import sharding
-from etude.common.local import images_folder
-from etude.common.sharding import Shard
+from etude.common import broker_shards
+from etude.common.broker_shards import Shard
+from etude.common.run_folder.state import images_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class NodeSettings:
         server = ServerSettings.from_env("7030", env)
         secrets = env.get("ETUDE_EGRESS_SECRETS")
         try:
-            broker_targets = sharding.targets(env["ETUDE_BROKER_TARGET"])
+            broker_targets = broker_shards.targets(env["ETUDE_BROKER_TARGET"])
         except ValueError as error:
             raise ValueError(f"ETUDE_BROKER_TARGET: {error}") from error
         return cls(

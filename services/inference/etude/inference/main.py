@@ -7,8 +7,8 @@ import socket
 import sys
 from typing import NoReturn
 
-from etude.common.ending import end_at_once_when_told
 from etude.common.errors import EtudeError, UserError
+from etude.common.process import end_at_once_when_told
 from etude.inference.building import build_engine, leave
 from etude.inference.settings import Settings
 
@@ -42,17 +42,18 @@ def _told(error: Exception, code: int) -> int:
 
 async def serve(settings: Settings) -> None:
     """Check everything that is cheap, build the engine, then serve until SIGTERM."""
-    from etude.common import files, serving, telemetry
+    from etude.common import role_inputs, telemetry
     from etude.common.probes import Probes
+    from etude.common.rpc import server
     from etude.inference.access import require_readable
     from etude.inference.settings import engine_options
 
-    run = files.read_run(settings.run_file)
+    run = role_inputs.read_run(settings.run_file)
     options = engine_options(run, scratch=settings.scratch, threads=settings.threads)
     for port in (settings.port, settings.http_port):
         # Building the engine takes many seconds: report a port in use before.
         socket.create_server((settings.host, port)).close()
-    require_readable(files.store_for(run.spec.storage.uri, run.spec.storage))
+    require_readable(role_inputs.store_for(run.spec.storage.uri, run.spec.storage))
     provider = telemetry.setup(
         "etude-inference",
         otlp_endpoint=run.spec.observability.otlp_endpoint,
@@ -60,7 +61,7 @@ async def serve(settings: Settings) -> None:
     )
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
-    with serving.shutdown_signals(stop):
+    with server.shutdown_signals(stop):
         async with contextlib.AsyncExitStack() as closing:
             closing.callback(provider.shutdown)
             closing.push_async_callback(probes.stop)

@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from etude.common.weights import VersionId
-from etude.common.weights.replicas.live import LiveWeights, slice_regions
+from etude.common.weights.replicas.live_weights import LiveWeights, slice_regions
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words, word_type
 from etude.inference.policy import (

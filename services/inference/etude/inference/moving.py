@@ -13,8 +13,8 @@ from etude.common import weights
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, FencedError
 from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef
+from etude.common.weights.replicas.block_selection import tiles_of_regions
 from etude.common.weights.replicas.mirror import DamagedEdgeError
-from etude.common.weights.replicas.wanted import tiles_of_regions
 from etude.common.weights.tensors.schema import Schema
 from etude.inference import metrics
 from etude.inference.ahead import Ahead

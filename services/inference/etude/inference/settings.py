@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-from etude.common import files
+from etude.common import role_inputs
 from etude.common.errors import Problem, UserError
-from etude.common.files import ResolvedRun
+from etude.common.role_inputs import ResolvedRun
 from etude.inference.salts import PrefixCache
 
 DTYPES = {"Float32": "float32", "BFloat16": "bfloat16"}
@@ -142,7 +142,7 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
     role = run.spec.roles.inference
     if role is None:
         raise UserError(_problem("roles.inference", "is not set", "add it to the RLRun"))
-    model = files.materialise(run.spec.model.folder, scratch, run.spec.storage)
+    model = role_inputs.materialise(run.spec.model.folder, scratch, run.spec.storage)
     limit = read_folder(model).position_limit
     if limit is not None and role.max_model_len > limit:
         raise UserError(

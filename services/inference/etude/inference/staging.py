@@ -11,13 +11,13 @@ from etude.common import weights
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, UnavailableError, crossing
 from etude.common.weights import Edge, VersionId, WeightManifest
-from etude.common.weights.replicas import reading, staged
-from etude.common.weights.replicas.folding import stage_end
+from etude.common.weights.replicas import block_reader, staged_file
+from etude.common.weights.replicas.block_selection import Wanted, every_block
 from etude.common.weights.replicas.mirror import Mirror
-from etude.common.weights.replicas.wanted import Wanted, every_block
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.inference import metrics
 from etude.inference.legs import Leg
+from etude.inference.updates.path_folding import stage_end
 
 UNPACKED = 5
 """Bytes on disk per byte in the store: indices of 4 bytes were packed into less than one."""
@@ -67,7 +67,7 @@ class Stager:
             UnavailableError: the scratch folder is full; the text says how much is needed.
         """
         with self._placed(edge) as path:
-            num_bytes = reading.stage(self.store, edge, schema, path, wanted)
+            num_bytes = block_reader.stage(self.store, edge, schema, path, wanted)
         metrics.WEIGHTS_BYTES.labels(edge.kind, "blocks").inc(num_bytes)
         return path
 
@@ -108,7 +108,7 @@ class Stager:
             # A partial file takes the room that the next attempt needs.
             _let_go(error)
             with contextlib.suppress(OSError):
-                staged.unfinished(path).unlink(missing_ok=True)
+                staged_file.unfinished(path).unlink(missing_ok=True)
             raise
 
     def _room(self, edge: Edge) -> str:
@@ -122,7 +122,7 @@ class Stager:
         """Remove all staged versions but these."""
         folder = self.scratch / "staged"
         names = {self._path(version) for version in kept}
-        names |= {staged.unfinished(path) for path in names}
+        names |= {staged_file.unfinished(path) for path in names}
         for path in folder.iterdir() if folder.is_dir() else ():
             if path not in names:
                 _remove(path)

@@ -4,9 +4,9 @@ import asyncio
 import secrets
 from dataclasses import dataclass, field
 
-from etude.common.files import ResolvedRun, store_for
 from etude.common.probes import Probes
-from etude.common.serving import Server
+from etude.common.role_inputs import ResolvedRun, store_for
+from etude.common.rpc.server import Server
 from etude.inference.engine.openai_app import openai_app
 from etude.inference.engine.replica import Replica
 from etude.inference.openai import Door, HttpServer

@@ -5,8 +5,8 @@ import logging
 import sys
 from typing import NoReturn
 
-from etude.common.ending import end_at_once_when_told
 from etude.common.errors import UserError
+from etude.common.process import end_at_once_when_told
 from etude.rewards.settings import Settings
 
 CONFIGURATION_ERROR = 78
@@ -40,12 +40,13 @@ def _end(message: str, code: int) -> NoReturn:
 
 async def serve(settings: Settings) -> None:
     """Listen, serve until SIGTERM, let running calls end."""
-    from etude.common import files, serving, telemetry
+    from etude.common import role_inputs, telemetry
     from etude.common.probes import Probes
+    from etude.common.rpc import server as rpc_server
     from etude.rewards import wiring
     from etude.v1 import rewards_pb2, rewards_pb2_grpc
 
-    run = files.read_run(settings.run_file)
+    run = role_inputs.read_run(settings.run_file)
     provider = telemetry.setup(
         "etude-rewards",
         otlp_endpoint=run.spec.observability.otlp_endpoint,
@@ -53,11 +54,11 @@ async def serve(settings: Settings) -> None:
     )
     parts = wiring.assemble(run, settings)
     name = rewards_pb2.DESCRIPTOR.services_by_name["RewardService"].full_name
-    server = serving.Server([name], settings.host, settings.port)
+    server = rpc_server.Server([name], settings.host, settings.port)
     rewards_pb2_grpc.add_RewardServiceServicer_to_server(parts.service, server.grpc_server)
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
-    with serving.shutdown_signals(stop):
+    with rpc_server.shutdown_signals(stop):
         await probes.start()
         await server.start()
         await server.ready()

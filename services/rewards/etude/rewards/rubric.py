@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from blake3 import blake3
 
 from etude.common.api.meta import number
-from etude.common.api.rewards import (
+from etude.common.api.run.rewards import (
     BrokenCallsParameters,
     LengthPenaltyParameters,
     Parameters,
@@ -17,7 +17,7 @@ from etude.common.api.rewards import (
     VerifierParameters,
     check_function,
 )
-from etude.common.api.roles import RewardFunction
+from etude.common.api.run.roles import RewardFunction
 from etude.common.errors import Problem, UserError
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions import broken_calls, length_penalty, unfinished, verifier

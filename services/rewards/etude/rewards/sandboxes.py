@@ -12,10 +12,11 @@ from typing import NamedTuple, Protocol
 import grpc
 from typing_extensions import override
 
-from etude.common import channels, telemetry
-from etude.common.harbor import REWARD_PATH, HarborTask
-from etude.common.retries import retry_after_s
-from etude.common.sharding import target_of
+from etude.common import telemetry
+from etude.common.broker_shards import target_of
+from etude.common.harbor.task import REWARD_PATH, HarborTask
+from etude.common.rpc import channels
+from etude.common.rpc.retry_after import retry_after_s
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 log = logging.getLogger(__name__)

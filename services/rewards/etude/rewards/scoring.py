@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from etude.common import files, harbor
-from etude.common.api.run import Storage
+from etude.common import role_inputs
+from etude.common.api.run.spec import Storage
 from etude.common.errors import CorruptError, UnavailableError, UserError
+from etude.common.harbor import task as harbor_task
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions.verifier import Verifier
 from etude.rewards.rubric import RewardValue, Rubric
@@ -57,7 +58,7 @@ class Scorer:
         ]
 
     def _task(self, uri: str, pool: str, deadline_s: float) -> Task:
-        task = harbor.read_task(files.materialise(uri, self.scratch, self.storage))
+        task = harbor_task.read_task(role_inputs.materialise(uri, self.scratch, self.storage))
         limit_s = min(task.verifier_timeout_s, self.rubric.verifier.limit_s)
         job = Job(task, uri, pool, task.tests(), limit_s, deadline_s)
         return Task(job, task.digest())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from etude.common.sharding import brokers_by_environment
+from etude.common.broker_shards import brokers_by_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from etude.common.api.rewards import VerifierParameters
+from etude.common.api.run.rewards import VerifierParameters
 from etude.common.errors import Problem, UserError
-from etude.common.files import ResolvedRun
+from etude.common.role_inputs import ResolvedRun
 from etude.rewards.functions.verifier import Verifier
 from etude.rewards.rubric import Rubric
 from etude.rewards.sandboxes import BrokerSandboxes

@@ -1,7 +1,7 @@
 """Exit codes of the trainer process."""
 
 from etude.common.blobs import is_away
-from etude.common.ending import EXIT_TRY_AGAIN
+from etude.common.process import EXIT_TRY_AGAIN
 
 
 def exit_code(error: BaseException) -> int:

@@ -6,9 +6,9 @@ import os
 import sys
 from typing import NoReturn
 
-from etude.common.ending import end_at_once_when_told
 from etude.common.errors import EtudeError, UserError
-from etude.common.files import read_run
+from etude.common.process import end_at_once_when_told
+from etude.common.role_inputs import read_run
 from etude.trainer.exit_codes import exit_code
 from etude.trainer.settings import Settings
 

@@ -12,8 +12,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from typing_extensions import override
 
-from etude.common.api.phases import Phase
-from etude.common.checkpoints import CheckpointObject
+from etude.common.api.run.phases import Phase
+from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.weights import VersionId
 from etude.trainer.compactor.compactor import KeeperConfig, KeeperProcess
 from etude.trainer.compactor.schedule import KeeperReport

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from etude.common.api.run import RLRunSpec
-from etude.common.sharding import brokers_by_environment
+from etude.common.api.run.spec import RLRunSpec
+from etude.common.broker_shards import brokers_by_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ PEER_POLLS = 1_200
 
 def die_in_put() -> None:
     """From now on the put of such a key writes half of its bytes, and ends the process."""
-    from etude.common.blobs.client import ObstoreStore  # noqa: PLC0415 - only in a Ray worker
+    from etude.common.blobs.obstore_client import ObstoreStore  # noqa: PLC0415 - only in a Ray worker
 
     finished = ObstoreStore._put
 

@@ -11,7 +11,7 @@ from tests.support.stub_kubectl import StubKubectl, complaint, shown
 from etude.cli.kubectl.verbs import checkpoint, suspend
 from etude.cli.kubectl.verbs.checkpoint import request
 from etude.cli.kubectl.verbs.suspend import RESUME, answer_to
-from etude.common.api.checkpoint import CheckpointSpec
+from etude.common.api.checkpoint.spec import CheckpointSpec
 from etude.common.errors import UserError
 from etude.operator import names
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import etude.v1
-from etude.common.tls.callers import CALLERS, OPEN, refusal
 from etude.common.tls.identity import Identity
+from etude.common.tls.policy import CALLERS, OPEN, refusal
 
 JUDGES_BY_TOKEN = "etude.v1.CertificateService"
 FILES = [

@@ -8,10 +8,10 @@ import pytest
 from tests.support import pki
 
 from etude.common.probes import Probes
-from etude.common.tls import keeper, material
-from etude.common.tls.asking import Petition
-from etude.common.tls.bundle import lacks
+from etude.common.tls import material, sidecar
+from etude.common.tls.certificate_request import Petition
 from etude.common.tls.identity import Identity
+from etude.common.tls.material import lacks
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 HOUR = datetime.timedelta(hours=1)
@@ -29,23 +29,23 @@ WHO = Identity(domain="etude.dev", namespace="lab", run="demo", role="trainer")
 def test_a_certificate_is_replaced_with_a_third_of_its_life_left(
     clock: datetime.datetime, hours: int
 ) -> None:
-    assert keeper.renewal_s(NOW, NOW + 24 * HOUR, clock) == pytest.approx(hours * 3_600)
+    assert sidecar.renewal_s(NOW, NOW + 24 * HOUR, clock) == pytest.approx(hours * 3_600)
 
 
 def test_who_sees_it_ended_at_birth_does_not_ask_without_pause() -> None:
     late = NOW + 25 * HOUR
-    assert keeper.renewal_s(NOW, NOW + 24 * HOUR, late) == keeper.LONGEST_DELAY_S
+    assert sidecar.renewal_s(NOW, NOW + 24 * HOUR, late) == sidecar.LONGEST_DELAY_S
 
 
 def test_a_keeper_that_was_killed_while_it_wrote_goes_on_after_that(tmp_path: Path) -> None:
     authority = pki.Authority()
-    keeper.put(tmp_path, authority.issue(WHO))
+    sidecar.put(tmp_path, authority.issue(WHO))
     (tmp_path / "..data.new").symlink_to("..gone")
     half = tmp_path / "..half"
     half.mkdir()
     (half / "tls.key").write_bytes(b"a key that nobody needs")
     files = authority.issue(WHO)
-    keeper.put(tmp_path, files)
+    sidecar.put(tmp_path, files)
     assert material.read(tmp_path).certificate == files["tls.crt"]
     left = [path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()]
     assert [path.resolve() for path in left] == [(tmp_path / "..data").resolve()]
@@ -68,20 +68,20 @@ async def test_who_was_answered_by_an_issuer_that_is_behind_asks_soon_and_then_l
     trust.mkdir()
     (trust / "ca.crt").write_bytes(pki.Authority("new").pem)
     petition = Petition(identity=WHO.uri, issuer="", token=tmp_path / "token", trust=trust)
-    settings = keeper.Settings(folder=out, petition=petition, host="", probe_port=0)
+    settings = sidecar.Settings(folder=out, petition=petition, host="", probe_port=0)
 
-    async def renew(settings: keeper.Settings) -> float:
-        keeper.put(settings.folder, pki.Authority("old").issue(WHO))
+    async def renew(settings: sidecar.Settings) -> float:
+        sidecar.put(settings.folder, pki.Authority("old").issue(WHO))
         return 16 * 3_600.0
 
-    async def waited(_: keeper.Settings, __: bytes, wait_s: float, stop: asyncio.Event) -> None:
+    async def waited(_: sidecar.Settings, __: bytes, wait_s: float, stop: asyncio.Event) -> None:
         waits.append(wait_s)
         if len(waits) == 12:
             stop.set()
 
-    monkeypatch.setattr(keeper, "renew", renew)
-    monkeypatch.setattr(keeper, "_waited", waited)
-    await keeper.keep(settings, Probes(0), asyncio.Event())
-    assert waits[0] <= 1.5 * keeper.LOOK_S
-    assert sum(waits[:3]) > 3 * keeper.LOOK_S
+    monkeypatch.setattr(sidecar, "renew", renew)
+    monkeypatch.setattr(sidecar, "_waited", waited)
+    await sidecar.keep(settings, Probes(0), asyncio.Event())
+    assert waits[0] <= 1.5 * sidecar.LOOK_S
+    assert sum(waits[:3]) > 3 * sidecar.LOOK_S
     assert waits[-1] == 16 * 3_600

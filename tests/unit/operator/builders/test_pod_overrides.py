@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.lint import lint_text
-from etude.common.api.podtemplate import (
+from etude.common.api.lint.linter import lint_text
+from etude.common.api.run.pod_template import (
     MERGE_KEYS,
     directives,
     is_reserved,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.pool.spec import EnvPoolSpec
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform, RunShape

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.common.api.pool import DriverName
-from etude.common.files import ResolvedPool, ResolvedRun
+from etude.common.api.pool.spec import DriverName
+from etude.common.role_inputs import ResolvedPool, ResolvedRun
 from etude.operator import names
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired

@@ -4,11 +4,11 @@ import hashlib
 
 import pytest
 
-from etude.common import checkpoints
-from etude.common.api.checkpointing import Depth
+from etude.common.api.run.checkpointing import Depth
 from etude.common.blobs import MemoryStore
-from etude.common.checkpoint_orders import verify
-from etude.common.checkpoints import CheckpointManifest
+from etude.common.checkpoints import manifest as checkpoints_manifest
+from etude.common.checkpoints.job import verify
+from etude.common.checkpoints.manifest import CheckpointManifest
 from etude.common.errors import CorruptError, StoreError
 from etude.operator.checkpoints import data_job
 
@@ -30,10 +30,10 @@ def written(store: MemoryStore, *keys: str, step: int = 7, epoch: int = 1) -> st
         epoch=epoch,
         policy_version=1,
         reason="Scheduled",
-        objects=[checkpoints.described(store, "", key) for key in keys],
+        objects=[checkpoints_manifest.described(store, "", key) for key in keys],
     )
     data = manifest.model_dump_json().encode()
-    store.put(checkpoints.MANIFEST, data)
+    store.put(checkpoints_manifest.MANIFEST, data)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -71,7 +71,7 @@ def test_a_deletion_that_broke_off_is_finished(
         patch.setattr(MemoryStore, "delete", failing)
         with pytest.raises(StoreError):
             data_job.delete(store, digest)
-    assert checkpoints.MANIFEST not in store.objects
+    assert checkpoints_manifest.MANIFEST not in store.objects
     assert "learner/1" in store.objects
     data_job.delete(store, digest)
     assert store.objects == {}
@@ -79,15 +79,15 @@ def test_a_deletion_that_broke_off_is_finished(
 
 def test_a_deletion_that_broke_off_spares_what_was_written_since(store: MemoryStore) -> None:
     old = written(store, "learner/0", "learner/1")
-    store.put(f"deleting-{old}.json", store.get(checkpoints.MANIFEST))
+    store.put(f"deleting-{old}.json", store.get(checkpoints_manifest.MANIFEST))
     new = written(store, "learner/0", epoch=2)
     data_job.delete(store, old)
     verify(store, new)
-    assert set(store.objects) == {"learner/0", checkpoints.MANIFEST}
+    assert set(store.objects) == {"learner/0", checkpoints_manifest.MANIFEST}
 
 
 def test_a_manifest_that_cannot_be_read_is_reported(store: MemoryStore) -> None:
-    store.put(checkpoints.MANIFEST, b"{}")
+    store.put(checkpoints_manifest.MANIFEST, b"{}")
     with pytest.raises(CorruptError):
         data_job.delete(store, hashlib.sha256(b"{}").hexdigest())
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.kinds import EnvPool
-from etude.common.api.pool import Health, Quarantine
+from etude.common.api.pool.spec import Health, Quarantine
 from etude.operator.manifests import Manifest, Ref, uid
 from etude.operator.pools.health import KEPT_S, SHARE, Ward
 

@@ -7,8 +7,8 @@ from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
+from etude.common.api.pool.autoscaling import ScalingMode
 from etude.operator.pools.settings import pool_config, problems
 
 

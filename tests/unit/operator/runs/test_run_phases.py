@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from etude.common.api.status import PhaseStatus
+from etude.common.api.run.status import PhaseStatus
 from etude.v1 import run_pb2
 
 Progress = run_pb2.PhaseProgress

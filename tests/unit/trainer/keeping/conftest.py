@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from etude.common import weights
-from etude.common.api.run import Storage
-from etude.common.api.weights import Weights
+from etude.common.api.run.spec import Storage
+from etude.common.api.run.weights import Weights
 from etude.common.blobs import MemoryStore, Store
 from etude.common.weights import VersionId, VersionRef, WeightManifest
-from etude.common.weights.coding.packing import Packer, Shard, words_of
 from etude.common.weights.protocol.manifest import PayloadObject, Stats
 from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors import digest
@@ -22,6 +21,7 @@ from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.compactor.compactor import Keeper, KeeperConfig
+from etude.trainer.export.delta_packer import Packer, Shard, words_of
 
 SCHEMA = Schema(
     grid=2,

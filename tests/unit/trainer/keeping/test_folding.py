@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.weights import VersionId, VersionRef
-from etude.common.weights.coding.grouping import Shard
 from etude.common.weights.protocol.plan import Edge
-from etude.common.weights.replicas.prepared import Patch, Prepared
+from etude.common.weights.replicas.patches import Patch, Prepared
 from etude.common.weights.tensors.digest import NOTHING
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.compactor.folding import Window, Windows
+from etude.trainer.export.tile_grouping import Shard
 
 SCHEMA = Schema(
     grid=1,

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, Self
 import pytest
 from typing_extensions import override
 
+from etude.cli.weights.verification import verify
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
-from etude.common.weights.protocol.leases import ReaderLease
 from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.protocol.reader_leases import ReaderLease
 from etude.common.weights.replicas.mirror import Mirror
-from etude.common.weights.replicas.verification import verify
 
 MakeKeeper = Callable[..., Any]
 

@@ -11,13 +11,14 @@ import pytest
 from tests.support.faults import Fault, FaultyStore, Schedule
 from typing_extensions import Buffer, override
 
-from etude.common import checkpoints, weights
+from etude.common import weights
 from etude.common.blobs import MemoryStore, open_store
-from etude.common.checkpoints import CheckpointManifest, CheckpointObject, Place
+from etude.common.checkpoints import manifest
+from etude.common.checkpoints.manifest import CheckpointManifest, CheckpointObject, Place
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
-from etude.common.weights.protocol.leases import ReaderLease
 from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.protocol.reader_leases import ReaderLease
 from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 
@@ -294,7 +295,7 @@ def test_greed_takes_nothing_that_a_checkpoint_needs(
     store = trained.store
     for number in range(1, 6):
         trained.publish(number)
-    checkpoints.commit(store, _checkpoint(step=5, version=5))
+    manifest.commit(store, _checkpoint(step=5, version=5))
     keeper = keep(store, every=3, retainVersions=2, retainKeyframes=1)
     for number in range(6, 20):
         trained.publish(number)
@@ -302,7 +303,7 @@ def test_greed_takes_nothing_that_a_checkpoint_needs(
     fresh = Mirror(store, tmp_path / "fresh")
     fresh.move_to(VersionId(1, 5))
     assert trained.is_in(fresh)
-    checkpoints.delete(store, Place(0, 5))
+    manifest.delete(store, Place(0, 5))
     assert keeper.round().collected > 0
     assert not weights.is_reachable(store, VersionId(1, 5))
 

@@ -9,9 +9,9 @@ from urllib.parse import quote
 import pytest
 
 from etude.common.blobs import MemoryStore, open_store
-from etude.common.blobs.unfinished import sweep_unfinished
 from etude.common.errors import StoreError
 from etude.common.weights.protocol.retention import ORPHAN_S
+from etude.trainer.compactor.unfinished_uploads import sweep_unfinished
 
 MakeKeeper = Callable[..., Any]
 

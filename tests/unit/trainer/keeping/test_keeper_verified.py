@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from etude.cli.weights.verification import UNPROVABLE, verify
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
-from etude.common.weights.replicas.verification import UNPROVABLE, verify
 
 MakeKeeper = Callable[..., Any]
 

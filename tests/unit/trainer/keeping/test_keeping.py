@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from etude.common.blobs import ObjectInfo
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import Folded, Listing
-from etude.common.weights.protocol.paths import Step, cheapest
+from etude.common.weights.protocol.plan import Step, cheapest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.trainer.compactor.parts import parts
 from etude.trainer.compactor.schedule import (
@@ -90,7 +90,7 @@ def test_what_keeps_a_keyframe_from_being_written_is_said() -> None:
 def test_a_keeper_that_does_not_answer_is_noticed_by_what_was_published_meanwhile() -> None:
     seen = report(of(versions=10))
     assert overdue(seen, newest=198, first=0, versions=100) == ""
-    assert "the keeper does not answer" in overdue(seen, newest=199, first=0, versions=100)
+    assert "the compactor does not answer" in overdue(seen, newest=199, first=0, versions=100)
     assert overdue(None, newest=250, first=51, versions=100) == ""
     assert "200 versions" in overdue(None, newest=251, first=51, versions=100)
 

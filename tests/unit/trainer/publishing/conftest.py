@@ -10,15 +10,15 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from etude.common import weights
-from etude.common.api.run import Storage
-from etude.common.api.weights import Weights
+from etude.common.api.run.spec import Storage
+from etude.common.api.run.weights import Weights
 from etude.common.blobs import Store, open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import VersionRef, WeightManifest
 from etude.common.weights.protocol.plan import plan
-from etude.common.weights.replicas import reading, staged
-from etude.common.weights.replicas.live import LiveWeights, identity_regions
+from etude.common.weights.replicas import block_reader, staged_file
+from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
 from etude.common.weights.tensors.schema import parse_schema
 from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.export import hf_folder
@@ -110,8 +110,8 @@ class Reader:
         memory = LiveWeights(schema, self.words, identity_regions(schema))
         for edge in plan(self.store, self.live, manifest.version):
             self.kinds.append(edge.kind)
-            reading.stage(self.store, edge, schema, self.folder / "staged")
-            prepared = memory.prepare(staged.read(self.folder / "staged"))
+            block_reader.stage(self.store, edge, schema, self.folder / "staged")
+            prepared = memory.prepare(staged_file.read(self.folder / "staged"))
             assert memory.commit(prepared)
             assert memory.scan().hex() == edge.target.state
             self.live = edge.target

@@ -1,21 +1,19 @@
 """Observed objects of a run: the run, its pools, checkpoints, pods, workloads and Events."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from etude.cli.kubectl.client import CHECKPOINTS, POOLS, RUNS, Kubectl, Manifest
-from etude.cli.kubectl.diagnose.pods import labels, name
+from etude.cli.kubectl.client import CHECKPOINTS, POOLS, RUNS, Kubectl
 from etude.cli.kubectl.durations import parsed
+from etude.cli.kubectl.manifests import Manifest, labels, name
 from etude.cli.output import say
-from etude.common.api.status import RLRunStatus
+from etude.common.api.run.status import RLRunStatus
 from etude.common.errors import Problem, UserError
-
-Manifest = Mapping[str, Any]
 
 RUN = "etude.dev/run"
 POOL = "etude.dev/pool"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from etude.cli.kubectl import manifests
 from etude.cli.kubectl.diagnose import pods
 from etude.cli.kubectl.diagnose.advice import advice
 from etude.cli.kubectl.diagnose.diagnosis import Explanation, State, in_short
@@ -11,9 +12,9 @@ from etude.cli.kubectl.diagnose.observed import HOUR_S, ROLE, TRAINER, Seen, pac
 from etude.cli.kubectl.diagnose.pods import Finding
 from etude.cli.kubectl.diagnose.workloads import crowded_finding, pool_finding, uncreated_finding
 from etude.cli.kubectl.durations import ago, parsed, span
-from etude.common.api.lifecycle import FailurePolicy
 from etude.common.api.meta import Condition
-from etude.common.api.status import RLRunStatus
+from etude.common.api.run.lifecycle import FailurePolicy
+from etude.common.api.run.status import RLRunStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,11 @@ def explain(seen: Seen, now: datetime) -> Explanation:
 
 def _left_alone(seen: Seen) -> Explanation | None:
     """The diagnosis for a status that neither the operator nor this command can read."""
-    told = [each for each in pods.about(seen.run, seen.events) if each["reason"] == "InvalidStatus"]
+    told = [
+        each
+        for each in manifests.events_about(seen.run, seen.events)
+        if each["reason"] == "InvalidStatus"
+    ]
     if not told or seen.is_readable:
         return None
     finding = _by_reason("InvalidStatus", told[-1].get("message", ""))
@@ -100,17 +105,20 @@ def _left_alone(seen: Seen) -> Explanation | None:
 
 
 def _leaving(case: Case) -> Explanation | None:
-    if not pods.is_leaving(case.seen.run):
+    if not manifests.is_terminating(case.seen.run):
         return None
     for event in case.seen.events:
         if event.get("reason") == "DataOrphaned":
             return case.found(State.OVER, _by_reason("DataOrphaned", event.get("message", "")))
     for checkpoint in case.seen.checkpoints:
-        ready = pods.condition(checkpoint, "Ready")
-        if pods.is_leaving(checkpoint) and ready.get("reason") in {"Deleting", "DeletionFailed"}:
-            words = f"{pods.name(checkpoint)}: {ready.get('message', '')}"
+        ready = manifests.condition(checkpoint, "Ready")
+        if manifests.is_terminating(checkpoint) and ready.get("reason") in {
+            "Deleting",
+            "DeletionFailed",
+        }:
+            words = f"{manifests.name(checkpoint)}: {ready.get('message', '')}"
             return case.found(State.STANDS_STILL, _by_reason(ready["reason"], words))
-    left = ", ".join(pods.name(pod) for pod in case.seen.pods)
+    left = ", ".join(manifests.name(pod) for pod in case.seen.pods)
     evidence = (f"still there: {left}",) if left else ()
     return case.found(State.OVER, Finding("Terminating", "it is being deleted", evidence))
 
@@ -177,7 +185,7 @@ def _unverified(case: Case) -> Iterator[str]:
     for newest in case.seen.checkpoints[:1]:
         phase = (newest.get("status") or {}).get("phase", "")
         if phase != "Ready":
-            yield f"{pods.name(newest)} is {phase or 'not looked at yet'}"
+            yield f"{manifests.name(newest)} is {phase or 'not looked at yet'}"
 
 
 def _refused(case: Case) -> Explanation | None:
@@ -211,7 +219,7 @@ def _findings(case: Case) -> Iterator[Finding]:
     """The blockers of the pods that the active phase needs, then of its pools."""
     samples = case.seen.samples_now
     needed = [
-        pod for pod in case.seen.pods_of() if samples or pods.labels(pod).get(ROLE) == TRAINER
+        pod for pod in case.seen.pods_of() if samples or manifests.labels(pod).get(ROLE) == TRAINER
     ]
     unready = [pod for pod in needed if not pods.is_ready(pod)]
     pool = pool_finding(case.seen) if samples else None
@@ -253,9 +261,9 @@ def _roles_unready(case: Case) -> Explanation | None:
 def _outgoing(case: Case) -> Iterator[str]:
     """Terminating pods, which block their successors, in words."""
     for pod in case.seen.pods_of():
-        if pods.is_leaving(pod):
+        if manifests.is_terminating(pod):
             left_s = (parsed(pod["metadata"]["deletionTimestamp"]) - case.now).total_seconds()
-            yield f"{pods.name(pod)} is terminating, which may take {span(left_s)}"
+            yield f"{manifests.name(pod)} is terminating, which may take {span(left_s)}"
 
 
 def _stalled(case: Case) -> Explanation | None:

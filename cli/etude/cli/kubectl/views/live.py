@@ -9,22 +9,22 @@ from typing_extensions import override
 from etude.cli.folder_view import Row, view_of
 from etude.cli.kubectl.client import Kubectl
 from etude.cli.kubectl.diagnose.diagnosis import Explanation, State
-from etude.cli.kubectl.diagnose.observed import ROLE, Manifest, Seen, gather
-from etude.cli.kubectl.diagnose.pods import (
-    about,
-    containers,
-    is_leaving,
-    is_ready,
-    labels,
-    name,
-    when,
-)
+from etude.cli.kubectl.diagnose.observed import ROLE, Seen, gather
+from etude.cli.kubectl.diagnose.pods import containers, is_ready
 from etude.cli.kubectl.diagnose.why import explain, now
 from etude.cli.kubectl.durations import parsed
+from etude.cli.kubectl.manifests import (
+    Manifest,
+    event_time,
+    events_about,
+    is_terminating,
+    labels,
+    name,
+)
 from etude.cli.live_view import View, Viewing
-from etude.common.api.status import RLRunStatus
+from etude.common.api.run.status import RLRunStatus
 from etude.common.errors import UserError
-from etude.common.local import LocalPod, LocalState
+from etude.common.run_folder.state import LocalPod, LocalState
 
 ENDS = {State.OVER, State.FAILED}
 SHOWN_EVENTS = 3
@@ -109,7 +109,7 @@ def cluster_view(seen: Seen, explanation: Explanation, rows: list[Row]) -> View:
         updated_unix_ms=0,
         run=dict(seen.run),
         pods=tuple(_pod(pod) for pod in sorted(seen.pods, key=name)),
-        events=tuple(map(_event, about(seen.run, seen.events)[-SHOWN_EVENTS:])),
+        events=tuple(map(_event, events_about(seen.run, seen.events)[-SHOWN_EVENTS:])),
     )
     shown = view_of(seen.name, state, rows)
     why = "" if explanation.state == State.PROGRESSES else explanation.sentence
@@ -121,11 +121,11 @@ def _pod(pod: Manifest) -> LocalPod:
     return LocalPod(
         name=name(pod),
         role=labels(pod).get(ROLE, ""),
-        state="Leaving" if is_leaving(pod) else state,
+        state="Leaving" if is_terminating(pod) else state,
         restarts=sum(int(each.get("restartCount", 0)) for each in containers(pod)),
         message=pod["spec"].get("nodeName", ""),
     )
 
 
 def _event(event: Manifest) -> str:
-    return f"{when(event)[11:19]} {event.get('reason')}: {event.get('message')}"
+    return f"{event_time(event)[11:19]} {event.get('reason')}: {event.get('message')}"

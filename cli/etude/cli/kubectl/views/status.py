@@ -9,10 +9,11 @@ from rich.text import Text
 
 from etude.cli.kubectl.diagnose.diagnosis import Explanation, State, in_short
 from etude.cli.kubectl.diagnose.observed import Seen
-from etude.cli.kubectl.diagnose.pods import is_ready, name
+from etude.cli.kubectl.diagnose.pods import is_ready
 from etude.cli.kubectl.durations import ago, parsed, span
+from etude.cli.kubectl.manifests import name
 from etude.common.api.meta import Condition
-from etude.common.api.status import RLRunStatus
+from etude.common.api.run.status import RLRunStatus
 
 NEGATIVE = {"Failed", "Stalled", "Degraded", "Suspended"}
 """Conditions that are good when they are False."""

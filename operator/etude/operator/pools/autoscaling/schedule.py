@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from etude.common.api import cron
+from etude.common.api.pool import cron
 from etude.operator.pools.autoscaling.config import ScheduleEntry
 
 

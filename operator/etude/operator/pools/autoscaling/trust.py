@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from etude.common.plans.book import is_near
+from etude.common.plans.registry import is_near
 from etude.operator.pools.autoscaling.config import Autoscaling
 from etude.operator.pools.autoscaling.values import Plan
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from etude.common.api.status import Restarts
+from etude.common.api.run.status import Restarts
 from etude.operator.actions import Delete
 from etude.operator.manifests import Manifest, is_deleting, is_true, ref, uid
 from etude.operator.pod_failures import DISRUPTION

@@ -1,8 +1,8 @@
 """Engine count of a run: the number of inference replicas that follows its step time."""
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.roles import InferenceRole
-from etude.common.api.status import EngineStatus
+from etude.common.api.run.roles import InferenceRole
+from etude.common.api.run.status import EngineStatus
 from etude.operator import names
 from etude.operator.builders import run as desired
 from etude.operator.manifests import Ref

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.phases import Phase
-from etude.common.api.status import Released
+from etude.common.api.run.phases import Phase
+from etude.common.api.run.status import Released
 from etude.operator import names
 from etude.operator.actions import Moment
 from etude.operator.builders import run as desired

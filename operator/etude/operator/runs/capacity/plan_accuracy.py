@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from etude.common.api.kinds import EnvPool
-from etude.common.plans.book import is_near
+from etude.common.plans.registry import is_near
 from etude.operator.pools.observe import PLANNING
 from etude.operator.remotes.report_store import ReportBook
 

@@ -1,7 +1,7 @@
 """Checkpoint lineage of a run: its chain of resumes, and the checkpoints off that chain."""
 
 from etude.common.api.kinds import Checkpoint
-from etude.common.api.status import PutBack, Resumption
+from etude.common.api.run.status import PutBack, Resumption
 
 KNOWN = 64
 """Earlier resume decisions that a run's status keeps."""

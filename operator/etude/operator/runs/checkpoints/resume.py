@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from etude.common.api.kinds import Checkpoint, RLRun
-from etude.common.api.status import Resumption
+from etude.common.api.run.status import Resumption
 from etude.operator.runs.checkpoints import lineage, retention
 from etude.operator.runs.observe import is_ready
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence, Set
 
-from etude.common.api.checkpointing import Checkpointing, KeepBest
 from etude.common.api.kinds import Checkpoint
+from etude.common.api.run.checkpointing import Checkpointing, KeepBest
 from etude.operator.remotes.sanitize import value_of
 from etude.operator.runs.observe import is_ready
 

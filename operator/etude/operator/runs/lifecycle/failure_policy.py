@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from etude.common.api.lifecycle import Cause, FailureAction, FailureRule
-from etude.common.ending import EXIT_TRY_AGAIN
+from etude.common.api.run.lifecycle import Cause, FailureAction, FailureRule
+from etude.common.process import EXIT_TRY_AGAIN
 from etude.operator import names
 from etude.operator.pod_failures import PodFailure
 

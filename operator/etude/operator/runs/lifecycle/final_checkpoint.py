@@ -1,7 +1,7 @@
 """Final checkpoint of a run that is about to fail."""
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import Intent
+from etude.common.api.run.status import Intent
 from etude.operator import names
 from etude.operator.actions import Moment
 from etude.operator.clock import seconds

@@ -1,7 +1,7 @@
 """Holds: suspensions of a run by the operator itself, and their end."""
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import Hold, Intent
+from etude.common.api.run.status import Hold, Intent
 from etude.operator import names
 from etude.operator.actions import Moment
 from etude.operator.reasons import Reason

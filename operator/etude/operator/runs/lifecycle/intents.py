@@ -1,7 +1,7 @@
 """Intents of a run: state transitions that are decided once, recorded, then carried out."""
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import Failure, Intent
+from etude.common.api.run.status import Failure, Intent
 from etude.operator import names
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339, seconds

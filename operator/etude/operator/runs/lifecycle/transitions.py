@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import Failure, Intent
+from etude.common.api.run.status import Failure, Intent
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.reasons import Reason

@@ -9,7 +9,7 @@ import grpc
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from etude.agent.workspace import Workspace
-from etude.common.described import Described
+from etude.common.api.field_docs import Described
 from etude.common.errors import EtudeError
 
 

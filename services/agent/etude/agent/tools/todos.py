@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from etude.agent.tools.base import Access, Tool, ToolError, ToolOutcome
 from etude.agent.workspace import Workspace
-from etude.common.described import Described
+from etude.common.api.field_docs import Described
 
 MAX_TODOS = 100
 _NOTE = "todos"

@@ -4,13 +4,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from etude.common.api.checkpoint import CheckpointSpec
-from etude.common.api.checkpoint_status import CheckpointStatus, Saved
+from etude.common.api.checkpoint.spec import CheckpointSpec
+from etude.common.api.checkpoint.status import CheckpointStatus, Saved
 from etude.common.api.meta import API_VERSION, Model, ObjectMeta
-from etude.common.api.pool import EnvPoolSpec
-from etude.common.api.pool_status import EnvPoolStatus
-from etude.common.api.run import RLRunSpec, Storage
-from etude.common.api.status import RLRunStatus
+from etude.common.api.pool.spec import EnvPoolSpec
+from etude.common.api.pool.status import EnvPoolStatus
+from etude.common.api.run.spec import RLRunSpec, Storage
+from etude.common.api.run.status import RLRunStatus
 
 
 class CheckpointMeta(ObjectMeta):

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, core_schema
 
-from etude.common.described import Described
+from etude.common.api.field_docs import Described
 
 GROUP = "etude.dev"
 VERSION = "v1alpha1"

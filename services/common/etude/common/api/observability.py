@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from etude.common.addresses import ENDPOINT
 from etude.common.api.meta import Model
+from etude.common.store_urls import ENDPOINT
 
 COLLECTOR = ENDPOINT.removesuffix("/?$") + r"(/[!-~]*)?$"
 """With a path, too, which the transport leaves out."""

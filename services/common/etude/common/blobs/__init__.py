@@ -1,11 +1,11 @@
 """Object store: a folder or any S3, behind one small protocol."""
 
-from etude.common.blobs.client import ObstoreStore
+from etude.common.blobs.conformance import probe
+from etude.common.blobs.factory import Deadlines, open_store
 from etude.common.blobs.memory import MemoryStore
-from etude.common.blobs.opening import Deadlines, open_store
-from etude.common.blobs.pacing import Pace
-from etude.common.blobs.probing import probe
-from etude.common.blobs.ranges import Range, RangeReader
+from etude.common.blobs.obstore_client import ObstoreStore
+from etude.common.blobs.range_reader import Range, RangeReader
+from etude.common.blobs.retry_policy import Pace
 from etude.common.blobs.store import (
     MAX_CREATE_BYTES,
     DeniedError,

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from obstore.store import LocalStore, S3Store
 
-from etude.common.addresses import bucket_of, endpoint_of, folder_of, no_store, region_of
-from etude.common.blobs.client import ObstoreStore
+from etude.common.blobs.error_translation import translated
+from etude.common.blobs.obstore_client import ObstoreStore
 from etude.common.blobs.store import Store
-from etude.common.blobs.translation import translated
 from etude.common.errors import Problem, UserError
+from etude.common.store_urls import bucket_of, endpoint_of, folder_of, no_store, region_of
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig

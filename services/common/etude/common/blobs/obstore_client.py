@@ -11,7 +11,8 @@ import obstore
 from obstore.store import ObjectStore
 from typing_extensions import Buffer, override
 
-from etude.common.blobs.pacing import pause_s
+from etude.common.blobs.error_translation import ConflictError, LostUploadError, translated
+from etude.common.blobs.retry_policy import pause_s
 from etude.common.blobs.store import (
     MissingError,
     ObjectInfo,
@@ -21,7 +22,6 @@ from etude.common.blobs.store import (
     checked_range,
     exact,
 )
-from etude.common.blobs.translation import ConflictError, LostUploadError, translated
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

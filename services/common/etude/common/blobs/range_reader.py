@@ -10,8 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.common.blobs import pacing
-from etude.common.blobs.pacing import Pace, Timing
+from etude.common.blobs import retry_policy
+from etude.common.blobs.retry_policy import Pace, Timing
 from etude.common.blobs.store import Store
 from etude.common.errors import EtudeError
 
@@ -97,7 +97,7 @@ class _Transfer:
     running: dict[Future[_Received], _Attempt] = field(default_factory=dict)
     resting: list[tuple[float, int, _Wanted]] = field(default_factory=list)
     """Failed ranges and when they are asked for again: a heap by that time."""
-    recent: deque[Timing] = field(default_factory=lambda: deque(maxlen=pacing.RECENT))
+    recent: deque[Timing] = field(default_factory=lambda: deque(maxlen=retry_policy.RECENT))
     asked: int = 0
     open: int = 0
     """Ranges asked for and not answered."""
@@ -130,7 +130,7 @@ class _Transfer:
         now_s = time.monotonic()
         slow = [each for each, due_s in self._hedges_due() if due_s <= now_s]
         for wanted in slow:
-            if pacing.may_hedge(hedges=self.hedges, asked=self.asked, pace=self.reader.pace):
+            if retry_policy.may_hedge(hedges=self.hedges, asked=self.asked, pace=self.reader.pace):
                 wanted.is_hedged = True
                 self.hedges += 1
                 self.reader.hedges += 1
@@ -143,12 +143,12 @@ class _Transfer:
 
     def _hedges_due(self) -> Iterator[tuple[_Wanted, float]]:
         """Ranges that may get a second request, and when."""
-        if not pacing.may_hedge(hedges=self.hedges, asked=self.asked, pace=self.reader.pace):
+        if not retry_policy.may_hedge(hedges=self.hedges, asked=self.asked, pace=self.reader.pace):
             return
         for future, (wanted, began_s) in self.running.items():
             if wanted.is_hedged or wanted.is_answered or future.done():
                 continue
-            after_s = pacing.hedge_after_s(self.recent, wanted.range.length)
+            after_s = retry_policy.hedge_after_s(self.recent, wanted.range.length)
             if after_s is not None:
                 yield wanted, began_s + after_s
 
@@ -184,7 +184,7 @@ class _Transfer:
 
     def _failed(self, wanted: _Wanted, error: EtudeError) -> None:
         wanted.failures += 1
-        if not pacing.may_retry(
+        if not retry_policy.may_retry(
             error, failures=wanted.failures, retries=self.retries, pace=self.reader.pace
         ):
             raise error
@@ -192,7 +192,7 @@ class _Transfer:
             return
         self.retries += 1
         self.reader.retries += 1
-        pause_s = pacing.pause_s(wanted.failures, random.random())  # noqa: S311 - jitter
+        pause_s = retry_policy.pause_s(wanted.failures, random.random())  # noqa: S311 - jitter
         heapq.heappush(self.resting, (time.monotonic() + pause_s, next(self._ties), wanted))
 
 

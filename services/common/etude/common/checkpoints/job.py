@@ -9,14 +9,14 @@ from typing import Literal, NoReturn
 import stamina
 from pydantic import ValidationError
 
-from etude.common import checkpoints
-from etude.common.api.checkpointing import Depth
 from etude.common.api.meta import Model, Uri
-from etude.common.api.run import Storage
+from etude.common.api.run.checkpointing import Depth
+from etude.common.api.run.spec import Storage
 from etude.common.blobs import MissingError, Store
-from etude.common.checkpoints import MANIFEST, CheckpointManifest, StoredCheckpoint
-from etude.common.ending import EXIT_TRY_AGAIN
+from etude.common.checkpoints import manifest as checkpoints_manifest
+from etude.common.checkpoints.manifest import MANIFEST, CheckpointManifest, StoredCheckpoint
 from etude.common.errors import CorruptError, EtudeError, StoreError
+from etude.common.process import EXIT_TRY_AGAIN
 
 VARIABLE = "ETUDE_ORDER"
 """Environment variable that holds the order."""
@@ -61,7 +61,7 @@ def verify(store: Store, digest: str, *, depth: Depth = "Checksums") -> Checkpoi
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
         raise CorruptError(f"{store.url}/{MANIFEST}: has digest {found[:12]}, not {digest[:12]}")
-    check = checkpoints.find if depth == "Manifest" else checkpoints.verify
+    check = checkpoints_manifest.find if depth == "Manifest" else checkpoints_manifest.verify
     check(store, StoredCheckpoint(manifest, "", digest))
     return manifest
 

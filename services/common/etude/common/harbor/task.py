@@ -16,9 +16,9 @@ from typing import NoReturn
 from blake3 import blake3
 from pydantic import ValidationError
 
-from etude.common import harbor_settings
 from etude.common.errors import Problem, UserError
-from etude.common.harbor_settings import TaskFile
+from etude.common.harbor import task_file
+from etude.common.harbor.task_file import TaskFile
 
 REWARD_PATH = "/logs/verifier/reward.txt"
 """Path of the verifier's one number inside the sandbox."""
@@ -127,14 +127,14 @@ def read_task(folder: Path) -> HarborTask:
         task_id=folder.name,
         folder=folder,
         instruction=_instruction(folder / "instruction.md"),
-        command=harbor_settings.exports(found.verifier.env) + command,
+        command=task_file.exports(found.verifier.env) + command,
         verifier_timeout_s=found.verifier.timeout_sec,
         artefacts=_artefacts(folder / "task.toml", found),
         unknown_keys=tuple(sorted(found.unknown())),
         keeps_history=own.etude_keeps_history,
         image=own.etude_image or "",
         is_graded_in_fork=own.etude_grade == "fork",
-        solution_env=harbor_settings.exports(found.solution.env),
+        solution_env=task_file.exports(found.solution.env),
     )
 
 
@@ -259,7 +259,7 @@ def settings(data: bytes, path: Path) -> TaskFile:
         UserError: naming the key and the rule that it breaks.
     """
     try:
-        return harbor_settings.parsed(data.decode())
+        return task_file.parsed(data.decode())
     except ValidationError as cause:
         first = cause.errors()[0]
         what = first["msg"].removeprefix("Value error, ")

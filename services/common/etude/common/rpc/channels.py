@@ -5,7 +5,7 @@ import json
 import grpc
 
 from etude.common.tls import targets
-from etude.common.tls.wire import Wire, own
+from etude.common.tls.transport import Wire, own
 
 CHUNK_BYTES = 1 << 20
 """Largest piece of a stream: a bigger message blocks the event loop while it is serialised."""
@@ -72,7 +72,7 @@ def dial(
     options = [*_OPTIONS, ("grpc.max_reconnect_backoff_ms", max_backoff_ms)]
     if wire.credentials is not None:
         # Not without need, as in wire.py.
-        from etude.common.tls.channel import RotatingChannel  # noqa: PLC0415
+        from etude.common.tls.rotating_channel import RotatingChannel  # noqa: PLC0415
 
         namespace = wire.credentials.identity.namespace
         return RotatingChannel(targets.expected(target, namespace), wire.credentials, options)

@@ -18,11 +18,11 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 from typing_extensions import override
 
-from etude.common import stacks
-from etude.common.channels import MAX_MESSAGE_BYTES
+from etude.common import process
 from etude.common.errors import EtudeError, FullError, InvalidFieldError
-from etude.common.tls import guard
-from etude.common.tls.wire import Wire, own
+from etude.common.rpc.channels import MAX_MESSAGE_BYTES
+from etude.common.tls import policy
+from etude.common.tls.transport import Wire, own
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +86,9 @@ class _Edge(grpc.aio.ServerInterceptor):
             return _wrapped(handler, _guarded_stream(method, _behaviour(handler), self._admit))
         return _wrapped(handler, _guarded_unary(method, _behaviour(handler), self._admit))
 
-    def _admit(self, method: str, context: guard.Call) -> None:
+    def _admit(self, method: str, context: policy.Call) -> None:
         if self.wire.credentials is not None:
-            guard.admit(context, self.wire.credentials.identity, method)
+            policy.admit(context, self.wire.credentials.identity, method)
 
 
 def _behaviour(handler: Any) -> Callable[..., Any]:  # noqa: ANN401
@@ -224,7 +224,7 @@ def shutdown_signals(stop: asyncio.Event) -> Iterator[None]:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        with stacks.shown_on_signal():
+        with process.shown_on_signal():
             yield
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

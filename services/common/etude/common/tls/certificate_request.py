@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from etude.common.errors import UnavailableError
 from etude.common.tls import targets
-from etude.common.tls.bundle import bundle
-from etude.common.tls.material import CA, CERTIFICATE, KEY
+from etude.common.tls.material import CA, CERTIFICATE, KEY, bundle
 from etude.v1 import certificates_pb2, certificates_pb2_grpc
 
 DEADLINE_S = 10.0

@@ -10,7 +10,7 @@ from weakref import WeakSet
 import grpc
 from typing_extensions import override
 
-from etude.common.tls import handshake, metrics
+from etude.common.tls import handshake_errors, metrics
 from etude.common.tls.credentials import Credentials, for_channel
 from etude.common.tls.material import Material
 from etude.common.tls.targets import Target
@@ -70,7 +70,7 @@ class RotatingChannel(grpc.aio.Channel):
             state = channel.get_state()
 
     async def _explain(self) -> None:
-        why = await handshake.problem(self.credentials, self.target)
+        why = await handshake_errors.problem(self.credentials, self.target)
         if why:
             metrics.REFUSED.labels("client").inc()
         if why and why != self._said:

@@ -1,6 +1,6 @@
 """Certificate sidecar: renews a pod's certificate before it expires.
 
-Run as `python -m etude.common.tls.keeper`. The key is made here, stays in the pod's memory, and is
+Run as `python -m etude.common.tls.sidecar`. The key is made here, stays in the pod's memory, and is
 new with every certificate.
 """
 
@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from etude.common.ending import end_at_once_when_told
 from etude.common.errors import EtudeError, UserError
 from etude.common.probes import Probes
-from etude.common.serving import shutdown_signals
+from etude.common.process import end_at_once_when_told
+from etude.common.rpc.server import shutdown_signals
 from etude.common.tls import material
-from etude.common.tls.asking import IssuerError, Petition, obtained
-from etude.common.tls.bundle import bundle, lacks
-from etude.common.tls.material import CA, Material
+from etude.common.tls.certificate_request import IssuerError, Petition, obtained
+from etude.common.tls.material import CA, Material, bundle, lacks
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """Policy versions in the object store: epochs, manifests, the accepted chain, who needs what."""
 
 from etude.common.weights.protocol.chain import accepted_chain, is_accepted, lineage, newest
-from etude.common.weights.protocol.collector import Collector
 from etude.common.weights.protocol.epochs import EpochRecord, is_fenced, read_epoch
 from etude.common.weights.protocol.folded import (
     Keyframe,
@@ -12,7 +11,7 @@ from etude.common.weights.protocol.folded import (
     read_skip,
     write_folded,
 )
-from etude.common.weights.protocol.leases import ReaderLease
+from etude.common.weights.protocol.garbage_collector import Collector
 from etude.common.weights.protocol.manifest import (
     PayloadObject,
     Stats,
@@ -20,9 +19,9 @@ from etude.common.weights.protocol.manifest import (
     WeightManifest,
     read_manifest,
 )
-from etude.common.weights.protocol.opening import claim_epoch
 from etude.common.weights.protocol.plan import Edge, is_reachable, plan
 from etude.common.weights.protocol.publication import (
+    claim_epoch,
     commit,
     publish_payload,
     put_schema,
@@ -30,12 +29,15 @@ from etude.common.weights.protocol.publication import (
 )
 from etude.common.weights.protocol.quarantine import (
     QuarantinedError,
+    Suspect,
     is_quarantined,
     quarantine,
     quarantined,
+    suspect,
+    suspects,
 )
+from etude.common.weights.protocol.reader_leases import ReaderLease
 from etude.common.weights.protocol.retention import Retention
-from etude.common.weights.protocol.suspects import Suspect, suspect, suspects
 from etude.common.weights.protocol.versions import MAX_LAG, VersionId
 from etude.common.weights.tensors.safetensors import Tensor
 

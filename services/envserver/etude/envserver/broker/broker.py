@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
-from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.pool.spec import EnvPoolSpec
+from etude.common.broker_shards import ONLY, Shard
 from etude.common.errors import (
     FullError,
     InvalidFieldError,
@@ -17,8 +18,7 @@ from etude.common.errors import (
     UnavailableError,
     UnknownIdError,
 )
-from etude.common.plans.book import Plans
-from etude.common.sharding import ONLY, Shard
+from etude.common.plans.registry import Plans
 from etude.envserver import metrics
 from etude.envserver.broker.dispatcher import Carrier
 from etude.envserver.broker.host_client import Nodes

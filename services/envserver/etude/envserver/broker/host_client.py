@@ -7,8 +7,9 @@ from typing import Protocol
 import grpc
 from typing_extensions import override
 
-from etude.common import channels, telemetry
+from etude.common import telemetry
 from etude.common.errors import UnavailableError, UserError
+from etude.common.rpc import channels
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 OPEN_DEADLINE_S = 60.0

@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from etude.agent.toolsets import toolset
-from etude.common.api.pool import LeasePolicy, Template
+from etude.common.api.pool.spec import LeasePolicy, Template
+from etude.common.broker_shards import Shard, shard_of
 from etude.common.errors import FullError, InvalidFieldError
-from etude.common.sharding import Shard, shard_of
 from etude.v1 import environments_pb2
 
 MAX_COUNT = 1024

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from etude.common.plans.book import Plan
+from etude.common.plans.registry import Plan
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.pool_statistics import quantile
 from etude.v1 import environments_pb2, plan_pb2

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from etude.common import files, serving, telemetry
+from etude.common import role_inputs, telemetry
 from etude.common.probes import Probes
+from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import GrpcNodes
 from etude.envserver.broker.service import BrokerService, PoolService
@@ -63,7 +64,7 @@ async def serve(broker_settings: BrokerSettings) -> None:
     Leases outlive their broker: the next one hears of them from the hosts.
     """
     settings = broker_settings.server
-    pool = files.read_pool(settings.pool_file)
+    pool = role_inputs.read_pool(settings.pool_file)
     provider = telemetry.setup(
         "etude-broker", otlp_endpoint=settings.otlp_endpoint, traces_file=settings.traces_file
     )
@@ -71,7 +72,7 @@ async def serve(broker_settings: BrokerSettings) -> None:
     broker = Broker(pool.spec, nodes, pool.name, broker_settings.shard)
     services = environments_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("EnvBrokerService", "PoolService")]
-    server = serving.Server(names, settings.host, settings.port)
+    server = rpc_server.Server(names, settings.host, settings.port)
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
@@ -80,7 +81,7 @@ async def serve(broker_settings: BrokerSettings) -> None:
     environments_pb2_grpc.add_PoolServiceServicer_to_server(
         PoolService(broker, stop), server.grpc_server
     )
-    with serving.shutdown_signals(stop):
+    with rpc_server.shutdown_signals(stop):
         await probes.start()
         await server.start()
         await server.ready()

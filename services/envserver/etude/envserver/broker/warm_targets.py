@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from etude.common.plans.book import Plans
 from etude.common.plans.forecast import Supply, Wave, lead_s, peak
+from etude.common.plans.registry import Plans
 from etude.envserver import metrics
 from etude.envserver.broker.hosts import CLONE_BYTES, NodeState
 from etude.envserver.broker.start_costs import Level

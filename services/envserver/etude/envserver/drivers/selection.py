@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
-from etude.common.api.network import EgressPolicy
-from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel, StoreAccess, Template
+from etude.common.api.pool.network import EgressPolicy
+from etude.common.api.pool.spec import (
+    DriverName,
+    EnvPoolSpec,
+    IsolationLevel,
+    StoreAccess,
+    Template,
+)
 from etude.common.errors import CorruptError, StoreError
-from etude.common.files import source_for
+from etude.common.role_inputs import source_for
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strength
 from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.machines.jail import jail_with_kvm

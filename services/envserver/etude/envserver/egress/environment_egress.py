@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from etude.common.api.network import EgressPolicy, EgressRule, Network
+from etude.common.api.pool.network import EgressPolicy, EgressRule, Network
 from etude.envserver import metrics
 from etude.envserver.egress.credentials import Secrets
 from etude.envserver.egress.limits import MAX_CONNECTIONS, Account

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common import channels
 from etude.common.errors import EtudeError, UnavailableError
+from etude.common.rpc import channels
 from etude.envserver.environment_api.settings import RUN_ID
 from etude.v1 import (
     environment_access_pb2_grpc,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from etude.common import sharding
+from etude.common import broker_shards
 from etude.envserver.host.workspace_sources import EMPTY
 
 RUN_ID = "edge"
@@ -53,7 +53,7 @@ class EdgeSettings:
 
 def _broker(text: str) -> str:
     try:
-        return sharding.target_of(RUN_ID, text)
+        return broker_shards.target_of(RUN_ID, text)
     except ValueError as error:
         raise ValueError(f"ETUDE_BROKER_TARGET: {error}") from error
 

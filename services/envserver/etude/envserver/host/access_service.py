@@ -17,8 +17,8 @@ from etude.agent.workspace import (
     WorkspaceError,
     relative,
 )
-from etude.common import channels
 from etude.common.errors import InvalidFieldError, UnknownIdError
+from etude.common.rpc import channels
 from etude.envserver.drivers import programs
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.programs import Program, RunningProgram, Size, Stream

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common import sharding
+from etude.common import broker_shards
 from etude.envserver.host import warm_minimum
 from etude.envserver.host.host import Node
 from etude.envserver.host.leases.lease_fields import ISOLATION
@@ -72,9 +72,9 @@ class Heartbeat:
         held, count = self.node.held(), len(self.brokers)
         shares: list[list[environments_pb2.HeldLease]] = [[] for _ in self.brokers]
         for each in held:
-            shares[sharding.shard_of(each.run_id, count)].append(each)
+            shares[broker_shards.shard_of(each.run_id, count)].append(each)
         for news in self.node.starts.news():
-            self._news[sharding.shard_of(news.run_id, count)].append(news.beginning)
+            self._news[broker_shards.shard_of(news.run_id, count)].append(news.beginning)
         beats = (self._beat(index, share, len(held)) for index, share in enumerate(shares))
         await asyncio.gather(*beats)
         ready, awaited = self.node.driver.readiness(), self.node.starts.awaited()
@@ -128,5 +128,5 @@ class Heartbeat:
         await asyncio.wait([task], timeout=ERRAND_WAIT_S)
 
     def _snapshots(self, index: int) -> Iterable[environments_pb2.HeldSnapshot]:
-        shard = sharding.Shard(index, len(self.brokers))
+        shard = broker_shards.Shard(index, len(self.brokers))
         return [each for each in self.node.states.snapshots.held() if shard.serves(each.run_id)]

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from etude.common import channels, files, serving, telemetry
-from etude.common.api.pool import EnvPoolSpec, IsolationLevel, StoreAccess, Trust
-from etude.common.files import ResolvedPool
+from etude.common import role_inputs, telemetry
+from etude.common.api.pool.spec import EnvPoolSpec, IsolationLevel, StoreAccess, Trust
 from etude.common.probes import Probes
+from etude.common.role_inputs import ResolvedPool
+from etude.common.rpc import channels
+from etude.common.rpc import server as rpc_server
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strength
 from etude.envserver.drivers.selection import Place, selected
 from etude.envserver.host.access_service import AccessService
@@ -79,7 +81,7 @@ DRAIN_S = 20.0
 
 async def serve(settings: NodeSettings) -> None:
     """Start the driver, continue a predecessor's leases, serve until SIGTERM."""
-    pool = files.read_pool(settings.server.pool_file)
+    pool = role_inputs.read_pool(settings.server.pool_file)
     settings.scratch.mkdir(parents=True, exist_ok=True)
     place = Place(scratch=settings.scratch, images=settings.images, secrets=settings.egress_secrets)
     driver = await selected(pool.spec, place)
@@ -126,7 +128,7 @@ def _shelf(pool: ResolvedPool, driver: Driver) -> Shelf | None:
     uri = pool.spec.snapshots_uri
     if uri is None:
         return None
-    return Shelf(files.store_for(uri, pool.spec.store or StoreAccess()), driver)
+    return Shelf(role_inputs.store_for(uri, pool.spec.store or StoreAccess()), driver)
 
 
 async def _serve(node: Node, settings: NodeSettings, shelf: Shelf | None, kept: Ahead) -> None:
@@ -135,7 +137,7 @@ async def _serve(node: Node, settings: NodeSettings, shelf: Shelf | None, kept: 
         environment_access_pb2.DESCRIPTOR.services_by_name["EnvAccessService"].full_name,
         environment_state_pb2.DESCRIPTOR.services_by_name["EnvStateService"].full_name,
     )
-    server = serving.Server(names, settings.server.host, settings.server.port)
+    server = rpc_server.Server(names, settings.server.host, settings.server.port)
     service = NodeService(node, Grader(node.driver, node.cache, node.starts))
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(service, server.grpc_server)
     environment_access_pb2_grpc.add_EnvAccessServiceServicer_to_server(
@@ -155,7 +157,7 @@ async def _serve(node: Node, settings: NodeSettings, shelf: Shelf | None, kept: 
             await stack.enter_async_context(channel)
             brokers.append(environments_pb2_grpc.EnvBrokerServiceStub(channel))
         heartbeat = Heartbeat(node, brokers, settings.server.pod, ahead=kept)
-        with serving.shutdown_signals(stop):
+        with rpc_server.shutdown_signals(stop):
             await probes.start()
             await server.start()
             node.endpoint = settings.advertise or f"{settings.server.host}:{server.port}"

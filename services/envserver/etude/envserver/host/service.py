@@ -9,8 +9,9 @@ from google.protobuf.message import DecodeError
 from opentelemetry import trace
 from typing_extensions import override
 
-from etude.common import channels, telemetry
+from etude.common import telemetry
 from etude.common.errors import InvalidFieldError, UnavailableError
+from etude.common.rpc import channels
 from etude.envserver import metrics
 from etude.envserver.host.environment import Environment
 from etude.envserver.host.grading import MAX_JOB_BYTES, Grader

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from etude.common.api.pool import EnvPoolSpec
-from etude.common.api.warm import MAX_SHELLS, Warm
+from etude.common.api.pool.spec import EnvPoolSpec
+from etude.common.api.pool.warm_pool import MAX_SHELLS, Warm
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, Readiness, Warmth
 from etude.v1 import environments_pb2
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from etude.agent.search.contents import HASHED
 from etude.agent.search.shared import SharedIndex
-from etude.common.api.pool import SearchSettings, StoreAccess
+from etude.common.api.pool.spec import SearchSettings, StoreAccess
 from etude.common.errors import Problem, UserError
-from etude.common.files import materialise
-from etude.common.harbor import read_files
+from etude.common.harbor.task import read_files
+from etude.common.role_inputs import materialise
 from etude.envserver.storage import trees
 from etude.envserver.storage.trees import File, Tree
 

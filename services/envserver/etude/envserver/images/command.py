@@ -13,7 +13,7 @@ from pathlib import Path
 
 from etude.common.blobs import open_store
 from etude.common.errors import CorruptError, Problem, StoreError, UserError
-from etude.common.local import images_folder
+from etude.common.run_folder.state import images_folder
 from etude.envserver import exit_codes
 from etude.envserver.images import built_image as builder
 from etude.envserver.images import command_removal, image_store

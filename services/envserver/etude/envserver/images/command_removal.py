@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from etude.common.addresses import bucket_of
 from etude.common.blobs import Store, open_store
 from etude.common.errors import Problem, UserError
+from etude.common.store_urls import bucket_of
 from etude.envserver.images import image_references, removal
 from etude.envserver.images.build_cache import Cache
 from etude.envserver.images.removal import Kept

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from etude.agent import minitest
 from etude.common.errors import UserError
-from etude.common.local import images_folder
+from etude.common.run_folder.state import images_folder
 from etude.envserver import exit_codes
 from etude.envserver.drivers.machines import tsc
 from etude.envserver.drivers.machines.errors import VmmError

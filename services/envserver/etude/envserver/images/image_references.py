@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from etude.common.api import documents
-from etude.common.api.documents import InvalidYamlError
+from etude.common.api import yaml_documents
+from etude.common.api.yaml_documents import InvalidYamlError
 from etude.common.errors import Problem, UserError
 
 _KINDS = ("EnvPool", "RLRun")
@@ -31,7 +31,7 @@ def named(files: Sequence[Path]) -> frozenset[str]:
 
 def _documents(path: Path) -> list[JsonValue]:
     try:
-        return [document.value for document in documents.read(documents.content(path))]
+        return [document.value for document in yaml_documents.read(yaml_documents.content(path))]
     except OSError as cause:
         reason = "NotFound" if isinstance(cause, FileNotFoundError) else "Unreadable"
         what = cause.strerror or str(cause)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from etude.common import harbor
 from etude.common.errors import EtudeError, UserError
-from etude.common.harbor import HarborTask
+from etude.common.harbor import task as harbor_task
+from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 from etude.envserver.drivers.base import Verification
 from etude.envserver.host.workspace_sources import Sources
@@ -83,7 +83,7 @@ class Linter:
     async def look(self, folder: Path) -> Looked:
         """What the task in this folder gives away."""
         try:
-            task = harbor.read_task(folder)
+            task = harbor_task.read_task(folder)
             report = await self._report(task)
         except EtudeError as error:
             unreadable = Finding(rule="unreadable", where=folder.name, what=str(error))

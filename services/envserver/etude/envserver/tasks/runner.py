@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.common.api.pool import DriverName, EnvPoolSpec, Isolation, IsolationLevel, Template
+from etude.common.api.pool.spec import DriverName, EnvPoolSpec, Isolation, IsolationLevel, Template
 from etude.common.errors import Problem, UserError
-from etude.common.harbor import HarborTask
-from etude.common.local import images_folder
+from etude.common.harbor.task import HarborTask
+from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import Driver
 from etude.envserver.drivers.selection import Place

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from etude.common import harbor
 from etude.common.errors import UserError
-from etude.common.harbor import HarborTask
+from etude.common.harbor import task as harbor_task
+from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 
 MAX_LINES = 60
@@ -24,7 +24,7 @@ def rendered(task: HarborTask) -> str:
 
 def _sections(task: HarborTask) -> Iterator[str]:
     yield f"task         {task.task_id}"
-    command = task.command.replace(harbor.TEST_COMMAND, "bash /tests/test.sh")
+    command = task.command.replace(harbor_task.TEST_COMMAND, "bash /tests/test.sh")
     yield f"verifier     {command}, at most {task.verifier_timeout_s:g} s"
     yield f"may change   {' '.join(task.artefacts) or 'everything'}"
     if task.image:
@@ -32,7 +32,7 @@ def _sections(task: HarborTask) -> Iterator[str]:
     if task.unknown_keys:
         yield f"unknown keys {' '.join(task.unknown_keys)}"
     yield f"\ninstruction\n  {task.instruction}"
-    yield from _files("environment", harbor.read_files(task.environment))
+    yield from _files("environment", harbor_task.read_files(task.environment))
     yield from _files("tests (hidden from the agent)", task.tests())
     yield from _files("solution (hidden from the agent)", task.solution())
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("task", type=Path, help="a task folder")
     given = parser.parse_args(arguments)
     try:
-        sys.stdout.write(rendered(harbor.read_task(exit_codes.existing(given.task))))
+        sys.stdout.write(rendered(harbor_task.read_task(exit_codes.existing(given.task))))
     except UserError as error:
         return exit_codes.explain(error)
     return 0

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from etude.common import harbor
 from etude.common.errors import EtudeError, UserError
-from etude.common.harbor import HarborTask
+from etude.common.harbor import task as harbor_task
+from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.workspace_sources import Sources
@@ -73,7 +73,7 @@ class Proof:
     async def verdict(self, folder: Path) -> Verdict:
         """What is wrong with the task in this folder; nothing if it is proved."""
         try:
-            task = harbor.read_task(folder)
+            task = harbor_task.read_task(folder)
             return await self._verdict(task)
         except EtudeError as error:
             return Verdict(task_id=folder.name, findings=(str(error),))
@@ -108,7 +108,7 @@ class Proof:
             files=[environments_pb2.WorkspaceFile(path=p, content=c) for p, c in files.items()],
             command=command,
             timeout_seconds=math.ceil(task.verifier_timeout_s),
-            reward_path=harbor.REWARD_PATH,
+            reward_path=harbor_task.REWARD_PATH,
         )
         answer = await self.grader.grade(source.tree, job, template=template)
         if answer.timed_out:
@@ -120,7 +120,7 @@ class Proof:
             return _Attempt(reward=None, finding=what + _network(answer.output))
         try:
             return _Attempt(
-                reward=harbor.reward(answer.reward_file), finding=_network(answer.output)
+                reward=harbor_task.reward(answer.reward_file), finding=_network(answer.output)
             )
         except ValueError as error:
             return _Attempt(reward=None, finding=str(error))
@@ -182,7 +182,7 @@ def readable(folders: Sequence[Path]) -> list[HarborTask]:
     found = []
     for folder in folders:
         try:
-            found.append(harbor.read_task(folder))
+            found.append(harbor_task.read_task(folder))
         except EtudeError:
             continue
     return found
@@ -198,7 +198,7 @@ def chosen_folders(folder: Path, limit: int) -> list[Path]:
     if limit < 0:
         raise exit_codes.wrong_option("--limit", f"is {limit}", "use 0 for all, or more")
     is_task = (exit_codes.existing(folder) / "task.toml").is_file()
-    folders = [folder] if is_task else harbor.task_folders(folder)
+    folders = [folder] if is_task else harbor_task.task_folders(folder)
     return folders[: limit or None]
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.protocol.plan import Edge
-from etude.common.weights.replicas import staged
+from etude.common.weights.replicas import staged_file
 from etude.common.weights.replicas.mirror import Mirror, Whole
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.schema import TensorSpec
 from etude.common.weights.tensors.tiles import Tiling, tiling
 from etude.common.weights.tensors.words import Words
@@ -29,7 +29,7 @@ def stage_end(edges: Sequence[Edge], mirror: Mirror, path: Path, tensors: Collec
     """
     for edge in edges:
         mirror.take(edge)
-    staged.write(path, _complete(mirror.whole(), tensors))
+    staged_file.write(path, _complete(mirror.whole(), tensors))
 
 
 def _complete(whole: Whole, tensors: Collection[int]) -> Iterator[StagedBlock]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from etude.common.weights.replicas import staged
+from etude.common.weights.replicas import staged_file
 from etude.common.weights.replicas.regions import Region, Regions
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.digest import Digest
 
@@ -113,7 +113,7 @@ class Piecewise(Generic[_Found]):
             self.changed += prepared.changed
 
     def _pieces(self) -> Iterator[_Found]:
-        for piece in pieces(staged.read(self._path)):
+        for piece in pieces(staged_file.read(self._path)):
             yield self._live.prepare(piece)
 
     def commit(self) -> bool:
@@ -148,7 +148,7 @@ def prepared(live: Live[Any], path: Path, *, keep_old: bool) -> Change:
     """
     if not keep_old:
         return Piecewise(live, path)
-    blocks = staged.read(path)
+    blocks = staged_file.read(path)
     needed, limit = _needed(live, blocks), _limit(live)
     if needed > limit:
         log.warning(

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.coding.layout import Layout
-from etude.common.weights.replicas import placing
-from etude.common.weights.replicas.decoding import decoded
-from etude.common.weights.replicas.holding import Holding, holdings
-from etude.common.weights.replicas.regions import Region, Regions, problem
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas import region_kernels
+from etude.common.weights.replicas.block_layout import Layout
+from etude.common.weights.replicas.regions import Holding, Region, Regions, holdings, problem
+from etude.common.weights.replicas.staged_file import StagedBlock
+from etude.common.weights.replicas.tile_decoding import decoded
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.jit import compiled, fixed
 from etude.common.weights.tensors.schema import Schema
@@ -212,7 +211,7 @@ class DeviceLiveWeights:
         index = block.places
         flats, picks = np.empty(index.size, np.int64), np.empty(index.size, np.int64)
         grain, span = self._layout.grain(block.tensor, block.tile), self._layout.span(block)
-        count = placing.place(fixed(index), span, grain, holding.window, flats, picks)
+        count = region_kernels.place(fixed(index), span, grain, holding.window, flats, picks)
         if count < 0:
             where = self._layout.where(block.tensor, block.tile)
             raise CorruptError(f"{where}: places do not increase inside the block")
@@ -247,7 +246,7 @@ class DeviceLiveWeights:
         if holding.region.counted:
             old, new = host(change.old, data), host(change.new, data)
             span = self._layout.span(block)
-            sums.add_host(placing.change(old, new, found.flats, span, holding.others))
+            sums.add_host(region_kernels.change(old, new, found.flats, span, holding.others))
         return change
 
     def _decoded(self, block: StagedBlock, held: list[Holding]) -> StagedBlock:
@@ -282,7 +281,7 @@ def _data(block: StagedBlock) -> Words:
 def _positions(found: Found, holding: Holding) -> Integers:
     """Words of the parameter that hold the elements.  [k]."""
     at = np.empty(found.flats.size, np.int64)
-    placing.positions(found.flats, holding.window, 0, at)  # type: ignore[arg-type]  # compiled for any integers
+    region_kernels.positions(found.flats, holding.window, 0, at)  # type: ignore[arg-type]  # compiled for any integers
     return at
 
 
@@ -306,7 +305,7 @@ def _counted(
 def _counts(flats: Integers, others: Integers) -> npt.NDArray[np.bool_]:
     found = np.empty(flats.size, np.bool_)
     for i in range(flats.size):
-        found[i] = placing.is_counted(flats[i], others)
+        found[i] = region_kernels.is_counted(flats[i], others)
     return found
 
 

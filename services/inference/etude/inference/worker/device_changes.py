@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from etude.common.weights.replicas import gathering
+from etude.common.weights.replicas import gather_kernels
 from etude.common.weights.tensors.ulp import top_bit
 from etude.common.weights.tensors.words import Words
 from etude.inference.worker.device_memory import Memory, host, split
@@ -127,9 +127,9 @@ class WideChange:
         gathered = memory.gather(at)
         old = host(gathered, data)
         new = np.empty_like(data)
-        kind = gathering.NEW if is_absolute else gathering.ULP
-        kind = gathering.XOR if is_xor else kind
-        gathering.renew(old, data, kind, top_bit(data.dtype, ordered=is_ordered), new)
+        kind = gather_kernels.NEW if is_absolute else gather_kernels.ULP
+        kind = gather_kernels.XOR if is_xor else kind
+        gather_kernels.renew(old, data, kind, top_bit(data.dtype, ordered=is_ordered), new)
         numbers = torch.from_numpy(new.view(np.int64)).to(gathered.device)
         return cls(memory, torch.from_numpy(at).to(gathered.device), gathered, numbers)
 

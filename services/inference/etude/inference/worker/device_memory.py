@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from etude.common.weights.replicas.holding import Holding
-from etude.common.weights.replicas.placing import Window
+from etude.common.weights.replicas.region_kernels import Window
+from etude.common.weights.replicas.regions import Holding
 from etude.common.weights.tensors.digest import NOTHING, Digest
 from etude.common.weights.tensors.jit import compiled
 from etude.common.weights.tensors.words import Words

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from etude.common.weights.replicas.live import LiveWeights
+from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.inference.worker.bake import Load, bake
 from etude.inference.worker.device import DeviceLiveWeights

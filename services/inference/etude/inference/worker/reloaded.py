@@ -13,8 +13,8 @@ import torch
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
-from etude.common.weights.replicas.live import LiveWeights
-from etude.common.weights.replicas.prepared import Prepared
+from etude.common.weights.replicas.live_weights import LiveWeights
+from etude.common.weights.replicas.patches import Prepared
 from etude.common.weights.replicas.regions import identity_regions
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words, word_type

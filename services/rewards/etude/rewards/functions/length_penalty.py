@@ -2,7 +2,7 @@
 
 import math
 
-from etude.common.api.rewards import CostWeights, LengthPenaltyParameters
+from etude.common.api.run.rewards import CostWeights, LengthPenaltyParameters
 from etude.v1 import rollout_pb2
 
 VERSION = "1"

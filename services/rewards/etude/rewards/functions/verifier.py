@@ -9,8 +9,8 @@ from typing import NamedTuple, Self
 from blake3 import blake3
 from google.protobuf.message import DecodeError
 
-from etude.common import harbor
-from etude.common.api.rewards import VerifierParameters
+from etude.common.api.run.rewards import VerifierParameters
+from etude.common.harbor import task
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions import unfinished
 from etude.rewards.sandboxes import Answer, Handed, Job, Lost, Sandboxes
@@ -54,7 +54,7 @@ def result(answer: Answer) -> Result:
         output = answer.output[-200:].decode(errors="replace")
         return Broken(f"no reward file was left: {output!r}", evidence)
     try:
-        return Grade(harbor.reward(answer.reward_file), evidence)
+        return Grade(task.reward(answer.reward_file), evidence)
     except ValueError as error:
         return Broken(str(error), evidence)
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from etude.common.api.algorithms import Parameters
+from etude.common.api.run.algorithms import Parameters
 from etude.trainer.algorithms.advantages import Flags, Groups, Reals
 from etude.trainer.algorithms.aggregation import Counts
 from etude.trainer.algorithms.losses import Surrogate

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from typing_extensions import override
 
-from etude.common.api.algorithms import DrGRPOParameters
+from etude.common.api.run.algorithms import DrGRPOParameters
 from etude.trainer.algorithms import advantages as estimators
 from etude.trainer.algorithms import aggregation, losses
 from etude.trainer.algorithms.advantages import Flags, Groups, Reals

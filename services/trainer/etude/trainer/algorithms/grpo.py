@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from typing_extensions import override
 
-from etude.common.api.algorithms import GRPOParameters
+from etude.common.api.run.algorithms import GRPOParameters
 from etude.trainer.algorithms import advantages as estimators
 from etude.trainer.algorithms import aggregation, losses
 from etude.trainer.algorithms.advantages import Flags, Groups, Reals

@@ -1,12 +1,12 @@
 """Registry of algorithms: the one that a phase names, with checked parameters."""
 
-from etude.common.api.algorithms import (
+from etude.common.api.run.algorithms import (
     DrGRPOParameters,
     GRPOParameters,
     RLOOParameters,
     check_algorithm,
 )
-from etude.common.api.phases import Algorithm
+from etude.common.api.run.phases import Algorithm
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.drgrpo import DrGRPO
 from etude.trainer.algorithms.grpo import GRPO

@@ -4,10 +4,10 @@ import argparse
 import json
 import sys
 
-from etude.common.api.pool import StoreAccess
+from etude.common.api.pool.spec import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError
-from etude.common.files import source_for
+from etude.common.role_inputs import source_for
 from etude.trainer.controller.journal.audit import JOURNAL, Audit, audit
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from etude.common.blobs import MissingError, Store
-from etude.common.checkpoint_orders import Order, ended_well_or_exit, order_in, patiently, verify
-from etude.common.checkpoints import CheckpointManifest
+from etude.common.checkpoints.job import Order, ended_well_or_exit, order_in, patiently, verify
+from etude.common.checkpoints.manifest import CheckpointManifest
 from etude.common.errors import CorruptError
-from etude.common.files import source_for, store_for
+from etude.common.role_inputs import source_for, store_for
 
 CONFIG = "config.json"
 LEARNER = "learner"

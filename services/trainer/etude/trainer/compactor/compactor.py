@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from etude.common import checkpoints
-from etude.common.api.run import Storage
-from etude.common.api.weights import Weights
+from etude.common.api.run.spec import Storage
+from etude.common.api.run.weights import Weights
 from etude.common.blobs import MissingError, RangeReader, Store
-from etude.common.blobs.unfinished import sweep_unfinished
+from etude.common.checkpoints import manifest
 from etude.common.errors import CorruptError, EtudeError, FencedError
-from etude.common.files import store_for
+from etude.common.role_inputs import store_for
 from etude.common.weights import (
     Collector,
     Retention,
@@ -29,11 +28,11 @@ from etude.common.weights import (
     is_fenced,
 )
 from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.protocol.chain_view import View, Viewer
 from etude.common.weights.protocol.retention import ORPHAN_S
 from etude.common.weights.protocol.versions import skip_key
-from etude.common.weights.protocol.view import View, Viewer
-from etude.common.weights.replicas.detours import is_led_around
 from etude.common.weights.replicas.mirror import Mirror
+from etude.trainer.compactor.detours import is_led_around
 from etude.trainer.compactor.folding import Window, Windows
 from etude.trainer.compactor.keyframes import write_keyframe, write_skip
 from etude.trainer.compactor.parts import PART_BYTES
@@ -49,6 +48,7 @@ from etude.trainer.compactor.schedule import (
     is_due,
     route,
 )
+from etude.trainer.compactor.unfinished_uploads import sweep_unfinished
 from etude.trainer.export.codec_choice import CODECS
 
 log = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ class Keeper:
         """Versions that a resume starts from: those that checkpoints name."""
         return {
             VersionId(found.manifest.epoch, found.manifest.policy_version)
-            for found in checkpoints.stored(self._store, run=self._config.run)
+            for found in manifest.stored(self._store, run=self._config.run)
         }
 
     def _survey(self) -> ChainState:

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.coding.grouping import Shard
 from etude.common.weights.protocol.manifest import VersionRef
 from etude.common.weights.protocol.plan import Edge
-from etude.common.weights.replicas.prepared import Prepared
+from etude.common.weights.replicas.patches import Prepared
 from etude.common.weights.tensors.jit import compiled, fixed
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Indices, Words, word_type
 from etude.trainer.compactor.schedule import strides_at
+from etude.trainer.export.tile_grouping import Shard
 
 MOST_TOUCHED = 0.25
 """Above this share a keyframe is cheaper, and the window is dropped."""

@@ -10,7 +10,6 @@ from etude.common.blobs import Store
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import Container
-from etude.common.weights.coding.packing import Packed, Packer, words_of
 from etude.common.weights.protocol.folded import (
     Keyframe,
     Skip,
@@ -27,6 +26,7 @@ from etude.trainer.compactor import parts
 from etude.trainer.compactor.folding import Window
 from etude.trainer.compactor.parts import Portion
 from etude.trainer.compactor.schedule import Written
+from etude.trainer.export.delta_packer import Packed, Packer, words_of
 from etude.trainer.export.receipts import total
 
 _BYTES_PER_CHANGE = 4

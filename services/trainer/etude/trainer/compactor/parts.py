@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from etude.common.weights.coding.grouping import Shard
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
+from etude.trainer.export.tile_grouping import Shard
 
 PART_BYTES = 128 << 20
 """Size of one object before compression, packed and uploaded at a time."""

@@ -1,4 +1,4 @@
-"""What a run starts from: its model and its tasks, found and checked before anything is started."""
+"""Inputs of a run: storage, model and tasks, checked before anything is started."""
 
 import logging
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etude.agent.chat import ChatFormat
-from etude.common.api.phases import Phase
-from etude.common.api.run import RLRunSpec
+from etude.common.api.run.phases import Phase
+from etude.common.api.run.spec import RLRunSpec
 from etude.common.blobs import Store, probe
 from etude.common.errors import EtudeError, Problem, UserError
-from etude.common.files import ResolvedRun, materialise, source_for, store_for
+from etude.common.role_inputs import ResolvedRun, materialise, source_for, store_for
 from etude.common.weights.protocol.epochs import latest_epoch
 from etude.trainer.controller.admission.tasks import Task, TaskOrder, find_tasks
 from etude.trainer.settings import Settings
@@ -21,21 +21,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSets:
-    """Every task of a run, found and counted before anything is started."""
+    """All tasks of a run."""
 
     orders: Mapping[str, TaskOrder]
     """By phase."""
     evaluations: Mapping[str, tuple[Task, ...]]
-    """By evaluation; without those that cannot be used, which are told when they are due."""
+    """By evaluation; unusable ones are left out, and reported when they are due."""
 
 
 def find_task_sets(spec: RLRunSpec, *, is_begun: bool) -> TaskSets:
-    """Look at all task sets of a run.
+    """Find and count the tasks of all task sets of a run.
 
     Args:
         spec: of the run.
-        is_begun: whether it has trained already. A mistake in an evaluation, which may be added
-            while it trains, ends it no more.
+        is_begun: True if the run has trained already: then an unusable evaluation, which may be
+            added while it trains, is no error.
 
     Raises:
         UserError: a set is empty, or a phase needs more tasks than are left.
@@ -87,7 +87,7 @@ def _check_count(phase: Phase, found: int, needed: int) -> None:
         raise UserError(
             Problem(
                 reason="InvalidSpec",
-                what=f"needs {needed} tasks (promptsPerStep x maxSteps), and {found} are there"
+                what=f"needs {needed} tasks (promptsPerStep x maxSteps), and there are {found}"
                 " that no earlier phase uses; each is used once per run",
                 where=f"phase {phase.name}",
                 fix="add tasks, or lower maxSteps",
@@ -102,7 +102,7 @@ def _storage(spec: RLRunSpec) -> Store:
         raise UserError(
             Problem(
                 reason="InvalidStorage",
-                what=f"cannot be made: {cause}",
+                what=f"cannot be created: {cause}",
                 where=f"storage.uri: {spec.storage.uri}",
                 fix="name a folder that the run may write to",
             )
@@ -110,7 +110,7 @@ def _storage(spec: RLRunSpec) -> Store:
 
 
 class Inputs(NamedTuple):
-    """Everything that was found."""
+    """Storage, model folder, chat format and tasks of a run."""
 
     store: Store
     model_folder: Path
@@ -119,10 +119,10 @@ class Inputs(NamedTuple):
 
 
 def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
-    """Look at everything that a run names.
+    """Find and check everything that a run names.
 
     Raises:
-        UserError: something is missing or does not fit; it says what and where.
+        UserError: something is missing or does not fit; it is named.
         StoreError: the store does not answer, or may not be used.
     """
     spec = resolved.spec
@@ -133,7 +133,7 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
         raise UserError(
             Problem(
                 reason="InvalidSpec",
-                what="holds no config.json, so it is no model folder",
+                what="holds no config.json, so it is not a model folder",
                 where=f"model.uri: {spec.model.folder}",
                 fix="give a Hugging Face model folder",
             )

@@ -1,4 +1,4 @@
-"""The controller's life: take over the run, serve it, train it, and say how it ended."""
+"""Lifecycle of the controller process: take over the run, serve it, train it, report its end."""
 
 import asyncio
 import contextlib
@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 from etude.common import telemetry
-from etude.common.api.run import RLRunSpec
-from etude.common.api.weights import Weights
+from etude.common.api.run.spec import RLRunSpec
+from etude.common.api.run.weights import Weights
 from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
-from etude.common.files import ResolvedRun
 from etude.common.probes import Probes
-from etude.common.record import open_record
-from etude.common.serving import Server, shutdown_signals
+from etude.common.role_inputs import ResolvedRun
+from etude.common.rpc.server import Server, shutdown_signals
+from etude.common.run_folder.record import open_record
 from etude.trainer import ray_backend
 from etude.trainer.compactor.compactor import KeeperConfig
 from etude.trainer.controller.admission.plans import Planner
@@ -39,11 +39,11 @@ from etude.trainer.settings import Settings
 from etude.v1 import run_pb2, run_pb2_grpc
 
 _FINAL = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, InvalidFieldError)
-"""What a restart of this process would only repeat."""
+"""Errors that a restart of this process would only repeat."""
 
 
 def give_up(run: Run, error: BaseException) -> int:
-    """Report the end of a run that could not go on; returns the exit code."""
+    """Report the failure that ends this process; return the exit code."""
     log.error("the run stops", exc_info=error)
     status = run.reports.status
     status.reason = error.reason if isinstance(error, EtudeError) else type(error).__name__
@@ -54,30 +54,30 @@ def give_up(run: Run, error: BaseException) -> int:
         run.reports.state(run_pb2.RUN_STATE_FAILED)
         return 78
     if isinstance(error, FencedError):
-        # The run goes on elsewhere: this process must neither fail it nor come back to fight.
+        # Another controller runs it now: this process must neither fail the run nor restart.
         run.reports.state(run_pb2.RUN_STATE_DRAINING)
         return 0
     if isinstance(error, _FINAL):
         run.reports.state(run_pb2.RUN_STATE_FAILED)
         return 0
     run.reports.touch()
-    # What trains waits for its store by itself. What fails nevertheless, as the checkpoint that
-    # ends a phase, is done again by the next process and may fail for ever: that counts. Where
-    # the store is away altogether, the next one finds that out as it loads, and is not counted.
+    # Training itself waits for the store. Other failures, as of the checkpoint that ends a phase,
+    # are repeated by the next process and may recur for ever: these restarts count. If the store
+    # is unreachable, the next process finds that out while it loads, and is not counted.
     return exit_code(error) if status.state == run_pb2.RUN_STATE_LOADING else 1
 
 
 log = logging.getLogger(__name__)
 
 QUEUE_MARGIN_S = 600.0
-"""Scoring waits for environments like everybody else."""
+"""Scoring queues for environments too."""
 
 LAST_WORDS_S = 1.0
-"""Time for watchers to read the last report of a process that exits by itself."""
+"""Time for watchers to read the last report of a process that exits on an error."""
 
 
 class Parts(NamedTuple):
-    """What runs beside the controller."""
+    """Actors that the controller drives."""
 
     learners: Learners
     rollouts: Rollouts
@@ -85,10 +85,10 @@ class Parts(NamedTuple):
 
 
 async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> int:
-    """Train the run and answer for it until told to stop; returns the exit code.
+    """Train the run and serve its status until told to stop; return the exit code.
 
     A run that is done, suspended or failed for good waits to be stopped, so that its last report
-    can be read. Anything else that goes wrong ends the process, and a new one resumes.
+    can be read. Any other error ends the process, and a new one resumes the run.
     """
     stop = asyncio.Event()
     with shutdown_signals(stop), _traced(settings, resolved):
@@ -129,7 +129,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
 
 @contextlib.contextmanager
 def _traced(settings: Settings, resolved: ResolvedRun) -> Iterator[None]:
-    """Trace spans are recorded, and the last ones sent."""
+    """Record trace spans, and flush them at the end."""
     traces = telemetry.setup(
         "etude-trainer",
         otlp_endpoint=resolved.spec.observability.otlp_endpoint,
@@ -166,7 +166,7 @@ def _learner_configs(
 
 
 def _published(spec: RLRunSpec) -> Weights:
-    """How learners publish: with Auto at L1 where several ranks of an engine may cut a tile."""
+    """Settings of the publishers: Auto means L1 if the ranks of an engine may cut a tile."""
     weights, engines = spec.weights, spec.roles.inference
     is_cut = engines is not None and engines.gpus_per_replica > 1
     if weights.advanced.codec != "Auto" or not is_cut:
@@ -253,7 +253,7 @@ def _engines(settings: Settings, spec: RLRunSpec) -> Engines:
 
 @contextlib.asynccontextmanager
 async def _listening(settings: Settings, run: Run) -> AsyncIterator[None]:
-    """GRPC and probes for as long as the block runs."""
+    """Serve gRPC and probes while the block runs."""
     server = Server([NAME], settings.host, settings.port)
     service = RunService(run.reports, run.orders)
     run_pb2_grpc.add_RunServiceServicer_to_server(service, server.grpc_server)
@@ -274,10 +274,10 @@ def _announce(run: Run, opened: Opened) -> None:
     run.reports.state(run_pb2.RUN_STATE_LOADING)
     run.report()
     for problem in opened.problems:
-        run.tell("CheckpointCorrupt", f"passed over: {problem}", warning=True)
+        run.tell("CheckpointCorrupt", f"skipped: {problem}", warning=True)
     if opened.is_put_back:
-        where = f"put back to step {run.cursor.global_step}, as checkpointing.resume says"
-        run.tell("PutBack", f"{where}; what came after it stays in the store")
+        where = f"restored to step {run.cursor.global_step}, as checkpointing.resume says"
+        run.tell("PutBack", f"{where}; later checkpoints stay in the store")
     log.info(
         "epoch %d of run %s, %s from step %d",
         opened.epoch,

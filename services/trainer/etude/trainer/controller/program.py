@@ -1,11 +1,11 @@
-"""The program of a run: begin or resume, then phase after phase."""
+"""Program of a run: start or resume, then phase after phase, with background tasks and watchdog."""
 
 import asyncio
 import logging
 import time
 
-from etude.common import checkpoints
-from etude.common.checkpoints import StoredCheckpoint
+from etude.common.checkpoints import manifest
+from etude.common.checkpoints.manifest import StoredCheckpoint
 from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.controller.checkpoints.state import epoch_folder
@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 
 FIRST_STEPS = 10
 FIRST_STEPS_LIMIT_S = 3_600.0
-"""Before so many steps were measured, silence is judged by this; and before the first step of this
-controller, which loads, and waits for engines that do."""
+"""Silence limit until FIRST_STEPS are measured, and before the first step of this controller, which
+loads and waits for engines that load."""
 
 LEAST_LIMIT_S = 300.0
 CHECKPOINT_MARGIN_S = 30.0
-"""A checkpoint that takes too long is reported as such, before it counts as silence."""
+"""A checkpoint that takes too long is reported as such before it counts as silence."""
 EVALUATION_LIMIT_S = 3_600.0
-"""Silence of an evaluation, which may finish nothing before its last task is scored."""
+"""Silence limit of an evaluation, which may finish nothing before its last task is scored."""
 
 WATCH_EVERY_S = 5.0
 
 
 async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint | None) -> bool:
-    """Train until the run is done; False if the controller was told to stop before.
+    """Train until the run is done; False if the controller was told to stop earlier.
 
     Raises:
-        RunFailedError: it cannot go on, and a restart would not help.
+        RunFailedError: the run cannot continue, and a restart would not help.
         FencedError: a newer controller took over.
     """
     async with asyncio.TaskGroup() as group:
@@ -90,9 +90,9 @@ async def _phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | 
 
 
 async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
-    """Restore the learner, announce what is in the store, and publish so that engines can start.
+    """Restore the learner, report stored checkpoints, and publish so that engines can start.
 
-    True once it is done, which a run that is stopped meanwhile does not see.
+    Returns True, so that a cancelled start can be told apart.
     """
     for found in await asyncio.to_thread(_stored, run):
         run.orders.requests.fulfilled(found.manifest.request)
@@ -109,11 +109,11 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
 
 
 def _stored(run: Run) -> list[StoredCheckpoint]:
-    return list(checkpoints.stored(run.store, run=run.resolved.uid))
+    return list(manifest.stored(run.store, run=run.resolved.uid))
 
 
 def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:
-    """How long a run may go without finishing anything."""
+    """Longest time without progress before the watchdog alarms."""
     if deadline_s is not None:
         return float(deadline_s)
     if len(step_seconds) < FIRST_STEPS:
@@ -122,7 +122,7 @@ def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:
 
 
 def limit_now_s(run: Run) -> float:
-    """Likewise, in the present state: checkpoints and evaluations have limits of their own."""
+    """Silence limit in the current state: checkpoints and evaluations have their own."""
     match run.reports.status.state:
         case run_pb2.RUN_STATE_CHECKPOINTING:
             least_s = run.orders.checkpointing.timeout_seconds + CHECKPOINT_MARGIN_S
@@ -137,7 +137,7 @@ def limit_now_s(run: Run) -> float:
 
 
 async def _watch(run: Run) -> None:
-    """Dump stacks and raise an alarm when nothing moves; the operator decides what follows."""
+    """Dump stacks and report a stall when nothing progresses; the operator decides what follows."""
     alarmed_s = -1.0
     while True:
         await asyncio.sleep(WATCH_EVERY_S)
@@ -146,7 +146,7 @@ async def _watch(run: Run) -> None:
         metrics.LOG_DEPTH.labels(log="journal").set(run.book.journal.depth)
         run.report()
         if run.storage_trouble:
-            continue  # it waits for the store, and says so
+            continue  # the run waits for the store, and reports that
         if silence_s > limit_now_s(run) and run.moved_s != alarmed_s:
             alarmed_s = run.moved_s
             dump_stacks()

@@ -1,4 +1,4 @@
-"""One run's parts, and what happens between its steps."""
+"""State of a run, and its bookkeeping between steps."""
 
 import asyncio
 import logging
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from etude.agent.chat import ChatFormat
-from etude.common.api.phases import Phase
+from etude.common.api.run.phases import Phase
 from etude.common.blobs import Store
-from etude.common.checkpoints import Reason, StoredCheckpoint
+from etude.common.checkpoints.manifest import Reason, StoredCheckpoint
 from etude.common.errors import EtudeError, StoreError
-from etude.common.files import ResolvedRun
+from etude.common.role_inputs import ResolvedRun
 from etude.common.weights import EpochRecord, VersionId
 from etude.trainer import metrics
 from etude.trainer.controller.admission.plans import Planner
@@ -47,14 +47,14 @@ KEPT_STEP_TIMES = 200
 
 
 class RunFailedError(EtudeError):
-    """The run cannot go on as it is, and a restart would not help."""
+    """The run cannot continue, and a restart would not help."""
 
     reason: ClassVar[str] = "RunFailed"
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """Everything that the phases share."""
+    """State and services that the phases share."""
 
     resolved: ResolvedRun
     epoch: int
@@ -74,28 +74,28 @@ class Run:
     recording: Recording
     chat: ChatFormat
     branch: Branch = field(default_factory=Branch)
-    """The way that the run has gone."""
+    """The run's branch of checkpoints."""
     planner: Planner = field(default_factory=Planner)
     clock: Callable[[], float] = time.time
     moved_s: float = field(default_factory=time.monotonic)
-    """When something was last finished, for the watchdog."""
+    """Time of the last progress, for the watchdog."""
     patience: Patience = field(default_factory=Patience)
-    """For what a step waits for."""
+    """Retries of writes that a step waits for."""
     uploading: Patience = field(default_factory=Patience)
-    """For versions on their way, beside the steps."""
+    """Retries of uploads, which run during the steps."""
     cadence: Cadence = field(default_factory=Cadence)
     throughput: Throughput = field(default_factory=Throughput)
     in_flight: InFlight[Encoded] = field(
         default_factory=lambda: InFlight((VersionRefusedError, BaseLostError))
     )
     batched: int = 0
-    """Journal record of the newest batch that the weights were trained on."""
+    """Journal record of the newest batch in the weights."""
     served: VersionId | None = None
-    """The newest version that engines were seen to serve."""
+    """The newest version that engines serve."""
     publish_s: float = 0.0
-    """What the newest version took, from its encoding to its manifest."""
+    """Duration of the newest version's publishing, from encoding to manifest."""
     unserved: Row | None = None
-    """Row of a version that no engine was told of yet."""
+    """Row of a published version that engines do not serve yet."""
 
     @property
     def phase(self) -> Phase:
@@ -104,19 +104,19 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """Steps of the active phase after which it ends, as far as that is known."""
+        """Last step of the active phase, as far as that is known."""
         return self.cursor.ends.get(self.cursor.phase, self.phase.max_steps)
 
     @property
     def newest_number(self) -> int:
-        """Of the versions that are published."""
+        """Number of the newest published version."""
         policy = self.cursor.policy
         if policy is not None and policy[0] == self.epoch:
             return policy[1]
         return self.next_version - 1 - len(self.in_flight)
 
     def place(self) -> Place:
-        """Now, for a row."""
+        """Current position, for a row."""
         cursor = self.cursor
         return Place(
             time_s=self.clock(),
@@ -132,11 +132,11 @@ class Run:
             cursor.phase, cursor.step = phase.name, 0
             cursor.starts[phase.name] = cursor.global_step
             self.figures.step_seconds, self.figures.window = [], []
-        self.tell("PhaseStarted", f"phase {phase.name} goes on from step {cursor.step}")
+        self.tell("PhaseStarted", f"phase {phase.name} continues from step {cursor.step}")
         self.report()
 
     def begin_epoch(self, record: EpochRecord) -> None:
-        """Go on in an epoch that this controller opened; the next version is complete."""
+        """Continue in an epoch that this controller opened; the next version is complete."""
         self.epoch, self.next_version = record.epoch, record.first_number
         parent = record.parent
         self.cursor.policy = None if parent is None else (parent.epoch, parent.number)
@@ -144,18 +144,18 @@ class Run:
         self.upkeep.begin_epoch(record)
 
     def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
-        """An event, for the operator and for the record."""
+        """Report an event to the operator, the record and the log."""
         log.log(logging.WARNING if warning else logging.INFO, "%s: %s", reason, message)
         self.reports.event(reason, message, warning=warning)
         row = self.place().row("event", reason=reason, message=message, warning=warning)
         self.recording.note(row)
 
     def moved(self) -> None:
-        """Something was finished."""
+        """Note progress, for the watchdog."""
         self.moved_s = time.monotonic()
 
     def stepped(self, result: StepResult, *, seconds: float) -> None:
-        """An optimiser step is done: advance and log it."""
+        """Advance by one optimiser step, and journal it."""
         cursor, figures = self.cursor, self.figures
         cursor.step += 1
         cursor.global_step += 1
@@ -183,7 +183,7 @@ class Run:
         self.report()
 
     def report(self) -> None:
-        """Bring the status up to date."""
+        """Update the status report."""
         status, cursor, figures = self.reports.status, self.cursor, self.figures
         status.phase, status.step, status.target_step = (
             cursor.phase,
@@ -211,7 +211,7 @@ class Run:
 
     @property
     def storage_trouble(self) -> str:
-        """What the store last refused somebody who waits for it; empty while it works."""
+        """Last error of the store for a user that waits for it; empty while it works."""
         return (
             self.book.journal.patience.trouble
             or self.patience.trouble
@@ -234,11 +234,11 @@ class Run:
 
     @property
     def is_pausing(self) -> bool:
-        """Whether boundary() would save or stop: nothing may be in flight then."""
+        """True if the next step boundary saves or stops: no version may be in flight then."""
         return self.orders.halting.is_set() or self._reason_to_save(ended=False) is not None
 
     async def boundary(self, *, ended: bool = False) -> bool:
-        """Between two steps: save if it is time, and say whether to stop."""
+        """Handle the boundary between two steps: save if it is due; True to stop."""
         self.report()
         if self.orders.halting.is_set():
             self.reports.state(run_pb2.RUN_STATE_DRAINING)
@@ -262,17 +262,17 @@ class Run:
 
     @property
     def _is_save_due(self) -> bool:
-        """Whether a state is due that is not one request's alone."""
+        """True if a scheduled checkpoint, or one without a request, is due."""
         return self.cadence.is_due or self.orders.wants_checkpoint
 
     async def save(self, reason: Reason) -> None:
-        """Write a checkpoint; a scheduled one that fails is reported and tried again later.
+        """Write a checkpoint; a scheduled one that fails is reported and retried later.
 
-        One that was asked for stands for a scheduled one, unless it fails.
+        A requested checkpoint replaces a scheduled one, unless it fails.
 
         Raises:
             StoreError: the store failed, and the run may not go on without this checkpoint.
-            TimeoutError: likewise, it took too long.
+            TimeoutError: it took too long, and the run may not go on without this checkpoint.
         """
         began_s, requests = time.monotonic(), self.orders.requests
         request = requests.turn(is_due=self._is_save_due) if reason == "Manual" else ""
@@ -311,13 +311,13 @@ class Run:
         self.cadence.tried(began_s)
 
     async def announce(self, found: StoredCheckpoint) -> None:
-        """A checkpoint is in the store and shall be registered."""
+        """Report a stored checkpoint, so that it is registered."""
         keyframe = await asyncio.to_thread(keyframe_of, self.store, found.manifest)
         uri = f"{self.store.url}/{found.prefix.rstrip('/')}"
         self.reports.checkpoint(found, uri=uri, keyframe=keyframe)
 
     def state(self) -> ControllerState:
-        """Where the run stands, for a checkpoint."""
+        """State of the controller, for a checkpoint."""
         return ControllerState(
             run=self.resolved.uid,
             epoch=self.epoch,
@@ -339,7 +339,7 @@ class Run:
         return figures
 
     async def unless_halted(self, work: Awaitable[T]) -> T | None:
-        """The result of some work, or None if the controller was told to stop meanwhile."""
+        """Await some work; None if the controller was told to stop meanwhile."""
         task = asyncio.ensure_future(work)
         halted = asyncio.ensure_future(self.orders.halting.wait())
         try:
@@ -353,14 +353,14 @@ class Run:
 
 
 def slow_step_s(step_seconds: list[float]) -> float:
-    """The time that only one step in a hundred exceeds."""
+    """99th percentile of step times."""
     if not step_seconds:
         return 0.0
     return sorted(step_seconds)[min(len(step_seconds) - 1, int(len(step_seconds) * 0.99))]
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """What failed first, out of the groups that task groups make."""
+    """First error of nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -8,11 +8,11 @@ import numpy as np
 
 from etude.common.weights.coding.codecs import dense, dense_delta, l1, l2, xor
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR, Codec, Encoded
-from etude.common.weights.coding.grouping import Piece, Shard
-from etude.common.weights.coding.layout import Layout
+from etude.common.weights.replicas.block_layout import Layout
 from etude.common.weights.tensors.changes import Changes
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Words
+from etude.trainer.export.tile_grouping import Piece, Shard
 
 BlockWords = Callable[[int, int, int], Words]
 """The new words of elements [lo, hi) of a tile: called with tile, lo, hi from other threads."""

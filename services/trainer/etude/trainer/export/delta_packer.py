@@ -9,18 +9,18 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.coding import block_coder as coding
 from etude.common.weights.coding import container
-from etude.common.weights.coding.block_coder import BlockCoder, BlockWords, CodedBlock, words_of
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import Container
-from etude.common.weights.coding.grouping import Grouped, Shard, grouped, piece, pieces
-from etude.common.weights.coding.layout import Layout
+from etude.common.weights.replicas.block_layout import Layout
 from etude.common.weights.tensors import digest, ulp
 from etude.common.weights.tensors.changes import Changes
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words, word_type
+from etude.trainer.export import block_coder as coding
+from etude.trainer.export.block_coder import BlockCoder, BlockWords, CodedBlock, words_of
+from etude.trainer.export.tile_grouping import Grouped, Shard, grouped, piece, pieces
 
 __all__ = ["BlockWords", "PackStats", "Packed", "Packer", "Shard", "words_of"]
 

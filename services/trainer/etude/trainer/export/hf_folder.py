@@ -8,7 +8,7 @@ from torch import Tensor
 
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.weights import Tensor as WireTensor
-from etude.common.weights.tensors import folders
+from etude.common.weights.tensors import model_folder
 from etude.trainer.model import checkpoint_layout, tensor_bits
 from etude.trainer.model.fsdp import Ranks, whole
 from etude.trainer.model.policy import Policy
@@ -53,11 +53,11 @@ def export(
         tensors: all tensors of the model.
         source: the folder that the run started from; its tokenizer files are copied.
     """
-    files = dict(folders.weight_files(tensors))
+    files = dict(model_folder.weight_files(tensors))
     dtype = "bfloat16" if tensors[0].dtype == "BF16" else "float32"
     config = policy.config.to_dict() | {"dtype": dtype}
     files["config.json"] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
-    files |= {path.name: path.read_bytes() for path in folders.other_files(source)}
+    files |= {path.name: path.read_bytes() for path in model_folder.other_files(source)}
     for name, data in files.items():
         store.put(f"{prefix}/{name}", data)
     return [ObjectInfo(f"{prefix}/{name}", len(data)) for name, data in files.items()]

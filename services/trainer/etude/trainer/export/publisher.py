@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from etude.common.api.weights import Weights
+from etude.common.api.run.weights import Weights
 from etude.common.blobs import Store
 from etude.common.errors import WrongStateError
 from etude.common.weights.coding.container import Container

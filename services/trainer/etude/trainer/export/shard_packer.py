@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from etude.common.api.weights import Weights
+from etude.common.api.run.weights import Weights
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import Container
-from etude.common.weights.coding.packing import Packer, Shard
 from etude.common.weights.protocol.manifest import Stats
 from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.digest import NOTHING, Digest
@@ -16,6 +15,7 @@ from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, lanes_per_element
 from etude.trainer.export.change_tracker import Changes
+from etude.trainer.export.delta_packer import Packer, Shard
 from etude.trainer.export.shards import Edits, Live, Part, parts_of, places, ranges_of
 from etude.trainer.model import checkpoint_layout, tensor_bits
 from etude.trainer.model.fsdp import Ranks, whole

@@ -17,7 +17,7 @@ from torch import Tensor
 from etude.common.blobs import MissingError, ObjectInfo, Store
 from etude.common.errors import CorruptError
 from etude.common.weights import Tensor as WireTensor
-from etude.common.weights.protocol import sealed
+from etude.common.weights.protocol import records
 from etude.common.weights.tensors import safetensors
 
 PART_BYTES = 256 << 20
@@ -67,7 +67,7 @@ def write(
         store.put(f"{prefix}/{name}", data)
         parts.append(_Part(name=name, size=len(data), blake3=digest))
         count += len(part)
-    index_bytes = sealed.seal(
+    index_bytes = records.seal(
         _Index(format=1, parts=parts, tensors=count, state=dict(state)).model_dump()
     )
     store.put(f"{prefix}/index.json", index_bytes)
@@ -142,7 +142,7 @@ def _index(store: Store, prefix: str) -> _Index:
     key = f"{prefix}/index.json"
     where = f"{store.url}/{key}"
     try:
-        return _Index.model_validate(sealed.unseal(_get(store, key), where=where))
+        return _Index.model_validate(records.unseal(_get(store, key), where=where))
     except ValidationError as cause:
         raise CorruptError(f"{where}: {cause}") from cause
 

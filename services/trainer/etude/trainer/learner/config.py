@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.common.api.run import Storage
-from etude.common.api.weights import Weights
+from etude.common.api.run.spec import Storage
+from etude.common.api.run.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

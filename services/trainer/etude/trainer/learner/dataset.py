@@ -11,11 +11,11 @@ import numpy as np
 
 from etude.agent.chat import ChatFormat
 from etude.common.api.meta import number
-from etude.common.api.phases import Dataset, Phase
-from etude.common.api.run import Storage
+from etude.common.api.run.phases import Dataset, Phase
+from etude.common.api.run.spec import Storage
 from etude.common.blobs import MissingError
 from etude.common.errors import InvalidFieldError, Problem, UserError
-from etude.common.files import store_for
+from etude.common.role_inputs import store_for
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.seeding import derived_seed, permuted
 

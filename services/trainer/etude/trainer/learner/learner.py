@@ -8,7 +8,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from etude.common import weights
-from etude.common.api.phases import Phase
+from etude.common.api.run.phases import Phase
 from etude.common.blobs import ObjectInfo, open_store
 from etude.common.errors import WrongStateError
 from etude.common.weights import VersionId

@@ -3,7 +3,7 @@
 import math
 
 from etude.common.api.meta import number
-from etude.common.api.phases import Optimizer
+from etude.common.api.run.phases import Optimizer
 
 
 def learning_rate(step: int, *, optimizer: Optimizer, max_steps: int) -> float:

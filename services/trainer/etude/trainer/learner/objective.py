@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from etude.common.api.algorithms import Correction
+from etude.common.api.run.algorithms import Correction
 from etude.trainer.algorithms import importance_sampling, kl
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.losses import MAX_EXPONENT, importance_ratio

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from etude.common.api.meta import number
-from etude.common.api.phases import Phase
+from etude.common.api.run.phases import Phase
 from etude.trainer.learner.adamw import MOMENTS, AdamW
 from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.learner.learning_rate import learning_rate

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from etude.common.api.meta import Model
-from etude.common.api.phases import Phase, RolloutPolicy
+from etude.common.api.run.phases import Phase, RolloutPolicy
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.errors import CorruptError, WrongStateError
 from etude.trainer.algorithms.base import AlgorithmSteps

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from etude.agent.chat import ChatFormat
-from etude.common import checkpoints
-from etude.common.api.phases import Phase
+from etude.common.api.run.phases import Phase
 from etude.common.blobs import ObjectInfo
-from etude.common.checkpoints import CheckpointObject
+from etude.common.checkpoints import manifest
+from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import WrongStateError
-from etude.common.files import store_for
+from etude.common.role_inputs import store_for
 from etude.common.weights import VersionId
 from etude.trainer.export.receipts import Base, Receipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
@@ -86,7 +86,7 @@ class LearnerRank:
     def _described(self, prefix: str, written: list[ObjectInfo]) -> list[CheckpointObject]:
         # Digests of what the store holds, not of what was meant: a bad write is found here.
         return [
-            checkpoints.described(self._store, prefix, info.key.removeprefix(prefix))
+            manifest.described(self._store, prefix, info.key.removeprefix(prefix))
             for info in written
         ]
 

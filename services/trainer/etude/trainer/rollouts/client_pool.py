@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common import channels
-from etude.common.sharding import target_of
+from etude.common.broker_shards import target_of
+from etude.common.rpc import channels
 from etude.trainer.rollouts.leases import Leases
 from etude.trainer.rollouts.protocol import WorkerConfig
 from etude.v1 import (

@@ -15,8 +15,9 @@ from etude.agent.completions import Completion, FinishReason
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import Span
 from etude.agent.turns import Environment, Sampler, ToolCall
-from etude.common import channels, telemetry
+from etude.common import telemetry
 from etude.common.errors import EtudeError, UnavailableError
+from etude.common.rpc import channels
 from etude.common.weights import VersionId
 from etude.v1 import (
     environments_pb2,

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import grpc
 
-from etude.common import channels, telemetry
+from etude.common import telemetry
 from etude.common.errors import UnavailableError
-from etude.common.retries import retry_after_s
+from etude.common.rpc import channels
+from etude.common.rpc.retry_after import retry_after_s
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 log = logging.getLogger(__name__)

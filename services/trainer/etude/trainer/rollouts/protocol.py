@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from etude.common.api.phases import Phase, RolloutPolicy
-from etude.common.api.run import Storage
-from etude.common.checkpoints import CheckpointObject
+from etude.common.api.run.phases import Phase, RolloutPolicy
+from etude.common.api.run.spec import Storage
+from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.manifest import Stats

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from etude.common.channels import MAX_MESSAGE_BYTES
+from etude.common.rpc.channels import MAX_MESSAGE_BYTES
 from etude.trainer.rollouts.protocol import GroupOrder
 from etude.v1 import journal_pb2, rewards_pb2, rewards_pb2_grpc, rollout_pb2
 

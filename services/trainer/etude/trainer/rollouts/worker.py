@@ -6,10 +6,11 @@ import uuid
 from etude.agent.chat import ChatFormat
 from etude.agent.toolsets import toolset
 from etude.agent.turns import first_prompt
-from etude.common import harbor_settings, telemetry
+from etude.common import telemetry
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, StoreError, UserError
-from etude.common.files import store_for
+from etude.common.harbor import task_file
+from etude.common.role_inputs import store_for
 from etude.trainer.rollouts.client_pool import Peers
 from etude.trainer.rollouts.group_runner import Siblings
 from etude.trainer.rollouts.leases import Slots
@@ -86,7 +87,7 @@ class RolloutWorker:
         first_prompt(self._chat, toolset(limits.toolset), instruction, max_tokens=limits.max_tokens)
         return instruction
 
-    async def _wanted(self, order: GroupOrder) -> harbor_settings.Metadata:
+    async def _wanted(self, order: GroupOrder) -> task_file.Metadata:
         """Read the task's settings of its environments.
 
         Raises:
@@ -94,7 +95,7 @@ class RolloutWorker:
         """
         data = await self._patiently(order.task_uri, "task.toml")
         try:
-            settings = harbor_settings.parsed(data.decode())
+            settings = task_file.parsed(data.decode())
         except ValueError as cause:
             raise CorruptError(f"task.toml: {cause}") from cause
         return settings.metadata

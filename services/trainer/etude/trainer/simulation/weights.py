@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from etude.common.blobs import Store
-from etude.common.weights.coding.packing import Packer, Shard
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import Stats
 from etude.common.weights.protocol.versions import VersionId
@@ -14,6 +13,7 @@ from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
+from etude.trainer.export.delta_packer import Packer, Shard
 from etude.trainer.export.receipts import Base, Receipt, payload_of
 
 SIZE = 4096

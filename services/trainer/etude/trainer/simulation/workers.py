@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from typing_extensions import override
 
-from etude.common import checkpoints
-from etude.common.api.phases import Phase
+from etude.common.api.run.phases import Phase
 from etude.common.blobs import Store
-from etude.common.checkpoints import CheckpointObject
+from etude.common.checkpoints import manifest
+from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.weights import VersionId
 from etude.common.weights.tensors.words import Words
 from etude.trainer.export.receipts import Base, Receipt
@@ -105,7 +105,7 @@ class SimulatedLearners(Learners):
             "words": self.words.tobytes().hex(),
         }
         self.store.put(f"{prefix}learner/state.json", json.dumps(state).encode())
-        return [checkpoints.described(self.store, prefix, "learner/state.json")]
+        return [manifest.described(self.store, prefix, "learner/state.json")]
 
     @override
     async def restore(self, prefix: str) -> None:
@@ -117,7 +117,7 @@ class SimulatedLearners(Learners):
     @override
     async def export(self, prefix: str) -> list[CheckpointObject]:
         self.store.put(f"{prefix}model/config.json", b"{}")
-        return [checkpoints.described(self.store, prefix, "model/config.json")]
+        return [manifest.described(self.store, prefix, "model/config.json")]
 
 
 @dataclass(slots=True)

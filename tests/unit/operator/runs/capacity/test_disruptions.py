@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.api.status import Restarts
+from etude.common.api.run.status import Restarts
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.runs.capacity import disruptions
 from etude.operator.runs.capacity.disruptions import STARTING_GRACE_S

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.status import Released
+from etude.common.api.run.status import Released
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.report_store import RunReport

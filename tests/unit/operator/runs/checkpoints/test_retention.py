@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.api.checkpointing import Checkpointing, KeepBest
 from etude.common.api.kinds import Checkpoint
-from etude.common.api.status import Resumption
+from etude.common.api.run.checkpointing import Checkpointing, KeepBest
+from etude.common.api.run.status import Resumption
 from etude.operator.runs.checkpoints import lineage, retention
 from etude.operator.runs.observe import is_ready
 

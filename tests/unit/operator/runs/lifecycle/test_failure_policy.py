@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from etude.common.api.lifecycle import ExitCodes, FailureAction, FailureRule
+from etude.common.api.run.lifecycle import ExitCodes, FailureAction, FailureRule
 from etude.operator.kube.memory_cluster import InstantKubelet, Kubelet, MemoryCluster
 from etude.operator.manifests import Manifest, Ref, is_deleting, labels
 from etude.operator.pod_failures import PodFailure, failures

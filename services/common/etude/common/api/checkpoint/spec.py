@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.common.api.checkpointing import Depth
 from etude.common.api.meta import Model, Name, NameRef, Rule, Uri
-from etude.common.api.run import Storage
+from etude.common.api.run.checkpointing import Depth
+from etude.common.api.run.spec import Storage
 
 DIGEST = r"^[0-9a-f]{64}$"
 

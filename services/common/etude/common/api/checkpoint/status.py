@@ -5,8 +5,8 @@ from typing import Annotated
 from pydantic import Field
 
 from etude.common.api.meta import NameRef
-from etude.common.api.run import Storage
-from etude.common.api.status import Conditions, Count, Status, Time
+from etude.common.api.run.spec import Storage
+from etude.common.api.run.status import Conditions, Count, Status, Time
 
 
 class Saved(Status):

@@ -8,9 +8,15 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, JsonValue, ValidationError
 
-from etude.common.api import algorithms, rewards, structural
-from etude.common.api.checkpoint import CheckpointSpec
-from etude.common.api.documents import (
+from etude.common.api.checkpoint.spec import CheckpointSpec
+from etude.common.api.lint.messages import Sentence, dotted, nearest, sentences, shown
+from etude.common.api.lint.operator_rules import pool_refusals, run_refusals
+from etude.common.api.meta import API_VERSION, GROUP, LabelValue, Model, Name
+from etude.common.api.pool.spec import EnvPoolSpec
+from etude.common.api.run import algorithms, rewards
+from etude.common.api.run.spec import RLRunSpec
+from etude.common.api.schema import structural
+from etude.common.api.yaml_documents import (
     Document,
     FieldPath,
     InvalidYamlError,
@@ -18,11 +24,6 @@ from etude.common.api.documents import (
     content,
     read,
 )
-from etude.common.api.meta import API_VERSION, GROUP, LabelValue, Model, Name
-from etude.common.api.pool import EnvPoolSpec
-from etude.common.api.run import RLRunSpec
-from etude.common.api.sentences import Sentence, dotted, nearest, sentences, shown
-from etude.common.api.undertaken import pool_refusals, run_refusals
 
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 

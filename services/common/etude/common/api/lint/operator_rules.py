@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from pydantic import JsonValue
 
-from etude.common.api import cron
-from etude.common.api.documents import FieldPath
-from etude.common.api.podtemplate import (
+from etude.common.api.lint.messages import Sentence, dotted, few
+from etude.common.api.pool import cron
+from etude.common.api.run.pod_template import (
     directives,
     is_reserved,
     leaks,
@@ -18,7 +18,7 @@ from etude.common.api.podtemplate import (
     repeated,
     variables,
 )
-from etude.common.api.sentences import Sentence, dotted, few
+from etude.common.api.yaml_documents import FieldPath
 
 ROLES = ("trainer", "inference", "rewards")
 UNCOUNTED = "GPUs that come by resourceClaims are not counted"

@@ -1,7 +1,7 @@
 """Cross-field rules for the size of a pool."""
 
-from etude.common.api.autoscaling import ZeroMode
 from etude.common.api.meta import Rule, number
+from etude.common.api.pool.autoscaling import ZeroMode
 
 _DECIDES = "(has(self.autoscaling) && self.autoscaling.mode in ['Reactive', 'Predictive'])"
 """CEL for: the operator decides how many nodes there are."""

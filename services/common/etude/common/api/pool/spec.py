@@ -5,17 +5,17 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from etude.common.addresses import ENDPOINT, REGION
-from etude.common.api.autoscaling import DECIDED, Autoscaling, ScalingMode
-from etude.common.api.backend import BACKENDS, Backend
-from etude.common.api.edge import Edge
 from etude.common.api.meta import NAMED, Fraction, Model, Name, NameRef, Rule
-from etude.common.api.network import EgressPolicy, Network
 from etude.common.api.observability import Observability
-from etude.common.api.placement import Placement
-from etude.common.api.sizes import SIZES
-from etude.common.api.warm import MAX_SHELLS, Warm
-from etude.common.sharding import MAX_SHARDS
+from etude.common.api.pool.autoscaling import DECIDED, Autoscaling, ScalingMode
+from etude.common.api.pool.backend import BACKENDS, Backend
+from etude.common.api.pool.environment_api import Edge
+from etude.common.api.pool.network import EgressPolicy, Network
+from etude.common.api.pool.placement import Placement
+from etude.common.api.pool.size_rules import SIZES
+from etude.common.api.pool.warm_pool import MAX_SHELLS, Warm
+from etude.common.broker_shards import MAX_SHARDS
+from etude.common.store_urls import ENDPOINT, REGION
 
 IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, JsonValue
 
 from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri, number
-from etude.common.api.outcomes import Gate, SuccessPolicy
+from etude.common.api.run.phase_goals import Gate, SuccessPolicy
 
 
 class PhaseType(StrEnum):

@@ -4,7 +4,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from etude.common.api.gateway import PolicyGateway
 from etude.common.api.meta import (
     NAMED,
     QUALIFIED,
@@ -17,9 +16,10 @@ from etude.common.api.meta import (
     ObjectName,
     Rule,
 )
-from etude.common.api.placement import Toleration
-from etude.common.api.podtemplate import PodTemplate, ResourceClaim
-from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.pool.placement import Toleration
+from etude.common.api.pool.spec import EnvPoolSpec
+from etude.common.api.run.http_gateway import PolicyGateway
+from etude.common.api.run.pod_template import PodTemplate, ResourceClaim
 
 DEFAULT_GRACE_S = 60
 RESOURCE = rf"^{SUBDOMAIN}/{QUALIFIED}$"

@@ -4,8 +4,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.common.api.checkpointing import Checkpointing
-from etude.common.api.lifecycle import (
+from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule, Uri
+from etude.common.api.observability import Observability
+from etude.common.api.pool.network import RunNetwork
+from etude.common.api.pool.spec import StoreAccess
+from etude.common.api.run.checkpointing import Checkpointing
+from etude.common.api.run.lifecycle import (
     MANAGER,
     OPERATOR,
     Budget,
@@ -14,14 +18,10 @@ from etude.common.api.lifecycle import (
     FailurePolicy,
     Seconds,
 )
-from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule, Uri
-from etude.common.api.network import RunNetwork
-from etude.common.api.observability import Observability
-from etude.common.api.phases import Phase, RolloutPolicy, TaskSet
-from etude.common.api.pool import StoreAccess
-from etude.common.api.roles import Roles
-from etude.common.api.scheduling import Scheduling
-from etude.common.api.weights import Weights
+from etude.common.api.run.phases import Phase, RolloutPolicy, TaskSet
+from etude.common.api.run.roles import Roles
+from etude.common.api.run.scheduling import Scheduling
+from etude.common.api.run.weights import Weights
 
 DEFAULT_ROLLOUT = RolloutPolicy()
 """What holds for a ReinforcementLearning phase without `rollout`."""

@@ -5,18 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from etude.common.api import documents
-from etude.common.api.checkpoint import CheckpointSpec
-from etude.common.api.checkpoint_status import CheckpointStatus
+from etude.common.api import yaml_documents
+from etude.common.api.checkpoint.spec import CheckpointSpec
+from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.meta import GROUP, NAME, VERSION, Model
-from etude.common.api.pool import EnvPoolSpec
-from etude.common.api.pool_status import EnvPoolStatus
-from etude.common.api.run import RLRunSpec
-from etude.common.api.status import RLRunStatus
-from etude.common.api.structural import VALIDATIONS, schema
+from etude.common.api.pool.spec import EnvPoolSpec
+from etude.common.api.pool.status import EnvPoolStatus
+from etude.common.api.run.spec import RLRunSpec
+from etude.common.api.run.status import RLRunStatus
+from etude.common.api.schema.structural import VALIDATIONS, schema
 
 CHART_FOLDER = Path("helm/etude/files/crds")
-HEADER = "# Generated from etude.common.api by `python -m etude.common.api.crd`; do not edit.\n"
+HEADER = (
+    "# Generated from etude.common.api by `python -m etude.common.api.schema.crd`; do not edit.\n"
+)
 
 
 class Column(NamedTuple):
@@ -277,7 +279,7 @@ def _root(kind: Kind) -> dict[str, Any]:
 
 def text(kind: Kind) -> str:
     """The definition as the chart ships it."""
-    return HEADER + documents.write([definition(kind)])
+    return HEADER + yaml_documents.write([definition(kind)])
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etude.common.api import algorithms, crd, rewards, structural
 from etude.common.api.meta import GROUP, VERSION, Model
+from etude.common.api.run import algorithms, rewards
+from etude.common.api.schema import crd, structural
 
 FOLDER = Path("docs/reference")
-COMMAND = "python -m etude.common.api.reference"
+COMMAND = "python -m etude.common.api.schema.reference"
 GENERATED = f"<!-- Generated from etude.common.api by `{COMMAND}`; do not edit. -->"
 API = f"""\
 # API reference

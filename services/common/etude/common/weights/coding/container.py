@@ -13,8 +13,8 @@ import numpy as np
 from blake3 import blake3
 
 from etude.common.errors import CorruptError
-from etude.common.weights.coding import block_rules
-from etude.common.weights.coding.blocks import COLUMNS, HASH_BYTES, BlockRow, Index
+from etude.common.weights.coding import index_validation
+from etude.common.weights.coding.block_index import COLUMNS, HASH_BYTES, BlockRow, Index
 from etude.common.weights.coding.codecs import zstd
 from etude.common.weights.coding.codecs.ids import Codec, Encoded
 from etude.common.weights.tensors.schema import Schema
@@ -164,7 +164,7 @@ def parse_index(
     if len(content) % ROW_BYTES:
         raise CorruptError(f"{where}: index: {len(content)} bytes are no rows of {ROW_BYTES}")
     index = _columns(content, len(content) // ROW_BYTES)
-    fault = block_rules.fault(index, schema, payload_bytes=index_offset)
+    fault = index_validation.fault(index, schema, payload_bytes=index_offset)
     if fault:
         raise CorruptError(f"{where}: index: {fault}")
     return index

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.coding.blocks import Index
+from etude.common.weights.coding.block_index import Index
 from etude.common.weights.coding.codecs.ids import FLAGS, WHOLE_TENSOR, Codec
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import Tiling, tiling

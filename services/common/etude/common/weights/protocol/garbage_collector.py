@@ -10,10 +10,10 @@ from etude.common.errors import CorruptError, FencedError
 from etude.common.weights.protocol.chain import accepted_chain, lineage
 from etude.common.weights.protocol.epochs import latest_epoch
 from etude.common.weights.protocol.folded import read_keyframe
-from etude.common.weights.protocol.leases import SeenLease, seen_leases
 from etude.common.weights.protocol.listing import Folded, take_listing
 from etude.common.weights.protocol.manifest import read_manifest
 from etude.common.weights.protocol.quarantine import quarantined
+from etude.common.weights.protocol.reader_leases import SeenLease, seen_leases
 from etude.common.weights.protocol.retention import (
     Inventory,
     Kept,
@@ -23,7 +23,12 @@ from etude.common.weights.protocol.retention import (
     kept,
     needed,
 )
-from etude.common.weights.protocol.trash import MAX_KEYS, Tombstone, read_trash, write_tombstone
+from etude.common.weights.protocol.tombstones import (
+    MAX_KEYS,
+    Tombstone,
+    read_trash,
+    write_tombstone,
+)
 from etude.common.weights.protocol.versions import TRASH, VersionId, all_published
 
 MAX_RESTING_ROUNDS = 10

@@ -13,7 +13,7 @@ from etude.common.errors import CorruptError, StoreError
 from etude.common.weights.protocol import records
 from etude.common.weights.protocol.manifest import Count, VersionRef
 from etude.common.weights.protocol.plan import Edge, needs, plan
-from etude.common.weights.protocol.trash import read_trash
+from etude.common.weights.protocol.tombstones import read_trash
 from etude.common.weights.protocol.versions import LEASES, VersionId
 
 _MAX_ATTEMPTS = 8

@@ -1,13 +1,53 @@
 """Sealed records: bounded, strictly typed JSON objects with a digest, created once."""
 
 import json
+from collections.abc import Mapping
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from etude.common.blobs import ExistsError, MissingError, Store
 from etude.common.errors import CorruptError, StoreError
-from etude.common.weights.protocol import sealed
+
+MAX_BYTES = 16 << 20
+"""Also the limit of a create-only put."""
+
+SEAL = "blake3"
+
+
+def seal(body: Mapping[str, JsonValue]) -> bytes:
+    """Canonical JSON of the body with its digest as one more field.
+
+    The same body always gives the same bytes, so that a repeated create can be recognised.
+    """
+    return _canonical({**body, SEAL: blake3(_canonical(body)).hexdigest()})
+
+
+def unseal(data: bytes, *, where: str) -> dict[str, JsonValue]:
+    """The body that was sealed.
+
+    Raises:
+        CorruptError: any byte differs from what seal() wrote.
+    """
+    if len(data) > MAX_BYTES:
+        raise CorruptError(f"{where}: {len(data)} bytes, more than {MAX_BYTES}")
+    try:
+        body = json.loads(data)
+        if not isinstance(body, dict) or not isinstance(body.pop(SEAL, None), str):
+            raise CorruptError(f"{where}: no sealed JSON object")
+        expected = seal(body)
+    except (ValueError, RecursionError) as cause:
+        raise CorruptError(f"{where}: no JSON: {cause}") from cause
+    if expected != data:
+        raise CorruptError(f"{where}: content does not match its digest")
+    return body
+
+
+def _canonical(body: Mapping[str, JsonValue]) -> bytes:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii")
+
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -17,7 +57,7 @@ STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 def to_bytes(record: BaseModel) -> bytes:
     """A record as it is stored; equal records give equal bytes."""
-    return sealed.seal(record.model_dump(mode="json"))
+    return seal(record.model_dump(mode="json"))
 
 
 def parse(model: type[_Model], data: bytes, *, where: str) -> _Model:
@@ -28,7 +68,7 @@ def parse(model: type[_Model], data: bytes, *, where: str) -> _Model:
     """
     try:
         # Strict models take tuples from JSON text only.
-        return model.model_validate_json(json.dumps(sealed.unseal(data, where=where)))
+        return model.model_validate_json(json.dumps(unseal(data, where=where)))
     except ValidationError as cause:
         raise CorruptError(f"{where}: {cause}") from cause
 
@@ -43,8 +83,8 @@ def fetch(store: Store, key: str) -> bytes:
     found = store.head(key)
     if found is None:
         raise MissingError(f"{store.url}/{key}: missing")
-    if found.size > sealed.MAX_BYTES:
-        raise CorruptError(f"{store.url}/{key}: {found.size} bytes, more than {sealed.MAX_BYTES}")
+    if found.size > MAX_BYTES:
+        raise CorruptError(f"{store.url}/{key}: {found.size} bytes, more than {MAX_BYTES}")
     return store.get(key)
 
 

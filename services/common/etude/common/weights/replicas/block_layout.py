@@ -2,8 +2,8 @@
 
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR
-from etude.common.weights.replicas.placing import Grain, Span, grain
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.region_kernels import Grain, Span, grain
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import Tiling, tiling
 from etude.common.weights.tensors.words import word_type

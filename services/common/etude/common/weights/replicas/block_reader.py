@@ -8,20 +8,20 @@ from blake3 import blake3
 
 from etude.common.blobs import Range, RangeReader, Store
 from etude.common.errors import CorruptError
-from etude.common.weights.coding.blocks import HASH_BYTES, BlockRow, Index
+from etude.common.weights.coding.block_index import HASH_BYTES, BlockRow, Index
 from etude.common.weights.coding.codecs import dense, dense_delta, l1, xor
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import parse_index
 from etude.common.weights.protocol.manifest import PayloadObject
 from etude.common.weights.protocol.plan import Edge
-from etude.common.weights.replicas import staged
-from etude.common.weights.replicas.staged import StagedBlock
-from etude.common.weights.replicas.wanted import (
+from etude.common.weights.replicas import staged_file
+from etude.common.weights.replicas.block_selection import (
     Wanted,
     every_block,
     tiles_of_regions,
     tiles_of_slice,
 )
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import word_type
 
@@ -96,7 +96,7 @@ def stage(
             total += block.row.length
             yield stage_block(block, schema, where=f"{store.url}: version {edge.target.version}")
 
-    staged.write(path, decoded())
+    staged_file.write(path, decoded())
     return total
 
 

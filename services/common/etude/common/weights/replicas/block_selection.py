@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.coding.blocks import Index
+from etude.common.weights.coding.block_index import Index
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR
 from etude.common.weights.replicas.regions import Region, Regions, slice_regions
 from etude.common.weights.tensors.schema import Schema, TensorSpec

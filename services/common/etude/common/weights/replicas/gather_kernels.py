@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from etude.common.weights.replicas import placing
-from etude.common.weights.replicas.placing import Grain, Integers, Span, Window
+from etude.common.weights.replicas import region_kernels
+from etude.common.weights.replicas.region_kernels import Grain, Integers, Span, Window
 from etude.common.weights.tensors import ulp
+from etude.common.weights.tensors.intrinsics import AHEAD, prefetch
 from etude.common.weights.tensors.jit import compiled
-from etude.common.weights.tensors.prefetching import AHEAD, prefetch
 from etude.common.weights.tensors.words import Indices, Words
 
 ULP, XOR, NEW = 0, 1, 2
@@ -69,18 +69,18 @@ def gather(  # noqa: PLR0913, PLR0917 - a block, where it lies, a region, live w
         count = run(index, span, grain.base, flats)
     else:
         picks = np.empty(index.size, np.int64)
-        count = placing.place(index, span, grain, window, flats, picks)
+        count = region_kernels.place(index, span, grain, window, flats, picks)
     if count < 0:
         return Gathered(NOT_INCREASING, 0, np.uint64(0), np.uint64(0))
     flats = flats[:count]
     at, old, new = found.at[:count], found.old[:count], found.new[:count]
-    placing.positions(flats, window, base, at)
+    region_kernels.positions(flats, window, base, at)
     fetch(words, base, at, old)
     if count == index.size:
         renew(old, data, kind, top, new)
     else:
         renew(old, data[picks[:count]], kind, top, new)
-    changed, a, b = placing.change(old, new, flats, span, others)
+    changed, a, b = region_kernels.change(old, new, flats, span, others)
     return Gathered(count, changed, a, b)
 
 

@@ -4,19 +4,20 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from etude.common.weights.coding.layout import Layout
-from etude.common.weights.replicas import placing
-from etude.common.weights.replicas.holding import Holding, holdings
-from etude.common.weights.replicas.prepared import Patch, Prepared
-from etude.common.weights.replicas.preparing import Preparation
+from etude.common.weights.replicas import region_kernels
+from etude.common.weights.replicas.block_layout import Layout
+from etude.common.weights.replicas.patches import Patch, Prepared
+from etude.common.weights.replicas.preparation import Preparation
 from etude.common.weights.replicas.regions import (
+    Holding,
     Region,
     Regions,
+    holdings,
     identity_regions,
     problem,
     slice_regions,
 )
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema
@@ -69,7 +70,7 @@ class LiveWeights:
             for holding in held:
                 if holding.region.counted:
                     words = self._words[holding.region.parameter]
-                    sums = placing.scan(words, holding.window, first_lane, holding.others)
+                    sums = region_kernels.scan(words, holding.window, first_lane, holding.others)
                     total = total.plus(Digest(int(sums[0]), int(sums[1])))
         return total
 
@@ -104,7 +105,7 @@ class LiveWeights:
 
     def _overwrite(self, patch: Patch, old: Words, new: Words) -> int:
         words = self._words[patch.parameter]
-        return placing.overwrite(words, patch.base, patch.at, old, new)
+        return region_kernels.overwrite(words, patch.base, patch.at, old, new)
 
 
 def _holdings(

@@ -23,15 +23,15 @@ from pydantic import BaseModel, ValidationError
 from etude.common.blobs import RangeReader, Store
 from etude.common.errors import CorruptError
 from etude.common.weights.protocol import records
+from etude.common.weights.protocol.chain_view import View
 from etude.common.weights.protocol.manifest import Sha256, VersionRef, read_manifest
 from etude.common.weights.protocol.plan import Edge, plan
 from etude.common.weights.protocol.publication import read_schema_bytes
 from etude.common.weights.protocol.versions import VersionId
-from etude.common.weights.protocol.view import View
-from etude.common.weights.replicas import staged
-from etude.common.weights.replicas.live import LiveWeights, Prepared, identity_regions
-from etude.common.weights.replicas.reading import stage
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas import staged_file
+from etude.common.weights.replicas.block_reader import stage
+from etude.common.weights.replicas.live_weights import LiveWeights, Prepared, identity_regions
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.common.weights.tensors.words import Words, word_type
@@ -217,7 +217,7 @@ class Mirror:
         path = self.folder / "staged"
         try:
             stage(self.store, edge, schema, path, ranges=self.ranges)
-            yield staged.read(path)
+            yield staged_file.read(path)
         finally:
             path.unlink(missing_ok=True)
 

@@ -8,14 +8,14 @@ import numpy.typing as npt
 
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.coding.layout import Layout
-from etude.common.weights.replicas import gathering, placing
-from etude.common.weights.replicas.decoding import decoded
-from etude.common.weights.replicas.gathering import Coded, Found
-from etude.common.weights.replicas.holding import Holding
-from etude.common.weights.replicas.placing import Grain, Window
-from etude.common.weights.replicas.prepared import Patch, Prepared
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas import gather_kernels, region_kernels
+from etude.common.weights.replicas.block_layout import Layout
+from etude.common.weights.replicas.gather_kernels import Coded, Found
+from etude.common.weights.replicas.patches import Patch, Prepared
+from etude.common.weights.replicas.region_kernels import Grain, Window
+from etude.common.weights.replicas.regions import Holding
+from etude.common.weights.replicas.staged_file import StagedBlock
+from etude.common.weights.replicas.tile_decoding import decoded
 from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.jit import fixed
@@ -118,7 +118,7 @@ class Preparation:
     ) -> None:
         grain = self._layout.grain(block.tensor, block.tile)
         words = self._words[holding.region.parameter]
-        placing.fetch_tile(words, grain, holding.window, old, seen)
+        region_kernels.fetch_tile(words, grain, holding.window, old, seen)
 
     def _prepare(self, block: StagedBlock, cut: _Cut, room: _Room) -> list[Patch]:
         """Add what a block changes in a region to its parameter, or return a patch of its own."""
@@ -143,13 +143,13 @@ class Preparation:
 
     def _gather(self, block: StagedBlock, cut: _Cut, found: Found) -> int:
         """Fill what is found; how many elements."""
-        kind = gathering.NEW if block.index is None else gathering.ULP
-        kind = gathering.XOR if block.codec is Codec.XOR_ZSTD else kind
+        kind = gather_kernels.NEW if block.index is None else gather_kernels.ULP
+        kind = gather_kernels.XOR if block.codec is Codec.XOR_ZSTD else kind
         ordered = self._layout.schema.tensors[block.tensor].is_ordered
         data = found.new if block.data is None else block.data
         holding = cut.holding
         top = top_bit(found.new.dtype, ordered=ordered)
-        gathered = gathering.gather(
+        gathered = gather_kernels.gather(
             Coded(fixed(block.places), fixed(data), kind, top),
             self._layout.span(block),
             cut.grain,
@@ -179,9 +179,11 @@ class Preparation:
         index = block.places
         flats, picks = np.empty(index.size, np.int64), np.empty(index.size, np.int64)
         span = self._layout.span(block)
-        count = placing.place(fixed(index), span, cut.grain, cut.holding.window, flats, picks)
+        count = region_kernels.place(
+            fixed(index), span, cut.grain, cut.holding.window, flats, picks
+        )
         at = np.empty(count, np.uint32)
-        placing.positions(flats[:count], cut.holding.window, cut.base, at)
+        region_kernels.positions(flats[:count], cut.holding.window, cut.base, at)
         return at
 
 

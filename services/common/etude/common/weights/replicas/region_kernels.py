@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.intrinsics import AHEAD, prefetch
 from etude.common.weights.tensors.jit import compiled
-from etude.common.weights.tensors.prefetching import AHEAD, prefetch
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Indices, Words
 

@@ -1,12 +1,14 @@
 """Regions: the elements of the checkpoint's tensors in each parameter of a rank."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from etude.common.weights.replicas.region_kernels import Window
+from etude.common.weights.replicas.regions import Region
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 
 
@@ -107,3 +109,38 @@ def _cut(spec: TensorSpec, rank: int, ranks: int) -> Region | None:
         return None
     width = rows // ranks * columns
     return Region(spec.name, 0, rank * width, planes, width, width, rows * columns)
+
+
+class Holding(NamedTuple):
+    """A region of the live words."""
+
+    region: Region
+    window: Window
+    others: npt.NDArray[np.int64]
+    """Numbers of the regions that count some of its elements before it. [r, 6]"""
+
+
+def holdings(regions: Iterable[Region]) -> list[Holding]:
+    """The regions of one tensor, each with those before it that count some of its elements."""
+    held: list[Holding] = []
+    counted: list[Region] = []
+    for region in regions:
+        before = [other.numbers() for other in counted if _meet(region, other)]
+        others = np.array(before, np.int64).reshape(-1, 6)
+        held.append(Holding(region, _window(region), others))
+        if region.counted:
+            counted.append(region)
+    return held
+
+
+def _meet(one: Region, other: Region) -> bool:
+    """Return true if two regions of a tensor may share elements."""
+    return one.source_offset < other.source_stop and other.source_offset < one.source_stop
+
+
+def _window(region: Region) -> Window:
+    """The region's numbers, as one row where it is one range on both sides."""
+    if region.rows == 1 or region.width == region.parameter_stride == region.source_stride:
+        size = region.elements
+        return Window(region.parameter_offset, region.source_offset, 1, size, size, size)
+    return Window(*region[1:7])

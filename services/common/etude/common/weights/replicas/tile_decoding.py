@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from etude.common.weights.coding.codecs import l2
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.coding.layout import Layout
-from etude.common.weights.replicas.holding import Holding
-from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.replicas.block_layout import Layout
+from etude.common.weights.replicas.regions import Holding
+from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.words import Words, word_type
 
 Fill = Callable[[StagedBlock, Holding, Words, npt.NDArray[np.bool_]], None]

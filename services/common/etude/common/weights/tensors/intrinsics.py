@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped] # ships no types
-from numba import types  # type: ignore[import-untyped] # ships no types
+from llvmlite import ir  # type: ignore[import-untyped] # ships no types  # type: ignore[import-untyped] # ships no types
+from numba import types  # type: ignore[import-untyped] # ships no types  # type: ignore[import-untyped] # ships no types
 from numba.core import cgutils  # type: ignore[import-untyped] # ships no types
-from numba.extending import intrinsic  # type: ignore[import-untyped] # ships no types
+from numba.extending import intrinsic  # type: ignore[import-untyped] # ships no types  # type: ignore[import-untyped] # ships no types
 
 from etude.common.weights.tensors.words import Words
 
@@ -54,4 +54,25 @@ def _prefetch(
 
 
 prefetch: Callable[[Words, np.uint64], None] = intrinsic(_prefetch)
+"""For compiled loops only."""
+
+
+def _trailing_zeros(
+    _typing: object,
+    word: Any,  # noqa: ANN401 - numba's own type of a number
+) -> tuple[object, Callable[..., object]]:
+    """LLVM's count of trailing zeros of a word that is not 0."""
+
+    def generate(
+        _context: object,
+        builder: Any,  # noqa: ANN401 - llvmlite's
+        _signature: object,
+        arguments: Any,  # noqa: ANN401 - llvmlite's values
+    ) -> object:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
+
+
+trailing_zeros: Callable[[np.uint64], int] = intrinsic(_trailing_zeros)
 """For compiled loops only."""

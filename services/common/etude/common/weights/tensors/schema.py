@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from etude.common.errors import CorruptError
-from etude.common.weights.protocol import sealed
+from etude.common.weights.protocol import records
 from etude.common.weights.tensors.safetensors import ITEM_BYTES, MAX_DIMS, MAX_NAME_CHARS
 from etude.common.weights.tensors.words import ORDERED, lanes_per_element
 
@@ -117,7 +117,7 @@ class Schema(BaseModel):
 
     def to_bytes(self) -> bytes:
         """The schema as it is stored; equal schemas give equal bytes."""
-        return sealed.seal(self.model_dump(mode="json"))
+        return records.seal(self.model_dump(mode="json"))
 
 
 def split_of(name: str) -> Split:
@@ -135,7 +135,7 @@ def parse_schema(data: bytes, *, sha256: str, where: str) -> Schema:
         raise CorruptError(f"{where}: content does not match its SHA-256 digest")
     try:
         # Strict models take tuples from JSON text only.
-        return Schema.model_validate_json(json.dumps(sealed.unseal(data, where=where)))
+        return Schema.model_validate_json(json.dumps(records.unseal(data, where=where)))
     except ValidationError as cause:
         raise CorruptError(f"{where}: {cause}") from cause
 

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from etude.agent.workspace import MAX_FILE_BYTES, PathFault, WorkspaceError
-from etude.common import channels
 from etude.common.errors import InvalidFieldError, ReusedIdError
+from etude.common.rpc import channels
 from etude.envserver.environment_api.e2b import connect_protocol
 from etude.envserver.environment_api.e2b.client_paths import inside, shown
 from etude.envserver.environment_api.e2b.connect_protocol import Json

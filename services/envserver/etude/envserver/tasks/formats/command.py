@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from etude.common import harbor as folders
 from etude.common.errors import UserError
+from etude.common.harbor import task as folders
 from etude.envserver import exit_codes
 from etude.envserver.tasks.formats import harbor, swebench, verifiers
 from etude.envserver.tasks.formats.imported_task import Imported, RefusedError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from etude.common.harbor import MAX_FILE_BYTES, MAX_FILES, MAX_FOLDER_BYTES
+from etude.common.harbor.task import MAX_FILE_BYTES, MAX_FILES, MAX_FOLDER_BYTES
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks.formats.imported_task import RefusedError
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etude.common import harbor
-from etude.common.harbor_settings import WORKSPACE, TaskFile
+from etude.common.harbor import task
+from etude.common.harbor.task_file import WORKSPACE, TaskFile
 from etude.envserver.storage.trees import File, Tree
 from etude.envserver.tasks.formats import dockerfile_recipe, task_image, toml
 from etude.envserver.tasks.formats.imported_task import Imported, RefusedError
@@ -68,7 +68,7 @@ def _image_name(task_id: str) -> str:
 def _files(folder: Path) -> dict[str, File]:
     return {
         path: File(data, bool((folder / path).stat().st_mode & 0o100))
-        for path, data in harbor.read_files(folder).items()
+        for path, data in task.read_files(folder).items()
     }
 
 
@@ -136,7 +136,7 @@ def _settings(raw: dict[str, Any], folder: str) -> TaskFile:
     artifacts = raw.get("artifacts")
     if isinstance(artifacts, list):
         raw["artifacts"] = [_moved(each, folder) for each in artifacts]
-    return harbor.settings(toml.written(raw).encode(), Path("task.toml"))
+    return task.settings(toml.written(raw).encode(), Path("task.toml"))
 
 
 def _moved(artifact: object, folder: str) -> object:
@@ -172,5 +172,5 @@ def found_in(places: Sequence[Path]) -> list[Path]:
     """
     folders = list[Path]()
     for place in places:
-        folders += [place] if (place / "task.toml").exists() else harbor.task_folders(place)
+        folders += [place] if (place / "task.toml").exists() else task.task_folders(place)
     return folders

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from etude.common.harbor_settings import WORKSPACE
+from etude.common.harbor.task_file import WORKSPACE
 from etude.envserver.images.spec import (
     MAX_SPEC_BYTES,
     Base,

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from etude.common import harbor as folders
-from etude.common.harbor_settings import WORKSPACE
+from etude.common.harbor import task as folders
+from etude.common.harbor.task_file import WORKSPACE
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks.formats import harbor, toml
 from etude.envserver.tasks.formats.imported_task import Imported, RefusedError

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common import channels
-from etude.common.sharding import target_of
+from etude.common.broker_shards import target_of
+from etude.common.rpc import channels
 from etude.trainer.controller.admission.forecast import Forecast
 from etude.trainer.controller.admission.groups import Group
 from etude.trainer.controller.admission.tasks import TaskOrder

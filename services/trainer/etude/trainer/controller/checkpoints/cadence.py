@@ -1,16 +1,16 @@
-"""When the next checkpoint is due."""
+"""Cadence of checkpoints, by steps and by seconds."""
 
 import time
 from dataclasses import dataclass, field
 
-from etude.common.api.checkpointing import Checkpointing
+from etude.common.api.run.checkpointing import Checkpointing
 
 
 @dataclass(slots=True)
 class Cadence:
     """Counts steps and seconds since the last checkpoint.
 
-    It is asked several times between two steps and must give the same answer each time, so the
+    It is queried several times between two steps and must give the same answer each time, so the
     clock is read once per step.
     """
 
@@ -18,10 +18,10 @@ class Cadence:
     _tried_s: float = field(default_factory=time.monotonic)
 
     def stepped(self, checkpointing: Checkpointing, *, step: int, now_s: float) -> None:
-        """A step is done.
+        """Count a step.
 
         Args:
-            checkpointing: the cadence wanted now.
+            checkpointing: current settings.
             step: steps done of the phase.
             now_s: on the monotonic clock.
         """
@@ -31,6 +31,6 @@ class Cadence:
         self.is_due = self.is_due or by_steps or by_time
 
     def tried(self, now_s: float) -> None:
-        """A checkpoint is written, or could not be; the next is due as if it were."""
+        """Restart the cadence after a checkpoint, written or failed."""
         self.is_due = False
         self._tried_s = now_s

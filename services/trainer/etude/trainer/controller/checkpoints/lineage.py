@@ -1,43 +1,43 @@
-"""Where a run was put back to, and which checkpoints are therefore its past."""
+"""Lineage of checkpoints: branches that begin at restores, and the ancestors of a branch."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from etude.common.checkpoints import Place
-from etude.common.files import ResumeAt
+from etude.common.checkpoints.manifest import Place
+from etude.common.role_inputs import ResumeAt
 from etude.v1 import journal_pb2
 
 
 class Branch(NamedTuple):
-    """The way that a run has gone so far.
+    """Branch of a run's checkpoints.
 
-    Every time that it is put back a branch begins. What was written behind the place that it was
-    put back to stays in the store, and is no past of what comes now.
+    A branch begins at every restore to an older checkpoint. Later checkpoints of the earlier branch
+    stay in the store, but are not ancestors of the new one.
     """
 
     number: int = 0
-    """0 until the run is put back."""
+    """0 until the first restore."""
     path: tuple[Place, ...] = ()
     """The last checkpoints of the branches that led here, oldest first."""
 
     def to_proto(self) -> journal_pb2.JournalBranch:
-        """As the journal keeps it."""
+        """Convert to the journal's message."""
         path = [journal_pb2.JournalPlace(branch=each.branch, step=each.step) for each in self.path]
         return journal_pb2.JournalBranch(number=self.number, path=path)
 
     @classmethod
     def from_proto(cls, body: journal_pb2.JournalBranch) -> "Branch":
-        """Likewise, back again."""
+        """Convert from the journal's message."""
         return cls(body.number, tuple(Place(each.branch, each.step) for each in body.path))
 
 
 def is_new(asked: ResumeAt | None, present: Branch) -> bool:
-    """Whether the run is to be put back now; that is done once for each time it is asked."""
+    """True if a requested restore is new; each request is served once."""
     return asked is not None and asked.number > present.number
 
 
 def past(places: Iterable[Place], branch: Branch) -> list[Place]:
-    """The checkpoints from which a run may go on as if nothing had happened, the newest first."""
+    """Checkpoints of a branch and its ancestors, newest first."""
     stretches = [Place(branch.number, -1), *reversed(branch.path)]
     known = sorted(places, reverse=True)
     return [
@@ -49,7 +49,7 @@ def past(places: Iterable[Place], branch: Branch) -> list[Place]:
 
 
 def targets(places: Iterable[Place], asked: ResumeAt) -> list[Place]:
-    """What may stand for the checkpoint that was asked for: it, then older ones of its branch."""
+    """Candidates for a requested checkpoint: itself, then older ones of its branch."""
     if asked.step is None:
         return []
     return past((p for p in places if p.step <= (asked.step or 0)), Branch(asked.branch))

@@ -1,16 +1,16 @@
-"""Taking over a run: a new epoch, the newest verified checkpoint, the journal behind it."""
+"""Recovery: a controller takes over a run from its newest checkpoint and the journal behind it."""
 
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from etude.common import checkpoints
-from etude.common.api.phases import Phase
+from etude.common.api.run.phases import Phase
 from etude.common.blobs import ExistsError, Store
-from etude.common.checkpoints import StoredCheckpoint
+from etude.common.checkpoints import manifest
+from etude.common.checkpoints.manifest import StoredCheckpoint
 from etude.common.errors import CorruptError, Problem, UserError
-from etude.common.files import ResumeAt
+from etude.common.role_inputs import ResumeAt
 from etude.common.weights import VersionId, claim_epoch, read_epoch
 from etude.trainer.controller.checkpoints import lineage
 from etude.trainer.controller.checkpoints.lineage import Branch
@@ -21,18 +21,18 @@ from etude.trainer.controller.journal.write_ahead_log import End, Journal
 from etude.v1 import journal_pb2
 
 OWNER = "owner"
-"""Object that names the run whose storage this is. Created once, before anybody is fenced."""
+"""Object that names the run that owns the storage. Created once, before any fencing."""
 
 
 @dataclass(slots=True)
 class Book:
-    """The journal and the account it makes up: one is never written without the other."""
+    """Journal and ledger, always written together."""
 
     journal: Journal
     ledger: Ledger
 
     def write(self, record: journal_pb2.JournalRecord) -> int:
-        """Log a record and take it into account; returns its sequence."""
+        """Append a record and apply it to the ledger; return its sequence."""
         sequence = self.journal.append(record)
         self.ledger.apply(record)
         return sequence
@@ -46,21 +46,21 @@ class Opened(NamedTuple):
     cursor: Cursor
     figures: Figures
     checkpoint: StoredCheckpoint | None
-    """What the learner must restore."""
+    """The checkpoint that the learner must restore."""
     next_version: int
     """Smallest number that may be published."""
     problems: list[str]
-    """Checkpoints that were passed over because they are damaged."""
+    """Damaged checkpoints that were skipped."""
     is_new: bool
-    """Nothing was recorded before."""
+    """True if nothing was recorded before."""
     branch: Branch
-    """The way that it has gone, from here on."""
+    """The run's branch of checkpoints from here on."""
     is_put_back: bool
-    """Whether it left what was recorded after the checkpoint just now."""
+    """True if the run was just restored to an older checkpoint."""
 
 
 class _Start(NamedTuple):
-    """Where a controller begins."""
+    """Starting point of a controller."""
 
     state: ControllerState
     checkpoint: StoredCheckpoint | None
@@ -70,14 +70,14 @@ class _Start(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it opens an epoch."""
+        """Reason for a new epoch."""
         if self.is_put_back:
             return "rollback"
         return "start" if self.checkpoint is None else "takeover"
 
     @property
     def upto(self) -> End | None:
-        """The last journal record that counts; None for all of them."""
+        """The last accepted journal record; None for all of them."""
         return End(self.state.epoch, self.state.sequence) if self.is_put_back else None
 
 
@@ -89,18 +89,18 @@ def open_run(
     holder: str,
     resume: ResumeAt | None = None,
 ) -> Opened:
-    """Take over a run, or begin it. From here on every earlier controller is fenced.
+    """Take over a run, or start it, and fence every earlier controller.
 
     Args:
         store: the run's.
         run_uid: its UID.
         phases: as its spec has them.
-        holder: who takes over, for people.
-        resume: what it shall be put back to, unless it was already.
+        holder: name of the controller, shown to people.
+        resume: checkpoint to restore, unless that was done already.
 
     Raises:
-        UserError: the storage belongs to another run, the phases are not those that the
-            checkpoint was made with, or the checkpoint to be put back to is lost.
+        UserError: the storage belongs to another run, the phases differ from the checkpoint's, or
+            the checkpoint to restore is lost.
         CorruptError: the journal is damaged.
     """
     _claim_storage(store, run_uid)
@@ -108,7 +108,7 @@ def open_run(
     state = start.state
     _check_phases(state, phases)
     epoch = _claim(store, start, holder)
-    # Only now: what an earlier controller acknowledged before the claim is in the journal.
+    # After the claim: all that an earlier controller acknowledged is in the journal now.
     before = write_ahead_log.recover(
         store, run_uid=run_uid, before_epoch=epoch, since=state.replay_from, upto=start.upto
     )
@@ -132,14 +132,14 @@ def open_run(
 
 
 def _claim(store: Store, start: _Start, holder: str) -> int:
-    """A new epoch, which goes on from the policy that the start has."""
+    """Claim a new epoch behind the start's policy version."""
     policy = start.state.cursor.policy
     parent = None if policy is None else VersionId(*policy)
     return claim_epoch(store, holder=holder, parent=parent, reason=start.reason)
 
 
 def _opening(own: Journal, before: write_ahead_log.Recovered) -> journal_pb2.JournalRecord:
-    """The first record of an epoch: after which record of which epoch it goes on."""
+    """First record of an epoch, which names the record that it follows."""
     opening = journal_pb2.JournalOpen(
         run_uid=own.run_uid,
         epoch=own.epoch,
@@ -151,35 +151,35 @@ def _opening(own: Journal, before: write_ahead_log.Recovered) -> journal_pb2.Jou
 
 
 def _start(store: Store, run_uid: str, phases: Sequence[Phase], resume: ResumeAt | None) -> _Start:
-    """The newest checkpoint of the way that the run has gone, or the one that is asked for."""
+    """Find the newest checkpoint of the run's branch, or the requested one."""
     opening = write_ahead_log.newest_opening(store, run_uid=run_uid)
     present = Branch() if opening is None else Branch.from_proto(opening.branch)
     problems: list[str] = []
-    places = checkpoints.places(store)
+    places = manifest.places(store)
     if resume is not None and lineage.is_new(resume, present):
         return _put_back(store, run_uid, phases, resume)
     candidates = lineage.past(places, present)
-    found = checkpoints.first_verified(store, candidates, run=run_uid, problems=problems)
+    found = manifest.first_verified(store, candidates, run=run_uid, problems=problems)
     state = _first(run_uid, phases) if found is None else read_state(store, found)
     return _Start(state, found, present, problems, is_put_back=False)
 
 
 def _put_back(store: Store, run_uid: str, phases: Sequence[Phase], resume: ResumeAt) -> _Start:
-    """The checkpoint that is asked for, and the branch that begins at it.
+    """Find the requested checkpoint, and start a branch at it.
 
     Raises:
-        UserError: it is lost, and so is all before it.
+        UserError: it is lost, with all before it.
     """
     if resume.step is None:
         return _Start(_first(run_uid, phases), None, Branch(resume.number), [], is_put_back=True)
     problems: list[str] = []
-    candidates = lineage.targets(checkpoints.places(store), resume)
-    found = checkpoints.first_verified(store, candidates, run=run_uid, problems=problems)
+    candidates = lineage.targets(manifest.places(store), resume)
+    found = manifest.first_verified(store, candidates, run=run_uid, problems=problems)
     if found is None:
         raise UserError(
             Problem(
                 reason=CorruptError.reason,
-                what="; ".join(problems) or f"step {resume.step} is not in the store any more",
+                what="; ".join(problems) or f"step {resume.step} is no longer in the store",
                 where=f"checkpointing.resume: {store.url}",
                 fix="name another checkpoint, or set resume: Latest",
             )
@@ -194,7 +194,7 @@ def _said(branch: Branch) -> journal_pb2.JournalBranch | None:
 
 
 def _claim_storage(store: Store, run_uid: str) -> None:
-    """Refuse another run's storage while its controller still may live.
+    """Refuse another run's storage, whose controller may still be alive.
 
     Raises:
         UserError: it belongs to another run.

@@ -1,8 +1,8 @@
 """Checkpoints of learner and controller at the same step.
 
-Each epoch writes into a folder of its own, so that a controller that was stalled and replaced
-cannot touch what its successor saved at the same step. Which checkpoints stay is the operator's
-business: it knows the pinned ones.
+Each epoch writes into its own folder, so that a controller that was stalled and replaced cannot
+touch its successor's objects of the same step. The operator deletes old checkpoints: it knows the
+pinned ones.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ import logging
 import time
 from dataclasses import dataclass
 
-from etude.common import checkpoints
 from etude.common.blobs import Store
-from etude.common.checkpoints import (
+from etude.common.checkpoints import manifest as checkpoints_manifest
+from etude.common.checkpoints.manifest import (
     MANIFEST,
     CheckpointManifest,
     CheckpointObject,
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Saver:
-    """Writes checkpoints; the learner must be idle meanwhile, rollouts may go on."""
+    """Writes checkpoints; the learner must be idle meanwhile, rollouts may run."""
 
     store: Store
     book: Book
@@ -44,7 +44,7 @@ class Saver:
     last_step: int = -1
     """Step of the newest checkpoint of this process."""
     last: StoredCheckpoint | None = None
-    """What the next one goes back to."""
+    """The newest checkpoint, which is the parent of the next one."""
 
     async def save(
         self,
@@ -55,7 +55,7 @@ class Saver:
         figures: dict[str, str],
         request: str = "",
     ) -> StoredCheckpoint:
-        """Write the state and make it visible.
+        """Write a checkpoint and publish its manifest.
 
         Args:
             state: the controller's half.
@@ -96,7 +96,7 @@ class Saver:
     async def _write(
         self, state: ControllerState, prefix: str, *, with_model: bool
     ) -> list[CheckpointObject]:
-        """Everything that a manifest will name; nobody sees it before that."""
+        """Write the objects of a checkpoint; they are invisible until the manifest names them."""
         folder = epoch_folder(state.epoch)
         await asyncio.to_thread(self._check_epoch, state.epoch)
         saved = await self.learners.save(prefix + folder)
@@ -107,11 +107,13 @@ class Saver:
         await self.book.journal.durable(state.sequence)
         key = folder + CONTROLLER
         await asyncio.to_thread(self.store.put, prefix + key, state.model_dump_json().encode())
-        objects.append(await asyncio.to_thread(checkpoints.described, self.store, prefix, key))
+        objects.append(
+            await asyncio.to_thread(checkpoints_manifest.described, self.store, prefix, key)
+        )
         return objects
 
     def _parent(self, place: Place) -> Parent | None:
-        """What a checkpoint goes back to; one that is written again to what it did before."""
+        """Parent of a checkpoint; one that is written again keeps its parent."""
         if self.last is None:
             return None
         last = self.last.manifest
@@ -125,7 +127,7 @@ class Saver:
 
     def _commit(self, manifest: CheckpointManifest) -> StoredCheckpoint:
         self._check_epoch(manifest.epoch)
-        found = checkpoints.commit(self.store, manifest)
+        found = checkpoints_manifest.commit(self.store, manifest)
         self._check_epoch(manifest.epoch)
         kept = {MANIFEST, *(item.key for item in manifest.objects)}
         present = [info.key.removeprefix(found.prefix) for info in self.store.list(found.prefix)]
@@ -137,7 +139,7 @@ class Saver:
         try:
             self.store.delete(rests)
         except StoreError as error:
-            log.warning("rests of an earlier try stay in %s: %s", found.prefix, error)
+            log.warning("leftovers of an earlier attempt stay in %s: %s", found.prefix, error)
         return found
 
     def _log(self, found: StoredCheckpoint) -> None:
@@ -150,9 +152,9 @@ class Saver:
 
 
 def keyframe_of(store: Store, manifest: CheckpointManifest) -> int | None:
-    """Number of the whole version from which the chain leads to a checkpoint's; None without one.
+    """Number of the complete version from which a chain leads to a checkpoint's; None without one.
 
-    Informs people, and therefore never fails: a store that is away leaves it unknown.
+    For information only, so it never fails: an unreachable store leaves it unknown.
     """
     version = VersionId(manifest.epoch, manifest.policy_version)
     try:
@@ -165,6 +167,6 @@ def keyframe_of(store: Store, manifest: CheckpointManifest) -> int | None:
 
 
 def _is_of_later(key: str, epoch: int) -> bool:
-    """Whether a successor wrote it, who may take over at any moment."""
+    """True if a successor wrote the object; it may take over at any moment."""
     folder = key.partition("/")[0]
     return folder.isdecimal() and int(folder) > epoch

@@ -1,9 +1,9 @@
-"""Where a run stands, as a checkpoint keeps it."""
+"""State of the controller in a checkpoint."""
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.common.blobs import Store
-from etude.common.checkpoints import Place, StoredCheckpoint
+from etude.common.checkpoints.manifest import Place, StoredCheckpoint
 from etude.common.errors import CorruptError
 from etude.trainer.controller.checkpoints.lineage import Branch
 from etude.trainer.controller.journal.ledger import LedgerState
@@ -12,12 +12,12 @@ CONTROLLER = "controller.json"
 
 
 def epoch_folder(epoch: int) -> str:
-    """Where one epoch writes below a checkpoint's prefix."""
+    """Folder of one epoch below a checkpoint's prefix."""
     return f"{epoch:06d}/"
 
 
 class Measured(BaseModel):
-    """What an evaluation found last."""
+    """Newest result of an evaluation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,17 +36,17 @@ class Figures(BaseModel):
     evaluations: dict[str, Measured] = Field(default_factory=dict)
     """The newest of each, by name."""
     window: list[float] = Field(default_factory=list)
-    """Of the steps of the active phase that its success policy looks at."""
+    """Figures of the last steps of the active phase, for its success policy."""
     productive_seconds: float = 0.0
     step_seconds: list[float] = Field(default_factory=list)
     """Of the last steps of the active phase."""
     retried: int = 0
     evaluated: int = 0
-    """Rollouts of evaluations: work like any other, though none of it is trained."""
+    """Rollouts of evaluations, which are not trained."""
 
 
 class Cursor(BaseModel):
-    """The next thing to do."""
+    """Position of a run in its program."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -62,18 +62,18 @@ class Cursor(BaseModel):
     finished: list[str] = Field(default_factory=list)
     """Phases that ended."""
     gates: dict[str, str] = Field(default_factory=dict)
-    """Met or NotMet, of phases whose gates were looked at."""
+    """Met or NotMet, by phase whose gate was checked."""
     policy: tuple[int, int] | None = None
     """Epoch and number of the newest published version."""
     evaluated: list[str] = Field(default_factory=list)
-    """Evaluations that are done, so that a resume does not repeat them."""
+    """Finished evaluations, so that a resume does not repeat them."""
 
 
 class ControllerState(BaseModel):
     """The controller's half of a checkpoint.
 
-    All draws are functions of the phases' seeds and of places in this state, so that no random
-    generator needs saving; the seeds are kept to notice a run that was resumed with others.
+    All random draws are functions of the phases' seeds and of positions in this state, so no random
+    generator is saved; the seeds are kept to detect a resume with other seeds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -85,17 +85,17 @@ class ControllerState(BaseModel):
     figures: Figures
     ledger: LedgerState
     sequence: int
-    """Newest journal record that this state knows."""
+    """Newest journal record in this state."""
     seeds: dict[str, int]
     """By phase."""
     branch: int = 0
-    """How often the run had been put back to an older checkpoint."""
+    """Number of restores to an older checkpoint."""
     path: tuple[tuple[int, int], ...] = ()
     """Branch and step of the last checkpoints of the branches that led here, oldest first."""
 
     @property
     def way(self) -> Branch:
-        """The way that the run had gone."""
+        """The run's branch of checkpoints."""
         return Branch(self.branch, tuple(Place(*each) for each in self.path))
 
     @property
@@ -105,7 +105,7 @@ class ControllerState(BaseModel):
 
 
 def read_state(store: Store, found: StoredCheckpoint) -> ControllerState:
-    """The controller's half of a verified checkpoint.
+    """Read the controller's half of a verified checkpoint.
 
     Raises:
         CorruptError: it is of another format.

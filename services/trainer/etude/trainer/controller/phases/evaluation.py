@@ -1,4 +1,4 @@
-"""Success on held-out tasks: a sampled pass as in training, and a greedy one."""
+"""Evaluation on held-out tasks: a sampled pass as in training, and a greedy pass."""
 
 import asyncio
 from collections import Counter
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from etude.common.api.phases import Phase, RolloutPolicy
-from etude.common.api.run import Evaluation
+from etude.common.api.run.phases import Phase, RolloutPolicy
+from etude.common.api.run.spec import Evaluation
 from etude.common.errors import EtudeError
-from etude.common.files import source_for
+from etude.common.role_inputs import source_for
 from etude.trainer.controller.admission.dispatch import mask, run_order
 from etude.trainer.controller.admission.dropping import Distrust
 from etude.trainer.controller.admission.quarantine_marks import Reason
@@ -22,20 +22,20 @@ from etude.trainer.seeding import derived_seed
 from etude.v1 import journal_pb2, run_pb2
 
 REDRAWS = 3
-"""A rollout that more engines in a row spoilt is lost: the run has a larger trouble than this."""
+"""Redraws of a rollout that a marked engine sampled; after that it counts as lost."""
 
 
 class Pass(NamedTuple):
-    """What one evaluation at one step consists of."""
+    """Tasks and modes of one evaluation at one step."""
 
     limit: int | None
     """Tasks at most."""
     is_greedy: bool
-    """Whether a greedy pass follows the sampled one."""
+    """True if a greedy pass follows the sampled one."""
 
 
 def due(evaluation: Evaluation, *, step: int, last_step: int) -> Pass | None:
-    """What to evaluate after so many steps of the phase; None for nothing."""
+    """The evaluation that is due after this many steps of the phase; None if none is."""
     is_end = step in {0, last_step}
     if not is_end and step % evaluation.every_steps:
         return None
@@ -46,27 +46,27 @@ def due(evaluation: Evaluation, *, step: int, last_step: int) -> Pass | None:
 
 @dataclass(slots=True, kw_only=True)
 class Evaluator:
-    """The evaluations that follow one phase."""
+    """Runs the evaluations of one phase."""
 
     run: Run
     phase: Phase
     tasks: dict[str, tuple[Task, ...]]
-    """Of the evaluations that the run began with, by name."""
+    """By evaluation of the initial spec."""
     _found: dict[str, tuple[Task, ...]] = field(default_factory=dict)
-    """Of task sets that came later, by what names them."""
+    """Task sets of later evaluations, by their JSON."""
     _refused: set[str] = field(default_factory=set)
-    """What was told about task sets that cannot be used: the same thing is not told again."""
+    """Reported errors of unusable task sets: each is reported once."""
     _distrust: Distrust = field(init=False)
 
     def __post_init__(self) -> None:
         self._distrust = Distrust(self.run)
 
     def is_due(self) -> bool:
-        """Whether there is anything to evaluate now."""
+        """True if an evaluation is due now."""
         return any(True for _ in self._due())
 
     async def evaluate(self) -> bool:
-        """Do what is due now; False if the controller was told to stop before it was done."""
+        """Run the due evaluations; False if the controller was told to stop meanwhile."""
         for evaluation, key, found in self._due():
             tasks = (await self._tasks_of(evaluation))[: found.limit]
             if not tasks:
@@ -77,7 +77,7 @@ class Evaluator:
         return True
 
     def _due(self) -> Iterator[tuple[Evaluation, str, Pass]]:
-        """Each evaluation that is due, and the name under which it is remembered."""
+        """Each due evaluation, with the key under which it is recorded as done."""
         cursor = self.run.cursor
         for evaluation in self.run.orders.evaluation:
             if evaluation.phase != self.phase.name:
@@ -88,7 +88,7 @@ class Evaluator:
                 yield evaluation, key, found
 
     async def _tasks_of(self, evaluation: Evaluation) -> tuple[Task, ...]:
-        """The tasks to measure on, also those of an evaluation that was added or changed."""
+        """Tasks of an evaluation, also of one that was added or changed later."""
         first = {e.name: e.tasks for e in self.run.resolved.spec.evaluation}
         if evaluation.name in self.tasks and first.get(evaluation.name) == evaluation.tasks:
             return self.tasks[evaluation.name]
@@ -122,7 +122,7 @@ class Evaluator:
         if sampled is None or greedy is None:
             return False
         if not sampled:
-            return True  # told as incomplete: nothing is no score of 0
+            return True  # reported as incomplete: no rollouts are not a score of 0
         fields = evaluation_fields(name, sampled=sampled, greedy=greedy)
         run.figures.eval_success = fields["success"]
         run.figures.evaluations[name] = Measured(
@@ -135,7 +135,7 @@ class Evaluator:
     async def _pass(
         self, name: str, tasks: Sequence[Task], *, greedy: bool
     ) -> list[journal_pb2.JournalRollout]:
-        """One rollout per task; those that the platform lost, or spoilt, are left out."""
+        """Run one rollout per task; leave out those that the platform lost."""
         run = self.run
         mode = "greedy" if greedy else "sampled"
         prefix = f"eval-{name}-{run.cursor.global_step}-{mode}"
@@ -158,7 +158,7 @@ class Evaluator:
     async def _trusted(
         self, name: str, orders: Sequence[GroupOrder]
     ) -> list[journal_pb2.JournalRollout]:
-        """A rollout per order; what marked weights sampled is drawn again, and at last lost."""
+        """Run one rollout per request; redraw those that marked weights sampled."""
         marked: Mapping[str, Reason] = {}
         records = await self._all(orders)
         for draw in range(1, REDRAWS + 2):
@@ -166,7 +166,7 @@ class Evaluator:
             if not marked or draw > REDRAWS:
                 break
             counts = ", ".join(f"{n} {why}" for why, n in Counter(marked.values()).items())
-            message = f"evaluation {name}: {len(marked)} rollouts are drawn again: {counts}"
+            message = f"evaluation {name}: {len(marked)} rollouts are redrawn: {counts}"
             self.run.tell("RolloutsRedrawn", message, warning=True)
             rotation = self.run.engines.rotation
             again = [order for order in orders if order.group_id in marked]
@@ -174,11 +174,11 @@ class Evaluator:
             records = [r for r in records if r.rollout.group_id not in marked] + anew
         for record in records:
             if (why := marked.get(record.rollout.group_id)) is not None:
-                mask(record, f"{why}, after {REDRAWS} more draws", reason="SuspectPolicy")
+                mask(record, f"{why}, after {REDRAWS} redraws", reason="SuspectPolicy")
         return records
 
     async def _marked(self, records: Sequence[journal_pb2.JournalRollout]) -> Mapping[str, Reason]:
-        """Why a score says nothing of the policy, by the name of its order."""
+        """Rollouts that marked weights sampled, by group id, with the reason."""
         await self._distrust.refresh()
         scored = [r.rollout for r in records if r.reward.WhichOneof("result") == "reward"]
         found = {each.group_id: self._distrust.marks.against(each) for each in scored}

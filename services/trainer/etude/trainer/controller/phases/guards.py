@@ -1,8 +1,8 @@
-"""What no step may go on with: too many lost rollouts, or engines that serve other weights."""
+"""Guards of a step: too many lost rollouts, or a mismatch between engine and learner."""
 
 from collections.abc import Mapping, Sequence
 
-from etude.common.api.phases import AsyncLimits, AsyncMode, RolloutPolicy
+from etude.common.api.run.phases import AsyncLimits, AsyncMode, RolloutPolicy
 from etude.trainer.controller.admission.groups import Group
 from etude.trainer.controller.run import Run, RunFailedError
 from etude.trainer.learner.batches import StepResult
@@ -27,10 +27,10 @@ class InfraFailuresError(RunFailedError):
 
 
 def check_faults(run: Run, groups: Sequence[Group], limits: RolloutPolicy) -> None:
-    """Refuse a batch that lost too much.
+    """Refuse a batch with too many lost rollouts.
 
     Raises:
-        InfraFailuresError: it did.
+        InfraFailuresError: more were lost than the run allows.
     """
     masked = sum(len(group.masked) for group in groups)
     total = sum(len(group.finished) for group in groups)
@@ -44,14 +44,14 @@ def check_faults(run: Run, groups: Sequence[Group], limits: RolloutPolicy) -> No
 
 
 def check_mismatch(run: Run, result: StepResult) -> None:
-    """Refuse a step on samples of other weights; ask only while these are the published ones.
+    """Refuse a step whose samples come from other weights; valid only for the published weights.
 
     Raises:
         MismatchError: engine and learner disagree.
     """
     limits = run.phase.async_limits or AsyncLimits()
     most = MAX_MISMATCH[run.resolved.spec.weights.dtype]
-    # Other modes also train tokens of older versions, which differ without any fault.
+    # Other modes also train tokens of older versions, which differ legitimately.
     if limits.mode == AsyncMode.SYNC and result.mismatch_mean > most:
         raise MismatchError(
             f"step {run.cursor.step + 1}: engine and learner log-probs differ by"

@@ -1,4 +1,4 @@
-"""The phase that samples: admit, roll out, score, batch, step, publish, and again."""
+"""Reinforcement-learning phase: admit groups, roll out, score, batch, step, publish."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry import trace
 
-from etude.common.api.phases import Algorithm, AsyncLimits, Phase, RolloutPolicy
+from etude.common.api.run.phases import Algorithm, AsyncLimits, Phase, RolloutPolicy
 from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.controller.admission.dispatch import run_order
@@ -43,7 +43,7 @@ _TRACER = trace.get_tracer("etude.trainer")
 
 @dataclass(slots=True, kw_only=True)
 class Reinforcement:
-    """One reinforcement-learning phase under way."""
+    """Trains one reinforcement-learning phase from the rollout buffer."""
 
     run: Run
     phase: Phase
@@ -54,13 +54,13 @@ class Reinforcement:
     limits: RolloutPolicy = field(init=False)
     distrust: Distrust = field(init=False)
     ahead: int = field(init=False)
-    """Versions that may be in flight during a step."""
+    """Limit of versions in flight during a step."""
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _in_flight: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _retried: int = field(init=False)
     _dropped: int = field(init=False)
-    """Counts of the run at the last step."""
+    """Rollouts dropped up to the last step."""
 
     def __post_init__(self) -> None:
         limits = self.phase.async_limits or AsyncLimits()
@@ -69,7 +69,7 @@ class Reinforcement:
             max_staleness=limits.max_staleness_versions,
             steps_per_version=self.run.resolved.spec.weights.advanced.steps_per_version,
         )
-        # With the bound 0 no step can begin before engines serve what the last one made.
+        # With the bound 0 no step can start before engines serve the last step's version.
         backlog = self.run.resolved.spec.weights.advanced.backlog
         self.ahead = backlog if limits.max_staleness_versions else 0
         self.limits = self.phase.rollout or RolloutPolicy()
@@ -78,12 +78,12 @@ class Reinforcement:
         self._dropped = self.run.book.ledger.discarded
 
     async def train(self) -> bool:
-        """Train the phase to its end; False if the controller was told to stop before.
+        """Train the phase to its end; False if the controller was told to stop earlier.
 
         Raises:
             RunFailedError: engine and learner disagree, or too many rollouts were lost.
             NonFiniteLossError: a step failed; nothing was changed by it.
-            NonFiniteWeightsError: a step led to weights that are none.
+            NonFiniteWeightsError: a step led to NaN or infinite weights.
         """
         run = self.run
         await run.learners.start_phase(self.phase, run.cursor.step)
@@ -95,7 +95,7 @@ class Reinforcement:
             try:
                 return await self._to_the_end()
             except (RunFailedError, NonFiniteLossError, NonFiniteWeightsError):
-                # The run ends for good; what was encoded before that is as good as ever.
+                # The run ends for good; versions that were encoded before are still valid.
                 await run.in_flight.room(0)
                 raise
             finally:
@@ -136,13 +136,13 @@ class Reinforcement:
         return True
 
     async def _boundary(self) -> bool:
-        """Between two steps; True to stop."""
+        """Handle the boundary between two steps; True to stop."""
         if self.run.is_pausing:
             await settle(self.run)
         return await self.run.boundary()
 
     async def _train_again(self) -> None:
-        """Train what an earlier controller batched after the restored weights, from the journal.
+        """Replay batches from the journal that were trained after the checkpoint.
 
         Raises:
             RunFailedError: the batches are not consecutive.
@@ -152,20 +152,20 @@ class Reinforcement:
             groups = run.book.ledger.batches[step]
             result = await run.learners.policy_step(policy_batch(groups))
             run.recording.note(self._done(result, groups, waited_s=0.0))
-        # Batches of a later phase wait for it: they are left when an older checkpoint was used.
+        # Batches of a later phase stay: they exist if an older checkpoint was restored.
         over = {self.phase.name, *run.cursor.finished}
         for left in run.book.ledger.batches:
             if left.phase in over:
                 raise RunFailedError(f"the journal holds batch {left}, which no step leads to")
 
     def _is_version_due(self) -> bool:
-        """Whether enough steps are done, or the present weights are to be evaluated."""
+        """True after stepsPerVersion steps, at the end, or before an evaluation."""
         step = self.run.cursor.step
         is_last = step == self.run.last_step
         return is_last or not step % self.bound.steps_per_version or self.evaluator.is_due()
 
     async def _publish(self, *, ahead: int = 0) -> Row:
-        """Have the engines serve the present weights; what the newest of them took."""
+        """Publish the current weights and have engines activate them; return timings for the row."""
         run = self.run
         if not await publish(run, ahead=ahead, is_served=True) and not ahead:
             await serve(run)
@@ -193,7 +193,7 @@ class Reinforcement:
         return Due(group.group_id, self.bound.deadline(self._serving if oldest is None else oldest))
 
     async def _next_batch(self) -> list[Group] | None:
-        """The groups of the next step; None when told to stop, or when the tasks are used up."""
+        """Wait for the groups of the next step; None to stop, or if the tasks are used up."""
         run = self.run
         while not run.orders.halting.is_set():
             if run.in_flight.is_stuck:
@@ -211,7 +211,7 @@ class Reinforcement:
                 if await run.unless_halted(self._are_sound(groups)):
                     return groups
                 continue
-            # Versions on their way may admit more.
+            # Versions in flight may admit more groups.
             if not self._in_flight and not len(run.in_flight):
                 run.tell("TasksUsedUp", f"phase {self.phase.name} ends early", warning=True)
                 return None
@@ -220,23 +220,23 @@ class Reinforcement:
         return None
 
     async def _are_sound(self, groups: Sequence[Group]) -> bool:
-        """Whether nothing speaks against the weights that sampled a batch."""
+        """True if no rollout of a batch was sampled by marked weights; drops those that were."""
         if await self.distrust.refresh(patiently=not self.ahead):
             return not self.distrust.drop(self._live())
         return not self.distrust.drop(groups)
 
     def _drop_late(self) -> None:
-        """Groups that a fault of ours made too old: the bound holds before everything else."""
+        """Drop groups that a platform fault made too stale: the bound has priority."""
         run = self.run
         for group in self._live():
             if self._is_ready(group) and self.bound.is_late(
                 self._due(group).deadline, trainer=run.cursor.step
             ):
                 drop_group(run, group, "stale")
-                run.tell("GroupDropped", f"{group.group_id} is too old", warning=True)
+                run.tell("GroupDropped", f"{group.group_id} is too stale", warning=True)
 
     def _admit(self) -> None:
-        """Start what may start: first the groups of an earlier controller, then new ones."""
+        """Start groups: first unfinished ones of an earlier controller, then new ones."""
         for group in self._live():
             if not self._is_ready(group) and group.group_id not in self._in_flight:
                 self._launch(group)
@@ -250,7 +250,7 @@ class Reinforcement:
         planner = self.run.planner
         for group in soonest(planner, self.order, new) if self.bound.max_staleness else new:
             self._launch(group)
-        # What replaces a few dropped groups is no wave.
+        # Replacements of a few dropped groups are not a wave.
         size = self.algorithm.prompts_per_step * self.bound.steps_per_version
         if 2 * len(new) >= size:
             left, first = self._limit - count, self.run.book.ledger.cursors[self.phase.name]
@@ -263,7 +263,7 @@ class Reinforcement:
         return self.algorithm.prompts_per_step * self.phase.max_steps
 
     def _num_admitted(self) -> int:
-        """Groups that were admitted and not dropped."""
+        """Number of groups that were admitted and not dropped."""
         return self.run.book.ledger.trained_groups[self.phase.name] + len(self._live())
 
     def _admit_next(self) -> Group | None:
@@ -319,8 +319,8 @@ class Reinforcement:
             group_ids=[group.group_id for group in groups],
         )
         sequence = run.book.write(journal_pb2.JournalRecord(batch=body))
-        # Durable before the learner sees it; the rollouts stand before it in the log. While the
-        # store is away and versions may wait for it, it is durable before they are published.
+        # The batch and its rollouts are durable before the learner sees them. If versions may wait
+        # while the store is away, the batch is durable before these are published.
         if self.ahead:
             await run.book.journal.durable_or_away(sequence)
         else:
@@ -338,7 +338,7 @@ class Reinforcement:
         status.rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size
 
     def _done(self, result: StepResult, groups: Sequence[Group], *, waited_s: float) -> Row:
-        """A batch is in the weights: account for it, and say so in a row."""
+        """Account for a trained batch, and build its row."""
         run = self.run
         step = Step(self.phase.name, run.cursor.step + 1)
         staleness = [
@@ -375,7 +375,7 @@ class Reinforcement:
     ) -> None:
         run, status = self.run, self.run.reports.status
         rewards = [g.finished[i].reward.reward for g in groups for i in g.valid()]
-        if rewards:  # of a step that the platform lost as a whole, nothing is known
+        if rewards:  # a step whose rollouts were all lost has no reward
             status.reward_mean = mean(rewards)
             previous = run.figures.reward_ewma if run.cursor.step else status.reward_mean
             run.figures.reward_ewma = previous + EWMA * (status.reward_mean - previous)

@@ -1,15 +1,15 @@
-"""Phases that imitate: continued pretraining and supervised fine-tuning."""
+"""Supervised phases: continued pretraining and supervised fine-tuning."""
 
 import time
 
-from etude.common.api.phases import Phase
+from etude.common.api.run.phases import Phase
 from etude.trainer.controller.phases.targets import measured
 from etude.trainer.controller.reporting.rows import step_row
 from etude.trainer.controller.run import Run
 
 
 async def train_supervised(run: Run, phase: Phase) -> bool:
-    """Train the phase to its end; False if the controller was told to stop before."""
+    """Train the phase to its end; False if the controller was told to stop earlier."""
     await run.learners.start_phase(phase, run.cursor.step)
     while run.cursor.step < run.last_step:
         started = time.monotonic()

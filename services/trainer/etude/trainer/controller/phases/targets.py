@@ -1,10 +1,10 @@
-"""Whether a phase has reached what it is for, and whether the run may go on after it."""
+"""Success targets that end a phase early, and gates between phases."""
 
 from collections.abc import Mapping
 from typing import ClassVar
 
-from etude.common.api.outcomes import Gate
-from etude.common.api.phases import Phase
+from etude.common.api.run.phase_goals import Gate
+from etude.common.api.run.phases import Phase
 from etude.trainer.controller.checkpoints.state import Measured
 from etude.trainer.controller.run import Run, RunFailedError
 from etude.v1 import run_pb2
@@ -20,11 +20,11 @@ class GateNotMetError(RunFailedError):
 
 
 def measured(run: Run, figures: Mapping[str, float]) -> None:
-    """Take a step's figures into account; the phase ends here once they are good enough.
+    """Record a step's figures; end the phase once they meet its success policy.
 
     Args:
         run: after the step.
-        figures: of the step, as the spec calls them.
+        figures: of the step, by their names in the spec.
     """
     policy, cursor = run.phase.success_policy, run.cursor
     if policy is None:
@@ -39,7 +39,7 @@ def measured(run: Run, figures: Mapping[str, float]) -> None:
 
 
 def complaint(gate: Gate, evaluations: Mapping[str, Measured]) -> str:
-    """Why a gate does not hold, in words; empty where it does."""
+    """Explain why a gate does not hold; empty if it does."""
     found = evaluations.get(gate.evaluation)
     figure = None
     if found is not None:
@@ -51,10 +51,10 @@ def complaint(gate: Gate, evaluations: Mapping[str, Measured]) -> str:
 
 
 async def may_go_on(run: Run, phase: Phase) -> bool:
-    """Whether the run passes the gate of a phase that is done; False to suspend it.
+    """Check the gate of a finished phase; False suspends the run.
 
     Raises:
-        GateNotMetError: it ends here.
+        GateNotMetError: the gate ends the run.
         StoreError: the state could not be saved.
     """
     gate = phase.gate
@@ -79,7 +79,7 @@ async def may_go_on(run: Run, phase: Phase) -> bool:
 
 
 def conclude(run: Run) -> None:
-    """Say how a run that is done ended, where that was before its last step."""
+    """Report the end of a run, and a target that ended it early."""
     last = run.resolved.spec.phases[-1].name
     if last in run.cursor.ends:
         status = run.reports.status

@@ -1,4 +1,4 @@
-"""One engine's weight service, as the controller calls it."""
+"""Client of one engine's weight service."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import grpc
 
-from etude.common import channels
 from etude.common.errors import UnavailableError
+from etude.common.rpc import channels
 from etude.common.weights import VersionId
 from etude.v1 import weights_pb2, weights_pb2_grpc
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 
 LOOK_S = 2.0
-"""Longest wait for an answer that asks nothing of the engine."""
+"""Timeout of calls that cost the engine nothing."""
 
 _WAITED_FOR = frozenset(
     {
@@ -30,28 +30,28 @@ _WAITED_FOR = frozenset(
         grpc.StatusCode.NOT_FOUND,
     }
 )
-"""An engine that starts, restarts, or does not see the new manifest yet."""
+"""Codes of an engine that starts, restarts, or does not see the new manifest yet."""
 
 _Answer = TypeVar("_Answer")
 
 
 class ContentRefusedError(UnavailableError):
-    """An engine found a version's content wrong: damaged, or not leading to its state."""
+    """An engine refused a version's content: damaged, or not leading to its state."""
 
     reason = "ContentRefused"
 
 
 @dataclass(slots=True)
 class Replica:
-    """A client of one engine."""
+    """Client of one engine's weight service."""
 
     target: str
     timeout_s: float
-    """Longest wait for what an engine must do."""
+    """Timeout of calls that the engine must carry out."""
     _channel: grpc.aio.Channel | None = field(default=None)
 
     async def stage(self, version: VersionId) -> weights_pb2.WeightStatus:
-        """Have the engine prepare a version.
+        """Stage a version: the engine fetches and verifies it.
 
         Raises:
             ContentRefusedError: its content is wrong.
@@ -65,7 +65,7 @@ class Replica:
         return answer.status
 
     async def commit(self, version: VersionId) -> weights_pb2.WeightStatus:
-        """Have the engine serve a version.
+        """Activate a version: the engine serves it.
 
         Raises:
             ContentRefusedError: its content is wrong.
@@ -79,7 +79,7 @@ class Replica:
         return answer.status
 
     async def roll_back(self, version: VersionId) -> weights_pb2.WeightStatus:
-        """Have the engine leave everything newer than a version.
+        """Roll back to a version.
 
         Raises:
             ContentRefusedError: its content is wrong.
@@ -93,7 +93,7 @@ class Replica:
         return answer.status
 
     async def pin(self, version: VersionId | None) -> None:
-        """Keep the engine from moving by itself; None lets it follow again.
+        """Pin the engine to a version; None lets it update itself again.
 
         Raises:
             UnavailableError: it does not answer.
@@ -105,13 +105,13 @@ class Replica:
         )
 
     async def announce(self, version: VersionId) -> None:
-        """Say that a version is there; an engine that does not hear it finds it anyway."""
+        """Announce a version; an engine that misses it finds the version later."""
         request = weights_pb2.AnnounceVersionRequest(version=version.to_proto())
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self._stub.AnnounceVersion(request, timeout=LOOK_S)
 
     async def status(self) -> weights_pb2.WeightStatus | None:
-        """What the engine says of itself; None if it does not answer."""
+        """Weight status of the engine; None if it does not answer."""
         request = weights_pb2.GetWeightStatusRequest()
         try:
             answer = await self._stub.GetWeightStatus(request, timeout=LOOK_S)
@@ -126,11 +126,11 @@ class Replica:
                 await self._channel.close()
 
     async def _insist(self, what: str, call: Callable[[float], Awaitable[_Answer]]) -> _Answer:
-        """The answer of a call that may be repeated, until time is up.
+        """Retry an idempotent call until time is up.
 
         Raises:
-            ContentRefusedError: the engine says so.
-            UnavailableError: it says something else that waiting does not mend, or time is up.
+            ContentRefusedError: the engine refuses the content.
+            UnavailableError: another error that a retry does not cure, or time is up.
         """
         deadline_s = time.monotonic() + self.timeout_s
         while True:

@@ -1,11 +1,11 @@
-"""The engines' weights: which replicas serve which version, and are in rotation."""
+"""Engines: activation of versions on all replicas, and the rotation of those that serve them."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from etude.common.api.weights import Weights
+from etude.common.api.run.weights import Weights
 from etude.common.errors import UnavailableError
 from etude.common.weights import MAX_LAG, VersionId
 from etude.trainer.controller.publishing.engine_client import ContentRefusedError, Replica
@@ -14,7 +14,7 @@ from etude.v1 import weights_pb2
 log = logging.getLogger(__name__)
 
 GRACE_S = 15.0
-"""How long slower replicas may take after the first one serves, before they leave rotation."""
+"""Time that slower replicas have after the first one serves, before they leave rotation."""
 
 LAGGING = "ReplicaLagging"
 
@@ -29,34 +29,34 @@ class EnginesLateError(UnavailableError):
 
 
 class VersionRefusedError(UnavailableError):
-    """More than half of the engines found a version's content wrong: it must not be served."""
+    """More than half of the engines refused a version's content: it must not be served."""
 
     reason = "VersionRefused"
 
 
 @dataclass(slots=True)
 class Engines:
-    """One weight client per replica."""
+    """Weight clients of all replicas."""
 
     targets: Sequence[str]
     timeout_s: float
     """Longest wait for the first replica that serves a version."""
     grace_s: float = GRACE_S
     together_s: float | None = None
-    """Longest wait for all replicas to be prepared, before those that are swap at once; None has
-    each swap as soon as it is ready."""
+    """Longest wait for all replicas to stage a version, before the staged ones activate it together;
+    None lets each activate it as soon as it is ready."""
     limit: int = 0
-    """How many of the targets to count on, from the next version on; 0 for all."""
+    """Number of targets to use, from the next version on; 0 for all."""
     rotation: tuple[str, ...] = ()
-    """Replicas that serve the newest committed version."""
+    """Replicas that serve the newest activated version."""
     last_pause_s: float = 0.0
-    """Longest engine pause of the newest commit."""
+    """Longest engine pause of the newest activation."""
     _replicas: dict[str, Replica] = field(init=False)
     _live: dict[str, VersionId] = field(default_factory=dict)
-    """What each replica is last known to serve."""
+    """The version that each replica was last known to serve."""
     _newest: VersionId | None = None
     _moves: set[_Task] = field(default_factory=set)
-    """What replicas are still told to do; those that are late go on in the background."""
+    """Calls under way; those to late replicas continue in the background."""
     _hints: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -64,19 +64,19 @@ class Engines:
 
     @classmethod
     def of(cls, targets: Sequence[str], weights: Weights) -> "Engines":
-        """The engines of a run, as its settings say."""
+        """Create the engines of a run from its settings."""
         advanced = weights.advanced
         together_s = advanced.commit_timeout_seconds if advanced.commit == "Together" else None
         return cls(targets, timeout_s=weights.timeout_seconds, together_s=together_s)
 
     @property
     def wanted(self) -> Sequence[str]:
-        """Replicas that are counted on; others may start, or be about to go."""
+        """Replicas to use; others may be starting or terminating."""
         return self.targets[: self.limit] if self.limit else self.targets
 
     @property
     def relied_on(self) -> int:
-        """How many of the targets may be called now: one that is to go is, until it is left."""
+        """Number of targets that may be called now; a removed one stays until it leaves rotation."""
         if not self.limit:
             return 0
         last = max((self.targets.index(target) + 1 for target in self.rotation), default=0)
@@ -84,7 +84,7 @@ class Engines:
 
     @property
     def trouble(self) -> str:
-        """Which replicas are far behind; empty while none is."""
+        """Describe the replicas that lag far behind; empty while none does."""
         newest = self._newest
         if newest is None:
             return ""
@@ -96,7 +96,7 @@ class Engines:
         return f"{', '.join(behind)}; the newest version is {newest}" if behind else ""
 
     def announce(self, version: VersionId) -> None:
-        """Tell replicas that move by themselves what there is; nothing waits for them."""
+        """Announce a version to replicas that update themselves, in the background."""
         if self.together_s is not None:
             return
         for target in self.wanted:
@@ -106,10 +106,10 @@ class Engines:
             hint.add_done_callback(self._hints.discard)
 
     async def commit(self, version: VersionId) -> None:
-        """Have every replica serve the version; those that lag leave rotation until they do.
+        """Activate the version on every replica; those that lag leave rotation until they serve it.
 
         Raises:
-            VersionRefusedError: most replicas found its content wrong.
+            VersionRefusedError: most replicas refused its content.
             EnginesLateError: none served it in time.
             UnavailableError: none can.
         """
@@ -132,7 +132,7 @@ class Engines:
             raise
 
     async def roll_back(self, version: VersionId) -> None:
-        """Have every replica that answers leave what is newer than a version."""
+        """Roll every reachable replica back to a version."""
         self._stop_moves()
         waited_for = await self._answering()
         tasks = self._start("roll-back", waited_for, lambda replica: replica.roll_back(version))
@@ -147,7 +147,7 @@ class Engines:
                 self._saw(target, task.result())
 
     async def _answering(self) -> list[str]:
-        """Replicas that are worth waiting for: one that was lost is not waited for again."""
+        """Replicas to wait for; those out of rotation must answer first."""
         if not self.rotation:
             return list(self.wanted)
         away = [target for target in self.wanted if target not in self.rotation]
@@ -179,7 +179,7 @@ class Engines:
     async def _finish(
         self, tasks: dict[str, _Task], version: VersionId, *, under_way: dict[str, _Task]
     ) -> None:
-        """Wait for commits, and put those that serve into rotation; the others go on."""
+        """Wait for activations, and rotate to the replicas that serve; the others catch up."""
         serving = await self._ended(tasks, version, grace_s=self.grace_s)
         for target in serving:
             self._saw(target, tasks[target].result())
@@ -192,10 +192,10 @@ class Engines:
     async def _ended(
         self, tasks: dict[str, _Task], version: VersionId, *, grace_s: float | None
     ) -> list[str]:
-        """The targets that did it in time: one at least.
+        """Collect the targets that succeeded in time, at least one.
 
         Raises:
-            VersionRefusedError: most replicas found the content wrong.
+            VersionRefusedError: most replicas refused the content.
             EnginesLateError: none did.
             UnavailableError: none can.
         """
@@ -215,10 +215,10 @@ class Engines:
         return [target for target in done if target not in errors]
 
     async def _wait(self, tasks: Collection[_Task], grace_s: float | None) -> None:
-        """Until all are done, or time is up.
+        """Wait until all are done, or time is up.
 
-        The first that is done starts the others' grace; without one, they all have as long as
-        replicas that swap together, and longer only if none is done by then.
+        The first success starts the others' grace period. Without a grace period all have as long
+        as replicas that activate together, and longer only if none is done by then.
         """
         now_s = asyncio.get_running_loop().time
         began_s = now_s()
@@ -238,10 +238,10 @@ class Engines:
                 end_s = min(end_s, last_s)
 
     def _chase(self, target: str, version: VersionId, task: _Task | None) -> None:
-        """Let a replica that is late go on, and back into rotation once it serves the version."""
+        """Let a late replica continue, and return to rotation once it serves the version."""
         if task is not None:
             if task.done():
-                return  # it refused, or failed: the next version is its next chance
+                return  # it refused or failed: the next version is its next attempt
             log.warning("engine %s lags behind %s and leaves rotation", target, version)
 
         async def catch_up() -> weights_pb2.WeightStatus:
@@ -275,13 +275,13 @@ class Engines:
 
 
 async def _commit_held(replica: Replica, version: VersionId) -> weights_pb2.WeightStatus:
-    """Have a replica serve a version, and take up no newer one by itself."""
+    """Activate a version on a replica, and pin it there."""
     status = await replica.commit(version)
     await replica.pin(version)
     return status
 
 
 def _heard(task: _Task) -> None:
-    """Nobody waits for it any more: its error is news for the log only."""
+    """Log the error of a task that is no longer awaited."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("%s: %s", task.get_name(), error)

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import FrameType
 
-from etude.common.api.checkpointing import Checkpointing
-from etude.common.api.crd import FROZEN
-from etude.common.api.run import Evaluation, RLRunSpec
-from etude.common.checkpoints import Reason
+from etude.common.api.run.checkpointing import Checkpointing
+from etude.common.api.run.spec import Evaluation, RLRunSpec
+from etude.common.api.schema.crd import FROZEN
+from etude.common.checkpoints.manifest import Reason
 from etude.common.errors import InvalidFieldError
 from etude.trainer.controller.checkpoints.requests import Requests
 from etude.v1 import run_pb2

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from etude.common.api.phases import Phase
+from etude.common.api.run.phases import Phase
 from etude.trainer.controller.checkpoints.state import Cursor
 from etude.v1 import run_pb2
 

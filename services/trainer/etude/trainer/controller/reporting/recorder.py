@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from etude.common.errors import EtudeError
-from etude.common.record import RunRecord
+from etude.common.run_folder.record import RunRecord
 from etude.trainer.controller.reporting.rows import Row
 from etude.trainer.controller.store_retry import Refusal
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from etude.common.checkpoints import StoredCheckpoint
+from etude.common.checkpoints.manifest import StoredCheckpoint
 from etude.v1 import run_pb2
 
 PACE_S = 0.2

@@ -10,8 +10,8 @@ list of escapes. Each stream ends with zeros to the end of its last byte.
 import numpy as np
 import numpy.typing as npt
 
+from etude.common.weights.tensors.intrinsics import trailing_zeros
 from etude.common.weights.tensors.jit import compiled
-from etude.common.weights.tensors.trailing import trailing_zeros
 from etude.common.weights.tensors.words import Words
 
 Octets = npt.NDArray[np.uint8]
