@@ -24,14 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from etude.common.run_folder.state import images_folder
-from etude.envserver.drivers.machines import guests, tsc
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.pages import PageBuffer
-from etude.envserver.drivers.machines.warmup import warm_up
-from etude.envserver.drivers.qemu import clone, delta, template
-from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm import guest_vm, host_cpu
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.prewarm import warm_up
+from etude.envserver.drivers.vm.qemu import delta, template
+from etude.envserver.drivers.vm.qemu import template as qemu_template
+from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
@@ -99,8 +100,8 @@ class Bench:
     async def paused(self) -> Vm:
         """A restored clone that has not run."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        shell = await clone.spawn_shell(self.template, folder=folder, jail=Jail())
-        await clone.restore(shell, self.template)
+        shell = await qemu_template.spawn_shell(self.template, folder=folder, jail=Jail())
+        await qemu_template.restore(shell, self.template)
         return shell
 
     async def guest(self) -> Guest:
@@ -137,18 +138,18 @@ class Bench:
         shells, paused = [], []
         for _ in range(count):
             folder = Path(tempfile.mkdtemp(dir=self.folder))
-            shell = await clone.spawn_shell(self.template, folder=folder, jail=Jail())
+            shell = await qemu_template.spawn_shell(self.template, folder=folder, jail=Jail())
             clock = Clock([shell.pid])
             clock.start()
-            found = await guests.begun(shell, self.template, name="bench")
+            found = await guest_vm.begun(shell, self.template, name="bench")
             shells.append(clock.stop())
             await found.destroy()
             folder = Path(tempfile.mkdtemp(dir=self.folder))
-            shell = await clone.spawn_shell(self.template, folder=folder, jail=Jail())
-            waiting = await guests.paused(shell, self.template)
+            shell = await qemu_template.spawn_shell(self.template, folder=folder, jail=Jail())
+            waiting = await guest_vm.paused(shell, self.template)
             clock = Clock([shell.pid])
             clock.start()
-            found = await guests.handed_out(waiting, name="bench")
+            found = await guest_vm.handed_out(waiting, name="bench")
             paused.append(clock.stop())
             await found.destroy()
         self.add(f"start from a shell (p50 of {count})", shells)
@@ -257,7 +258,7 @@ def available_mib() -> float:
 async def booted(spec: ImageSpec, agent: Path, folder: Path, say: Callable[[str], None]) -> Bench:
     """Boot once and seal."""
     image = build(spec, agent=agent, cache=Cache(images_folder()), say=say)
-    machine = Machine(tsc_khz=tsc.host_tsc_khz())
+    machine = Machine(tsc_khz=host_cpu.host_tsc_khz())
     clock = Clock()
     clock.start()
     booting = await template.boot(

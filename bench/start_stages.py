@@ -24,13 +24,14 @@ from rich.table import Table
 
 from etude.agent.workspace.protocol import HOME
 from etude.common.run_folder.state import images_folder
-from etude.envserver.drivers.machines import guests
-from etude.envserver.drivers.machines.guests import Guest
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.starts import cpu_s
-from etude.envserver.drivers.qemu import clone, stem, stemlibrary
-from etude.envserver.drivers.qemu.stem import Stem
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm import guest_vm
+from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu import template
+from etude.envserver.drivers.vm.qemu.fork_server import fork_server, preload_library
+from etude.envserver.drivers.vm.qemu.fork_server.fork_server import Stem
+from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.start.starter import cpu_s
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import place
@@ -76,16 +77,16 @@ class Clock:
 
 async def alone(machines: Machines, folder: Path, clock: Clock) -> Guest:
     """As a machine starts for which nothing is ready."""
-    spawning = clone.spawn_shell(machines.template, folder=folder, jail=Jail())
+    spawning = template.spawn_shell(machines.template, folder=folder, jail=Jail())
     shell = await clock.of_start("monitor", spawning)
-    begun = guests.begun(shell, machines.template, name="alone")
+    begun = guest_vm.begun(shell, machines.template, name="alone")
     return await clock.of("names and first answer", begun)
 
 
 async def split(parent: Stem, folder: Path, clock: Clock) -> Guest:
     """As a machine starts where there is a stem."""
     part = await clock.of_start("monitor", parent.split(folder))
-    return await clock.of("names and first answer", guests.split_off(part, name="split"))
+    return await clock.of("names and first answer", guest_vm.split_off(part, name="split"))
 
 
 async def use(guest: Guest, clock: Clock) -> None:
@@ -105,12 +106,14 @@ async def measured(image: Path, count: int) -> tuple[Clock, Clock]:
     """
     with tempfile.TemporaryDirectory(prefix="etude-bench-") as name:
         folder = Path(name)
-        library = stemlibrary.library(folder)
+        library = preload_library.library(folder)
         if library is None:
             raise RuntimeError("nothing can be split off without a C compiler (cc)")
         machines = await Machines.of(folder, image)
         (folder / "stem").mkdir()
-        parent = await stem.grown(machines.template, library, folder=folder / "stem", jail=Jail())
+        parent = await fork_server.grown(
+            machines.template, library, folder=folder / "stem", jail=Jail()
+        )
         one, other = Clock(), Clock()
         for number in range(count):
             for kind, clock in (("alone", one), ("split", other)):

@@ -14,7 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from etude.cli.buckets import make_bucket
 from etude.common.blobs import MemoryStore, Store, open_store
-from etude.envserver.drivers.machines import census
+from etude.envserver.drivers.vm import vmm_processes
 
 # Else Ray, when it is imported below `uv run`, starts each worker through uv in a copied folder.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -46,7 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 def _ends_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Machines outlive the node that made them, so a test that fails half-way leaves some."""
     yield
-    census.end(census.marked(tmp_path_factory.getbasetemp()))
+    vmm_processes.end(vmm_processes.marked(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from environment_bench.goals import Figure, median, quantile
 from environment_bench.machines import Machines
-from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.guest.commands import GuestCommands
 
 PAUSED = 64

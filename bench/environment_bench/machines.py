@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Self
 
 from environment_bench.density import used_ms
-from etude.envserver.drivers.machines import guests, tsc
-from etude.envserver.drivers.machines.guests import Guest
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.qemu import booting, clone
-from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.vm import guest_vm, host_cpu
+from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu import boot
+from etude.envserver.drivers.vm.qemu import template as qemu_template
+from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.template import Template
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images import built_image as builder
@@ -33,9 +34,9 @@ class Machines:
     async def of(cls, folder: Path, image: Path) -> Self:
         """Boot the image once."""
         (folder / "boot").mkdir()
-        template = await booting.booted(
+        template = await boot.booted(
             builder.read(image),
-            Machine(tsc_khz=tsc.host_tsc_khz()),
+            Machine(tsc_khz=host_cpu.host_tsc_khz()),
             folder=folder / "boot",
             jail=Jail(),
             warm_up=_warm_up,
@@ -46,8 +47,8 @@ class Machines:
         """A clone that stands still and is nobody's."""
         folder = self.folder / str(next(self._numbers))
         folder.mkdir()
-        shell = await clone.spawn_shell(self.template, folder=folder, jail=Jail())
-        return await guests.paused(shell, self.template)
+        shell = await qemu_template.spawn_shell(self.template, folder=folder, jail=Jail())
+        return await guest_vm.paused(shell, self.template)
 
     async def handed_out(self, waiting: Guest) -> Guest:
         """The same as an environment that has answered.
@@ -55,7 +56,7 @@ class Machines:
         Raises:
             RuntimeError: it does not answer.
         """
-        found = await guests.handed_out(waiting, name=f"env-{next(self._numbers)}")
+        found = await guest_vm.handed_out(waiting, name=f"env-{next(self._numbers)}")
         if not await found.channel.ping(timeout_s=60):
             raise RuntimeError("a clone does not answer")
         return found

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from etude.envserver.drivers.qemu.machine import PROGRAM
+from etude.envserver.drivers.vm.qemu.command_line import PROGRAM
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from socket import socket
 
 from etude.common.rpc import channels
-from etude.envserver.drivers.machines import census
+from etude.envserver.drivers.vm import vmm_processes
 from etude.v1 import (
     environment_state_pb2,
     environment_state_pb2_grpc,
@@ -100,7 +100,7 @@ class Pool:
                 process.terminate()
                 process.wait(60)
         # The node leaves them for its successor, which will not come.
-        census.end(census.marked(self.folder))
+        vmm_processes.end(vmm_processes.marked(self.folder))
 
     def cpu_ms(self) -> float:
         """CPU time of broker and node, and of the node's machines that have ended."""
@@ -109,7 +109,7 @@ class Pool:
 
     def machines(self) -> list[int]:
         """Processes of the monitors that live, whoever started them."""
-        return [process.pid for process in census.marked(self.folder)]
+        return [process.pid for process in vmm_processes.marked(self.folder)]
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator["Client"]:

@@ -19,7 +19,7 @@ from tests.support.pool_client import Pool
 
 from etude.common.broker_shards import shard_of
 from etude.common.rpc import channels
-from etude.envserver.drivers.qemu.machine import PROGRAM
+from etude.envserver.drivers.vm.qemu.command_line import PROGRAM
 from etude.envserver.environment_api.api_keys import Role, made
 from etude.v1 import environments_pb2, environments_pb2_grpc
 

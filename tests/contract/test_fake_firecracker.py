@@ -10,8 +10,8 @@ import pytest
 from tests.support.firecracker import jailer
 from tests.support.firecracker.rules import Phase, RefusedError, Rules
 
-from etude.envserver.drivers.firecracker import bodies, jail
-from etude.envserver.drivers.firecracker.bodies import FireMachine
+from etude.envserver.drivers.vm.firecracker import api_requests, jail
+from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
 
 LOAD = {
     "snapshot_path": "/vmstate",
@@ -27,7 +27,7 @@ BEFORE = "not supported before starting"
 def started() -> Rules:
     """A machine that was configured as the driver does it, and runs."""
     rules = Rules()
-    for path, body in bodies.boot(FireMachine()):
+    for path, body in api_requests.boot(FireMachine()):
         rules.taken("PUT", path, dict(body))
     return rules
 
@@ -51,7 +51,7 @@ def test_a_machine_is_configured_started_stopped_and_saved_in_this_order() -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [(each.path, each.body) for each in bodies.boot(FireMachine())]
+    ("path", "body"), [(each.path, each.body) for each in api_requests.boot(FireMachine())]
 )
 def test_nothing_is_configured_after_the_start(path: str, body: dict[str, Any]) -> None:
     assert AFTER in refused(started(), "PUT", path, dict(body))  # S: "Pre-boot only", F

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import guests
 
-from etude.envserver.drivers.sandbox.layout import ENVIRONMENT
 from etude.envserver.guest.calls import Reply, Request
+from etude.envserver.isolation.sandbox_layout import ENVIRONMENT
 from etude.v1 import environments_pb2, guest_pb2
 
 DATA = [b"", b"a\nb\n", b"\0\xff", b"x" * 300_000]

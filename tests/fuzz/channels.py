@@ -15,7 +15,7 @@ from typing_extensions import override
 from etude.agent.patterns import GrepQuery
 from etude.agent.workspace import JobError, WorkspaceError, WorkspaceLostError
 from etude.common.errors import EtudeError
-from etude.envserver.drivers.machines.livejobs import LiveJobs
+from etude.envserver.drivers.running_jobs import LiveJobs
 from etude.envserver.guest import frames, workspace_files
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands

@@ -32,17 +32,17 @@ from etude.envserver.drivers.base import (
     Strength,
     Verification,
 )
-from etude.envserver.drivers.machines.guests import Guest
-from etude.envserver.drivers.machines.idle import Patience
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.lanes import Places
-from etude.envserver.drivers.machines.pages import PageBuffer
-from etude.envserver.drivers.machines.sandbox import VmSandbox
-from etude.envserver.drivers.machines.sleeping import Bed, Home
-from etude.envserver.drivers.machines.starts import Started
-from etude.envserver.drivers.qemu import vm
-from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.selection import Place
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu import vm
+from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.sandbox import VmSandbox
+from etude.envserver.drivers.vm.start.start_scheduler import Places
+from etude.envserver.drivers.vm.start.starter import Started
+from etude.envserver.drivers.vm.suspend.idle_policy import Patience
+from etude.envserver.drivers.vm.suspend.lease_vm import Bed, Home
 from etude.envserver.guest import frames
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.host import server

@@ -18,10 +18,10 @@ from typing import Any
 
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import Sandbox, SandboxError
-from etude.envserver.drivers.machines.idle import State
-from etude.envserver.drivers.qemu import template
-from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.machine import Machine
+from etude.envserver.drivers.vm.qemu import template
+from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.driver import QemuDriver
+from etude.envserver.drivers.vm.suspend.idle_policy import State
 from etude.envserver.images import built_image
 from etude.envserver.storage.trees import File
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.common.run_folder.state import images_folder
-from etude.envserver.drivers.machines import tsc
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.pages import PageBuffer
-from etude.envserver.drivers.machines.protocol import Delta
-from etude.envserver.drivers.qemu import clone, delta, disk, template
-from etude.envserver.drivers.qemu.disk import Disk
-from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm import host_cpu
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu import delta, disk, template
+from etude.envserver.drivers.vm.qemu import template as qemu_template
+from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.disk import Disk
+from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images import spec as specs
@@ -56,7 +57,7 @@ def small_image(*, with_disk: bool = False, service: str = "") -> Image:
 
 
 def small_machine(*, with_disk: bool = False) -> Machine:
-    return Machine(memory_mib=256, tsc_khz=tsc.host_tsc_khz(), has_disk=with_disk)
+    return Machine(memory_mib=256, tsc_khz=host_cpu.host_tsc_khz(), has_disk=with_disk)
 
 
 async def connected(vm: Vm) -> GuestChannel:
@@ -118,7 +119,9 @@ class Lab:
         mine = disk.over(layers, folder=self.folder, jail=Jail()) if layers else None
         chain = mine.chain if mine else ()
         folder = self.new_folder()
-        made = await clone.spawn_shell(self.template, folder=folder, jail=Jail(), disk=chain)
+        made = await qemu_template.spawn_shell(
+            self.template, folder=folder, jail=Jail(), disk=chain
+        )
         self._vms.append(made)
         if mine:
             self.disks[made.pid] = mine
@@ -128,7 +131,7 @@ class Lab:
         """A restored machine that has not run yet."""
         shell = await self.shell(self.template.disk if saved is None else saved.disk)
         if saved is None:
-            await clone.restore(shell, self.template)
+            await qemu_template.restore(shell, self.template)
         else:
             await delta.restore(shell, self.template, saved)
         return shell

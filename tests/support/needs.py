@@ -9,7 +9,7 @@ import pytest
 from tests.support import gvisors, microvms
 
 from etude.common.errors import UserError
-from etude.envserver.drivers.qemu.machine import PROGRAM
+from etude.envserver.drivers.vm.qemu.command_line import PROGRAM
 from etude.envserver.images.built_image import Image
 
 Need = Callable[[], None]

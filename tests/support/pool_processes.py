@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from etude.envserver.drivers.machines import census
+from etude.envserver.drivers.vm import vmm_processes
 
 START_TIMEOUT_S = 60.0
 
@@ -82,7 +82,7 @@ class Processes:
 
     def end_machines(self) -> None:
         """End what a node leaves for its successor, which will not come."""
-        census.end(census.marked(self.folder))
+        vmm_processes.end(vmm_processes.marked(self.folder))
 
     def log(self, role: str) -> str:
         return (self.folder / f"{role}.log").read_text()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.idle import Step
-from etude.envserver.drivers.machines.resting import Sleeper
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.suspend.auto_suspend import Sleeper
+from etude.envserver.drivers.vm.suspend.idle_policy import Step
 from etude.envserver.guest.calls import Reply, Request
 from etude.envserver.guest.channel import GuestLostError
 from etude.v1 import guest_pb2

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from etude.envserver.drivers.base import Outcome, SandboxError
-from etude.envserver.drivers.in_folders import Command
-from etude.envserver.drivers.process import ProcessDriver
+from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.process_driver import ProcessDriver
 
 MakeWorkspace = Callable[..., Path]
 

@@ -11,8 +11,8 @@ import pytest
 SCRIPT = """
 import asyncio, json, sys, tempfile
 from pathlib import Path
-from etude.envserver.drivers.in_folders import Command
-from etude.envserver.drivers.process import ProcessDriver
+from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.process_driver import ProcessDriver
 
 async def main():
     with tempfile.TemporaryDirectory() as scratch:

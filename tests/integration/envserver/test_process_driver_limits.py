@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES, Outcome
-from etude.envserver.drivers.in_folders import Command
-from etude.envserver.drivers.process import ProcessDriver
-from etude.envserver.drivers.sandbox import layout
+from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.isolation import sandbox_layout
 
 MakeWorkspace = Callable[..., Path]
 
@@ -73,7 +73,7 @@ async def test_endless_output_stays_small(
 
     assert outcome.ended_for in {"output", "time"}
     assert len(outcome.output) == HEAD_BYTES + TAIL_BYTES
-    assert outcome.dropped_bytes > layout.FLOOD_BYTES - (1 << 20)
+    assert outcome.dropped_bytes > sandbox_layout.FLOOD_BYTES - (1 << 20)
 
 
 async def test_a_fork_bomb_ends_with_its_command_and_stays_in_its_lease(
@@ -102,7 +102,7 @@ async def test_processes_are_counted_per_command(
 
     outcome = await script(driver, workspace, code)
 
-    assert int(outcome.output) == layout.PROCESSES - 1
+    assert int(outcome.output) == sandbox_layout.PROCESSES - 1
 
 
 async def test_one_process_cannot_take_all_memory(
@@ -147,8 +147,8 @@ async def test_private_folders_are_small(
     )
 
     sizes = [int(line) for line in outcome.output.splitlines() if line.isdigit()]
-    full = layout.TEMPORARY_BYTES
-    assert sizes == [full, full // 4, full // 4, layout.FILE_BYTES]
+    full = sandbox_layout.TEMPORARY_BYTES
+    assert sizes == [full, full // 4, full // 4, sandbox_layout.FILE_BYTES]
 
 
 async def test_a_process_left_behind_ends_with_its_command(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.host import Node
 from etude.envserver.host.workspace_sources import Sources
 from etude.v1 import environments_pb2

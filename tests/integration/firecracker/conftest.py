@@ -10,11 +10,11 @@ import pytest
 from tests.support import needs
 from tests.support.firecracker.install import Make, install
 
-from etude.envserver.drivers.firecracker.bodies import FireMachine
-from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.firecracker.jail import Programs
-from etude.envserver.drivers.firecracker.places import FirePlaces
-from etude.envserver.drivers.machines import census
+from etude.envserver.drivers.vm import vmm_processes
+from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
+from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
+from etude.envserver.drivers.vm.firecracker.jail import Programs
+from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces
 from etude.envserver.images.built_image import Image
 
 
@@ -58,4 +58,4 @@ def scratch(booted: Path, tmp_path: Path) -> Iterator[Path]:
     # Files of a template do not change, and a copy would fill its holes.
     made = shutil.copytree(booted, tmp_path / "scratch", copy_function=os.link)
     yield made
-    census.end(FirePlaces(scratch=made).seen())
+    vmm_processes.end(FirePlaces(scratch=made).seen())

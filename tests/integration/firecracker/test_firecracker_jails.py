@@ -18,11 +18,11 @@ from etude.envserver.drivers.base import (
     Start,
     Warmth,
 )
-from etude.envserver.drivers.firecracker import bodies, jail
-from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.firecracker.places import FirePlaces
-from etude.envserver.drivers.firecracker.vm import FireVm
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker import api_requests, jail
+from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
+from etude.envserver.drivers.vm.firecracker.vm import FireVm
+from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces
 
 LIMIT_S = 60
 
@@ -71,12 +71,12 @@ async def test_each_machine_is_a_user_of_its_own_without_a_network(states: State
 
 async def test_what_machines_share_none_of_them_can_change(states: States) -> None:
     vm = monitor(await states.begun("one"))
-    for name in (bodies.MEMORY, bodies.STATE, bodies.ROOT):
+    for name in (api_requests.MEMORY, api_requests.STATE, api_requests.ROOT):
         found = (vm.cell.root / name).stat()
         assert (found.st_uid, found.st_mode & 0o777) == (0, 0o444)
     await vm.freeze()
     with pytest.raises(VmmError, match="Permission denied"):
-        await vm.api.put(*bodies.create("Full", state="saved", memory=bodies.MEMORY))
+        await vm.api.put(*api_requests.create("Full", state="saved", memory=api_requests.MEMORY))
 
 
 async def test_a_name_in_the_jail_that_leads_out_of_it_is_not_followed(states: States) -> None:
@@ -88,7 +88,7 @@ async def test_a_name_in_the_jail_that_leads_out_of_it_is_not_followed(states: S
     with pytest.raises(VmmError):
         jail.dial(vm.cell, "socket")
     with pytest.raises(VmmError, match="size"):
-        jail.opened(vm.cell, bodies.MEMORY, size_bytes=1)
+        jail.opened(vm.cell, api_requests.MEMORY, size_bytes=1)
 
 
 async def test_a_machine_that_dies_is_a_fault_of_the_platform(states: States) -> None:

@@ -9,8 +9,8 @@ from tests.support import served_pools
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
-from etude.envserver.drivers.firecracker.jail import Programs
-from etude.envserver.drivers.machines.jail import KVM
+from etude.envserver.drivers.vm.firecracker.jail import Programs
+from etude.envserver.drivers.vm.jail import KVM
 from etude.envserver.images.built_image import Image
 from etude.v1 import environments_pb2
 

@@ -13,9 +13,9 @@ from tests.support.firecracker.install import Make
 from tests.support.sandbox_states import CHECKS, States
 
 from etude.envserver.drivers.base import SandboxError, Verification
-from etude.envserver.drivers.firecracker import memory
-from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker import memory_files
+from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
 from etude.envserver.storage.trees import File
 
 Check = Callable[[States], Awaitable[None]]
@@ -87,7 +87,7 @@ async def test_a_machine_that_cannot_be_saved_goes_on(
         raise OSError(errno.ENOSPC, "the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "packed", full)
+        patch.setattr(memory_files, "packed", full)
         with pytest.raises(VmmError, match="full"):
             await one.pause()
         assert one.is_whole

@@ -8,9 +8,9 @@ from tests.support.firecracker.install import Make
 from tests.support.killed_nodes import WRITE, die, killed, looked, order, sh
 from tests.support.sandbox_states import LIMITS, nothing
 
-from etude.envserver.drivers.firecracker import template
-from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.firecracker.places import FirePlaces
+from etude.envserver.drivers.vm.firecracker import template
+from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
+from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces
 from etude.envserver.host.host import Node
 from etude.envserver.host.workspace_sources import Sources
 

@@ -9,12 +9,11 @@ import pytest
 from tests.support.sandbox_states import TREE, nothing
 
 from etude.agent.workspace import WorkspaceLostError
-from etude.envserver.drivers import claims
+from etude.envserver.drivers import process_identity, scratch_lock
 from etude.envserver.drivers.base import DriverUnavailableError, SandboxError, Start, Verification
 from etude.envserver.drivers.gvisor import checkpoints
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.drivers.gvisor.sandbox import GvisorSandbox
-from etude.envserver.drivers.machines import identity
 from etude.envserver.images.built_image import Image
 from etude.envserver.storage import folders, trees
 from etude.envserver.storage.trees import File
@@ -131,7 +130,7 @@ async def test_a_container_that_dies_after_a_resume_that_was_cut_off_is_lost(
     with pytest.raises(WorkspaceLostError):
         await found.run("true", LIMIT_S)
     async with asyncio.timeout(LIMIT_S):
-        while identity.identify(process.pid) == process:  # noqa: ASYNC110 - no event tells
+        while process_identity.identify(process.pid) == process:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.05)
     with pytest.raises(SandboxError, match="has ended"):
         driver.sandbox(driver.leases / "a", nothing, template="small")
@@ -148,7 +147,7 @@ async def test_a_container_that_dies_is_a_fault_of_the_platform(driver: GvisorDr
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(WorkspaceLostError):
             await call
-        while identity.identify(process.pid) == process:  # noqa: ASYNC110 - nobody tells
+        while process_identity.identify(process.pid) == process:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
     assert not sandbox.is_whole
     with pytest.raises(SandboxError, match="has ended"):
@@ -176,7 +175,7 @@ async def test_a_verifier_runs_in_a_container_where_nobody_was(driver: GvisorDri
 async def test_a_folder_has_one_daemon(
     driver: GvisorDriver, image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(scratch_lock, "PATIENCE_S", 0.0)
     other = GvisorDriver(scratch=driver.scratch, images={"small": image}, memory_mib=256)
     with pytest.raises(DriverUnavailableError, match="another node daemon"):
         await other.start()

@@ -8,7 +8,7 @@ import pytest
 from tests.support import microvms, needs
 from tests.support.microvms import Lab
 
-from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.template import Template
 from etude.envserver.images.built_image import Image
 
 

@@ -9,9 +9,9 @@ import pytest_asyncio
 from tests.support import microvms
 from tests.support.sandbox_states import States
 
-from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.driver import QemuDriver
+from etude.envserver.drivers.vm.qemu.fork_server.supervisor import StemKeeper
+from etude.envserver.drivers.vm.qemu.vm import Vm
 from etude.envserver.images.built_image import Image
 
 CHILDREN = 6

@@ -11,11 +11,11 @@ import pytest
 from tests.support import microvms
 from tests.support.microvms import Lab
 
-from etude.envserver.drivers.machines import sealed
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.jail import NOBODY
-from etude.envserver.drivers.qemu.migration import receive
-from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.jail import NOBODY
+from etude.envserver.drivers.vm.qemu.migration import receive
+from etude.envserver.drivers.vm.qemu.template import Template
 
 
 def status(pid: int) -> dict[str, str]:
@@ -74,10 +74,10 @@ async def test_a_clone_takes_memory_in_small_pages_and_its_node_does_not(lab: La
 
 
 async def test_a_clone_cannot_write_the_template(lab: Lab, template: Template) -> None:
-    before = hashlib.sha256(sealed.content(template.memory)).digest()
+    before = hashlib.sha256(sealed_files.content(template.memory)).digest()
     guest = await lab.guest()
     await guest.sh("dd if=/dev/urandom of=/tmp/noise bs=1M count=8 2>/dev/null")
-    assert hashlib.sha256(sealed.content(template.memory)).digest() == before
+    assert hashlib.sha256(sealed_files.content(template.memory)).digest() == before
     # Neither through its own descriptor, were it taken over.
     path = f"/proc/{guest.vm.pid}/fd/{template.memory}"
     descriptor = os.open(path, os.O_RDWR)
@@ -138,7 +138,10 @@ async def test_a_monitor_is_found_again_by_who_lost_its_connection(lab: Lab) -> 
 
 async def test_what_is_no_state_ends_the_monitor_with_its_last_words(lab: Lab) -> None:
     shell = await lab.shell()
-    garbled = sealed.filled("garbled", [b"QEVM\0\0\0\3" + bytes(100)])
-    with sealed.opened(garbled) as source, pytest.raises(VmmError, match="monitor ended with 1"):
+    garbled = sealed_files.filled("garbled", [b"QEVM\0\0\0\3" + bytes(100)])
+    with (
+        sealed_files.opened(garbled) as source,
+        pytest.raises(VmmError, match="monitor ended with 1"),
+    ):
         await receive(shell, source, has_memory=False)
     os.close(garbled)

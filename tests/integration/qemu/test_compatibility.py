@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from tests.support import microvms
 
-from etude.envserver.drivers.qemu.compatibility import compat_key, qemu_version
-from etude.envserver.drivers.qemu.machine import Accelerator, Machine
+from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
+from etude.envserver.drivers.vm.qemu.compatibility import compat_key, qemu_version
 from etude.envserver.images.built_image import Image
 
 MACHINE = microvms.small_machine()

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from tests.support.microvms import Guest, Lab
 
-from etude.envserver.drivers.machines import sealed, stored
-from etude.envserver.drivers.machines.errors import FormatError, IntegrityError, VmmError
-from etude.envserver.drivers.machines.pages import PAGE_BYTES, changed_pages
-from etude.envserver.drivers.machines.protocol import Delta
-from etude.envserver.drivers.qemu import delta
-from etude.envserver.drivers.qemu.migration import device_state
-from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm import delta_file, sealed_files
+from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, changed_pages
+from etude.envserver.drivers.vm.errors import FormatError, IntegrityError, VmmError
+from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.qemu import delta
+from etude.envserver.drivers.vm.qemu.migration import device_state
+from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.vm import Vm
 
 MAKE = "dd if=/dev/urandom of=/tmp/random bs=1M count={} 2>/dev/null; md5sum /tmp/random"
 CHECK = "md5sum /tmp/random"
@@ -145,7 +145,7 @@ async def test_every_page_that_differs_from_the_template_is_among_the_changed_on
     guest = await lab.guest()
     await guest.sh(MAKE.format(2))
     await guest.vm.freeze()
-    base, now = sealed.content(template.memory), memory_of(guest.vm, template)
+    base, now = sealed_files.content(template.memory), memory_of(guest.vm, template)
     found = changed_pages(guest.vm.pid, template.memory, lab.buffer)
     different = {
         number
@@ -165,16 +165,16 @@ async def test_a_stored_delta_comes_back_and_a_touched_one_never_reaches_a_monit
 ) -> None:
     guest = await lab.guest()
     made = await guest.sh(MAKE.format(1))
-    saved, path, key = await lab.save(guest), tmp_path / "delta", b"k" * stored.KEY_BYTES
-    stored.save(saved, path, key=key)
-    found = stored.load(path, key=key, template=template.address)
+    saved, path, key = await lab.save(guest), tmp_path / "delta", b"k" * delta_file.KEY_BYTES
+    delta_file.save(saved, path, key=key)
+    found = delta_file.load(path, key=key, template=template.address)
     assert await (await lab.guest(found)).sh(CHECK) == made
     found.close()
     whole = path.read_bytes()
     for damaged in (whole[:-1], whole[:-5000] + b"x" + whole[-4999:], whole[:500]):
         path.write_bytes(damaged)
         with pytest.raises(IntegrityError):
-            stored.load(path, key=key, template=template.address)
+            delta_file.load(path, key=key, template=template.address)
     saved.close()
 
 
@@ -182,11 +182,11 @@ async def test_a_truncated_stream_is_refused_by_the_monitor_too(
     lab: Lab, template: Template
 ) -> None:
     saved = await lab.save(await lab.guest())
-    whole = sealed.content(saved.stream)
+    whole = sealed_files.content(saved.stream)
     cut = Delta(
         template=template.address,
         is_full=False,
-        stream=sealed.filled("cut", [whole[: len(whole) // 2]]),
+        stream=sealed_files.filled("cut", [whole[: len(whole) // 2]]),
         changed_bytes=0,
     )
     with pytest.raises(VmmError, match="load of migration failed"):

@@ -8,9 +8,9 @@ import pytest
 from tests.support import microvms
 from tests.support.microvms import Lab
 
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.qemu import disk
-from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu import disk
+from etude.envserver.drivers.vm.qemu.template import Template
 from etude.envserver.images.built_image import Image
 
 MAKE = "dd if=/dev/urandom of=/root/random bs=1M count=8 2>/dev/null; md5sum /root/random; sync"

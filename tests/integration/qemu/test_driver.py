@@ -12,11 +12,11 @@ from tests.support import microvms
 
 from etude.agent.workspace import ExecResult, WorkspaceLostError
 from etude.envserver.drivers.base import Sandbox, SandboxError, Strength, Verification
-from etude.envserver.drivers.machines import sealed
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.quarantine import Quarantine, QuarantinedError
-from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.qemu.driver import QemuDriver
+from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.start.quarantine import Quarantine, QuarantinedError
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images.built_image import Image
 from etude.envserver.storage import folders, trees
@@ -139,7 +139,7 @@ async def test_a_template_that_only_crashes_is_refused_with_its_last_words(
 ) -> None:
     monkeypatch.setattr(driver, "quarantine", Quarantine(threshold=2))
     ((address, starter),) = driver._starters.items()
-    junk = sealed.filled("devices", [b"no state of any machine"])
+    junk = sealed_files.filled("devices", [b"no state of any machine"])
     assert isinstance(starter.base, Template)
     broken = replace(starter, base=replace(starter.base, devices=junk))
     monkeypatch.setitem(driver._starters, address, broken)

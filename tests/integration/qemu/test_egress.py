@@ -12,7 +12,7 @@ from tests.support.upstreams import World
 
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import Sandbox, Verification
-from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.images.built_image import Image
 from etude.envserver.storage import folders
 from etude.envserver.storage.trees import File

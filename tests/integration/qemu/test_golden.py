@@ -9,7 +9,7 @@ from tests.golden.transcript import FILE, differences, left_out, paragraphs, pla
 from tests.golden.tree import TREE
 from tests.support import microvms
 
-from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.images.built_image import Image
 
 HAS = ALL - {Need.GNU}

@@ -16,7 +16,7 @@ from tests.support import served_pools
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import START_TIMEOUT_S, Processes
 
-from etude.envserver.drivers.machines.identity import MARK
+from etude.envserver.drivers.process_identity import MARK
 from etude.envserver.images.built_image import Image
 
 EDIT = {"path": "greet.sh", "old_string": "helo", "new_string": "hello"}

@@ -8,7 +8,7 @@ from tests.support import microvms
 from etude.agent.workspace import ExecResult
 from etude.common.errors import WrongStateError
 from etude.envserver.drivers.programs import Program, Size
-from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.images.built_image import Image
 from etude.envserver.storage.trees import File
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from tests.support import microvms
 
-from etude.envserver.drivers.machines.idle import Patience, State
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.lanes import Lanes
-from etude.envserver.drivers.machines.pages import PageBuffer
-from etude.envserver.drivers.machines.resting import RestingGuest
-from etude.envserver.drivers.machines.sleeping import Bed, Home, asleep
-from etude.envserver.drivers.machines.starts import Started, Starter
-from etude.envserver.drivers.machines.stock import Stock
-from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.start.start_scheduler import Lanes
+from etude.envserver.drivers.vm.start.starter import Started, Starter
+from etude.envserver.drivers.vm.start.warm_pool import Stock
+from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest
+from etude.envserver.drivers.vm.suspend.idle_policy import Patience, State
+from etude.envserver.drivers.vm.suspend.lease_vm import Bed, Home, asleep
 from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.jobs import GuestJobs

@@ -9,7 +9,7 @@ import pytest_asyncio
 from tests.support import microvms
 from tests.support.sandbox_states import LIMITS, MEMORY_CHECKS, States
 
-from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.images.built_image import Image
 from etude.envserver.storage import folders
 

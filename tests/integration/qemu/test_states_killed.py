@@ -7,9 +7,9 @@ import pytest
 from tests.support import microvms
 from tests.support.killed_nodes import WRITE, die, killed, looked, order, sh
 
-from etude.envserver.drivers.machines import snapshots
-from etude.envserver.drivers.machines.sandbox import VmSandbox
-from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.drivers.vm.qemu.driver import QemuDriver
+from etude.envserver.drivers.vm.sandbox import VmSandbox
+from etude.envserver.drivers.vm.suspend import snapshots
 from etude.envserver.host.host import Node
 from etude.envserver.host.workspace_sources import Sources
 from etude.envserver.images.built_image import Image

@@ -13,15 +13,19 @@ import pytest
 from tests.support.microvms import Guest, Lab
 from tests.support.random_program import random_command
 
-from etude.envserver.drivers.machines import census, guests
-from etude.envserver.drivers.machines.census import Places
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.guests import Guest as Machine
-from etude.envserver.drivers.machines.jail import NOBODY, Jail
-from etude.envserver.drivers.machines.lanes import Lanes
-from etude.envserver.drivers.qemu import children, stem, stemlibrary
-from etude.envserver.drivers.qemu.stem import Stem
-from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
+from etude.envserver.drivers.vm import guest_vm, vmm_processes
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.guest_vm import Guest as Machine
+from etude.envserver.drivers.vm.jail import NOBODY, Jail
+from etude.envserver.drivers.vm.qemu.fork_server import (
+    child_processes,
+    fork_server,
+    preload_library,
+)
+from etude.envserver.drivers.vm.qemu.fork_server.fork_server import Stem
+from etude.envserver.drivers.vm.qemu.fork_server.supervisor import StemKeeper
+from etude.envserver.drivers.vm.start.start_scheduler import Lanes
+from etude.envserver.drivers.vm.vmm_processes import Places
 
 _DENIED = 3
 """Filters of a part: its stem's, QEMU's, and the one that takes its stem's last right from it."""
@@ -31,7 +35,7 @@ _DENIED = 3
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    found = stemlibrary.library(tmp_path_factory.mktemp("library"))
+    found = preload_library.library(tmp_path_factory.mktemp("library"))
     assert found is not None
     return found
 
@@ -47,7 +51,7 @@ def files_of(pid: int) -> list[str]:
 
 @asynccontextmanager
 async def grown(lab: Lab, library: Path) -> AsyncIterator[Stem]:
-    made = await stem.grown(lab.template, library, folder=lab.new_folder(), jail=Jail())
+    made = await fork_server.grown(lab.template, library, folder=lab.new_folder(), jail=Jail())
     try:
         yield made
     finally:
@@ -58,7 +62,7 @@ async def grown(lab: Lab, library: Path) -> AsyncIterator[Stem]:
 async def part(lab: Lab, of: Stem) -> AsyncIterator[Guest]:
     vm = await of.split(lab.new_folder())
     try:
-        found: Machine = await guests.split_off(vm, name=f"part-{vm.pid}")
+        found: Machine = await guest_vm.split_off(vm, name=f"part-{vm.pid}")
         yield Guest(vm, found.channel)
         await found.channel.close()
     finally:
@@ -111,7 +115,7 @@ async def test_a_part_has_the_jail_of_every_monitor(lab: Lab, library: Path) -> 
 
 async def test_a_part_is_found_by_its_own_folder(lab: Lab, library: Path) -> None:
     async with grown(lab, library) as one, part(lab, one) as found:
-        seen = {each.pid: folder for each, folder in census.marked(lab.folder).items()}
+        seen = {each.pid: folder for each, folder in vmm_processes.marked(lab.folder).items()}
         assert seen[found.vm.pid] == found.vm.folder
         assert seen[one.vm.pid] == one.vm.folder
         assert Places(scratch=lab.folder).folders() == []
@@ -125,7 +129,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
 
 def children_of(one: Stem) -> set[int]:
     found = set()
-    for each in census.marked(one.vm.folder.parent):
+    for each in vmm_processes.marked(one.vm.folder.parent):
         with contextlib.suppress(ProcessLookupError):
             if os.getpgid(each.pid) == one.vm.pid:
                 found.add(each.pid)
@@ -144,7 +148,7 @@ async def test_a_split_that_is_cancelled_leaves_no_child_and_no_answer(
             with pytest.raises(asyncio.CancelledError):
                 await splitting
         async with part(lab, one) as found:
-            seen = {each.pid: folder for each, folder in census.marked(lab.folder).items()}
+            seen = {each.pid: folder for each, folder in vmm_processes.marked(lab.folder).items()}
             assert seen[found.vm.pid] == found.vm.folder
             # Who was cancelled twice did not wait; the turn of the split after it did.
             await eventually(lambda: children_of(one) == {found.vm.pid})
@@ -181,7 +185,7 @@ async def test_a_stem_whose_answer_is_not_waited_for_is_ended_with_its_child(
 async def test_an_answer_with_another_machines_number_ends_the_stem_and_not_that_machine(
     lab: Lab, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "_NAMED_LIMIT_S", 0.2)
+    monkeypatch.setattr(child_processes, "_NAMED_LIMIT_S", 0.2)
     async with grown(lab, library) as one, part(lab, one) as a, part(lab, one) as b:
 
         async def shifted(_stem: Stem, _folder: Path) -> int:
@@ -200,8 +204,8 @@ async def test_a_library_that_the_loader_ignores_makes_no_stem(lab: Lab, tmp_pat
     broken.chmod(0o644)
     folder = lab.new_folder()
     with pytest.raises(VmmError, match="has not loaded"):
-        await stem.grown(lab.template, broken, folder=folder, jail=Jail())
-    assert not census.marked(lab.folder)
+        await fork_server.grown(lab.template, broken, folder=folder, jail=Jail())
+    assert not vmm_processes.marked(lab.folder)
 
 
 async def test_a_stem_without_its_node_ends(lab: Lab, library: Path) -> None:

@@ -12,14 +12,14 @@ from tests.support import microvms
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.drivers.base import Start
-from etude.envserver.drivers.machines.guests import Guest
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.lanes import Lanes
-from etude.envserver.drivers.machines.levels import Held, Target
-from etude.envserver.drivers.machines.starts import Started, Starter
-from etude.envserver.drivers.machines.stock import Stock
-from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.start.start_scheduler import Lanes
+from etude.envserver.drivers.vm.start.starter import Started, Starter
+from etude.envserver.drivers.vm.start.warm_pool import Stock
+from etude.envserver.drivers.vm.start.warm_pool_levels import Held, Target
 
 NONE = Held(paused=0, shells=0)
 

@@ -10,8 +10,9 @@ import pytest
 from tests.support import microvms
 from tests.support.daemons import Daemon
 
-from etude.envserver.drivers.machines import census, identity
-from etude.envserver.drivers.machines.census import MACHINE
+from etude.envserver.drivers import process_identity
+from etude.envserver.drivers.vm import vmm_processes
+from etude.envserver.drivers.vm.vmm_processes import MACHINE
 from etude.envserver.images.built_image import Image
 
 LINES = (3, 90, 250, 500, 750, 950, 1_000, 5_000)
@@ -37,7 +38,7 @@ def booted(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def scratch(booted: Path, tmp_path: Path) -> Iterator[Path]:
     yield shutil.copytree(booted, tmp_path / "scratch")
-    census.end(census.marked(tmp_path))
+    vmm_processes.end(vmm_processes.marked(tmp_path))
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def start(image: Image, scratch: Path) -> Iterator[Start]:
 
 def machines(scratch: Path) -> set[int]:
     """All but the one that others are split off from, of which each node has its own."""
-    marked = census.marked(scratch).items()
+    marked = vmm_processes.marked(scratch).items()
     return {process.pid for process, folder in marked if STEM not in folder.name}
 
 
@@ -125,8 +126,8 @@ def test_a_lease_whose_machine_died_with_the_daemon_is_lost_and_not_begun_anew(
     first = start()
     first.ask("begin", "a", "b")
     first.kill()
-    noted = census.recorded(census.Places(scratch=scratch))
-    census.end([noted[scratch / "leases" / "a" / MACHINE].process])
+    noted = vmm_processes.recorded(vmm_processes.Places(scratch=scratch))
+    vmm_processes.end([noted[scratch / "leases" / "a" / MACHINE].process])
     second = start()
     found = second.ask("find", "a", "b")
     assert "has ended" in found["a"]
@@ -213,10 +214,10 @@ def test_what_a_dead_node_never_wrote_down_is_ended_at_the_next_start(
 
 
 def test_a_process_is_not_mistaken_for_the_one_that_had_its_number() -> None:
-    mine = identity.identify(os.getpid())
+    mine = process_identity.identify(os.getpid())
     assert mine is not None
-    earlier = identity.ProcessId(pid=mine.pid, started=mine.started - 1, boot=mine.boot)
-    assert identity.handle(earlier) is None
-    handle = identity.handle(mine)
+    earlier = process_identity.ProcessId(pid=mine.pid, started=mine.started - 1, boot=mine.boot)
+    assert process_identity.handle(earlier) is None
+    handle = process_identity.handle(mine)
     assert handle is not None
     os.close(handle)

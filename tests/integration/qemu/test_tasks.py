@@ -9,7 +9,7 @@ import pytest
 from etude.common.api.pool.spec import DriverName
 from etude.common.errors import UserError
 from etude.common.run_folder.state import images_folder
-from etude.envserver.drivers.qemu.machine import PROGRAM
+from etude.envserver.drivers.vm.qemu.command_line import PROGRAM
 from etude.envserver.images import built_image
 from etude.envserver.images.build_cache import Cache
 from etude.envserver.tasks import lint, verify

@@ -16,14 +16,14 @@ import numpy as np
 from tests.support.firecracker.rules import RefusedError, Rules
 from typing_extensions import override
 
-from etude.envserver.drivers.machines import sealed, tsc
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.qemu import machine as machines
-from etude.envserver.drivers.qemu import vm
-from etude.envserver.drivers.qemu.console import Console
-from etude.envserver.drivers.qemu.machine import Boot, Machine, Wiring
-from etude.envserver.drivers.qemu.migration import receive, send
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm import host_cpu, sealed_files
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu import command_line as machines
+from etude.envserver.drivers.vm.qemu import vm
+from etude.envserver.drivers.vm.qemu.boot import Console
+from etude.envserver.drivers.vm.qemu.command_line import Boot, Machine, Wiring
+from etude.envserver.drivers.vm.qemu.migration import receive, send
+from etude.envserver.drivers.vm.qemu.vm import Vm
 
 _MAGIC = b"FAKEFIRE"
 _PAGE = 4096
@@ -103,7 +103,7 @@ class Engine:
         if not drive["is_read_only"]:
             raise RefusedError("this fake has read-only drives only")
         root = self.opened(drive["path_on_host"])
-        self._memory = sealed.create("memory", machine.memory_bytes)
+        self._memory = sealed_files.create("memory", machine.memory_bytes)
         self._console = Console()
         console = self._console.theirs.fileno()
         files = Boot(kernel=kernel, initramfs=initramfs, console=console)
@@ -136,8 +136,8 @@ class Engine:
             )
         root = self.opened(self._config["drive"]["path_on_host"])
         rules.vsock, self._clean = self._config["vsock"], source
-        self._memory = sealed.create("memory", machine.memory_bytes)
-        for offset, data in sealed.pages(source):
+        self._memory = sealed_files.create("memory", machine.memory_bytes)
+        for offset, data in sealed_files.pages(source):
             os.pwrite(self._memory, data, offset)
 
         def arguments(sockets: vm.Sockets) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class Engine:
             return tuple(word.replace("share=off", "share=on") for word in words)
 
         await self._start(machine, arguments, (self._memory, root))
-        with sealed.opened(state, len(_MAGIC) + 4 + size) as devices:
+        with sealed_files.opened(state, len(_MAGIC) + 4 + size) as devices:
             await receive(self.vm, devices, has_memory=False)
         os.close(state)
 
@@ -156,10 +156,10 @@ class Engine:
         Raises:
             RefusedError: it cannot be.
         """
-        devices = sealed.create("devices")
+        devices = sealed_files.create("devices")
         await send(self.vm, devices, leaves_memory=True)
         config = json.dumps(self._config).encode()
-        content = _MAGIC + len(config).to_bytes(4, "big") + config + sealed.content(devices)
+        content = _MAGIC + len(config).to_bytes(4, "big") + config + sealed_files.content(devices)
         os.close(devices)
         is_diff = body["snapshot_type"] == "Diff"
         try:
@@ -175,11 +175,11 @@ class Engine:
         if os.fstat(target).st_size != size:
             os.ftruncate(target, 0)
         os.ftruncate(target, size)
-        for offset, data in self._dirty() if is_diff else sealed.pages(self._memory):
+        for offset, data in self._dirty() if is_diff else sealed_files.pages(self._memory):
             os.pwrite(target, data, offset)
         os.close(target)
-        clean = sealed.create("clean", size)
-        for offset, data in sealed.pages(self._memory):
+        clean = sealed_files.create("clean", size)
+        for offset, data in sealed_files.pages(self._memory):
             os.pwrite(clean, data, offset)
         os.close(self._clean) if self._clean >= 0 else None
         self._clean = clean
@@ -210,7 +210,7 @@ def _with_words(arguments: tuple[str, ...], words: str) -> tuple[str, ...]:
 
 
 def _machine(config: dict[str, Any]) -> Machine:
-    return Machine(memory_mib=config["mem_size_mib"], tsc_khz=tsc.host_tsc_khz())
+    return Machine(memory_mib=config["mem_size_mib"], tsc_khz=host_cpu.host_tsc_khz())
 
 
 def _touched(memory: int) -> Iterator[int]:

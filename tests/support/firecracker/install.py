@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.firecracker.jail import Programs
+from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
+from etude.envserver.drivers.vm.firecracker.jail import Programs
 
 ROOT = Path(__file__).parents[3]
 Make = Callable[[Path], FirecrackerDriver]

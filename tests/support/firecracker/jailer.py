@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.support.firecracker import monitor
 from tests.support.firecracker.monitor import VERSION
 
-from etude.envserver.drivers.sandbox import kernel
+from etude.envserver.isolation import syscalls
 
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _PAIR = re.compile(r"[a-z_.]+=\S+")
@@ -70,7 +70,7 @@ def main() -> None:
     shutil.copy(program, root / program.name)
     if options.netns:
         with open(options.netns, "rb") as netns:  # noqa: PTH123 - a file that is no path
-            kernel.enter(netns.fileno(), kernel.NEW_NETWORK)
+            syscalls.enter(netns.fileno(), syscalls.NEW_NETWORK)
     os.chdir(root)
     os.chown(".", options.uid, options.gid)
     child = os.fork() if options.new_pid_ns else 0

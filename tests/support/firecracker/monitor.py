@@ -12,7 +12,7 @@ from tests.support.firecracker.engine import Engine
 from tests.support.firecracker.rules import Order, Phase, RefusedError, Rules
 from tests.support.firecracker.vsock import Vsock
 
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
 
 VERSION = "1.13.1"
 _ROOT = Path()

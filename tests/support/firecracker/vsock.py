@@ -9,8 +9,8 @@ import contextlib
 import itertools
 from pathlib import Path
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.qemu.vm import Vm
 
 PORT = 1024
 """Where the agent listens."""

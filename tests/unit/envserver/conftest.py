@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from etude.envserver.drivers.base import Outcome
-from etude.envserver.drivers.in_folders import Command
-from etude.envserver.drivers.memory import MemoryDriver, run_tests
+from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.in_memory import MemoryDriver, run_tests
 from etude.envserver.host.host import Node
 from etude.envserver.host.workspace_sources import Sources
 from etude.v1 import environments_pb2

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from etude.envserver.drivers.firecracker.api import Api
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker.api_client import Api
 
 
 class Monitor:

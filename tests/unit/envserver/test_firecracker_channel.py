@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from etude.envserver.drivers.firecracker import vm
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker import vm
 
 
 @pytest.fixture

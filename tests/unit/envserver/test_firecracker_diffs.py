@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tests.unit.envserver.test_firecracker_parts import PAGE, PAGES, sparse
 
-from etude.envserver.drivers.firecracker import template
-from etude.envserver.drivers.firecracker.diffs import Diffs
-from etude.envserver.drivers.firecracker.jail import Cell, Programs
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker import template
+from etude.envserver.drivers.vm.firecracker.jail import Cell, Programs
+from etude.envserver.drivers.vm.firecracker.pending_diffs import Diffs
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.firecracker.kept import Kept
+from etude.envserver.drivers.vm.firecracker.template_cache import Kept
 
 FILES = {"memory": bytes(4096) + b"m" * 4096, "vmstate": b"devices", "root.sqsh": b"root"}
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.firecracker import cgroups, memory
-from etude.envserver.drivers.firecracker.kernel import vmlinux
-from etude.envserver.drivers.firecracker.owners import USERS, Users
-from etude.envserver.drivers.firecracker.places import FirePlaces, prefix
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker import jail, memory_files
+from etude.envserver.drivers.vm.firecracker.uid_pool import USERS, Users
+from etude.envserver.drivers.vm.firecracker.vmlinux import vmlinux
+from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces, prefix
 
 PAGE = 4096
 PAGES = 64
@@ -111,14 +111,14 @@ def test_diffs_over_diffs_over_a_template_are_what_the_guest_had(
     changed = sparse(folder / "changed", {})
     for number, each in enumerate(changes):
         diff = sparse(folder / f"diff-{number}", each)
-        memory.merge(changed, memory.written(diff))
+        memory_files.merge(changed, memory_files.written(diff))
         os.close(diff)
     stream = sparse(folder / "stream", {})
     os.ftruncate(stream, 0)
-    os.pwrite(stream, b"before" + b"".join(memory.packed(b"devices", changed)), 0)
+    os.pwrite(stream, b"before" + b"".join(memory_files.packed(b"devices", changed)), 0)
 
-    found = memory.unpacked(stream, len(b"before"), memory_bytes=PAGES * PAGE)
-    memory.cloned(folder / "base", folder / "clone", found.parts)
+    found = memory_files.unpacked(stream, len(b"before"), memory_bytes=PAGES * PAGE)
+    memory_files.cloned(folder / "base", folder / "clone", found.parts)
 
     assert found.state == b"devices"
     wanted = base
@@ -132,7 +132,7 @@ def test_diffs_over_diffs_over_a_template_are_what_the_guest_had(
 
 def test_a_copy_without_zeros_is_the_same_memory(tmp_path: Path) -> None:
     full = sparse(tmp_path / "full", {number: number % 3 for number in range(PAGES)})
-    memory.sparse(full, tmp_path / "copy")
+    memory_files.sparse(full, tmp_path / "copy")
     os.close(full)
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "full").read_bytes()
     assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o444
@@ -152,12 +152,12 @@ def test_a_copy_without_zeros_is_the_same_memory(tmp_path: Path) -> None:
 def test_a_damaged_delta_is_no_delta(damage: object, tmp_path: Path) -> None:
     assert callable(damage)
     changed = sparse(tmp_path / "changed", {3: 7})
-    whole = b"".join(memory.packed(b"devices", changed))
+    whole = b"".join(memory_files.packed(b"devices", changed))
     assert len(whole) == 8 + 8 + 7 + 16 + PAGE
     stream = os.open(tmp_path / "stream", os.O_RDWR | os.O_CREAT)
     os.write(stream, damage(whole))
     with pytest.raises(CorruptError):
-        list(memory.unpacked(stream, 0, memory_bytes=PAGES * PAGE).parts)
+        list(memory_files.unpacked(stream, 0, memory_bytes=PAGES * PAGE).parts)
     os.close(stream)
     os.close(changed)
 
@@ -191,7 +191,7 @@ def test_nodes_do_not_know_each_others_machines(tmp_path: Path) -> None:
 def test_control_groups_of_this_node_alone_are_removed(tmp_path: Path) -> None:
     for name in ("mine-1", "mine-2/busy", "other-1"):
         (tmp_path / "firecracker" / name).mkdir(parents=True)
-    cgroups.remove("firecracker", "mine", root=tmp_path)
+    jail.remove("firecracker", "mine", root=tmp_path)
     left = sorted(path.name for path in (tmp_path / "firecracker").iterdir())
     assert left == ["mine-2", "other-1"]
-    cgroups.remove("none", "mine", root=tmp_path)
+    jail.remove("none", "mine", root=tmp_path)

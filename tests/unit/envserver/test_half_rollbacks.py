@@ -11,15 +11,16 @@ import pytest
 
 from etude.agent.workspace import ExecResult
 from etude.common.errors import WrongStateError
-from etude.envserver.drivers import saving
+from etude.envserver.drivers import folder_snapshots
 from etude.envserver.drivers.base import HalfRestoredError, Saved
-from etude.envserver.drivers.machines import sealed, snapshots, stored
-from etude.envserver.drivers.machines.idle import Patience
-from etude.envserver.drivers.machines.lanes import Places
-from etude.envserver.drivers.machines.pages import PageBuffer
-from etude.envserver.drivers.machines.protocol import Delta
-from etude.envserver.drivers.machines.sandbox import VmSandbox
-from etude.envserver.drivers.machines.sleeping import Bed, Home, asleep
+from etude.envserver.drivers.vm import delta_file, sealed_files
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.sandbox import VmSandbox
+from etude.envserver.drivers.vm.start.start_scheduler import Places
+from etude.envserver.drivers.vm.suspend import snapshots
+from etude.envserver.drivers.vm.suspend.idle_policy import Patience
+from etude.envserver.drivers.vm.suspend.lease_vm import Bed, Home, asleep
 from etude.envserver.host.environment import Environment
 from etude.envserver.host.host import Node
 from etude.envserver.host.leases.records import ROLLBACK
@@ -28,7 +29,7 @@ from etude.v1 import environments_pb2
 
 MakeNode = Callable[..., Node]
 Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
-KEY, TEMPLATE = b"k" * stored.KEY_BYTES, "ab" * 32
+KEY, TEMPLATE = b"k" * delta_file.KEY_BYTES, "ab" * 32
 
 
 class Half(NamedTuple):
@@ -65,7 +66,7 @@ async def half(make_node: MakeNode, order: Order) -> Half:
     return Half(node, environment)
 
 
-def files_moved_away(_parts: saving.Parts, lease: Path) -> None:
+def files_moved_away(_parts: folder_snapshots.Parts, lease: Path) -> None:
     (lease / "workspace").rename(lease / "workspace.former")
     broken()
 
@@ -74,7 +75,7 @@ async def test_between_two_states_nothing_runs_but_another_rollback(
     half: Half, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as disk:
-        disk.setattr(saving, "replace", files_moved_away)
+        disk.setattr(folder_snapshots, "replace", files_moved_away)
         with pytest.raises(HalfRestoredError, match="the disk failed"):
             await half.node.states.rollback(half.environment, "s")
     with pytest.raises(WrongStateError, match="roll it back again"):
@@ -107,7 +108,7 @@ async def test_a_failure_before_anything_was_touched_changes_nothing(
     half: Half, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as disk:
-        disk.setattr(saving, "prepare", broken)
+        disk.setattr(folder_snapshots, "prepare", broken)
         with pytest.raises(Exception, match="the disk failed") as failed:
             await half.node.states.rollback(half.environment, "s")
     assert not isinstance(failed.value, HalfRestoredError)
@@ -126,14 +127,17 @@ async def test_a_machine_whose_notes_were_not_replaced_is_the_saved_one_all_the_
     saved.mkdir()
     lease.mkdir()
     delta = Delta(
-        template=TEMPLATE, is_full=False, stream=sealed.filled("t", [b"x" * 99]), changed_bytes=1
+        template=TEMPLATE,
+        is_full=False,
+        stream=sealed_files.filled("t", [b"x" * 99]),
+        changed_bytes=1,
     )
-    stored.save(delta, saved / snapshots.DELTA, key=KEY)
+    delta_file.save(delta, saved / snapshots.DELTA, key=KEY)
     delta.close()
     what = Saved(
         num_bytes=1,
-        digest=stored.digest(saved / snapshots.DELTA)
-        + saving.save(lease, {}, saved, Limits(1, 1)).digest,
+        digest=delta_file.digest(saved / snapshots.DELTA)
+        + folder_snapshots.save(lease, {}, saved, Limits(1, 1)).digest,
     )
     starter = SimpleNamespace(base=SimpleNamespace(address=TEMPLATE))
     home = Home(

@@ -33,4 +33,4 @@ def test_a_role_starts_without_search_exporter_or_what_makes_images(role: str) -
 
 
 def test_a_driver_reads_images_without_what_makes_them() -> None:
-    assert loaded("etude.envserver.drivers.qemu.driver", MAKING) == "[]"
+    assert loaded("etude.envserver.drivers.vm.qemu.driver", MAKING) == "[]"

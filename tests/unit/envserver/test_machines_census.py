@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.machines import census, identity, record
-from etude.envserver.drivers.machines.census import MACHINE, Places
-from etude.envserver.drivers.machines.identity import MARK, ProcessId
-from etude.envserver.drivers.machines.record import VmRecord
+from etude.envserver.drivers import process_identity
+from etude.envserver.drivers.process_identity import MARK, ProcessId
+from etude.envserver.drivers.vm import vm_record, vmm_processes
+from etude.envserver.drivers.vm.vm_record import VmRecord
+from etude.envserver.drivers.vm.vmm_processes import MACHINE, Places
 
 GONE = ProcessId(pid=1 << 22, started=1, boot="another life of the host")
 SLEEP = "import time; print(flush=True); time.sleep(600)"
@@ -46,7 +47,7 @@ def monitor(places: Places) -> Iterator[ProcessId]:
     with subprocess.Popen([sys.executable, "-c", SLEEP], env=mark, stdout=PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()  # until then /proc may still show no environment
-        found = identity.identify(process.pid)
+        found = process_identity.identify(process.pid)
         assert found is not None
         yield found
         process.kill()
@@ -60,7 +61,7 @@ def lease(places: Places, name: str) -> Path:
 
 def note(folder: Path, *, is_begun: bool, process: ProcessId = GONE) -> VmRecord:
     noted = VmRecord(process=process, uid=0, template="t", is_begun=is_begun)
-    record.save(folder, noted, is_durable=False)
+    vm_record.save(folder, noted, is_durable=False)
     return noted
 
 
@@ -69,17 +70,17 @@ def test_a_record_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, noted: VmRecord
 ) -> None:
     folder = tmp_path_factory.mktemp("machine")
-    assert record.load(folder) is None
-    record.save(folder, noted, is_durable=noted.is_begun)
-    assert record.load(folder) == noted
-    assert [path.name for path in folder.iterdir()] == [record.FILE]
+    assert vm_record.load(folder) is None
+    vm_record.save(folder, noted, is_durable=noted.is_begun)
+    assert vm_record.load(folder) == noted
+    assert [path.name for path in folder.iterdir()] == [vm_record.FILE]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"process": 1}', '{"uid": "0"}'])
 def test_a_damaged_record_is_said_to_be_one(tmp_path: Path, text: str) -> None:
-    (tmp_path / record.FILE).write_text(text)
-    with pytest.raises(CorruptError, match=record.FILE):
-        record.load(tmp_path)
+    (tmp_path / vm_record.FILE).write_text(text)
+    with pytest.raises(CorruptError, match=vm_record.FILE):
+        vm_record.load(tmp_path)
 
 
 def test_what_begun_is_left_and_what_has_not_is_removed(places: Places) -> None:
@@ -91,15 +92,15 @@ def test_what_begun_is_left_and_what_has_not_is_removed(places: Places) -> None:
     note(places.stock / "1", is_begun=False)
     (places.scratch / "boot-0").mkdir()
 
-    assert census.clear(places) == {begun: noted}
+    assert vmm_processes.clear(places) == {begun: noted}
     assert places.folders() == [begun]
     assert (places.leases / "cut-off").is_dir()
 
 
 def test_a_lease_with_a_damaged_record_does_not_begin_anew(places: Places) -> None:
     damaged = lease(places, "damaged")
-    (damaged / record.FILE).write_text("{")
-    assert census.clear(places) == {}
+    (damaged / vm_record.FILE).write_text("{")
+    assert vmm_processes.clear(places) == {}
     assert damaged.is_dir()
 
 
@@ -107,47 +108,47 @@ def test_a_machine_that_sleeps_is_what_its_file_says(places: Places, monitor: Pr
     folder = lease(places, "a")
     note(folder, is_begun=True, process=monitor)
     (folder.parent / "asleep.3").write_bytes(b"its state")
-    assert census.clear(places) == {}
+    assert vmm_processes.clear(places) == {}
     assert not folder.exists()
     assert (folder.parent / "asleep.3").exists()
-    assert identity.handle(monitor) is None
+    assert process_identity.handle(monitor) is None
 
 
 def test_a_monitor_is_found_by_its_mark_and_ended_if_nobody_knows_it(
     places: Places, monitor: ProcessId
 ) -> None:
-    assert list(census.marked(places.scratch)) == [monitor]
+    assert list(vmm_processes.marked(places.scratch)) == [monitor]
     note(lease(places, "a"), is_begun=True, process=monitor)
-    census.clear(places)
-    assert list(census.marked(places.scratch)) == [monitor]
-    (places.leases / "a" / MACHINE / record.FILE).unlink()
-    census.clear(places)
-    assert census.marked(places.scratch) == {}
+    vmm_processes.clear(places)
+    assert list(vmm_processes.marked(places.scratch)) == [monitor]
+    (places.leases / "a" / MACHINE / vm_record.FILE).unlink()
+    vmm_processes.clear(places)
+    assert vmm_processes.marked(places.scratch) == {}
 
 
 def test_a_folder_whose_name_begins_alike_is_another_nodes(
     places: Places, monitor: ProcessId, tmp_path: Path
 ) -> None:
-    assert census.marked(tmp_path / "sto") == {}
-    assert list(census.marked(tmp_path / "stock")) == [monitor]
-    assert census.marked(tmp_path / "leases") == {}
+    assert vmm_processes.marked(tmp_path / "sto") == {}
+    assert list(vmm_processes.marked(tmp_path / "stock")) == [monitor]
+    assert vmm_processes.marked(tmp_path / "leases") == {}
 
 
 def test_a_monitor_is_an_orphan_only_once_it_is_old_enough(
     places: Places, monitor: ProcessId
 ) -> None:
-    seen = census.marked(places.scratch)
-    assert census.orphans(seen, (), least_age_s=0) == [monitor]
-    assert census.orphans(seen, (), least_age_s=3600) == []
-    assert census.orphans(seen, [monitor], least_age_s=0) == []
+    seen = vmm_processes.marked(places.scratch)
+    assert vmm_processes.orphans(seen, (), least_age_s=0) == [monitor]
+    assert vmm_processes.orphans(seen, (), least_age_s=3600) == []
+    assert vmm_processes.orphans(seen, [monitor], least_age_s=0) == []
     # It is still where it was started, and written down there.
     (places.stock / "1").mkdir(parents=True)
     note(places.stock / "1", is_begun=False, process=monitor)
-    assert census.orphans(seen, (), least_age_s=0) == []
+    assert vmm_processes.orphans(seen, (), least_age_s=0) == []
 
 
 def test_this_process_is_nobodys_machine(places: Places) -> None:
-    mine = identity.identify(os.getpid())
+    mine = process_identity.identify(os.getpid())
     assert mine is not None
-    assert mine not in census.marked(places.scratch)
-    assert 0 <= census.age_s(mine) < 1e6
+    assert mine not in vmm_processes.marked(places.scratch)
+    assert 0 <= vmm_processes.age_s(mine) < 1e6

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.machines.idle import Due, Idleness, Patience, State, Step
+from etude.envserver.drivers.vm.suspend.idle_policy import Due, Idleness, Patience, State, Step
 
 PATIENCE = Patience()
 STILL = {State.FROZEN, State.SAVED}

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from etude.envserver.drivers.machines.lanes import Lanes, Places
-from etude.envserver.drivers.machines.pace import Work
+from etude.envserver.drivers.vm.start.cpu_budget import Work
+from etude.envserver.drivers.vm.start.start_scheduler import Lanes, Places
 
 
 def lanes(cores: int = 1) -> Lanes:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.machines import levels
-from etude.envserver.drivers.machines.levels import (
+from etude.envserver.drivers.vm.start import warm_pool_levels
+from etude.envserver.drivers.vm.start.warm_pool_levels import (
     MOST,
     REST_S,
     Backoff,
@@ -29,7 +29,7 @@ def targets(draw: st.DrawFn) -> Target:
 def test_steps_lead_to_the_target_and_then_end(target: Target, paused: int, shells: int) -> None:
     watermark = Watermark(shells=target.shells)
     for _ in range(4 * MOST):
-        match levels.step(Held(paused=paused, shells=shells), target, watermark):
+        match warm_pool_levels.step(Held(paused=paused, shells=shells), target, watermark):
             case Step.MAKE_PAUSED:
                 paused += 1
             case Step.DROP_PAUSED:
@@ -45,7 +45,7 @@ def test_steps_lead_to_the_target_and_then_end(target: Target, paused: int, shel
 
 def test_memory_is_given_back_before_more_is_taken() -> None:
     target = Target(paused=1, shells=0, max_shells=0)
-    assert levels.step(Held(paused=0, shells=1), target, Watermark()) is Step.DROP_SHELL
+    assert warm_pool_levels.step(Held(paused=0, shells=1), target, Watermark()) is Step.DROP_SHELL
 
 
 @given(targets(), st.lists(st.tuples(st.booleans(), st.floats(0, 300)), max_size=40))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.machines.livejobs import LiveJobs
+from etude.envserver.drivers.running_jobs import LiveJobs
 from etude.v1 import guest_pb2
 
 START = guest_pb2.GuestCall(exec=guest_pb2.GuestExec(shell=b"sleep 9", background=True))

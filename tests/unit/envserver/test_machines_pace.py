@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from typing_extensions import override
 
-from etude.envserver.drivers.machines.pace import ESTIMATES_MS, Costs, Line, Work, full_bucket
+from etude.envserver.drivers.vm.start.cpu_budget import ESTIMATES_MS, Costs, Line, Work, full_bucket
 
 works = st.sampled_from([*Work])
 MACHINES = {Work.BOOT, Work.RESTORE, Work.SPAWN}

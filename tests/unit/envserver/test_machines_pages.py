@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.machines import sealed
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.pages import PageBuffer, changed_pages
+from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer, changed_pages
+from etude.envserver.drivers.vm.errors import VmmError
 
 PAGE = mmap.PAGESIZE
 COUNT = 4096
@@ -45,7 +45,7 @@ class Mapped(NamedTuple):
 
 @pytest.fixture
 def mapped() -> Iterator[Mapped]:
-    memory = sealed.filled("template", [random.Random(1).randbytes(COUNT * PAGE)])
+    memory = sealed_files.filled("template", [random.Random(1).randbytes(COUNT * PAGE)])
     process = subprocess.Popen(
         [sys.executable, "-c", MONITOR, str(memory)],
         pass_fds=(memory,),
@@ -67,7 +67,7 @@ def test_only_written_pages_are_changed_and_their_content_is_the_processes(mappe
     mapped.do("write", *written)
     found = changed_pages(mapped.process.pid, mapped.memory, PageBuffer(PAGE))
     assert list(found.numbers) == written
-    before = sealed.content(mapped.memory)
+    before = sealed_files.content(mapped.memory)
     for index, number in enumerate(written):
         page = bytes(found.content[index * PAGE : (index + 1) * PAGE])
         assert page == bytes([number % 251 + 1]) + before[number * PAGE + 1 : (number + 1) * PAGE]
@@ -91,7 +91,7 @@ def test_a_process_that_is_gone_is_refused(mapped: Mapped) -> None:
 
 
 def test_a_sealed_file_takes_no_change_and_shares_no_writable_mapping(mapped: Mapped) -> None:
-    assert sealed.is_sealed(mapped.memory)
+    assert sealed_files.is_sealed(mapped.memory)
     with pytest.raises(PermissionError):
         os.pwrite(mapped.memory, b"x", 0)
     with pytest.raises(PermissionError):
@@ -102,13 +102,13 @@ def test_a_sealed_file_takes_no_change_and_shares_no_writable_mapping(mapped: Ma
 
 @given(st.dictionaries(st.integers(0, 63), st.sampled_from([b"", b"x", b"y" * PAGE]), max_size=12))
 def test_the_pages_of_a_file_are_those_with_something_in_them(written: dict[int, bytes]) -> None:
-    memory = sealed.create("sparse", 64 * PAGE)
+    memory = sealed_files.create("sparse", 64 * PAGE)
     for number, content in written.items():
         # Also zeros: a page that was only read looks the same to the kernel.
         os.pwrite(memory, content.ljust(PAGE, b"\0"), number * PAGE)
     found = {
         (offset + at) // PAGE: bytes(run[at : at + PAGE])
-        for offset, run in sealed.pages(memory)
+        for offset, run in sealed_files.pages(memory)
         for at in range(0, len(run), PAGE)
     }
     os.close(memory)

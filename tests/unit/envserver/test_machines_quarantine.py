@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.quarantine import (
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.start.quarantine import (
     FIRST_S,
     LONGEST_S,
     THRESHOLD,

@@ -8,10 +8,10 @@ import pytest
 from tests.support.scripted_sleeper import REPLY, ScriptedSleeper
 
 from etude.common.errors import UnavailableError
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.idle import Patience, State, Step
-from etude.envserver.drivers.machines.lanes import Places
-from etude.envserver.drivers.machines.resting import RestingGuest
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.start.start_scheduler import Places
+from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest
+from etude.envserver.drivers.vm.suspend.idle_policy import Patience, State, Step
 from etude.envserver.guest.calls import Request
 from etude.envserver.guest.channel import GuestLostError
 from etude.v1 import guest_pb2

@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from etude.envserver.drivers.machines import sealed
-from etude.envserver.drivers.machines.protocol import Delta
-from etude.envserver.drivers.machines.sleeping import loaded
+from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.suspend.lease_vm import loaded
 
 
 async def test_who_is_cancelled_while_a_machine_is_read_leaves_no_file_open() -> None:
-    stream = sealed.filled("saved", [b"state"])
+    stream = sealed_files.filled("saved", [b"state"])
     is_reading, may_end = threading.Event(), threading.Event()
 
     def slowly() -> Delta:

@@ -9,50 +9,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.machines import sealed, stored
-from etude.envserver.drivers.machines.errors import IntegrityError
-from etude.envserver.drivers.machines.protocol import Delta
+from etude.envserver.drivers.vm import delta_file, sealed_files
+from etude.envserver.drivers.vm.errors import IntegrityError
+from etude.envserver.drivers.vm.interface import Delta
 
-KEY, TEMPLATE = b"k" * stored.KEY_BYTES, "ab" * 32
+KEY, TEMPLATE = b"k" * delta_file.KEY_BYTES, "ab" * 32
 STREAM = bytes(range(256)) * 64
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("deltas") / "delta"
-    stream = sealed.filled("test", [STREAM])
+    stream = sealed_files.filled("test", [STREAM])
     made = Delta(template=TEMPLATE, is_full=False, stream=stream, changed_bytes=8192)
-    stored.save(made, path, key=KEY)
+    delta_file.save(made, path, key=KEY)
     yield path
     made.close()
 
 
 def test_a_delta_comes_back_as_it_was(saved: Path) -> None:
-    found = stored.load(saved, key=KEY, template=TEMPLATE)
-    with sealed.opened(found.stream, found.offset) as source:
+    found = delta_file.load(saved, key=KEY, template=TEMPLATE)
+    with sealed_files.opened(found.stream, found.offset) as source:
         assert os.read(source, 1 << 20) == STREAM
     assert (found.is_full, found.changed_bytes) == (False, 8192)
     found.close()
     assert [path.name for path in saved.parent.iterdir()] == ["delta"]
 
 
-@given(position=st.integers(0, stored.HEADER_BYTES + len(STREAM) - 1), change=st.integers(1, 255))
+@given(
+    position=st.integers(0, delta_file.HEADER_BYTES + len(STREAM) - 1), change=st.integers(1, 255)
+)
 def test_any_other_byte_is_refused(saved: Path, position: int, change: int) -> None:
     data = bytearray(saved.read_bytes())
     data[position] ^= change
     garbled = saved.with_name("garbled")
     garbled.write_bytes(data)
     with pytest.raises(IntegrityError):
-        stored.load(garbled, key=KEY, template=TEMPLATE)
+        delta_file.load(garbled, key=KEY, template=TEMPLATE)
     garbled.unlink()
 
 
-@given(st.integers(0, stored.HEADER_BYTES + len(STREAM) - 1))
+@given(st.integers(0, delta_file.HEADER_BYTES + len(STREAM) - 1))
 def test_any_shorter_file_is_refused(saved: Path, length: int) -> None:
     cut = saved.with_name("cut")
     cut.write_bytes(saved.read_bytes()[:length])
     with pytest.raises(IntegrityError):
-        stored.load(cut, key=KEY, template=TEMPLATE)
+        delta_file.load(cut, key=KEY, template=TEMPLATE)
     cut.unlink()
 
 
@@ -61,37 +63,37 @@ def test_a_longer_file_another_key_and_another_template_are_refused(saved: Path)
     longer.write_bytes(saved.read_bytes() + b"\0")
     for path, key, template in (
         (longer, KEY, TEMPLATE),
-        (saved, b"x" * stored.KEY_BYTES, TEMPLATE),
+        (saved, b"x" * delta_file.KEY_BYTES, TEMPLATE),
         (saved, KEY, "cd" * 32),
     ):
         with pytest.raises(IntegrityError):
-            stored.load(path, key=key, template=template)
+            delta_file.load(path, key=key, template=template)
     longer.unlink()
 
 
 def test_a_link_in_place_of_a_delta_is_not_followed(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(saved)
     with pytest.raises(OSError, match="symbolic"):
-        stored.load(tmp_path / "link", key=KEY, template=TEMPLATE)
+        delta_file.load(tmp_path / "link", key=KEY, template=TEMPLATE)
 
 
 def test_a_delta_with_a_disk_is_not_kept_without_it(saved: Path, tmp_path: Path) -> None:
-    found = stored.load(saved, key=KEY, template=TEMPLATE)
+    found = delta_file.load(saved, key=KEY, template=TEMPLATE)
     with_disk = dataclasses.replace(found, disk=(found.stream,))
     with pytest.raises(ValueError, match="disk"):
-        stored.save(with_disk, tmp_path / "delta", key=KEY)
+        delta_file.save(with_disk, tmp_path / "delta", key=KEY)
     found.close()
 
 
 def test_a_file_that_has_proved_whole_is_not_read_again_before_it_is_written_to(
     saved: Path, tmp_path: Path
 ) -> None:
-    path, proven = tmp_path / "delta", stored.Proven()
+    path, proven = tmp_path / "delta", delta_file.Proven()
     path.write_bytes(saved.read_bytes())
-    stored.load(path, key=KEY, template=TEMPLATE, proven=proven).close()
+    delta_file.load(path, key=KEY, template=TEMPLATE, proven=proven).close()
     (tmp_path / "fork").hardlink_to(path)
     about = (tmp_path / "fork").stat()
-    assert proven.holds(about, bytes.fromhex(stored.digest(path)))
+    assert proven.holds(about, bytes.fromhex(delta_file.digest(path)))
     assert not proven.holds(about, bytes(32))
 
     damaged = bytearray(saved.read_bytes())
@@ -99,4 +101,4 @@ def test_a_file_that_has_proved_whole_is_not_read_again_before_it_is_written_to(
     path.write_bytes(damaged)
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns + 1))
     with pytest.raises(IntegrityError):
-        stored.load(path, key=KEY, template=TEMPLATE, proven=proven)
+        delta_file.load(path, key=KEY, template=TEMPLATE, proven=proven)

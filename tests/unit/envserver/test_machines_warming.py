@@ -3,9 +3,9 @@
 import pytest
 
 from etude.envserver.drivers.base import Warmth
-from etude.envserver.drivers.machines import warming
-from etude.envserver.drivers.machines.levels import FEWEST, Target
-from etude.envserver.drivers.machines.starts import Starter
+from etude.envserver.drivers.vm.start import starter
+from etude.envserver.drivers.vm.start.starter import Starter
+from etude.envserver.drivers.vm.start.warm_pool_levels import FEWEST, Target
 
 ONE_IMAGE = object.__new__(Starter)
 
@@ -15,7 +15,7 @@ def of_one_image(_template: str) -> Starter:
 
 
 def wanted(*each: Warmth, max_shells: int) -> list[Target]:
-    found = warming.targets(of_one_image, ["a", "b"], each, max_shells)
+    found = starter.targets(of_one_image, ["a", "b"], each, max_shells)
     return [target for _, target in found]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from etude.common.errors import InvalidFieldError, ReusedIdError, UnknownIdError
 from etude.envserver.drivers.base import Outcome, SandboxError
-from etude.envserver.drivers.in_folders import Command
-from etude.envserver.drivers.memory import MemoryDriver, run_tests
+from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.in_memory import MemoryDriver, run_tests
 from etude.envserver.host.environment import Environment
 from etude.envserver.host.host import Node
 from etude.envserver.host.leases import call_results as results_module

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.envserver.drivers.base import DriverUnavailableError, Readiness, Warmth
-from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host import warm_minimum
 from etude.envserver.host.warm_minimum import Ahead, ahead
 from etude.v1 import environments_pb2

@@ -12,7 +12,7 @@ from etude.common.errors import (
     WrongStateError,
 )
 from etude.envserver.drivers.base import CapMissingError, Caps
-from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.environment import Environment
 from etude.envserver.host.host import Node
 from etude.envserver.host.snapshots.local_snapshots import NoRoomError, Quota

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from etude.common.errors import ForbiddenError
-from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host import launch_source
 from etude.envserver.host.environment import Environment
 from etude.envserver.host.host import Node

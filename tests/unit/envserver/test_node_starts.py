@@ -25,8 +25,8 @@ from etude.envserver.drivers.base import (
     Verification,
     Warmth,
 )
-from etude.envserver.drivers.in_folders import FolderSandbox
-from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.drivers.folder_driver import FolderSandbox
+from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.heartbeat import Heartbeat
 from etude.envserver.host.host import Node

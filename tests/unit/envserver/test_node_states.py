@@ -11,7 +11,7 @@ from etude.common.errors import (
     ReusedIdError,
     UnknownIdError,
 )
-from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.host import Node
 from etude.v1 import environments_pb2
 

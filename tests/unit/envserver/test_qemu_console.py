@@ -2,7 +2,7 @@
 
 import asyncio
 
-from etude.envserver.drivers.qemu.console import KEPT_BYTES, Console
+from etude.envserver.drivers.vm.qemu.boot import KEPT_BYTES, Console
 
 
 async def said(console: Console, end: str) -> None:

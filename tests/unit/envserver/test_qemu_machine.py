@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.machines import tsc
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.qemu import machine as machines
-from etude.envserver.drivers.qemu.machine import Accelerator, Boot, Machine, Wiring
+from etude.envserver.drivers.vm import host_cpu
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu import command_line as machines
+from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Boot, Machine, Wiring
 
 MACHINE = Machine(tsc_khz=2_000_000)
 WIRING = Wiring(memory=3, qmp=4, agent=5, root=6)
@@ -86,10 +86,10 @@ def test_a_jailed_program_comes_last_after_limits_and_user() -> None:
 
 
 def test_the_kernels_figure_is_taken_where_the_measurement_agrees(tmp_path: Path) -> None:
-    measured = tsc.measured_khz()
+    measured = host_cpu.measured_khz()
     near = round(measured * 1.0001)
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"cpu MHz\t\t: {measured * 2 / 1000:.3f}\ncpu MHz\t\t: {near / 1000:.3f}\n")
-    assert tsc.host_tsc_khz(cpuinfo) == near
+    assert host_cpu.host_tsc_khz(cpuinfo) == near
     cpuinfo.write_text("model name: x\ncpu MHz: fast\n")
-    assert tsc.host_tsc_khz(cpuinfo) % 1000 == 0
+    assert host_cpu.host_tsc_khz(cpuinfo) % 1000 == 0

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import qemu_streams
 
-from etude.envserver.drivers.machines.errors import FormatError
-from etude.envserver.drivers.machines.pages import Pages
-from etude.envserver.drivers.qemu.splice import splice
-from etude.envserver.drivers.qemu.stream import parse
+from etude.envserver.drivers.vm.dirty_pages import Pages
+from etude.envserver.drivers.vm.errors import FormatError
+from etude.envserver.drivers.vm.qemu.stream_splicing import parse, splice
 
 PAGE_BYTES = qemu_streams.PAGE_BYTES
 BEFORE = qemu_streams.devices(timer=b"then", apic=b"x" * 40)

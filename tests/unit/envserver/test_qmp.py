@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.qemu import migration
-from etude.envserver.drivers.qemu.handing import hand_over
-from etude.envserver.drivers.qemu.qmp import LINE_BYTES, Qmp
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.qemu import migration
+from etude.envserver.drivers.vm.qemu.qmp import LINE_BYTES, Qmp, hand_over
 
 GREETING: dict[str, object] = {"QMP": {"version": {}, "capabilities": []}}
 

@@ -10,12 +10,12 @@ import pytest
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import DriverUnavailableError
-from etude.envserver.drivers.firecracker import probe
 from etude.envserver.drivers.gvisor import runsc
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.selection import Place, selected
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker import compatibility
+from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 
 
 @pytest.fixture
@@ -211,17 +211,17 @@ def test_programs_that_do_not_fit_are_named(
 ) -> None:
     device = programs(place, versions)
     with pytest.raises(VmmError, match=what):
-        probe.programs(place.scratch.parent, kvm=device)
+        compatibility.programs(place.scratch.parent, kvm=device)
 
 
 def test_firecracker_runs_nothing_without_the_processors_machines(place: Place) -> None:
     device = programs(place, {"firecracker": "1.14.0", "jailer": "1.14.0"})
     with pytest.raises(VmmError, match=r"no-kvm cannot be opened"):
-        probe.programs(place.scratch.parent, kvm=device.with_name("no-kvm"))
+        compatibility.programs(place.scratch.parent, kvm=device.with_name("no-kvm"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the jailer needs root")
 def test_programs_of_one_release_on_a_host_with_kvm_are_taken(place: Place) -> None:
     device = programs(place, {"firecracker": "1.14.0", "jailer": "1.14.0"})
-    found = probe.programs(place.scratch.parent, kvm=device)
+    found = compatibility.programs(place.scratch.parent, kvm=device)
     assert found.jailer == (place.scratch.parent / "jailer").resolve()

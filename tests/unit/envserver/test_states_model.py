@@ -17,7 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from typing_extensions import override
 
 from etude.common.errors import ReusedIdError, UnknownIdError, WrongStateError
-from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.host import Node
 from etude.envserver.host.workspace_sources import Sources
 from etude.v1 import environments_pb2

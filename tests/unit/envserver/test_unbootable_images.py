@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.support import microvms
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.images.built_image import Image
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from etude.envserver import pid_namespace
-from etude.envserver.drivers.sandbox import kernel
+from etude.envserver.isolation import syscalls
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def supervise(command: Sequence[str]) -> int:
         "no PID namespace: VMs stay if this process is killed; run as root, or allow user"
         " namespaces (sysctl user.max_user_namespaces=10000)"
     )
-    kernel.adopt_orphans()
+    syscalls.adopt_orphans()
     try:
         return keeper.run()
     finally:

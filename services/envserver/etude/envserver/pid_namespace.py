@@ -10,10 +10,10 @@ import select
 import signal
 from collections.abc import Callable
 
-from etude.envserver.drivers.sandbox import kernel
+from etude.envserver.isolation import syscalls
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
-_PROC_FLAGS = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
+_PROC_FLAGS = syscalls.NO_SUID | syscalls.NO_DEVICES | syscalls.NO_EXEC
 
 
 def is_possible() -> bool:
@@ -50,7 +50,7 @@ def run(work: Callable[[], int]) -> int:
 def _leave() -> None:
     """Make the next child the first process of a new namespace."""
     uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.NEW_PIDS | (kernel.NEW_USER if uid else 0), "a PID namespace")
+    syscalls.unshare(syscalls.NEW_PIDS | (syscalls.NEW_USER if uid else 0), "a PID namespace")
     if uid:
         maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
         for name, text in maps.items():
@@ -65,13 +65,13 @@ def _settle(maker: int) -> None:
     Raises:
         OSError: the mount is not allowed.
     """
-    kernel.die_with_parent()
+    syscalls.die_with_parent()
     if select.select([maker], [], [], 0)[0]:
         os._exit(137)  # it ended before we asked to be told
     os.close(maker)
-    kernel.unshare(kernel.NEW_MOUNTS, "a mount namespace")
-    kernel.mount("none", "/", None, kernel.RECURSIVE | kernel.PRIVATE)
-    kernel.mount("proc", "/proc", "proc", _PROC_FLAGS)
+    syscalls.unshare(syscalls.NEW_MOUNTS, "a mount namespace")
+    syscalls.mount("none", "/", None, syscalls.RECURSIVE | syscalls.PRIVATE)
+    syscalls.mount("proc", "/proc", "proc", _PROC_FLAGS)
 
 
 def _tried() -> int:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from etude.agent.workspace import FolderNotes, FolderWorkspace, NoJobs, notes
 from etude.agent.workspace.protocol import Runner
 from etude.common.errors import crossing
-from etude.envserver.drivers import folder_jobs, saving
+from etude.envserver.drivers import folder_jobs, folder_snapshots
 from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
     HEAD_BYTES,
@@ -29,10 +29,10 @@ from etude.envserver.drivers.base import (
     Verification,
 )
 from etude.envserver.drivers.folder_jobs import FolderJobs
-from etude.envserver.drivers.piped import PipedProgram
+from etude.envserver.drivers.piped_program import PipedProgram
 from etude.envserver.drivers.programs import Program, RunningProgram
-from etude.envserver.drivers.sandbox import layout
 from etude.envserver.egress.environment_egress import Gate
+from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage import folders
 from etude.envserver.storage.folders import FolderContent, Limits, Owner
 from etude.envserver.storage.trees import Tree
@@ -143,24 +143,26 @@ class FolderSandbox(Sandbox):
     async def save(self, folder: Path, limits: Limits) -> Saved:
         with crossing(SandboxError, f"saving {self._root}"):
             lease = self._root.parent
-            return await asyncio.to_thread(saving.save, lease, self._parts(), folder, limits)
+            return await asyncio.to_thread(
+                folder_snapshots.save, lease, self._parts(), folder, limits
+            )
 
     @override
     async def restore(self, folder: Path, saved: Saved) -> None:
         lease, parts = self._root.parent, self._parts()
         with crossing(SandboxError, f"restoring {self._root}"):
-            await asyncio.to_thread(saving.prepare, folder, parts, lease, saved)
+            await asyncio.to_thread(folder_snapshots.prepare, folder, parts, lease, saved)
             # From here on the snapshot is known to be good.
             await self.close()
             with crossing(HalfRestoredError, f"restoring {self._root}"):
-                await asyncio.to_thread(saving.replace, parts, lease)
+                await asyncio.to_thread(folder_snapshots.replace, parts, lease)
         # Known files and jobs have changed.
         self._jobs = self._found_jobs()
         if self._jobs is not None:
             self._jobs.end_lost()
         self.workspace = self._opened()
 
-    def _parts(self) -> saving.Parts:
+    def _parts(self) -> folder_snapshots.Parts:
         ours = folders.current_owner()
         return {_WORKSPACE: self._owner, notes.FOLDER: ours, folder_jobs.FOLDER: ours}
 
@@ -237,4 +239,4 @@ class FolderDriver(Driver, ABC):
 
     @override
     def is_repeatable(self, command: str) -> bool:
-        return layout.warm(command) is not None
+        return sandbox_layout.warm(command) is not None

@@ -20,7 +20,7 @@ from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import LOG_BYTES, MAX_KNOWN, MAX_RUNNING, TERM_GRACE_S
 from etude.common.errors import EtudeError, InvalidFieldError
 from etude.envserver.drivers.base import SandboxError
-from etude.envserver.drivers.piped import PipedProgram
+from etude.envserver.drivers.piped_program import PipedProgram
 from etude.envserver.drivers.programs import MAX_TIMEOUT_S, Program
 
 FOLDER = "jobs"

@@ -16,12 +16,12 @@ from etude.envserver.drivers.base import (
     SandboxError,
     Verification,
 )
-from etude.envserver.drivers.sandbox import layout
-from etude.envserver.drivers.sandbox.layout import INSIDE_UID, LOGS, TESTS
 from etude.envserver.guest.calls import Caller
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import place
+from etude.envserver.isolation import sandbox_layout
+from etude.envserver.isolation.sandbox_layout import INSIDE_UID, LOGS, TESTS
 
 ROOT_UID = 0
 _END_LIMIT_S, _CLEAR_LIMIT_S = 30.0, 120.0
@@ -116,7 +116,7 @@ async def _collected(logs: GuestWorkspace, path: str) -> bytes | None:
         if error.fault in {PathFault.NO_SPACE, PathFault.TOO_SLOW}:
             raise
         return None
-    return data if len(data) <= layout.MAX_COLLECTED_BYTES else None
+    return data if len(data) <= sandbox_layout.MAX_COLLECTED_BYTES else None
 
 
 def outcome(done: ExecResult, collected: bytes | None = None) -> Outcome:

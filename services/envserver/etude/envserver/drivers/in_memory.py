@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from etude.agent import minitest
 from etude.envserver.drivers.base import Caps, Outcome, Strength
-from etude.envserver.drivers.in_folders import CAPS, Command, FolderDriver
-from etude.envserver.drivers.sandbox.layout import warm
+from etude.envserver.drivers.folder_driver import CAPS, Command, FolderDriver
+from etude.envserver.isolation.sandbox_layout import warm
 from etude.envserver.storage.folders import Owner, current_owner
 
 

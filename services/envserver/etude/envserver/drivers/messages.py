@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from etude.envserver.drivers.base import Outcome
-from etude.envserver.drivers.in_folders import Command
+from etude.envserver.drivers.folder_driver import Command
 from etude.envserver.drivers.programs import Program
-from etude.envserver.drivers.sandbox.layout import Job
+from etude.envserver.isolation.sandbox_layout import Job
 
 
 def job(job_id: int, command: Command, leases: Path, *, has_egress: bool) -> Job:

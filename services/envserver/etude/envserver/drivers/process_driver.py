@@ -24,7 +24,7 @@ from typing_extensions import override
 from etude.agent import minitest
 from etude.agent.workspace.protocol import Runner
 from etude.common.errors import InvalidFieldError
-from etude.envserver.drivers import messages, piped
+from etude.envserver.drivers import messages, piped_program
 from etude.envserver.drivers.base import (
     Caps,
     DriverUnavailableError,
@@ -33,13 +33,13 @@ from etude.envserver.drivers.base import (
     SandboxError,
     Strength,
 )
-from etude.envserver.drivers.in_folders import CAPS, Command, FolderDriver, FolderSandbox
-from etude.envserver.drivers.piped import PipedProgram
+from etude.envserver.drivers.folder_driver import CAPS, Command, FolderDriver, FolderSandbox
+from etude.envserver.drivers.piped_program import PipedProgram
 from etude.envserver.drivers.programs import Program
-from etude.envserver.drivers.sandbox import layout
-from etude.envserver.drivers.sandbox.layout import Layout
 from etude.envserver.egress.environment_egress import Egress
 from etude.envserver.egress.listeners import Doors
+from etude.envserver.isolation import sandbox_layout
+from etude.envserver.isolation.sandbox_layout import Layout
 from etude.envserver.storage.folders import Owner
 
 START_TIMEOUT_S = 60.0
@@ -88,7 +88,7 @@ class ProcessDriver(FolderDriver):
 
     @override
     def owner(self) -> Owner:
-        return Owner(layout.outside_uid(), layout.outside_gid())
+        return Owner(sandbox_layout.outside_uid(), sandbox_layout.outside_gid())
 
     @override
     async def start(self) -> None:
@@ -136,18 +136,21 @@ class ProcessDriver(FolderDriver):
         has_egress = self._doors.has(folder.partition("/")[0])
         job = messages.program_job(self._next_id, program, folder, has_egress=has_egress)
         message = messages.encoded(dataclasses.asdict(job))
-        if len(message) > layout.MAX_REQUEST_BYTES:
+        if len(message) > sandbox_layout.MAX_REQUEST_BYTES:
             raise InvalidFieldError("command", "with its variables it is longer than 256 KiB")
         report: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[job.job_id] = report
         report.add_done_callback(lambda _: self._waiting.pop(job.job_id, None))
-        ends = piped.ends(program.terminal, is_merged=program.is_merged)
+        ends = piped_program.ends(program.terminal, is_merged=program.is_merged)
         outbox.send(message, ends.theirs)
         return PipedProgram(job.job_id, ends, report, is_terminal=program.terminal is not None)
 
     @override
     async def run(self, command: Command) -> Outcome:
-        if len(command.command.encode("utf-8", "surrogatepass")) >= layout.MAX_COMMAND_BYTES:
+        if (
+            len(command.command.encode("utf-8", "surrogatepass"))
+            >= sandbox_layout.MAX_COMMAND_BYTES
+        ):
             return _TOO_LONG
         async with self._places:
             await self.start()
@@ -161,7 +164,7 @@ class ProcessDriver(FolderDriver):
         has_egress = self._doors.has(command.workspace.relative_to(self.leases).parts[0])
         job = messages.job(self._next_id, command, self.leases, has_egress=has_egress)
         message = messages.encoded(dataclasses.asdict(job))
-        if len(message) > layout.MAX_REQUEST_BYTES:
+        if len(message) > sandbox_layout.MAX_REQUEST_BYTES:
             return _TOO_LONG
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[job.job_id] = future
@@ -182,14 +185,14 @@ class ProcessDriver(FolderDriver):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(0)
         # The kernel's default refuses a message of this size.
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, layout.MAX_REQUEST_BYTES)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sandbox_layout.MAX_REQUEST_BYTES)
         loop = asyncio.get_running_loop()
         with theirs:
             arguments = (str(theirs.fileno()),)
             self._process = await asyncio.create_subprocess_exec(
                 *(paths.python, "-s", "-B", "-P", "-c", _BOOT, *arguments),
                 pass_fds=(theirs.fileno(),),
-                env={**layout.ENVIRONMENT, "PYTHONPATH": _import_path()},
+                env={**sandbox_layout.ENVIRONMENT, "PYTHONPATH": _import_path()},
                 stdin=asyncio.subprocess.DEVNULL,
                 cwd="/",
                 # A terminal's Ctrl-C is for the host process, which lets running calls end.
@@ -276,7 +279,7 @@ def _import_path() -> str:
     return os.pathsep.join(sorted(roots))
 
 
-_OWN_FILES = ((minitest.__file__, 2), (layout.__file__, 4))
+_OWN_FILES = ((minitest.__file__, 2), (sandbox_layout.__file__, 4))
 """Modules that the server imports, and their depth below the source root."""
 
 

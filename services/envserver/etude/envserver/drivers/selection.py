@@ -23,18 +23,18 @@ from etude.common.api.pool.spec import (
 from etude.common.errors import CorruptError, StoreError
 from etude.common.role_inputs import source_for
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strength
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.jail import jail_with_kvm
-from etude.envserver.drivers.qemu.machine import Accelerator, Machine
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.jail import jail_with_kvm
+from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
 from etude.envserver.images import built_image as builder
 from etude.envserver.images.build_cache import Cache, hold
 from etude.envserver.images.built_image import Image
 
 if TYPE_CHECKING:
-    from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
     from etude.envserver.drivers.gvisor.driver import GvisorDriver
-    from etude.envserver.drivers.process import ProcessDriver
-    from etude.envserver.drivers.qemu.driver import QemuDriver
+    from etude.envserver.drivers.process_driver import ProcessDriver
+    from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
+    from etude.envserver.drivers.vm.qemu.driver import QemuDriver
     from etude.envserver.egress.environment_egress import Egress
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,8 @@ async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
     threshold = spec.health.crash_loop_threshold
     if threshold is None:
         return driver
-    from etude.envserver.drivers.machines.driver import MachineDriver  # noqa: PLC0415 - see above
-    from etude.envserver.drivers.machines.quarantine import Quarantine  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm.driver import MachineDriver  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm.start.quarantine import Quarantine  # noqa: PLC0415 - see above
 
     if not isinstance(driver, MachineDriver):
         raise DriverUnavailableError(
@@ -177,18 +177,18 @@ def _process(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
 
 
 def _processes(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
-    from etude.envserver.drivers.process import ProcessDriver  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.process_driver import ProcessDriver  # noqa: PLC0415 - see above
 
     return ProcessDriver(place.scratch, egress=_egress(spec, place))
 
 
 async def _machines(spec: EnvPoolSpec, place: Place) -> "QemuDriver":
-    from etude.envserver.drivers.machines import tsc  # noqa: PLC0415 - see above
-    from etude.envserver.drivers.qemu.compatibility import qemu_version  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm import host_cpu  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm.qemu.compatibility import qemu_version  # noqa: PLC0415 - see above
 
     images = await _images(spec, place)
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
-    machine = Machine(memory_mib=memory_mib, tsc_khz=tsc.host_tsc_khz())
+    machine = Machine(memory_mib=memory_mib, tsc_khz=host_cpu.host_tsc_khz())
     place.scratch.mkdir(parents=True, exist_ok=True)
     try:
         qemu_version()
@@ -202,16 +202,14 @@ async def _machines(spec: EnvPoolSpec, place: Place) -> "QemuDriver":
 
 
 async def _firecracker(spec: EnvPoolSpec, place: Place) -> "FirecrackerDriver":
-    from etude.envserver.drivers.firecracker import probe  # noqa: PLC0415 - see above
-    from etude.envserver.drivers.firecracker.bodies import FireMachine  # noqa: PLC0415 - see above
-    from etude.envserver.drivers.firecracker.driver import (  # noqa: PLC0415 - see above
-        FirecrackerDriver,
-    )
+    from etude.envserver.drivers.vm.firecracker import compatibility  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
 
     images = await _images(spec, place)
     place.scratch.mkdir(parents=True, exist_ok=True)
     try:
-        programs = await asyncio.to_thread(probe.programs, place.scratch)
+        programs = await asyncio.to_thread(compatibility.programs, place.scratch)
     except VmmError as error:
         raise DriverUnavailableError(
             str(error),
@@ -237,11 +235,11 @@ async def _images(spec: EnvPoolSpec, place: Place) -> dict[str, Image]:
 async def _accelerated(
     images: Mapping[str, Image], machine: Machine, place: Place, egress: "Egress | None"
 ) -> "QemuDriver":
-    from etude.envserver.drivers.qemu import probe  # noqa: PLC0415 - see above
-    from etude.envserver.drivers.qemu.driver import QemuDriver  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm.qemu import kvm_probe  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm.qemu.driver import QemuDriver  # noqa: PLC0415 - see above
 
     first, jail = next(iter(images.values())), jail_with_kvm()
-    verdict = await probe.kvm(first, machine, jail=jail, scratch=place.scratch)
+    verdict = await kvm_probe.kvm(first, machine, jail=jail, scratch=place.scratch)
     if verdict.works:
         machine = replace(machine, accelerator=Accelerator.KVM)
         return QemuDriver(

@@ -5,22 +5,22 @@ from dataclasses import dataclass, field
 
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES
-from etude.envserver.drivers.sandbox import layout
 from etude.envserver.guest import replies
 from etude.envserver.guest.calls import Caller, Reply, Request
+from etude.envserver.isolation import sandbox_layout
 from etude.v1 import guest_pb2
 
 _TOO_LONG = ExecResult(output=b"sh: argument list too long\n", exit_code=126)
-_SPARE_S = layout.TERM_GRACE_S + 1.0
+_SPARE_S = sandbox_layout.TERM_GRACE_S + 1.0
 """What a guest needs to end a command whose time is over."""
 _FREE_DISK_BYTES = 8 << 20
 """A guest's disk is nobody else's: what is left is for its shell and its agent."""
 DEFAULT_LIMITS = guest_pb2.GuestLimits(
-    processes=layout.PROCESSES,
-    open_files=layout.OPEN_FILES,
-    file_bytes=layout.FILE_BYTES,
-    memory_bytes=layout.MEMORY_BYTES,
-    flood_bytes=layout.FLOOD_BYTES,
+    processes=sandbox_layout.PROCESSES,
+    open_files=sandbox_layout.OPEN_FILES,
+    file_bytes=sandbox_layout.FILE_BYTES,
+    memory_bytes=sandbox_layout.MEMORY_BYTES,
+    flood_bytes=sandbox_layout.FLOOD_BYTES,
     min_free_bytes=_FREE_DISK_BYTES,
 )
 
@@ -30,7 +30,7 @@ class GuestCommands:
     """Runs commands one after the other or at the same time; each starts in the workspace."""
 
     channel: Caller
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(layout.ENVIRONMENT))
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(sandbox_layout.ENVIRONMENT))
     limits: guest_pb2.GuestLimits = field(default_factory=lambda: DEFAULT_LIMITS)
     head_bytes: int = HEAD_BYTES
     tail_bytes: int = TAIL_BYTES
@@ -44,7 +44,7 @@ class GuestCommands:
             WorkspaceLostError: the guest failed.
         """
         line = command.encode("utf-8", "surrogatepass")
-        if len(line) >= layout.MAX_COMMAND_BYTES:
+        if len(line) >= sandbox_layout.MAX_COMMAND_BYTES:
             return _TOO_LONG
         call = guest_pb2.GuestCall(
             exec=guest_pb2.GuestExec(

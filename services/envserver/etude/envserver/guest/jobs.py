@@ -7,10 +7,10 @@ from typing_extensions import override
 
 from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import LOG_BYTES, TERM_GRACE_S
-from etude.envserver.drivers.sandbox import layout
 from etude.envserver.guest import replies
 from etude.envserver.guest.calls import CONTROLLERS_JOBS, Caller, Reply, Request
 from etude.envserver.guest.commands import DEFAULT_LIMITS
+from etude.envserver.isolation import sandbox_layout
 from etude.v1 import guest_pb2
 
 _DEADLINE_S = 60.0
@@ -27,7 +27,7 @@ class GuestJobs(Jobs):
     """The background commands of one sandbox."""
 
     channel: Caller
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(layout.ENVIRONMENT))
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(sandbox_layout.ENVIRONMENT))
     limits: guest_pb2.GuestLimits = field(default_factory=lambda: DEFAULT_LIMITS)
     cwd: str = ""
     """Absolute folder in the guest that they start in; empty is the workspace."""
@@ -46,7 +46,7 @@ class GuestJobs(Jobs):
     @override
     async def start(self, command: str, *, timeout_s: float | None) -> int:
         line = command.encode("utf-8", "surrogatepass")
-        if len(line) >= layout.MAX_COMMAND_BYTES:
+        if len(line) >= sandbox_layout.MAX_COMMAND_BYTES:
             raise JobError(JobFault.TOO_LONG)
         limits = guest_pb2.GuestLimits()
         limits.CopyFrom(self.limits)

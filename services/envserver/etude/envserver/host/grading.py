@@ -10,11 +10,11 @@ from etude.envserver.drivers.base import (
     SandboxError,
     Verification,
 )
-from etude.envserver.drivers.sandbox.layout import LOGS
 from etude.envserver.host.environment import Environment
 from etude.envserver.host.leases.lease_fields import ISOLATION
 from etude.envserver.host.leases.start_tracker import Starts
 from etude.envserver.host.result_cache import ResultCache
+from etude.envserver.isolation.sandbox_layout import LOGS
 from etude.envserver.storage import trees
 from etude.envserver.storage.trees import Tree
 from etude.v1 import environments_pb2

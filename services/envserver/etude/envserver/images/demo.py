@@ -16,18 +16,18 @@ from etude.agent import minitest
 from etude.common.errors import UserError
 from etude.common.run_folder.state import images_folder
 from etude.envserver import exit_codes
-from etude.envserver.drivers.machines import tsc
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.jail import KVM, jail_with_kvm
-from etude.envserver.drivers.qemu import probe
-from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.sandbox.layout import TOOLS
 from etude.envserver.drivers.sandbox.root import PYTEST
+from etude.envserver.drivers.vm import host_cpu
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.jail import KVM, jail_with_kvm
+from etude.envserver.drivers.vm.qemu import kvm_probe
+from etude.envserver.drivers.vm.qemu.command_line import Machine
 from etude.envserver.images import built_image as builder
 from etude.envserver.images.build_cache import Cache
 from etude.envserver.images.built_image import Image
 from etude.envserver.images.command import agent_of
 from etude.envserver.images.spec import Base, DebianBase, File, ImageSpec
+from etude.envserver.isolation.sandbox_layout import TOOLS
 
 NAME = "demo"
 
@@ -66,10 +66,10 @@ def main(arguments: Sequence[str]) -> int:
     return _answer(image.address, "kvm" if verdict.works else "tcg", verdict.why)
 
 
-async def _verdict(image: Image) -> probe.Verdict:
+async def _verdict(image: Image) -> kvm_probe.Verdict:
     with tempfile.TemporaryDirectory(prefix="etude-probe-") as scratch:
-        machine = Machine(tsc_khz=tsc.host_tsc_khz())
-        return await probe.kvm(image, machine, jail=jail_with_kvm(), scratch=Path(scratch))
+        machine = Machine(tsc_khz=host_cpu.host_tsc_khz())
+        return await kvm_probe.kvm(image, machine, jail=jail_with_kvm(), scratch=Path(scratch))
 
 
 def _answer(image: str, accelerator: str, why: str) -> int:

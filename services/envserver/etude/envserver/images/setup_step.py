@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from etude.envserver.drivers.sandbox import kernel
+from etude.envserver.isolation import syscalls
 
 ENVIRONMENT: Mapping[str, str] = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -29,7 +29,7 @@ _KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 31})
 """chown, dac_override, fowner, fsetid, kill, setgid, setuid, setfcap: what packages need."""
 _LAST_CAPABILITY = 40
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
-_NAMESPACES = kernel.NEW_MOUNTS | kernel.NEW_HOSTNAME | kernel.NEW_IPC | kernel.NEW_PIDS
+_NAMESPACES = syscalls.NEW_MOUNTS | syscalls.NEW_HOSTNAME | syscalls.NEW_IPC | syscalls.NEW_PIDS
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 
@@ -79,9 +79,9 @@ def main() -> None:
     """
     _die_with_parent()
     job = Job.decoded(sys.argv[1])
-    kernel.unshare(_NAMESPACES | (0 if job.network else kernel.NEW_NETWORK), "namespaces")
-    kernel.mount("none", "/", None, kernel.RECURSIVE | kernel.PRIVATE)
-    kernel.mount("overlay", job.merged, "overlay", 0, _overlay(job))
+    syscalls.unshare(_NAMESPACES | (0 if job.network else syscalls.NEW_NETWORK), "namespaces")
+    syscalls.mount("none", "/", None, syscalls.RECURSIVE | syscalls.PRIVATE)
+    syscalls.mount("overlay", job.merged, "overlay", 0, _overlay(job))
     child = os.fork()
     if child == 0:
         _die_with_parent()
@@ -112,7 +112,7 @@ def _inside(job: Job) -> None:
         raise SystemExit(0)
     if names is not None:
         # Seen by the command only: what is mounted does not become part of the layer.
-        kernel.mount("tmpfs", "/run", "tmpfs", kernel.NO_SUID, "mode=755")
+        syscalls.mount("tmpfs", "/run", "tmpfs", syscalls.NO_SUID, "mode=755")
         _show_names(names)
     _drop_capabilities()
     _become(("/bin/sh", "-e", "-c", job.script))
@@ -126,10 +126,10 @@ def _enter(root: str) -> None:
     os.chdir(root)
     Path("proc").mkdir(exist_ok=True)
     # Read-only: the root user may otherwise change the host's kernel settings below /proc/sys.
-    flags = kernel.READ_ONLY | kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
-    kernel.mount("proc", "proc", "proc", flags)
-    kernel.pivot_root(".", ".")
-    kernel.unmount(".")
+    flags = syscalls.READ_ONLY | syscalls.NO_SUID | syscalls.NO_DEVICES | syscalls.NO_EXEC
+    syscalls.mount("proc", "proc", "proc", flags)
+    syscalls.pivot_root(".", ".")
+    syscalls.unmount(".")
     os.chdir("/")
 
 
@@ -147,7 +147,7 @@ def _show_names(names: bytes) -> None:
         shown.unlink(missing_ok=True)
         shown.touch()
     Path("/run/resolv.conf").write_bytes(names)
-    kernel.mount("/run/resolv.conf", "/etc/resolv.conf", None, kernel.BIND)
+    syscalls.mount("/run/resolv.conf", "/etc/resolv.conf", None, syscalls.BIND)
 
 
 def _drop_capabilities() -> None:

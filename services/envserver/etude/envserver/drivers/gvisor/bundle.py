@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etude.envserver.drivers.sandbox.layout import INSIDE_UID, LOGS, WORKSPACE
 from etude.envserver.images.initramfs import AGENT
+from etude.envserver.isolation.sandbox_layout import INSIDE_UID, LOGS, WORKSPACE
 
 OCI_VERSION = "1.0.2"
 STATE = "/run/guestagent"

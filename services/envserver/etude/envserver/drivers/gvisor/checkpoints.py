@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from etude.agent.workspace import notes
 from etude.common.errors import CorruptError
-from etude.envserver.drivers import saving
+from etude.envserver.drivers import folder_snapshots
 from etude.envserver.drivers.base import Saved
 from etude.envserver.drivers.gvisor.container import CONFIG
 from etude.envserver.storage import folders
@@ -41,7 +41,7 @@ def sealed(target: Path, config: bytes, lease: Path, limits: Limits) -> Saved:
     if num_bytes > limits.max_bytes:
         raise TooLargeError(f"the environment takes {num_bytes} bytes")
     left = limits._replace(max_bytes=limits.max_bytes - num_bytes)
-    noted = saving.save(lease, _parts(), target, left)
+    noted = folder_snapshots.save(lease, _parts(), target, left)
     return Saved(num_bytes=num_bytes + noted.num_bytes, digest=digest(target) + noted.digest)
 
 
@@ -55,12 +55,12 @@ def prepare(source: Path, lease: Path, saved: Saved) -> None:
     if digest(source) != saved.digest[:_CODE_DIGITS]:
         raise CorruptError(f"{source} is not what was saved")
     noted = Saved(num_bytes=0, digest=saved.digest[_CODE_DIGITS:])
-    saving.prepare(source, _parts(), lease, noted)
+    folder_snapshots.prepare(source, _parts(), lease, noted)
 
 
 def replace_notes(lease: Path) -> None:
     """Make the prepared notes the lease's."""
-    saving.replace(_parts(), lease)
+    folder_snapshots.replace(_parts(), lease)
 
 
 def digest(folder: Path) -> str:
@@ -87,5 +87,5 @@ def _files(folder: Path) -> list[Path]:
     return [folder / CONFIG, *sorted((folder / IMAGE).iterdir())]
 
 
-def _parts() -> saving.Parts:
+def _parts() -> folder_snapshots.Parts:
     return {notes.FOLDER: folders.current_owner()}

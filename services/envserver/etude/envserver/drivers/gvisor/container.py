@@ -13,14 +13,45 @@ from typing import Self
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.gvisor import bundle, pipes
+from etude.envserver.drivers import process_identity
+from etude.envserver.drivers.gvisor import bundle
 from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError, tail
-from etude.envserver.drivers.machines import identity
-from etude.envserver.drivers.machines.identity import ProcessId
-from etude.envserver.drivers.machines.livejobs import LiveJobs
+from etude.envserver.drivers.process_identity import ProcessId
+from etude.envserver.drivers.running_jobs import LiveJobs
 from etude.envserver.guest.calls import Caller, Reply, Request
 from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
 from etude.v1 import guest_pb2
+
+_TO, _FROM = "to-agent", "from-agent"
+
+
+def make(folder: Path) -> tuple[int, int]:
+    """Create pipes in a folder, opened as a container's standard input and output."""
+    for name in (_TO, _FROM):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name, 0o600)
+    to_agent = os.open(folder / _TO, os.O_RDWR | os.O_CLOEXEC)
+    return to_agent, os.open(folder / _FROM, os.O_RDWR | os.O_CLOEXEC)
+
+
+async def dial(folder: Path) -> GuestChannel:
+    """Open a channel over the pipes of a running container.
+
+    Raises:
+        OSError: the other ends are closed.
+    """
+    loop = asyncio.get_running_loop()
+    flags = os.O_NONBLOCK | os.O_CLOEXEC
+    incoming = os.fdopen(os.open(folder / _FROM, os.O_RDONLY | flags), "rb", 0)
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), incoming)
+    outgoing = os.fdopen(os.open(folder / _TO, os.O_WRONLY | flags), "wb", 0)
+    # A protocol of its own, for the pipe's end only.
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), outgoing
+    )
+    return GuestChannel(reader, asyncio.StreamWriter(transport, protocol, None, loop))
+
 
 RECORD = "container.json"
 CONFIG = "config.json"
@@ -56,7 +87,7 @@ class Container(Caller):
         (folder / CONFIG).write_text(json.dumps(spec))
         made = await cls._started(runsc, folder, ("run",), generation=1)
         try:
-            channel = made._channel = await pipes.dial(folder)
+            channel = made._channel = await dial(folder)
             await channel.hello(timeout_s=HELLO_S)
             await made._meet(channel)
         except BaseException:
@@ -105,7 +136,7 @@ class Container(Caller):
         """True if it has ended or no longer answers."""
         if self._channel is not None and self._channel.is_lost:
             return True
-        return identity.identify(self.process.pid) != self.process
+        return process_identity.identify(self.process.pid) != self.process
 
     @property
     def has_jobs(self) -> bool:
@@ -140,7 +171,7 @@ class Container(Caller):
             if channel is not None:
                 await channel.close()
             # Deleting a running one takes two seconds, mostly of waiting.
-            handle = identity.handle(self.process)
+            handle = process_identity.handle(self.process)
             if handle is not None:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
                 os.close(handle)
@@ -156,7 +187,7 @@ class Container(Caller):
     ) -> Self:
         name = f"{_NAME}{secrets.token_hex(12)}"
         pid_file = folder / "pid"
-        ends = pipes.make(folder)
+        ends = make(folder)
         options = ("-detach", "-bundle", str(folder), "-pid-file", str(pid_file), name)
         runsc.live.add(name)
         starting = asyncio.create_task(
@@ -170,7 +201,7 @@ class Container(Caller):
         finally:
             for end in ends:
                 os.close(end)
-        process = identity.identify(int(pid_file.read_text()))
+        process = process_identity.identify(int(pid_file.read_text()))
         if process is None:
             await _swept(runsc, name)
             raise RunscError(f"container {name} ended at once: {tail(folder / 'log')}")
@@ -193,7 +224,7 @@ class Container(Caller):
         async with self._dialling:
             if self._channel is None:
                 try:
-                    channel = self._channel = await pipes.dial(self.folder)
+                    channel = self._channel = await dial(self.folder)
                 except OSError as cause:
                     raise GuestLostError(f"container {self.name} has ended: {cause}") from cause
                 await self._meet(channel)

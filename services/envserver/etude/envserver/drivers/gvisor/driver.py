@@ -9,9 +9,11 @@ limit. So it is MODERATE: for untrusted templates, where there is no hardware vi
 """
 
 import asyncio
+import functools
 import itertools
 import logging
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from typing_extensions import override
 
 from etude.agent.workspace.protocol import Runner
 from etude.common.errors import CorruptError, UserError
-from etude.envserver.drivers import claims, guest_grades
+from etude.envserver.drivers import guest_grading, scratch_lock
 from etude.envserver.drivers.base import (
     Begun,
     Caps,
@@ -35,13 +37,46 @@ from etude.envserver.drivers.base import (
     Strength,
     Verification,
 )
-from etude.envserver.drivers.gvisor import roots, runsc
+from etude.envserver.drivers.gvisor import runsc
 from etude.envserver.drivers.gvisor.container import Container
 from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError
 from etude.envserver.drivers.gvisor.sandbox import FOLDER, GvisorSandbox, Making, current
-from etude.envserver.drivers.sandbox import layout
+from etude.envserver.images import host_programs
+from etude.envserver.images.build_cache import Cache
 from etude.envserver.images.built_image import Image
+from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage import folders
+
+_LIMIT_S = 900.0
+
+
+async def unpacked(image: Image, scratch: Path) -> Path:
+    """Unpack an image's root, read-only for all.
+
+    Raises:
+        UserError: unsquashfs is missing or failed.
+    """
+    cache = Cache(scratch / "roots")
+    build = functools.partial(_unpack, image)
+    entry = await asyncio.to_thread(cache.entry, "root", image.address, build)
+    return entry / "root"
+
+
+def prune(scratch: Path, used: set[str]) -> None:
+    """Remove the roots of images that no template names any more."""
+    for entry in Cache(scratch / "roots").entries("root"):
+        if entry.name not in used:
+            shutil.rmtree(entry)
+
+
+def _unpack(image: Image, folder: Path) -> None:
+    words = ("unsquashfs", "-no-progress", "-quiet", "-dest", str(folder / "root"), str(image.root))
+    host_programs.run(words, what="root", cwd=folder, timeout_s=_LIMIT_S)
+    for name in ("tests", "logs", "var/tmp"):
+        (folder / "root" / name).mkdir(parents=True, exist_ok=True)
+    # Whatever the umask is; the folders above it belong to root alone.
+    (folder / "root").chmod(0o755)
+
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +119,13 @@ class GvisorDriver(Driver):
         if self._lock >= 0:
             return
         self.leases.mkdir(parents=True, exist_ok=True)
-        self._lock = await claims.claimed(self.scratch)
+        self._lock = await scratch_lock.claimed(self.scratch)
         try:
             await self._end_orphans()
             for name, image in self.images.items():
-                self._roots[name] = await roots.unpacked(image, self.scratch)
+                self._roots[name] = await unpacked(image, self.scratch)
             used = {image.address for image in self.images.values()}
-            await asyncio.to_thread(roots.prune, self.scratch, used)
+            await asyncio.to_thread(prune, self.scratch, used)
             await self._try_out()
             self._sweeper = asyncio.create_task(self._keep_sweeping(), name="sweep containers")
         except (SandboxError, UserError, OSError) as error:
@@ -125,7 +160,7 @@ class GvisorDriver(Driver):
             container = await self._begin(work.template, folder)
             begun = Begun(Start.SPAWN, time.monotonic() - asked_s)
             try:
-                return replace(await guest_grades.fresh(container, work), begun=begun)
+                return replace(await guest_grading.fresh(container, work), begun=begun)
             finally:
                 await container.destroy()
         finally:
@@ -133,7 +168,7 @@ class GvisorDriver(Driver):
 
     @override
     def is_repeatable(self, command: str) -> bool:
-        return layout.warm(command) is not None
+        return sandbox_layout.warm(command) is not None
 
     async def _begin(self, template: str, folder: Path) -> Container:
         root = self._roots.get(template)

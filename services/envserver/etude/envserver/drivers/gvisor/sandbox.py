@@ -18,7 +18,7 @@ from typing_extensions import override
 from etude.agent.workspace import FolderNotes, Workspace, notes
 from etude.agent.workspace.protocol import HOME, Runner
 from etude.common.errors import crossing
-from etude.envserver.drivers import by_jobs, guest_grades
+from etude.envserver.drivers import guest_grading, job_programs
 from etude.envserver.drivers.base import Begun, Outcome, Sandbox, SandboxError, Saved, Start
 from etude.envserver.drivers.gvisor import checkpoints
 from etude.envserver.drivers.gvisor.container import CONFIG, Container
@@ -124,7 +124,7 @@ class GvisorSandbox(Sandbox):
     @override
     async def run(self, command: str, timeout_s: float) -> Outcome:
         done = await GuestCommands(channel=self._running).run(command, timeout_s)
-        return guest_grades.outcome(done)
+        return guest_grading.outcome(done)
 
     @override
     async def content(self, limits: Limits) -> FolderContent:
@@ -132,7 +132,7 @@ class GvisorSandbox(Sandbox):
 
     @override
     async def start(self, program: Program) -> RunningProgram:
-        return await by_jobs.started(self.workspace.jobs, program)
+        return await job_programs.started(self.workspace.jobs, program)
 
     @override
     async def save(self, folder: Path, limits: Limits) -> Saved:

@@ -19,16 +19,17 @@ from types import ModuleType
 from typing import NoReturn
 
 from etude.agent import minitest
-from etude.envserver.drivers.sandbox import kernel, layout, seccomp
-from etude.envserver.drivers.sandbox.layout import Job
+from etude.envserver.drivers.sandbox import seccomp
 from etude.envserver.egress import proxy_variables
+from etude.envserver.isolation import sandbox_layout, syscalls
+from etude.envserver.isolation.sandbox_layout import Job
 
 FILTER = seccomp.program()
 _LIMITS = (
-    (resource.RLIMIT_NPROC, layout.PROCESSES),
-    (resource.RLIMIT_NOFILE, layout.OPEN_FILES),
-    (resource.RLIMIT_FSIZE, layout.FILE_BYTES),
-    (resource.RLIMIT_AS, layout.MEMORY_BYTES),
+    (resource.RLIMIT_NPROC, sandbox_layout.PROCESSES),
+    (resource.RLIMIT_NOFILE, sandbox_layout.OPEN_FILES),
+    (resource.RLIMIT_FSIZE, sandbox_layout.FILE_BYTES),
+    (resource.RLIMIT_AS, sandbox_layout.MEMORY_BYTES),
     (resource.RLIMIT_CORE, 0),
 )
 
@@ -39,14 +40,14 @@ def become(job: Job, streams: Sequence[int], proc: int) -> NoReturn:
     try:
         _leave_privileges(streams, proc)
         _limit(job.timeout_s)
-        os.chdir(layout.WORKSPACE)
+        os.chdir(sandbox_layout.WORKSPACE)
         if job.is_terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        kernel.drop_capabilities()
-        kernel.install_filter(FILTER)
+        syscalls.drop_capabilities()
+        syscalls.install_filter(FILTER)
         if job.argv:
             status = _program(job)
-        elif (way := layout.warm(job.command)) is None:
+        elif (way := sandbox_layout.warm(job.command)) is None:
             _shell(job)
         else:
             os.environ.update(_egress(job))
@@ -61,14 +62,18 @@ def _leave_privileges(streams: Sequence[int], proc: int) -> None:
     os.setsid()
     for target, source in enumerate(streams):
         os.dup2(source, target)
-    if os.getuid() != layout.INSIDE_UID:
+    if os.getuid() != sandbox_layout.INSIDE_UID:
         os.setgroups([])
-        os.setresgid(layout.INSIDE_UID, layout.INSIDE_UID, layout.INSIDE_UID)
-        os.setresuid(layout.INSIDE_UID, layout.INSIDE_UID, layout.INSIDE_UID)
-        kernel.set_dumpable(to=True)
+        os.setresgid(
+            sandbox_layout.INSIDE_UID, sandbox_layout.INSIDE_UID, sandbox_layout.INSIDE_UID
+        )
+        os.setresuid(
+            sandbox_layout.INSIDE_UID, sandbox_layout.INSIDE_UID, sandbox_layout.INSIDE_UID
+        )
+        syscalls.set_dumpable(to=True)
     # Its own user namespace, so that its processes are counted separately.
-    kernel.unshare(kernel.NEW_USER, "unshare the user of a command")
-    identity = f"{layout.INSIDE_UID} {layout.INSIDE_UID} 1"
+    syscalls.unshare(syscalls.NEW_USER, "unshare the user of a command")
+    identity = f"{sandbox_layout.INSIDE_UID} {sandbox_layout.INSIDE_UID} 1"
     for name, text in (("setgroups", "deny"), ("uid_map", identity), ("gid_map", identity)):
         file = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
         os.write(file, text.encode())
@@ -89,7 +94,7 @@ def _program(job: Job) -> int:
     try:
         os.chdir(job.cwd or ".")
         name = job.argv[0]
-        environment = {**layout.ENVIRONMENT, **_egress(job), **job.env}
+        environment = {**sandbox_layout.ENVIRONMENT, **_egress(job), **job.env}
         os.execvpe(name, list(job.argv), environment)  # noqa: S606 - the purpose
     except OSError as error:
         os.write(2, f"{name}: {error.strerror}\n".encode("utf-8", "replace"))
@@ -105,7 +110,7 @@ def _reset_signals() -> None:
 
 def _shell(job: Job) -> NoReturn:
     _reset_signals()
-    environment = {**layout.ENVIRONMENT, **_egress(job)}
+    environment = {**sandbox_layout.ENVIRONMENT, **_egress(job)}
     os.execve("/bin/sh", ["sh", "-c", job.command], environment)  # noqa: S606 - the purpose
 
 
@@ -113,12 +118,12 @@ def _egress(job: Job) -> Mapping[str, str]:
     return proxy_variables.VARIABLES if job.has_egress else {}
 
 
-def _warm(way: layout.Warm) -> int:
+def _warm(way: sandbox_layout.Warm) -> int:
     # Other processes of the same user may not read a grader's memory.
-    kernel.set_dumpable(to=False)
+    syscalls.set_dumpable(to=False)
     gc.enable()
     importlib.invalidate_caches()
-    status = run_file(way.file) if way.file else minitest.main(Path(layout.WORKSPACE))
+    status = run_file(way.file) if way.file else minitest.main(Path(sandbox_layout.WORKSPACE))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return status

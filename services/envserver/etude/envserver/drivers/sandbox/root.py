@@ -5,8 +5,8 @@ import shutil
 import socket
 from pathlib import Path
 
-from etude.envserver.drivers.sandbox import kernel
-from etude.envserver.drivers.sandbox.layout import (
+from etude.envserver.isolation import syscalls
+from etude.envserver.isolation.sandbox_layout import (
     INSIDE_UID,
     LEASES,
     LOGS,
@@ -20,8 +20,8 @@ from etude.envserver.drivers.sandbox.layout import (
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "etc/alternatives")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_SHUT = kernel.READ_ONLY | kernel.NO_SUID | kernel.NO_DEVICES
-_PROC_FLAGS = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
+_SHUT = syscalls.READ_ONLY | syscalls.NO_SUID | syscalls.NO_DEVICES
+_PROC_FLAGS = syscalls.NO_SUID | syscalls.NO_DEVICES | syscalls.NO_EXEC
 PYTEST = """#!/bin/sh
 case "$*" in
   ""|-q|-v) exec {python} -B {tools}/lib/minitest.py ;;
@@ -44,9 +44,9 @@ def build(layout: Layout) -> bool:
     Returns:
         Whether commands can have a /proc of their own: containers that mask theirs deny it.
     """
-    kernel.mount("none", "/", None, kernel.RECURSIVE | kernel.PRIVATE)
+    syscalls.mount("none", "/", None, syscalls.RECURSIVE | syscalls.PRIVATE)
     root = Path(layout.new_root)
-    kernel.mount("tmpfs", str(root), "tmpfs", kernel.NO_SUID, "size=4m,mode=755")
+    syscalls.mount("tmpfs", str(root), "tmpfs", syscalls.NO_SUID, "size=4m,mode=755")
     for name in (WORKSPACE, TESTS, LOGS, LEASES, PRIVATE_PROC, "/dev/shm", "/tmp", "/proc"):  # noqa: S108 - mount points
         (root / name.lstrip("/")).mkdir(parents=True)
     # Home of other systems' clients.
@@ -57,7 +57,7 @@ def build(layout: Layout) -> bool:
     _add_tools(root, layout)
     for name, text in _ETC.items():
         (root / "etc" / name).write_text(text)
-    kernel.bind(layout.leases, f"{root}{LEASES}", kernel.NO_SUID | kernel.NO_DEVICES)
+    syscalls.bind(layout.leases, f"{root}{LEASES}", syscalls.NO_SUID | syscalls.NO_DEVICES)
     has_proc = _add_proc(root)
     socket.sethostname("sandbox")
     _enter(root)
@@ -72,19 +72,19 @@ def _add_system(root: Path, layout: Layout) -> None:
             target.symlink_to(source.readlink())
         elif source.is_dir():
             target.mkdir()
-            kernel.bind(str(source), str(target), _SHUT)
+            syscalls.bind(str(source), str(target), _SHUT)
     prefix = Path(layout.prefix)
     if not prefix.is_relative_to("/usr"):
         target = root / prefix.relative_to("/")
         target.mkdir(parents=True, exist_ok=True)
-        kernel.bind(str(prefix), str(target), _SHUT)
+        syscalls.bind(str(prefix), str(target), _SHUT)
 
 
 def _add_devices(root: Path) -> None:
     # Device nodes cannot be made in a user namespace, so the machine's are shown.
     for name in _DEVICES:
         (root / "dev" / name).touch()
-        kernel.bind(f"/dev/{name}", f"{root}/dev/{name}", kernel.NO_SUID)
+        syscalls.bind(f"/dev/{name}", f"{root}/dev/{name}", syscalls.NO_SUID)
     (root / "dev/fd").symlink_to("/proc/self/fd")
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         (root / "dev" / name).symlink_to(f"/proc/self/fd/{number}")
@@ -105,27 +105,27 @@ def _add_tools(root: Path, layout: Layout) -> None:
 def _add_proc(root: Path) -> bool:
     target = f"{root}{PRIVATE_PROC}"
     try:
-        kernel.mount("proc", target, "proc", _PROC_FLAGS)
+        syscalls.mount("proc", target, "proc", _PROC_FLAGS)
     except PermissionError:
-        kernel.mount("/proc", target, None, kernel.BIND | kernel.RECURSIVE)
+        syscalls.mount("/proc", target, None, syscalls.BIND | syscalls.RECURSIVE)
         return False
     return True
 
 
 def _enter(root: Path) -> None:
-    shut = kernel.REMOUNT | kernel.BIND | _SHUT
-    kernel.mount("none", str(root), None, shut)
+    shut = syscalls.REMOUNT | syscalls.BIND | _SHUT
+    syscalls.mount("none", str(root), None, shut)
     os.chdir(root)
-    kernel.pivot_root(".", ".")
-    kernel.unmount(".")
+    syscalls.pivot_root(".", ".")
+    syscalls.unmount(".")
     os.chdir("/")
 
 
 def show_proc() -> None:
     """Mount /proc for the process namespace of one command."""
-    kernel.mount("proc", "/proc", "proc", _PROC_FLAGS | kernel.READ_ONLY)
+    syscalls.mount("proc", "/proc", "proc", _PROC_FLAGS | syscalls.READ_ONLY)
 
 
 def hide_private() -> None:
     """Cover the other leases; without capabilities this cannot be undone."""
-    kernel.mount("tmpfs", PRIVATE, "tmpfs", _SHUT, "size=0k,mode=0")
+    syscalls.mount("tmpfs", PRIVATE, "tmpfs", _SHUT, "size=0k,mode=0")

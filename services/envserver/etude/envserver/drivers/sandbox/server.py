@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from etude.agent import minitest
-from etude.envserver.drivers.sandbox import kernel, layout, root, supervisor
-from etude.envserver.drivers.sandbox.layout import Job, Layout
+from etude.envserver.drivers.sandbox import root, supervisor
+from etude.envserver.isolation import sandbox_layout, syscalls
+from etude.envserver.isolation.sandbox_layout import Job, Layout
 
 _OUT_OF_MEMORY_FIRST = b"500"
 _MAX_DESCRIPTORS = 4
@@ -27,15 +28,15 @@ _MAX_DESCRIPTORS = 4
 def main(arguments: list[str]) -> NoReturn:
     """Serve on the socket descriptor arguments[0]; its first message is the layout."""
     channel = socket.socket(fileno=int(arguments[0]))
-    paths = Layout(**json.loads(channel.recv(layout.MAX_REQUEST_BYTES)))
+    paths = Layout(**json.loads(channel.recv(sandbox_layout.MAX_REQUEST_BYTES)))
     os.environ.pop("PYTHONPATH", None)
     sys.path[:] = [entry for entry in sys.path if entry.startswith(paths.prefix)]
     try:
-        kernel.require_machine()
-        layout.require_safe_user()
+        syscalls.require_machine()
+        sandbox_layout.require_safe_user()
         _enter_user_namespace()
-        rest = kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_NETWORK
-        kernel.unshare(rest | kernel.NEW_IPC | kernel.NEW_HOSTNAME, "unshare")
+        rest = syscalls.NEW_MOUNTS | syscalls.NEW_PIDS | syscalls.NEW_NETWORK
+        syscalls.unshare(rest | syscalls.NEW_IPC | syscalls.NEW_HOSTNAME, "unshare")
         server = os.fork()
         if server == 0:
             _serve(channel, has_proc=root.build(paths))
@@ -61,7 +62,7 @@ def _enter_user_namespace() -> None:
         # Closes its copy of the other end, so that it sees the end of a parent that is refused.
         os.close(is_ready)
         _write_maps(os.getppid(), uid, gid, ready)
-    kernel.unshare(kernel.NEW_USER, "unshare user")
+    syscalls.unshare(syscalls.NEW_USER, "unshare user")
     os.write(is_ready, b"1")
     if os.waitpid(helper, 0)[1] != 0:
         raise PermissionError(1, "cannot write the user map of a new user namespace")
@@ -83,8 +84,8 @@ def _write_maps(process: int, uid: int, gid: int, ready: int) -> NoReturn:
 
 
 def _maps(uid: int, gid: int) -> dict[str, str]:
-    inside, other = layout.INSIDE_UID, layout.OUTSIDE_UID
-    if layout.has_other_user():
+    inside, other = sandbox_layout.INSIDE_UID, sandbox_layout.OUTSIDE_UID
+    if sandbox_layout.has_other_user():
         both = f"0 0 1\n{inside} {other} 1"
         return {"uid_map": both, "gid_map": both}
     return {"setgroups": "deny", "uid_map": f"{inside} {uid} 1", "gid_map": f"{inside} {gid} 1"}
@@ -118,7 +119,7 @@ class _Server:
                 self._reap()
             if self.channel.fileno() in events:
                 message, descriptors, _, _ = socket.recv_fds(
-                    self.channel, layout.MAX_REQUEST_BYTES, _MAX_DESCRIPTORS
+                    self.channel, sandbox_layout.MAX_REQUEST_BYTES, _MAX_DESCRIPTORS
                 )
                 if not message:
                     os._exit(0)
@@ -138,7 +139,7 @@ class _Server:
         try:
             if job.shares_network and job.lease not in self.networks:
                 self.networks[job.lease] = self._new_network(job)
-            kernel.unshare(kernel.NEW_PIDS, "unshare the processes of a command")
+            syscalls.unshare(syscalls.NEW_PIDS, "unshare the processes of a command")
             process = os.fork()
             if process == 0:
                 signal.set_wakeup_fd(-1)
@@ -150,7 +151,7 @@ class _Server:
             self._send({"job_id": job.job_id, "refused": str(error)})
         finally:
             # Only processes forked between the two calls are in the new namespace.
-            kernel.enter(self.own_pids, kernel.NEW_PIDS)
+            syscalls.enter(self.own_pids, syscalls.NEW_PIDS)
 
     def _reap(self) -> None:
         while self.running:
@@ -166,13 +167,13 @@ class _Server:
 
     def _new_network(self, job: Job) -> int:
         try:
-            kernel.unshare(kernel.NEW_NETWORK, "unshare the network of a lease")
-            kernel.loopback_up()
+            syscalls.unshare(syscalls.NEW_NETWORK, "unshare the network of a lease")
+            syscalls.loopback_up()
             if job.has_egress:
                 supervisor.announce(self.channel, job)
-            return os.open(f"{layout.PRIVATE_PROC}/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(f"{sandbox_layout.PRIVATE_PROC}/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         finally:
-            kernel.enter(self.own_network, kernel.NEW_NETWORK)
+            syscalls.enter(self.own_network, syscalls.NEW_NETWORK)
 
     def _leave_network(self, lease: str) -> None:
         if not any(job.lease == lease and job.shares_network for job in self.running.values()):
@@ -186,7 +187,7 @@ class _Server:
 def _serve(channel: socket.socket, *, has_proc: bool) -> NoReturn:
     _volunteer_for_oom()
     own_pids, own_network = (
-        os.open(f"{layout.PRIVATE_PROC}/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        os.open(f"{sandbox_layout.PRIVATE_PROC}/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         for name in ("pid", "net")
     )
     # All forks share what a first run loads and specialises: 100 page copies less for each.
@@ -201,6 +202,6 @@ def _serve(channel: socket.socket, *, has_proc: bool) -> NoReturn:
 
 def _volunteer_for_oom() -> None:
     """Make a sandbox the kernel's first choice when memory runs out."""
-    file = os.open(f"{layout.PRIVATE_PROC}/self/oom_score_adj", os.O_WRONLY)
+    file = os.open(f"{sandbox_layout.PRIVATE_PROC}/self/oom_score_adj", os.O_WRONLY)
     os.write(file, _OUT_OF_MEMORY_FIRST)
     os.close(file)

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
-from etude.envserver.drivers.sandbox import kernel, layout, program, root
-from etude.envserver.drivers.sandbox.layout import Job
+from etude.envserver.drivers.sandbox import program, root
 from etude.envserver.egress import proxy_variables
+from etude.envserver.isolation import sandbox_layout, syscalls
+from etude.envserver.isolation.sandbox_layout import Job
 
 _READ_BYTES = 1 << 18
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -119,34 +120,40 @@ def _run(
 
 def announce(channel: socket.socket, job: Job) -> None:
     """Send the host a socket that listens in this network, for its egress proxy."""
-    with kernel.listener(proxy_variables.PORT, proxy_variables.BACKLOG) as made:
+    with syscalls.listener(proxy_variables.PORT, proxy_variables.BACKLOG) as made:
         whose = {"listening": "" if job.shares_network else str(job.job_id), "lease": job.lease}
         socket.send_fds(channel, [json.dumps(whose).encode()], [made.fileno()])
 
 
 def _prepare(job: Job, shared: Shared, channel: socket.socket) -> None:
-    kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_IPC, "unshare for a command")
+    syscalls.unshare(syscalls.NEW_MOUNTS | syscalls.NEW_IPC, "unshare for a command")
     if shared.network is None:
-        kernel.unshare(kernel.NEW_NETWORK, "unshare the network of a command")
-        kernel.loopback_up()
+        syscalls.unshare(syscalls.NEW_NETWORK, "unshare the network of a command")
+        syscalls.loopback_up()
         if job.has_egress:
             announce(channel, job)
     else:
-        kernel.enter(shared.network, kernel.NEW_NETWORK)
-    kernel.mount(f"{layout.LEASES}/{job.workspace}", layout.WORKSPACE, None, kernel.BIND)
+        syscalls.enter(shared.network, syscalls.NEW_NETWORK)
+    syscalls.mount(
+        f"{sandbox_layout.LEASES}/{job.workspace}", sandbox_layout.WORKSPACE, None, syscalls.BIND
+    )
     if job.tests:
-        kernel.mount(f"{layout.LEASES}/{job.tests}", layout.TESTS, None, kernel.BIND)
-    flags, quarter = kernel.NO_SUID | kernel.NO_DEVICES, layout.TEMPORARY_BYTES // 4
-    owner = f"uid={layout.INSIDE_UID},gid={layout.INSIDE_UID},nr_inodes=16k"
-    kernel.mount("tmpfs", "/tmp", "tmpfs", flags, f"{owner},size={layout.TEMPORARY_BYTES}")  # noqa: S108
-    kernel.mount("tmpfs", layout.LOGS, "tmpfs", flags, f"{owner},size={quarter}")
-    kernel.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"{owner},size={quarter}")  # noqa: S108
+        syscalls.mount(
+            f"{sandbox_layout.LEASES}/{job.tests}", sandbox_layout.TESTS, None, syscalls.BIND
+        )
+    flags, quarter = syscalls.NO_SUID | syscalls.NO_DEVICES, sandbox_layout.TEMPORARY_BYTES // 4
+    owner = f"uid={sandbox_layout.INSIDE_UID},gid={sandbox_layout.INSIDE_UID},nr_inodes=16k"
+    syscalls.mount(
+        "tmpfs", "/tmp", "tmpfs", flags, f"{owner},size={sandbox_layout.TEMPORARY_BYTES}"
+    )  # noqa: S108
+    syscalls.mount("tmpfs", sandbox_layout.LOGS, "tmpfs", flags, f"{owner},size={quarter}")
+    syscalls.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"{owner},size={quarter}")  # noqa: S108
     if shared.has_proc:
         root.show_proc()
 
 
 def _start(job: Job, streams: Sequence[int]) -> int:
-    proc = os.open(layout.PRIVATE_PROC, os.O_RDONLY | os.O_DIRECTORY)
+    proc = os.open(sandbox_layout.PRIVATE_PROC, os.O_RDONLY | os.O_DIRECTORY)
     root.hide_private()
     child = os.fork()
     if child == 0:
@@ -168,7 +175,9 @@ class _Watch:
         self._source = source
         os.set_blocking(source, False)
         self._has_proc = has_proc
-        self._interval_s = layout.PROGRAM_INTERVAL_S if job.argv else layout.WATCH_INTERVAL_S
+        self._interval_s = (
+            sandbox_layout.PROGRAM_INTERVAL_S if job.argv else sandbox_layout.WATCH_INTERVAL_S
+        )
         self._deadline_s = time.monotonic() + job.timeout_s
         self._kill_s = float("inf")
         self._look_s = time.monotonic() + self._interval_s
@@ -196,7 +205,11 @@ class _Watch:
         """Time until the next check."""
         is_ending = self._kill_s < float("inf")
         left_s = self._deadline_s - time.monotonic()
-        return layout.WATCH_INTERVAL_S if is_ending else max(0.001, min(self._interval_s, left_s))
+        return (
+            sandbox_layout.WATCH_INTERVAL_S
+            if is_ending
+            else max(0.001, min(self._interval_s, left_s))
+        )
 
     def _read(self) -> bool:
         try:
@@ -227,7 +240,7 @@ class _Watch:
         elif now_s >= self._deadline_s:
             self.timed_out = True
             self._end("time")
-        elif self.kept.total > layout.FLOOD_BYTES:
+        elif self.kept.total > sandbox_layout.FLOOD_BYTES:
             self._end("output")
         elif now_s >= self._look_s:
             self._look_s = now_s + self._interval_s
@@ -235,9 +248,9 @@ class _Watch:
 
     def _look(self) -> None:
         self._reap()
-        if self._has_proc and _resident_bytes() > layout.MEMORY_BYTES:
+        if self._has_proc and _resident_bytes() > sandbox_layout.MEMORY_BYTES:
             self._end("memory", grace_s=0)
-        elif _free_disk_bytes() < layout.FREE_DISK_BYTES:
+        elif _free_disk_bytes() < sandbox_layout.FREE_DISK_BYTES:
             self._end("disk", grace_s=0)
 
     def _reap(self) -> None:
@@ -249,7 +262,7 @@ class _Watch:
                 return
             os.waitpid(found.si_pid, 0)
 
-    def _end(self, reason: str, grace_s: float = layout.TERM_GRACE_S) -> None:
+    def _end(self, reason: str, grace_s: float = sandbox_layout.TERM_GRACE_S) -> None:
         self.ended_for = reason
         self._kill_s = time.monotonic() + grace_s
         _signal_all(signal.SIGTERM)
@@ -278,7 +291,7 @@ def _resident_bytes() -> int:
 
 
 def _free_disk_bytes() -> int:
-    found = os.statvfs(layout.WORKSPACE)
+    found = os.statvfs(sandbox_layout.WORKSPACE)
     return found.f_bavail * found.f_frsize
 
 
@@ -292,8 +305,8 @@ def _collect(path: str) -> bytes | None:
             here = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
         file = os.open(name, flags, dir_fd=here)
         found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > layout.MAX_COLLECTED_BYTES:
+        if not stat.S_ISREG(found.st_mode) or found.st_size > sandbox_layout.MAX_COLLECTED_BYTES:
             return None
-        return os.read(file, layout.MAX_COLLECTED_BYTES)
+        return os.read(file, sandbox_layout.MAX_COLLECTED_BYTES)
     except OSError:
         return None

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from etude.envserver.drivers.machines.errors import IntegrityError
-from etude.envserver.drivers.machines.protocol import Delta
+from etude.envserver.drivers.vm.errors import IntegrityError
+from etude.envserver.drivers.vm.interface import Delta
 
 KEY_BYTES = 32
 _MAGIC = b"ETUDEVM1"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent.workspace.protocol import Runner
-from etude.envserver.drivers import guest_grades
+from etude.envserver.drivers import guest_grading
 from etude.envserver.drivers.base import (
     Begun,
     Caps,
@@ -25,25 +25,26 @@ from etude.envserver.drivers.base import (
     Verification,
     Warmth,
 )
-from etude.envserver.drivers.machines import lanes, warming
-from etude.envserver.drivers.machines.census import MACHINE, Places
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.estate import Estate
-from etude.envserver.drivers.machines.guests import Guest
-from etude.envserver.drivers.machines.idle import Patience
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.lanes import Lanes
-from etude.envserver.drivers.machines.pages import PageBuffer
-from etude.envserver.drivers.machines.protocol import Base
-from etude.envserver.drivers.machines.quarantine import Quarantine
-from etude.envserver.drivers.machines.sandbox import VmSandbox
-from etude.envserver.drivers.machines.sleeping import TOUCHED_BYTES, Bed, Home, asleep
-from etude.envserver.drivers.machines.starts import Started, Starter
-from etude.envserver.drivers.machines.stock import Stock
-from etude.envserver.drivers.machines.stored import Proven
-from etude.envserver.drivers.sandbox import layout
+from etude.envserver.drivers.vm.delta_file import Proven
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.interface import Base
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.registry import Estate
+from etude.envserver.drivers.vm.sandbox import VmSandbox
+from etude.envserver.drivers.vm.start import start_scheduler
+from etude.envserver.drivers.vm.start import starter as start_starter
+from etude.envserver.drivers.vm.start.quarantine import Quarantine
+from etude.envserver.drivers.vm.start.start_scheduler import Lanes
+from etude.envserver.drivers.vm.start.starter import Started, Starter
+from etude.envserver.drivers.vm.start.warm_pool import Stock
+from etude.envserver.drivers.vm.suspend.idle_policy import Patience
+from etude.envserver.drivers.vm.suspend.lease_vm import TOUCHED_BYTES, Bed, Home, asleep
+from etude.envserver.drivers.vm.vmm_processes import MACHINE, Places
 from etude.envserver.egress.environment_egress import Egress
 from etude.envserver.images.built_image import Image
+from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage import folders
 
 STOCK = "stock"
@@ -70,7 +71,9 @@ class MachineDriver(Driver):
     begins: Start | None = None
     leases: Path = field(init=False)
     lanes: Lanes = field(
-        default_factory=lambda: Lanes(cores=lanes.host_cores(), room=lanes.host_room())
+        default_factory=lambda: Lanes(
+            cores=start_scheduler.host_cores(), room=start_scheduler.host_room()
+        )
     )
     """Limits concurrent VM starts and running VMs."""
     quarantine: Quarantine = field(default_factory=Quarantine)
@@ -127,7 +130,7 @@ class MachineDriver(Driver):
 
     @override
     def keep_warm(self, wanted: Sequence[Warmth], *, max_shells: int) -> None:
-        for starter, target in warming.targets(self._of, self.images, wanted, max_shells):
+        for starter, target in start_starter.targets(self._of, self.images, wanted, max_shells):
             starter.stock.set_target(target)
 
     @override
@@ -160,7 +163,7 @@ class MachineDriver(Driver):
                 guest, start = await self._launch(work.template, folder.name, folder / MACHINE)
                 begun = Begun(start, time.monotonic() - asked_s)
                 try:
-                    outcome = await guest_grades.fresh(guest.channel, work)
+                    outcome = await guest_grading.fresh(guest.channel, work)
                     return replace(outcome, begun=begun)
                 finally:
                     await guest.destroy()
@@ -177,7 +180,7 @@ class MachineDriver(Driver):
     @override
     def is_repeatable(self, command: str) -> bool:
         # A result that depends on other hosts is not decided by the files.
-        return self.egress is None and layout.warm(command) is not None
+        return self.egress is None and sandbox_layout.warm(command) is not None
 
     def _found(self, lease: Path) -> Guest | None:
         try:
@@ -190,7 +193,7 @@ class MachineDriver(Driver):
             return None
 
     def _warmth(self, template: str) -> Warmth:
-        return warming.warmth(template, self._of(template), self.quarantine.why(template))
+        return start_starter.warmth(template, self._of(template), self.quarantine.why(template))
 
     @property
     def _bed(self) -> Bed:

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from etude.agent.workspace import WorkspaceError
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.protocol import Base, Delta, Monitor
-from etude.envserver.drivers.machines.warmup import rehearse
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.interface import Base, Delta, Monitor
+from etude.envserver.drivers.vm.prewarm import rehearse
 from etude.envserver.guest.calls import Request
 from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
 from etude.v1 import guest_pb2

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.identity import ProcessId
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.process_identity import ProcessId
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.jail import Jail
 
 _M = TypeVar("_M", bound="Monitor")
 

@@ -1,16 +1,16 @@
 """Prewarm of a template before it is cloned, and the JIT warm-up of a fork server's guest."""
 
 from etude.agent.workspace.protocol import HOME
-from etude.envserver.drivers.sandbox import layout
-from etude.envserver.drivers.sandbox.layout import LOGS, TESTS
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import place
+from etude.envserver.isolation import sandbox_layout
+from etude.envserver.isolation.sandbox_layout import LOGS, TESTS
 from etude.envserver.storage.trees import File
 
 _LINE = (
-    f"mkdir -p {TESTS} {LOGS} && chown {layout.INSIDE_UID}:{layout.INSIDE_UID} {HOME} {LOGS}"
+    f"mkdir -p {TESTS} {LOGS} && chown {sandbox_layout.INSIDE_UID}:{sandbox_layout.INSIDE_UID} {HOME} {LOGS}"
     " && sync; command -v python3 && python3 -c pass; command -v git && git --version; true"
 )
 """Folders of every environment, and what a clone's first command would wait for."""

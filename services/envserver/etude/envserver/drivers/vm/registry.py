@@ -11,18 +11,82 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.envserver.drivers import claims
+from etude.envserver.drivers import scratch_lock
 from etude.envserver.drivers.base import SandboxError
-from etude.envserver.drivers.machines import adopting, census
-from etude.envserver.drivers.machines.census import MACHINE, Places
-from etude.envserver.drivers.machines.guests import Guest
-from etude.envserver.drivers.machines.identity import ProcessId
-from etude.envserver.drivers.machines.protocol import Base, Monitor
-from etude.envserver.drivers.machines.record import VmRecord
+from etude.envserver.drivers.process_identity import ProcessId
+from etude.envserver.drivers.vm import guest_vm, vmm_processes
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.interface import Base, Monitor
+from etude.envserver.drivers.vm.vm_record import VmRecord
+from etude.envserver.drivers.vm.vmm_processes import MACHINE, Places
+from etude.envserver.guest.channel import GuestLostError
+
+AT_ONCE = 8
+"""Adoptions that run concurrently: each waits for its own VMM; frozen VMs are not woken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """Outcome of an adoption."""
+
+    guests: Mapping[Path, Guest]
+    """VMs that were adopted, by VM folder."""
+    lost: Mapping[Path, str]
+    """Reasons why the others were not; their processes are ended."""
+
+
+async def adopt(left: Mapping[Path, VmRecord], templates: Mapping[str, Base]) -> Adopted:
+    """Adopt VMs.
+
+    Args:
+        left: records of leases' VMs, by VM folder.
+        templates: by address.
+    """
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(folder: Path, noted: VmRecord) -> Guest | str:
+        async with places:
+            try:
+                return await _adopted(folder, noted, templates)
+            except (VmmError, GuestLostError) as error:
+                return str(error)
+
+    found = await asyncio.gather(*(one(folder, noted) for folder, noted in left.items()))
+    outcomes = dict(zip(left, found, strict=True))
+    return Adopted(
+        guests={at: each for at, each in outcomes.items() if isinstance(each, Guest)},
+        lost={at: each for at, each in outcomes.items() if isinstance(each, str)},
+    )
+
+
+async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Base]) -> Guest:
+    """Adopt one VM: a running one gets a new token, a frozen one stays frozen.
+
+    Raises:
+        VmmError: the VMM has ended, or its state cannot be resumed.
+        GuestLostError: the guest agent does not answer.
+    """
+    base = templates.get(noted.template)
+    if base is None:
+        await asyncio.to_thread(vmm_processes.end, [noted.process])
+        raise VmmError("its template is not booted any more")
+    found = await base.adopt(folder, noted.process)
+    try:
+        return await guest_vm.taken_up(
+            found,
+            name=noted.env_id,
+            generation=noted.generation,
+            is_stopped=await found.is_stopped(),
+        )
+    except BaseException:
+        await found.kill()
+        raise
+
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +142,9 @@ class Estate:
         if self._lock >= 0:
             return
         self._places.leases.mkdir(parents=True, exist_ok=True)
-        self._lock = await claims.claimed(self.scratch)
+        self._lock = await scratch_lock.claimed(self.scratch)
         self._key = _key(self.scratch / "key")
-        self._left = await asyncio.to_thread(census.clear, self._places)
+        self._left = await asyncio.to_thread(vmm_processes.clear, self._places)
 
     def lenders(self) -> dict[str, list[int]]:
         """List processes of adoptable VMs that share a template's memory, by template address."""
@@ -100,7 +164,7 @@ class Estate:
         await asyncio.to_thread(_prune, self.templates, used)
         left, self._left = self._left, {}
         began_s = time.monotonic()
-        found = await adopting.adopt(left, by_address)
+        found = await adopt(left, by_address)
         self._adopted.update(found.guests)
         self._lost.update(found.lost)
         took_s = time.monotonic() - began_s
@@ -164,13 +228,13 @@ def _prune(folder: Path, used: Collection[str]) -> None:
 def _swept(places: Places, least_age_s: float) -> int:
     lost = _orphans(places, least_age_s)
     # Checked twice: a VM may have moved to another folder while folders were listed.
-    return census.end(set(lost).intersection(_orphans(places, least_age_s))) if lost else 0
+    return vmm_processes.end(set(lost).intersection(_orphans(places, least_age_s))) if lost else 0
 
 
 def _orphans(places: Places, least_age_s: float) -> list[ProcessId]:
     seen = places.seen()
-    known = {noted.process for noted in census.recorded(places).values()}
-    return census.orphans(seen, known, least_age_s=least_age_s)
+    known = {noted.process for noted in vmm_processes.recorded(places).values()}
+    return vmm_processes.orphans(seen, known, least_age_s=least_age_s)
 
 
 def _key(path: Path) -> bytes:

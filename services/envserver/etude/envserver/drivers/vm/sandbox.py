@@ -9,7 +9,7 @@ from typing_extensions import override
 from etude.agent.workspace import FolderNotes, Workspace, notes
 from etude.agent.workspace.protocol import HOME, Runner
 from etude.common.errors import crossing
-from etude.envserver.drivers import by_jobs, guest_grades
+from etude.envserver.drivers import guest_grading, job_programs
 from etude.envserver.drivers.base import (
     Begun,
     HalfRestoredError,
@@ -19,19 +19,19 @@ from etude.envserver.drivers.base import (
     Saved,
     Verification,
 )
-from etude.envserver.drivers.machines import snapshots
-from etude.envserver.drivers.machines.census import MACHINE
-from etude.envserver.drivers.machines.idle import MOVING
-from etude.envserver.drivers.machines.resting import RestingGuest
-from etude.envserver.drivers.machines.sleeping import Home, asleep
 from etude.envserver.drivers.programs import Program, RunningProgram
-from etude.envserver.drivers.sandbox import layout
+from etude.envserver.drivers.vm.suspend import snapshots
+from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest
+from etude.envserver.drivers.vm.suspend.idle_policy import MOVING
+from etude.envserver.drivers.vm.suspend.lease_vm import Home, asleep
+from etude.envserver.drivers.vm.vmm_processes import MACHINE
 from etude.envserver.egress import proxy_variables
 from etude.envserver.guest import workspace_files
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import place
+from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage.folders import FolderContent, Limits
 from etude.envserver.storage.trees import Tree
 
@@ -106,7 +106,7 @@ class VmSandbox(Sandbox):
     @override
     async def run(self, command: str, timeout_s: float) -> Outcome:
         commands = GuestCommands(channel=self._running, environment=self._environment)
-        return guest_grades.outcome(await commands.run(command, timeout_s))
+        return guest_grading.outcome(await commands.run(command, timeout_s))
 
     @override
     async def content(self, limits: Limits) -> FolderContent:
@@ -115,7 +115,7 @@ class VmSandbox(Sandbox):
     @override
     async def verify(self, work: Verification) -> Outcome:
         self._running.machine.shut()
-        return await guest_grades.forked(self._running, work)
+        return await guest_grading.forked(self._running, work)
 
     @override
     async def save(self, folder: Path, limits: Limits) -> Saved:
@@ -147,7 +147,7 @@ class VmSandbox(Sandbox):
     @override
     async def start(self, program: Program) -> RunningProgram:
         jobs = GuestJobs(channel=self._running, environment=self._environment, is_controllers=True)
-        return await by_jobs.started(jobs, program)
+        return await job_programs.started(jobs, program)
 
     @override
     async def pause(self) -> None:
@@ -169,7 +169,7 @@ class VmSandbox(Sandbox):
     @property
     def _environment(self) -> Mapping[str, str]:
         egress = proxy_variables.VARIABLES if self._home.gate is not None else {}
-        return {**layout.ENVIRONMENT, **egress}
+        return {**sandbox_layout.ENVIRONMENT, **egress}
 
     @property
     def _running(self) -> RestingGuest:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.machines.identity import ProcessId
+from etude.envserver.drivers.process_identity import ProcessId
 
 FILE = "vm.json"
 _MAX_BYTES = 4096

@@ -15,9 +15,10 @@ from pathlib import Path
 from select import POLLIN, poll
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.machines import identity, record
-from etude.envserver.drivers.machines.identity import EXIT_LIMIT_S, MARK, ProcessId
-from etude.envserver.drivers.machines.record import VmRecord
+from etude.envserver.drivers import process_identity
+from etude.envserver.drivers.process_identity import EXIT_LIMIT_S, MARK, ProcessId
+from etude.envserver.drivers.vm import vm_record
+from etude.envserver.drivers.vm.vm_record import VmRecord
 
 MACHINE = "machine"
 """Name of the VM folder in a lease's folder."""
@@ -64,7 +65,7 @@ def recorded(places: Places) -> dict[Path, VmRecord]:
     found = {}
     for folder in places.folders():
         with contextlib.suppress(CorruptError):
-            noted = record.load(folder)
+            noted = vm_record.load(folder)
             if noted is not None:
                 found[folder] = noted
     return found
@@ -78,7 +79,7 @@ def marked(scratch: Path) -> dict[ProcessId, Path]:
     for entry in os.scandir("/proc"):
         name = entry.name
         mark = _mark(name, prefix) if name.isdecimal() else None
-        process = identity.identify(int(name)) if mark and _view(name) == view else None
+        process = process_identity.identify(int(name)) if mark and _view(name) == view else None
         if process is not None and mark is not None:
             found[process] = mark
     return found
@@ -94,7 +95,7 @@ def end(processes: Iterable[ProcessId]) -> int:
     with contextlib.ExitStack() as opened:
         handles = []
         for process in processes:
-            handle = identity.handle(process)
+            handle = process_identity.handle(process)
             if handle is not None:
                 opened.callback(os.close, handle)
                 handles.append(handle)
@@ -148,7 +149,7 @@ def _is_leased(folder: Path, places: Places) -> bool:
 
 def _is_damaged(folder: Path) -> bool:
     try:
-        record.load(folder)
+        vm_record.load(folder)
     except CorruptError:
         return True
     return False
@@ -162,7 +163,7 @@ def _sleeps(lease: Path) -> bool:
 def _is_noted(process: ProcessId, folder: Path) -> bool:
     """Tell whether the record in its folder still names this process."""
     try:
-        noted = record.load(folder)
+        noted = vm_record.load(folder)
     except CorruptError:
         return False
     return noted is not None and noted.process == process

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from socket import socket
 from typing import Any
 
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
 
 LIMIT_S = 30.0
 """An idle machine answers in a millisecond; a busy one may have no core free."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from etude.envserver.drivers.firecracker.api import Body
+from etude.envserver.drivers.vm.firecracker.api_client import Body
 
 KERNEL, INITRAMFS, ROOT = "vmlinux", "initramfs.gz", "root.sqsh"
 MEMORY, STATE = "memory", "vmstate"

@@ -2,14 +2,18 @@
 
 import hashlib
 import json
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
-from etude.envserver.drivers.firecracker import bodies
-from etude.envserver.drivers.firecracker.bodies import FireMachine
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.processor import host_processor
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker import api_requests, memory_files
+from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
+from etude.envserver.drivers.vm.firecracker.jail import Programs
+from etude.envserver.drivers.vm.host_cpu import host_processor
+from etude.envserver.drivers.vm.jail import KVM
 from etude.envserver.images.built_image import Image
 
 OLDEST = (1, 13)
@@ -23,7 +27,7 @@ def compat_key(program: Path, machine: FireMachine, image: Image) -> str:
     Raises:
         VmmError: there is no VMM.
     """
-    puts = [[path, dict(body)] for path, body in bodies.boot(machine)]
+    puts = [[path, dict(body)] for path, body in api_requests.boot(machine)]
     files = [image.files[name] for name in ("vmlinuz", "initramfs.gz", "root.sqsh")]
     parts = ["firecracker", version(program), puts, host_processor(), files]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -49,3 +53,40 @@ def version(program: Path) -> str:
         oldest = ".".join(map(str, OLDEST))
         raise VmmError(f"{program} is {first[:100]!r}; this driver needs {oldest} or later")
     return first
+
+
+def programs(scratch: Path, *, kvm: Path = KVM) -> Programs:
+    """Find Firecracker and its jailer; the boot of the first template shows that guests run.
+
+    Args:
+        scratch: folder for files of VMs.
+        kvm: the KVM device.
+
+    Raises:
+        VmmError: a requirement is missing.
+    """
+    found = {name: shutil.which(name) for name in ("firecracker", "jailer")}
+    match found:
+        case {"firecracker": str(firecracker), "jailer": str(jailer)}:
+            made = Programs(firecracker=Path(firecracker).resolve(), jailer=Path(jailer).resolve())
+        case _:
+            missing = " and ".join(name for name, path in found.items() if path is None)
+            raise VmmError(f"{missing}: not on PATH")
+    _check_same(version(made.firecracker), version(made.jailer))
+    if not os.access(kvm, os.R_OK | os.W_OK):
+        raise VmmError(f"{kvm} cannot be opened, and Firecracker needs it")
+    if os.geteuid() != 0:
+        raise VmmError("the jailer, which gives each VM its own user, needs root")
+    if not memory_files.has_small_holes(scratch):
+        raise VmmError(f"{scratch}: its file system has blocks larger than a page")
+    return made
+
+
+def _check_same(firecracker: str, jailer: str) -> None:
+    """Check that jailer and Firecracker are of the same release, as its documents demand.
+
+    Raises:
+        VmmError: they are not.
+    """
+    if firecracker.rpartition(" ")[2] != jailer.rpartition(" ")[2]:
+        raise VmmError(f"{firecracker!r} and {jailer!r} are not of the same release")

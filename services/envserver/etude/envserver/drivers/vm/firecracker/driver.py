@@ -9,21 +9,27 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.base import Strength
-from etude.envserver.drivers.firecracker import cgroups, memory, owners, places, template
-from etude.envserver.drivers.firecracker.bodies import FireMachine
-from etude.envserver.drivers.firecracker.compatibility import compat_key
-from etude.envserver.drivers.firecracker.jail import Programs
-from etude.envserver.drivers.firecracker.kept import Kept
-from etude.envserver.drivers.firecracker.kernel import vmlinux
-from etude.envserver.drivers.firecracker.owners import Users
-from etude.envserver.drivers.firecracker.places import FirePlaces
-from etude.envserver.drivers.firecracker.template import FireTemplate
-from etude.envserver.drivers.firecracker.vm import Ground
-from etude.envserver.drivers.machines.census import recorded
-from etude.envserver.drivers.machines.driver import MachineDriver
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.pace import Work
-from etude.envserver.drivers.machines.warmup import warm_up
+from etude.envserver.drivers.vm.driver import MachineDriver
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker import (
+    jail,
+    memory_files,
+    template,
+    uid_pool,
+    vmm_processes,
+)
+from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
+from etude.envserver.drivers.vm.firecracker.compatibility import compat_key
+from etude.envserver.drivers.vm.firecracker.jail import Programs
+from etude.envserver.drivers.vm.firecracker.template import FireTemplate
+from etude.envserver.drivers.vm.firecracker.template_cache import Kept
+from etude.envserver.drivers.vm.firecracker.uid_pool import Users
+from etude.envserver.drivers.vm.firecracker.vm import Ground
+from etude.envserver.drivers.vm.firecracker.vmlinux import vmlinux
+from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces
+from etude.envserver.drivers.vm.prewarm import warm_up
+from etude.envserver.drivers.vm.start.cpu_budget import Work
+from etude.envserver.drivers.vm.vmm_processes import recorded
 from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.images.built_image import Image
 
@@ -90,11 +96,13 @@ class FirecrackerDriver(MachineDriver):
 
     def _standing(self) -> Ground:
         if self._ground is None:
-            if not memory.has_small_holes(self.scratch):
+            if not memory_files.has_small_holes(self.scratch):
                 raise VmmError(f"{self.scratch}: its file system has blocks larger than a page")
-            mine = places.prefix(self.scratch)
-            cgroups.remove(self.programs.firecracker.name, mine)
-            self._ground = Ground(programs=self.programs, prefix=mine, netns=owners.empty_network())
+            mine = vmm_processes.prefix(self.scratch)
+            jail.remove(self.programs.firecracker.name, mine)
+            self._ground = Ground(
+                programs=self.programs, prefix=mine, netns=uid_pool.empty_network()
+            )
         return self._ground
 
     def _known_users(self) -> Users:

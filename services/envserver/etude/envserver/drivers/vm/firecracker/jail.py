@@ -4,6 +4,7 @@ The jailer makes the chroot's folder and gives it to the VM's user, so a comprom
 anything there: files are checked before use, and no link is followed.
 """
 
+import contextlib
 import os
 import shutil
 import socket
@@ -11,8 +12,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.envserver.drivers.firecracker.bodies import FireMachine
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
 
 API = "api.sock"
 _MAX_FILES = 256
@@ -144,3 +145,20 @@ def dial(cell: Cell, name: str) -> socket.socket:
     finally:
         os.close(at)
     return connection
+
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+def remove(name: str, prefix: str, *, root: Path = ROOT) -> None:
+    """Remove the control groups of VMs that have ended; the kernel keeps the others.
+
+    Args:
+        name: name of their parent group: the VMM's program.
+        prefix: prefix of the VM ids.
+        root: mount point of control groups.
+    """
+    with contextlib.suppress(OSError):
+        for group in (root / name).glob(f"{prefix}*"):
+            with contextlib.suppress(OSError):
+                group.rmdir()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.machines import sealed
-from etude.envserver.drivers.machines.pages import PAGE_BYTES
+from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES
 
 _PART_BYTES = 4 << 20
 _FICLONE = 0x40049409
@@ -78,7 +78,7 @@ def sparse(source: int, target: Path) -> None:
     """
     with target.open("xb") as file:
         file.truncate(os.fstat(source).st_size)
-        for offset, data in sealed.pages(source):
+        for offset, data in sealed_files.pages(source):
             file.seek(offset)
             file.write(data)
     target.chmod(0o444)

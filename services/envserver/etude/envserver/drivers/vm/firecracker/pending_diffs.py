@@ -7,7 +7,7 @@ are made, and no other file is read.
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
 
 MAX_PENDING = 16
 """A diff is merged as soon as it is written; others come from a failure or a dead process."""

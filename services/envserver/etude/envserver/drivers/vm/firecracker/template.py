@@ -20,20 +20,20 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.common.errors import CorruptError, crossing
-from etude.envserver.drivers.firecracker import bodies, cgroups, jail, memory, vm
-from etude.envserver.drivers.firecracker.bodies import MEMORY, ROOT, STATE, FireMachine
-from etude.envserver.drivers.firecracker.diffs import MAX_PENDING, Diffs
-from etude.envserver.drivers.firecracker.jail import Cell
-from etude.envserver.drivers.firecracker.owners import Users
-from etude.envserver.drivers.firecracker.vm import FireVm, Ground
-from etude.envserver.drivers.machines import record, sealed
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.guests import BOOT_LIMIT_S, warmed
-from etude.envserver.drivers.machines.identity import ProcessId
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.pages import PageBuffer
-from etude.envserver.drivers.machines.protocol import Base, Delta, Monitor, own
-from etude.envserver.drivers.qemu.template import address_of
+from etude.envserver.drivers.process_identity import ProcessId
+from etude.envserver.drivers.vm import sealed_files, vm_record
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker import api_requests, jail, memory_files, vm
+from etude.envserver.drivers.vm.firecracker.api_requests import MEMORY, ROOT, STATE, FireMachine
+from etude.envserver.drivers.vm.firecracker.jail import Cell
+from etude.envserver.drivers.vm.firecracker.pending_diffs import MAX_PENDING, Diffs
+from etude.envserver.drivers.vm.firecracker.uid_pool import Users
+from etude.envserver.drivers.vm.firecracker.vm import FireVm, Ground
+from etude.envserver.drivers.vm.guest_vm import BOOT_LIMIT_S, warmed
+from etude.envserver.drivers.vm.interface import Base, Delta, Monitor, own
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu.template import address_of
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.images.built_image import Image
 
@@ -72,7 +72,7 @@ class FireTemplate(Base):
         found = own(shell, FireVm)
         try:
             await asyncio.to_thread(self._furnish, found, saved)
-            await found.api.put(*bodies.load(), limit_s=SNAPSHOT_LIMIT_S)
+            await found.api.put(*api_requests.load(), limit_s=SNAPSHOT_LIMIT_S)
             await _check_stopped(found)
         except (OSError, CorruptError) as cause:
             await found.destroy()
@@ -89,7 +89,7 @@ class FireTemplate(Base):
             began_s = time.perf_counter()
             await found.freeze()
             try:
-                put = bodies.create("Diff", state=_SAVED, memory=name)
+                put = api_requests.create("Diff", state=_SAVED, memory=name)
                 await found.api.put(*put, limit_s=SNAPSHOT_LIMIT_S)
             finally:
                 if keep_running:
@@ -101,7 +101,7 @@ class FireTemplate(Base):
     async def adopt(self, folder: Path, process: ProcessId) -> FireVm:
         """Adopt a VMM that an earlier process of this host started; its guest runs."""
         found = await vm.adopt(self.machine, self.ground.programs, folder, process)
-        noted = record.load(folder)
+        noted = vm_record.load(folder)
         if noted is not None:
             _watch(found, self.users, noted.uid)
         try:
@@ -126,14 +126,14 @@ class FireTemplate(Base):
             jail.place(cell, STATE, self.folder / STATE)
             return
         size = self.machine.memory_bytes
-        stream = memory.unpacked(saved.stream, saved.offset, memory_bytes=size)
+        stream = memory_files.unpacked(saved.stream, saved.offset, memory_bytes=size)
         changed = found.folder / _CHANGED
         with changed.open("xb") as file:
             file.truncate(size)
-            memory.merge(file.fileno(), stream.parts)
+            memory_files.merge(file.fileno(), stream.parts)
         with changed.open("rb") as file:
-            parts = memory.written(file.fileno())
-            memory.cloned(self.folder / MEMORY, cell.root / MEMORY, parts)
+            parts = memory_files.written(file.fileno())
+            memory_files.cloned(self.folder / MEMORY, cell.root / MEMORY, parts)
         (cell.root / STATE).write_bytes(stream.state)
         (cell.root / STATE).chmod(0o444)
 
@@ -160,7 +160,7 @@ class FireTemplate(Base):
                 changed = _put_together(found.cell, self.machine.memory_bytes, name)
                 stack.callback(os.close, changed)
                 state = _state(found, _SAVED)
-                stream = sealed.filled("delta", memory.packed(state, changed))
+                stream = sealed_files.filled("delta", memory_files.packed(state, changed))
                 num_bytes = os.fstat(changed).st_blocks * 512
         except OSError as cause:
             raise VmmError(f"VM {found.pid} cannot be saved: {cause}") from cause
@@ -197,7 +197,7 @@ def _watch(found: FireVm, users: Users, uid: int) -> None:
 
     def ended() -> None:
         users.give(uid)
-        cgroups.remove(group, vm_id)
+        jail.remove(group, vm_id)
 
     vm.when_ended(found, ended)
 
@@ -226,16 +226,16 @@ async def booted(
     """
     try:
         for name, source in {
-            bodies.KERNEL: kernel,
-            bodies.INITRAMFS: image.initramfs,
+            api_requests.KERNEL: kernel,
+            api_requests.INITRAMFS: image.initramfs,
             ROOT: image.root,
         }.items():
             await asyncio.to_thread(jail.place, running.cell, name, source)
-        for put in bodies.boot(running.machine):
+        for put in api_requests.boot(running.machine):
             await running.api.put(*put)
         await warmed(await _first_connection(running), warm_up)
         await running.freeze()
-        put = bodies.create("Full", state=STATE, memory=MEMORY)
+        put = api_requests.create("Full", state=STATE, memory=MEMORY)
         await running.api.put(*put, limit_s=SNAPSHOT_LIMIT_S)
         await running.kill()
         await asyncio.to_thread(_keep, running, image, target)
@@ -283,7 +283,7 @@ def _keep(running: FireVm, image: Image, target: Path) -> None:
     size = running.machine.memory_bytes
     found = jail.opened(running.cell, MEMORY, size_bytes=size)
     try:
-        memory.sparse(found, target / MEMORY)
+        memory_files.sparse(found, target / MEMORY)
     finally:
         os.close(found)
     (target / STATE).write_bytes(_state(running, STATE))
@@ -319,7 +319,7 @@ def _put_together(cell: Cell, memory_bytes: int, needed: str = "") -> int:
             if name == needed or os.path.lexists(cell.root / name):
                 diff = jail.opened(cell, name, size_bytes=memory_bytes)
                 try:
-                    memory.merge(changed, memory.written(diff))
+                    memory_files.merge(changed, memory_files.written(diff))
                 finally:
                     os.close(diff)
                 (cell.root / name).unlink()

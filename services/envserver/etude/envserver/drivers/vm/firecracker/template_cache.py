@@ -18,8 +18,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from etude.envserver.drivers.firecracker import template
-from etude.envserver.drivers.firecracker.bodies import MEMORY, ROOT, STATE
+from etude.envserver.drivers.vm.firecracker import template
+from etude.envserver.drivers.vm.firecracker.api_requests import MEMORY, ROOT, STATE
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.sandbox import kernel
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.isolation import syscalls
 
 USERS = range(600_000, 660_000)
 """Above those that distributions give to people, services and containers."""
@@ -53,7 +53,7 @@ def empty_network() -> int:
 
     def leave() -> None:
         try:
-            kernel.unshare(kernel.NEW_NETWORK, "a network of its own")
+            syscalls.unshare(syscalls.NEW_NETWORK, "a network of its own")
             found.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as cause:
             found.append(cause)

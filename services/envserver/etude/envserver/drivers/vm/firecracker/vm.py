@@ -17,15 +17,16 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from etude.envserver.drivers.firecracker import bodies, jail
-from etude.envserver.drivers.firecracker.api import Api
-from etude.envserver.drivers.firecracker.bodies import FireMachine
-from etude.envserver.drivers.firecracker.jail import Cell, Programs
-from etude.envserver.drivers.machines import census, identity, record
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.identity import EXIT_LIMIT_S, ProcessId, handle, identify
-from etude.envserver.drivers.machines.protocol import Monitor
-from etude.envserver.drivers.machines.record import VmRecord
+from etude.envserver.drivers import process_identity
+from etude.envserver.drivers.process_identity import EXIT_LIMIT_S, ProcessId, handle, identify
+from etude.envserver.drivers.vm import vm_record, vmm_processes
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.firecracker import api_requests, jail
+from etude.envserver.drivers.vm.firecracker.api_client import Api
+from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
+from etude.envserver.drivers.vm.firecracker.jail import Cell, Programs
+from etude.envserver.drivers.vm.interface import Monitor
+from etude.envserver.drivers.vm.vm_record import VmRecord
 
 START_LIMIT_S = 30.0
 _LOOK_S = 0.005
@@ -72,7 +73,7 @@ class FireVm(Monitor):
 
     @override
     async def agent(self) -> socket.socket:
-        connection = jail.dial(self.cell, bodies.CHANNEL)
+        connection = jail.dial(self.cell, api_requests.CHANNEL)
         try:
             async with asyncio.timeout(_HANDSHAKE_LIMIT_S):
                 await _greet(connection)
@@ -99,11 +100,11 @@ class FireVm(Monitor):
 
     @override
     async def freeze(self) -> None:
-        await self.api.patch("/vm", bodies.PAUSE)
+        await self.api.patch("/vm", api_requests.PAUSE)
 
     @override
     async def thaw(self) -> None:
-        await self.api.patch("/vm", bodies.RESUME)
+        await self.api.patch("/vm", api_requests.RESUME)
 
     @override
     async def console(self) -> str:
@@ -158,7 +159,7 @@ async def start(
     vm = _watched(machine, ground.programs, folder, process.pid, pidfd)
     try:
         noted = VmRecord(process=process, uid=uid, template=template)
-        await asyncio.to_thread(record.save, folder, noted, is_durable=False)
+        await asyncio.to_thread(vm_record.save, folder, noted, is_durable=False)
         await _answering(vm)
     except OSError as cause:
         await vm.destroy()
@@ -202,7 +203,7 @@ async def _made(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
     except asyncio.CancelledError:
         await asyncio.wait([making])
         if making.exception() is None:
-            await asyncio.to_thread(census.end, [making.result()])
+            await asyncio.to_thread(vmm_processes.end, [making.result()])
         raise
 
 
@@ -274,7 +275,7 @@ async def _answering(vm: FireVm) -> None:
 def _watched(
     machine: FireMachine, programs: Programs, folder: Path, pid: int, pidfd: int
 ) -> FireVm:
-    exited = identity.exit_of(pidfd, lambda: None)
+    exited = process_identity.exit_of(pidfd, lambda: None)
     return FireVm(machine, programs, folder, pid, pidfd, exited)
 
 
@@ -291,12 +292,12 @@ async def _greet(connection: socket.socket) -> None:
         OSError: the connection broke.
     """
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(connection, f"CONNECT {bodies.AGENT_PORT}\n".encode())
+    await loop.sock_sendall(connection, f"CONNECT {api_requests.AGENT_PORT}\n".encode())
     said = b""
     while not said.endswith(b"\n") and len(said) < _HANDSHAKE_BYTES:
         byte = await loop.sock_recv(connection, 1)
         if not byte:
-            raise VmmError(f"port {bodies.AGENT_PORT} of the guest has no listener")
+            raise VmmError(f"port {api_requests.AGENT_PORT} of the guest has no listener")
         said += byte
     if not (said.startswith(b"OK ") and said.endswith(b"\n") and said[3:-1].isdigit()):
         raise VmmError(f"the VMM answers CONNECT with {said!r}")

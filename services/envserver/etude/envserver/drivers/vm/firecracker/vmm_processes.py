@@ -11,9 +11,9 @@ from pathlib import Path
 from blake3 import blake3
 from typing_extensions import override
 
-from etude.envserver.drivers.machines import identity
-from etude.envserver.drivers.machines.census import Places
-from etude.envserver.drivers.machines.identity import ProcessId
+from etude.envserver.drivers import process_identity
+from etude.envserver.drivers.process_identity import ProcessId
+from etude.envserver.drivers.vm.vmm_processes import Places
 
 _PREFIX_DIGITS = 16
 _MAX_BYTES = 4096
@@ -37,7 +37,7 @@ class FirePlaces(Places):
         found = {}
         for entry in os.scandir("/proc"):
             vm_id = _said(entry.name, beginning) if entry.name.isdecimal() else None
-            process = identity.identify(int(entry.name)) if vm_id else None
+            process = process_identity.identify(int(entry.name)) if vm_id else None
             if process is not None and vm_id is not None:
                 # A folder that is gone has no record, so the process is an orphan.
                 found[process] = folders.get(vm_id, self.scratch / vm_id)

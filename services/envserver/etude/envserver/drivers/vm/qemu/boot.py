@@ -1,13 +1,15 @@
 """Boot of a template from an image."""
 
+import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from etude.envserver.drivers.machines.guests import connected, warmed
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.qemu import template
-from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.vm.guest_vm import connected, warmed
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu import template
+from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.template import Template
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.images.built_image import Image
 
@@ -42,3 +44,41 @@ async def booted(
         await booting.abandon()
         raise
     return await template.seal(booting)
+
+
+KEPT_BYTES = 1 << 16
+_READ_BYTES = 1 << 14
+
+
+class Console:
+    """Reads a serial console and keeps its end, however much the guest writes."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = socket.socketpair()
+        """The VMM inherits `theirs`."""
+        self._ours.settimeout(0)
+        self._kept = bytearray()
+        asyncio.get_running_loop().add_reader(self._ours, self._read)
+
+    def tail(self) -> str:
+        """End of the output."""
+        return self._kept.decode(errors="replace")
+
+    def close(self) -> None:
+        """Stop reading; safe to repeat."""
+        if self._ours.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._ours)
+        self._ours.close()
+        self.theirs.close()
+
+    def _read(self) -> None:
+        try:
+            data = self._ours.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._ours)
+        self._kept += data
+        del self._kept[:-KEPT_BYTES]

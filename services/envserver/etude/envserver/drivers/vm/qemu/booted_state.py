@@ -3,9 +3,9 @@
 import os
 from dataclasses import dataclass
 
-from etude.envserver.drivers.machines.errors import FormatError
-from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.stream import TemplateStream
+from etude.envserver.drivers.vm.errors import FormatError
+from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.stream_splicing import TemplateStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

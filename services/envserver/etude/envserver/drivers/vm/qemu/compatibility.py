@@ -6,10 +6,10 @@ import json
 import re
 import subprocess
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.processor import host_processor
-from etude.envserver.drivers.qemu import machine as machines
-from etude.envserver.drivers.qemu.machine import Accelerator, Boot, Machine, Wiring
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.host_cpu import host_processor
+from etude.envserver.drivers.vm.qemu import command_line as machines
+from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Boot, Machine, Wiring
 from etude.envserver.images.built_image import Image
 
 _VERSION_LIMIT_S = 30.0

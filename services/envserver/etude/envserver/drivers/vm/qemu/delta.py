@@ -6,16 +6,15 @@ A delta is always against the template, so a fork of a fork is no deeper than th
 import os
 import time
 
-from etude.envserver.drivers.machines import sealed
-from etude.envserver.drivers.machines.errors import FormatError, VmmError
-from etude.envserver.drivers.machines.pages import PAGE_BYTES, PageBuffer, changed_pages
-from etude.envserver.drivers.machines.protocol import Delta
-from etude.envserver.drivers.qemu.booted import Booted
-from etude.envserver.drivers.qemu.disk import Layering
-from etude.envserver.drivers.qemu.migration import device_state, receive, send
-from etude.envserver.drivers.qemu.splice import splice
-from etude.envserver.drivers.qemu.stream import TemplateStream
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, PageBuffer, changed_pages
+from etude.envserver.drivers.vm.errors import FormatError, VmmError
+from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.qemu.booted_state import Booted
+from etude.envserver.drivers.vm.qemu.disk import Layering
+from etude.envserver.drivers.vm.qemu.migration import device_state, receive, send
+from etude.envserver.drivers.vm.qemu.stream_splicing import TemplateStream, splice
+from etude.envserver.drivers.vm.qemu.vm import Vm
 
 
 async def take(
@@ -54,11 +53,11 @@ async def take_full(pause: "Pause", template: Booted) -> Delta:
     Raises:
         VmmError: the monitor failed.
     """
-    stream = sealed.create("full")
+    stream = sealed_files.create("full")
     try:
         async with pause:
             await send(pause.vm, stream, leaves_memory=False)
-        sealed.seal(stream)
+        sealed_files.seal(stream)
     except BaseException:
         os.close(stream)
         raise
@@ -107,7 +106,7 @@ async def restore(shell: Vm, template: Booted, delta: Delta) -> None:
     """
     if delta.template != template.address:
         raise VmmError(f"the delta is of template {delta.template}, not {template.address}")
-    with sealed.opened(delta.stream, delta.offset) as source:
+    with sealed_files.opened(delta.stream, delta.offset) as source:
         await receive(shell, source, has_memory=delta.is_full)
 
 
@@ -121,7 +120,7 @@ async def _take_pages(
                 await state.save()
                 # On this thread: the switch to another one takes longer than the read.
                 pages = changed_pages(pause.vm.pid, template.memory, buffer)
-            saved = sealed.filled("delta", splice(stream, state.content(), pages))
+            saved = sealed_files.filled("delta", splice(stream, state.content(), pages))
         finally:
             await state.close()
     return Delta(

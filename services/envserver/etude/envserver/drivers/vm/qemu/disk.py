@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.qemu.handing import hand_over
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu.qmp import hand_over
+from etude.envserver.drivers.vm.qemu.vm import Vm
 
 _PROGRAM = "qemu-img"
 _LIMIT_S = 60.0

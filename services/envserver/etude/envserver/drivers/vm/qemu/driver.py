@@ -13,18 +13,19 @@ from functools import partial
 from typing_extensions import override
 
 from etude.envserver.drivers.base import Strength
-from etude.envserver.drivers.machines.driver import STOCK, MachineDriver
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.pace import Work
-from etude.envserver.drivers.machines.protocol import Base
-from etude.envserver.drivers.machines.starts import Starter
-from etude.envserver.drivers.machines.warmup import warm_up
-from etude.envserver.drivers.qemu import booting, stemlibrary
-from etude.envserver.drivers.qemu.branches import Branches
-from etude.envserver.drivers.qemu.kept import Kept
-from etude.envserver.drivers.qemu.machine import Accelerator, Machine
-from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
-from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.vm.driver import STOCK, MachineDriver
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.interface import Base
+from etude.envserver.drivers.vm.prewarm import warm_up
+from etude.envserver.drivers.vm.qemu import boot
+from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
+from etude.envserver.drivers.vm.qemu.fork_server import preload_library
+from etude.envserver.drivers.vm.qemu.fork_server.snapshot_servers import Branches
+from etude.envserver.drivers.vm.qemu.fork_server.supervisor import StemKeeper
+from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.template_cache import Kept
+from etude.envserver.drivers.vm.start.cpu_budget import Work
+from etude.envserver.drivers.vm.start.starter import Starter
 from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.images.built_image import Image
 
@@ -90,7 +91,7 @@ class QemuDriver(MachineDriver):
         can_split = self.machine.accelerator is Accelerator.TCG and not self.machine.has_disk
         if not can_split or not isinstance(base, Template):
             return starter
-        library, stock = partial(stemlibrary.library, self.scratch), self.scratch / STOCK
+        library, stock = partial(preload_library.library, self.scratch), self.scratch / STOCK
         keeper = StemKeeper(
             base,
             library=library,
@@ -109,7 +110,7 @@ class QemuDriver(MachineDriver):
         folder = self._boot_folder()
         try:
             async with self.lanes.turn(Work.BOOT):
-                made = await booting.booted(
+                made = await boot.booted(
                     image, self.machine, folder=folder, jail=self.jail, warm_up=warm_up
                 )
         except (VmmError, GuestLostError) as error:

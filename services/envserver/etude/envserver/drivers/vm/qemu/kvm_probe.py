@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from etude.envserver.drivers.base import SandboxError
-from etude.envserver.drivers.machines.jail import KVM, Jail
-from etude.envserver.drivers.qemu import template
-from etude.envserver.drivers.qemu.compatibility import qemu_version
-from etude.envserver.drivers.qemu.machine import Accelerator, Machine
+from etude.envserver.drivers.vm.jail import KVM, Jail
+from etude.envserver.drivers.vm.qemu import template
+from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
+from etude.envserver.drivers.vm.qemu.compatibility import qemu_version
 from etude.envserver.images.built_image import Image
 
 BOOT_LIMIT_S = 3.0

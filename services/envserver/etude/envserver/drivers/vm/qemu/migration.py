@@ -3,11 +3,10 @@
 import asyncio
 import os
 
-from etude.envserver.drivers.machines import sealed
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.qemu.handing import hand_over
-from etude.envserver.drivers.qemu.qmp import Event, Qmp
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.qemu.qmp import Event, Qmp, hand_over
+from etude.envserver.drivers.vm.qemu.vm import Vm
 
 LIMIT_S = 120.0
 """A full stream of a large machine on a busy host; device states take milliseconds."""
@@ -74,7 +73,7 @@ async def receive(vm: Vm, source: int, *, has_memory: bool) -> None:
 
 async def device_state(vm: Vm) -> "DeviceState":
     """Prepare the VMM to write its device state, which then takes one command."""
-    file = sealed.create("device-state")
+    file = sealed_files.create("device-state")
     writer = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_CLOEXEC)
     try:
         handed = await hand_over(vm.qmp, writer)
@@ -107,7 +106,7 @@ class DeviceState:
         """
         if (size := os.fstat(self._file).st_size) > _MAX_DEVICE_BYTES:
             raise VmmError(f"the device state has {size} bytes")
-        return sealed.content(self._file)
+        return sealed_files.content(self._file)
 
     async def close(self) -> None:
         """Close the files."""

@@ -9,9 +9,9 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
 
 LINE_BYTES = 1 << 20
 """The longest true answer, a list of all QAPI types, has 200 KiB."""
@@ -178,3 +178,25 @@ def _description(error: object) -> str:
             return text[:500]
         case _:
             return "refused without a reason"
+
+
+class Handed(NamedTuple):
+    """A file as the VMM knows it."""
+
+    fdset: int
+    """Opened as /dev/fdset/N; closed with `remove-fd`."""
+    descriptor: int
+    """Descriptor number in the VMM's process."""
+
+
+async def hand_over(qmp: Qmp, descriptor: int) -> Handed:
+    """Pass a file to the VMM.
+
+    Raises:
+        VmmError: the VMM refuses it.
+    """
+    match await qmp.execute("add-fd", descriptors=(descriptor,)):
+        case {"fdset-id": int(fdset), "fd": int(number)} if fdset >= 0 and number >= 0:
+            return Handed(fdset, number)
+        case other:
+            raise VmmError(f"add-fd: the answer {str(other)[:100]} has no numbers")

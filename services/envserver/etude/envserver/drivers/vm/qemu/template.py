@@ -10,23 +10,84 @@ from pathlib import Path
 from blake3 import blake3
 from typing_extensions import override
 
-from etude.envserver.drivers.machines import sealed
-from etude.envserver.drivers.machines.errors import FormatError, VmmError
-from etude.envserver.drivers.machines.identity import ProcessId
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.pages import PAGE_BYTES, PageBuffer
-from etude.envserver.drivers.machines.protocol import Base, Delta, Monitor, own
-from etude.envserver.drivers.qemu import clone, delta, vm
-from etude.envserver.drivers.qemu import machine as machines
-from etude.envserver.drivers.qemu.booted import Booted
-from etude.envserver.drivers.qemu.compatibility import compat_key
-from etude.envserver.drivers.qemu.console import Console
-from etude.envserver.drivers.qemu.disk import Disk, frozen
-from etude.envserver.drivers.qemu.machine import Boot, Machine, Wiring
-from etude.envserver.drivers.qemu.migration import send
-from etude.envserver.drivers.qemu.stream import TemplateStream, parse
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.process_identity import ProcessId
+from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, PageBuffer
+from etude.envserver.drivers.vm.errors import FormatError, VmmError
+from etude.envserver.drivers.vm.interface import Base, Delta, Monitor, own
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu import command_line as machines
+from etude.envserver.drivers.vm.qemu import delta, vm
+from etude.envserver.drivers.vm.qemu.boot import Console
+from etude.envserver.drivers.vm.qemu.booted_state import Booted
+from etude.envserver.drivers.vm.qemu.command_line import (
+    SHARED_TRANSLATION_MIB,
+    TRANSLATION_MIB,
+    Boot,
+    Machine,
+    Wiring,
+)
+from etude.envserver.drivers.vm.qemu.compatibility import compat_key
+from etude.envserver.drivers.vm.qemu.disk import Disk, frozen
+from etude.envserver.drivers.vm.qemu.migration import receive, send
+from etude.envserver.drivers.vm.qemu.stream_splicing import TemplateStream, parse
+from etude.envserver.drivers.vm.qemu.vm import Vm
 from etude.envserver.images.built_image import Image
+
+
+async def spawn_shell(
+    template: Booted,
+    *,
+    folder: Path,
+    jail: Jail,
+    disk: Sequence[int] = (),
+    preload: vm.Preload | None = None,
+) -> vm.Vm:
+    """Start a VMM that waits for the template's state or a delta of it.
+
+    Args:
+        template: its template.
+        folder: an empty folder.
+        jail: user and limits of the process.
+        disk: files of its disk, if it has one.
+        preload: makes it a fork server.
+
+    Raises:
+        VmmError: it did not start.
+    """
+
+    def arguments(sockets: vm.Sockets) -> Sequence[str]:
+        wiring = Wiring(
+            memory=template.memory,
+            qmp=sockets.qmp,
+            agent=sockets.agent,
+            root=template.root,
+            disk=disk,
+        )
+        room_mib = TRANSLATION_MIB if preload is None else SHARED_TRANSLATION_MIB
+        return machines.clone_arguments(template.machine, wiring, translation_mib=room_mib)
+
+    inherited = (template.memory, template.root, *disk)
+    return await vm.start(
+        template.machine,
+        arguments,
+        descriptors=inherited,
+        folder=folder,
+        jail=jail,
+        template=template.address,
+        preload=preload,
+    )
+
+
+async def restore(shell: vm.Vm, template: Booted) -> None:
+    """Restore the template's state in an idle VMM, paused.
+
+    Raises:
+        VmmError: the state was refused; the VMM is gone.
+    """
+    with sealed_files.opened(template.devices) as source:
+        await receive(shell, source, has_memory=False)
+
 
 MEMORY_NAME = "template"
 """Name of the file with a template's memory, as VMMs see it."""
@@ -40,12 +101,12 @@ class Template(Booted, Base):
 
     @override
     async def spawn(self, folder: Path, jail: Jail) -> vm.Vm:
-        return await clone.spawn_shell(self, folder=folder, jail=jail)
+        return await spawn_shell(self, folder=folder, jail=jail)
 
     @override
     async def restore(self, shell: Monitor, saved: Delta | None) -> None:
         if saved is None:
-            await clone.restore(own(shell, Vm), self)
+            await restore(own(shell, Vm), self)
         else:
             await delta.restore(own(shell, Vm), self, saved)
 
@@ -99,7 +160,7 @@ async def boot(
         opened.callback(console.theirs.close)
         kernel, initramfs = (_opened(opened, path) for path in (image.kernel, image.initramfs))
         root = os.open(image.root, os.O_RDONLY | os.O_CLOEXEC)
-        memory = sealed.create(MEMORY_NAME, machine.memory_bytes)
+        memory = sealed_files.create(MEMORY_NAME, machine.memory_bytes)
         layers = disk.chain if disk is not None else ()
         files = Boot(kernel=kernel, initramfs=initramfs, console=console.theirs.fileno())
 
@@ -129,14 +190,14 @@ async def seal(booting: Booting) -> Template:
         VmmError: the VMM did not write its state; the VM is gone.
     """
     machine, running = booting.vm.machine, booting.vm
-    devices = sealed.create("devices")
+    devices = sealed_files.create("devices")
     try:
         await running.freeze()
         await send(running, devices, leaves_memory=True)
         await running.destroy()
         # Possible only now: the VMM had mapped the memory for writing.
-        sealed.seal(booting.memory)
-        sealed.seal(devices)
+        sealed_files.seal(booting.memory)
+        sealed_files.seal(devices)
         data = _device_data(devices)
         key = compat_key(machine, booting.image)
         # On a thread: 0.1 s for 256 MiB.
@@ -166,7 +227,7 @@ def _device_data(devices: int) -> bytes:
     """
     if (size := os.fstat(devices).st_size) > MAX_DEVICE_BYTES:
         raise VmmError(f"the template's device state has {size} bytes")
-    return sealed.content(devices)
+    return sealed_files.content(devices)
 
 
 def _frozen(disk: Disk | None) -> tuple[int, ...]:
@@ -199,7 +260,7 @@ def address_of(key: str, memory: int, devices: bytes) -> str:
         devices: the device state.
     """
     numbers, contents = blake3(), blake3()
-    for offset, pages in sealed.pages(memory):
+    for offset, pages in sealed_files.pages(memory):
         numbers.update((offset // PAGE_BYTES).to_bytes(8, "big"))
         numbers.update((len(pages) // PAGE_BYTES).to_bytes(8, "big"))
         contents.update(pages)

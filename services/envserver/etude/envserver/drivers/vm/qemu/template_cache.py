@@ -21,11 +21,11 @@ from typing import BinaryIO, NamedTuple
 
 from blake3 import blake3
 
-from etude.envserver.drivers.machines import sealed
-from etude.envserver.drivers.machines.errors import IntegrityError
-from etude.envserver.drivers.qemu.compatibility import compat_key
-from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.template import (
+from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm.errors import IntegrityError
+from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.compatibility import compat_key
+from etude.envserver.drivers.vm.qemu.template import (
     MAX_DEVICE_BYTES,
     MEMORY_NAME,
     Template,
@@ -82,10 +82,10 @@ class Kept:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         with (partial / _MEMORY).open("wb") as file:
-            for offset, part in sealed.pages(template.memory):
+            for offset, part in sealed_files.pages(template.memory):
                 file.write(_SEGMENT.pack(offset, len(part)))
                 file.write(part)
-        body = bytes.fromhex(template.address) + sealed.content(template.devices)
+        body = bytes.fromhex(template.address) + sealed_files.content(template.devices)
         code = blake3(template.compat_key.encode() + body, key=self.key).digest()
         (partial / _STATE).write_bytes(_MAGIC + code + body)
         shutil.rmtree(self.folder / template.compat_key, ignore_errors=True)
@@ -120,7 +120,7 @@ class Kept:
             compat_key=key,
             machine=machine,
             memory=memory,
-            devices=sealed.filled("devices", [state.devices]),
+            devices=sealed_files.filled("devices", [state.devices]),
             stream=taken_apart(state.devices, machine),
             root=os.open(image.root, os.O_RDONLY | os.O_CLOEXEC),
         )
@@ -146,7 +146,10 @@ def _lent(lenders: Sequence[int], state: _State, machine: Machine, key: str) -> 
     for pid in lenders[:_MAX_LENDERS]:
         for memory in _memories(pid, machine):
             # Sealed, so it cannot change after the check, whatever its source.
-            if sealed.is_sealed(memory) and address_of(key, memory, state.devices) == state.address:
+            if (
+                sealed_files.is_sealed(memory)
+                and address_of(key, memory, state.devices) == state.address
+            ):
                 return memory
             os.close(memory)
     return None
@@ -172,11 +175,11 @@ def _loaded(path: Path, state: _State, machine: Machine, key: str) -> int:
         IntegrityError: it does not belong to the state.
     """
     with path.open("rb") as file:
-        memory = sealed.create(MEMORY_NAME, machine.memory_bytes)
+        memory = sealed_files.create(MEMORY_NAME, machine.memory_bytes)
         try:
             for offset, part in _segments(file, machine.memory_bytes, path):
                 os.pwrite(memory, part, offset)
-            sealed.seal(memory)
+            sealed_files.seal(memory)
             found = address_of(key, memory, state.devices)
         except BaseException:
             os.close(memory)
@@ -197,7 +200,7 @@ def _segments(file: BinaryIO, size_bytes: int, path: Path) -> Iterator[tuple[int
         if len(head) != _SEGMENT.size:
             raise IntegrityError(f"{path}: is cut off")
         offset, size = _SEGMENT.unpack(head)
-        if size > sealed.PART_BYTES or offset + size > size_bytes:
+        if size > sealed_files.PART_BYTES or offset + size > size_bytes:
             raise IntegrityError(f"{path}: has a part outside the memory")
         part = file.read(size)
         if len(part) != size:

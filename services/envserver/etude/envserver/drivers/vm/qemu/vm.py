@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -14,9 +15,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from etude.envserver.drivers.machines import identity, record
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.identity import (
+from etude.envserver.drivers import process_identity
+from etude.envserver.drivers.process_identity import (
     EXIT_LIMIT_S,
     MARK,
     ProcessId,
@@ -24,10 +24,11 @@ from etude.envserver.drivers.machines.identity import (
     identify,
     name_of,
 )
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.protocol import Monitor
-from etude.envserver.drivers.machines.record import VmRecord
-from etude.envserver.drivers.qemu.machine import (
+from etude.envserver.drivers.vm import vm_record
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.interface import Monitor
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu.command_line import (
     CONSOLE,
     CONSOLE_BYTES,
     PROGRAM,
@@ -35,8 +36,28 @@ from etude.envserver.drivers.qemu.machine import (
     STEM_SANDBOX,
     Machine,
 )
-from etude.envserver.drivers.qemu.qmp import Qmp
-from etude.envserver.drivers.qemu.smallpages import small_pages
+from etude.envserver.drivers.vm.qemu.qmp import Qmp
+from etude.envserver.drivers.vm.vm_record import VmRecord
+
+_SET, _GET = 41, 42
+"""PR_SET_THP_DISABLE and PR_GET_THP_DISABLE of prctl(2)."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextlib.contextmanager
+def small_pages() -> Iterator[None]:
+    """Give programs that are started in the block small pages only.
+
+    Where the kernel does not support this, it costs memory and nothing else.
+    """
+    before = _libc.prctl(_GET, 0, 0, 0, 0)
+    _libc.prctl(_SET, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _libc.prctl(_SET, max(before, 0), 0, 0, 0)
+
 
 _STDERR_BYTES = 2_000
 _NAME_BYTES = 1024
@@ -263,7 +284,7 @@ def _note(vm: Vm, jail: Jail, template: str) -> None:
     uid = jail.uid if os.geteuid() == 0 else os.geteuid()
     noted = VmRecord(process=process, uid=uid, template=template)
     try:
-        record.save(vm.folder, noted, is_durable=False)
+        vm_record.save(vm.folder, noted, is_durable=False)
     except OSError as cause:
         raise VmmError(f"record of VM {vm.pid} cannot be written: {cause}") from cause
 
@@ -303,7 +324,7 @@ def _spawned(
 def _watched(
     machine: Machine, folder: Path, pid: int, pidfd: int, reap: Callable[[], int | None]
 ) -> Vm:
-    exited = identity.exit_of(pidfd, reap)
+    exited = process_identity.exit_of(pidfd, reap)
     return Vm(machine, folder, pid, pidfd, exited)
 
 

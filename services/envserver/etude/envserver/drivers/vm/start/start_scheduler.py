@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from etude.envserver.drivers.machines.pace import Costs, Line, Work, full_bucket
-from etude.envserver.drivers.machines.protocol import Monitor
+from etude.envserver.drivers.vm.interface import Monitor
+from etude.envserver.drivers.vm.start.cpu_budget import Costs, Line, Work, full_bucket
 
 MACHINE_BYTES = 18 << 20
 """Private memory of a frozen VM, on top of what it shares with its template."""

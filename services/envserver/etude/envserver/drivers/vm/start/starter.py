@@ -3,23 +3,25 @@
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import quantiles
 from typing import NamedTuple, Protocol
 
 from etude.envserver import metrics
-from etude.envserver.drivers.base import Start
-from etude.envserver.drivers.machines import guests
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.guests import Guest
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.lanes import Lanes
-from etude.envserver.drivers.machines.pace import Work
-from etude.envserver.drivers.machines.protocol import Base, Delta, Monitor
-from etude.envserver.drivers.machines.stock import Stock
+from etude.envserver.drivers.base import Start, Warmth
+from etude.envserver.drivers.vm import guest_vm
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.interface import Base, Delta, Monitor
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.start.cpu_budget import Work
+from etude.envserver.drivers.vm.start.start_scheduler import Lanes
+from etude.envserver.drivers.vm.start.warm_pool import Stock
+from etude.envserver.drivers.vm.start.warm_pool_levels import FEWEST, MOST, Target
 from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)
@@ -175,7 +177,7 @@ class Starter:
     ) -> Started:
         if isinstance(found, Guest):
             _move(found.vm, folder)
-            return Started(await guests.handed_out(found, name=name), Start.PAUSED_CLONE)
+            return Started(await guest_vm.handed_out(found, name=name), Start.PAUSED_CLONE)
         if found is None and stem is not None:
             guest = await _part(stem, folder, name=name, generation=generation)
             if guest is not None:
@@ -186,7 +188,9 @@ class Starter:
             self.lanes.watch(found)
         else:
             _move(found, folder)
-        guest = await guests.begun(found, self.base, name=name, saved=saved, generation=generation)
+        guest = await guest_vm.begun(
+            found, self.base, name=name, saved=saved, generation=generation
+        )
         return Started(guest, start if saved is None else Start.DELTA)
 
 
@@ -196,7 +200,7 @@ async def _part(stem: Splitter, folder: Path, *, name: str, generation: int) -> 
     if part is None:
         return None
     try:
-        return await guests.split_off(part, name=name, generation=generation)
+        return await guest_vm.split_off(part, name=name, generation=generation)
     except (GuestLostError, VmmError) as error:
         # Its parent may be broken, and a start without it is only slower.
         await stem.distrust(error)
@@ -246,3 +250,43 @@ def _move(vm: Monitor, folder: Path) -> None:
 def _make(folder: Path) -> None:
     """Make the folder again: a VM that failed has removed it."""
     folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def warmth(template: str, starter: Starter, quarantined: str) -> Warmth:
+    """Report the readiness of a template."""
+    held, median_ms, slow_ms = starter.stock.held, 0.0, 0.0
+    if len(starter.recent_ms) > 1:
+        tenths = quantiles(starter.recent_ms, n=10)
+        median_ms, slow_ms = tenths[4], tenths[8]
+    return Warmth(
+        template=template,
+        paused_clones=held.paused,
+        shells=held.shells,
+        spawn_cpu_ms=starter.lanes.costs.of(Work.RESTORE),
+        start_p50_ms=median_ms,
+        start_p90_ms=slow_ms,
+        quarantined=quarantined,
+    )
+
+
+def targets(
+    starter_of: Callable[[str], Starter],
+    templates: Iterable[str],
+    wanted: Sequence[Warmth],
+    max_shells: int,
+) -> Iterator[tuple[Starter, Target]]:
+    """Compute the target of each warm pool: the sum over its templates."""
+    by_name = {each.template: each for each in wanted}
+    sums: dict[int, tuple[Starter, int, int]] = {}
+    for name in templates:
+        starter = starter_of(name)
+        each = by_name.get(name, Warmth(template=name))
+        _, paused, shells = sums.get(id(starter), (starter, 0, 0))
+        sums[id(starter)] = (starter, paused + each.paused_clones, shells + each.shells)
+    for starter, paused, shells in sums.values():
+        kept = min(shells, MOST)
+        # A template that was rolled back once is again, and an idle VMM saves a third of that.
+        yield (
+            starter,
+            Target(paused=paused, shells=kept, max_shells=max(kept, min(max_shells, FEWEST))),
+        )

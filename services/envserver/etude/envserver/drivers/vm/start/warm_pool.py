@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etude.envserver import metrics
-from etude.envserver.drivers.machines import guests, levels
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.guests import Guest
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.lanes import Lanes
-from etude.envserver.drivers.machines.levels import Backoff, Held, Step, Target, Watermark
-from etude.envserver.drivers.machines.pace import Work
-from etude.envserver.drivers.machines.protocol import Base, Monitor
+from etude.envserver.drivers.vm import guest_vm
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.interface import Base, Monitor
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.start import warm_pool_levels
+from etude.envserver.drivers.vm.start.cpu_budget import Work
+from etude.envserver.drivers.vm.start.start_scheduler import Lanes
+from etude.envserver.drivers.vm.start.warm_pool_levels import Backoff, Held, Step, Target, Watermark
 from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ class Stock:
                 return
 
     def _due(self, now_s: float) -> "_Due":
-        step = levels.step(self.held, self._target, self._watermark)
+        step = warm_pool_levels.step(self.held, self._target, self._watermark)
         at_s = self._watermark.next_s(self._target)
         is_more = step in {Step.MAKE_PAUSED, Step.MAKE_SHELL}
         if is_more and self._backoff.until_s > now_s:
@@ -170,7 +171,7 @@ class Stock:
             shell = await self._base.spawn(folder, self._jail)
             self._lanes.watch(shell)
             if is_paused:
-                self._paused.append(await guests.paused(shell, self._base))
+                self._paused.append(await guest_vm.paused(shell, self._base))
             else:
                 self._shells.append(shell)
 

@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError, UnavailableError
 from etude.envserver import metrics
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.idle import Idleness, Patience, State, Step
-from etude.envserver.drivers.machines.lanes import Places
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.start.start_scheduler import Places
+from etude.envserver.drivers.vm.suspend.idle_policy import Idleness, Patience, State, Step
 from etude.envserver.guest.calls import Caller, Reply, Request
 from etude.envserver.guest.channel import GuestLostError
 

@@ -19,18 +19,18 @@ from typing_extensions import override
 from etude.common.errors import CorruptError
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Begun
-from etude.envserver.drivers.machines import guests, record, stored
-from etude.envserver.drivers.machines.census import MACHINE
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.guests import Guest
-from etude.envserver.drivers.machines.idle import Patience, State
-from etude.envserver.drivers.machines.lanes import Places
-from etude.envserver.drivers.machines.livejobs import LiveJobs
-from etude.envserver.drivers.machines.pages import PageBuffer
-from etude.envserver.drivers.machines.protocol import Delta
-from etude.envserver.drivers.machines.resting import RestingGuest, Sleeper
-from etude.envserver.drivers.machines.starts import Started, Starter
-from etude.envserver.drivers.machines.stored import Proven
+from etude.envserver.drivers.running_jobs import LiveJobs
+from etude.envserver.drivers.vm import delta_file, guest_vm, vm_record
+from etude.envserver.drivers.vm.delta_file import Proven
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.start.start_scheduler import Places
+from etude.envserver.drivers.vm.start.starter import Started, Starter
+from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest, Sleeper
+from etude.envserver.drivers.vm.suspend.idle_policy import Patience, State
+from etude.envserver.drivers.vm.vmm_processes import MACHINE
 from etude.envserver.egress.environment_egress import Gate
 from etude.envserver.guest.calls import Reply, Request
 from etude.envserver.guest.egress_listener import GuestDoor
@@ -104,7 +104,7 @@ class Clone(Sleeper):
         guest = self._awake
         try:
             await asyncio.to_thread(
-                record.begin,
+                vm_record.begin,
                 guest.vm.folder,
                 env_id=guest.identity.env_id,
                 generation=guest.identity.generation,
@@ -138,7 +138,7 @@ class Clone(Sleeper):
         guest = self._awake
         await guest.vm.thaw()
         if not guest.is_met:
-            meet = guests.met if guest.vm.keeps_channel else guests.met_again
+            meet = guest_vm.met if guest.vm.keeps_channel else guest_vm.met_again
             self._take(await meet(guest))
         elif sets_clock:
             # Host name and machine id stay, and are not written again.
@@ -154,13 +154,13 @@ class Clone(Sleeper):
             saved = await base.take(guest.vm, self._bed.buffer, keep_running=True)
         finally:
             if not guest.vm.keeps_channel:  # whether it was written or not
-                self._take(await guests.met_again(guest))
+                self._take(await guest_vm.met_again(guest))
         try:
             metrics.pause_seconds.observe(saved.pause_s)
             size = os.fstat(saved.stream).st_size
             if size > max_bytes:
                 raise TooLargeError(f"the VM has {size} bytes of changes")
-            await _finished(partial(stored.save, saved, path, key=self._bed.key))
+            await _finished(partial(delta_file.save, saved, path, key=self._bed.key))
         finally:
             saved.close()
 
@@ -174,7 +174,7 @@ class Clone(Sleeper):
         saved = await base.take(guest.vm, self._bed.buffer, keep_running=False)
         path = self._lease / f"asleep.{self.generation}"
         try:
-            await _finished(partial(stored.save, saved, path, key=self._bed.key))
+            await _finished(partial(delta_file.save, saved, path, key=self._bed.key))
         finally:
             saved.close()
         await guest.destroy()
@@ -189,7 +189,7 @@ class Clone(Sleeper):
         address = self._starter().base.address
         bed = self._bed
         saved = await loaded(
-            partial(stored.load, path, key=bed.key, template=address, proven=bed.proven)
+            partial(delta_file.load, path, key=bed.key, template=address, proven=bed.proven)
         )
         try:
             folder.mkdir(mode=0o700, exist_ok=True)

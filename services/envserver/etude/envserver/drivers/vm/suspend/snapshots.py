@@ -9,13 +9,13 @@ import os
 from pathlib import Path
 
 from etude.agent.workspace import notes
-from etude.envserver.drivers import saving
+from etude.envserver.drivers import folder_snapshots
 from etude.envserver.drivers.base import Saved
-from etude.envserver.drivers.machines import stored
-from etude.envserver.drivers.machines.errors import IntegrityError
-from etude.envserver.drivers.machines.idle import State
-from etude.envserver.drivers.machines.resting import RestingGuest
-from etude.envserver.drivers.machines.sleeping import Bed, asleep
+from etude.envserver.drivers.vm import delta_file
+from etude.envserver.drivers.vm.errors import IntegrityError
+from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest
+from etude.envserver.drivers.vm.suspend.idle_policy import State
+from etude.envserver.drivers.vm.suspend.lease_vm import Bed, asleep
 from etude.envserver.storage import folders
 from etude.envserver.storage.folders import Limits, TooLargeError
 
@@ -43,10 +43,10 @@ async def save(guest: RestingGuest, lease: Path, target: Path, limits: Limits) -
     if left < 0:
         raise TooLargeError(f"the VM takes {path.stat().st_size} bytes")
     rest = limits._replace(max_bytes=left)
-    noted = await asyncio.to_thread(saving.save, lease, _parts(), target, rest)
+    noted = await asyncio.to_thread(folder_snapshots.save, lease, _parts(), target, rest)
     return Saved(
         num_bytes=path.stat().st_size + noted.num_bytes,
-        digest=stored.digest(path) + noted.digest,
+        digest=delta_file.digest(path) + noted.digest,
     )
 
 
@@ -58,8 +58,8 @@ def check(source: Path, saved: Saved, bed: Bed, template: str) -> None:
         OSError: it cannot be read.
     """
     path = source / DELTA
-    stored.load(path, key=bed.key, template=template, proven=bed.proven).close()
-    if stored.digest(path) != saved.digest[:_CODE_DIGITS]:
+    delta_file.load(path, key=bed.key, template=template, proven=bed.proven).close()
+    if delta_file.digest(path) != saved.digest[:_CODE_DIGITS]:
         raise IntegrityError(f"{source}: is another snapshot than the requested one")
 
 
@@ -71,7 +71,7 @@ def prepare(source: Path, saved: Saved, lease: Path) -> None:
         OSError: something cannot be read or written.
     """
     noted = Saved(num_bytes=0, digest=saved.digest[_CODE_DIGITS:])
-    saving.prepare(source, _parts(), lease, noted)
+    folder_snapshots.prepare(source, _parts(), lease, noted)
     partial = lease / _PARTIAL
     partial.unlink(missing_ok=True)
     os.link(source / DELTA, partial)
@@ -85,8 +85,8 @@ def put(lease: Path, generation: int) -> None:
 
 def replace_notes(lease: Path) -> None:
     """Make the prepared notes the lease's."""
-    saving.replace(_parts(), lease)
+    folder_snapshots.replace(_parts(), lease)
 
 
-def _parts() -> saving.Parts:
+def _parts() -> folder_snapshots.Parts:
     return {notes.FOLDER: folders.current_owner()}

@@ -8,8 +8,8 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.identity import MARK, identify, name_of
+from etude.envserver.drivers.process_identity import MARK, identify, name_of
+from etude.envserver.drivers.vm.errors import VmmError
 
 _NAMED_LIMIT_S = 20.0
 """A child does so first, as soon as it has a core."""

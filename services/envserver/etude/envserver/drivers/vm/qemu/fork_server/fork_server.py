@@ -11,14 +11,15 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.envserver.drivers.machines import guests
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.identity import name_of
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.protocol import Delta
-from etude.envserver.drivers.qemu import children, clone, vm
-from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.vm import Preload, Vm
+from etude.envserver.drivers.process_identity import name_of
+from etude.envserver.drivers.vm import guest_vm
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu import template, vm
+from etude.envserver.drivers.vm.qemu.fork_server import child_processes
+from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.vm import Preload, Vm
 
 _SPLIT_LIMIT_S = 20.0
 """It takes milliseconds; a busy machine may have no core free."""
@@ -78,7 +79,7 @@ class Stem:
                 raise VmmError(f"VM {self.vm.pid} was not forked: it has failed before")
             try:
                 pid = await self._forked(folder)
-                await children.named(pid, folder)
+                await child_processes.named(pid, folder)
             except BaseException:
                 # A late answer would be taken for that of a later order.
                 self._is_over = True
@@ -103,7 +104,7 @@ class Stem:
         await self.vm.destroy()
         self._control.close()
         # After its end it forks no more.
-        await asyncio.to_thread(children.end, self.vm.pid, frozenset(self._parts))
+        await asyncio.to_thread(child_processes.end, self.vm.pid, frozenset(self._parts))
 
     async def _forked(self, folder: Path) -> int:
         with (
@@ -154,13 +155,13 @@ async def grown(
     try:
         with theirs, library.open("rb") as file:
             preload = Preload(library=file.fileno(), control=theirs.fileno())
-            shell = await clone.spawn_shell(base, folder=folder, jail=jail, preload=preload)
+            shell = await template.spawn_shell(base, folder=folder, jail=jail, preload=preload)
         try:
             await _check_loaded(shell, library)
-            found = await guests.rehearsed(shell, base, saved)
+            found = await guest_vm.rehearsed(shell, base, saved)
             await found.channel.close()
             await shell.disconnect()
-            await children.at_rest(shell.pid)
+            await child_processes.at_rest(shell.pid)
         except BaseException:
             await shell.destroy()
             raise

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.vm.errors import VmmError
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.lanes import Lanes
-from etude.envserver.drivers.machines.protocol import Delta
-from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
-from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu.fork_server.supervisor import StemKeeper
+from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.start.start_scheduler import Lanes
 
 _GROW_LIMIT_S = 3.0
 """It takes 0.2 s, but a saved guest may not answer, and waiting starts block others."""

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from etude.common.errors import UnavailableError
 from etude.envserver import metrics
-from etude.envserver.drivers.machines.errors import VmmError
-from etude.envserver.drivers.machines.jail import Jail
-from etude.envserver.drivers.machines.lanes import Lanes
-from etude.envserver.drivers.machines.levels import Backoff
-from etude.envserver.drivers.machines.pace import Work
-from etude.envserver.drivers.machines.protocol import Delta
-from etude.envserver.drivers.qemu import stem as stems
-from etude.envserver.drivers.qemu.stem import Stem
-from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.vm.errors import VmmError
+from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.qemu.fork_server import fork_server as stems
+from etude.envserver.drivers.vm.qemu.fork_server.fork_server import Stem
+from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.start.cpu_budget import Work
+from etude.envserver.drivers.vm.start.start_scheduler import Lanes
+from etude.envserver.drivers.vm.start.warm_pool_levels import Backoff
 
 log = logging.getLogger(__name__)
 

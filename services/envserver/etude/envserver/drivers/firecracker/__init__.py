@@ -1,1 +1,0 @@
-"""Firecracker driver: microVMs, each in a jail built by Firecracker's jailer."""

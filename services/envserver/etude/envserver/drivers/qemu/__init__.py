@@ -1,1 +1,0 @@
-"""QEMU driver: microVMs cloned from sealed memory and saved as small deltas."""
