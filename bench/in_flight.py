@@ -38,11 +38,11 @@ from etude.common.weights import (
 from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.model_folder import write_folder
 from etude.common.weights.tensors.schema import parse_schema
-from etude.inference.policy import PolicyEngine, SampleRequest
-from etude.inference.receiver import Receiver
+from etude.inference.engine.interface import PolicyEngine, SampleRequest
 from etude.inference.settings import EngineOptions
-from etude.inference.staging import Stager
 from etude.inference.status import Status
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 
 if TYPE_CHECKING:
     from etude.inference.engine.replica import Replica

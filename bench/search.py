@@ -24,13 +24,13 @@ from search_bench import corpus, questions
 from search_bench.questions import Answer
 from typing_extensions import override
 
-from etude.agent.search import fusion
-from etude.agent.search.hashed import HashedNull
+from etude.agent.search import ranking
+from etude.agent.search.embedders.hashed import HashedNull
+from etude.agent.search.embedders.interface import Bytes, Embedder
+from etude.agent.search.embedders.minilm import MiniLm
+from etude.agent.search.embedders.trained import TrainedTable
 from etude.agent.search.index import Index, build, entries
-from etude.agent.search.minilm import MiniLm
 from etude.agent.search.tokens import Passage, passage
-from etude.agent.search.trained import TrainedTable
-from etude.agent.search.vectors import Bytes, Embedder
 from etude.common.errors import UserError
 
 OUT = Path(__file__).parent / "out" / "search.json"
@@ -104,8 +104,8 @@ def rank(index: Index, answer: Answer, embedder: Embedder, *, alone: bool) -> in
     found = index.matches(passage(answer.question), embedder, index.postings)
     places = np.arange(len(index.chunks))
     kinds = [found.meaning] if alone else [found.words, found.meaning]
-    orders = [fusion.order(scores, places) for scores in kinds]
-    for at, chosen in enumerate(fusion.fused(orders, places, DEPTH), 1):
+    orders = [ranking.order(scores, places) for scores in kinds]
+    for at, chosen in enumerate(ranking.fused(orders, places, DEPTH), 1):
         chunk = index.chunks[chosen]
         if chunk.path == answer.path and chunk.start <= answer.line <= chunk.end:
             return at

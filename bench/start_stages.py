@@ -22,7 +22,7 @@ from environment_bench.needs import agent_here
 from rich.console import Console
 from rich.table import Table
 
-from etude.agent.workspace.protocol import HOME
+from etude.agent.workspace.interface import HOME
 from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.vm import guest_vm
 from etude.envserver.drivers.vm.guest_vm import Guest

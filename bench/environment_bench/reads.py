@@ -8,7 +8,7 @@ from environment_bench.goals import Figure, median
 from environment_bench.machines import Machines
 from environment_bench.pool import running
 from environment_bench.starts import READ
-from etude.agent.workspace.protocol import HOME
+from etude.agent.workspace.interface import HOME
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import place

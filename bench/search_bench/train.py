@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from etude.agent.search.backends import file_of
-from etude.agent.search.trained import TrainedTable
+from etude.agent.search.embedders.registry import file_of
+from etude.agent.search.embedders.trained import TrainedTable
 from search_bench import corpus, questions, training
 from search_bench.questions import Answer
 from search_bench.training import Pair, Recipe

@@ -21,11 +21,11 @@ from etude.common.weights import VersionId
 from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import word_type
-from etude.inference.policy import EngineInfo, Piece, PolicyEngine, SampleRequest
-from etude.inference.ranks import Ranks
-from etude.inference.steps import Steps
-from etude.inference.swap import Swap
-from etude.inference.worker.change import Undoable
+from etude.inference.engine.interface import EngineInfo, Piece, PolicyEngine, SampleRequest
+from etude.inference.swap.coordinator import Swap
+from etude.inference.swap.forward_gate import Steps
+from etude.inference.swap.ranks import Ranks
+from etude.inference.worker.pending_change import Undoable
 from etude.inference.worker.rank import Rank
 
 INJECTED = "no memory for what is prepared (injected)"

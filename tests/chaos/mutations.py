@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from etude.common.weights.protocol.garbage_collector import Collector
 from etude.common.weights.replicas import block_reader, staged_file
-from etude.inference.moving import Mover
-from etude.inference.swap import Swap
+from etude.inference.swap.coordinator import Swap
+from etude.inference.updates.updater import Mover
 from etude.inference.worker.rank import Rank
 
 SLOW_S = 0.05

@@ -19,11 +19,11 @@ from typing_extensions import override
 
 from etude.common.errors import EtudeError
 from etude.common.weights import VersionId
-from etude.inference import moving
-from etude.inference.policy import EngineInfo
-from etude.inference.receiver import Receiver
-from etude.inference.staging import Stager
+from etude.inference.engine.interface import EngineInfo
 from etude.inference.status import Status
+from etude.inference.updates import updater
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 
 LOOK_S = 0.25
 PASS_S = 0.1
@@ -186,7 +186,7 @@ def run(
 ) -> None:
     """Follow the chain, until told to end or until the engine fails; then a new one must start."""
     mutations.apply(settings.mutation)
-    moving.RENEW_S = RENEW_S
+    updater.RENEW_S = RENEW_S
     journal = settings.journal(who)
     journal.write("start", first=first)
     folder = settings.folder / "scratch" / who

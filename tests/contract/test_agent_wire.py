@@ -1,8 +1,8 @@
 """The harness's values and the messages that carry them say the same."""
 
-from etude.agent import wire
-from etude.agent.calls import Call, from_json
+from etude.agent import messages
 from etude.agent.completions import FinishReason
+from etude.agent.tool_calls import Call, from_json
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.trajectory import CallRecord, Costs, Ending, Link, Span, Trajectory
 from etude.agent.turns import ToolCall
@@ -35,7 +35,7 @@ def test_finish_reasons_have_the_numbers_of_the_wire() -> None:
 
 
 def test_a_call_arrives_as_it_was_sent() -> None:
-    message = wire.to_call_message(ToolCall("0.1", "grep", '{"pattern":"é"}'))
+    message = messages.to_call_message(ToolCall("0.1", "grep", '{"pattern":"é"}'))
     assert message.call_id == "0.1"
     call = Call(name="grep", arguments={"pattern": "é"})
     assert from_json(message.name, message.arguments_json) == call
@@ -45,9 +45,9 @@ def test_a_result_arrives_as_it_was_sent() -> None:
     sent = ToolOutcome(
         content="é", kind=ErrorKind.TIMEOUT, omitted_bytes=2**40, cpu_ms=3, wall_ms=4
     )
-    message = wire.to_result_message("0.1", sent)
+    message = messages.to_result_message("0.1", sent)
     assert (message.call_id, message.is_error, message.wall_ms) == ("0.1", True, 4)
-    assert wire.from_result_message(message) == sent
+    assert messages.from_result_message(message) == sent
 
 
 def test_a_trajectory_is_written_down_completely() -> None:
@@ -62,7 +62,7 @@ def test_a_trajectory_is_written_down_completely() -> None:
         turn=0, name="grep", arguments_json="{}", result="x", is_error=True, is_malformed=True
     )
     costs = Costs(completion_tokens=2, turns=1, tool_calls=1, malformed_calls=1, tool_seconds=0.5)
-    message = wire.to_rollout_message(
+    message = messages.to_rollout_message(
         Trajectory(
             links=(link,),
             costs=costs,
@@ -88,5 +88,7 @@ def test_a_trajectory_is_written_down_completely() -> None:
 
 
 def test_a_trajectory_without_samples_has_no_versions() -> None:
-    message = wire.to_rollout_message(Trajectory(links=(), costs=Costs(), ending=Ending.TIME_LIMIT))
+    message = messages.to_rollout_message(
+        Trajectory(links=(), costs=Costs(), ending=Ending.TIME_LIMIT)
+    )
     assert not message.HasField("oldest")

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from etude.agent import calls
+from etude.agent import tool_calls
 from etude.agent.chat import CHAT_TEMPLATE, ChatFormat
 
 MODEL = Path(__file__).parents[1] / "unit" / "agent" / "model"
-CALL = calls.render("read_file", {"path": "a.py"}) + calls.render("grep", {"pattern": "\nx"})
+CALL = tool_calls.render("read_file", {"path": "a.py"}) + tool_calls.render(
+    "grep", {"pattern": "\nx"}
+)
 
 
 def rendered(messages: list[dict[str, Any]], *, prompt: bool) -> str:

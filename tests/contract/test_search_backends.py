@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etude.agent.search.backends import SearchBackendError, backend, file_of
-from etude.agent.search.base import base
-from etude.agent.search.hashed import HashedNull
-from etude.agent.search.minilm import PACKAGE, MiniLm
+from etude.agent.search.embedders.hashed import HashedNull
+from etude.agent.search.embedders.interface import Embedder, cosines
+from etude.agent.search.embedders.minilm import PACKAGE, MiniLm
+from etude.agent.search.embedders.registry import SearchBackendError, backend, file_of
+from etude.agent.search.embedders.trained import TrainedTable
+from etude.agent.search.index import base
 from etude.agent.search.tokens import passage
-from etude.agent.search.trained import TrainedTable
-from etude.agent.search.vectors import Embedder, cosines
 from etude.common.api.pool.spec import SearchSettings, StoreAccess
 from etude.common.errors import CorruptError, UserError
 from etude.envserver.host.workspace_sources import embedder
@@ -90,9 +90,9 @@ def test_the_hashed_directions_are_these_for_ever() -> None:
 @pytest.mark.parametrize("threads", ["1", "4"])
 def test_threads_change_no_bit(threads: str) -> None:
     code = (
-        "import hashlib; from etude.agent.search.hashed import HashedNull\n"
+        "import hashlib; from etude.agent.search.embedders.hashed import HashedNull\n"
         "from etude.agent.search.tokens import passage\n"
-        "from etude.agent.search.vectors import cosines\n"
+        "from etude.agent.search.embedders.interface import cosines\n"
         "rows = HashedNull().embed([passage(f'open door {n} file{n % 9}') for n in range(3000)])\n"
         "found = cosines(rows, rows[7])\n"
         "print(hashlib.sha256(rows.tobytes() + found.tobytes()).hexdigest())"

@@ -20,7 +20,7 @@ from tests.fuzz.channels import Counting
 from tests.fuzz.hostile import HONEST
 from typing_extensions import override
 
-from etude.agent.workspace.protocol import Runner
+from etude.agent.workspace.interface import Runner
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.envserver.drivers.base import (
     Caps,

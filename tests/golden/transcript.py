@@ -8,9 +8,9 @@ from typing import NamedTuple
 from tests.golden.calls import Need, Step
 from tests.golden.script import TURNS
 
-from etude.agent.calls import from_json
 from etude.agent.search.codebase import Codebase
-from etude.agent.search.shared import SharedIndex
+from etude.agent.search.shared_index import SharedIndex
+from etude.agent.tool_calls import from_json
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import Workspace

@@ -16,7 +16,7 @@ from etude.common.weights.tensors.changes import between
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
-from etude.inference.worker.device import DeviceLiveWeights
+from etude.inference.worker.device.live_weights import DeviceLiveWeights
 
 CONTRACT = Path(__file__).parents[1] / "unit" / "inference" / "test_live_contract.py"
 

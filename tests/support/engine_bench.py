@@ -15,9 +15,9 @@ from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words
+from etude.inference.engine.interface import Finish, LabelSpan, SampleRequest
 from etude.inference.engine.replica import Replica
-from etude.inference.policy import Finish, LabelSpan, SampleRequest
-from etude.inference.receiver import Receiver
+from etude.inference.updates.follower import Receiver
 
 PROMPT = [20, 21, 22, 23, 24]
 TOLERANCE = 1e-4

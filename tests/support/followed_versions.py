@@ -7,7 +7,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.weights import Keyframe, Skip, Stats, VersionId, WeightManifest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
-from etude.inference.memory import MemoryEngine
+from etude.inference.engine.fake import MemoryEngine
 
 SCHEMA = Schema(
     grid=2,

@@ -22,10 +22,10 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UnavailableError
 from etude.inference.engine import replica
-from etude.inference.receiver import Receiver
 from etude.inference.settings import EngineOptions
-from etude.inference.staging import Stager
 from etude.inference.status import Status
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 
 RUN = "uid-run"
 RANKS = 2

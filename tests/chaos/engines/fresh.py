@@ -20,7 +20,7 @@ from tests.chaos.settings import Settings
 from etude.common.weights import VersionId
 from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.model_folder import write_folder
-from etude.inference.policy import SampleRequest
+from etude.inference.engine.interface import SampleRequest
 from etude.inference.settings import EngineOptions
 
 TOKENS = 48

@@ -18,9 +18,11 @@ from tests.chaos.stores import ChaosStore, faulty
 from etude.common import role_inputs
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
-from etude.inference import building, main, moving
+from etude.inference import main
+from etude.inference.engine import build as engine_build
 from etude.inference.settings import EngineOptions
-from etude.inference.swap import Swap
+from etude.inference.swap.coordinator import Swap
+from etude.inference.updates import updater
 
 RENEW_S = 0.5
 BURST = 0.004
@@ -71,12 +73,12 @@ def _start(settings: Settings, who: str) -> None:
     spawning.end_with_parent()
     if settings.mutation:
         MUTATIONS[settings.mutation].apply()
-    moving.RENEW_S, stores.BURST = RENEW_S, BURST
+    updater.RENEW_S, stores.BURST = RENEW_S, BURST
     journal = settings.journal(who)
     store = faulty(settings, who, journal)
 
     async def build(options: EngineOptions, stop: asyncio.Event) -> Any:
-        engine = await building.build_engine(options, stop)
+        engine = await engine_build.build_engine(options, stop)
         if engine is not None:
             _observe(engine, journal, store)
         return engine

@@ -5,7 +5,7 @@ import json
 import time
 from pathlib import Path
 
-from etude.agent.calls import Call
+from etude.agent.tool_calls import Call
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult

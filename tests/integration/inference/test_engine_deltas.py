@@ -30,12 +30,12 @@ from etude.common.probes import Probes
 from etude.common.role_inputs import ResolvedRun
 from etude.common.weights import VersionId
 from etude.inference.engine import replica as replicas
-from etude.inference.policy import Finish, Piece, SampleRequest
-from etude.inference.receiver import Receiver
-from etude.inference.salts import PrefixCache, Salts
+from etude.inference.engine.interface import Finish, Piece, SampleRequest
+from etude.inference.engine.prefix_cache import PrefixCache, Salts
 from etude.inference.settings import EngineOptions, Settings
-from etude.inference.staging import Stager
 from etude.inference.status import Status
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 from etude.inference.wiring import Role
 from etude.inference.worker.rank import Rank
 
@@ -49,7 +49,7 @@ MAX_GROWTH_KIB = 24 << 10
 FRESH = """
 import asyncio, json, os, sys
 from pathlib import Path
-from etude.inference.policy import SampleRequest
+from etude.inference.engine.interface import SampleRequest
 from etude.inference.settings import EngineOptions
 options = EngineOptions(model=Path(sys.argv[1]), served_name="tiny", dtype="float32",
     max_model_len=256, max_concurrent=4, kv_cache_bytes=64 << 20, gpus=0, follows_store=False,

@@ -13,7 +13,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers import utils
 from vllm.triton_utils import dispatcher
 
-from etude.inference import engine_weights
+from etude.inference.engine import plugin
 
 
 class Linear(torch.nn.Module):
@@ -33,9 +33,9 @@ class Linear(torch.nn.Module):
 
 
 def test_registering_twice_is_harmless_and_switches_packing_off() -> None:
-    engine_weights.register()
-    engine_weights.register()
-    assert engine_weights.BACKEND in WeightTransferEngineFactory._registry
+    plugin.register()
+    plugin.register()
+    assert plugin.BACKEND in WeightTransferEngineFactory._registry
     assert _custom_ops._supports_onednn is False
     assert utils.check_cpu_sgl_kernel(16, 32, torch.bfloat16) is False
 
@@ -54,14 +54,14 @@ def test_what_other_modules_hold_does_not_stop_the_search_for_kernels(
     module = types.ModuleType("holds_a_proxy")
     module.request = Proxy()  # type: ignore[attr-defined] # as its author would
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    engine_weights.register()
+    plugin.register()
     dispatcher._rebind_kernels([])
 
 
 def test_a_model_that_reads_its_parameters_is_taken_and_left_as_it_was() -> None:
     model = torch.nn.Sequential(Linear(packs=False), Linear(packs=False))
     before = copy.deepcopy(model.state_dict())
-    engine_weights.refuse_packed(model)
+    plugin.refuse_packed(model)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
@@ -69,7 +69,7 @@ def test_a_model_that_reads_its_parameters_is_taken_and_left_as_it_was() -> None
 def test_a_model_that_computes_from_a_packed_copy_is_refused_by_name(removes: bool) -> None:  # noqa: FBT001 - a parameter
     model = torch.nn.Sequential(Linear(packs=False), Linear(packs=True, removes=removes))
     with pytest.raises(RuntimeError, match=r"\['1\.weight'\]"):
-        engine_weights.refuse_packed(model)
+        plugin.refuse_packed(model)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_model_that_computes_from_a_packed_copy_is_refused_by_name(removes: bo
     [
         ("start_weight_update", ()),
         ("update_weights", ({"files": []},)),
-        ("receive_weights", (engine_weights.UpdateInfo(),)),
+        ("receive_weights", (plugin.UpdateInfo(),)),
         ("finish_weight_update", ()),
     ],
 )
@@ -85,7 +85,7 @@ def test_weights_that_come_past_the_store_are_refused(method: str, args: tuple[o
     model = torch.nn.Sequential(Linear(packs=False))
     before = copy.deepcopy(model.state_dict())
     config = types.SimpleNamespace(parallel_config=None, model_config=None)
-    engine = engine_weights.EtudeWeightEngine(None, config, torch.device("cpu"), model)
+    engine = plugin.EtudeWeightEngine(None, config, torch.device("cpu"), model)
     with pytest.raises(RuntimeError, match="object store only"):
         getattr(engine, method)(*args)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -97,8 +97,8 @@ def test_a_parameter_that_loading_rewrote_is_refused_by_name(
     def reorders(model: torch.nn.Module) -> None:
         model.get_parameter("0.weight").data.copy_(model.get_parameter("0.weight").data.flip(0))
 
-    monkeypatch.setattr(engine_weights, "_process", reorders)
+    monkeypatch.setattr(plugin, "_process", reorders)
     model = torch.nn.Sequential(Linear(packs=False), Linear(packs=False))
-    engine_weights._watched_processing(model)
+    plugin._watched_processing(model)
     with pytest.raises(RuntimeError, match=r"\['0\.weight'\]"):
-        engine_weights.refuse_packed(model)
+        plugin.refuse_packed(model)

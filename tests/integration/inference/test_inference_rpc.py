@@ -15,12 +15,12 @@ from etude.common.blobs import MemoryStore
 from etude.common.rpc.channels import dial
 from etude.common.rpc.server import Server
 from etude.common.weights import WeightManifest
-from etude.inference.memory import MemoryEngine
-from etude.inference.policy import EngineInfo
-from etude.inference.receiver import Receiver
+from etude.inference.engine.fake import MemoryEngine
+from etude.inference.engine.interface import EngineInfo
 from etude.inference.service import SERVICES, Inference, Weights
-from etude.inference.staging import Stager
 from etude.inference.status import Status
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 
 DEADLINE_S = 20

@@ -79,7 +79,7 @@ class Served:
 def served(make_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder: Path = make_model(tmp_path_factory.mktemp("serve") / "tiny", dtype="bfloat16")
     scripted(folder)
-    words = ["-m", "etude.inference.serve", "--model", str(folder), "--port", "0"]
+    words = ["-m", "etude.inference.serve_command", "--model", str(folder), "--port", "0"]
     with (folder.parent / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, *words, "--kv-cache-mib", "64"],
@@ -205,7 +205,7 @@ def test_only_the_documented_paths_are_served(served: Served) -> None:
 
 def test_a_folder_without_a_model_is_refused_at_once(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "etude.inference.serve", "--model", str(tmp_path)],
+        [sys.executable, "-m", "etude.inference.serve_command", "--model", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,

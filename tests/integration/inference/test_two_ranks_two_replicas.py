@@ -25,7 +25,7 @@ from etude.common.weights.replicas.block_selection import tiles_of_slice
 from etude.common.weights.tensors import digest, safetensors
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.common.weights.tensors.words import word_type
-from etude.inference.staging import Stager
+from etude.inference.updates.staging import Stager
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 
 LEARNER = Path(__file__).parents[1] / "trainer" / "publishing_rank.py"

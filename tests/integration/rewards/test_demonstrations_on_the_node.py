@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from etude.agent.calls import Call, Malformed
+from etude.agent.tool_calls import Call, Malformed
 from etude.common.rpc import channels
 from etude.envserver.tasks import demonstrations, intentions
 from etude.v1 import (

@@ -12,11 +12,11 @@ from etude.common.errors import CorruptError
 from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.coding.container import TRAILER
 from etude.common.weights.tensors.schema import Schema, TensorSpec
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.policy import EngineInfo
-from etude.inference.receiver import Receiver
-from etude.inference.staging import Stager
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
+from etude.inference.engine.interface import EngineInfo
 from etude.inference.status import Status
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 
 FLIPS = 1_000
 """Of each of two versions."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from etude.agent.calls import Call, Malformed, from_json, parse, render
+from etude.agent.tool_calls import Call, Malformed, from_json, parse, render
 
 TAGS = ["<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"]
 PIECES = [*TAGS, "<function=f>", "<parameter=a>", "<parameter=b>", "\n", "x", "é", "<", ">"]

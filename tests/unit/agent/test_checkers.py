@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.agent.calls import Call
+from etude.agent.tool_calls import Call
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult, FolderWorkspace
 

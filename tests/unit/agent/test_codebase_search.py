@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from etude.agent.calls import Call
+from etude.agent.tool_calls import Call
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import Workspace
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.agent.calls import Call
-from etude.agent.tools import edit
+from etude.agent.tool_calls import Call
+from etude.agent.tools import search_replace
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult, MemoryWorkspace
@@ -27,10 +27,10 @@ async def change(workspace: MemoryWorkspace, **arguments: object) -> ToolOutcome
 @given(small, small.filter(bool), small)
 def test_one_match_is_replaced_as_by_str_replace(text: str, old: str, new: str) -> None:
     try:
-        edited = edit.replace(text.encode(), old, new)
-    except edit.NoMatchError:
+        edited = search_replace.replace(text.encode(), old, new)
+    except search_replace.NoMatchError:
         assert text.count(old) == 0
-    except edit.AmbiguousError:
+    except search_replace.AmbiguousError:
         assert text.count(old) > 1
     else:
         assert text.count(old) == 1
@@ -40,8 +40,8 @@ def test_one_match_is_replaced_as_by_str_replace(text: str, old: str, new: str) 
 @given(small, small.filter(bool), small)
 def test_all_matches_are_replaced_as_by_str_replace(text: str, old: str, new: str) -> None:
     try:
-        edited = edit.replace(text.encode(), old, new, replace_all=True)
-    except edit.NoMatchError:
+        edited = search_replace.replace(text.encode(), old, new, replace_all=True)
+    except search_replace.NoMatchError:
         assert old not in text
     else:
         assert edited.data.decode() == text.replace(old, new)
@@ -49,49 +49,51 @@ def test_all_matches_are_replaced_as_by_str_replace(text: str, old: str, new: st
 
 
 def test_a_file_with_dos_line_ends_keeps_them() -> None:
-    edited = edit.replace(b"\xef\xbb\xbfone\r\ntwo\r\nthree\r\n", "one\ntwo", "1\n2")
+    edited = search_replace.replace(b"\xef\xbb\xbfone\r\ntwo\r\nthree\r\n", "one\ntwo", "1\n2")
     assert edited.data == b"\xef\xbb\xbf1\r\n2\r\nthree\r\n"
 
 
 def test_a_file_with_mixed_line_ends_is_matched_literally() -> None:
-    assert edit.replace(b"a\r\nb\nc", "b\nc", "x\ny").data == b"a\r\nx\ny"
-    with pytest.raises(edit.NoMatchError):
-        edit.replace(b"a\r\nb\nc", "a\nb", "x")
+    assert search_replace.replace(b"a\r\nb\nc", "b\nc", "x\ny").data == b"a\r\nx\ny"
+    with pytest.raises(search_replace.NoMatchError):
+        search_replace.replace(b"a\r\nb\nc", "a\nb", "x")
 
 
 def test_bytes_that_are_no_text_stay_as_they_are() -> None:
-    assert edit.replace(b"\xff a \xfe", "a", "b").data == b"\xff b \xfe"
+    assert search_replace.replace(b"\xff a \xfe", "a", "b").data == b"\xff b \xfe"
 
 
 def test_an_ambiguous_match_names_its_lines() -> None:
-    with pytest.raises(edit.AmbiguousError, match="matches 3 times, at lines 1, 2, 4"):
-        edit.replace(b"x\nx\ny\nx\n", "x", "z")
+    with pytest.raises(search_replace.AmbiguousError, match="matches 3 times, at lines 1, 2, 4"):
+        search_replace.replace(b"x\nx\ny\nx\n", "x", "z")
 
 
 def test_a_missing_match_names_the_nearest_line() -> None:
-    with pytest.raises(edit.NoMatchError, match="nearest line is 2: total = a \\+ b"):
-        edit.replace(SOURCE, "  total = a + c\n  return", "x")
+    with pytest.raises(search_replace.NoMatchError, match="nearest line is 2: total = a \\+ b"):
+        search_replace.replace(SOURCE, "  total = a + c\n  return", "x")
 
 
 def test_a_missing_match_of_several_lines_names_the_first_that_differs() -> None:
     source = b"if a:\n    x()\nif a:\n    y()\n    z()\n"
-    with pytest.raises(edit.NoMatchError, match=r"; line 3 of it is not line 5: z\(\)$"):
-        edit.replace(source, "if a:\n    y()\n    zz()\n", "x")
+    with pytest.raises(search_replace.NoMatchError, match=r"; line 3 of it is not line 5: z\(\)$"):
+        search_replace.replace(source, "if a:\n    y()\n    zz()\n", "x")
 
 
 def test_a_missing_match_with_a_typo_names_the_nearest_line() -> None:
-    with pytest.raises(edit.NoMatchError, match="nearest line is 3: return total"):
-        edit.replace(SOURCE, "    retrn total", "x")
+    with pytest.raises(search_replace.NoMatchError, match="nearest line is 3: return total"):
+        search_replace.replace(SOURCE, "    retrn total", "x")
 
 
 def test_a_missing_match_whose_spaces_differ_says_so() -> None:
-    with pytest.raises(edit.NoMatchError, match="; with other spaces it stands at line 2"):
-        edit.replace(SOURCE, "\ttotal = a + b", "x")
+    with pytest.raises(
+        search_replace.NoMatchError, match="; with other spaces it stands at line 2"
+    ):
+        search_replace.replace(SOURCE, "\ttotal = a + b", "x")
 
 
 def test_a_missing_match_unlike_everything_gets_no_hint() -> None:
-    with pytest.raises(edit.NoMatchError, match=r"^old_string not found$"):
-        edit.replace(SOURCE, "import os", "x")
+    with pytest.raises(search_replace.NoMatchError, match=r"^old_string not found$"):
+        search_replace.replace(SOURCE, "import os", "x")
 
 
 async def test_the_answer_shows_the_changed_lines_and_those_around() -> None:

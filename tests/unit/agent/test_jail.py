@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from etude.agent.tools.jailed import Jailed
+from etude.agent.jail.client import Jailed
 from etude.common.errors import UnavailableError
 
 Run = Callable[[str], str]

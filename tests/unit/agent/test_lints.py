@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from etude.agent.calls import Call
+from etude.agent.tool_calls import Call
 from etude.agent.tools import lints
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult, FolderNotes, MemoryWorkspace

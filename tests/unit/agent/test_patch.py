@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from etude.agent.calls import Call
+from etude.agent.tool_calls import Call
 from etude.agent.tools.base import ToolError, ToolOutcome
 from etude.agent.tools.hunks import applied
-from etude.agent.tools.unified import parse
+from etude.agent.tools.unified_diff import parse
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult, MemoryWorkspace, PathFault, WorkspaceError
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.agent.search import chunks, worker
+from etude.agent.search import chunks
 from etude.agent.search.chunks import is_searched, pieces
-from etude.agent.search.grammars import GRAMMARS, grammar_of
-from etude.agent.search.spans import MAX_LINES, Span, windows
+from etude.agent.search.parsing import worker
+from etude.agent.search.parsing.grammars import GRAMMARS, grammar_of
+from etude.agent.search.parsing.line_ranges import MAX_LINES, Span, windows
 from etude.common.errors import UnavailableError
 
 

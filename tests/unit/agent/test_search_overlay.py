@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.agent.search import codebase
-from etude.agent.search.base import Base, base
 from etude.agent.search.chunks import Chunk
 from etude.agent.search.codebase import Codebase, Files
 from etude.agent.search.contents import Content, digest
-from etude.agent.search.hashed import HashedNull
-from etude.agent.search.index import build, entries
+from etude.agent.search.embedders.hashed import HashedNull
+from etude.agent.search.index import Base, base, build, entries
 from etude.agent.search.overlay import Overlay
-from etude.agent.search.shared import SharedIndex
+from etude.agent.search.shared_index import SharedIndex
 
 NAMES = ["a.txt", "b.txt", "deep/c.txt", "deep/d.txt", "z.txt"]
 TEXTS = ["open the file", "close the file\nand the door", "door", "parse header\n" * 90, "the the"]

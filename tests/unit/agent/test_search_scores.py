@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 from numpy.typing import NDArray
 
-from etude.agent.search import bm25, fusion
+from etude.agent.search import ranking
+from etude.agent.search.embedders.interface import cosines, quantised
 from etude.agent.search.tokens import words
-from etude.agent.search.vectors import cosines, quantised
 
 WORDS = [f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"] + ["the", "of", "self"]
 
@@ -48,32 +48,32 @@ QUERIES = [["worda", "wordz"], ["the", "of"], ["self"], ["nothing"], ["wordc", "
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_scores_are_those_of_the_book(documents: list[list[str]], query: list[str]) -> None:
-    held = bm25.postings(map(Counter, documents))
-    assert bm25.scores(held, query, held) == pytest.approx(by_the_book(documents, query))
+    held = ranking.postings(map(Counter, documents))
+    assert ranking.scores(held, query, held) == pytest.approx(by_the_book(documents, query))
 
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_the_order_is_that_of_bm25s(documents: list[list[str]], query: list[str]) -> None:
-    other = bm25s.BM25(k1=bm25.K1, b=bm25.B, method="lucene")
+    other = bm25s.BM25(k1=ranking.K1, b=ranking.B, method="lucene")
     other.index([[*document] for document in documents], show_progress=False)
-    held = bm25.postings(map(Counter, documents))
-    ours = bm25.scores(held, query, held)
+    held = ranking.postings(map(Counter, documents))
+    ours = ranking.scores(held, query, held)
     theirs = other.get_scores(query) if query != ["nothing"] else np.zeros(len(documents))
     places = np.arange(len(documents))
-    assert fusion.order(ours, places).tolist() == fusion.order(theirs, places).tolist()
+    assert ranking.order(ours, places).tolist() == ranking.order(theirs, places).tolist()
 
 
 def test_a_word_that_no_document_holds_weighs_most_and_changes_nothing() -> None:
-    held = bm25.postings([Counter("ab"), Counter("a")])
+    held = ranking.postings([Counter("ab"), Counter("a")])
     assert held.idf("z") > held.idf("b") > held.idf("a") > 0
-    one, other = (bm25.scores(held, query, held) for query in ("ab", "abz"))
+    one, other = (ranking.scores(held, query, held) for query in ("ab", "abz"))
     assert one.tolist() == other.tolist()
 
 
 def test_no_documents_have_no_scores() -> None:
-    held = bm25.postings([])
-    assert bm25.scores(held, ["a"], held).shape == (0,)
-    assert bm25.postings([Counter()]).mean_length == 1.0
+    held = ranking.postings([])
+    assert ranking.scores(held, ["a"], held).shape == (0,)
+    assert ranking.postings([Counter()]).mean_length == 1.0
 
 
 @given(st.lists(st.text("abc", max_size=6), min_size=1, max_size=8), st.randoms())
@@ -82,10 +82,10 @@ def test_the_order_of_documents_and_words_changes_no_score(
 ) -> None:
     order = list(range(len(texts)))
     chance.shuffle(order)
-    one = bm25.postings(map(Counter, texts))
-    other = bm25.postings(Counter("".join(reversed(texts[index]))) for index in order)
+    one = ranking.postings(map(Counter, texts))
+    other = ranking.postings(Counter("".join(reversed(texts[index]))) for index in order)
     first, second = (
-        bm25.scores(held, query, held) for held, query in ((one, "abc"), (other, "cba"))
+        ranking.scores(held, query, held) for held, query in ((one, "abc"), (other, "cba"))
     )
     assert first[order].tobytes() == second.tobytes()
 
@@ -94,13 +94,13 @@ def test_ranks_are_fused_as_by_hand() -> None:
     words_order, meaning_order = np.array([2, 0, 1]), np.array([0, 3])
     expected = {0: 1 / 62 + 1 / 61, 1: 1 / 63, 2: 1 / 61, 3: 1 / 62}
     by_hand = sorted(expected, key=lambda index: -expected[index])
-    assert fusion.fused([words_order, meaning_order], np.arange(5), 10).tolist() == by_hand
-    assert fusion.fused([words_order, meaning_order], np.arange(5), 2).tolist() == by_hand[:2]
+    assert ranking.fused([words_order, meaning_order], np.arange(5), 10).tolist() == by_hand
+    assert ranking.fused([words_order, meaning_order], np.arange(5), 2).tolist() == by_hand[:2]
 
 
 def test_scores_that_differ_by_less_than_a_step_are_equal_and_ordered_by_place() -> None:
     scores = np.array([0.50001, 0.50002, 0.5002, 0.0, -1.0, 0.00004])
-    assert fusion.order(scores, np.array([1, 0, 2, 3, 4, 5])).tolist() == [2, 1, 0]
+    assert ranking.order(scores, np.array([1, 0, 2, 3, 4, 5])).tolist() == [2, 1, 0]
 
 
 @given(np_st.arrays(np.int8, st.tuples(st.integers(1, 40), st.just(256))), st.randoms())

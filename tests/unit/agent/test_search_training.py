@@ -10,9 +10,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from etude.agent.search.embedders.interface import cosines
+from etude.agent.search.embedders.trained import TrainedTable
 from etude.agent.search.tokens import passage
-from etude.agent.search.trained import TrainedTable
-from etude.agent.search.vectors import cosines
 
 BENCH = Path(__file__).parents[3] / "bench"
 Import = Callable[[str], ModuleType]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.agent.calls import Call, parse, render
+from etude.agent.tool_calls import Call, parse, render
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult, FolderNotes, MemoryWorkspace

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from etude.agent.calls import Call, Malformed
+from etude.agent.tool_calls import Call, Malformed
 from etude.agent.tools.base import ErrorKind
 from etude.agent.toolsets import run_calls, schema, toolset
 from etude.agent.workspace import ExecResult, MemoryWorkspace, Workspace, WorkspaceLostError

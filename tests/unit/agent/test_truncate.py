@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.agent.tools.truncate import Dropped, truncate
+from etude.agent.tools.truncation import Dropped, truncate
 
 MARKER = re.compile(r"\n\[\.\.\. (\d+) lines, (\d+) bytes omitted; read it in parts \.\.\.\]\n")
 texts = st.text(alphabet="ab\né€😀", max_size=400)

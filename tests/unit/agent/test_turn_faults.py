@@ -7,10 +7,10 @@ import grpc
 import pytest
 from typing_extensions import override
 
-from etude.agent.calls import render
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import LocalEnvironment, ScriptedSampler
+from etude.agent.tool_calls import render
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import Span, Trajectory

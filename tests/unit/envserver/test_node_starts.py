@@ -9,7 +9,7 @@ import pytest
 from tests.support.brokers import started
 from typing_extensions import override
 
-from etude.agent.workspace.protocol import Runner
+from etude.agent.workspace.interface import Runner
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import Broker

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.folder_trees import LIMITS, TREES, listing, make
 
-from etude.agent.workspace.protocol import MAX_DEPTH
+from etude.agent.workspace.interface import MAX_DEPTH
 from etude.common.errors import CorruptError
 from etude.envserver.storage import copies, folders, packing
 from etude.envserver.storage.folders import Limits, TooLargeError

@@ -11,11 +11,11 @@ from tests.support.publishing import TrainedPolicy
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.weights import WeightManifest
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.policy import EngineInfo
-from etude.inference.receiver import Receiver
-from etude.inference.staging import Stager
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
+from etude.inference.engine.interface import EngineInfo
 from etude.inference.status import Status
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 
 RUN = "uid-run"
 

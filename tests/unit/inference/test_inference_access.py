@@ -9,7 +9,7 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import DeniedError, MemoryStore, NoBucketError, ObjectInfo, RefusedError
 from etude.common.errors import StoreError
-from etude.inference.access import require_readable
+from etude.inference.updates.store_access import require_readable
 
 
 class Guarded(MemoryStore):

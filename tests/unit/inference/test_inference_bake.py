@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError
 from etude.common.weights.tensors.schema import Schema, TensorSpec, split_of
-from etude.inference.coverage import ComputedError, counting, rows
-from etude.inference.worker.bake import Map, bake
+from etude.inference.worker.coverage import ComputedError, counting, rows
 from etude.inference.worker.tensors import NAMES, as_words
+from etude.inference.worker.weight_map import Map, bake
 
 HIDDEN, HEADS, VOCABULARY, PADDED, EXPERTS = 6, 4, 5, 8, 3
 

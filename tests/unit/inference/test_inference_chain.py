@@ -11,11 +11,11 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.protocol.reader_leases import seen_leases
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.policy import EngineInfo
-from etude.inference.receiver import Receiver
-from etude.inference.staging import Stager
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
+from etude.inference.engine.interface import EngineInfo
 from etude.inference.status import State, Status
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 
 
 async def test_a_fresh_replica_comes_to_the_newest_version_over_the_whole_chain(

@@ -9,10 +9,10 @@ from tests.support.publishing import TrainedPolicy
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import VersionId, WeightManifest
-from etude.inference.memory import MemoryEngine
-from etude.inference.receiver import Receiver
-from etude.inference.staging import Stager
+from etude.inference.engine.fake import MemoryEngine
 from etude.inference.status import State, Status
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 
 
 async def test_a_damaged_delta_leaves_the_old_version_serving_and_says_so(

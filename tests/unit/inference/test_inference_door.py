@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from etude.inference.openai import Door, HttpServer, Receive, Scope, Send
+from etude.inference.serving.openai import Door, HttpServer, Receive, Scope, Send
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:

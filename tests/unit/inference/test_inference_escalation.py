@@ -11,12 +11,12 @@ from typing_extensions import override
 from etude.common.blobs import MemoryStore
 from etude.common.errors import EtudeError, StoreError, UnavailableError
 from etude.common.weights import VersionId, WeightManifest
-from etude.inference import moving
-from etude.inference.escalation import Failures, Remedy
-from etude.inference.memory import MemoryEngine
-from etude.inference.ranks import RankError
-from etude.inference.receiver import Receiver
+from etude.inference.engine.fake import MemoryEngine
 from etude.inference.status import State
+from etude.inference.swap.ranks import RankError
+from etude.inference.updates import updater
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.retry_policy import Failures, Remedy
 
 V = [VersionId(1, number) for number in range(9)]
 
@@ -265,7 +265,7 @@ async def test_a_complete_version_too_large_to_be_undone_that_fails_half_way_end
     behind: WeightManifest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(moving, "UNDO_LIMIT_BYTES", 0)
+    monkeypatch.setattr(updater, "UNDO_LIMIT_BYTES", 0)
     for _ in range(2):
         await fails(receiver, engine, "commit", "rank 1")
     await fails(receiver, engine, "commit", "rank 1")

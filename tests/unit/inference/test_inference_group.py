@@ -27,14 +27,14 @@ from etude.common.weights.replicas.live_weights import (
 from etude.common.weights.replicas.regions import Regions
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words, word_type
-from etude.inference import coverage
-from etude.inference.coverage import ComputedError
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.policy import EngineInfo
-from etude.inference.ranks import Ranks
-from etude.inference.staging import Stager
-from etude.inference.swap import Swap
-from etude.inference.worker.device import DeviceLiveWeights
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
+from etude.inference.engine.interface import EngineInfo
+from etude.inference.swap.coordinator import Swap
+from etude.inference.swap.ranks import Ranks
+from etude.inference.updates.staging import Stager
+from etude.inference.worker import coverage
+from etude.inference.worker.coverage import ComputedError
+from etude.inference.worker.device.live_weights import DeviceLiveWeights
 from etude.inference.worker.rank import Rank
 
 SCHEMA = Schema(

@@ -15,11 +15,11 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import CorruptError, StoreError, UnavailableError
 from etude.common.weights import MAX_LAG, VersionId
-from etude.inference import lagging
-from etude.inference.lagging import JOIN_LAG
-from etude.inference.memory import MemoryEngine
-from etude.inference.receiver import Receiver
+from etude.inference.engine.fake import MemoryEngine
 from etude.inference.status import State, Status
+from etude.inference.updates import lag as updates_lag
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.lag import JOIN_LAG
 
 NUMBERS = st.integers(0, 60)
 
@@ -29,15 +29,15 @@ def test_the_lag_is_counted_along_the_chain_and_never_above_the_numbers(
     numbers: set[int], live: int, wanted: int
 ) -> None:
     chain = [VersionId(1, number) for number in sorted(numbers)]
-    found = lagging.lag(VersionId(1, live), VersionId(1, wanted), chain)
+    found = updates_lag.lag(VersionId(1, live), VersionId(1, wanted), chain)
     assert found == len(numbers & set(range(live + 1, wanted + 1)))
     assert found <= max(0, wanted - live)
 
 
 @given(lag=NUMBERS)
 def test_it_takes_more_to_leave_than_to_join(lag: int) -> None:
-    assert lagging.is_near(lag, was_near=False) == (lag <= JOIN_LAG)
-    assert lagging.is_near(lag, was_near=True) == (lag <= MAX_LAG)
+    assert updates_lag.is_near(lag, was_near=False) == (lag <= JOIN_LAG)
+    assert updates_lag.is_near(lag, was_near=True) == (lag <= MAX_LAG)
 
 
 def publish(policy: TrainedPolicy, store: MemoryStore, numbers: range) -> None:

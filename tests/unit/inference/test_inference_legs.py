@@ -15,10 +15,10 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import Edge, VersionId, VersionRef, WeightManifest
-from etude.inference.legs import legs_of
-from etude.inference.memory import MemoryEngine
-from etude.inference.receiver import Receiver
+from etude.inference.engine.fake import MemoryEngine
 from etude.inference.status import State
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.update_steps import legs_of
 
 V = [VersionId(1, number) for number in range(9)]
 

@@ -17,13 +17,13 @@ from typing_extensions import override
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
-from etude.inference import pace, steps
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.pace import PAUSE_S, Pace
-from etude.inference.policy import EngineInfo
-from etude.inference.receiver import Receiver
-from etude.inference.staging import Stager
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
+from etude.inference.engine.interface import EngineInfo
 from etude.inference.status import State, Status
+from etude.inference.swap import deadlines, forward_gate
+from etude.inference.swap.deadlines import PAUSE_S, Pace
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 
 SECONDS = st.floats(0, 10_000)
 
@@ -101,21 +101,21 @@ async def serving(
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "FREEZE_S", 0.01)
-    monkeypatch.setattr(pace, "PAUSE_S", 0.01)
-    monkeypatch.setattr(pace, "SLACK", 0.0)
+    monkeypatch.setattr(forward_gate, "FREEZE_S", 0.01)
+    monkeypatch.setattr(deadlines, "PAUSE_S", 0.01)
+    monkeypatch.setattr(deadlines, "SLACK", 0.0)
 
 
 @pytest.fixture
 def short_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "BESIDE_S", 1.0)
-    monkeypatch.setattr(pace, "SLACK", 0.0)
+    monkeypatch.setattr(deadlines, "BESIDE_S", 1.0)
+    monkeypatch.setattr(deadlines, "SLACK", 0.0)
 
 
 async def test_requests_may_take_longer_to_end_than_anything_else_in_a_swap(
     serving: Receiver, engine: BusyEngine, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "FREEZE_S", 0.05)
+    monkeypatch.setattr(forward_gate, "FREEZE_S", 0.05)
     engine.may_end.clear()
     catching_up = asyncio.create_task(serving.catch_up(), name="catch-up")
     await asyncio.sleep(0.5)
@@ -247,22 +247,22 @@ async def test_what_ends_in_time_is_returned_and_its_error_raised() -> None:
             raise OSError("as it is")
         return 7
 
-    assert await steps.within(10, work(fails=False), "it") == 7
+    assert await forward_gate.within(10, work(fails=False), "it") == 7
     with pytest.raises(OSError, match="as it is"):
-        await steps.within(10, work(fails=True), "it")
+        await forward_gate.within(10, work(fails=True), "it")
 
 
 async def test_a_limit_is_kept_as_a_whole() -> None:
     async with asyncio.timeout(5):
-        with pytest.raises(steps.HangsError, match="it took over 1 s"):
-            await steps.within(1.0, asyncio.sleep(60), "it")
+        with pytest.raises(forward_gate.HangsError, match="it took over 1 s"):
+            await forward_gate.within(1.0, asyncio.sleep(60), "it")
 
 
 async def test_a_large_model_has_the_time_that_its_own_work_took(
     serving: Receiver, engine: BusyEngine, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "PAUSE_S", 0.0)
-    monkeypatch.setattr(pace, "SLACK", 1e9)
+    monkeypatch.setattr(deadlines, "PAUSE_S", 0.0)
+    monkeypatch.setattr(deadlines, "SLACK", 1e9)
     assert engine.swap._pace.bake_s > 0
     assert isinstance(engine.ranks, HangingRanks)
     engine.ranks.slow = "commit"
@@ -276,7 +276,7 @@ async def test_a_process_that_was_stopped_for_longer_than_the_limit_has_not_hung
         await asyncio.sleep(0.01)
         return 7
 
-    assert await steps.within(1.0, work(), "it") == 7
+    assert await forward_gate.within(1.0, work(), "it") == 7
 
 
 @given(prepares=st.lists(SECONDS, min_size=1), bake=SECONDS, loads=st.booleans())

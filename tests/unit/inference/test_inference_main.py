@@ -12,7 +12,8 @@ import pytest
 from etude.common import role_inputs, telemetry
 from etude.common.errors import UnavailableError
 from etude.common.probes import Probes
-from etude.inference import access, main, settings
+from etude.inference import main, settings
+from etude.inference.updates import store_access
 
 
 class Story:
@@ -81,7 +82,7 @@ def test_it_closes_everything_when_it_fails(
     monkeypatch.setattr(main, "leave", leave)
     monkeypatch.setattr(role_inputs, "read_run", lambda _path: mock.MagicMock())
     monkeypatch.setattr(role_inputs, "store_for", mock.MagicMock())
-    monkeypatch.setattr(access, "require_readable", story.read)
+    monkeypatch.setattr(store_access, "require_readable", story.read)
     monkeypatch.setattr(settings, "engine_options", mock.MagicMock())
     monkeypatch.setattr(telemetry, "setup", lambda *_, **__: story)
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -17,13 +17,13 @@ from etude.common.errors import (
 )
 from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
-from etude.inference import auditing
-from etude.inference import receiver as receivers
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.policy import EngineInfo
-from etude.inference.receiver import Receiver
-from etude.inference.staging import Stager
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
+from etude.inference.engine.interface import EngineInfo
 from etude.inference.status import State, Status
+from etude.inference.updates import audit
+from etude.inference.updates import follower as receivers
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 
 SCHEMA = Schema(
     grid=2,
@@ -230,7 +230,7 @@ async def test_damage_is_reported_although_the_store_is_away_for_a_while(
     serving: list[WeightManifest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auditing, "ACCUSE_EVERY_S", 0.0)
+    monkeypatch.setattr(audit, "ACCUSE_EVERY_S", 0.0)
     create, failures = store.create, [StoreError("503")] * 3
 
     def faulty(key: str, data: bytes) -> None:

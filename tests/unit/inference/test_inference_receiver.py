@@ -21,10 +21,10 @@ from etude.common.errors import (
 from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
-from etude.inference import receiver as receivers
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.receiver import Receiver
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.status import State
+from etude.inference.updates import follower as receivers
+from etude.inference.updates.follower import Receiver
 
 Publish = Callable[..., WeightManifest]
 

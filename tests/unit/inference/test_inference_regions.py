@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from etude.inference.worker.regions import Rectangle, rectangles
+from etude.inference.worker.rectangles import Rectangle, rectangles
 
 SOURCES = [-2, -1, *range(39), *range(40, 99)]
 """Numbers of two tensors, with the gap between them, and what is none."""

@@ -13,10 +13,10 @@ from etude.common.errors import CorruptError
 from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
-from etude.inference.coverage import ComputedError, counting, rows
+from etude.inference.worker.coverage import ComputedError, counting, rows
 from etude.inference.worker.extension import open_live
 from etude.inference.worker.rank import Rank
-from etude.inference.worker.reloaded import ReloadedWeights
+from etude.inference.worker.reloaded_weights import ReloadedWeights
 
 SCHEMA = Schema(
     grid=1,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.weights import VersionId
-from etude.inference import salts
-from etude.inference.salts import Admission, Salts
+from etude.inference.engine import prefix_cache
+from etude.inference.engine.prefix_cache import Admission, Salts
 
 
 def v(number: int) -> VersionId:
@@ -47,7 +47,7 @@ def test_going_back_never_takes_a_salt_of_newer_weights() -> None:
 
 
 def test_episodes_are_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(salts, "MAX_EPISODES", 2)
+    monkeypatch.setattr(prefix_cache, "MAX_EPISODES", 2)
     found = Salts("Sticky", 9)
     for name in "abac":
         found.admit(v(1), name)

@@ -12,7 +12,7 @@ import pytest
 
 from etude.common.errors import UserError
 from etude.common.role_inputs import ResolvedRun
-from etude.inference import serve
+from etude.inference import serve_command
 from etude.inference.settings import EngineOptions, Settings, engine_options, read_folder
 
 MakeRun = Callable[..., ResolvedRun]
@@ -149,8 +149,8 @@ def test_a_config_that_is_no_json_is_refused(model: Path) -> None:
 
 def test_serving_a_folder_keeps_its_number_format(model: Path) -> None:
     (model / "model.safetensors").touch()
-    args = serve.parse(["--model", str(model), "--port", "0"])
-    found = serve.options(args)
+    args = serve_command.parse(["--model", str(model), "--port", "0"])
+    found = serve_command.options(args)
     assert (found.dtype, found.served_name, found.follows_store) == ("float32", "model", False)
 
 
@@ -158,9 +158,9 @@ def test_serving_a_folder_without_weights_is_refused_before_vllm_is_loaded(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["serve", "--model", str(model)])
-    monkeypatch.delattr(serve, "build_engine")
+    monkeypatch.delattr(serve_command, "build_engine")
     with pytest.raises(SystemExit) as ended:
-        serve.main()
+        serve_command.main()
     assert ended.value.code == 4
     said = capsys.readouterr().err
     assert f"{model}  holds no weights" in said
@@ -172,7 +172,7 @@ def test_serving_a_folder_refuses_what_is_no_port(
     port: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        serve.parse(["--model", "folder", f"--port={port}"])
+        serve_command.parse(["--model", "folder", f"--port={port}"])
     assert f"'{port}' is not a valid port" in capsys.readouterr().err
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from etude.common.weights import VersionId
-from etude.inference.policy import LabelSpan
-from etude.inference.spans import policy_spans
+from etude.inference.engine.interface import LabelSpan
+from etude.inference.serving.messages import policy_spans
 
 
 def test_a_swap_in_the_middle_gives_two_touching_spans() -> None:

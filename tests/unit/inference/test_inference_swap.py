@@ -15,9 +15,9 @@ from etude.common.weights import VersionRef
 from etude.common.weights.replicas.live_weights import slice_regions
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.policy import EngineInfo
-from etude.inference.swap import Swap
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
+from etude.inference.engine.interface import EngineInfo
+from etude.inference.swap.coordinator import Swap
 
 SCHEMA = Schema(
     grid=2,

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from etude.common.weights import VersionRef
 from etude.common.weights.tensors.schema import Schema, TensorSpec
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.policy import EngineInfo
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
+from etude.inference.engine.interface import EngineInfo
 
 SCHEMA = Schema(
     grid=1, tensors=(TensorSpec(name="a.q_proj.weight", dtype="BF16", shape=(8, 6), split="rows"),)

@@ -10,13 +10,13 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import Edge, VersionRef
 from etude.common.weights.tensors.schema import Schema, TensorSpec
-from etude.inference.ahead import Ahead
-from etude.inference.legs import Leg
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.policy import EngineInfo
-from etude.inference.receiver import Receiver
-from etude.inference.swap import Swap
-from etude.inference.worker import change as changes
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
+from etude.inference.engine.interface import EngineInfo
+from etude.inference.swap.coordinator import Swap
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Ahead
+from etude.inference.updates.update_steps import Leg
+from etude.inference.worker import pending_change as changes
 
 SCHEMA = Schema(
     grid=2,

@@ -31,7 +31,7 @@ from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, word_type
-from etude.inference.worker.device import DeviceLiveWeights
+from etude.inference.worker.device.live_weights import DeviceLiveWeights
 
 DEVICE = torch.device(os.environ.get("ETUDE_TEST_DEVICE", "cpu"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from etude.common.harbor import task as harbor_task
-from etude.rewards.sandboxes import Job
+from etude.rewards.grading import Job
 from etude.v1 import environments_pb2, rollout_pb2
 
 

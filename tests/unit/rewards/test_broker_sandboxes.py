@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing_extensions import override
 
 from etude.common.rpc import server as rpc_server
-from etude.rewards.sandboxes import BrokerSandboxes, Handed, Job, Lost
+from etude.rewards.grading import BrokerSandboxes, Handed, Job, Lost
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 

@@ -18,8 +18,8 @@ from etude.common.api.run.spec import Storage
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.rewards.functions.verifier import Verifier
+from etude.rewards.grading import Answer, Lost, MemorySandboxes
 from etude.rewards.rubric import Rubric
-from etude.rewards.sandboxes import Answer, Lost, MemorySandboxes
 from etude.rewards.scoring import Scorer
 from etude.rewards.service import RewardService
 from etude.rewards.settings import Settings

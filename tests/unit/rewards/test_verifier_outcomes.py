@@ -8,8 +8,8 @@ import pytest
 from etude.common.api.run.rewards import VerifierParameters
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions.verifier import Broken, Grade, Verifier, result
+from etude.rewards.grading import Answer, Job, Lost, MemorySandboxes
 from etude.rewards.rubric import RewardValue
-from etude.rewards.sandboxes import Answer, Job, Lost, MemorySandboxes
 from etude.rewards.service import record
 from etude.v1 import environments_pb2, rollout_pb2
 

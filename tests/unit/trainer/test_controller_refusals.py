@@ -14,12 +14,12 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.rpc.server import Server
 from etude.common.weights import VersionId
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.policy import EngineInfo
-from etude.inference.receiver import Receiver
+from etude.inference.engine.fake import MemoryEngine, MemoryRanks
+from etude.inference.engine.interface import EngineInfo
 from etude.inference.service import SERVICES, Weights
-from etude.inference.staging import Stager
 from etude.inference.status import Status
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.run import Run
 from etude.trainer.simulation.workers import SimulatedLearners

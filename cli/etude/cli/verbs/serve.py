@@ -26,7 +26,7 @@ def serve(
                 fix="give a run folder, or a folder with config.json and weights",
             )
         )
-    arguments = ["-m", "etude.inference.serve", "--model", str(model.resolve())]
+    arguments = ["-m", "etude.inference.serve_command", "--model", str(model.resolve())]
     os.execv(sys.executable, [sys.executable, *arguments, "--port", str(port)])  # noqa: S606
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from etude.agent.calls import from_json
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
+from etude.agent.tool_calls import from_json
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import Toolset, run_calls
 from etude.agent.trajectory import Span

@@ -10,11 +10,21 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from etude.agent.calls import Call, Malformed
 from etude.agent.patterns import PatternError
-from etude.agent.tools import compact, edit, files, jobs, lints, patch, search, terminal, todos
+from etude.agent.tool_calls import Call, Malformed
+from etude.agent.tools import (
+    compact,
+    files,
+    grep,
+    lints,
+    patch,
+    search_replace,
+    terminal,
+    terminal_io,
+    todos,
+)
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolError, ToolOutcome
-from etude.agent.tools.codebase import CodebaseSearch
+from etude.agent.tools.codebase_search import CodebaseSearch
 from etude.agent.workspace import JobError, Workspace, WorkspaceError, relative
 from etude.common.errors import InvalidFieldError
 
@@ -106,15 +116,15 @@ def _standard() -> Toolset:
     tools: dict[str, type[Tool]] = {
         "read_file": files.ReadFile,
         "write_file": files.WriteFile,
-        "search_replace": edit.SearchReplace,
+        "search_replace": search_replace.SearchReplace,
         "apply_patch": patch.ApplyPatch,
         "delete_file": files.DeleteFile,
         "list_dir": files.ListDir,
         "glob": files.Glob,
-        "grep": search.Grep,
+        "grep": grep.Grep,
         "codebase_search": CodebaseSearch,
         "run_terminal": terminal.RunTerminal,
-        "terminal_io": jobs.TerminalIo,
+        "terminal_io": terminal_io.TerminalIo,
         "read_lints": lints.ReadLints,
         "todo_write": todos.TodoWrite,
         "finish": terminal.Finish,

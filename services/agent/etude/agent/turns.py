@@ -15,9 +15,9 @@ import grpc
 from opentelemetry import trace
 
 from etude.agent import completions
-from etude.agent.calls import Call, Malformed, parse
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion
+from etude.agent.tool_calls import Call, Malformed, parse
 from etude.agent.tools.base import ErrorKind, Tool, ToolOutcome
 from etude.agent.tools.terminal import Finish
 from etude.agent.toolsets import Toolset

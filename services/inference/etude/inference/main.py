@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from etude.common.errors import EtudeError, UserError
 from etude.common.process import end_at_once_when_told
-from etude.inference.building import build_engine, leave
+from etude.inference.engine.build import build_engine, leave
 from etude.inference.settings import Settings
 
 CONFIGURATION_ERROR = 78
@@ -45,8 +45,8 @@ async def serve(settings: Settings) -> None:
     from etude.common import role_inputs, telemetry
     from etude.common.probes import Probes
     from etude.common.rpc import server
-    from etude.inference.access import require_readable
     from etude.inference.settings import engine_options
+    from etude.inference.updates.store_access import require_readable
 
     run = role_inputs.read_run(settings.run_file)
     options = engine_options(run, scratch=settings.scratch, threads=settings.threads)

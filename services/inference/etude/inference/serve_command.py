@@ -9,8 +9,8 @@ from pathlib import Path
 
 from etude.common.errors import EtudeError, UserError
 from etude.common.rpc.server import shutdown_signals
-from etude.inference.building import build_engine, leave
-from etude.inference.openai import Door, HttpServer
+from etude.inference.engine.build import build_engine, leave
+from etude.inference.serving.openai import Door, HttpServer
 from etude.inference.settings import (
     DEFAULT_KV_CACHE_MIB,
     EngineOptions,
@@ -78,7 +78,7 @@ async def serve(args: argparse.Namespace) -> None:
         replica = await build_engine(chosen, stop)
         if replica is None:
             leave()
-        from etude.inference.engine.openai_app import openai_app  # noqa: PLC0415 - vLLM is heavy
+        from etude.inference.serving.openai_app import openai_app  # noqa: PLC0415 - vLLM is heavy
 
         http = HttpServer(Door(await openai_app(replica), lambda: ""), args.host, args.port)
         await http.start()

@@ -12,10 +12,10 @@ from typing_extensions import override
 from etude.common import telemetry
 from etude.common.errors import ReusedIdError, UnavailableError
 from etude.common.weights import VersionId
-from etude.inference import requests
-from etude.inference.policy import Finish, Piece, PolicyEngine
-from etude.inference.receiver import Receiver
-from etude.inference.spans import policy_spans
+from etude.inference.engine.interface import Finish, Piece, PolicyEngine
+from etude.inference.serving import messages
+from etude.inference.serving.messages import policy_spans
+from etude.inference.updates.follower import Receiver
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 
 SERVICES = (
@@ -54,7 +54,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
             raise UnavailableError("no verified policy version is loaded yet")
         if self.engine.failed:
             raise UnavailableError(f"engine: {self.engine.failed}")
-        sample = requests.checked(request, self.engine.info)
+        sample = messages.checked(request, self.engine.info)
         with (
             self._slot(sample.request_id),
             _model_call(request, self, context) as call,

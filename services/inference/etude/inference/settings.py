@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Self
 from etude.common import role_inputs
 from etude.common.errors import Problem, UserError
 from etude.common.role_inputs import ResolvedRun
-from etude.inference.salts import PrefixCache
+from etude.inference.engine.prefix_cache import PrefixCache
 
 DTYPES = {"Float32": "float32", "BFloat16": "bfloat16"}
 DEFAULT_KV_CACHE_MIB = 1_024

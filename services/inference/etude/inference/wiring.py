@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from etude.common.probes import Probes
 from etude.common.role_inputs import ResolvedRun, store_for
 from etude.common.rpc.server import Server
-from etude.inference.engine.openai_app import openai_app
 from etude.inference.engine.replica import Replica
-from etude.inference.openai import Door, HttpServer
-from etude.inference.receiver import Receiver
 from etude.inference.service import SERVICES, Inference, Weights
+from etude.inference.serving.openai import Door, HttpServer
+from etude.inference.serving.openai_app import openai_app
 from etude.inference.settings import Settings
-from etude.inference.staging import Stager
 from etude.inference.status import Status
+from etude.inference.updates.follower import Receiver
+from etude.inference.updates.staging import Stager
 from etude.v1 import inference_pb2_grpc, weights_pb2_grpc
 
 

@@ -12,8 +12,8 @@ from etude.common.errors import CorruptError, UnavailableError, UserError
 from etude.common.harbor import task as harbor_task
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions.verifier import Verifier
+from etude.rewards.grading import Job
 from etude.rewards.rubric import RewardValue, Rubric
-from etude.rewards.sandboxes import Job
 from etude.v1 import rollout_pb2
 
 

@@ -6,16 +6,46 @@ from dataclasses import dataclass
 
 import grpc
 from opentelemetry import trace
+from opentelemetry.context import Context
 from typing_extensions import override
 
 from etude.common import telemetry
 from etude.common.errors import InvalidFieldError
-from etude.rewards import metrics, tracing
+from etude.rewards import metrics
 from etude.rewards.faults import Fault
 from etude.rewards.functions.verifier import Grade
 from etude.rewards.rubric import RewardValue
 from etude.rewards.scoring import Scorer
 from etude.v1 import rewards_pb2, rewards_pb2_grpc, rollout_pb2
+
+
+def reward(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> None:
+    """Add an outcome to the rollout's trace; a rollout without a trace gets none."""
+    parent = _context(rollout.trace_id, rollout.span_id)
+    if parent is None:
+        return
+    attributes: dict[str, str | float] = {"etude.rollout.id": rollout.rollout_id}
+    if isinstance(outcome, Fault):
+        attributes["etude.reward.fault"] = outcome.reason
+    else:
+        attributes |= {"etude.reward": outcome.reward, "etude.reward.success": outcome.success}
+        attributes |= {f"etude.reward.part.{part.name}": part.value for part in outcome.parts}
+    tracer.start_span("reward", context=parent, attributes=attributes).end()
+
+
+def _context(trace_id: str, span_id: str) -> Context | None:
+    try:
+        numbers = int(trace_id, 16), int(span_id, 16)
+    except ValueError:
+        return None
+    parent = trace.SpanContext(
+        trace_id=numbers[0],
+        span_id=numbers[1],
+        is_remote=True,
+        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+    )
+    return trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent.is_valid else None
+
 
 MAX_ROLLOUTS = 1024
 MAX_SCORE_S = 43_200.0
@@ -54,7 +84,7 @@ class RewardService(rewards_pb2_grpc.RewardServiceServicer):
             )
         metrics.REWARD_SECONDS.observe(time.monotonic() - started)
         for rollout, outcome in zip(request.rollouts, outcomes, strict=True):
-            tracing.reward(rollout, outcome)
+            reward(rollout, outcome)
         return rewards_pb2.ScoreResponse(
             records=[
                 record(rollout, outcome)

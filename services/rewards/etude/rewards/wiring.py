@@ -6,8 +6,8 @@ from etude.common.api.run.rewards import VerifierParameters
 from etude.common.errors import Problem, UserError
 from etude.common.role_inputs import ResolvedRun
 from etude.rewards.functions.verifier import Verifier
+from etude.rewards.grading import BrokerSandboxes
 from etude.rewards.rubric import Rubric
-from etude.rewards.sandboxes import BrokerSandboxes
 from etude.rewards.scoring import Scorer
 from etude.rewards.service import RewardService
 from etude.rewards.settings import Settings

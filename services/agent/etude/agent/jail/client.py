@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from etude.agent.tools import jail
+from etude.agent.jail import process as jail_process
 from etude.common.errors import UnavailableError
 
 
@@ -55,7 +55,7 @@ class Jailed:
         if process is None or process.poll() is not None:
             self._end()
             process = self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", jail.__file__, *self.command],
+                [sys.executable, "-I", "-S", jail_process.__file__, *self.command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from etude.agent.patterns import is_hidden
-from etude.agent.search.grammars import READY, grammar_of
-from etude.agent.search.spans import MAX_LINES, Span, windows
+from etude.agent.search.parsing.grammars import READY, grammar_of
+from etude.agent.search.parsing.line_ranges import MAX_LINES, Span, windows
 from etude.common.errors import UnavailableError
 
 MAX_FILE_BYTES = 512 << 10
@@ -29,7 +29,7 @@ _TIMEOUT_S = 120.0
 """Limit of one batch; the worker's own budget normally ends a file long before."""
 _MAX_DEATHS = 8
 """Crashed workers in one batch; the files after that are cut into windows."""
-_COMMAND = ("-I", "-m", "etude.agent.search.worker")
+_COMMAND = ("-I", "-m", "etude.agent.search.parsing.worker")
 
 
 class Chunk(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from etude.agent.search.chunks import MAX_FILE_BYTES, Chunk
 from etude.agent.search.contents import Content, digest
-from etude.agent.search.shared import SharedIndex
+from etude.agent.search.shared_index import SharedIndex
 
 if TYPE_CHECKING:
     from etude.agent.search.overlay import Overlay

@@ -9,11 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.agent.search import bm25
-from etude.agent.search.bm25 import Postings
+from etude.agent.patterns import is_hidden
+from etude.agent.search import ranking
 from etude.agent.search.chunks import Chunk, Piece, is_searched, pieces
+from etude.agent.search.contents import digest
+from etude.agent.search.embedders.hashed import HashedNull
+from etude.agent.search.embedders.interface import Bytes, Embedder, cosines
+from etude.agent.search.index import Index, build, entries
+from etude.agent.search.ranking import Postings
 from etude.agent.search.tokens import Passage, passage
-from etude.agent.search.vectors import Bytes, Embedder, cosines
 
 MAX_CHUNKS = 200_000
 """Limit of an index; chunks of the last files by path are left out."""
@@ -45,7 +49,7 @@ class Index:
 
     def matches(self, question: Passage, embedder: Embedder, known: Postings) -> Matches:
         """Scores of every chunk, in their order."""
-        words = bm25.scores(self.postings, question.counts, known)
+        words = ranking.scores(self.postings, question.counts, known)
         meaning = cosines(self.vectors, embedder.embed_query(question))
         return Matches(words, np.where(meaning > embedder.floor, meaning, 0.0))
 
@@ -81,7 +85,7 @@ def build(found: Iterable[Entry], num_components: int) -> Index:
             yield entry.counts
 
     return Index(
-        postings=bm25.postings(counted()),
+        postings=ranking.postings(counted()),
         chunks=held,
         vectors=np.frombuffer(vectors, np.int8).reshape(len(held), num_components),
     )
@@ -90,3 +94,27 @@ def build(found: Iterable[Entry], num_components: int) -> Index:
 def _passage(piece: Piece) -> Passage:
     """A chunk's text with its path above it, whose words count too."""
     return passage(f"{piece.chunk.path}\n{piece.text.decode('utf-8', 'replace')}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """Index that workspaces with few changed files share."""
+
+    embedder: Embedder
+    index: Index
+    digests: Mapping[str, bytes]
+    """SHA-256 of every file that is not hidden, searched or not."""
+
+
+def base(files: Mapping[str, bytes], embedder: Embedder | None) -> Base:
+    """Build the index of some files; by default with the hashed embedder.
+
+    Raises:
+        UnavailableError: there is no parser on this machine.
+    """
+    embedder = embedder or HashedNull()
+    return Base(
+        embedder=embedder,
+        index=build(entries(files, embedder), embedder.num_components),
+        digests={path: digest(data) for path, data in files.items() if not is_hidden(path)},
+    )

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.agent.search import fusion
-from etude.agent.search.base import Base
-from etude.agent.search.bm25 import Postings
+from etude.agent.search import ranking
 from etude.agent.search.chunks import Chunk
 from etude.agent.search.contents import Content
-from etude.agent.search.index import Entry, Index, build, entries
+from etude.agent.search.index import Base, Entry, Index, build, entries
+from etude.agent.search.ranking import Postings
 from etude.agent.search.tokens import passage
 
 
@@ -106,10 +105,10 @@ class Overlay:
         chunks = [*base.index.chunks, *view.changed.chunks]
         allowed = view.present & _inside(chunks, folders)
         orders = [
-            fusion.order(np.where(allowed, np.concatenate(scores), 0.0), view.places)
+            ranking.order(np.where(allowed, np.concatenate(scores), 0.0), view.places)
             for scores in zip(*parts, strict=True)
         ]
-        return [chunks[index] for index in fusion.fused(orders, view.places, limit)]
+        return [chunks[index] for index in ranking.fused(orders, view.places, limit)]
 
     def _new_view(self) -> _View:
         paths = sorted(self._indexed, key=str.encode)

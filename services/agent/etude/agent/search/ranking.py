@@ -10,7 +10,7 @@ the idf of Lucene, which is never negative.
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,3 +83,29 @@ def scores(found: Postings, query: Iterable[str], known: Postings) -> NDArray[np
         documents, counts = found.documents[some], found.counts[some]
         totals[documents] += known.idf(word) * counts / (counts + norms[documents])
     return totals
+
+
+K = 60
+_PER_UNIT = 10_000
+"""Scores are compared in steps of 1e-4, below which two CPUs may differ."""
+
+Scores = NDArray[np.float64]
+Places = NDArray[np.int64]
+
+
+def order(scores: Scores, places: Places) -> Places:
+    """Documents with a score above 0, best first; equal ones by their place.  [N], [N] -> [M]."""
+    steps = np.rint(scores * _PER_UNIT).astype(np.int64)
+    ordered = np.lexsort((places, -steps))
+    found: Places = ordered[steps[ordered] > 0]
+    return found
+
+
+def fused(orders: Sequence[Places], places: Places, limit: int) -> Places:
+    """The best documents of all orders, best first; equal ones by their place."""
+    totals = np.zeros(len(places))
+    for each in orders:
+        totals[each] += 1 / (K + np.arange(1, len(each) + 1))
+    ordered = np.lexsort((places, -totals))
+    found: Places = ordered[totals[ordered] > 0][:limit]
+    return found

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from etude.agent.search.base import Base
-    from etude.agent.search.vectors import Embedder
+    from etude.agent.search.embedders.interface import Embedder
+    from etude.agent.search.index import Base
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class SharedIndex:
 
 def _base(files: Mapping[str, bytes], embedder: "Embedder | None") -> "Base":
     # A host that adopts leases must be fast, and most workspaces are never searched.
-    from etude.agent.search.base import base  # noqa: PLC0415 - numpy costs 0.1 s of CPU
+    from etude.agent.search.index import base  # noqa: PLC0415 - numpy costs 0.1 s of CPU
 
     return base(files, embedder)
 

@@ -9,7 +9,7 @@ from etude.agent.search.chunks import Chunk
 from etude.agent.search.codebase import Files
 from etude.agent.search.tokens import words
 from etude.agent.tools.base import Access, Texts, Tool, ToolError, ToolOutcome
-from etude.agent.tools.truncate import Cut, truncate
+from etude.agent.tools.truncation import Cut, truncate
 from etude.agent.workspace import Workspace, WorkspaceError
 
 MAX_RESULTS = 10

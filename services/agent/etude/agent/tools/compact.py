@@ -5,10 +5,10 @@ from typing import ClassVar
 from typing_extensions import override
 
 from etude.agent.patterns import GrepQuery, is_hidden
-from etude.agent.tools import edit
+from etude.agent.tools import search_replace
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolError, ToolOutcome
 from etude.agent.tools.terminal import Command, rendered, stopped
-from etude.agent.tools.truncate import truncate
+from etude.agent.tools.truncation import truncate
 from etude.agent.workspace import FileKind, PathFault, Workspace, WorkspaceError
 
 CAP_BYTES = 1 << 10
@@ -70,10 +70,10 @@ class SearchReplace(CompactTool):
     async def act(self, workspace: Workspace) -> ToolOutcome:
         data = await workspace.read(self.path)
         try:
-            edited = edit.replace(data, self.old_string, self.new_string)
-        except edit.NoMatchError as error:
+            edited = search_replace.replace(data, self.old_string, self.new_string)
+        except search_replace.NoMatchError as error:
             raise ToolError("old_string not found") from error
-        except edit.AmbiguousError as error:
+        except search_replace.AmbiguousError as error:
             raise ToolError("old_string not unique") from error
         await workspace.write(self.path, edited.data)
         return ToolOutcome(content="ok")

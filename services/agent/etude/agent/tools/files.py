@@ -9,7 +9,7 @@ from typing_extensions import override
 from etude.agent import patterns
 from etude.agent.tools import lints
 from etude.agent.tools.base import Access, Texts, Tool, ToolError, ToolOutcome
-from etude.agent.tools.truncate import truncate
+from etude.agent.tools.truncation import truncate
 from etude.agent.workspace import FileInfo, FileKind, PathFault, Workspace, WorkspaceError
 
 CAP_BYTES = 64 << 10

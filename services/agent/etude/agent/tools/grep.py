@@ -9,7 +9,7 @@ from typing_extensions import override
 from etude.agent.patterns import FileMatches, GrepQuery
 from etude.agent.tools.base import Access, Tool, ToolOutcome
 from etude.agent.tools.files import CAP_BYTES
-from etude.agent.tools.truncate import truncate
+from etude.agent.tools.truncation import truncate
 from etude.agent.workspace import Workspace
 
 MAX_MATCHES = 200

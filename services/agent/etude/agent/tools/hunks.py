@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from etude.agent.tools.base import ToolError
-from etude.agent.tools.unified import FilePatch, Hunk, split_lines
+from etude.agent.tools.unified_diff import FilePatch, Hunk, split_lines
 
 
 class MismatchError(ToolError):

@@ -18,10 +18,10 @@ from typing import ClassVar, NamedTuple
 
 from typing_extensions import override
 
-from etude.agent.tools import checkers
+from etude.agent.jail.client import Jailed
+from etude.agent.tools import syntax_checkers
 from etude.agent.tools.base import Access, Texts, Tool, ToolError, ToolOutcome
-from etude.agent.tools.jailed import Jailed
-from etude.agent.tools.truncate import truncate
+from etude.agent.tools.truncation import truncate
 from etude.agent.workspace import Workspace, relative
 from etude.common.errors import UnavailableError
 
@@ -63,8 +63,8 @@ class ReadLints(Tool):
         for path in self.paths:
             data = await workspace.read(path)
             before = _original(workspace, path, data)
-            if path.endswith(checkers.SUFFIXES):
-                rows += await checkers.new_complaints(workspace, path, before, data)
+            if path.endswith(syntax_checkers.SUFFIXES):
+                rows += await syntax_checkers.new_complaints(workspace, path, before, data)
             rows += [_row(path, lint) for lint in await new_lints(path, before, data)]
         cut = truncate("\n".join(rows) or "No new lints.", cap_bytes=_CAP_BYTES, rest="fix these")
         return ToolOutcome(content=cut.text, omitted_bytes=cut.omitted_bytes)
@@ -86,7 +86,7 @@ async def after_edit(workspace: Workspace, path: str, before: bytes, after: byte
 def _keep(workspace: Workspace, path: str, before: bytes) -> None:
     """Keep the file as it was before the first edit."""
     name = _note(path)
-    has_linter = path.endswith((*_SUFFIXES, *checkers.SUFFIXES))
+    has_linter = path.endswith((*_SUFFIXES, *syntax_checkers.SUFFIXES))
     if not has_linter or workspace.notes.get(name) is not None:
         return
     kept = int(workspace.notes.get(_KEPT_BYTES) or b"0") + len(before)

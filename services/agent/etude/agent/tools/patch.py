@@ -5,10 +5,10 @@ from typing import ClassVar, NamedTuple
 from pydantic import Field
 from typing_extensions import override
 
-from etude.agent.tools import edit, lints
+from etude.agent.tools import lints, search_replace
 from etude.agent.tools.base import Access, Tool, ToolError, ToolOutcome
 from etude.agent.tools.hunks import MismatchError, applied
-from etude.agent.tools.unified import FilePatch, parse
+from etude.agent.tools.unified_diff import FilePatch, parse
 from etude.agent.workspace import PathFault, Workspace, WorkspaceError, relative
 
 _MAX_FILES = 100
@@ -77,7 +77,7 @@ def _after(patch: FilePatch, present: bytes | None) -> bytes | None:
     try:
         after = applied(patch, present or b"")
     except MismatchError as error:
-        hint = edit.nearest(present or b"", error.before.decode("utf-8", "replace"))
+        hint = search_replace.nearest(present or b"", error.before.decode("utf-8", "replace"))
         raise ToolError(f"{error}; nothing was changed{hint}") from error
     if patch.is_deleted and after:
         raise ToolError(f"{patch.path} would be deleted, and the patch leaves something of it")

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from etude.agent.tools import lints
 from etude.agent.tools.base import Access, Tool, ToolError, ToolOutcome
-from etude.agent.tools.truncate import truncate
+from etude.agent.tools.truncation import truncate
 from etude.agent.workspace import Workspace
 
 _HUNK_CAP_BYTES = 8 << 10

@@ -6,7 +6,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolOutcome
-from etude.agent.tools.truncate import Dropped, truncate
+from etude.agent.tools.truncation import Dropped, truncate
 from etude.agent.workspace import ExecResult, Workspace
 
 CAP_BYTES = 30 << 10

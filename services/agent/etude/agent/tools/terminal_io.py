@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from etude.agent.tools.base import Access, Tool, ToolError, ToolOutcome
 from etude.agent.tools.terminal import CAP_BYTES, LIMITS
-from etude.agent.tools.truncate import Cut, head_end, tail_start, truncate
+from etude.agent.tools.truncation import Cut, head_end, tail_start, truncate
 from etude.agent.workspace import JobState, Workspace
 from etude.agent.workspace.jobs import INPUT_BYTES, Jobs
 

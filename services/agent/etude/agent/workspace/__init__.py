@@ -1,10 +1,7 @@
 """Workspace of tools: the files and the shell of one environment."""
 
 from etude.agent.workspace.folder import FolderWorkspace
-from etude.agent.workspace.jobs import JobError, JobFault, Jobs, JobState, NoJobs
-from etude.agent.workspace.memory import MemoryWorkspace
-from etude.agent.workspace.notes import FolderNotes, MemoryNotes, Notes
-from etude.agent.workspace.protocol import (
+from etude.agent.workspace.interface import (
     HOME,
     MAX_FILE_BYTES,
     ExecResult,
@@ -17,6 +14,9 @@ from etude.agent.workspace.protocol import (
     WorkspaceLostError,
     relative,
 )
+from etude.agent.workspace.jobs import JobError, JobFault, Jobs, JobState, NoJobs
+from etude.agent.workspace.memory import MemoryWorkspace
+from etude.agent.workspace.notes import FolderNotes, MemoryNotes, Notes
 
 __all__ = [
     "HOME",

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from etude.agent.workspace.protocol import (
+from etude.agent.workspace.interface import (
     MAX_FILE_BYTES,
     FileInfo,
     FileKind,

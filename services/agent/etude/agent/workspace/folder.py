@@ -23,9 +23,7 @@ from etude.agent import patterns
 from etude.agent.patterns import FileMatches, GrepQuery
 from etude.agent.search.codebase import Codebase
 from etude.agent.workspace import descriptors
-from etude.agent.workspace.jobs import Jobs, NoJobs
-from etude.agent.workspace.notes import MemoryNotes, Notes
-from etude.agent.workspace.protocol import (
+from etude.agent.workspace.interface import (
     MAX_FILE_BYTES,
     MAX_FILES,
     ExecResult,
@@ -39,6 +37,8 @@ from etude.agent.workspace.protocol import (
     relative,
     shown,
 )
+from etude.agent.workspace.jobs import Jobs, NoJobs
+from etude.agent.workspace.notes import MemoryNotes, Notes
 from etude.agent.workspace.walk import Walk
 
 _FAULTS = {

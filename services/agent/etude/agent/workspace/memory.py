@@ -9,9 +9,7 @@ from typing_extensions import override
 from etude.agent import patterns
 from etude.agent.patterns import FileMatches, GrepQuery
 from etude.agent.search.codebase import Codebase
-from etude.agent.workspace.jobs import Jobs, NoJobs
-from etude.agent.workspace.notes import MemoryNotes, Notes
-from etude.agent.workspace.protocol import (
+from etude.agent.workspace.interface import (
     MAX_FILE_BYTES,
     ExecResult,
     FileInfo,
@@ -23,6 +21,8 @@ from etude.agent.workspace.protocol import (
     parents,
     relative,
 )
+from etude.agent.workspace.jobs import Jobs, NoJobs
+from etude.agent.workspace.notes import MemoryNotes, Notes
 
 
 @dataclass(slots=True)

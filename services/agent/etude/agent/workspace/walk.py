@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from etude.agent.workspace import descriptors
-from etude.agent.workspace.protocol import MAX_DEPTH, MAX_FILES, WorkspaceError
+from etude.agent.workspace.interface import MAX_DEPTH, MAX_FILES, WorkspaceError
 
 _T = TypeVar("_T")
 

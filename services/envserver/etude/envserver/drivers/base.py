@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from etude.agent.workspace import Workspace
-from etude.agent.workspace.protocol import Runner
+from etude.agent.workspace.interface import Runner
 from etude.common.errors import Problem, UnavailableError, UserError, WrongStateError
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.storage.folders import FolderContent, Limits

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent.workspace import FolderNotes, FolderWorkspace, NoJobs, notes
-from etude.agent.workspace.protocol import Runner
+from etude.agent.workspace.interface import Runner
 from etude.common.errors import crossing
 from etude.envserver.drivers import folder_jobs, folder_snapshots
 from etude.envserver.drivers.base import (

@@ -9,7 +9,7 @@ its grade is weaker evidence.
 """
 
 from etude.agent.workspace import ExecResult, PathFault, WorkspaceError
-from etude.agent.workspace.protocol import HOME
+from etude.agent.workspace.interface import HOME
 from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
     Outcome,

@@ -22,7 +22,7 @@ from typing import Any
 from typing_extensions import override
 
 from etude.agent import minitest
-from etude.agent.workspace.protocol import Runner
+from etude.agent.workspace.interface import Runner
 from etude.common.errors import InvalidFieldError
 from etude.envserver.drivers import messages, piped_program
 from etude.envserver.drivers.base import (

@@ -5,7 +5,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from etude.agent.workspace import PathFault, WorkspaceError, WorkspaceLostError
-from etude.agent.workspace.protocol import shown
+from etude.agent.workspace.interface import shown
 from etude.envserver.guest.calls import Reply
 from etude.v1 import guest_pb2
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from etude.agent import wire
-from etude.agent.calls import Call, Malformed, from_json
+from etude.agent import messages
 from etude.agent.search.codebase import Codebase
+from etude.agent.tool_calls import Call, Malformed, from_json
 from etude.agent.tools.base import Access
 from etude.agent.toolsets import Toolset, run_calls
 from etude.agent.workspace import ExecResult
@@ -330,7 +330,7 @@ class Environment:
                 raise UnknownIdError(lost) from error
             raise
         results = [
-            wire.to_result_message(call.call_id, outcome)
+            messages.to_result_message(call.call_id, outcome)
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
         response = environments_pb2.RunTurnResponse(results=fitting(results))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etude.agent.search.contents import HASHED
-from etude.agent.search.shared import SharedIndex
+from etude.agent.search.shared_index import SharedIndex
 from etude.common.api.pool.spec import SearchSettings, StoreAccess
 from etude.common.errors import Problem, UserError
 from etude.common.harbor.task import read_files
@@ -16,7 +16,7 @@ from etude.envserver.storage import trees
 from etude.envserver.storage.trees import File, Tree
 
 if TYPE_CHECKING:
-    from etude.agent.search.vectors import Embedder
+    from etude.agent.search.embedders.interface import Embedder
 
 CACHE_BYTES = 256 << 20
 MAX_SOURCE_BYTES = 64 << 20
@@ -114,7 +114,7 @@ def _refused(uri: str, what: str) -> UserError:
 
 
 if TYPE_CHECKING:
-    from etude.agent.search.vectors import Embedder
+    from etude.agent.search.embedders.interface import Embedder
 
 
 def embedder(search: SearchSettings, scratch: Path, access: StoreAccess) -> "Embedder | None":
@@ -127,6 +127,6 @@ def embedder(search: SearchSettings, scratch: Path, access: StoreAccess) -> "Emb
     models = materialise(search.models, scratch, access) if search.models else scratch
     if search.backend == HASHED:
         return None
-    from etude.agent.search.backends import backend  # noqa: PLC0415 - loads numpy
+    from etude.agent.search.embedders.registry import backend  # noqa: PLC0415 - loads numpy
 
     return backend(search.backend, models)

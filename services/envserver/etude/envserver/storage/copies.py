@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from etude.agent.workspace.protocol import MAX_DEPTH
+from etude.agent.workspace.interface import MAX_DEPTH
 from etude.envserver.storage.folders import Limits, Owner, TooLargeError, current_owner
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from etude.agent.workspace.protocol import MAX_DEPTH
+from etude.agent.workspace.interface import MAX_DEPTH
 from etude.common.errors import WrongStateError
 from etude.envserver.storage.trees import File, Tree
 

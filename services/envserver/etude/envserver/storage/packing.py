@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from etude.agent.workspace.protocol import MAX_DEPTH
+from etude.agent.workspace.interface import MAX_DEPTH
 from etude.common.errors import CorruptError
 from etude.envserver.storage import copies
 from etude.envserver.storage.folders import Limits, TooLargeError

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from etude.agent import calls, minitest, toolsets
-from etude.agent.calls import Call, Malformed
+from etude.agent import minitest, tool_calls, toolsets
 from etude.agent.chat import Message
+from etude.agent.tool_calls import Call, Malformed
 from etude.agent.workspace import ExecResult, MemoryWorkspace, Workspace
 from etude.envserver.tasks import intentions
 from etude.envserver.tasks.intentions import Edit, Intention
@@ -46,8 +46,8 @@ class Session:
 
     async def act(self, *requests: Request) -> Sequence[str]:
         """One turn of parallel calls, and what they return."""
-        text = "".join(calls.render(request.tool, request.arguments) for request in requests)
-        results = list(await self.execute(calls.parse(text).calls))
+        text = "".join(tool_calls.render(request.tool, request.arguments) for request in requests)
+        results = list(await self.execute(tool_calls.parse(text).calls))
         self.messages.append({"role": "assistant", "content": text})
         self.messages.append({"role": "tool", "content": results})
         return results

@@ -13,7 +13,7 @@ from etude.common.weights import VersionId
 from etude.common.weights.replicas.live_weights import LiveWeights, slice_regions
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words, word_type
-from etude.inference.policy import (
+from etude.inference.engine.interface import (
     EngineInfo,
     Finish,
     LabelSpan,
@@ -21,9 +21,9 @@ from etude.inference.policy import (
     PolicyEngine,
     SampleRequest,
 )
-from etude.inference.ranks import Ranks
-from etude.inference.steps import Steps
-from etude.inference.swap import Swap
+from etude.inference.swap.coordinator import Swap
+from etude.inference.swap.forward_gate import Steps
+from etude.inference.swap.ranks import Ranks
 from etude.inference.worker.rank import Rank
 
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from etude.common.weights import VersionId
-from etude.inference.swap import Swap
+from etude.inference.swap.coordinator import Swap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

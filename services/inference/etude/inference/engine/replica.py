@@ -18,8 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from etude.common.errors import Problem, UnavailableError, UserError
 from etude.common.weights import VersionId
 from etude.inference.engine.core import in_this_process
-from etude.inference.engine_weights import BACKEND
-from etude.inference.policy import (
+from etude.inference.engine.interface import (
     EngineInfo,
     Finish,
     LabelSpan,
@@ -27,11 +26,12 @@ from etude.inference.policy import (
     PolicyEngine,
     SampleRequest,
 )
-from etude.inference.ranks import Ranks
-from etude.inference.salts import Salts
+from etude.inference.engine.plugin import BACKEND
+from etude.inference.engine.prefix_cache import Salts
 from etude.inference.settings import EngineOptions
-from etude.inference.steps import Steps
-from etude.inference.swap import Swap
+from etude.inference.swap.coordinator import Swap
+from etude.inference.swap.forward_gate import Steps
+from etude.inference.swap.ranks import Ranks
 from etude.inference.worker.extension import WeightWorker
 
 MAX_BATCHED_TOKENS = 4_096

@@ -1,10 +1,12 @@
 """Validation of sampling requests against an engine's limits."""
 
 import math
+from collections.abc import Sequence
 
 from etude.common.errors import InvalidFieldError
-from etude.inference.policy import EngineInfo, SampleRequest
-from etude.v1 import inference_pb2
+from etude.common.weights import VersionId
+from etude.inference.engine.interface import EngineInfo, LabelSpan, SampleRequest
+from etude.v1 import inference_pb2, weights_pb2
 
 MAX_ID_CHARS = 256
 
@@ -58,3 +60,50 @@ def _check_tokens(field: str, token_ids: list[int], info: EngineInfo) -> None:
                 f"is {token_id}, outside the vocabulary of {info.vocab_size}; "
                 "is this the tokenizer of the served model?",
             )
+
+
+def policy_spans(
+    labels: Sequence[LabelSpan],
+    *,
+    admitted: VersionId,
+    num_tokens: int,
+    recomputes: bool = False,
+    replica: str = "",
+) -> list[weights_pb2.PolicySpan]:
+    """Spans of one completion: adjacent, non-empty, covering [0, num_tokens).
+
+    A request shares cached prefixes only with requests admitted under the same version, so that
+    version is the oldest whose KV entries its tokens can have attended to.
+
+    Args:
+        labels: the engine's, in token order.
+        admitted: version that was live when the request entered the engine.
+        num_tokens: tokens of the completion.
+        recomputes: whether every swap makes all requests recompute their KV entries.
+        replica: the engine process that sampled them.
+
+    Raises:
+        ValueError: the labels have a gap, or one is not a version.
+    """
+    spans = []
+    position = 0
+    oldest = admitted
+    for label in labels:
+        if label.start != position or label.end <= label.start:
+            raise ValueError(f"labels {list(labels)} do not cover the completion without gaps")
+        position = label.end
+        sampled = VersionId.parse(label.label)
+        # After a roll-back the sampled version may be the oldest so far, and its entries stay.
+        oldest = sampled if recomputes else min(oldest, sampled, key=lambda each: each.number)
+        spans.append(
+            weights_pb2.PolicySpan(
+                sampled=sampled.to_proto(),
+                context=oldest.to_proto(),
+                start=label.start,
+                end=label.end,
+                replica=replica,
+            )
+        )
+    if position != num_tokens:
+        raise ValueError(f"labels {list(labels)} do not cover {num_tokens} tokens")
+    return spans

@@ -9,7 +9,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from etude.inference.engine.replica import Replica
-from etude.inference.openai import App
+from etude.inference.serving.openai import App
 
 
 def tool_parser(model: Path) -> str | None:

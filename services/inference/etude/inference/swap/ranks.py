@@ -10,8 +10,8 @@ from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights.replicas.regions import Regions
 from etude.common.weights.tensors.digest import NOTHING, Digest
 from etude.common.weights.tensors.schema import Schema
-from etude.inference import coverage
-from etude.inference.coverage import ComputedError
+from etude.inference.worker import coverage
+from etude.inference.worker.coverage import ComputedError
 
 log = logging.getLogger(__name__)
 

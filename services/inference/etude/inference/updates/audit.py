@@ -9,7 +9,7 @@ from etude.common.blobs import Store
 from etude.common.errors import StoreError, UnavailableError
 from etude.common.weights import VersionId
 from etude.inference import metrics
-from etude.inference.policy import PolicyEngine
+from etude.inference.engine.interface import PolicyEngine
 
 NEVER_SOUND = VersionId(0, 0)
 """Version before the first audit: all samples of the process are suspect."""

@@ -9,13 +9,14 @@ from etude.common import weights
 from etude.common.blobs import MissingError
 from etude.common.errors import EtudeError, StoreError, UnavailableError, UnknownIdError
 from etude.common.weights import ReaderLease, VersionId
-from etude.inference import lagging, metrics
-from etude.inference.auditing import Auditor
-from etude.inference.lagging import Distance
-from etude.inference.moving import Moved, Mover
-from etude.inference.policy import PolicyEngine
-from etude.inference.staging import Stager
+from etude.inference import metrics
+from etude.inference.engine.interface import PolicyEngine
 from etude.inference.status import State, Status
+from etude.inference.updates import lag
+from etude.inference.updates.audit import Auditor
+from etude.inference.updates.lag import Distance
+from etude.inference.updates.staging import Stager
+from etude.inference.updates.updater import Moved, Mover
 
 POLL_S = 1.0
 """Polling interval for versions that were not announced."""
@@ -215,7 +216,7 @@ class Receiver:
         """Measure the lag behind a version."""
         live = self.engine.live
         chain: list[VersionId] = []
-        if lagging.may_lag(live, wanted):
+        if lag.may_lag(live, wanted):
             chain = await asyncio.to_thread(weights.accepted_chain, self.stager.store)
         self._distance.aim(wanted, chain)
         self._distance.stand_at(live)
@@ -241,10 +242,10 @@ class Receiver:
             return replace(
                 status,
                 state=State.NOT_READY,
-                reason=lagging.REASON,
+                reason=lag.REASON,
                 message=f"serves {status.live}, {self._distance.message}",
             )
-        if status.reason == lagging.REASON:
+        if status.reason == lag.REASON:
             status = replace(status, reason="", message="")
         return replace(status, state=State.CATCHING_UP)
 

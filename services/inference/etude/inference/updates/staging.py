@@ -1,10 +1,13 @@
 """Staging of versions: fetched to local disk and verified before the engine sees them."""
 
+import asyncio
 import contextlib
 import shutil
 import traceback
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.common import weights
@@ -16,8 +19,8 @@ from etude.common.weights.replicas.block_selection import Wanted, every_block
 from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.inference import metrics
-from etude.inference.legs import Leg
 from etude.inference.updates.path_folding import stage_end
+from etude.inference.updates.update_steps import Leg
 
 UNPACKED = 5
 """Bytes on disk per byte in the store: indices of 4 bytes were packed into less than one."""
@@ -149,3 +152,46 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+AHEAD = 2
+"""Steps staged before their turn: each takes disk, and an earlier one may be damaged."""
+
+
+@dataclass(slots=True)
+class Ahead:
+    """Stages update steps in order, one at a time; a failure is raised at the step's turn."""
+
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="stage-weights")
+    )
+    _legs: Sequence[Leg] = ()
+    _turn: int = 0
+    _staged: "dict[int, Future[Path]]" = field(default_factory=dict)
+
+    @contextmanager
+    def along(self, legs: Sequence[Leg]) -> Iterator[None]:
+        """Prefetch these steps; downloads that have not started at the end are cancelled."""
+        self._legs, self._staged = legs, {}
+        try:
+            yield
+        finally:
+            for future in self._staged.values():
+                future.cancel()
+            self._legs, self._staged = (), {}
+
+    async def staged(self, number: int, stage: Callable[[Leg], Path]) -> Path:
+        """The staged file of a step; downloads of the next ones are queued first.
+
+        Raises:
+            EtudeError: staging the step failed; see the function.
+        """
+        self._turn = number
+        for each in range(number, min(number + 1 + AHEAD, len(self._legs))):
+            if each not in self._staged:
+                self._staged[each] = self._pool.submit(stage, self._legs[each])
+        return await asyncio.wrap_future(self._staged[number])
+
+    def versions(self) -> list[VersionId]:
+        """Targets of the steps that are staged, or being staged, before their turn."""
+        return [self._legs[each].edge.target.version for each in self._staged if each > self._turn]

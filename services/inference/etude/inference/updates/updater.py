@@ -17,13 +17,12 @@ from etude.common.weights.replicas.block_selection import tiles_of_regions
 from etude.common.weights.replicas.mirror import DamagedEdgeError
 from etude.common.weights.tensors.schema import Schema
 from etude.inference import metrics
-from etude.inference.ahead import Ahead
-from etude.inference.auditing import Auditor
-from etude.inference.escalation import Failures, Remedy
-from etude.inference.legs import Leg, legs_of
-from etude.inference.policy import PolicyEngine
-from etude.inference.ranks import RankError
-from etude.inference.staging import Stager
+from etude.inference.engine.interface import PolicyEngine
+from etude.inference.swap.ranks import RankError
+from etude.inference.updates.audit import Auditor
+from etude.inference.updates.retry_policy import Failures, Remedy
+from etude.inference.updates.staging import Ahead, Stager
+from etude.inference.updates.update_steps import Leg, legs_of
 
 UNDO_LIMIT_BYTES = 256 << 20
 """A complete version up to this size can be undone in memory; above it by reading the store."""

@@ -7,10 +7,10 @@ import torch
 
 from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
-from etude.inference.worker.bake import Load, bake
-from etude.inference.worker.device import DeviceLiveWeights
+from etude.inference.worker.device.live_weights import DeviceLiveWeights
 from etude.inference.worker.rank import Answer, Rank
-from etude.inference.worker.reloaded import ReloadedWeights
+from etude.inference.worker.reloaded_weights import ReloadedWeights
+from etude.inference.worker.weight_map import Load, bake
 
 
 class WeightWorker:

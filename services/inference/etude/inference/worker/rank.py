@@ -13,10 +13,10 @@ from typing import Any, TypedDict
 from etude.common.errors import CorruptError
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, parse_schema
-from etude.inference import coverage
-from etude.inference.coverage import ComputedError
-from etude.inference.worker import change as changes
-from etude.inference.worker.change import Change, Live, Undoable
+from etude.inference.worker import coverage
+from etude.inference.worker import pending_change as changes
+from etude.inference.worker.coverage import ComputedError
+from etude.inference.worker.pending_change import Change, Live, Undoable
 
 
 class Answer(TypedDict, total=False):

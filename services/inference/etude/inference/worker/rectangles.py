@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from etude.common.weights.tensors.jit import compiled
-from etude.inference.worker.codes import Numbers
+from etude.inference.worker.element_codes import Numbers
 
 FIELDS = 6
 

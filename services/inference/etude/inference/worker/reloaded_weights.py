@@ -18,8 +18,8 @@ from etude.common.weights.replicas.patches import Prepared
 from etude.common.weights.replicas.regions import identity_regions
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words, word_type
-from etude.inference.worker.bake import Load
 from etude.inference.worker.tensors import DTYPES, as_tensor
+from etude.inference.worker.weight_map import Load
 
 
 class ReloadedWeights(LiveWeights):

@@ -18,9 +18,9 @@ from etude.common.errors import CorruptError
 from etude.common.weights.replicas.regions import Region
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words
-from etude.inference.coverage import ComputedError
-from etude.inference.worker import codes
-from etude.inference.worker.regions import rectangles
+from etude.inference.worker import element_codes
+from etude.inference.worker.coverage import ComputedError
+from etude.inference.worker.rectangles import rectangles
 from etude.inference.worker.tensors import DTYPES, NAMES, as_flat, as_tensor, as_words
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
@@ -93,7 +93,7 @@ class _Baking:
 
     def map(self) -> Map:
         for name in self._floating:
-            self._words.flat[name].view(torch.uint8).fill_(codes.BLANK_BYTE)
+            self._words.flat[name].view(torch.uint8).fill_(element_codes.BLANK_BYTE)
         sources = self._sources()
         regions: dict[int, list[Region]] = {}
         for batch in _batches(self._words.flat):
@@ -109,31 +109,31 @@ class _Baking:
         formats = {spec.dtype for spec in self._schema.tensors}
         places = range(len(self._schema.tensors))
         numbers = np.arange(len(places), dtype=np.int64)
-        loads = codes.loads_for(formats, len(places))
+        loads = element_codes.loads_for(formats, len(places))
         sources = {name: list(places) for name in self._words}
         for load in range(loads):
             self._write(places, lambda place: numbers[place : place + 1], load, loads)
             for name, words in self._words.items():
                 format_ = self._formats[name]
-                seen = codes.digits_seen(words, format_)
-                expected = codes.digits(numbers, format_, load, loads)
+                seen = element_codes.digits_seen(words, format_)
+                expected = element_codes.digits(numbers, format_, load, loads)
                 sources[name] = [place for place in sources[name] if seen[expected[place]]]
         # A parameter without a trace of any tensor was computed: the numbers show it.
         return {n: found or self._all_if_touched(n) for n, found in sources.items()}
 
     def _all_if_touched(self, name: str) -> list[int]:
-        blank = self._words[name].view(np.uint8) == codes.BLANK_BYTE
+        blank = self._words[name].view(np.uint8) == element_codes.BLANK_BYTE
         return [] if blank.all() else list(range(len(self._schema.tensors)))
 
     def _numbers(
         self, batch: list[str], sources: Mapping[str, Sequence[int]]
-    ) -> dict[str, codes.Numbers]:
+    ) -> dict[str, element_codes.Numbers]:
         """Source of each element of some parameters."""
         places = sorted({place for name in batch for place in sources[name]})
         formats = {self._schema.tensors[place].dtype for place in places}
-        loads = codes.loads_for(formats, int(self._starts[-1]))
+        loads = element_codes.loads_for(formats, int(self._starts[-1]))
         readers = {
-            name: codes.Reader(self._formats[name], self._words.flat[name].numel(), loads)
+            name: element_codes.Reader(self._formats[name], self._words.flat[name].numel(), loads)
             for name in batch
         }
         for load in range(loads):
@@ -142,13 +142,13 @@ class _Baking:
                 reader.read(self._words[name], load)
         return {name: reader.numbers() for name, reader in readers.items()}
 
-    def _elements(self, place: int) -> codes.Numbers:
+    def _elements(self, place: int) -> element_codes.Numbers:
         return np.arange(self._starts[place], self._starts[place + 1] - 1, dtype=np.int64)
 
     def _write(
         self,
         places: Iterable[int],
-        numbers_of: Callable[[int], codes.Numbers],
+        numbers_of: Callable[[int], element_codes.Numbers],
         load: int,
         loads: int,
     ) -> None:
@@ -161,7 +161,7 @@ class _Baking:
         def tensors() -> Iterator[tuple[str, torch.Tensor]]:
             for place in places:
                 spec = self._schema.tensors[place]
-                words = codes.written(numbers_of(place), spec.dtype, load, loads)
+                words = element_codes.written(numbers_of(place), spec.dtype, load, loads)
                 whole = words if words.size == spec.elements else words.repeat(spec.elements)
                 yield spec.name, as_tensor(whole, spec.dtype, spec.shape)
 
@@ -170,8 +170,8 @@ class _Baking:
         except (AssertionError, IndexError, KeyError, RuntimeError, ValueError) as cause:
             raise CorruptError(f"the tensors do not fit the model: {cause!r}") from cause
 
-    def _check_filled(self, name: str, numbers: codes.Numbers) -> None:
-        computed = numbers == codes.UNKNOWN
+    def _check_filled(self, name: str, numbers: element_codes.Numbers) -> None:
+        computed = numbers == element_codes.UNKNOWN
         if computed.any():
             raise ComputedError(
                 f"parameter {name!r} is {self._formats[name]} and holds numbers that its loader "
@@ -179,11 +179,14 @@ class _Baking:
                 "format of versions and of engines"
             )
         words = self._words[name]
-        blank = np.frombuffer(bytes([codes.BLANK_BYTE]) * words.itemsize, words.dtype)[0]
-        if name in self._floating and ((words == blank) & (numbers == codes.CONSTANT)).any():
+        blank = np.frombuffer(bytes([element_codes.BLANK_BYTE]) * words.itemsize, words.dtype)[0]
+        if (
+            name in self._floating
+            and ((words == blank) & (numbers == element_codes.CONSTANT)).any()
+        ):
             raise CorruptError(f"the version leaves parameter {name!r} unfilled")
 
-    def _regions(self, name: str, numbers: codes.Numbers) -> Iterator[tuple[int, Region]]:
+    def _regions(self, name: str, numbers: element_codes.Numbers) -> Iterator[tuple[int, Region]]:
         for found in rectangles(numbers, self._starts):
             tensor = int(np.searchsorted(self._starts, found.source_offset, side="right")) - 1
             yield (
@@ -206,7 +209,7 @@ def _check_formats(schema: Schema) -> None:
             raise CorruptError(f"tensor {spec.name!r} is {spec.dtype}, which no engine computes in")
 
 
-def _starts(schema: Schema) -> codes.Numbers:
+def _starts(schema: Schema) -> element_codes.Numbers:
     """First number of each tensor's elements, with a gap of one between two tensors.  [t + 1]."""
     counts = (spec.elements + 1 for spec in schema.tensors)
     return np.fromiter(accumulate(counts, initial=0), np.int64)

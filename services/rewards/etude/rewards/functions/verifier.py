@@ -13,7 +13,7 @@ from etude.common.api.run.rewards import VerifierParameters
 from etude.common.harbor import task
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions import unfinished
-from etude.rewards.sandboxes import Answer, Handed, Job, Lost, Sandboxes
+from etude.rewards.grading import Answer, Handed, Job, Lost, Sandboxes
 from etude.v1 import environments_pb2, rollout_pb2
 
 VERSION = "1"

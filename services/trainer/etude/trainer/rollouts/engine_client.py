@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import grpc
 from typing_extensions import override
 
-from etude.agent import wire
+from etude.agent import messages
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import Span
@@ -175,14 +175,14 @@ class LeasedEnvironment(Environment):
         request = environments_pb2.RunTurnRequest(
             lease_id=self.lease.lease_id,
             agent_token=self.lease.agent_token,
-            calls=[wire.to_call_message(call) for call in calls],
+            calls=[messages.to_call_message(call) for call in calls],
         )
 
         async def ask() -> Sequence[ToolOutcome]:
             answer = await self.node.RunTurn(
                 request, timeout=self.timeout_s, metadata=telemetry.inject()
             )
-            return [wire.from_result_message(result) for result in answer.results]
+            return [messages.from_result_message(result) for result in answer.results]
 
         # A call that was answered already is not run again: its id gets the stored result.
         return await self._answered(ask)

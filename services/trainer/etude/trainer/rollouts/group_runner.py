@@ -11,7 +11,7 @@ import grpc
 from opentelemetry import trace
 from typing_extensions import override
 
-from etude.agent import wire
+from etude.agent import messages
 from etude.agent.chat import ChatFormat
 from etude.agent.replay import CallLog, DivergedError
 from etude.agent.toolsets import toolset
@@ -243,7 +243,7 @@ class Siblings:
         own_s = time.monotonic() - started - outage.lost_s
         if _was_stopped_by_us(trajectory, is_late=own_s >= limits.timeout_seconds):
             return lost(f"stopped after waiting {outage.lost_s:.0f} s for engines or sandbox hosts")
-        rollout = wire.to_rollout_message(trajectory)
+        rollout = messages.to_rollout_message(trajectory)
         rollout.diff = await environment.diff()
         if self.keeps_ends:
             rollout.snapshot_id = await self._end_of(environment)

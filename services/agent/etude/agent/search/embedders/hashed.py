@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from etude.agent.search.contents import HASHED
+from etude.agent.search.embedders.interface import Bytes, Embedder, quantised
 from etude.agent.search.tokens import COUNT_WEIGHTS, MAX_COUNT, Passage
-from etude.agent.search.vectors import Bytes, Embedder, quantised
 
 COMPONENTS = 256
 _ROWS = 1 << 16

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from typing_extensions import override
 
+from etude.agent.search.embedders.interface import Bytes, Embedder, quantised
 from etude.agent.search.tokens import Passage
-from etude.agent.search.vectors import Bytes, Embedder, quantised
 from etude.common.errors import CorruptError, Problem, UserError
 
 ID = "minilm-l6-v2"

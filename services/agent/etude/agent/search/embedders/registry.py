@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 from etude.agent.search.contents import HASHED
-from etude.agent.search.hashed import HashedNull
-from etude.agent.search.minilm import ID as MINILM
-from etude.agent.search.minilm import MiniLm
-from etude.agent.search.trained import TrainedTable
-from etude.agent.search.vectors import Embedder
+from etude.agent.search.embedders.hashed import HashedNull
+from etude.agent.search.embedders.interface import Embedder
+from etude.agent.search.embedders.minilm import ID as MINILM
+from etude.agent.search.embedders.minilm import MiniLm
+from etude.agent.search.embedders.trained import TrainedTable
 from etude.common.errors import Problem, UserError
 
 _TRAINED = re.compile(r"trained-[0-9a-f]{16}")

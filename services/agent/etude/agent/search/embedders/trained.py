@@ -17,8 +17,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from etude.agent.search.embedders.interface import MAX_COMPONENTS, Bytes, Embedder, quantised
 from etude.agent.search.tokens import COUNT_WEIGHTS, MAX_COUNT, Passage
-from etude.agent.search.vectors import MAX_COMPONENTS, Bytes, Embedder, quantised
 from etude.common.errors import CorruptError
 
 MAX_FILE_BYTES = 64 << 20

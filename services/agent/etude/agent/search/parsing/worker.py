@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 from tree_sitter import Language, Parser
 
-from etude.agent.search import spans
-from etude.agent.search.grammars import GRAMMARS, READY
-from etude.agent.tools import jail
+from etude.agent.jail import process
+from etude.agent.search.parsing import line_ranges
+from etude.agent.search.parsing.grammars import GRAMMARS, READY
 
 STEPS, STEPS_PER_KIB = 1_000, 20
 """Calls of the parser's progress callback, one per 100 operations; code takes 5 per KiB. Text that
@@ -34,7 +34,7 @@ def _parser(name: str) -> Parser:
     return Parser(Language(getattr(importlib.import_module(grammar.module), grammar.function)()))
 
 
-def cut(name: str, data: bytes) -> list[spans.Span] | None:
+def cut(name: str, data: bytes) -> list[line_ranges.Span] | None:
     """Line ranges of one file, or None if parsing takes too many steps."""
     steps, most = 0, STEPS + STEPS_PER_KIB * len(data) // 1024
 
@@ -52,7 +52,7 @@ def cut(name: str, data: bytes) -> list[spans.Span] | None:
         _parser(name).reset()
         return None
     num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    return spans.cut(tree.root_node, num_lines)
+    return line_ranges.cut(tree.root_node, num_lines)
 
 
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
@@ -71,7 +71,7 @@ def confine() -> None:
     for name in GRAMMARS:
         _parser(name)
     with open(__file__, "rb") as own:  # noqa: PTH123 - a descriptor of the one file that stays open
-        jail.confine(own.fileno())
+        process.confine(own.fileno())
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
 

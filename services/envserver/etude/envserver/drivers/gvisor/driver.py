@@ -22,7 +22,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from etude.agent.workspace.protocol import Runner
+from etude.agent.workspace.interface import Runner
 from etude.common.errors import CorruptError, UserError
 from etude.envserver.drivers import guest_grading, scratch_lock
 from etude.envserver.drivers.base import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from etude.agent.workspace.protocol import Runner
+from etude.agent.workspace.interface import Runner
 from etude.envserver.drivers import guest_grading
 from etude.envserver.drivers.base import (
     Begun,

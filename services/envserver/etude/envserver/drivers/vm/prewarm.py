@@ -1,6 +1,6 @@
 """Prewarm of a template before it is cloned, and the JIT warm-up of a fork server's guest."""
 
-from etude.agent.workspace.protocol import HOME
+from etude.agent.workspace.interface import HOME
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace

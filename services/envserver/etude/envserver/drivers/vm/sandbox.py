@@ -7,7 +7,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent.workspace import FolderNotes, Workspace, notes
-from etude.agent.workspace.protocol import HOME, Runner
+from etude.agent.workspace.interface import HOME, Runner
 from etude.common.errors import crossing
 from etude.envserver.drivers import guest_grading, job_programs
 from etude.envserver.drivers.base import (

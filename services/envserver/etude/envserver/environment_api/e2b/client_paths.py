@@ -1,7 +1,7 @@
 """Conversion between the paths of E2B's clients and those of a workspace."""
 
 from etude.agent.workspace import relative
-from etude.agent.workspace.protocol import HOME
+from etude.agent.workspace.interface import HOME
 
 USER_HOME = "/home/user"
 """Home of E2B's sandboxes; here it is the workspace."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from etude.common.weights.replicas import gather_kernels
 from etude.common.weights.tensors.ulp import top_bit
 from etude.common.weights.tensors.words import Words
-from etude.inference.worker.device_memory import Memory, host, split
+from etude.inference.worker.device.parameter import Memory, host, split
 from etude.kernels import delta as deltas
 from etude.kernels.delta import Delta
 from etude.kernels.words import Axis, signed

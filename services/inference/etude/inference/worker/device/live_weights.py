@@ -25,8 +25,8 @@ from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.jit import compiled, fixed
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words, word_type
-from etude.inference.worker.device_changes import Change, Found, Group, WideChange
-from etude.inference.worker.device_memory import Memory, Sums, host
+from etude.inference.worker.device.changes import Change, Found, Group, WideChange
+from etude.inference.worker.device.parameter import Memory, Sums, host
 from etude.kernels.words import Axis
 
 Integers = npt.NDArray[np.int64]
