@@ -27,7 +27,8 @@ from etude.common.weights import (
     VersionRef,
     WeightManifest,
 )
-from etude.common.weights.protocol import epochs, publication, versions
+from etude.common.weights.protocol import epochs, versions
+from etude.common.weights.protocol.manifest import payload_sha16
 
 T = TypeVar("T")
 Model = tuple[int, ...]
@@ -275,7 +276,7 @@ def publish(
     old = None if base is None else mine["model"]
     data = [payload(old, model, rank) for rank in range(RANKS)]
     keys = [
-        versions.delta_key(version, rank, publication.payload_sha16(part), complete=base is None)
+        versions.delta_key(version, rank, payload_sha16(part), complete=base is None)
         for rank, part in enumerate(data)
     ]
     manifest = WeightManifest(

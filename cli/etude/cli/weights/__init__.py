@@ -1,1 +1,1 @@
-"""Weights."""
+"""Inspection of published weights: survey, verification, differences."""

@@ -1,1 +1,1 @@
-"""Harbor."""
+"""Harbor task folders: layout, settings, validation."""

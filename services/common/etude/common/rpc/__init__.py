@@ -1,1 +1,1 @@
-"""Rpc."""
+"""gRPC servers and client channels."""

@@ -1,1 +1,1 @@
-"""Run folder."""
+"""Files that a run leaves in its folder: record, state, lock."""

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from etude.common.errors import EtudeError, Problem, UserError, WrongStateError
 from etude.common.weights.coding.container import Container
-from etude.common.weights.protocol import publication, records
+from etude.common.weights.protocol import records
 from etude.common.weights.protocol.manifest import (
     PayloadObject,
     Sha256,
@@ -15,6 +15,7 @@ from etude.common.weights.protocol.manifest import (
     Stats,
     VersionRef,
     WeightManifest,
+    payload_sha16,
 )
 from etude.common.weights.protocol.versions import VersionId, delta_key
 from etude.common.weights.tensors.digest import NOTHING, Digest
@@ -77,7 +78,7 @@ def payload_of(
     version: VersionId, rank: int, container: Container, *, complete: bool
 ) -> PayloadObject:
     """Describe a container for the manifest; it need not be stored yet."""
-    sha16 = publication.payload_sha16(container.data)
+    sha16 = payload_sha16(container.data)
     return PayloadObject(
         rank=rank,
         key=delta_key(version, rank, sha16, complete=complete),

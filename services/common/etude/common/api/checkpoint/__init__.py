@@ -1,1 +1,1 @@
-"""Checkpoint."""
+"""Spec and status of a Checkpoint."""

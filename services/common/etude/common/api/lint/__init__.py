@@ -1,1 +1,1 @@
-"""Lint."""
+"""Offline validation of manifests."""

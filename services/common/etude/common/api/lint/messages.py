@@ -8,7 +8,8 @@ from pydantic_core import ErrorDetails
 
 from etude.common.api import observability
 from etude.common.api.meta import DECIMAL, NAME, OBJECT, BrokenRulesError, RepeatedError, Rule
-from etude.common.api.pool import autoscaling, network, placement, spec
+from etude.common.api.pool import autoscaling, network, placement
+from etude.common.api.pool import spec as pool_spec
 from etude.common.api.run import http_gateway, lifecycle, roles, scheduling
 from etude.common.api.yaml_documents import FieldPath
 from etude.common.store_urls import ENDPOINT, REGION
@@ -28,13 +29,13 @@ WORDS: Mapping[str, str] = {
     DECIMAL: 'a decimal in quotes, such as "0.5" or "3e-3"',
     r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$": 'a decimal in quotes, such as "-0.5" or "3e-3"',
     r"^(file|s3)://": "s3://bucket/prefix or file:///folder",
-    spec.PREFIX: "s3://bucket/prefix or file:///folder, without spaces",
-    spec.IMAGE: (
+    pool_spec.PREFIX: "s3://bucket/prefix or file:///folder, without spaces",
+    pool_spec.IMAGE: (
         "an image that was pushed, s3://bucket/prefix/ and 32 hexadecimal digits, a folder"
         " file:///…, or the name of one on the node"
     ),
     roles.IMAGE: "an image's reference, such as registry.example/etude:1.0",
-    spec.BACKEND: "hashed-1, minilm-l6-v2, or trained- and 16 hexadecimal digits",
+    pool_spec.BACKEND: "hashed-1, minilm-l6-v2, or trained- and 16 hexadecimal digits",
     observability.COLLECTOR: "an http:// or https:// URL, such as http://collector.example:4317",
     ENDPOINT: "scheme, host and port alone, such as http://127.0.0.1:9000",
     REGION: "letters, digits and hyphens, such as eu-central-1",
@@ -45,7 +46,7 @@ WORDS: Mapping[str, str] = {
     network.DATA_KEY: "a key of a Secret: letters, digits, '.', '_' and '-'",
     autoscaling.CRON: "five fields of cron, such as 0 8 * * 1-5: minute, hour, day, month, weekday",
     autoscaling.TIME_ZONE: "a time zone's name, such as Europe/Berlin",
-    spec.CPU: 'a CPU quantity, such as "2" or 500m',
+    pool_spec.CPU: 'a CPU quantity, such as "2" or 500m',
     r"^[0-9]+(Ki|Mi|Gi|Ti)?$": "a memory quantity, such as 512Mi or 4Gi",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "letters, digits and '_', beginning with no digit",
     r"^[0-9a-f]{64}$": "64 hexadecimal digits",

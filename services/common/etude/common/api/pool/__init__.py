@@ -1,1 +1,1 @@
-"""Pool."""
+"""Spec and status of an EnvPool."""

@@ -1,1 +1,1 @@
-"""Run."""
+"""Spec and status of an RLRun."""

@@ -1,1 +1,1 @@
-"""Schema."""
+"""CustomResourceDefinitions and reference pages, generated from the API models."""

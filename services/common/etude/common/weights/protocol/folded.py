@@ -14,8 +14,9 @@ from etude.common.weights.protocol.manifest import (
     Stats,
     VersionRef,
     check_ranks,
+    check_stored,
+    payload_sha16,
 )
-from etude.common.weights.protocol.publication import check_stored, payload_sha16
 from etude.common.weights.protocol.versions import (
     KeyframeKey,
     SkipKey,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from etude.common.blobs import Store
-from etude.common.errors import CorruptError
+from etude.common.errors import CorruptError, StoreError
 from etude.common.weights.protocol import records
 from etude.common.weights.protocol.versions import MAX_EPOCH, MAX_NUMBER, VersionId, parse_delta_key
 
@@ -158,6 +158,24 @@ def check_ranks(objects: tuple[PayloadObject, ...]) -> None:
     ranks = [item.rank for item in objects]
     if ranks != sorted(set(ranks)):
         raise ValueError("objects: ranks are not sorted, each once")
+
+
+def payload_sha16(data: bytes) -> str:
+    """Digest of a payload in its key: a repeated put writes the same object."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def check_stored(store: Store, objects: tuple[PayloadObject, ...]) -> None:
+    """Refuse to name payloads that the store does not have in full.
+
+    Raises:
+        StoreError: naming the first.
+    """
+    for item in objects:
+        found = store.head(item.key)
+        if found is None or found.size != item.size:
+            size = "no" if found is None else found.size
+            raise StoreError(f"{store.url}/{item.key}: has {size} bytes instead of {item.size}")
 
 
 def parse_manifest(data: bytes, *, version: VersionId, where: str) -> WeightManifest:

@@ -8,9 +8,10 @@ from etude.common.errors import CorruptError, FencedError, StoreError, WrongStat
 from etude.common.weights.protocol import records
 from etude.common.weights.protocol.epochs import EpochRecord, create_epoch, is_fenced, read_epoch
 from etude.common.weights.protocol.manifest import (
-    PayloadObject,
     VersionRef,
     WeightManifest,
+    check_stored,
+    payload_sha16,
     read_manifest,
 )
 from etude.common.weights.protocol.plan import is_reachable
@@ -52,11 +53,6 @@ def read_schema_bytes(store: Store, sha256: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != sha256:
         raise CorruptError(f"{store.url}/{schema_key(sha256)}: content does not match its digest")
     return data
-
-
-def payload_sha16(data: bytes) -> str:
-    """Digest of a payload in its key: a repeated put writes the same object."""
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def publish_payload(
@@ -119,19 +115,6 @@ def commit(store: Store, manifest: WeightManifest) -> WeightManifest:
 def _refuse_fenced(store: Store, version: VersionId) -> None:
     if is_fenced(store, version.epoch):
         raise FencedError(f"version {version}: epoch {version.epoch + 1} was opened; not published")
-
-
-def check_stored(store: Store, objects: tuple[PayloadObject, ...]) -> None:
-    """Refuse to name payloads that the store does not have in full.
-
-    Raises:
-        StoreError: naming the first.
-    """
-    for item in objects:
-        found = store.head(item.key)
-        if found is None or found.size != item.size:
-            size = "no" if found is None else found.size
-            raise StoreError(f"{store.url}/{item.key}: has {size} bytes instead of {item.size}")
 
 
 def _check_base(store: Store, record: EpochRecord, base: VersionRef) -> None:

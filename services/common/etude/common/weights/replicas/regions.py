@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from etude.common.weights.replicas.region_kernels import Window
-from etude.common.weights.replicas.regions import Region
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped] # ships no types  # type: ignore[import-untyped] # ships no types
-from numba import types  # type: ignore[import-untyped] # ships no types  # type: ignore[import-untyped] # ships no types
+from llvmlite import ir  # type: ignore[import-untyped] # ships no types
+from numba import types  # type: ignore[import-untyped] # ships no types
 from numba.core import cgutils  # type: ignore[import-untyped] # ships no types
-from numba.extending import intrinsic  # type: ignore[import-untyped] # ships no types  # type: ignore[import-untyped] # ships no types
+from numba.extending import intrinsic  # type: ignore[import-untyped] # ships no types
 
 from etude.common.weights.tensors.words import Words
 
