@@ -1,1 +1,1 @@
-"""Environments: a broker that grants leases, nodes that run tools and graders behind walls."""
+"""Environments: a broker that grants leases, hosts that run tools and graders in isolation."""

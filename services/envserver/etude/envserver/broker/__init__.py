@@ -1,1 +1,1 @@
-"""The broker of one pool: who gets which environment, on which node, for how long."""
+"""The broker of one pool: admission, fair queue, placement, lease ledger, warm targets."""

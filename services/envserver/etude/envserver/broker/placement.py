@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 
 from etude.envserver.broker.hosts import Members, NodeState
 from etude.envserver.broker.launch_queue import Batch, Offer, Turn
-from etude.envserver.broker.placement import Want, best, choice
 
 CHOICES = 4
 """Two random choices already avoid the fullest hosts; four find warm ones more often.

@@ -1,1 +1,1 @@
-"""The one way out of an environment: a proxy of the node's that lets through what a pool lists."""
+"""Egress of environments: a forward proxy on the host that allows the hosts that a pool lists."""

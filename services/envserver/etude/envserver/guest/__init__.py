@@ -1,1 +1,1 @@
-"""The node's side of the channel to the agent inside a sandbox, and a second such agent."""
+"""The host's side of the channel to the agent inside a sandbox."""

@@ -1,1 +1,1 @@
-"""Host."""
+"""A sandbox host: holds leases, runs their environments, answers to the brokers."""

@@ -1,1 +1,1 @@
-"""Images: a kernel, an initramfs and a read-only root file system, made from a spec and kept."""
+"""Images: a kernel, an initramfs and a read-only root file system, built from a spec and cached."""

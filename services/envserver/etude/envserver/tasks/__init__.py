@@ -1,1 +1,1 @@
-"""Tasks: folders in Harbor layout, and the seeded generator of the demo's set."""
+"""Task tooling: runner, verifier and linter of task folders in Harbor layout."""

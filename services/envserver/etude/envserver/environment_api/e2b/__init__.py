@@ -1,1 +1,1 @@
-"""E2b."""
+"""E2B's API: control plane, and envd's files and processes."""

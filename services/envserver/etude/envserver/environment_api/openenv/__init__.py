@@ -1,1 +1,1 @@
-"""Openenv."""
+"""OpenEnv's server protocol over HTTP and WebSockets."""

@@ -1,1 +1,1 @@
-"""Leases."""
+"""Leases of a host: records, results of calls, expiry, starts."""

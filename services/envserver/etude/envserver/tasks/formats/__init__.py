@@ -1,1 +1,1 @@
-"""Other projects' tasks as task folders, and rollouts as another project's traces."""
+"""Importers of other projects' tasks: Harbor, SWE-bench, verifiers."""
