@@ -14,11 +14,10 @@ from tests.support.helm import ROOT
 
 from etude.common.api.kinds import RLRun
 from etude.operator.builders.run import Platform, RunShape, run_children
-from etude.operator.controller.leader_election import LeaseRecord, Leases, MemoryLeases
 from etude.operator.kube.cache import Cache
 from etude.operator.kube.client import KubernetesCluster
 from etude.operator.kube.interface import Cluster, ConflictError, NameTakenError
-from etude.operator.kube.leases import KubernetesLeases
+from etude.operator.kube.leases import KubernetesLeases, LeaseRecord, Leases, MemoryLeases
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.kube.rest import Rest, path_of
 from etude.operator.kube.watches import Watches

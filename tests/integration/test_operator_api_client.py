@@ -21,14 +21,13 @@ from tests.support.api_servers import (
 
 from etude.operator.builders.certificates import Issuer, Mode, Tls
 from etude.operator.builders.run import Platform
-from etude.operator.controller.leader_election import LeaseRecord
 from etude.operator.integrations.apis import kinds
 from etude.operator.kube import discovery
 from etude.operator.kube import rest as requests
 from etude.operator.kube import watches as watching
 from etude.operator.kube.discovery import Discovery
 from etude.operator.kube.interface import ClusterError
-from etude.operator.kube.leases import KubernetesLeases
+from etude.operator.kube.leases import KubernetesLeases, LeaseRecord
 from etude.operator.kube.rest import path_of
 from etude.operator.kube.watches import CHILDREN, Watches
 from etude.operator.manifests import KINDS, Ref

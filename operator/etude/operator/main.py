@@ -1,29 +1,17 @@
-"""The operator of a cluster: reads its settings and serves."""
+"""Entry point of the operator: reads its settings and serves."""
 
 import asyncio
-import logging
 import sys
 from collections.abc import Coroutine, Iterator
 
 from etude.common.errors import EtudeError
-from etude.common.process import end_at_once_when_told
 from etude.operator.settings import Settings
-
-EXIT_CONFIGURATION = 78
+from etude.operator.startup import load_settings
 
 
 def main() -> None:
     """Run the operator until SIGTERM."""
-    end_at_once_when_told()  # a SIGTERM during startup must not wait for the grace period
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        settings = Settings.from_env()
-    except KeyError as error:
-        sys.stderr.write(f"etude-operator: {error.args[0]} is not set\n")
-        sys.exit(EXIT_CONFIGURATION)
-    except ValueError as error:
-        sys.stderr.write(f"etude-operator: {error}\n")
-        sys.exit(EXIT_CONFIGURATION)
+    settings = load_settings("etude-operator", Settings.from_env)
     from etude.operator.service import serve  # kopf and the API client arrive here
 
     sys.exit(run(serve(settings)))

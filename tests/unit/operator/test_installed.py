@@ -7,7 +7,8 @@ import pytest
 from etude.common.probes import Probes
 from etude.operator.clock import SystemClock
 from etude.operator.commands import helm_test
-from etude.operator.controller.leader_election import Leader, MemoryLeases
+from etude.operator.controller.leader_election import Leader
+from etude.operator.kube.leases import MemoryLeases
 
 NONE_S = 0.05
 """Patience that is over after one look."""

@@ -8,13 +8,11 @@ from typing_extensions import override
 from etude.operator.clock import ManualClock
 from etude.operator.controller.leader_election import (
     ATTEMPT_LIMIT_S,
-    DURATION_S,
     RENEW_DEADLINE_S,
     RETRY_S,
     Leader,
-    LeaseRecord,
-    MemoryLeases,
 )
+from etude.operator.kube.leases import DURATION_S, LeaseRecord, MemoryLeases
 
 
 @pytest.fixture

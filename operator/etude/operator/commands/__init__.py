@@ -1,1 +1,1 @@
-"""Commands."""
+"""Commands: programs beside the operator, run with `python -m`."""

@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator
 
 from etude.common.errors import EtudeError, Problem
-from etude.operator.controller.leader_election import RETRY_S, LeaseRecord, Leases
+from etude.operator.controller.leader_election import RETRY_S
 from etude.operator.kube.interface import ClusterError
-from etude.operator.kube.leases import KubernetesLeases
+from etude.operator.kube.leases import KubernetesLeases, LeaseRecord, Leases
 from etude.operator.kube.rest import Rest, answered, path_of
 from etude.operator.manifests import KINDS
 from etude.operator.settings import Settings

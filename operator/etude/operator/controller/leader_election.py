@@ -10,71 +10,20 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
-
-from typing_extensions import override
 
 from etude.operator import metrics
 from etude.operator.clock import Clock
 from etude.operator.kube.interface import ClusterError, ConflictError
+from etude.operator.kube.leases import DURATION_S, LeaseRecord, Leases
 
 log = logging.getLogger(__name__)
 
-DURATION_S = 10
 RENEW_DEADLINE_S = 7.0
 """The write gate closes this long after a renewal: with the longest request, below the duration."""
 RETRY_S = 2.0
 """From the start of one attempt to the next."""
 ATTEMPT_LIMIT_S = 2.5
 """An attempt that hangs leaves time for another before the gate closes."""
-
-
-class LeaseRecord(NamedTuple):
-    """The leader, and the version of the record that names it."""
-
-    holder: str
-    duration_s: int = DURATION_S
-    transitions: int = 0
-    version: str = ""
-    """Empty for a record that is not written yet."""
-
-
-class Leases(Protocol):
-    """Storage of the one record."""
-
-    async def read(self) -> LeaseRecord | None: ...
-    async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Write the record over the version in it.
-
-        Raises:
-            ConflictError: another process wrote in between.
-        """
-        ...
-
-
-@dataclass(slots=True)
-class MemoryLeases(Leases):
-    """The record in memory, for tests."""
-
-    record: LeaseRecord | None = None
-    is_down: bool = False
-    _version: int = 0
-
-    @override
-    async def read(self) -> LeaseRecord | None:
-        if self.is_down:
-            raise ClusterError("the API server does not answer")
-        return self.record
-
-    @override
-    async def write(self, record: LeaseRecord) -> LeaseRecord:
-        if self.is_down:
-            raise ClusterError("the API server does not answer")
-        if record.version != (self.record.version if self.record else ""):
-            raise ConflictError("another process wrote the lease")
-        self._version += 1
-        self.record = record._replace(version=str(self._version))
-        return self.record
 
 
 @dataclass(slots=True)

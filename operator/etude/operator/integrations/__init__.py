@@ -1,1 +1,1 @@
-"""Integrations."""
+"""Integrations: APIs of other projects that the operator can use."""

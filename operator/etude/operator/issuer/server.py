@@ -16,8 +16,8 @@ from etude.common.rpc import server as rpc_server
 from etude.common.tls.identity import Identity
 from etude.operator.issuer import authorities, signing
 from etude.operator.issuer.authorities import Authority
-from etude.operator.issuer.main import Settings
 from etude.operator.issuer.service import ApiReviews, CertificateService, utc_now
+from etude.operator.issuer.settings import Settings
 from etude.operator.kube.rest import Rest
 from etude.v1 import certificates_pb2, certificates_pb2_grpc
 

@@ -2,12 +2,63 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
 
 from typing_extensions import override
 
-from etude.operator.controller.leader_election import LeaseRecord, Leases
+from etude.operator.kube.interface import ClusterError, ConflictError
 from etude.operator.kube.rest import Rest, answered, object_path, path_of
 from etude.operator.manifests import Manifest, Ref
+
+DURATION_S = 10
+
+
+class LeaseRecord(NamedTuple):
+    """The leader, and the version of the record that names it."""
+
+    holder: str
+    duration_s: int = DURATION_S
+    transitions: int = 0
+    version: str = ""
+    """Empty for a record that is not written yet."""
+
+
+class Leases(Protocol):
+    """Storage of the one record."""
+
+    async def read(self) -> LeaseRecord | None: ...
+    async def write(self, record: LeaseRecord) -> LeaseRecord:
+        """Write the record over the version in it.
+
+        Raises:
+            ConflictError: another process wrote in between.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class MemoryLeases(Leases):
+    """The record in memory, for tests."""
+
+    record: LeaseRecord | None = None
+    is_down: bool = False
+    _version: int = 0
+
+    @override
+    async def read(self) -> LeaseRecord | None:
+        if self.is_down:
+            raise ClusterError("the API server does not answer")
+        return self.record
+
+    @override
+    async def write(self, record: LeaseRecord) -> LeaseRecord:
+        if self.is_down:
+            raise ClusterError("the API server does not answer")
+        if record.version != (self.record.version if self.record else ""):
+            raise ConflictError("another process wrote the lease")
+        self._version += 1
+        self.record = record._replace(version=str(self._version))
+        return self.record
 
 
 @dataclass(slots=True)
