@@ -153,6 +153,6 @@ async def test_a_pool_whose_last_node_is_killed_gives_up_in_time(
     processes.kill("node")
     processes.kill("node-other")
 
-    with pytest.raises(UnavailableError, match="no other could be had"):
+    with pytest.raises(UnavailableError, match="no replacement was available"):
         await environment.run(calls(1))
     assert await environment.run(calls(0)) == known

@@ -68,7 +68,7 @@ def test_a_text_longer_than_the_context_is_cut_and_nothing_is_lost(
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ('{"prompt": "x"}', "neither"),
         ('{"messages": []}', "neither"),
         ('{"messages": [{"role": "judge", "content": "x"}]}', "role"),

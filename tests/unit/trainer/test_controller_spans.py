@@ -122,11 +122,11 @@ def change(rollout: Rollout, draw: random.Random) -> None:
     ("spans", "words"),
     [
         ([(1, 2)], "do not cover the token 2"),
-        ([(2, 3)], "where 1 was due"),
-        ([(1, 3), (2, 3)], "where 5 was due"),
-        ([(1, 5)], "nobody sampled"),
-        ([(1, 1)], "where 1 was due"),
-        ([(1, 3), (5, 9)], "where 5 was due"),
+        ([(2, 3)], "does not start at 1"),
+        ([(1, 3), (2, 3)], "does not start at 5"),
+        ([(1, 5)], "were not sampled"),
+        ([(1, 1)], "does not start at 1"),
+        ([(1, 3), (5, 9)], "does not start at 5"),
     ],
 )
 def test_a_refusal_says_which_tokens_are_wrong(spans: list[tuple[int, int]], words: str) -> None:

@@ -99,7 +99,7 @@ def test_a_layout_that_no_runs_describe_is_left_to_whole_tensors(
         for layer in (0, 1)
         for name in ("gate_up_proj", "down_proj")
     }
-    assert "published whole in each version" in caplog.text
+    assert "published completely in each version" in caplog.text
     live = sources(model)
     alone = converted(model, {name: live[name] for name in layout.scattered})
     expected = converted(model, live)

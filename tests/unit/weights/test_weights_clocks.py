@@ -37,10 +37,10 @@ def modules() -> Iterator[Path]:
     yield from folder(etude.common.blobs).rglob("*.py")
     yield from folder(etude.inference).rglob("*.py")
     trainer = folder(etude.trainer)
-    names = "publisher receipts share tracker shards layout keeper keeping keyframes folding parts"
-    yield from (trainer / f"{name}.py" for name in names.split())
-    names = "publishing versions patience rolling_back recovery saving upkeep replicas engines"
-    yield from (trainer / "controller" / f"{name}.py" for name in names.split())
+    for name in ("export", "compactor", "controller/publishing", "controller/checkpoints"):
+        yield from (trainer / name).rglob("*.py")
+    yield trainer / "model" / "checkpoint_layout.py"
+    yield trainer / "controller" / "store_retry.py"
 
 
 def asked(text: str) -> list[str]:

@@ -252,7 +252,7 @@ def test_damage_that_something_leads_around_cuts_nobody_off(
     other = keep(trained.store, folder=tmp_path / "other")
     assert other.round().cut_off_at is None
     assert other._copy().ref == trained.manifest.ref
-    assert "went around" in caplog.text
+    assert "took a detour around" in caplog.text
 
 
 def test_a_keeper_whose_own_copy_is_damaged_does_not_blame_the_store(

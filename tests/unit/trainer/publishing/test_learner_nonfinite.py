@@ -46,7 +46,7 @@ def test_weights_that_are_no_numbers_are_not_saved(
 ) -> None:
     learner = learner_with(value, dtype=dtype)
     before = list(store.list(""))
-    with pytest.raises(NonFiniteWeightsError, match="no checkpoint is written: 1 weights"):
+    with pytest.raises(NonFiniteWeightsError, match="no checkpoint was written: 1 weights"):
         learner.save("checkpoints/1")
     assert list(store.list("")) == before
 

@@ -1,1 +1,1 @@
-"""The run's single controller: what to sample, what to train on, what is durable."""
+"""The run's single controller: admits, journals, trains, publishes, saves and reports."""

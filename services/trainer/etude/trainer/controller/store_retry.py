@@ -1,4 +1,4 @@
-"""Trying again while the store is away."""
+"""Retry with backoff while the object store is unreachable."""
 
 import asyncio
 import logging
@@ -17,15 +17,15 @@ T = TypeVar("T")
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 BELIEVED_S = 600.0
-"""For how long a refusal tells of the store: three times the longest call with its pause."""
+"""Age at which an error is outdated: three times the longest call with its pause."""
 
 
 @dataclass(slots=True)
 class Refusal:
-    """What the store last said no with, while that tells of the store.
+    """Last error of the store, until it is outdated.
 
-    A run that waits for its store is never stalled. So a try that neither succeeds nor fails must
-    not pass for such a wait: nobody would start the run anew.
+    A run that waits for its store does not count as stalled. An attempt that neither succeeds nor
+    fails must not pass for such a wait, or a stalled run would never be restarted.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -33,36 +33,36 @@ class Refusal:
     _since_s: float = -math.inf
 
     def say(self, words: str) -> None:
-        """The store refused something just now."""
+        """Record an error of the store."""
         self._words, self._since_s = words, self.clock()
 
     def clear(self) -> None:
-        """It works."""
+        """Record a success."""
         self._words = ""
 
     @property
     def words(self) -> str:
-        """Empty while the store works, or once nothing was heard of it for long."""
+        """The error; empty while the store works, or once the error is outdated."""
         return self._words if self.clock() - self._since_s < BELIEVED_S else ""
 
 
 @dataclass(slots=True)
 class Patience:
-    """One user of the store, and what the store last refused it."""
+    """Retries of one user of the store, and its last error."""
 
     limit_s: float = math.inf
-    """Without one the work waits for as long as it takes: a controller that ended would lose the
-    steps that are not durable, and its successor could do no more than wait, too.
+    """Longest total wait. Unlimited by default: a controller that ended would lose the steps that
+    are not durable, and its successor could only wait as well.
     """
     refusal: Refusal = field(default_factory=Refusal)
 
     @property
     def trouble(self) -> str:
-        """Empty while the store works."""
+        """The last error; empty while the store works."""
         return self.refusal.words
 
     async def keep_trying(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of work that may be repeated.
+        """Run idempotent work, with retries.
 
         Raises:
             StoreError: the store stayed away longer than the limit.
@@ -75,7 +75,7 @@ class Patience:
                 if waited_s >= self.limit_s:
                     raise
                 self.refusal.say(str(error))
-                log.warning("%s: trying again: %s", what, error)
+                log.warning("%s failed and is retried: %s", what, error)
                 await asyncio.sleep(pause_s)
                 waited_s += pause_s
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

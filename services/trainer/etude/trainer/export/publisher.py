@@ -162,7 +162,7 @@ class Publisher(Steps):
     def upload(self, version: VersionId) -> None:
         """Store this rank's part of an encoded version; idempotent.
 
-        Not collective, and independent of the weights: it may run beside a step.
+        Not collective, and independent of the weights: it may run during a step.
 
         Raises:
             StoreError: the store failed; upload again.

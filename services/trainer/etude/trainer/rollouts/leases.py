@@ -174,7 +174,7 @@ class Slots:
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self, wanted: int) -> int:
-        """Wait for at least one slot; take up to the wanted number."""
+        """Wait for at least one slot; acquire at most the wanted number."""
         async with self._turn:
             while self._taken >= self.size:
                 self._freed.clear()

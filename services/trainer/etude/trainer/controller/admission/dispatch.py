@@ -1,4 +1,4 @@
-"""Running orders on rollout workers: lost workers, unusable rollouts, the status of pools."""
+"""Dispatch of group requests to rollout workers, with retries and validation of results."""
 
 import logging
 from dataclasses import replace
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 _TRACER = trace.get_tracer("etude.trainer")
 
 WORKER_RETRIES = 3
-"""A worker that dies with one and the same group so often is killed by it."""
+"""Retries of a group whose worker died; then the group itself is at fault."""
 
 MAX_ROLLOUT_BYTES = MAX_RECORD_BYTES - (1 << 10)
-"""What the journal takes of one rollout; the rest is its frame."""
+"""Largest rollout in the journal; the rest of a record is its frame."""
 
 
 async def run_order(run: Run, order: GroupOrder) -> list[journal_pb2.JournalRollout]:
-    """The finished rollouts of an order, each with a usable reward or a fault.
+    """Run a request; each finished rollout has a valid reward or a fault.
 
     Raises:
         WorkerLostError: worker after worker died.
@@ -61,13 +61,13 @@ async def _run(run: Run, order: GroupOrder) -> GroupResult:
         try:
             return await run.rollouts.run(order)
         except WorkerLostError as error:
-            run.tell("WorkerLost", f"{order.group_id} is run again: {error}", warning=True)
+            run.tell("WorkerLost", f"{order.group_id} is retried: {error}", warning=True)
             run.figures.retried += len(order.indices)
     return await run.rollouts.run(order)
 
 
 def _check(run: Run, record: journal_pb2.JournalRollout, order: GroupOrder) -> None:
-    """Turn a rollout that cannot be trained on into a platform fault: never trust the wire."""
+    """Mask a rollout that cannot be trained on; results of workers are untrusted."""
     if record.ByteSize() > MAX_ROLLOUT_BYTES:
         what = f"a record of {record.ByteSize()} bytes; the journal takes {MAX_ROLLOUT_BYTES}"
         for content in ("links", "calls", "diff", "final_message"):
@@ -90,7 +90,7 @@ def _check(run: Run, record: journal_pb2.JournalRollout, order: GroupOrder) -> N
 
 
 def mask(record: journal_pb2.JournalRollout, what: str, *, reason: str = "InvalidRollout") -> None:
-    """Make it one that the platform lost."""
+    """Mask a rollout with a platform fault."""
     log.error("rollout %s is unusable: %s", record.rollout.rollout_id, what)
     record.rollout.ending = rollout_pb2.ENDING_PLATFORM_FAULT
     record.rollout.fault = what

@@ -1,4 +1,4 @@
-"""Accepted rollouts that are not trained: each is dropped on the record, with its reason."""
+"""Dropping of accepted rollouts from the buffer, each journaled with its reason."""
 
 import asyncio
 import logging
@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 
 
 def drop_group(run: Run, group: Group, reason: str) -> None:
-    """Take a group out, with all that it brought."""
+    """Drop a group with all its rollouts."""
     _drop(run, journal_pb2.JournalDrop(group_id=group.group_id, reason=reason))
 
 
 async def leave(run: Run, phase: str, tasks: Collection[asyncio.Task[None]]) -> None:
-    """Drop what was begun for steps of a phase that are not made any more.
+    """Drop groups of a phase that ends before they are trained.
 
     Args:
-        run: whose phase ends.
-        phase: its name.
-        tasks: what works on its groups.
+        run: the run.
+        phase: name of the phase that ends.
+        tasks: asyncio tasks of its groups.
     """
     for task in tasks:
         task.cancel()
@@ -39,7 +39,7 @@ async def leave(run: Run, phase: str, tasks: Collection[asyncio.Task[None]]) -> 
 
 
 def drop_faulty(run: Run, groups: Iterable[Group]) -> None:
-    """Leave out every rollout that has no reward, through no fault of the policy."""
+    """Drop every rollout that a platform fault left without a reward."""
     for group in groups:
         for index in group.faulty():
             record = group.finished[index]
@@ -54,7 +54,7 @@ def drop_faulty(run: Run, groups: Iterable[Group]) -> None:
 
 @dataclass(slots=True)
 class Distrust:
-    """Keeps out what was sampled by weights that must not be learned from."""
+    """Drops rollouts that were sampled by quarantined, suspect or rolled-back weights."""
 
     run: Run
     marks: Marks = field(default_factory=Marks)
@@ -64,11 +64,11 @@ class Distrust:
         self._reader = MarkReader(self.run.store)
 
     async def refresh(self, *, patiently: bool = True) -> bool:
-        """Ask the store for marks; whether there are new ones.
+        """Read the marks from the store; True if there are new ones.
 
         Args:
-            patiently: whether to wait for a store that is away; else it is asked once, if the
-                journal reaches it, and what is known goes on to count.
+            patiently: True to wait for an unreachable store; else it is read once, if the journal
+                reaches it, and the known marks stay valid on an error.
 
         Raises:
             StoreError: the store stayed away.
@@ -84,11 +84,11 @@ class Distrust:
         except StoreError as error:
             if patiently:
                 raise
-            log.warning("%s: those that are known count: %s", what, error)
+            log.warning("%s were not read, the known ones stay valid: %s", what, error)
         return self.marks != before
 
     def drop(self, groups: Iterable[Group]) -> int:
-        """Drop the marked rollouts of these groups, to be drawn again; returns how many."""
+        """Drop the marked rollouts of these groups, to be redrawn; return their number."""
         found: Counter[str] = Counter()
         for group in groups:
             for index in group.valid():
@@ -100,7 +100,7 @@ class Distrust:
                     _drop(self.run, body)
                     found[reason] += 1
         for why, count in found.items():
-            message = f"{count} rollouts are drawn again: {why}"
+            message = f"{count} rollouts are redrawn: {why}"
             self.run.tell("RolloutsRedrawn", message, warning=True)
         return found.total()
 

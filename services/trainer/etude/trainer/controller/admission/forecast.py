@@ -1,4 +1,4 @@
-"""When a phase will ask for environments next, from when it did and for how long it kept them."""
+"""Forecast of a phase's demand for environments, from the rhythm of its waves and leases."""
 
 import math
 import statistics
@@ -13,19 +13,19 @@ from etude.v1 import journal_pb2, plan_pb2, rollout_pb2
 KEPT_WAVES, KEPT_LEASES = 20, 400
 SHARES = (0.5, 0.9, 0.99)
 LEAST_LEASES = 8
-"""Before so many, how long environments are kept is not told."""
+"""Fewest leases from which their durations are reported."""
 MAD_TO_SIGMA = 1.4826
 """For a normal distribution. Evaluations and checkpoints make a few gaps much longer than most."""
 LEAST_DOUBT = 0.05
-"""Share of a gap that is its standard deviation at least: few gaps say little of their spread."""
+"""Least standard deviation, as a share of the gap: few gaps say little about their spread."""
 LIKELY = 1.645
-"""Deviations below the mean that 5 of 100 cases lie beyond."""
+"""Standard deviations below the mean that 5 of 100 cases exceed."""
 VALID_GAPS, LEAST_VALID_S = 3.0, 60.0
-"""How long a plan holds when no other comes."""
+"""Validity of a plan, in gaps and in seconds."""
 
 
 class Gap(NamedTuple):
-    """Usual time from one moment of a rhythm to the next wave of groups."""
+    """Typical time from an event to the next wave of groups."""
 
     seconds: float
     sigma_s: float
@@ -33,18 +33,18 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True)
 class Forecast:
-    """What one phase's rhythm says of its next waves."""
+    """Forecast of one phase's next waves."""
 
     _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WAVES))
     _held_s: dict[str, deque[float]] = field(default_factory=dict)
     """By environment."""
     _steps_s: list[float] = field(default_factory=list)
-    """When each step since the newest wave began to train."""
+    """Start of each training step since the newest wave."""
     _rests_s: dict[int, deque[float]] = field(default_factory=dict)
-    """From the first, second, ... of these to the wave that followed."""
+    """Times from the first, second, ... step to the wave that followed."""
 
     def started(self, now_s: float) -> None:
-        """A wave of groups was launched."""
+        """Record the launch of a wave of groups."""
         for number, began_s in enumerate(self._steps_s):
             rests_s = self._rests_s.setdefault(number, deque(maxlen=KEPT_WAVES))
             rests_s.append(now_s - began_s)
@@ -52,11 +52,11 @@ class Forecast:
         self._starts_s.append(now_s)
 
     def stepped(self, now_s: float) -> None:
-        """A batch is complete and trained now: what is left to the next wave varies less."""
+        """Record the start of a step, from which the time to the next wave varies less."""
         self._steps_s.append(now_s)
 
     def ended(self, environment: str, records: Iterable[journal_pb2.JournalRollout]) -> None:
-        """Rollouts gave their environments back."""
+        """Record the lease times of finished rollouts."""
         held_s = self._held_s.setdefault(environment, deque(maxlen=KEPT_LEASES))
         for record in records:
             costs = record.rollout.costs
@@ -67,20 +67,20 @@ class Forecast:
 
     @property
     def gap(self) -> Gap | None:
-        """The usual time between two waves; None before there were three."""
+        """Typical time between two waves; None before there were three."""
         return _usual([after - before for before, after in pairwise(self._starts_s)])
 
     def _next(self, gap: Gap, now_s: float) -> Gap:
-        """How long until the next wave starts, and how sure that is."""
+        """Time until the next wave starts, with its standard deviation."""
         begun = len(self._steps_s)
         rest = _usual(self._rests_s.get(max(0, begun - 1), ()))
         since_s = now_s - (self._steps_s[-1] if begun else self._starts_s[-1])
-        # What is overdue may come at any moment.
+        # An overdue wave may start at any moment.
         if rest is None:
             return Gap(max(0.0, self._starts_s[-1] + gap.seconds - now_s), gap.sigma_s)
         if begun:
             return Gap(max(0.0, rest.seconds - since_s), rest.sigma_s)
-        # A step comes before the wave and has not begun: it cannot start before that is over.
+        # A step precedes the wave and has not started: the wave cannot start before its end.
         start_s = max(gap.seconds - since_s, rest.seconds)
         doubt_s = (start_s - rest.seconds) / LIKELY + rest.sigma_s
         return Gap(start_s, min(gap.sigma_s, doubt_s))
@@ -88,11 +88,11 @@ class Forecast:
     def plan(
         self, waves: Sequence[Mapping[str, int]], *, now_s: float, now_unix_ms: int
     ) -> plan_pb2.RolloutPlan | None:
-        """The plan of the next waves; None while there is no rhythm to go by.
+        """Build the plan of the next waves; None while there is no rhythm yet.
 
         Args:
             waves: environments by name, of the wave after the newest one and those behind it.
-            now_s: on the clock of started().
+            now_s: on the clock of the recorded waves.
             now_unix_ms: the same moment.
         """
         gap = self.gap
@@ -130,7 +130,7 @@ class Forecast:
 
 
 def _usual(gaps_s: Collection[float]) -> Gap | None:
-    """Middle and spread of some gaps; None of fewer than two."""
+    """Median and spread of gaps; None for fewer than two."""
     if len(gaps_s) < 2:
         return None
     middle = statistics.median(gaps_s)

@@ -1,4 +1,4 @@
-"""One group of sibling rollouts, from its admission to its batch."""
+"""Groups of the rollout buffer: sibling rollouts from admission to batch."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from etude.v1 import journal_pb2, rollout_pb2
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """A task that was admitted, and what its rollouts brought so far."""
+    """An admitted task with its finished rollouts."""
 
     group_id: str
     phase: str
@@ -24,27 +24,27 @@ class Group:
     task_id: str
     seed: int
     sequence: int
-    """Of its ADMIT record: a checkpoint that holds this group replays from here."""
+    """Sequence of its ADMIT record, from which a checkpoint with this group replays."""
     finished: dict[int, journal_pb2.JournalRollout] = field(default_factory=dict)
     """By index among its siblings."""
     masked: set[int] = field(default_factory=set)
-    """Indices that a DROP took out."""
+    """Indices that a DROP removed."""
     spent: dict[str, int] = field(default_factory=dict)
-    """Index of each rollout that was dropped to be drawn again, by its id."""
+    """Index of each rollout that was dropped to be redrawn, by its id."""
     serving: int | None = None
-    """Oldest position that was served when its rollouts started; unset while none runs."""
+    """Oldest position that engines served when its rollouts started; unset while none runs."""
 
     def missing(self, size: int) -> list[int]:
-        """Indices that have no finished rollout yet."""
+        """Indices without a finished rollout."""
         return [index for index in range(size) if index not in self.finished]
 
     def draws(self, size: int) -> tuple[int, ...]:
-        """How often each of the siblings was dropped to be drawn again."""
+        """Number of redraws of each sibling."""
         spent = list(self.spent.values())
         return tuple(spent.count(index) for index in range(size))
 
     def faulty(self) -> list[int]:
-        """Indices without a reward that no DROP accounts for yet."""
+        """Indices without a reward and without a DROP."""
         return [
             index
             for index, record in sorted(self.finished.items())
@@ -66,7 +66,7 @@ class Group:
 
 
 def oldest_version(rollout: rollout_pb2.Rollout) -> VersionId:
-    """The oldest version that sampled a token, or whose cached context one attended to."""
+    """The oldest version that sampled a token, or whose cached context a token attended to."""
     return VersionId.from_proto(rollout.oldest)
 
 
@@ -79,14 +79,14 @@ def check_rollout(
         rollout: as it came over the wire.
         vocab_size: of the model.
         max_tokens: most that one link may have; the model takes as many.
-        position_of: where a version stands.
+        position_of: position of a version along the accepted chain.
 
     Raises:
-        InvalidSpanError: its tokens' versions cannot be true.
-        InvalidFieldError: anything else is wrong; it names the field.
+        InvalidSpanError: the versions of its tokens are impossible.
+        InvalidFieldError: another field is invalid; it is named.
     """
     if not rollout.links:
-        raise InvalidFieldError("links", "a rollout that ended has at least one")
+        raise InvalidFieldError("links", "a finished rollout needs at least one")
     for place, link in enumerate(rollout.links):
         _check_link(link, f"links[{place}]", vocab_size=vocab_size, max_tokens=max_tokens)
     check_spans(rollout, position_of=position_of)
@@ -113,18 +113,18 @@ def _check_link(link: rollout_pb2.Link, where: str, *, vocab_size: int, max_toke
 
 
 def check_reward(record: journal_pb2.JournalRollout) -> None:
-    """Refuse a reward that is no usable number.
+    """Refuse a reward that is not usable.
 
     Raises:
         InvalidFieldError: it is NaN, infinite, or beyond a million.
     """
     reward = record.reward.reward
     if not math.isfinite(reward) or abs(reward) > 1e6:
-        raise InvalidFieldError("reward", f"{reward} is no usable number")
+        raise InvalidFieldError("reward", f"{reward} is not a usable number")
 
 
 def policy_batch(groups: Sequence[Group]) -> PolicyBatch:
-    """What the learner trains on: groups in this order, siblings by index."""
+    """Build the learner's batch: groups in this order, siblings by index."""
     sequences: list[PolicySequence] = []
     rewards: list[float] = []
     siblings: list[int] = []

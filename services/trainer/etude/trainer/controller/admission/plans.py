@@ -1,4 +1,4 @@
-"""Tells the brokers of a run's environments what it will ask them for next."""
+"""Rollout plans: reports of a run's forecast demand to the brokers of its environments."""
 
 import asyncio
 import logging
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 2.0
 """A broker that needs longer gets the next plan instead."""
 REPEAT_S = 5.0
-"""A plan that is not confirmed is forgotten, and what is left to a wave varies with time."""
+"""Brokers forget a plan that is not repeated, and the time to a wave changes."""
 WAVES = 3
-"""Farther ahead a plan says little: doubt grows with each wave."""
+"""Waves in a plan: uncertainty grows with each."""
 
 
 @dataclass(slots=True)
 class Planner:
-    """Reports plans in the background.
+    """Reports plans to brokers in the background.
 
-    Without brokers or their answers nothing is different but that environments are ready later.
+    Without brokers or their answers environments are only ready later.
     """
 
     run_id: str = ""
@@ -41,25 +41,25 @@ class Planner:
     forecast: Forecast = field(default_factory=Forecast)
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
     _reports: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
-    """Under way, by the broker's address."""
+    """Reports under way, by the broker's address."""
     _unheard: set[str] = field(default_factory=set)
-    """Addresses of brokers that did not take the last plan."""
+    """Addresses of brokers that did not accept the last plan."""
     _ready_ms: dict[str, int] = field(default_factory=dict)
-    """By environment, when its broker could give one more, in Unix milliseconds; 0: at once."""
+    """By environment: time of its broker's next free slot, in Unix milliseconds; 0 for now."""
     _following: Sequence[Mapping[str, int]] = ()
     """Environments by name, of each wave behind the newest one."""
     _repeating: "asyncio.Task[None] | None" = None
 
     def begin_phase(self) -> None:
-        """Another phase has another rhythm."""
+        """Reset the forecast: each phase has its own rhythm."""
         self.forecast = Forecast()
         self._following = ()
 
     def wave(self, following: Sequence[Sequence[str]], *, siblings: int) -> None:
-        """A wave of groups was launched; report those that follow.
+        """Record the launch of a wave, and report the waves that follow.
 
         Args:
-            following: environment of each group, of the next waves in their order.
+            following: environments of the groups of each following wave.
             siblings: rollouts of a group.
         """
         self.forecast.started(time.monotonic())
@@ -72,12 +72,12 @@ class Planner:
             self._repeating = asyncio.create_task(self._repeat(), name="repeat-plans")
 
     def ready_ms(self, environment: str) -> int:
-        """When its broker could give one more environment; 0: at once, or nobody knows."""
+        """Time of the next free slot of an environment's broker; 0 for now or unknown."""
         at_ms = self._ready_ms.get(environment, 0)
         return at_ms if at_ms > 1000 * time.time() else 0
 
     def stepped(self) -> None:
-        """A step begins to train, which says when the next wave comes."""
+        """Record the start of a step, and report the sharper forecast."""
         self.forecast.stepped(time.monotonic())
         self._tell()
 
@@ -97,14 +97,14 @@ class Planner:
                 self._report(target, environments, self._part(plan, environments))
 
     def _by_broker(self) -> dict[str, list[str]]:
-        """Environments by their broker's address; it keeps one plan of a run for all of them."""
+        """Environments by their broker's address; a broker has one plan per run."""
         found: dict[str, list[str]] = defaultdict(list)
         for environment, brokers in self.brokers.items():
             found[target_of(self.run_id, brokers)].append(environment)
         return found
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Cancel reports and close channels."""
         tasks = [*self._reports.values(), *([self._repeating] if self._repeating else [])]
         for task in tasks:
             task.cancel()
@@ -115,7 +115,7 @@ class Planner:
     def _part(
         self, plan: plan_pb2.RolloutPlan, environments: Sequence[str]
     ) -> plan_pb2.RolloutPlan:
-        """The waves that the broker of these environments will see, in its own words."""
+        """Part of a plan for one broker, with the broker's template names."""
         part = plan_pb2.RolloutPlan()
         part.CopyFrom(plan)
         del part.waves[:]
@@ -123,7 +123,7 @@ class Planner:
             if wave.pool in environments:
                 mine = part.waves.add()
                 mine.CopyFrom(wave)
-                # The broker's pool may have another name than the run's environment has.
+                # The broker's pool may have another name than the run's environment.
                 mine.pool, mine.template = "", self.templates[wave.pool]
         return part
 
@@ -144,7 +144,7 @@ class Planner:
         except grpc.aio.AioRpcError as error:
             if target not in self._unheard:
                 whose = ", ".join(environments)
-                log.warning("no plan reached the broker of %s: %s", whose, error.details())
+                log.warning("plan not delivered to the broker of %s: %s", whose, error.details())
             self._unheard.add(target)
             for environment in environments:
                 self._ready_ms.pop(environment, None)
@@ -157,10 +157,9 @@ class Planner:
 
 
 def soonest(planner: Planner, order: TaskOrder, groups: Iterable[Group]) -> list[Group]:
-    """Groups in the order in which they should ask for environments: those first that get some.
+    """Sort groups by the time at which their environments have free slots.
 
-    What they are, and that all of them are trained, does not depend on it. Of those that need not
-    wait, the order stays as it was.
+    All of them are launched and trained in any order. Groups that need not wait keep their order.
     """
     return sorted(groups, key=lambda each: planner.ready_ms(order.at(each.position).environment))
 
@@ -171,8 +170,8 @@ def upcoming(order: TaskOrder, *, first: int, left: int, wave: int) -> list[list
     Args:
         order: of tasks.
         first: position of the next one.
-        left: groups that the phase still admits.
-        wave: groups that a version admits.
+        left: number of groups that the phase still admits.
+        wave: number of groups that a version admits.
     """
     count = max(0, min(left, len(order) - first, WAVES * wave))
     ahead = [order.at(first + n).environment for n in range(count)]

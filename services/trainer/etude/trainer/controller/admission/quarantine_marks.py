@@ -1,4 +1,4 @@
-"""Which rollouts may not be trained for the weights that sampled them."""
+"""Quarantine marks: versions and engines whose rollouts must not be trained."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,21 +10,21 @@ from etude.common.weights.protocol.epochs import epoch_or_none
 from etude.v1 import rollout_pb2
 
 Reason = Literal["quarantined_policy", "suspect_policy", "rolled_back_policy"]
-"""Why a rollout is dropped and drawn again."""
+"""Reason to drop and redraw a rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """What is known of versions and engines that must not be learned from."""
+    """Known marks of versions, engines and epochs."""
 
     quarantined: frozenset[VersionId] = frozenset()
     suspects: Mapping[str, VersionId] = field(default_factory=dict)
-    """Version since which an engine process is distrusted, by the name in its spans."""
+    """Version since which an engine process is suspect, by its name in spans."""
     rollbacks: tuple[EpochRecord, ...] = ()
-    """Epochs that went back to an older version on purpose."""
+    """Epochs that rolled back to an older version."""
 
     def against(self, rollout: rollout_pb2.Rollout) -> Reason | None:
-        """Why a rollout may not be trained; None if it may."""
+        """Reason to drop a rollout; None if it may be trained."""
         spans = [span for link in rollout.links for span in link.spans]
         versions = {VersionId.from_proto(v) for span in spans for v in (span.sampled, span.context)}
         if versions & self.quarantined:
@@ -38,7 +38,7 @@ class Marks:
         return None
 
     def _is_rolled_back(self, version: VersionId) -> bool:
-        """Whether a later epoch took it back. What a take-over abandons stays usable."""
+        """True if a later epoch rolled the version back; a take-over does not."""
         return any(
             version.epoch < record.epoch
             and (record.parent is None or version.number > record.parent.number)
@@ -55,7 +55,7 @@ class MarkReader:
     _next_epoch: int = 1
 
     def read(self) -> Marks:
-        """All marks, as they are now.
+        """Read all current marks.
 
         Raises:
             CorruptError: an epoch's record is damaged.

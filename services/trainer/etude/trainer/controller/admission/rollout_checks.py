@@ -1,4 +1,4 @@
-"""Whether the versions that tokens claim to be of can be true. Pure."""
+"""Validation of policy spans: the versions that a rollout's tokens claim. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ PositionOf = Callable[[VersionId], int | None]
 
 
 class InvalidSpanError(InvalidFieldError):
-    """Nobody can say which weights produced a rollout's tokens: it must not be trained."""
+    """The weights that produced a rollout's tokens are unknown: it must not be trained."""
 
     reason = "InvalidSpan"
 
@@ -22,8 +22,8 @@ class InvalidSpanError(InvalidFieldError):
 def check_spans(rollout: rollout_pb2.Rollout, *, position_of: PositionOf) -> None:
     """Refuse a rollout whose spans break the contract.
 
-    In each link they are in token order, not empty, touch, and cover exactly the sampled tokens;
-    no context is newer than the weights that sampled; every version was published; and the
+    In each link spans are in token order, not empty, contiguous, and cover exactly the sampled
+    tokens; no context is newer than the weights that sampled; every version was published; and the
     rollout is as old as its oldest context.
 
     Raises:
@@ -46,10 +46,10 @@ def _check_cover(spans: Sequence[weights_pb2.PolicySpan], mask: Bools, where: st
     for span in spans:
         due = _next_sampled(mask, at)
         if span.start != due or not span.start < span.end <= len(mask):
-            raise InvalidSpanError(where, f"[{span.start}, {span.end}) where {due} was due")
+            raise InvalidSpanError(where, f"[{span.start}, {span.end}) does not start at {due}")
         if not mask[span.start : span.end].all():
             raise InvalidSpanError(
-                where, f"[{span.start}, {span.end}) covers tokens that nobody sampled"
+                where, f"[{span.start}, {span.end}) covers tokens that were not sampled"
             )
         at = span.end
     if mask[at:].any():
@@ -57,7 +57,7 @@ def _check_cover(spans: Sequence[weights_pb2.PolicySpan], mask: Bools, where: st
 
 
 def _next_sampled(mask: Bools, at: int) -> int:
-    """The first sampled token from a place on; the number of tokens if there is none."""
+    """The first sampled token from a position on; the number of tokens if there is none."""
     rest = mask[at:]
     return at + int(rest.argmax()) if rest.any() else len(mask)
 

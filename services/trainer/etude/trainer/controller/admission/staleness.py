@@ -1,11 +1,11 @@
-"""Bounded staleness: which groups may start, and which may be trained next.
+"""Bounded staleness: admission of groups, and the choice of the next batch by deadline.
 
-Versions and the trainer are given by the batches that are trained into them. Staleness counts in
-positions: versions along the accepted chain, of which there is one for every N batches; what a
-take-over publishes between two of them has the position of the earlier one. A deadline is the last
-number of batches at which a group may be trained. With P groups per batch, admission lets at most
-P·(D + 1) groups ever have a deadline of D or earlier, so a schedule without a late group exists;
-the batch rule keeps it reachable.
+Versions and the trainer are counted by the batches that are trained into them. Staleness counts in
+positions: versions along the accepted chain, one for every N batches; a version that a take-over
+publishes between two of them has the position of the earlier one. A deadline is the last number of
+batches at which a group may be trained. With P groups per batch, admission lets at most P·(D + 1)
+groups ever have a deadline of D or earlier, so a schedule without a late group exists; the batch
+rule keeps it reachable.
 """
 
 import itertools
@@ -23,7 +23,7 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalenessBound:
-    """The whole of asynchrony; Sync is the bound 0."""
+    """Staleness bound of a phase; Sync is the bound 0."""
 
     groups_per_step: int
     max_staleness: int
@@ -44,7 +44,7 @@ class StalenessBound:
         return trainer // self.steps_per_version - oldest // self.steps_per_version
 
     def can_admit(self, groups: int, *, serving: int) -> bool:
-        """Whether one more group may start.
+        """True if one more group may start.
 
         Args:
             groups: groups trained and groups live; dropped ones do not count.
@@ -53,26 +53,26 @@ class StalenessBound:
         return groups < self.groups_per_step * (self.deadline(serving) + 1)
 
     def deadline(self, oldest: int) -> int:
-        """The most batches that the trainer may be at when it trains a group.
+        """Deadline of a group: the most batches that the trainer may have trained before it.
 
         Args:
-            oldest: batches in the oldest version that touched its tokens; before there are any, in
-                the serving one.
+            oldest: batches in the oldest version that touched its tokens; without tokens yet, in
+                the serving version.
         """
         position = oldest // self.steps_per_version + self.max_staleness
         return (position + 1) * self.steps_per_version - 1
 
     def is_late(self, deadline: int, *, trainer: int) -> bool:
-        """Whether a group can no longer be trained within the bound."""
+        """True if a group can no longer be trained within the bound."""
         return deadline < trainer
 
     def pick(
         self, ready: Sequence[Due], unfinished: Sequence[Due], *, trainer: int
     ) -> list[str] | None:
-        """The groups of the next batch, earliest deadline first; None means wait.
+        """Pick the groups of the next batch, earliest deadline first; None means wait.
 
         Args:
-            ready: groups whose rollouts are all scored and which are not late.
+            ready: groups that are completely scored and not late.
             unfinished: groups that are still running.
             trainer: batches trained so far.
         """
@@ -86,7 +86,7 @@ class StalenessBound:
         return [due.group_id for due in batch]
 
     def _is_reachable(self, deadlines: Sequence[int], *, trainer: int) -> bool:
-        """Whether the batches after this one can take every group in time. Deadlines ascend."""
+        """True if the batches after this one can train every group in time. Deadlines ascend."""
         due = 0
         for deadline, same in itertools.groupby(deadlines):
             due += sum(1 for _ in same)

@@ -1,4 +1,4 @@
-"""The tasks of a phase in the order of its seed."""
+"""Task sets, and the shuffled order of a phase's tasks."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOrder:
-    """The tasks of one phase in the order of its seed; no task comes twice."""
+    """The tasks of one phase, shuffled by its seed; no task occurs twice."""
 
     tasks: tuple[Task, ...]
     seed: int
 
     def __post_init__(self) -> None:
         if len({task.task_id for task in self.tasks}) != len(self.tasks):
-            raise ValueError("a task comes twice")
+            raise ValueError("a task occurs twice")
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -42,12 +42,12 @@ class TaskOrder:
         return (self.at(position).task_id for position in range(len(self)))
 
     def at(self, position: int) -> Task:
-        """The task at a position of the order."""
+        """Task at a position of the order."""
         return self.tasks[permuted(position, size=len(self.tasks), seed=self.seed)]
 
 
 def find_tasks(store: Store, *, name: str, environment: str) -> tuple[Task, ...]:
-    """The tasks of a task set, by folder name.
+    """Find the tasks of a task set, sorted by folder name.
 
     Args:
         store: opened at the folder of task folders.
@@ -55,7 +55,7 @@ def find_tasks(store: Store, *, name: str, environment: str) -> tuple[Task, ...]
         environment: entry of roles.environments in which they run.
 
     Raises:
-        UserError: no task is there, or one has no instruction.
+        UserError: there is no task, or one has no instruction.
     """
     keys = {info.key for info in store.list("")}
     folders = sorted(_folders(keys))

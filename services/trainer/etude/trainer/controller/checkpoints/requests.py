@@ -1,53 +1,53 @@
-"""Checkpoints that others ask for: each request gets a state of its own."""
+"""On-demand checkpoints: each request gets a checkpoint of its own, with backoff after failures."""
 
 from dataclasses import dataclass, field
 
 REST = 9.0
-"""Times what a failed try took, until the next one: a tenth of the time goes into them at most."""
+"""Pause after a failed attempt, in multiples of its duration: at most 10 % go into attempts."""
 
 LEAST_REST_S = 60.0
 
 
 @dataclass(slots=True)
 class Requests:
-    """Checkpoint objects that ask for a state of their own, oldest first.
+    """UIDs of Checkpoint objects that wait for a checkpoint, oldest first.
 
-    Such a state holds the model too, so it may be the only one that cannot be saved. A failed try
-    is therefore followed by a rest, and lets the next scheduled checkpoint go first where one is
-    due. As with the cadence, the clock is read once per step.
+    Such a checkpoint includes the model, so it may be the only one that cannot be written. A failed
+    attempt is therefore followed by a pause, and gives way to a scheduled checkpoint if one is due.
+    As with the cadence, the clock is read once per step.
     """
 
     _waiting: list[str] = field(default_factory=list)
     _fulfilled: set[str] = field(default_factory=set)
     _yields: bool = False
-    """The newest try failed, and no other checkpoint was tried since."""
+    """The newest attempt failed, and no other checkpoint was attempted since."""
     _rests: bool = False
     _rests_until_s: float = 0.0
 
     def add(self, request: str) -> None:
-        """Somebody asks; who asked before changes nothing."""
+        """Add a request; a known one changes nothing."""
         if request not in self._waiting and request not in self._fulfilled:
             self._waiting.append(request)
 
     def turn(self, *, is_due: bool) -> str:
-        """The request to save for now; empty for none.
+        """The request to serve now; empty for none.
 
         Args:
-            is_due: whether a scheduled checkpoint is.
+            is_due: True if a scheduled checkpoint is due.
         """
         waits = self._rests or (self._yields and is_due)
         return self._waiting[0] if self._waiting and not waits else ""
 
     def stepped(self, now_s: float) -> None:
-        """A step is done, at this time of the monotonic clock."""
+        """Count a step, at this time of the monotonic clock."""
         self._rests = now_s < self._rests_until_s
 
     def yielded(self) -> None:
-        """A checkpoint that is no request's is tried."""
+        """Note an attempt at a checkpoint without a request."""
         self._yields = False
 
     def fulfilled(self, request: str) -> None:
-        """A request has its checkpoint; the empty one is nobody's."""
+        """Mark a request as fulfilled; an empty one is ignored."""
         if not request:
             return
         self._waiting = [each for each in self._waiting if each != request]
@@ -55,6 +55,6 @@ class Requests:
         self._yields, self._rests, self._rests_until_s = False, False, 0.0
 
     def failed(self, began_s: float, now_s: float) -> None:
-        """A try that began at this time failed just now, both on the monotonic clock."""
+        """Mark an attempt as failed, by its start and the current time of the monotonic clock."""
         self._yields = self._rests = True
         self._rests_until_s = now_s + max(LEAST_REST_S, REST * (now_s - began_s))

@@ -1,4 +1,4 @@
-"""Offline audit of a recorded journal: every accepted rollout is accounted for, none counts twice.
+"""Offline audit of a journal: every accepted rollout is accounted for, and none counts twice.
 
 It shares no code with the journal's writer, so that a mistake there cannot hide itself.
 """
@@ -18,7 +18,7 @@ MASKING = frozenset({"platform", "invalid_span"})
 REDRAWING = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
 WHOLE = frozenset({"stale", "surplus"})
 REASONS = MASKING | REDRAWING | WHOLE
-"""Why a rollout may be dropped."""
+"""All reasons to drop a rollout."""
 
 
 class Finding(NamedTuple):
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class Audit:
-    """The account that the journal gives, and what is wrong with it."""
+    """Counts of a journal, and its broken invariants."""
 
     accepted: int = 0
     trained: int = 0
@@ -59,11 +59,11 @@ def audit(
     max_staleness: int | None = None,
     steps_per_version: int = 1,
 ) -> Audit:
-    """Judge a run by the objects below its journal prefix.
+    """Audit a run by the objects below its journal prefix.
 
     Args:
         objects: key to content.
-        acknowledged: rollout ids that were acknowledged, kept by somebody else than the controller.
+        acknowledged: acknowledged rollout ids, recorded outside of the controller.
         max_staleness: bound of the sampled phase; unset leaves staleness unchecked.
         steps_per_version: as the run has it.
     """
@@ -256,7 +256,7 @@ def _accepted_records(
 
 def _records(data: bytes) -> Iterator[pb.JournalRecord]:
     if data[:4] != b"ETWL":
-        raise ValueError("is no journal segment")
+        raise ValueError("is not a journal segment")
     place = 20 + int.from_bytes(data[18:20], "little") + 4
     while place < len(data):
         length, crc = struct.unpack_from("<II", data, place)

@@ -1,4 +1,4 @@
-"""The account of every group and rollout: a fold over journal records, live and on resume alike."""
+"""Ledger of the rollout buffer: a fold over journal records, the same live and on resume."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from etude.trainer.controller.admission.groups import Group
 from etude.v1 import journal_pb2
 
 KEPT_VERSIONS = 256
-"""Versions whose positions are remembered: far more than any bound allows a token to be old."""
+"""Versions whose positions are remembered: far more than any staleness bound."""
 
 MASKED = frozenset({"platform", "invalid_span"})
-"""Drops of single rollouts whose siblings are trained without them."""
+"""Reasons to drop single rollouts whose siblings are trained without them."""
 REDRAWN = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
-"""Drops of single rollouts that are drawn again: nothing is wrong with the task or the policy."""
+"""Reasons to redraw single rollouts: neither task nor policy is at fault."""
 DROP_REASONS = frozenset({"stale", "surplus"}) | MASKED | REDRAWN
-"""Why an accepted rollout is not trained; the closed list of the accounting."""
+"""All reasons to drop an accepted rollout."""
 
 
 class Step(NamedTuple):
@@ -31,16 +31,16 @@ class Step(NamedTuple):
 
 
 class LedgerState(BaseModel):
-    """What a checkpoint keeps of the ledger; the journal has the rest."""
+    """Part of the ledger in a checkpoint; the journal has the rest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     consumed: list[str] = Field(default_factory=list)
-    """Ids of tasks that were admitted, in order: none of them is admitted again."""
+    """Ids of admitted tasks, in order; none is admitted twice."""
     cursors: dict[str, int] = Field(default_factory=dict)
     """Next position of each phase's task order."""
     live: dict[str, int] = Field(default_factory=dict)
-    """Groups that are neither trained nor dropped, and the sequence of their ADMIT."""
+    """Groups that are neither trained nor dropped, with the sequence of their ADMIT."""
     trained_groups: dict[str, int] = Field(default_factory=dict)
     """Groups in batches, by phase."""
     versions: list[tuple[int, int, int]] = Field(default_factory=list)
@@ -52,13 +52,13 @@ class LedgerState(BaseModel):
 
 @dataclass(slots=True)
 class Ledger:
-    """Every change is a journal record: append it, then apply it."""
+    """Account of all groups and rollouts. Every change is a journal record: append, then apply."""
 
     consumed: dict[str, None] = field(default_factory=dict)
     cursors: Counter[str] = field(default_factory=Counter)
     live: dict[str, Group] = field(default_factory=dict)
     batches: dict[Step, list[Group]] = field(default_factory=dict)
-    """Batches whose groups are still at hand: not yet trained into the present weights."""
+    """Batches that are not yet trained into the current weights."""
     trained_groups: Counter[str] = field(default_factory=Counter)
     versions: dict[VersionId, int] = field(default_factory=dict)
     """Step at which each version was published: its position along the accepted chain.
@@ -71,21 +71,21 @@ class Ledger:
 
     @property
     def queued(self) -> int:
-        """Accepted rollouts that are neither trained nor dropped."""
+        """Number of accepted rollouts that are neither trained nor dropped."""
         return sum(len(group.valid()) for group in self.live.values())
 
     @property
     def masked(self) -> int:
-        """Rollouts that were left out of their groups."""
+        """Number of rollouts that were left out of their groups."""
         return sum(count for reason, count in self.dropped.items() if reason in MASKED)
 
     @property
     def discarded(self) -> int:
-        """Rollouts that were dropped though nothing was wrong with themselves."""
+        """Number of valid rollouts that were dropped."""
         return self.dropped.total() - self.masked
 
     def apply(self, record: journal_pb2.JournalRecord) -> None:
-        """Take one record into account.
+        """Apply one record.
 
         Raises:
             CorruptError: the record contradicts those before it.
@@ -102,7 +102,7 @@ class Ledger:
             case "published":
                 body = record.published
                 self._published(VersionId(body.epoch, body.number), body.step)
-            case _:  # says nothing about groups
+            case _:  # does not concern groups
                 pass
 
     def _admit(self, body: journal_pb2.JournalAdmit, sequence: int) -> None:
@@ -117,7 +117,7 @@ class Ledger:
         if group is None or body.rollout.index in group.finished:
             return  # delivered again: counted once
         if body.rollout.rollout_id in group.spent:
-            return  # likewise, after it was dropped
+            return  # delivered again after it was dropped
         group.finished[body.rollout.index] = body
         self.accepted += 1
 
@@ -149,11 +149,11 @@ class Ledger:
             del self.versions[next(iter(self.versions))]
 
     def forget(self, step: Step) -> list[Group]:
-        """Let go of a batch that is in the weights now."""
+        """Forget a batch that is in the weights now."""
         return self.batches.pop(step)
 
     def state(self) -> LedgerState:
-        """What a checkpoint keeps.
+        """State for a checkpoint.
 
         Raises:
             ValueError: a batch is not in the weights yet; the checkpoint would lose it.
@@ -175,7 +175,7 @@ class Ledger:
 def resumed(
     state: LedgerState, records: Iterable[journal_pb2.JournalRecord], *, sequence: int
 ) -> Ledger:
-    """The ledger after a checkpoint and the records behind it.
+    """Rebuild the ledger from a checkpoint and the records behind it.
 
     Args:
         state: as the checkpoint kept it.
@@ -208,7 +208,7 @@ def resumed(
 
 
 def _refill(ledger: Ledger, record: journal_pb2.JournalRecord, state: LedgerState) -> None:
-    """Content of groups that were live in the checkpoint; they are counted there already."""
+    """Restore the content of groups that were live in the checkpoint, which has counted them."""
     match record.WhichOneof("body"):
         case "admit" if record.admit.group_id in state.live:
             ledger.live[record.admit.group_id] = _group(record.admit, record.sequence)
@@ -224,7 +224,7 @@ def _refill(ledger: Ledger, record: journal_pb2.JournalRecord, state: LedgerStat
 
 
 def _take_out(group: Group, body: journal_pb2.JournalDrop) -> int:
-    """Take one rollout out of its group; returns how many that were."""
+    """Remove one rollout from its group; return the number removed."""
     named = {i for i, r in group.finished.items() if r.rollout.rollout_id == body.rollout_id}
     new = named - group.masked
     if body.reason in REDRAWN:

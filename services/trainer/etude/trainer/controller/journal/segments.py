@@ -1,4 +1,4 @@
-"""The bytes of one journal segment.
+"""Byte format of a journal segment.
 
     segment   header record+ commit
     header    "ETWL" | u16 format | u32 epoch | u64 first sequence | u16 length, run uid | u32 crc
@@ -6,8 +6,8 @@
     commit    a record of kind 255; its payload: u64 first sequence | u32 count | u32 crc of records
 
 Little-endian; every crc is CRC-32 as in zlib, which the standard library computes at memory speed.
-A segment is one create-only object: it exists whole or not at all, so whatever does not decode to
-its end is damage and refused.
+A segment is one create-only object, so it exists completely or not at all: one that does not decode
+to its end is damaged and refused.
 """
 
 import struct
@@ -32,7 +32,7 @@ _CRC = struct.Struct("<I")
 
 
 class Segment(NamedTuple):
-    """What one object of the journal holds."""
+    """Content of one object of the journal."""
 
     run_uid: str
     epoch: int
@@ -50,7 +50,7 @@ class Segment(NamedTuple):
 
 
 def encode_record(record: journal_pb2.JournalRecord) -> bytes:
-    """One record, framed.
+    """Encode one record with its frame.
 
     Raises:
         ValueError: the record has no body, or is larger than a segment may be.
@@ -70,7 +70,7 @@ def _framed(kind: int, sequence: int, payload: bytes) -> bytes:
 
 
 def encode_segment(run_uid: str, epoch: int, *, first: int, frames: Sequence[bytes]) -> bytes:
-    """A whole segment from framed records whose sequences follow each other."""
+    """Encode a segment from framed records with consecutive sequences."""
     uid = run_uid.encode()
     header = _HEADER.pack(MAGIC, FORMAT, epoch, first, len(uid)) + uid
     body = b"".join(frames)
@@ -80,7 +80,7 @@ def encode_segment(run_uid: str, epoch: int, *, first: int, frames: Sequence[byt
 
 
 def decode_segment(data: bytes, *, where: str) -> Segment:
-    """The records of a segment, every byte checked.
+    """Decode and verify all records of a segment.
 
     Raises:
         CorruptError: naming the object and the offset.
@@ -104,7 +104,7 @@ def decode_segment(data: bytes, *, where: str) -> Segment:
 
 def _header(view: memoryview, where: str) -> tuple[int, int, str, int]:
     if len(view) < _HEADER.size:
-        raise CorruptError(f"{where}: {len(view)} bytes are no journal segment")
+        raise CorruptError(f"{where}: {len(view)} bytes are not a journal segment")
     magic, version, epoch, first, length = _HEADER.unpack_from(view)
     end = _HEADER.size + length
     if magic != MAGIC or version != FORMAT or len(view) < end + _CRC.size:
@@ -119,7 +119,7 @@ def _frame(view: memoryview, offset: int, where: str) -> tuple[int, int, memoryv
         raise CorruptError(f"{where}: ends at byte {len(view)} without a commit")
     length, crc, kind, sequence = _RECORD.unpack_from(view, offset)
     start = offset + _RECORD.size
-    # The length is hostile until the checksum holds: it never leads beyond the data.
+    # The length is untrusted until the checksum holds: it must not lead beyond the data.
     if length > MAX_RECORD_BYTES or start + length > len(view):
         raise CorruptError(f"{where}: the record at byte {offset} is damaged")
     payload = view[start : start + length]

@@ -1,4 +1,4 @@
-"""The controller's durable log: appended in order, acknowledged once it is in the store."""
+"""Write-ahead log (journal) of the controller: appended in order, durable once in the store."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,7 +15,7 @@ from etude.v1 import journal_pb2
 JOURNAL = "journal/"
 
 LINGER_S = 0.25
-"""How long a record that nobody waits for may wait for company: objects cost a round trip each."""
+"""Delay of a record that no caller awaits, to batch it: each object costs a round trip."""
 
 _ROOM = MAX_CREATE_BYTES - 4_096
 """Bytes of records in one segment; header and commit need the rest."""
@@ -33,17 +33,17 @@ class _Frame(NamedTuple):
 
 @dataclass(slots=True)
 class Journal:
-    """One epoch's log. Append from the event loop only; run() owns all writing."""
+    """Log of one epoch. Append from the event loop only; run() does all writing."""
 
     store: Store
     run_uid: str
     epoch: int
     next_sequence: int
     branch: journal_pb2.JournalBranch | None = None
-    """Said by every epoch as it opens; None until the run is put back."""
+    """Recorded by every epoch as it opens; None unless the run was restored to a checkpoint."""
     patience: Patience = field(default_factory=Patience)
     is_away: bool = False
-    """Whether the store refused the newest write, which is tried again."""
+    """True while the newest write failed and is retried."""
     _queue: list[_Frame] = field(default_factory=list)
     _durable: int = field(init=False)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -62,11 +62,11 @@ class Journal:
 
     @property
     def depth(self) -> int:
-        """Records that are not durable yet."""
+        """Number of records that are not durable yet."""
         return self.last_sequence - self._durable
 
     def append(self, record: journal_pb2.JournalRecord) -> int:
-        """Queue a record; returns its sequence. Await durable() before acting on it."""
+        """Queue a record and return its sequence. Wait until it is durable before acting on it."""
         record.sequence = self.next_sequence
         self._queue.append(_Frame(record.sequence, segments.encode_record(record)))
         self.next_sequence += 1
@@ -74,14 +74,14 @@ class Journal:
         return record.sequence
 
     async def durable(self, sequence: int | None = None) -> None:
-        """Wait until the record, and thereby all before it, is in the store. Newest if None."""
+        """Wait until a record and all before it are in the store; the newest one if None."""
         wanted = self.last_sequence if sequence is None else sequence
         self._urgent.set()
         async with self._changed:
             await self._changed.wait_for(lambda: self._durable >= wanted)
 
     async def durable_or_away(self, sequence: int) -> None:
-        """Likewise, but no longer than until the store fails, or while it does."""
+        """Wait until a record is durable, or the store fails."""
         self._urgent.set()
         async with self._changed:
             await self._changed.wait_for(lambda: self._durable >= sequence or self.is_away)
@@ -90,7 +90,7 @@ class Journal:
         """Write until cancelled.
 
         Raises:
-            StoreError: the store stayed away longer than the patience.
+            StoreError: the store stayed away longer than the retry limit.
             FencedError: a newer controller took over; nothing was acknowledged since.
         """
         while True:
@@ -107,10 +107,10 @@ class Journal:
                     await self._flush()
 
     async def reopen(self, claim: Callable[[], Awaitable[int]]) -> int:
-        """Go on in a new epoch, from the newest record; what is appended meanwhile follows.
+        """Open a new epoch behind the newest record; records appended meanwhile follow it.
 
         Args:
-            claim: opens the epoch, and thereby fences whatever still is written in the old one.
+            claim: opens the epoch, and thereby fences writes of the old one.
 
         Returns:
             The new epoch.
@@ -177,8 +177,8 @@ class Journal:
 
     def _put_once(self, key: str, data: bytes) -> None:
         _create(self.store, key, data)
-        # A successor claims its epoch before it reads this log. So a segment that was there
-        # before the claim is read, and of one that came later nothing is acknowledged.
+        # A successor claims its epoch before it reads this log. A segment written before the claim
+        # is read by it, and a later one is never acknowledged.
         if is_fenced(self.store, self.epoch):
             raise FencedError(f"epoch {self.epoch + 1} was opened: this controller stops")
 
@@ -193,18 +193,18 @@ def _create(store: Store, key: str, data: bytes) -> None:
 
 
 class Recovered(NamedTuple):
-    """What the epochs before left behind."""
+    """Records that earlier epochs left."""
 
     epoch: int
     """Epoch of the newest record; 0 for an empty journal."""
     last_sequence: int
     """Sequence of the newest record; 0 for an empty journal."""
     records: list[journal_pb2.JournalRecord]
-    """In order; those before the sequence that was asked for are left out."""
+    """In order, from the requested sequence on."""
 
 
 class _Stretch(NamedTuple):
-    """The part of one epoch's log that counts."""
+    """The accepted part of one epoch's log."""
 
     epoch: int
     firsts: list[int]
@@ -214,7 +214,7 @@ class _Stretch(NamedTuple):
 
 
 class End(NamedTuple):
-    """The last record that counts."""
+    """The last accepted record."""
 
     epoch: int
     """0 for an empty journal."""
@@ -222,7 +222,7 @@ class End(NamedTuple):
 
 
 def newest_opening(store: Store, *, run_uid: str) -> journal_pb2.JournalOpen | None:
-    """What the newest epoch said as it opened; None for an empty journal.
+    """Read the opening record of the newest epoch; None for an empty journal.
 
     Raises:
         CorruptError: its first segment is damaged, or of another run.
@@ -242,9 +242,9 @@ def recover(
     Args:
         store: the run's store.
         run_uid: records of another run are refused.
-        before_epoch: the epoch that the caller claimed; nothing of it may exist yet.
+        before_epoch: the epoch that the caller claimed; it must not have records yet.
         since: first sequence of interest.
-        upto: the last record to read, if the run is put back; what follows is accepted no more.
+        upto: the last accepted record, if the run is restored to a checkpoint.
 
     Raises:
         CorruptError: a segment is damaged, missing, or of another run.
@@ -313,9 +313,9 @@ def _read(store: Store, run_uid: str, epoch: int, first: int) -> segments.Segmen
 
 
 def _checked(segment: segments.Segment, stretch: _Stretch, end: int, store: Store) -> int:
-    """The end of the log after this segment, which must follow what was read before.
+    """Check that a segment follows the last one; return the end of the log after it.
 
-    A run that was put back goes on from the middle of one.
+    A run that was restored to a checkpoint continues from the middle of a segment.
 
     Raises:
         CorruptError: it does not follow.

@@ -165,7 +165,7 @@ class Reinforcement:
         return is_last or not step % self.bound.steps_per_version or self.evaluator.is_due()
 
     async def _publish(self, *, ahead: int = 0) -> Row:
-        """Publish the current weights and have engines activate them; return timings for the row."""
+        """Publish the current weights and have engines activate them; return the row's timings."""
         run = self.run
         if not await publish(run, ahead=ahead, is_served=True) and not ahead:
             await serve(run)

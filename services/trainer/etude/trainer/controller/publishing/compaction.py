@@ -1,4 +1,4 @@
-"""The keeper as the controller sees it: sent on its rounds, and never waited for."""
+"""Compaction monitor: runs the compactor's rounds in the background, and keeps its last report."""
 
 import asyncio
 import logging
@@ -14,26 +14,26 @@ from etude.trainer.compactor.schedule import KeeperReport, overdue
 log = logging.getLogger(__name__)
 
 KEYFRAME_OVERDUE = "KeyframeOverdue"
-"""Reason of condition Degraded: engines that join take longer and longer to catch up."""
+"""Reason of condition Degraded: joining engines take longer and longer to catch up."""
 
 TICK_S = 1.0
-"""Between two looks at whether a version was published."""
+"""Interval of checks for a new version."""
 
 REST_S = 10.0
-"""After a round in which something failed."""
+"""Pause after a round with failures."""
 
 IDLE_S = 60.0
-"""Longest time between two rounds: what readers let go of is deleted all the same."""
+"""Longest time between two rounds, so that released versions are deleted in any case."""
 
 
 class Keeping(Protocol):
-    """A keeper, wherever it runs."""
+    """Client of a compactor."""
 
     async def round(self, epoch: int) -> KeeperReport:
-        """One round of it.
+        """Run one round of the compactor.
 
         Args:
-            epoch: the controller's, which may have opened a newer one since the last round.
+            epoch: the controller's current one.
 
         Raises:
             FencedError: a newer epoch was opened.
@@ -43,7 +43,7 @@ class Keeping(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Upkeep:
-    """A controller's keeper, and what it last said."""
+    """Runs a compactor, and keeps its last report."""
 
     keeping: Keeping
     epoch: int
@@ -53,12 +53,12 @@ class Upkeep:
     """Number of the first version of this epoch."""
     last: KeeperReport | None = None
     problem: str = ""
-    """Why the last round gave no report."""
+    """Error of the last round, if it gave no report."""
     _mended: int | None = None
-    """Number of the newest version that was made complete because the chain was broken."""
+    """Number of the newest version that was complete because the chain was broken."""
 
     async def run(self, newest: Callable[[], int]) -> None:
-        """Round after round while the epoch is open; nothing that happens there is raised.
+        """Run rounds while the epoch is open; raise none of their errors.
 
         Args:
             newest: number of the newest version that was published.
@@ -72,7 +72,7 @@ class Upkeep:
                 try:
                     is_well = await self.round()
                 except FencedError as error:
-                    log.info("the keeper stops, unless this controller goes on: %s", error)
+                    log.info("the compactor stops until this controller opens an epoch: %s", error)
                     closed, seen, is_well = epoch, -1, True
                 if not is_well:
                     seen, pause_s = -1, REST_S
@@ -80,11 +80,11 @@ class Upkeep:
             rested_s += pause_s
 
     def begin_epoch(self, record: EpochRecord) -> None:
-        """Go on in an epoch that this controller opened."""
+        """Continue in an epoch that this controller opened."""
         self.epoch, self.first = record.epoch, record.first_number
 
     async def round(self) -> bool:
-        """One round; whether nothing failed in it.
+        """Run one round; False if anything failed in it.
 
         Raises:
             FencedError: a newer epoch was opened.
@@ -94,7 +94,7 @@ class Upkeep:
         except FencedError:
             raise
         except Exception as error:
-            log.warning("the keeper failed", exc_info=error)
+            log.warning("the compactor failed", exc_info=error)
             metrics.KEEPER_FAILURES.labels(stage="round").inc()
             self.problem = f"{type(error).__name__}: {str(error)[:512]}"
             return False
@@ -103,10 +103,10 @@ class Upkeep:
         return not report.failures
 
     def break_in_chain(self) -> str:
-        """Why nothing leads a reader on but a version that is complete; empty while something does.
+        """Describe a break in the chain that only a complete version can repair; empty without one.
 
         A complete version that did not help is not followed by another one before a keyframe would
-        be due: what is wrong then is not in the store.
+        be due: then the fault is not in the store.
         """
         last = self.last
         if last is None or last.cut_off_at is None:
@@ -116,11 +116,11 @@ class Upkeep:
         return "; ".join(each.message for each in last.failures if each.stage == "follow")
 
     def mended(self, number: int) -> None:
-        """A version of this number is made complete because of that."""
+        """Note that the version of this number is complete because of a break."""
         self._mended = number
 
     def trouble(self, newest: int) -> str:
-        """Why a keyframe is overdue; empty if none is."""
+        """Explain why a keyframe is overdue; empty if none is."""
         return overdue(
             self.last,
             newest=newest,

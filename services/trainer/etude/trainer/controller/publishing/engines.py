@@ -43,7 +43,7 @@ class Engines:
     """Longest wait for the first replica that serves a version."""
     grace_s: float = GRACE_S
     together_s: float | None = None
-    """Longest wait for all replicas to stage a version, before the staged ones activate it together;
+    """Longest wait for all replicas to stage a version, before those that did activate it together;
     None lets each activate it as soon as it is ready."""
     limit: int = 0
     """Number of targets to use, from the next version on; 0 for all."""
@@ -76,7 +76,7 @@ class Engines:
 
     @property
     def relied_on(self) -> int:
-        """Number of targets that may be called now; a removed one stays until it leaves rotation."""
+        """Number of targets that may be called; a removed one stays until it leaves rotation."""
         if not self.limit:
             return 0
         last = max((self.targets.index(target) + 1 for target in self.rotation), default=0)

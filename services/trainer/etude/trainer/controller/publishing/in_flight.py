@@ -1,4 +1,4 @@
-"""What one task works off in order while its maker goes on, so far ahead and no farther."""
+"""Bounded queue of versions in flight, between the trainer and the publishing task."""
 
 import asyncio
 from collections import deque
@@ -13,24 +13,24 @@ T = TypeVar("T")
 
 
 def nobody() -> None:
-    """Hears of no change."""
+    """Default callback, which does nothing."""
 
 
 @dataclass(slots=True)
 class InFlight(Generic[T]):
-    """A queue between one maker and one worker. Use it from the event loop only.
+    """Queue between one producer and one consumer. Use it from the event loop only.
 
-    | who | calls | waits for |
+    | task | calls | waits for |
     |---|---|---|
-    | maker | add(), and room() before it goes on | room, or a setback, which it is told there |
-    | worker | run() | an item; after a setback, for withdraw() |
+    | producer | add(), then wait_for_room() | room; a setback is raised there |
+    | consumer | run() | an item; after a setback, withdraw() |
 
-    An item stays in flight until the work on it ended well. What goes wrong ends run(), unless it
-    is a setback: then the work rests, with the item that met it still first.
+    An item stays in flight until its work has succeeded. An error ends run(), unless it is a
+    setback: then the consumer pauses, with the failed item still first.
     """
 
     setbacks: tuple[type[Exception], ...] = ()
-    """What the maker can overcome."""
+    """Errors that the producer can recover from."""
     on_change: Callable[[], None] = nobody
     """Called when an item is done or met a setback."""
     _items: deque[T] = field(default_factory=deque)
@@ -43,21 +43,21 @@ class InFlight(Generic[T]):
 
     @property
     def newest(self) -> T | None:
-        """What was added last, if it still is in flight."""
+        """The item that was added last, if it is still in flight."""
         return self._items[-1] if self._items else None
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a setback waits to be overcome."""
+        """True if a setback waits for recovery."""
         return self._setback is not None
 
     def add(self, item: T) -> None:
-        """Hand over one more."""
+        """Add an item."""
         self._items.append(item)
         self._notify()
 
     async def run(self, work: Callable[[T], Awaitable[None]]) -> NoReturn:
-        """Work off one after the other until cancelled; raises what work raises, but setbacks."""
+        """Process items in order until cancelled; raise every error of the work but setbacks."""
         while True:
             while self._setback is not None or not self._items:
                 await self._changed.wait()
@@ -71,7 +71,7 @@ class InFlight(Generic[T]):
             self.on_change()
 
     async def room(self, most: int) -> None:
-        """Wait until at most so many are in flight; raises the setback that an item met."""
+        """Wait until at most this many items are in flight; raise the setback of an item."""
         while True:
             if self._setback is not None:
                 raise self._setback
@@ -80,13 +80,13 @@ class InFlight(Generic[T]):
             await self._changed.wait()
 
     def withdraw(self) -> list[T]:
-        """Take back all that is in flight after a setback, the item that met it first.
+        """Withdraw all items after a setback; the failed one comes first.
 
         Raises:
-            WrongStateError: there was none, and the worker may be at work.
+            WrongStateError: there was no setback, and the consumer may be busy.
         """
         if self._setback is None:
-            raise WrongStateError("there was no setback: what is in flight may be half done")
+            raise WrongStateError("there was no setback: the items in flight may be half done")
         taken = [*self._items]
         self._items.clear()
         self._setback = None

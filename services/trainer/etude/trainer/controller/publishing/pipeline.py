@@ -1,7 +1,7 @@
-"""New weights on their way to the engines: encoded, published, then served.
+"""Publish pipeline: encode a version, upload it and publish its manifest, activate it on engines.
 
-The trainer encodes a version between two steps and may go on with the next one. Storing it, its
-manifest and the engines' swap follow in the background (bring_out), one version after the other.
+A version is encoded between two steps; the next step need not wait for it. Upload, manifest and
+activation follow in the background (publish_encoded), one version after the other.
 """
 
 import logging
@@ -20,7 +20,7 @@ from etude.trainer.rollouts.protocol import Published
 from etude.v1 import journal_pb2
 
 MAX_REFUSALS = 2
-"""Times in a row that a version is published anew: what is wrong then is not the version."""
+"""Refused versions in a row that are published again; then the version is not at fault."""
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +28,16 @@ _TRACER = trace.get_tracer("etude.trainer")
 
 
 async def publish(run: Run, *, ahead: int = 0, is_served: bool = False) -> bool:
-    """Make the present weights the newest version, unless they are; whether they were not.
+    """Make the current weights the newest version; False if they already are.
 
     Args:
-        run: whose weights; no step is under way.
-        ahead: versions that may still be in flight when this returns.
-        is_served: whether engines shall serve it, too, before it has arrived.
+        run: the run; no step may be under way.
+        ahead: limit of versions in flight on return.
+        is_served: True if the version stays in flight until engines serve it.
 
     Raises:
         FencedError: a newer controller took over.
-        NonFiniteWeightsError: the present weights are none.
+        NonFiniteWeightsError: the current weights are NaN or infinite.
         StoreError: the store stayed away.
         VersionRefusedError: the engines refuse version after version.
     """
@@ -52,9 +52,9 @@ async def publish(run: Run, *, ahead: int = 0, is_served: bool = False) -> bool:
 
 
 async def settle(run: Run, *, most: int = 0) -> None:
-    """Wait until at most so many versions are in flight; none of them is lost to a setback.
+    """Drain the pipeline to at most this many versions in flight, and recover from a setback.
 
-    After one, the present weights are published complete before anything else is.
+    After a setback, the current weights are published as a complete version first.
 
     Raises:
         FencedError: a newer controller took over.
@@ -76,13 +76,13 @@ async def settle(run: Run, *, most: int = 0) -> None:
 
 
 async def serve(run: Run, *, refusals: int = 0) -> None:
-    """Have the engines serve the newest version, which nothing is in flight behind.
+    """Activate the newest version on the engines; none may be in flight.
 
-    A version whose content most of them refuse is left for good, and published anew.
+    A version whose content most of them refuse is quarantined, and the weights are published again.
 
     Raises:
-        EnginesLateError: none did in time.
-        VersionRefusedError: what was published anew is refused, too.
+        EnginesLateError: no engine did in time.
+        VersionRefusedError: versions published again are refused, too.
         FencedError: a newer controller took over.
         StoreError: the store stayed away.
     """
@@ -101,17 +101,17 @@ async def serve(run: Run, *, refusals: int = 0) -> None:
 
 
 async def bring_out(run: Run, encoded: Encoded) -> None:
-    """Make an encoded version exist, and have engines serve it if they shall.
+    """Upload an encoded version and publish its manifest; activate it if it is marked for that.
 
     Raises:
-        BaseLostError: it can never exist.
+        BaseLostError: its base is lost, so it can never be published.
         EnginesLateError: no engine served it in time.
         FencedError: a newer controller took over.
         StoreError: the store stayed away.
         VersionRefusedError: the engines found its content wrong.
     """
     manifest, version = encoded.manifest, encoded.manifest.version
-    # A version that somebody sees is one that a successor can lead its weights to.
+    # A successor must be able to train its weights up to any visible version.
     await run.book.journal.durable(encoded.sequence)
     with _TRACER.start_as_current_span("publish", context=encoded.trace) as span:
         span.set_attributes({"etude.policy": str(version), "etude.step": manifest.step})
@@ -134,7 +134,7 @@ async def bring_out(run: Run, encoded: Encoded) -> None:
 
 
 def _begin_anew(run: Run) -> None:
-    """Have the next version build on nothing, unless one that was published meanwhile does."""
+    """Make the next version complete if the chain is broken."""
     problem = run.upkeep.break_in_chain()
     if problem:
         run.tell("ChainBroken", f"the next version is complete: {problem}", warning=True)
@@ -165,8 +165,8 @@ async def _encode(run: Run, *, is_served: bool) -> None:
 
 
 async def _serve(run: Run, version: VersionId) -> None:
-    """Have the engines swap; a run that is told to stop does not wait for them."""
-    # Between two versions only: whoever joins has to load this one first.
+    """Activate a version on the engines; a run that is told to stop does not wait for them."""
+    # The number of engines changes between versions only: a new engine must load this one first.
     run.engines.limit = run.orders.engines or run.engines.limit
     await run.unless_halted(run.engines.commit(version))
     run.served = version
@@ -178,7 +178,7 @@ async def _serve(run: Run, version: VersionId) -> None:
 
 
 def _counted(run: Run, encoded: Encoded) -> Published:
-    """What a version came to, in the metrics and for the record."""
+    """Size and statistics of a version, counted in the metrics."""
     manifest = encoded.manifest
     published = Published(
         manifest.sha256,
@@ -195,7 +195,7 @@ def _counted(run: Run, encoded: Encoded) -> Published:
 
 
 def _is_newest(run: Run) -> bool:
-    """Whether the newest version is of the present weights, published or on its way."""
+    """True if the newest version, published or in flight, has the current weights."""
     newest = run.in_flight.newest
     if newest is not None:
         return newest.manifest.step == run.cursor.global_step

@@ -1,4 +1,4 @@
-"""Leaving a version that engines refused: for ever, and with all that descends from it."""
+"""Rollback from a version that engines refused: quarantine it, and continue in a new epoch."""
 
 import asyncio
 import logging
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 async def abandon(run: Run, version: VersionId, *, why: str) -> None:
-    """Quarantine a version and go on from the one before it, in a new epoch.
+    """Quarantine a version, and continue from the one before it in a new epoch.
 
-    Nobody commits it from here on; what was sampled under it is dropped. The next version is
-    complete, so that nothing of what was wrong can be built upon.
+    It can no longer be activated, and rollouts that it sampled are dropped. The next version is
+    complete, so that it does not build on a faulty one.
 
     Raises:
         FencedError: another controller took over.
@@ -33,7 +33,8 @@ async def abandon(run: Run, version: VersionId, *, why: str) -> None:
     parent = await patience.keep_trying(
         "versions", lambda: asyncio.to_thread(_before, run, version)
     )
-    run.tell("VersionQuarantined", f"{version} is left for {parent or 'none'}: {why}", warning=True)
+    message = f"{version} is rolled back to {parent or 'none'}: {why}"
+    run.tell("VersionQuarantined", message, warning=True)
 
     async def claim() -> int:
         return await patience.keep_trying("epoch", lambda: asyncio.to_thread(_claim, run, parent))
@@ -48,7 +49,7 @@ async def abandon(run: Run, version: VersionId, *, why: str) -> None:
 
 
 def _before(run: Run, version: VersionId) -> VersionId | None:
-    """The newest accepted version before this one that may be served; None if there is none."""
+    """The newest accepted version before this one that is not quarantined; None without one."""
     refused = quarantined(run.store)
     older = [
         each

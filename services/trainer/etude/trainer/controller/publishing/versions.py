@@ -1,4 +1,4 @@
-"""The chain of policy versions that this controller extends."""
+"""Chain of policy versions that this controller extends."""
 
 import asyncio
 import logging
@@ -21,44 +21,44 @@ log = logging.getLogger(__name__)
 
 
 class BaseLostError(WrongStateError):
-    """What a version builds on was deleted or is refused; a complete version needs nothing."""
+    """The base of a version was deleted or is quarantined; a complete version needs no base."""
 
     reason: ClassVar[str] = "BaseLost"
 
 
 class Encoded(NamedTuple):
-    """A version that the ranks hold in their memory, on its way to the store."""
+    """An encoded version in the ranks' memory, to be uploaded and published."""
 
     manifest: WeightManifest
     started_s: float
     """Of time.monotonic()."""
     place: Place
-    """Where in the run its weights are."""
+    """Position of the run at its weights."""
     sequence: int
-    """Newest journal record that led to them."""
+    """Newest journal record that its weights depend on."""
     is_served: bool
-    """Whether engines shall serve it before it has arrived."""
+    """True if it stays in flight until engines serve it."""
     trace: Context
-    """Of the step."""
+    """Trace context of the step."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Versions:
-    """Has each version built on the one before, and makes it exist.
+    """Builds each version on the one before, and publishes it.
 
-    A manifest is complete once its version is encoded: the next one can name it by its hash, and
-    only has to be committed after it.
+    The manifest is known once the version is encoded, so the next version can name it by its hash
+    before it is published, and must only be published after it.
     """
 
     store: Store
     run_uid: str
     holder: str
-    """Who publishes, for people."""
+    """Name of the publisher, shown to people."""
     base: Base | None = None
-    """The newest version that is encoded; None before the first, or to build on nothing."""
+    """The newest encoded version; None makes the next version complete."""
 
     async def resume(self, version: VersionId) -> None:
-        """Go on from a version of an earlier controller, if the store still has it."""
+        """Continue from a version of an earlier controller, if the store still has it."""
         try:
             found = await asyncio.to_thread(read_manifest, self.store, version)
         except (MissingError, CorruptError) as error:
@@ -70,7 +70,7 @@ class Versions:
     async def encode(
         self, learners: Learners, version: VersionId, *, step: int, patience: Patience
     ) -> WeightManifest:
-        """Have the ranks encode their parts; what is to be committed.
+        """Have the ranks encode their parts; return the manifest to publish.
 
         Raises:
             NonFiniteWeightsError: no version was encoded.
@@ -94,16 +94,16 @@ class Versions:
     async def commit(
         self, learners: Learners, manifest: WeightManifest, *, patience: Patience
     ) -> None:
-        """Have the ranks upload what they encoded, then make it exist; in the order of encoding.
+        """Have the ranks upload a version, then publish its manifest; in the order of encoding.
 
         Raises:
-            BaseLostError: it cannot be, because of what it builds on; nor can what builds on it.
+            BaseLostError: its base is lost; it and its successors can never be published.
             FencedError: a newer controller took over.
             StoreError: the store stayed away.
-            WrongStateError: the version was quarantined before it existed.
+            WrongStateError: the version was quarantined before its manifest.
         """
         what = f"policy version {manifest.version}"
-        # Repeating either is harmless: the same bytes go to the same keys.
+        # Both are idempotent: the same bytes go to the same keys.
         await patience.keep_trying(what, lambda: learners.upload(manifest.version))
         try:
             await patience.keep_trying(what, lambda: self._committed(manifest))

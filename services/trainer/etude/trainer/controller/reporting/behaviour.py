@@ -1,4 +1,4 @@
-"""Habits that show in a rollout's tool calls: reading before editing, testing after it."""
+"""Behaviour in tool calls: reads before edits, tests after edits."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _TEST_FAILED = re.compile(r"^FAILED\b|\b[1-9][0-9]* (failed|error)", re.MULTILIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """Habits of a set of rollouts; a share is None where it has no denominator."""
+    """Behaviour of a set of rollouts; a share is None without a denominator."""
 
     rollouts: int
     with_edit: int
@@ -35,7 +35,7 @@ class Behaviour:
 
 
 class _Habits(NamedTuple):
-    """One rollout; None where the question does not arise."""
+    """Behaviour of one rollout; None if a question does not apply."""
 
     edits: int
     failed_edits: int
@@ -46,7 +46,7 @@ class _Habits(NamedTuple):
 
 
 def behaviour(rollouts: Iterable[Sequence[rollout_pb2.CallRecord]]) -> Behaviour:
-    """The habits of rollouts, each given as its calls in the order they were made."""
+    """Summarise rollouts, each given as its calls in order."""
     habits = [_habits(calls) for calls in rollouts]
     edits = sum(h.edits for h in habits)
     return Behaviour(

@@ -1,4 +1,4 @@
-"""What others asked the controller to do; it looks here between steps and while it waits."""
+"""Commands to the controller, which it reads between steps and while it waits."""
 
 import asyncio
 import json
@@ -20,12 +20,12 @@ from etude.v1 import run_pb2
 log = logging.getLogger(__name__)
 
 _MAX_REMEMBERED = 4_096
-"""Ids of commands that are recognised when they come again."""
+"""Number of command ids to remember, so that a repeated command is ignored."""
 
 
 @dataclass(slots=True)
 class Orders:
-    """Commands of the run's owner, each taken once."""
+    """Commands of the run's owner, each accepted once."""
 
     spec: RLRunSpec
     """Newest one; only the fields that may change while running differ from the first."""
@@ -33,29 +33,29 @@ class Orders:
     """Of the spec."""
     wants_checkpoint: bool = False
     requests: Requests = field(default_factory=Requests)
-    """For checkpoints, each with a state of its own."""
+    """Requests for on-demand checkpoints."""
     engines: int = 0
-    """How many engines to count on; 0 for what the run began with."""
+    """Number of engines to use; 0 for the initial number."""
     suspend: run_pb2.SuspendRun | None = None
     halting: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the controller shall stop working."""
+    """Set once the controller must stop."""
     _seen: dict[str, None] = field(default_factory=dict)
 
     @property
     def checkpointing(self) -> Checkpointing:
-        """When to save."""
+        """Current checkpoint settings."""
         return self.spec.checkpointing
 
     @property
     def evaluation(self) -> tuple[Evaluation, ...]:
-        """What to measure."""
+        """Current evaluations."""
         return self.spec.evaluation
 
     def take(self, request: run_pb2.CommandRequest) -> None:
-        """Remember an order; one with a known id changes nothing.
+        """Accept a command; one with a known id changes nothing.
 
         Raises:
-            InvalidFieldError: the order is empty or its spec is invalid.
+            InvalidFieldError: the command is empty or its spec is invalid.
         """
         if not request.command_id:
             raise InvalidFieldError("command_id", "is empty")
@@ -84,7 +84,7 @@ class Orders:
 
     @property
     def last_save(self) -> Reason | None:
-        """Why to save before stopping; None not to."""
+        """Reason of the checkpoint before stopping; None for no checkpoint."""
         if self.suspend is None:
             return "Suspend" if self.checkpointing.on_suspend == "Always" else None
         if not self.suspend.checkpoint:
@@ -98,11 +98,11 @@ class Orders:
             self.wants_checkpoint = True
 
     def stop(self) -> None:
-        """The process shall end."""
+        """Ask the controller to stop."""
         self.halting.set()
 
     def _configure(self, order: run_pb2.ConfigureRun) -> None:
-        """Take over the fields that may change while running.
+        """Apply the fields that may change while running.
 
         Raises:
             InvalidFieldError: the spec is invalid, or differs in another field; nothing changes.

@@ -1,4 +1,4 @@
-"""How far each phase is."""
+"""Progress of each phase."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -8,19 +8,19 @@ from etude.trainer.controller.checkpoints.state import Cursor
 from etude.v1 import run_pb2
 
 FEWEST_STEPS = 3
-"""Steps from which a phase's pace is told."""
+"""Fewest steps from which the median is reported."""
 
 
 def usual_step_s(step_seconds: Sequence[float]) -> float:
-    """The median of the newest steps; 0 while they are too few."""
+    """Median time of the newest steps; 0 while there are too few."""
     return statistics.median(step_seconds) if len(step_seconds) >= FEWEST_STEPS else 0.0
 
 
 def progress(cursor: Cursor, phases: Sequence[Phase]) -> Iterator[run_pb2.PhaseProgress]:
-    """The phases that have begun, in order.
+    """Progress of the started phases, in order.
 
     Args:
-        cursor: where the run is.
+        cursor: position of the run.
         phases: of its spec.
     """
     begun = [phase for phase in phases if phase.name in cursor.starts]

@@ -1,4 +1,4 @@
-"""What a run writes down for people. It can wait for its store, and never fails the run."""
+"""Recorder of rows and rollouts for people; it waits for the store, and never fails the run."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ ROWS_EVERY_S = 0.5
 """Rows are written in batches: an object store takes tens of milliseconds for each."""
 
 KEPT_ROWS = 100_000
-"""Rows that wait for a store that is away, the newest ones: days of steps, in tens of megabytes."""
+"""Newest rows to keep while the store is unreachable: days of steps, in tens of megabytes."""
 
 LAST_WRITES_S = 60.0
 """Longest wait for rollouts that are still being written when the run is over."""
@@ -25,18 +25,18 @@ LAST_WRITES_S = 60.0
 
 @dataclass(slots=True)
 class Recording:
-    """Rows and rollouts on their way to the record."""
+    """Writes rows and rollouts to the run's record."""
 
     record: RunRecord
     refusal: Refusal = field(default_factory=Refusal)
     _rows: list[Row] = field(default_factory=list)
-    """Changed in place only, and in one operation each: a thread writes while others are noted."""
+    """Changed in place only, atomically: a thread writes rows while others are added."""
     _writing: threading.Lock = field(default_factory=threading.Lock)
     _writes: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def trouble(self) -> str:
-        """What the record last refused; empty while it works."""
+        """Last error of the record; empty while it works."""
         return self.refusal.words
 
     def note(self, row: Row) -> None:
@@ -44,11 +44,11 @@ class Recording:
         self._rows.append(row)
 
     async def write_rows(self) -> None:
-        """Write what was queued; what cannot be written stays queued."""
+        """Write queued rows; those that cannot be written stay queued."""
         await asyncio.to_thread(self.write_rows_now)
 
     def write_rows_now(self) -> None:
-        """Likewise, where no event loop runs any more."""
+        """Write queued rows without an event loop."""
         with self._writing:
             rows = self._rows.copy()
             if not rows:
@@ -70,7 +70,7 @@ class Recording:
             await self.write_rows()
 
     def write_rollouts(self, step: int, split: str, rows: Callable[[], list[Row]]) -> None:
-        """Write rollouts in a thread that nothing waits for before the end of the run."""
+        """Write rollouts in a thread, which is awaited at the end of the run only."""
 
         def write() -> None:
             try:
@@ -83,7 +83,7 @@ class Recording:
         task.add_done_callback(self._writes.discard)
 
     async def finish(self) -> None:
-        """Write what is left; gives up on a store that does not answer."""
+        """Write the rest; give up on a store that does not answer."""
         if self._writes:
             await asyncio.wait(self._writes, timeout=LAST_WRITES_S)
         await self.write_rows()

@@ -1,4 +1,4 @@
-"""What others may know of a run: the newest status, and every checkpoint and event in order."""
+"""Report stream of a run: the newest status, and every checkpoint and event in order."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,12 +11,12 @@ PACE_S = 0.2
 """Least time between two status messages of a stream; checkpoints and events do not wait."""
 
 _MAX_HAPPENINGS = 10_000
-"""Oldest ones are forgotten first; checkpoints are in the store in any case."""
+"""The oldest are dropped first; checkpoints are in the store in any case."""
 
 
 @dataclass(slots=True)
 class Reports:
-    """One epoch's reports. Use it from the event loop only."""
+    """Reports of one epoch. Use it from the event loop only."""
 
     run_uid: str
     epoch: int
@@ -25,30 +25,30 @@ class Reports:
     _sequence: int = 0
     _status_sequence: int = 0
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once something newer is there, and then replaced."""
+    """Set at the next report, and then replaced."""
 
     def touch(self) -> None:
-        """The status was changed: send it."""
+        """Mark the status as changed, so that it is sent."""
         self._status_sequence = self._next()
 
     def state(self, state: run_pb2.RunState) -> None:
-        """What the controller is doing now."""
+        """Set the state of the run."""
         if self.status.state != state:
             self.status.state = state
             self.touch()
 
     def event(self, reason: str, message: str, *, warning: bool = False) -> None:
-        """Something worth a Kubernetes Event."""
+        """Add an event, which becomes a Kubernetes Event."""
         event = run_pb2.RunEvent(reason=reason, message=message[:1024], warning=warning)
         self._add(run_pb2.WatchRunResponse(event=event))
 
     def checkpoint(self, found: StoredCheckpoint, *, uri: str, keyframe: int | None = None) -> None:
-        """A checkpoint is complete and shall be registered.
+        """Add a complete checkpoint, which is to be registered.
 
         Args:
-            found: it.
-            uri: where it lies.
-            keyframe: number of the version at which the way to its own begins; None without one.
+            found: the checkpoint.
+            uri: location of the checkpoint.
+            keyframe: number of the complete version from which a chain leads to its own.
         """
         manifest = found.manifest
         record = run_pb2.CheckpointRecord(
@@ -82,10 +82,10 @@ class Reports:
     async def watch(
         self, *, epoch: int, after_sequence: int
     ) -> AsyncIterator[run_pb2.WatchRunResponse]:
-        """Everything after a known position; a position of another epoch means from the start.
+        """Stream all reports after a position; one of another epoch means from the start.
 
-        The newest status comes in any case: whoever listens anew may have forgotten it, and the
-        next change of it may be an evaluation away.
+        The newest status is always sent: a reconnected watcher may not have it, and its next change
+        may be an evaluation away.
         """
         seen, told = (after_sequence if epoch == self.epoch else 0), 0
         while True:

@@ -1,4 +1,4 @@
-"""Rows of metrics.jsonl and of rollouts/, from what happened. Pure."""
+"""Rows of metrics.jsonl and of rollouts/. Pure."""
 
 import itertools
 import statistics
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """When and where a row belongs."""
+    """Time and position of a row."""
 
     time_s: float
     phase: str
@@ -70,7 +70,7 @@ def version_row(place: Place, version: VersionId, seconds: float, published: Pub
 
 
 class Faults(NamedTuple):
-    """What the platform cost a step."""
+    """Rollouts that platform faults cost a step."""
 
     masked: int
     retried: int
@@ -84,7 +84,7 @@ def policy_fields(
     staleness: Sequence[int],
     faults: Faults,
 ) -> Row:
-    """What a policy step's row has beyond a supervised one.
+    """Fields of a policy step's row beyond those of a supervised one.
 
     Args:
         result: of the learner.
@@ -119,7 +119,7 @@ def policy_fields(
 
 
 def step_figures(records: Sequence[journal_pb2.JournalRollout]) -> dict[str, float]:
-    """What a success policy may look at, by its name in the spec."""
+    """Figures for a success policy, by their names in the spec."""
     return {
         "Reward": mean(record.reward.reward for record in records),
         "Success": mean(record.reward.success for record in records),
@@ -132,7 +132,7 @@ def evaluation_fields(
     sampled: Sequence[journal_pb2.JournalRollout],
     greedy: Sequence[journal_pb2.JournalRollout],
 ) -> Row:
-    """One evaluation: success, and habits in both modes."""
+    """Fields of an evaluation: success, and behaviour in both modes."""
     row: Row = {
         "name": name,
         "count": len(sampled),
@@ -149,13 +149,13 @@ def evaluation_fields(
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean, and 0 of nothing."""
+    """Mean; 0 if empty."""
     listed = [float(value) for value in values]
     return sum(listed) / len(listed) if listed else 0.0
 
 
 def length(rollout: rollout_pb2.Rollout) -> int:
-    """Tokens of a transcript, over all its contexts."""
+    """Number of tokens of a rollout, over all its links."""
     return sum(len(link.token_ids) for link in rollout.links)
 
 
@@ -164,7 +164,7 @@ def _ending(rollout: rollout_pb2.Rollout) -> str:
 
 
 def _active(records: Sequence[journal_pb2.JournalRollout]) -> int:
-    """Groups whose rewards differ: the others have no gradient."""
+    """Count the groups whose rewards differ: the others have no gradient."""
     rewards: dict[str, set[float]] = {}
     for record in records:
         rewards.setdefault(record.rollout.group_id, set()).add(record.reward.reward)
@@ -172,7 +172,7 @@ def _active(records: Sequence[journal_pb2.JournalRollout]) -> int:
 
 
 def rollout_row(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Row:
-    """One rollout for people: its turns as text, what it was worth and why it ended."""
+    """Row of one rollout for people: turns as text, reward and ending."""
     rollout, reward = record.rollout, record.reward
     row: Row = {
         "rollout_id": rollout.rollout_id,
@@ -201,7 +201,7 @@ def rollout_row(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Row:
 
 
 def _evidence(found: environments_pb2.GradeEvidence) -> Row:
-    """How hidden tests came to a grade: a fork proves less than a fresh sandbox."""
+    """Evidence of a grade: a fork proves less than a fresh sandbox."""
     mode = environments_pb2.GradeMode.Name(found.mode).removeprefix("GRADE_MODE_")
     isolation = environments_pb2.Isolation.Name(found.isolation).removeprefix("ISOLATION_")
     return {"mode": mode.lower(), "driver": found.driver, "isolation": isolation.lower()}
@@ -216,7 +216,7 @@ _ROLES: Mapping[str, str] = {
 
 
 def turns(rollout: rollout_pb2.Rollout, chat: ChatFormat) -> list[Row]:
-    """The transcript turn by turn. What the policy sampled is cut out by the mask, not by tags.
+    """Transcript turn by turn. The mask, not the tags, delimits sampled turns.
 
     A policy that samples a role's tag therefore stays one assistant turn.
     """
@@ -232,7 +232,7 @@ def turns(rollout: rollout_pb2.Rollout, chat: ChatFormat) -> list[Row]:
 
 
 def _harness_turns(text: str) -> list[Row]:
-    """Turns that the harness wrote. Tool output cannot hold tags: they are encoded as text."""
+    """Split text of the harness into turns. Tool output has no tags: they are encoded as text."""
     found: list[Row] = []
     for piece in text.split("<|end|>"):
         role = next((tag for tag in _ROLES if piece.startswith(tag)), "")

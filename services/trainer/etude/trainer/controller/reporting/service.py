@@ -1,4 +1,4 @@
-"""RunService: how the operator, the command line and scripts see a run."""
+"""RunService over gRPC: reports of a run, and commands to it."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ NAME = "etude.v1.RunService"
 
 @dataclass(slots=True)
 class RunService(run_pb2_grpc.RunServiceServicer):
-    """Translates between the wire and the controller."""
+    """Translates between gRPC and the controller."""
 
     reports: Reports
     orders: Orders

@@ -1,4 +1,4 @@
-"""How long steps wait for their rollouts, and how much those sample."""
+"""Throughput: wait, work and sampled tokens of reinforcement-learning steps, smoothed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from etude.v1 import journal_pb2, run_pb2
 
 EWMA = 0.3
-"""Weight of the newest step: three of them are most of the figure."""
+"""Weight of the newest step: three steps make up most of a figure."""
 
 
 @dataclass(slots=True)
@@ -20,13 +20,13 @@ class Throughput:
     def stepped(
         self, records: Iterable[journal_pb2.JournalRollout], *, waited_s: float, worked_s: float
     ) -> None:
-        """A step is done.
+        """Record a step.
 
         Args:
-            records: what it was trained on.
-            waited_s: for its rollouts; 0 of a step that is repeated from the journal, which says
-                nothing of engines.
-            worked_s: for the rest of it.
+            records: rollouts that it trained.
+            waited_s: wait for its rollouts; 0 for a step that is replayed from the journal, which
+                is not counted.
+            worked_s: duration of the rest.
         """
         if waited_s <= 0:
             return
@@ -37,6 +37,6 @@ class Throughput:
         self.work_s += weight * (worked_s - self.work_s)
 
     def tell(self, status: run_pb2.RunStatus) -> None:
-        """Write the figures into a report."""
+        """Write the figures into a status."""
         status.step_tokens, status.wait_seconds = self.tokens, self.wait_s
         status.work_seconds = self.work_s
