@@ -6,6 +6,8 @@ from typing import NamedTuple
 from etude.common.api.meta import Condition
 
 MAX_MESSAGE = 2_048
+ACCEPTED = "Accepted"
+"""Condition of a spec without findings."""
 
 
 class Fact(NamedTuple):

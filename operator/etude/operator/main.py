@@ -5,13 +5,14 @@ import sys
 from collections.abc import Coroutine, Iterator
 
 from etude.common.errors import EtudeError
+from etude.common.process import read_settings, start_process
 from etude.operator.settings import Settings
-from etude.operator.startup import load_settings
 
 
 def main() -> None:
     """Run the operator until SIGTERM."""
-    settings = load_settings("etude-operator", Settings.from_env)
+    start_process()
+    settings = read_settings("etude-operator", Settings.from_env)
     from etude.operator.service import serve  # kopf and the API client arrive here
 
     sys.exit(run(serve(settings)))

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from etude.common.errors import EtudeError
 from etude.operator.actions import Action, Apply, Delete
-from etude.operator.conditions import Fact, no
+from etude.operator.conditions import ACCEPTED, Fact, no
 from etude.operator.controller.last_applied import kept
 from etude.operator.manifests import Manifest, Ref, ref, uid
-from etude.operator.runs.acceptance import ACCEPTED
 
 PROBLEM_RETRY_S = 30.0
 """A rejected action is retried after this: its obstacle may be gone."""

@@ -8,10 +8,9 @@ from etude.common.api.meta import ObjectMeta
 from etude.common.api.run.status import Status
 from etude.operator.actions import Moment, Note
 from etude.operator.clock import rfc3339
-from etude.operator.conditions import conditions, no
+from etude.operator.conditions import ACCEPTED, conditions, no
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
-from etude.operator.runs.acceptance import ACCEPTED
 
 S = TypeVar("S", bound=Status)
 

@@ -1,23 +1,16 @@
 """Entry point of the issuer: `python -m etude.operator.issuer.main`."""
 
-import asyncio
-import sys
-
-from etude.common.errors import UserError
+from etude.common.process import read_settings, run_service, start_process
 from etude.operator.issuer.settings import Settings
-from etude.operator.startup import EXIT_CONFIGURATION, load_settings
 
 
 def main() -> None:
     """Sign certificates until SIGTERM."""
-    settings = load_settings("etude-issuer", Settings.from_env)
+    start_process()
+    settings = read_settings("etude-issuer", Settings.from_env)
     from etude.operator.issuer.server import serve  # the API client arrives here
 
-    try:
-        asyncio.run(serve(settings))
-    except UserError as error:
-        sys.stderr.write(f"etude-issuer: {error}\n")
-        sys.exit(EXIT_CONFIGURATION)
+    run_service("etude-issuer", serve(settings))
 
 
 if __name__ == "__main__":

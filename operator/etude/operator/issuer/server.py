@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from etude.common.errors import Problem, UserError
 from etude.common.probes import Probes
+from etude.common.process import shutdown_signals
 from etude.common.rpc import server as rpc_server
 from etude.common.tls.identity import Identity
 from etude.operator.issuer import authorities, signing
@@ -97,7 +98,7 @@ async def serve(settings: Settings) -> None:
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
     try:
-        with rpc_server.shutdown_signals(stop):
+        with shutdown_signals(stop):
             await probes.start()
             await server.start()
             await server.ready()

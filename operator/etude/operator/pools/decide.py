@@ -16,12 +16,12 @@ from etude.operator.conditions import Fact
 from etude.operator.integrations import cert_manager
 from etude.operator.manifests import Manifest, Ref, is_applied, is_deleting, labels, ref, uid
 from etude.operator.pools import agent_sandbox
+from etude.operator.pools.acceptance import pool_problem
 from etude.operator.pools.autoscaling.config import TICK_S
 from etude.operator.pools.observe import SeenPool
 from etude.operator.pools.observed import members, name_of, staying
 from etude.operator.pools.size import Size, asked_for
 from etude.operator.pools.status import status
-from etude.operator.runs import acceptance
 
 _OVER = {"Failed", "Succeeded"}
 _PARTS = {"Service", "StatefulSet", "NetworkPolicy"}
@@ -35,7 +35,7 @@ def decide(
     if pool.metadata.deletion_timestamp:
         return Decision(status=pool.status.model_copy(update={"phase": "Terminating"}))
     problem = (
-        acceptance.pool_problem(pool, platform)
+        pool_problem(pool, platform)
         or agent_sandbox.problem(pool, platform, served=seen.served, template=seen.sandbox_template)
         or cert_manager.problem(pool, platform.tls, seen.served)
     )

@@ -1,13 +1,12 @@
-"""Acceptance of runs and pools: checks beyond the schema, each finding with a suggested fix."""
+"""Acceptance of runs: checks beyond the schema, each finding with a suggested fix."""
 
 from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import JsonValue
 
-from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.kinds import RLRun
 from etude.common.api.lint.messages import few
 from etude.common.api.lint.operator_rules import UNCOUNTED, WAY_OUT
-from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.run.algorithms import check_algorithm
 from etude.common.api.run.pod_template import (
     directives,
@@ -20,17 +19,13 @@ from etude.common.api.run.pod_template import (
 from etude.common.api.run.rewards import check_function
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform
-from etude.operator.conditions import Fact, no
+from etude.operator.conditions import ACCEPTED, Fact, no
 from etude.operator.integrations import apis, cert_manager
-from etude.operator.pools.settings import problems
+from etude.operator.pools.acceptance import driver_problem
 from etude.operator.reasons import Reason
 from etude.operator.runs.capacity import idle_roles
 from etude.operator.runs.checkpoints import resume, start_weights
 from etude.operator.runs.observe import Seen
-
-ACCEPTED = "Accepted"
-_NEED_ROOT = (DriverName.FIRECRACKER, DriverName.GVISOR)
-"""Drivers that need root, which the restricted Pod Security standard forbids."""
 
 Parameters = Mapping[str, JsonValue]
 
@@ -53,36 +48,6 @@ def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
     if words:
         return no(ACCEPTED, Reason.CHECKPOINT_NOT_READY, words)
     return next(_wrong_pools(run, seen, platform), None)
-
-
-def pool_problem(pool: EnvPool, platform: Platform) -> Fact | None:
-    """The first finding against a pool."""
-    if pool.spec.isolation.minimum == IsolationLevel.PROCESS and not platform.allows_weak_isolation:
-        message = (
-            "isolation.minimum Process shares the host's kernel, which is not allowed here:"
-            " install the chart with isolation.allowProcess=true, or ask for a stronger minimum"
-        )
-        return no(ACCEPTED, Reason.WEAK_ISOLATION_NOT_ALLOWED, message)
-    if pool.spec.edge is not None and platform.has_shared_files:
-        message = (
-            "spec.edge: there are no Secrets on one machine; remove it, and start"
-            " `etude-envserver edge` with a file of keys"
-        )
-        return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    for message in problems(pool.spec, at="spec"):
-        return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    return _wrong_driver(pool.spec, platform, at="spec")
-
-
-def _wrong_driver(spec: EnvPoolSpec, platform: Platform, *, at: str) -> Fact | None:
-    driver = spec.isolation.driver
-    if driver not in _NEED_ROOT or platform.has_shared_files:
-        return None
-    message = (
-        f"{at}.isolation.driver: {driver} needs root, which no pod of a pool is; take QemuMicroVM"
-        " or Auto, or start brokers and nodes of this driver yourself"
-    )
-    return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
 
 
 def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
@@ -157,7 +122,7 @@ def _wrong_pools(run: RLRun, seen: Seen, platform: Platform) -> Iterator[Fact]:
                 continue
             template = pool.spec
         elif template is not None:
-            problem = _wrong_driver(template, platform, at=f"{at}.poolTemplate")
+            problem = driver_problem(template, platform, at=f"{at}.poolTemplate")
             if problem is not None:
                 yield problem
         known = [t.name for t in template.templates] if template is not None else []

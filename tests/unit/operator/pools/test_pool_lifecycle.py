@@ -11,8 +11,8 @@ from etude.operator.builders.run import Platform
 from etude.operator.kube.interface import RefusedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
+from etude.operator.pools import acceptance
 from etude.operator.pools.decide import ordinals
-from etude.operator.runs import acceptance
 from etude.v1 import environments_pb2
 
 KEY = Ref("EnvPool", "lab", "repos")
