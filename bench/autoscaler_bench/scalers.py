@@ -12,10 +12,10 @@ from autoscaler_bench.plans import RUN, Planner
 from autoscaler_bench.pool import Pool
 from etude.operator.pools.autoscaling import config
 from etude.operator.pools.autoscaling.decide import decide_pool
+from etude.operator.pools.autoscaling.limits import victims
 from etude.operator.pools.autoscaling.provisioning import PRIOR, Provision, provision
 from etude.operator.pools.autoscaling.reactive import Panic, reaction
 from etude.operator.pools.autoscaling.values import PoolMetrics, PoolState, restarted
-from etude.operator.pools.autoscaling.victims import victims
 from etude.operator.pools.autoscaling.windows import Sample, Samples, added, raised
 
 KNATIVE = config.Autoscaling(

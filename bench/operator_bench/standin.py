@@ -16,7 +16,7 @@ import grpc
 from typing_extensions import override
 
 from etude.operator import names
-from etude.operator.builders.ports import PORTS
+from etude.operator.builders.addresses import PORTS
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 from operator_bench.api import GROUP, Api, Object, ticks
 from operator_bench.manifests import LIFE, NAMESPACE, STEPS

@@ -16,7 +16,7 @@ from tests.mutations.state import conditions
 from typing_extensions import override
 
 from etude.common.api.schema import crd
-from etude.operator.builders.ports import PORTS
+from etude.operator.builders.addresses import PORTS
 from etude.v1 import run_pb2, run_pb2_grpc
 
 LIMIT_S = 180.0

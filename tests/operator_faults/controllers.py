@@ -12,7 +12,7 @@ from typing_extensions import override
 from etude.common.api.kinds import RLRun
 from etude.common.checkpoints.manifest import CheckpointManifest, StoredCheckpoint
 from etude.operator import names
-from etude.operator.builders.ports import PORTS
+from etude.operator.builders.addresses import PORTS
 from etude.operator.manifests import Manifest, Ref, labels
 from etude.trainer.controller.reporting.commands import Orders
 from etude.trainer.controller.reporting.reports import Reports

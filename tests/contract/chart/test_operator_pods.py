@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.support.helm import IMAGE, Rendered, refusal, rendered
 
-from etude.operator.builders.ports import PORTS
+from etude.operator.builders.addresses import PORTS
 
 DIGEST = "registry.example/etude@sha256:" + "0123456789abcdef" * 4
 

@@ -1,8 +1,21 @@
 """Addresses and ports of a run's roles."""
 
+from collections.abc import Mapping
+
 from etude.common.api.kinds import RLRun
 from etude.operator import names
-from etude.operator.builders.ports import PORTS
+
+PORTS: Mapping[str, Mapping[str, int]] = {
+    names.TRAINER: {"grpc": 7000},
+    names.INFERENCE: {"grpc": 7010, "http": 7011},
+    names.BROKER: {"grpc": 7020},
+    names.NODE: {"grpc": 7030},
+    names.EDGE: {"http": 7050},
+    names.REWARDS: {"grpc": 7040},
+}
+
+ISSUER_PORT = 7060
+"""Port of the chart's own certificate issuer."""
 
 
 def address(run: RLRun, role: str, ordinal: int = 0) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.http_gateway import PolicyGateway
 from etude.operator import names
-from etude.operator.builders.ports import PORTS
+from etude.operator.builders.addresses import PORTS
 from etude.operator.builders.workload import head, service
 from etude.operator.manifests import Manifest
 

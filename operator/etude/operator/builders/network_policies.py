@@ -13,8 +13,8 @@ from etude.common.api.pool.spec import StoreAccess
 from etude.common.api.run.http_gateway import PolicyGateway
 from etude.operator import names
 from etude.operator.builders import http_route
+from etude.operator.builders.addresses import ISSUER_PORT, PORTS
 from etude.operator.builders.pod import PROBE_PORT
-from etude.operator.builders.ports import ISSUER_PORT, PORTS
 from etude.operator.builders.workload import head
 from etude.operator.manifests import Manifest
 

@@ -5,23 +5,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from etude.common.api.kinds import RLRun
+from etude.common.api.meta import API_VERSION
+from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.api.run.roles import EnvironmentRole, RoleSpec
 from etude.common.api.run.spec import ModelSource, RLRunSpec
 from etude.common.role_inputs import ResolvedRun, ResumeAt
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies, pod_overrides
-from etude.operator.builders.addresses import address
+from etude.operator.builders.addresses import PORTS, address
 from etude.operator.builders.certificates import Tls
 from etude.operator.builders.http_route import way_in
 from etude.operator.builders.jobset import Part, job_set
 from etude.operator.builders.kuberay import ray_cluster, workers
 from etude.operator.builders.kueue import Flavor, Priority, workload
-from etude.operator.builders.ownpools import own_pool
 from etude.operator.builders.pod import SPEC_FOLDER, Plan, PodCertificate, base_env, env, toleration
-from etude.operator.builders.ports import PORTS
 from etude.operator.builders.volcano import group_of, pod_groups
 from etude.operator.builders.workload import head, pod_template, service, stateful_set
 from etude.operator.manifests import Manifest, stamped
+
+_SIZING = ("autoscaling", "minIdle", "overcommitFactor")
+"""Fields that keep hosts without demand."""
+
+
+def own_pool(
+    run: RLRun, labels: Mapping[str, str], role: EnvironmentRole, *, is_running: bool
+) -> Manifest:
+    """The pool of one environment; without hosts while the run does not need it."""
+    template = role.pool_template
+    assert template is not None, f"{role.name} refers to a pool"  # noqa: S101 - our own mistake
+    access = run.spec.storage.to_json()
+    del access["uri"]
+    # Its store has the access settings of the run's, unless it sets its own.
+    spec = ({"store": access} if access else {}) | template.to_json()
+    given = template.observability.to_json()
+    spec["observability"] = run.spec.observability.to_json() | given
+    if template.mode is ScalingMode.EXTERNAL:
+        spec.pop("replicas", None)  # owned by the external autoscaler
+    spec = _without_empty(spec)
+    if not is_running:
+        released = {name: value for name, value in spec.items() if name not in _SIZING}
+        spec = released | {"replicas": 0}
+    name = names.own_pool(run.metadata.name, role.name)
+    return {**head(run, API_VERSION, "EnvPool", name, labels), "spec": spec}
+
+
+def _without_empty(value: Manifest) -> Manifest:
+    """The mapping without empty mappings in it.
+
+    Server-side apply turns a mapping whose keys all go into null, which the schemas of our kinds
+    refuse: the mapping itself must not be sent.
+    """
+    inner = {
+        key: _without_empty(each) if isinstance(each, dict) else each for key, each in value.items()
+    }
+    return {key: each for key, each in inner.items() if each != {}}
+
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     names.TRAINER: ("etude-trainer",),

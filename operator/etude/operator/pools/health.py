@@ -1,5 +1,6 @@
 """Health of a pool's hosts: unschedulable, unready and crash-looping pods, and quarantine."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,6 +8,8 @@ from typing import Any
 
 from etude.common.api.pool.spec import Health, Quarantine
 from etude.operator.manifests import Manifest, is_deleting, is_true, uid
+from etude.operator.pools.autoscaling.limits import GOING_S
+from etude.operator.pools.autoscaling.provisioning import KEPT, PRIOR, Provision, provision
 
 GRACE_S, CRASHES, RECHECK_S = 300, 5, 60
 """Defaults of spec.health."""
@@ -156,3 +159,77 @@ def _containers(node: Manifest) -> Sequence[Mapping[str, Any]]:
 
 def _names(nodes: Sequence[Manifest], uids: set[str]) -> tuple[str, ...]:
     return tuple(node["metadata"]["name"] for node in nodes if uid(node) in uids)
+
+
+_OVER = {"Failed", "Succeeded"}
+
+
+def _newest() -> deque[float | None]:
+    return deque(maxlen=KEPT)
+
+
+@dataclass(slots=True)
+class Provisions:
+    """Newest provisioning times of one pool."""
+
+    prior: Provision = PRIOR
+    """Assumed while samples are few: the figure of an earlier operator."""
+    took_s: deque[float | None] = field(default_factory=_newest)
+    """Of each new host; None for one that ended before it was ready."""
+    _begun: dict[str, float] = field(default_factory=dict)
+    """Time at which hosts that are not ready were first observed, by uid."""
+    _settled: set[str] = field(default_factory=set)
+    """Uids of hosts that were measured or cannot be."""
+
+    def see(self, nodes: Sequence[Manifest], *, now_s: float) -> None:
+        """Record the present hosts."""
+        living = {uid(node) for node in nodes}
+        self._begun = {name: at for name, at in self._begun.items() if name in living}
+        self._settled &= living
+        for node in nodes:
+            if uid(node) not in self._settled:
+                self._look(node, now_s)
+
+    @property
+    def found(self) -> Provision:
+        """Quantiles of the observed times."""
+        return provision(tuple(self.took_s), self.prior)
+
+    def _look(self, node: Manifest, now_s: float) -> None:
+        name = uid(node)
+        is_ready, is_over = is_true(node, "Ready"), node.get("status", {}).get("phase") in _OVER
+        if is_ready or is_over or is_deleting(node):
+            begun_s = self._begun.pop(name, None)
+            self._settled.add(name)
+            # Hosts that an earlier operator created are observed too late to be timed.
+            if begun_s is not None and is_over:
+                self.took_s.append(None)
+            elif begun_s is not None and is_ready:
+                self.took_s.append(now_s - begun_s)
+        else:
+            self._begun.setdefault(name, now_s)
+
+
+@dataclass(slots=True)
+class Going:
+    """Terminating hosts of one pool, timed by the operator's own clock."""
+
+    _since: dict[str, float] = field(default_factory=dict)
+    """Time at which each was first observed as terminating, by uid."""
+
+    def see(self, nodes: Sequence[Manifest], *, now_s: float) -> None:
+        """Record the terminating hosts."""
+        leaving = [uid(node) for node in nodes if is_deleting(node)]
+        self._since = {name: self._since.get(name, now_s) for name in leaving}
+
+    def stuck(self, nodes: Sequence[Manifest], *, now_s: float) -> set[str]:
+        """Uids of hosts that terminate for too long: their node does not answer."""
+        return {
+            uid(node)
+            for node in nodes
+            if now_s - self._since.get(uid(node), now_s) > _termination_grace_s(node) + GOING_S
+        }
+
+
+def _termination_grace_s(node: Manifest) -> float:
+    return float(node["metadata"].get("deletionGracePeriodSeconds") or 0)

@@ -13,9 +13,8 @@ from etude.operator.manifests import Manifest, is_true, uid
 from etude.operator.names import ordinal
 from etude.operator.pools.autoscaling.config import TICK_S
 from etude.operator.pools.autoscaling.decide import decide_pool, is_silent
-from etude.operator.pools.autoscaling.predictive import outlook
+from etude.operator.pools.autoscaling.predictive import outlook, usable
 from etude.operator.pools.autoscaling.provisioning import PRIOR, Provision
-from etude.operator.pools.autoscaling.trust import usable
 from etude.operator.pools.autoscaling.values import (
     Cause,
     PoolDecision,
@@ -23,10 +22,8 @@ from etude.operator.pools.autoscaling.values import (
     restarted,
     resumed,
 )
-from etude.operator.pools.going import Going
-from etude.operator.pools.health import Findings, Ward, is_unplaced
+from etude.operator.pools.health import Findings, Going, Provisions, Ward, is_unplaced
 from etude.operator.pools.observed import Member, members, metrics, name_of, plans, staying
-from etude.operator.pools.provisions import Provisions
 from etude.operator.pools.settings import planning_config, pool_config
 from etude.operator.remotes.report_store import PoolReport
 

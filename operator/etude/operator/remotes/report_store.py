@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.operator.clock import Clock
-from etude.operator.pools import figures as pool_figures
+from etude.operator.remotes import combined_report as pool_figures
 from etude.operator.remotes.sanitize import plausible, plausible_record
 from etude.v1 import environments_pb2, run_pb2
 

@@ -17,9 +17,12 @@ from etude.common.api.run.pod_template import (
     variables,
 )
 from etude.common.api.run.rewards import check_function
+from etude.common.api.run.status import RLRunStatus
+from etude.operator.actions import Moment
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform
-from etude.operator.conditions import ACCEPTED, Fact, no
+from etude.operator.clock import rfc3339
+from etude.operator.conditions import ACCEPTED, Fact, conditions, no
 from etude.operator.integrations import apis, cert_manager
 from etude.operator.pools.acceptance import driver_problem
 from etude.operator.reasons import Reason
@@ -130,3 +133,20 @@ def _wrong_pools(run: RLRun, seen: Seen, platform: Platform) -> Iterator[Fact]:
             whose = f"EnvPool {role.pool_ref.name}" if role.pool_ref is not None else "poolTemplate"
             message = f"{at}.template: {role.template} is not in {whose}.templates: {few(known)}"
             yield no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+
+
+def is_blind(run: RLRun, problem: Fact) -> bool:
+    """A started run depends on an API that the cluster does not serve."""
+    return run.status.resolved is not None and apis.hides_pods(problem)
+
+
+def status(run: RLRun, problem: Fact, now: Moment) -> RLRunStatus:
+    """The last status with the condition about the missing API."""
+    others = [c for c in run.status.conditions if c.type != problem.type]
+    current = conditions(
+        [problem],
+        run.status.conditions,
+        generation=run.metadata.generation,
+        now=rfc3339(now.wall_s),
+    )
+    return run.status.model_copy(update={"conditions": (*current, *others)})

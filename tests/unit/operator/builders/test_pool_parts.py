@@ -14,7 +14,7 @@ from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.pools.figures import combined
+from etude.operator.remotes.combined_report import combined
 from etude.v1 import environments_pb2
 
 KEY = Ref("EnvPool", "lab", "repos")

@@ -10,7 +10,7 @@ from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest
 from etude.operator.pools.autoscaling.config import TICK_S
 from etude.operator.pools.autoscaling.values import Cause
-from etude.operator.pools.provisions import Provisions
+from etude.operator.pools.health import Provisions
 from etude.operator.pools.size import Size, Sizer
 from etude.operator.remotes.report_store import PoolReport, Words
 from etude.v1 import environments_pb2

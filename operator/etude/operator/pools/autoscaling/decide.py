@@ -6,10 +6,15 @@ from dataclasses import dataclass, replace
 
 from etude.operator.pools.autoscaling import limits
 from etude.operator.pools.autoscaling.config import Mode, PoolConfig, ZeroMode
-from etude.operator.pools.autoscaling.predictive import Outlook, outlook
+from etude.operator.pools.autoscaling.limits import scheduled_idle, victims
+from etude.operator.pools.autoscaling.predictive import (
+    Outlook,
+    is_foreseen,
+    is_reliable,
+    outlook,
+    usable,
+)
 from etude.operator.pools.autoscaling.reactive import Reaction, excess_burst_capacity, reaction
-from etude.operator.pools.autoscaling.schedule import scheduled_idle
-from etude.operator.pools.autoscaling.trust import is_foreseen, is_reliable, usable
 from etude.operator.pools.autoscaling.values import (
     Cause,
     Plan,
@@ -17,7 +22,6 @@ from etude.operator.pools.autoscaling.values import (
     PoolMetrics,
     PoolState,
 )
-from etude.operator.pools.autoscaling.victims import victims
 from etude.operator.pools.autoscaling.windows import Sample, added, highest, raised
 
 SILENT_S = 15.0

@@ -1,9 +1,11 @@
 """Limits of scaling: hard cap by recent demand, and the token bucket of creations."""
 
 import math
+from collections.abc import Iterable, Sequence
 
-from etude.operator.pools.autoscaling.config import TICK_S, PoolConfig, Refill
-from etude.operator.pools.autoscaling.values import Bucket, PoolMetrics
+from etude.common.api.pool import cron
+from etude.operator.pools.autoscaling.config import TICK_S, PoolConfig, Refill, ScheduleEntry
+from etude.operator.pools.autoscaling.values import Bucket, IdleReplica, PoolMetrics
 from etude.operator.pools.autoscaling.windows import Samples, highest
 
 GOING_S = 60.0
@@ -58,3 +60,27 @@ def creates(missing: int, bucket: Bucket, refill: Refill, *, creating: int) -> i
 def less(bucket: Bucket, number: int) -> Bucket:
     """The token bucket without the tokens of created replicas."""
     return bucket._replace(tokens=bucket.tokens - number)
+
+
+def scheduled_idle(schedule: Iterable[ScheduleEntry], *, wall_s: float) -> int:
+    """Slots of the entry whose moment came last; of several at one moment, the most.
+
+    Args:
+        schedule: entries that cron.problem() finds nothing wrong with.
+        wall_s: seconds since 1970.
+    """
+    minute = int(wall_s // cron.MINUTE_S)
+    fired = [(cron.last(each.cron, each.time_zone, minute), each.min_idle) for each in schedule]
+    return max(fired, default=(0.0, 0))[1]
+
+
+def victims(idle: Sequence[IdleReplica], excess: int) -> tuple[str, ...]:
+    """Names of at most `excess` idle replicas, the least useful first.
+
+    The order: on draining nodes, without cached images, idle for longest; the name makes it
+    deterministic.
+    """
+    if excess <= 0:
+        return ()
+    order = sorted(idle, key=lambda r: (not r.is_draining, r.is_cached, r.since_s, r.name))
+    return tuple(replica.name for replica in order[:excess])

@@ -5,7 +5,7 @@ which a replica that is created now would just be ready.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from etude.common.plans.forecast import (
@@ -15,15 +15,35 @@ from etude.common.plans.forecast import (
     Spread,
     Supply,
     Wave,
+    assurance,
     demand,
     kept,
     lead_s,
 )
-from etude.operator.pools.autoscaling.config import TICK_S, PoolConfig
-from etude.operator.pools.autoscaling.level import service_level
+from etude.common.plans.registry import is_near
+from etude.operator.pools.autoscaling.config import TICK_S, Autoscaling, PoolConfig
 from etude.operator.pools.autoscaling.limits import overcommitted
-from etude.operator.pools.autoscaling.provisioning import with_spares
+from etude.operator.pools.autoscaling.provisioning import Provision, with_spares
 from etude.operator.pools.autoscaling.values import Plan, PoolMetrics
+
+LEAST, MOST = 0.5, 0.999
+"""Below one half the forecast's own mean would be undercut; no distribution is known beyond."""
+
+
+def service_level(config: Autoscaling, plans: Iterable[Plan], provision: Provision) -> Assurance:
+    """The newsvendor's level where costs and waiting GPUs are known, else the one that is set.
+
+    One environment too few makes a run's GPUs wait until it is provisioned; one too many is kept
+    for the scale-down delay.
+    """
+    gpus = max((plan.gpus for plan in plans), default=0)
+    costs = config.predictive.costs
+    if costs is None or not gpus:
+        return assurance(config.predictive.service_level_percent / 100)
+    under = gpus * costs.gpu_second * provision.p50_s
+    over = costs.sandbox_second * config.scale_down_delay_s
+    share = under / (under + over) if under + over > 0 else LEAST
+    return assurance(min(MOST, max(LEAST, share)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,3 +176,38 @@ def _wanted(
     """Slots of one template that suffice at a moment."""
     held: list[Spread] = [kept(running, at_s - now_s) for running in base]
     return demand(waves, at_s, base=held, enough=enough)
+
+
+def is_current(plan: Plan, config: Autoscaling, *, now_s: float) -> bool:
+    """The plan is current: its controller reports, and its horizon is not over.
+
+    A silent plan gets the grace period of an idle pool; a plan that is over gets none, since its
+    broker has dropped it.
+    """
+    silent_s = plan.heard_s + config.predictive.plan_stale_s + config.scale_to_zero.grace_s
+    return now_s <= min(silent_s, plan.until_s)
+
+
+def is_reliable(plan: Plan) -> bool:
+    """Observed demand was near enough to the forecast."""
+    return is_near(plan.ratio)
+
+
+def usable(plans: Iterable[Plan], config: Autoscaling, *, now_s: float) -> tuple[Plan, ...]:
+    """Plans that are reliable and current."""
+    return tuple(
+        plan for plan in plans if is_reliable(plan) and is_current(plan, config, now_s=now_s)
+    )
+
+
+def is_foreseen(believed: Iterable[Plan], holders: Collection[str]) -> bool:
+    """All demand of a pool comes from runs with a usable plan.
+
+    A plan without further waves counts too: unplanned demand would make it unreliable.
+
+    Args:
+        believed: usable plans.
+        holders: runs that hold leases; one without a plan may ask for anything.
+    """
+    planning = {plan.run_id for plan in believed}
+    return bool(planning) and planning.issuperset(holders)

@@ -1,11 +1,17 @@
 """Disrupted pods: evicted, drained or preempted, counted but never held against the run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import Restarts
-from etude.operator.actions import Delete
-from etude.operator.manifests import Manifest, is_deleting, is_true, ref, uid
+from etude.operator import names
+from etude.operator.actions import Action, Delete
+from etude.operator.manifests import Manifest, is_deleting, is_true, labels, ref, uid
 from etude.operator.pod_failures import DISRUPTION
+from etude.operator.reasons import Reason
+from etude.operator.runs.lifecycle import commands, transitions
+from etude.operator.runs.observe import Seen
+from etude.v1 import run_pb2
 
 STARTING_GRACE_S = 5
 """The first process of a container hears no signal before it has a handler for it, and a pod that
@@ -49,3 +55,45 @@ def is_starting(pod: Manifest) -> bool:
         container.get("started") is False and not container.get("restartCount")
         for container in found
     )
+
+
+STUCK_GRACE_S = 30
+"""A stalled trainer will not save a checkpoint while it terminates."""
+
+
+def replacements(run: RLRun, seen: Seen) -> Iterator[Action]:
+    """Delete pods of earlier attempts; their StatefulSet creates the new ones."""
+    intent = run.status.intent
+    if intent is None:
+        # A StatefulSet's controller that has not seen the new template yet makes the old pod once
+        # more. Nobody counts on that, and nobody else would ever replace it.
+        yield from _gone(_old(seen, transitions.attempts_of(run)))
+    elif intent.type == "Restart":
+        roles = [intent.role] if intent.role else list(seen.pods)
+        old = _old(seen, dict.fromkeys(roles, intent.attempt))
+        is_stuck = intent.reason == Reason.NO_PROGRESS
+        if old and is_stuck:
+            order = run_pb2.CommandRequest(dump_stacks=run_pb2.DumpStacks())
+            yield commands.order(run, order, "dump", intent.attempt)
+        yield from _gone(old, STUCK_GRACE_S if is_stuck else None)
+
+
+def _old(seen: Seen, attempts: Mapping[str, int]) -> list[Manifest]:
+    """Running pods of earlier attempts whose workload already has the new template."""
+    templates = {labels(m).get(names.ROLE): m["spec"]["template"] for m in seen.sets}
+    return [
+        pod
+        for role, attempt in attempts.items()
+        # While the cluster refuses the new template, the old pod would come back for ever.
+        if role not in templates or _is_of(templates[role], attempt)
+        for pod in seen.pods.get(role, ())
+        if not _is_of(pod, attempt) and not is_deleting(pod)
+    ]
+
+
+def _is_of(made: Manifest, attempt: int) -> bool:
+    return labels(made).get(names.ATTEMPT, "0") == str(attempt)
+
+
+def _gone(pods: Iterable[Manifest], grace_s: int | None = None) -> Iterator[Delete]:
+    yield from (Delete(ref=ref(pod), uid=uid(pod), grace_s=grace_s) for pod in pods)

@@ -5,7 +5,7 @@ from etude.common.api.run.status import Hold, Intent
 from etude.operator import names
 from etude.operator.actions import Moment
 from etude.operator.reasons import Reason
-from etude.operator.runs import usage
+from etude.operator.runs.lifecycle import limits
 
 OURS = {Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE, Reason.GATE_NOT_MET}
 """Reasons for which the operator suspends a run whose spec does not."""
@@ -29,7 +29,7 @@ def kept(run: RLRun, now: Moment) -> Hold | None:
         return None
     if run.metadata.annotations.get(names.RESUME) == hold.since:
         return None
-    left_s = usage.left_s(run, now)
+    left_s = limits.left_s(run, now)
     if hold.reason == Reason.BUDGET_EXCEEDED and (left_s is None or left_s > 0):
         return None
     return hold

@@ -7,9 +7,8 @@ from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339, seconds
 from etude.operator.manifests import Manifest, is_deleting, labels
 from etude.operator.reasons import Reason
-from etude.operator.runs import aftermath
 from etude.operator.runs.capacity import kueue
-from etude.operator.runs.lifecycle import final_checkpoint, limits, transitions
+from etude.operator.runs.lifecycle import failure_policy, final_checkpoint, limits, transitions
 from etude.operator.runs.lifecycle.transitions import Undertaking
 from etude.operator.runs.observe import Seen, is_corrupt, is_ready
 from etude.v1 import run_pb2
@@ -51,10 +50,10 @@ def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
         evicted = transitions.intent(run, "Suspend", Reason.EVICTED, said.message, now)
         return Undertaking(evicted)
     return (
-        aftermath.after_failure(run, seen, now)
-        or aftermath.after_deadline(run, seen, now)
-        or aftermath.after_stall(run, seen, now)
-        or aftermath.after_budget(run, now)
+        failure_policy.after_failure(run, seen, now)
+        or failure_policy.after_deadline(run, seen, now)
+        or failure_policy.after_stall(run, seen, now)
+        or failure_policy.after_budget(run, now)
         or Undertaking(None)
     )
 
@@ -65,7 +64,7 @@ def _restarting(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Underta
         return Undertaking(None)
     if run.spec.suspend:
         return Undertaking(_by_user(run, now))
-    over = aftermath.after_deadline(run, seen, now) or aftermath.after_budget(run, now)
+    over = failure_policy.after_deadline(run, seen, now) or failure_policy.after_budget(run, now)
     return over or Undertaking(current)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from etude.operator.manifests import Ref
 from etude.operator.pools.autoscaling.config import Autoscaling, Predictive, ScaleToZero
-from etude.operator.pools.autoscaling.trust import is_current
+from etude.operator.pools.autoscaling.predictive import is_current
 from etude.operator.pools.autoscaling.values import Plan
 from etude.v1 import environments_pb2
 

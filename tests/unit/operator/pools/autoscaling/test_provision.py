@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from etude.common.plans.forecast import assurance
 from etude.operator.pools.autoscaling.config import Autoscaling, Costs, Predictive
-from etude.operator.pools.autoscaling.level import service_level
+from etude.operator.pools.autoscaling.predictive import service_level
 from etude.operator.pools.autoscaling.provisioning import (
     PRIOR,
     PRIOR_WEIGHT,

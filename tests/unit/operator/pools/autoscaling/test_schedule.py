@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from etude.operator.pools.autoscaling.config import ScheduleEntry
-from etude.operator.pools.autoscaling.schedule import scheduled_idle
+from etude.operator.pools.autoscaling.limits import scheduled_idle
 
 OFFICE = (
     ScheduleEntry(cron="0 8 * * 1-5", min_idle=64, time_zone="Europe/Berlin"),

@@ -5,7 +5,7 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from etude.operator.pools.autoscaling.engines import PACE, TOLERANCE, Bounds, Signals, wanted
+from etude.operator.runs.capacity.engine_count import PACE, TOLERANCE, Bounds, Signals, wanted
 
 COUNTS = st.integers(1, 64)
 SECONDS = st.floats(0.1, 1e4)
