@@ -22,7 +22,7 @@ from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
 
-TINY = Path(__file__).parents[2] / "data" / "tiny-model"
+TINY = Path(__file__).parents[3] / "data" / "tiny-model"
 SFT = {
     "name": "sft",
     "type": "SupervisedFineTuning",

@@ -13,7 +13,7 @@ from etude.trainer.learner.optimiser import Optimiser, Steps
 from etude.trainer.model.fsdp import parameters_by_name
 from etude.trainer.model.policy import Policy, load_policy
 
-MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
+MODEL = Path(__file__).parents[3] / "data" / "tiny-model"
 PHASE = Phase.model_validate(
     {
         "name": "sft",

@@ -19,7 +19,7 @@ from etude.trainer.learner.batches import PolicyBatch, PolicySequence, Supervise
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
 
-MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
+MODEL = Path(__file__).parents[3] / "data" / "tiny-model"
 SFT = {
     "name": "sft",
     "type": "SupervisedFineTuning",

@@ -30,7 +30,7 @@ from etude.trainer.learner.rows import Row, policy_rows, supervised_rows
 from etude.trainer.model.fsdp import Ranks, parameters_by_name
 from etude.trainer.model.policy import load_policy
 
-MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
+MODEL = Path(__file__).parents[3] / "data" / "tiny-model"
 SFT = {
     "name": "sft",
     "type": "SupervisedFineTuning",
