@@ -1,4 +1,4 @@
-"""A connection as the proxy sees it, whether a socket carries it or a guest's channel."""
+"""Byte streams of the proxy: sockets, or connections over a guest's channel."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ class Wire(Protocol):
     """Bytes in both directions. Every method raises OSError once the other side has gone."""
 
     async def read(self) -> bytes:
-        """The next bytes; none once the other side has no more to say."""
+        """The next bytes; none at the end of the other side's data."""
         ...
 
     async def write(self, data: bytes) -> None:
@@ -24,7 +24,7 @@ class Wire(Protocol):
         ...
 
     async def finish(self) -> None:
-        """Say that nothing more will be sent; reading goes on."""
+        """Close the sending direction; reading goes on."""
         ...
 
     async def close(self) -> None:
@@ -50,7 +50,7 @@ class SocketWire(Wire):
 
     @override
     async def finish(self) -> None:
-        # TLS has no half of a connection.
+        # TLS cannot close one direction alone.
         if self.writer.can_write_eof() and not self.writer.is_closing():
             self.writer.write_eof()
 

@@ -1,4 +1,4 @@
-"""Credentials that the node adds to requests, and a watch that none comes back."""
+"""Credentials that the proxy adds to requests, and the check that no response echoes them."""
 
 import base64
 import binascii
@@ -28,14 +28,14 @@ class Secrets:
     folder: Path | None = None
 
     def value(self, wanted: Credential) -> bytes:
-        """The header's value, read anew each time: a Secret that is changed is changed here.
+        """Read the header's value, each time again, so that a changed Secret takes effect.
 
         Raises:
-            CredentialError: it is not there, or is no value of a header.
+            CredentialError: it is not there, or is not a valid header value.
         """
         where = f"Secret {wanted.secret!r} key {wanted.key!r}"
         if self.folder is None:
-            raise CredentialError(f"{where}: this node has no secrets (ETUDE_EGRESS_SECRETS)")
+            raise CredentialError(f"{where}: this host has no secrets: set ETUDE_EGRESS_SECRETS")
         if not all(map(_NAME.fullmatch, (wanted.secret, wanted.key))):
             raise CredentialError(f"{where}: not a name")
         try:
@@ -44,16 +44,16 @@ class Secrets:
         except OSError as error:
             raise CredentialError(f"{where} cannot be read: {error.strerror}") from error
         if len(data) > _MAX_BYTES or not _VALUE.fullmatch(data):
-            raise CredentialError(f"{where} is no value of a header: one line of ASCII")
+            raise CredentialError(f"{where} is not a header value: use one line of ASCII")
         return data
 
 
 class EchoedError(EtudeError):
-    """A server sends the credential back that it was given."""
+    """A server echoes the credential that it was given."""
 
 
 def watched(value: bytes) -> frozenset[bytes]:
-    """What of a header's value must not come back: all of it, its token, a password in it."""
+    """Parts of a header's value that must not come back: all of it, its token, a password in it."""
     parts = {value, *value.split()}
     scheme, _, rest = value.partition(b" ")
     if scheme.lower() == b"basic":
@@ -67,13 +67,13 @@ def watched(value: bytes) -> frozenset[bytes]:
 
 @dataclass(slots=True)
 class EchoGuard:
-    """Passes a stream on, except for a beginning of a secret that may yet become all of it."""
+    """Filter of a stream that holds back a partial secret until it is complete or not."""
 
     secrets: frozenset[bytes]
     _held: bytes = field(default=b"")
 
     def check(self, parts: Iterable[bytes]) -> None:
-        """Refuse a secret in any of these.
+        """Check that no secret is in any of these.
 
         Raises:
             EchoedError: there is one.
@@ -83,7 +83,7 @@ class EchoGuard:
                 raise EchoedError("the server sends the credential back")
 
     def passed(self, data: bytes) -> bytes:
-        """What may go on of it and of what was held.
+        """Add data; returns the bytes that may be passed on.
 
         Raises:
             EchoedError: a secret is in it.
@@ -95,13 +95,13 @@ class EchoGuard:
         return data[: len(data) - held]
 
     def rest(self) -> bytes:
-        """What was held, once nothing follows it."""
+        """Return the held bytes at the end of the stream."""
         held, self._held = self._held, b""
         return held
 
 
 def _overlap(data: bytes, secret: bytes) -> int:
-    """How long an end of the data is the beginning of a secret."""
+    """Length of the longest end of the data that begins a secret."""
     for size in range(min(len(data), len(secret) - 1), 0, -1):
         if data.endswith(secret[:size]):
             return size

@@ -1,4 +1,4 @@
-"""The way out of one environment: what it may do, what it did."""
+"""Egress of one environment: its rules, its limits, its log of attempts."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ _PUBLIC = (
 
 @dataclass(slots=True, kw_only=True)
 class Trip:
-    """One attempt, from the first byte to the last."""
+    """One attempt to connect, from the first byte to the last."""
 
     method: str = ""
     host: str = ""
@@ -39,7 +39,7 @@ class Trip:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Gate:
-    """One environment's."""
+    """The egress of one environment."""
 
     lease_id: str
     rules: Sequence[Rule]
@@ -50,10 +50,10 @@ class Gate:
     lookups: Lookups = field(default_factory=Lookups)
 
     def count(self, trip: Trip, *, sent: int = 0, received: int = 0) -> None:
-        """Enter bytes that are about to be passed on.
+        """Count bytes before they are passed on.
 
         Raises:
-            OverLimitError: the environment has used up its.
+            OverLimitError: the environment has used up its bytes.
         """
         trip.sent_bytes += sent
         trip.received_bytes += received
@@ -62,7 +62,7 @@ class Gate:
         self.account.passed(sent + received)
 
     def enter(self, trip: Trip) -> None:
-        """Log an attempt that is over. The host was written by whoever is in the environment."""
+        """Log a finished attempt, its host name escaped: it comes from the environment."""
         metrics.egress_attempts.labels(trip.verdict.value).inc()
         log.info(
             "egress lease=%s verdict=%s rule=%s method=%s host=%s port=%d sent=%d received=%d"
@@ -82,16 +82,16 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """A pool's: makes the gates of its environments."""
+    """The egress settings of a pool."""
 
     network: Network
     templates: Mapping[str, Sequence[str] | None]
-    """By the template's name: the rules that it may use; None is all."""
+    """By template: names of the rules that it may use; None is all."""
     upstream: Upstream = field(default_factory=Upstream)
     secrets: Secrets = field(default_factory=Secrets)
 
     def gate(self, template: str, lease_id: str) -> Gate | None:
-        """The way out of an environment of this template; None if there is none."""
+        """The egress of an environment of this template; None if it has none."""
         listed = self.templates.get(template, ())
         rules = [rule for rule in _rules(self.network) if listed is None or rule.name in listed]
         if not rules:
@@ -127,7 +127,7 @@ def _rule(each: EgressRule) -> Rule:
 
 
 def _plain(text: str) -> str:
-    """One word for a log line, whatever it was."""
+    """Escape a text into one word of a log line."""
     short = text[:_MAX_LOGGED]
     is_word = short.isascii() and short.isprintable() and not set(short) & set(" ='\"")
     return short if short and is_word else repr(short)

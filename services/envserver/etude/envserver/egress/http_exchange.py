@@ -1,4 +1,4 @@
-"""Carries one request to a server, and its answer back."""
+"""Exchange of one HTTP request and its response, with credentials added and watched for."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ _MAX_HEAD_BYTES = 64 << 10
 
 
 async def answer(client: Wire, connection: h11.Connection, status: int, body: bytes) -> None:
-    """A short answer of the proxy itself."""
+    """Send a short response of the proxy itself."""
     headers = [
         ("content-type", "text/plain; charset=utf-8"),
         ("content-length", str(len(body))),
@@ -40,7 +40,7 @@ class Exchange:
     gate: Gate
     trip: Trip
     is_limited: bool
-    """Whether a rule holds the request to more than its host."""
+    """True if a rule restricts more than the host of the request."""
     _outward: h11.Connection = field(init=False)
     _guard: EchoGuard = field(default_factory=lambda: EchoGuard(frozenset()))
 
@@ -50,19 +50,19 @@ class Exchange:
     async def run(
         self, request: h11.Request, target: str, host: str, secret: tuple[bytes, bytes] | None
     ) -> None:
-        """Send it and pass the answer on.
+        """Forward the request and the response.
 
         Args:
             request: as the client sent it.
             target: path and query.
-            host: what the server is told that it is.
-            secret: a header that the node adds.
+            host: value of the Host header.
+            secret: a header that the proxy adds.
 
         Raises:
             EchoedError: the server sends the secret back.
             OverLimitError: the bytes are used up.
             OSError: either side has gone.
-            ProtocolError: either side says what no server or client says.
+            ProtocolError: either side breaks the protocol.
         """
         if secret is not None:
             self._guard = EchoGuard(watched(secret[1]))
@@ -112,7 +112,7 @@ class Exchange:
                 for name, value in response.headers
             ):
                 raise EchoedError(
-                    "the answer is compressed, so nobody can watch for the credential"
+                    "the response is compressed, so it cannot be checked for the credential"
                 )
         headers = [*proxy_request.forwarded(response.headers), (b"connection", b"close")]
         return h11.Response(
@@ -127,7 +127,7 @@ class Exchange:
                 await self.client.write(data)
 
     async def _events(self, connection: h11.Connection, wire: Wire) -> AsyncIterator[h11.Event]:
-        """What one side says, until it has nothing more to say."""
+        """Events of one side, up to its end."""
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
@@ -150,7 +150,7 @@ def _outgoing(
         headers = [each for each in headers if each[0] != b"content-length"]
         headers.append((b"transfer-encoding", b"chunked"))
     if secret is not None:
-        # What it might say of itself under the same name, or have packed so that nobody can watch.
+        # The client's own header of this name, and any that makes the response unreadable.
         replaced = {secret[0], b"accept-encoding", b"range"}
         headers = [each for each in headers if each[0] not in replaced]
         headers += [secret, (b"accept-encoding", b"identity")]

@@ -1,13 +1,13 @@
-"""How much one environment may ask of its proxy."""
+"""Limits of one environment on its proxy: connections, token bucket of attempts, names, bytes."""
 
 from dataclasses import dataclass, field
 
 from etude.common.errors import EtudeError
 
 MAX_CONNECTIONS = 16
-"""At a time; further ones wait to be accepted."""
+"""Concurrent connections; further ones wait to be accepted."""
 ATTEMPTS_PER_S = 20.0
-"""Beyond a burst; faster ones wait, so that no environment fills the log."""
+"""Rate beyond a burst; faster attempts wait, so that no environment fills the log."""
 BURST = 200.0
 """pip and npm ask for a hundred packages in a row."""
 MAX_NAMES = 256
@@ -16,34 +16,34 @@ SPENT = "this environment has used up its bytes"
 
 
 class OverLimitError(EtudeError):
-    """An environment wants more bytes than it may have, in the middle of something."""
+    """An environment has used up its bytes in the middle of a transfer."""
 
 
 @dataclass(slots=True)
 class Account:
-    """What one environment has used so far."""
+    """Usage of one environment so far."""
 
     max_bytes: int
     num_bytes: int = 0
-    """Both directions."""
+    """In both directions."""
     _names: set[str] = field(default_factory=set)
     _left: float = BURST
     _filled_s: float | None = None
 
     @property
     def is_spent(self) -> bool:
-        """Whether it may send and receive no more."""
+        """True once it may send and receive no more."""
         return self.num_bytes >= self.max_bytes
 
     def wait_s(self, now_s: float) -> float:
-        """How long the next attempt has to wait; it is taken from the bucket now."""
+        """Take a token for the next attempt; returns the time to wait for it."""
         passed_s = 0.0 if self._filled_s is None else max(0.0, now_s - self._filled_s)
         self._filled_s = now_s
         self._left = min(BURST, self._left + passed_s * ATTEMPTS_PER_S) - 1.0
         return max(0.0, -self._left / ATTEMPTS_PER_S)
 
     def may_name(self, host: str) -> bool:
-        """Whether one more host may be looked up; one that was is no further one."""
+        """True if this host may be looked up; known hosts always may."""
         if host not in self._names and len(self._names) >= MAX_NAMES:
             return False
         self._names.add(host)

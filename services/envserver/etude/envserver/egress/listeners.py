@@ -1,4 +1,4 @@
-"""Connections that arrive at sockets which listen inside of environments."""
+"""Listeners inside environments: sockets whose connections the proxy serves."""
 
 import asyncio
 import contextlib
@@ -22,11 +22,11 @@ class Door:
         self._gate = gate
         self._serving: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._accept(), name=f"egress {gate.lease_id}")
-        # The loop has let go of it by then.
+        # The loop no longer uses it by then.
         self._task.add_done_callback(lambda _: listener.close())
 
     def close(self) -> None:
-        """Serve no more: connections end in the middle."""
+        """Stop serving: open connections are cut."""
         self._task.cancel()
         for task in self._serving:
             task.cancel()
@@ -39,8 +39,8 @@ class Door:
             except OSError:  # no descriptor is free
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            # Only now: a door at which nobody knocks would keep the place from another door. One
-            # connection of each door waits here, the others in the backlog of its listener.
+            # Acquired after accept: an idle listener must not hold a slot that another one needs.
+            # One connection of each listener waits here, the others in its backlog.
             try:
                 await self._gate.places.acquire()
             except BaseException:
@@ -63,26 +63,26 @@ class Door:
 class _Key(NamedTuple):
     lease: str
     number: str
-    """Of the command whose network it is; empty for that of the whole lease."""
+    """Number of the command whose network it is; empty for the whole lease's."""
 
 
 class Doors:
-    """Those of all environments of a node."""
+    """The listeners of all environments of a host."""
 
     def __init__(self) -> None:
         self._gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
         self._open: dict[_Key, Door] = {}
 
     def lead_through(self, gate: Gate) -> None:
-        """Let this environment have a door, for as long as somebody holds its gate."""
+        """Allow listeners for this environment, for as long as its egress object lives."""
         self._gates[gate.lease_id] = gate
 
     def has(self, lease: str) -> bool:
-        """Whether an environment has a way out."""
+        """True if an environment has egress."""
         return lease in self._gates
 
     def open(self, lease: str, number: str, listener: socket.socket) -> None:
-        """Serve what arrives at this socket, which is this object's from now on."""
+        """Serve the connections of a listening socket, and own it from now on."""
         gate = self._gates.get(lease)
         if gate is None:
             listener.close()
@@ -90,13 +90,13 @@ class Doors:
         self._open[_Key(lease, number)] = Door(listener, gate)
 
     def close(self, lease: str = "", *, number: str = "") -> None:
-        """Close the door of a lease's shared network, or that of one command."""
+        """Close the listener of a lease's shared network, or that of one command."""
         for key in list(self._open):
             if key.number == number and (number or key.lease == lease):
                 self._open.pop(key).close()
 
     def close_all(self) -> None:
-        """Close every door."""
+        """Close every listener."""
         while self._open:
             _, door = self._open.popitem()
             door.close()

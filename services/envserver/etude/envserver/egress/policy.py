@@ -1,4 +1,4 @@
-"""Whether an environment may reach what it asks for: a pure function of rules and request."""
+"""Egress policy: a pure decision on a request, from the rules of a pool."""
 
 import re
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from typing import NamedTuple
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})+")
 _NUMERIC = re.compile(r"\d+|0x[0-9a-f]*")
-"""A last label that system libraries take for part of an address: 127.1, 0x7f000001, 1.2.3.4."""
+"""A last label that system libraries parse as part of an address: 127.1, 0x7f000001, 1.2.3.4."""
 _MAX_NAME = 253
 _MAX_PORT = 65_535
 _DOUBTFUL = re.compile(
     r"%(?![2-7][0-9a-f])|%(25|2e|2f|3b|5c|7f)|\\|//|/\.\.|/\.(/|;|$)", re.IGNORECASE
 )
-"""What some server resolves to another path than it looks like: a second decoding, parameters of a
-segment (`..;`), long forms of a dot in UTF-8, and whatever else is no printable ASCII."""
+"""Paths that some servers resolve to another one: a second decoding, parameters of a segment
+(`..;`), long forms of a dot in UTF-8, and anything that is not printable ASCII."""
 METADATA_NAMES = frozenset(
     {
         *("metadata.google.internal", "metadata.goog", "metadata.azure.internal"),
@@ -27,7 +27,7 @@ METADATA_NAMES = frozenset(
 
 
 class Mode(StrEnum):
-    """How a rule's host is spoken with."""
+    """Protocol between environment, proxy and the rule's host."""
 
     TUNNEL = "Tunnel"
     """TLS from end to end: the node sees the server's name, and nothing else."""
@@ -38,7 +38,7 @@ class Mode(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What became of an attempt, as logs and metrics say it."""
+    """Verdict on an attempt, as in logs and metrics."""
 
     ALLOWED = "allowed"
     NOT_LISTED = "not_listed"
@@ -86,13 +86,13 @@ class Rule:
 
     @property
     def is_limited(self) -> bool:
-        """Whether it holds requests to more than their host."""
+        """True if it restricts more than the host of requests."""
         return bool(self.methods or self.paths) or self.credential is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What an environment asks its proxy for."""
+    """A request of an environment to its proxy."""
 
     host: str
     """As it was written."""
@@ -103,7 +103,7 @@ class Attempt:
 
     @property
     def is_tunnel(self) -> bool:
-        """Whether it wants bytes passed that nobody reads."""
+        """True for CONNECT: bytes that the proxy passes unread."""
         return self.method == "CONNECT"
 
 
@@ -117,7 +117,7 @@ class Decision(NamedTuple):
 
 
 def canonical(host: str) -> str | None:
-    """The one spelling of a host's name; None for what is no name, addresses above all."""
+    """Canonical spelling of a host's name; None for anything else, addresses above all."""
     name = host.lower().removesuffix(".")
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
         return None
@@ -125,7 +125,7 @@ def canonical(host: str) -> str | None:
 
 
 def decide(rules: Sequence[Rule], attempt: Attempt) -> Decision:
-    """What to do with an attempt. The first rule that allows it counts; without one, none does."""
+    """Decide on an attempt: allowed by the first rule that allows it, else refused."""
     host = canonical(attempt.host)
     if host is None or not 0 < attempt.port <= _MAX_PORT:
         return Decision(Verdict.ADDRESS)

@@ -1,7 +1,7 @@
-"""Serves one connection of an environment: reads one request, decides, and carries it out.
+"""Forward proxy of an environment: reads one request of a connection, decides, carries it out.
 
-Each connection carries one request or one tunnel, in both directions: what a client or a server
-sends after that is nobody's. So there is no second request to smuggle, nor an answer to desync.
+Each connection carries one request or one tunnel; bytes after that are ignored in both directions.
+So there is no second request to smuggle, nor an answer to desync.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from etude.envserver.egress.tunnels import TunnelRefusedError, tunnel
 from etude.envserver.egress.upstream import NotPublicError, Target, UnreachableError
 
 HEAD_S = 20.0
-"""For a request's first part, from a client that may have been frozen meanwhile."""
+"""For the head of a request, from a client that may have been frozen meanwhile."""
 MAX_HEAD_BYTES = 32 << 10
 
 _STATUS = {
@@ -35,7 +35,7 @@ _STATUS = {
 
 
 class RefusedError(Exception):
-    """An attempt that goes no further."""
+    """A refused attempt."""
 
     def __init__(self, verdict: Verdict, why: str) -> None:
         super().__init__(why)
@@ -55,9 +55,9 @@ async def serve(client: Wire, gate: Gate) -> None:
         await _refuse(client, connection, status, f"{refusal.verdict.value}: {refusal}")
     except h11.ProtocolError as error:
         # Its text quotes the line, in which a server may have sent a credential back.
-        trip.why = f"what was said is not HTTP: {type(error).__name__}"
+        trip.why = f"not HTTP: {type(error).__name__}"
     except (OSError, TimeoutError) as error:
-        # Whoever was in the middle of it has gone.
+        # One side has closed the connection.
         trip.why = str(error) or type(error).__name__
     finally:
         metrics.egress_connections.dec()
@@ -86,7 +86,7 @@ async def _serve(client: Wire, connection: h11.Connection, gate: Gate, trip: Tri
             exchange = Exchange(client, connection, server, gate, trip, rule.is_limited)
             await exchange.run(request, wanted.target, host, secret)
     except TunnelRefusedError as refusal:
-        # The client was told that the tunnel is open: there is nothing left to answer with.
+        # The client was told that the tunnel is open: no answer is possible.
         trip.verdict, trip.why = Verdict.NOT_TLS, str(refusal)
     except OverLimitError as error:
         raise RefusedError(Verdict.LIMIT, str(error)) from error
@@ -106,7 +106,7 @@ async def _head(client: Wire, connection: h11.Connection) -> h11.Request:
             if isinstance(event, h11.Request):
                 return event
             if event is not h11.NEED_DATA:
-                raise ConnectionResetError("the client asked for nothing")
+                raise ConnectionResetError("the client sent no request")
             connection.receive_data(await client.read())
 
 
@@ -140,7 +140,7 @@ def _allowed(decision: Decision, wanted: Asked, trip: Trip) -> Rule:
 def _mode(rule: Rule | None) -> str:
     if rule is not None and rule.mode is Mode.TUNNEL:
         return "it is reached by https:// only"
-    return "it is reached by http:// only; the node itself speaks TLS where its rule says so"
+    return "it is reached by http:// only; the proxy itself speaks TLS where its rule says so"
 
 
 def _secret(gate: Gate, rule: Rule) -> tuple[bytes, bytes] | None:
@@ -163,7 +163,7 @@ async def _connected(gate: Gate, target: Target) -> Wire:
 
 
 async def _refuse(client: Wire, connection: h11.Connection, status: int, why: str) -> None:
-    """Tell the client, if it is in a state to be told."""
+    """Answer the client with the refusal, if its state allows an answer."""
     if connection.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
         return
     try:

@@ -1,4 +1,4 @@
-"""What a client of the proxy asks for, from a request that may be anything."""
+"""Parser of requests to the proxy, from clients that may be hostile."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,20 +21,20 @@ _HOP_BY_HOP = frozenset(
         *(b"host", b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"),
     }
 )
-"""What says something about one connection only, or about who asks: the next one gets its own."""
+"""Headers about one connection or about the client: they are not forwarded."""
 _OVERRIDES = frozenset(
     {
         *(b"x-original-url", b"x-original-uri", b"x-rewrite-url", b"x-forwarded-prefix"),
         *(b"x-http-method-override", b"x-http-method", b"x-method-override"),
     }
 )
-"""By what some servers are told of another path or method than those of the request."""
+"""Headers that tell some servers another path or method than those of the request."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class MalformedError(ValueError):
-    """Nothing that clients of a proxy say."""
+    """The request is not one to a proxy."""
 
 
 class Asked(NamedTuple):
@@ -46,10 +46,10 @@ class Asked(NamedTuple):
 
 
 def asked(request: h11.Request) -> Asked:
-    """What it wants.
+    """Parse a request.
 
     Raises:
-        MalformedError: it is no request for a proxy.
+        MalformedError: it is not a request to a proxy.
     """
     target = request.target.decode("ascii", "replace")
     method = request.method.decode("ascii", "replace")
@@ -69,7 +69,7 @@ def asked(request: h11.Request) -> Asked:
 
 
 def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers that go on to the other side."""
+    """Headers to forward to the other side."""
     given = [(name.lower(), value) for name, value in headers]
     named = {
         option.strip().lower()
@@ -77,7 +77,7 @@ def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
         if name == b"connection"
         for option in value.split(b",")
     }
-    # How long a body is belongs to its message, whatever its sender calls a matter of connections.
+    # The length of a body belongs to its message, even if the sender lists it under Connection.
     dropped = _HOP_BY_HOP | (named - {b"content-length", b"content-encoding", b"content-type"})
     return [(name, value) for name, value in given if name not in dropped]
 
@@ -85,18 +85,18 @@ def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 def outgoing(
     headers: Iterable[tuple[bytes, bytes]], *, is_limited: bool
 ) -> list[tuple[bytes, bytes]]:
-    """The headers of a request that go on to the server.
+    """Headers of a request to forward to the server.
 
     Args:
         headers: as the client sent them.
         is_limited: whether a rule holds the request to more than its host.
     """
     dropped = _OVERRIDES if is_limited else frozenset()
-    # Behind CGI and its heirs X_A is X-A, which may be one that is dropped or replaced.
+    # Behind CGI and its successors X_A is X-A, which may be one that is dropped or replaced.
     kept = [each for each in forwarded(headers) if b"_" not in each[0]]
     return [each for each in kept if each[0] not in dropped]
 
 
 def is_chunked(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a body comes in chunks."""
+    """True if the body comes in chunks."""
     return any(name.lower() == b"transfer-encoding" for name, _ in headers)

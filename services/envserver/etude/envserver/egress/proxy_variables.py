@@ -1,11 +1,11 @@
-"""What an environment sees of its way out: a port of its own, and variables that name it."""
+"""Port of the proxy inside an environment, and the variables that point programs to it."""
 
 from collections.abc import Mapping
 
 PORT = 3128
-"""Where the proxy listens inside of an environment."""
+"""Port of the proxy inside an environment."""
 BACKLOG = 128
-"""Connections that wait there; a flood of them meets its own kernel."""
+"""Connections that wait there; a flood of them is stopped by the guest's own kernel."""
 _URL = f"http://127.0.0.1:{PORT}"
 _OWN = "localhost,127.0.0.1,::1"
 VARIABLES: Mapping[str, str] = {
@@ -14,4 +14,4 @@ VARIABLES: Mapping[str, str] = {
     "NO_PROXY": _OWN,
     "no_proxy": _OWN,
 }
-"""Of commands in environments that have a way out; others see none of it."""
+"""Variables of commands in environments with egress; others do not have them."""

@@ -1,4 +1,4 @@
-"""The server that a TLS client names in its first message, from bytes that may be anything.
+"""Parser of a TLS ClientHello: the server name, from bytes that may be hostile.
 
 It reads and never answers: nothing here depends on a key. RFC 8446, sections 4.1.2 and 5.1.
 """
@@ -12,18 +12,18 @@ _RECORD_HEADER, _MAX_RECORD = 5, 1 << 14
 
 
 class NotTlsError(ValueError):
-    """No client of ours begins like this."""
+    """The bytes are not a TLS ClientHello."""
 
 
 class Hello(NamedTuple):
-    """What is known after some bytes."""
+    """Result of parsing the bytes so far."""
 
     is_complete: bool
     server_name: str = ""
 
 
 class _Cursor:
-    """Takes fields off the front, and fails at the end."""
+    """Reads fields in order, and fails at the end."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -48,7 +48,7 @@ class _Cursor:
 
 
 def read(data: bytes) -> Hello:
-    """What the first bytes of a connection say.
+    """Parse the first bytes of a connection.
 
     Raises:
         NotTlsError: they are no TLS client's, or name no server.

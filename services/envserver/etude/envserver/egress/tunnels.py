@@ -1,4 +1,4 @@
-"""Carries bytes between a client and a server that speak TLS with each other."""
+"""TLS tunnels between a client and a server, opened by CONNECT and checked by SNI."""
 
 import asyncio
 
@@ -9,18 +9,18 @@ from etude.envserver.egress.byte_streams import Wire
 from etude.envserver.egress.environment_egress import Gate, Trip
 
 IDLE_S = 120.0
-"""Without a byte in either direction: kept-open connections of clients that are done."""
+"""Without a byte in either direction: idle keep-alive connections."""
 HELLO_S = 20.0
 
 
 class TunnelRefusedError(Exception):
-    """What begins in a tunnel is not what it was opened for."""
+    """The tunnel does not begin with TLS for the host that it was opened for."""
 
 
 async def tunnel(
     client: Wire, connection: h11.Connection, server: Wire, host: str, gate: Gate, trip: Trip
 ) -> None:
-    """Open it, look at its first message, and carry bytes until both sides are done.
+    """Open a tunnel, check its ClientHello, and copy bytes until both sides are done.
 
     Raises:
         TunnelRefusedError: it does not begin with TLS for this host.
@@ -45,10 +45,10 @@ async def tunnel(
 
 
 async def _first(client: Wire, seen: bytes, host: str) -> bytes:
-    """The client's first message.
+    """Read the client's first message.
 
     Raises:
-        TunnelRefusedError: it is for another host, or none that TLS has.
+        TunnelRefusedError: it is for another host, or not TLS.
     """
     data = bytes(seen)
     try:
@@ -56,7 +56,7 @@ async def _first(client: Wire, seen: bytes, host: str) -> bytes:
             while not (found := tls_client_hello.read(data)).is_complete:
                 more = await client.read()
                 if not more:
-                    raise TunnelRefusedError("the client said nothing")
+                    raise TunnelRefusedError("the client sent nothing")
                 data += more
     except tls_client_hello.NotTlsError as error:
         raise TunnelRefusedError(str(error)) from error
@@ -70,7 +70,7 @@ async def _ended(ways: set[asyncio.Task[None]], *both: "_Way") -> None:
 
     Raises:
         OSError: one has failed.
-        TimeoutError: neither moves.
+        TimeoutError: both are idle.
     """
     pending = set(ways)
     while pending:
@@ -81,7 +81,7 @@ async def _ended(ways: set[asyncio.Task[None]], *both: "_Way") -> None:
         for way in done:
             way.result()
         if not done and before == [way.num_bytes for way in both]:
-            raise TimeoutError("nothing moves in the tunnel")
+            raise TimeoutError("the tunnel is idle")
 
 
 class _Way:
@@ -93,13 +93,13 @@ class _Way:
         self._gate, self._trip, self._is_sent = gate, trip, is_sent
 
     async def run(self) -> None:
-        """Carry everything, and then the end."""
+        """Copy everything, and then the end."""
         while data := await self._source.read():
             await self.put(data)
         await self._sink.finish()
 
     async def put(self, data: bytes) -> None:
-        """Carry some bytes.
+        """Send some bytes.
 
         Raises:
             OSError: the other side has gone.

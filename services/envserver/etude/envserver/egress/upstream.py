@@ -1,7 +1,7 @@
-"""How the node reaches the public network for an environment: names first, then addresses.
+"""Connections of the proxy to the public network: names are resolved, addresses checked.
 
 A name is looked up once, every address is checked, and the connection goes to an address that was
-checked, never to the name again: a name server that changes its mind in between changes nothing.
+checked, never to the name again, so DNS rebinding has no effect.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from etude.envserver.egress.byte_streams import SocketWire, Wire
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _UNICAST = ipaddress.IPv6Network("2000::/3")
-"""All of IPv6 that is handed out to anybody: what is not in it is no public address."""
+"""All global unicast addresses of IPv6; any other address is not public."""
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
-"""What name servers of networks without IPv4 make of an IPv4 address: its last four bytes."""
+"""NAT64: an IPv4 address in the last four bytes."""
 _NEVER = tuple(
     map(
         ipaddress.ip_network,
@@ -33,15 +33,15 @@ _NEVER = tuple(
             *("100.64.0.0/10", "168.63.129.16/32", "192.0.0.0/24"),  # Alibaba, Azure, Oracle
             *("192.88.99.0/24", "2002::/16"),  # 6to4
             "2001::/23",  # Teredo, ORCHID and their kin
-            *("2001:db8::/32", "3fff::/20"),  # for documentation: free for anybody's own use
+            *("2001:db8::/32", "3fff::/20"),  # for documentation: free for private use
         ),
     )
 )
-"""Refused by name here, so that no release of Python decides about it."""
+"""Listed here, so that no release of Python decides about it."""
 
 
 def is_public(text: str) -> bool:
-    """Whether this is an address of the public network, and not the way into another one."""
+    """True for an address of the public network that leads to no private one."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -58,7 +58,7 @@ def is_public(text: str) -> bool:
 def public(addresses: Iterable[str]) -> tuple[str, ...]:
     """All of them if each is public, else none.
 
-    One private address among public ones is somebody's attempt to have it taken at the second try.
+    One private address among public ones is an attempt to have it used at the second try.
     """
     found = tuple(addresses)
     return found if all(map(is_public, found)) else ()
@@ -75,29 +75,29 @@ LOOKUP_S = 10.0
 CONNECT_S = 15.0
 _MAX_ADDRESSES = 4
 _MAX_LOOKUPS = 128
-"""At a time, of all environments of a node. Idle threads are not started."""
+"""Concurrent look-ups of all environments of a host. Idle threads are not started."""
 _MAX_OWN_LOOKUPS = 2
-"""At a time, of one environment: nobody can end a look-up, so a slow one keeps its thread."""
+"""Concurrent look-ups of one environment: a slow one cannot be cancelled and keeps its thread."""
 _KEPT_S = 10.0
-"""An answer: a client that opens a dozen connections asks once."""
+"""Lifetime of a cached answer: a client that opens a dozen connections asks once."""
 
 
 class UnreachableError(EtudeError):
-    """A host that may be reached does not answer."""
+    """An allowed host does not answer."""
 
 
 class NotPublicError(EtudeError):
-    """A name leads to an address that no environment may reach."""
+    """A name resolves to an address that no environment may reach."""
 
 
 class Resolver(Protocol):
     """Looks names up."""
 
     async def addresses(self, host: str) -> Sequence[str]:
-        """Where a host is, in order of preference.
+        """Addresses of a host, in order of preference.
 
         Raises:
-            OSError: there is no such host, or nobody who would know.
+            OSError: there is no such host, or no name server answers.
         """
         ...
 
@@ -106,17 +106,17 @@ class Connector(Protocol):
     """Opens connections to addresses."""
 
     async def connect(self, address: str, port: int, *, tls_name: str | None) -> Wire:
-        """A connection, with TLS to a server that proves this name if there is one.
+        """Open a connection; with a name, TLS to a server that proves it.
 
         Raises:
-            OSError: nobody answers, or somebody else does.
+            OSError: the server does not answer, or does not prove its name.
         """
         ...
 
 
 @dataclass(slots=True)
 class SystemResolver(Resolver):
-    """Asks the node's own name servers, in threads that nothing else of the node waits for."""
+    """Asks the host's own name servers, in threads of its own."""
 
     threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")
@@ -132,11 +132,11 @@ class SystemResolver(Resolver):
 
 @dataclass(slots=True)
 class KnownNames(Resolver):
-    """Knows the hosts that it is given; of several answers, each look-up takes the next."""
+    """A resolver with fixed answers, for tests; of several answers, each look-up takes the next."""
 
     names: Mapping[str, Sequence[Sequence[str]]]
     asked: list[str] = field(default_factory=list)
-    """Every name that was looked up."""
+    """Names that were looked up."""
 
     @override
     async def addresses(self, host: str) -> Sequence[str]:
@@ -150,19 +150,19 @@ class KnownNames(Resolver):
 
 @dataclass(slots=True, eq=False)
 class Lookups:
-    """Those of one environment: few at a time, each answer kept for a while."""
+    """Look-ups of one environment: few at a time, each answer cached for a while."""
 
     kept_s: float = _KEPT_S
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_OWN_LOOKUPS))
     _answers: dict[str, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
-    """By host, of which an environment has few: until when on the loop's clock, and what."""
+    """By host: expiry on the loop's clock, and addresses."""
     _under_way: dict[str, asyncio.Task[tuple[str, ...]]] = field(default_factory=dict)
 
     async def addresses(self, resolver: Resolver, host: str) -> Sequence[str]:
-        """Where a host is.
+        """Addresses of a host, cached.
 
         Raises:
-            OSError: there is no such host, or nobody who would know.
+            OSError: there is no such host, or no name server answers.
         """
         if not self._is_known(host):
             await self.places.acquire()
@@ -173,11 +173,11 @@ class Lookups:
                 self._under_way[host] = asyncio.create_task(asking, name="egress look-up")
         if host not in self._under_way:
             return self._answers[host][1]
-        # Who waits for it may give up; the thread goes on, and so does what counts it.
+        # The caller may give up; the thread goes on, and keeps its slot.
         return await asyncio.shield(self._under_way[host])
 
     def _is_known(self, host: str) -> bool:
-        """Whether it needs no further look-up."""
+        """True if a look-up is cached or in progress."""
         until_s, _ = self._answers.get(host, (0.0, ()))
         return host in self._under_way or asyncio.get_running_loop().time() < until_s
 
@@ -193,10 +193,10 @@ class Lookups:
 
 @dataclass(slots=True)
 class SocketConnector(Connector):
-    """Opens sockets of the node."""
+    """Opens sockets of the host."""
 
     context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
-    """Whom a TLS server must be vouched for by."""
+    """Trusted authorities for TLS servers."""
 
     @override
     async def connect(self, address: str, port: int, *, tls_name: str | None) -> Wire:
@@ -207,7 +207,7 @@ class SocketConnector(Connector):
 
 @dataclass(slots=True)
 class Detours(Connector):
-    """Leads each address that it is given to a port of this machine, and knows no other."""
+    """A connector for tests: redirects known addresses to ports of this machine."""
 
     ports: Mapping[tuple[str, int], int]
     """By address and port."""
@@ -218,13 +218,13 @@ class Detours(Connector):
     async def connect(self, address: str, port: int, *, tls_name: str | None) -> Wire:
         there = self.ports.get((address, port))
         if there is None:
-            raise ConnectionRefusedError(f"nobody listens at {address} port {port}")
+            raise ConnectionRefusedError(f"no listener at {address} port {port}")
         self.reached.append((address, port))
         return await self.by.connect("127.0.0.1", there, tls_name=tls_name)
 
 
 class Target(NamedTuple):
-    """Where to."""
+    """Destination of a connection."""
 
     host: str
     port: int
@@ -233,16 +233,16 @@ class Target(NamedTuple):
 
 @dataclass(slots=True)
 class Upstream:
-    """The public network, and nothing else."""
+    """Opens connections to the public network only."""
 
     resolver: Resolver = field(default_factory=SystemResolver)
     connector: Connector = field(default_factory=SocketConnector)
 
     async def connect(self, target: Target, lookups: Lookups) -> Wire:
-        """A connection to a host by its canonical name.
+        """Connect to a host by its canonical name.
 
         Args:
-            target: where to.
+            target: the destination.
             lookups: of the environment that asks.
 
         Raises:
@@ -261,7 +261,7 @@ class Upstream:
         return await self._first(checked[:_MAX_ADDRESSES], target)
 
     async def _first(self, checked: Sequence[str], target: Target) -> Wire:
-        why = "nobody answers"
+        why = "no answer"
         tls_name = target.host if target.is_tls else None
         for address in checked:
             try:

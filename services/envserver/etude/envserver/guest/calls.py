@@ -1,4 +1,4 @@
-"""One call to a guest: what is sent, and what comes back while it is open."""
+"""Calls to a guest: request, reply, and the state of an open stream."""
 
 import asyncio
 import hashlib
@@ -23,17 +23,17 @@ _MAX_DEADLINE_MS = (1 << 32) - 1
 
 
 class ReplyTooLargeError(WorkspaceLostError):
-    """A guest had more to say than the caller wants to hold."""
+    """A guest sent more than the caller accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to ask a guest."""
+    """An operation for a guest."""
 
     operation: guest_pb2.GuestCall
     """The operation and where it acts; id, token and deadline are filled in."""
     data: bytes | None = None
-    """What goes to channel 0 of the call."""
+    """DATA for channel 0 of the call."""
     deadline_s: float | None = None
     """The guest ends the call after this; None leaves it to the operation's own limit."""
     max_bytes: int = MAX_REPLY_BYTES
@@ -42,19 +42,19 @@ class Request:
 
 
 class Reply(NamedTuple):
-    """What a call came to."""
+    """Outcome of a call."""
 
     result: guest_pb2.GuestResult
     data: dict[int, bytes]
     """DATA by channel."""
     is_replayed: bool
-    """It is the result of an earlier call with this id."""
+    """True for the result of an earlier call with this id."""
     is_kept: bool
-    """Nothing is missing: a long answer of an earlier call is not kept."""
+    """True if nothing is missing: a long answer of an earlier call is not kept."""
 
 
 class Caller(Protocol):
-    """Reaches a guest, which may have to be woken for it."""
+    """Calls a guest, which may have to be resumed first."""
 
     async def call(self, request: Request) -> Reply:
         """Send a call and wait for its result. Cancelling cancels it in the guest too.
@@ -68,26 +68,26 @@ class Caller(Protocol):
 
 
 class OnStream(Protocol):
-    """What a channel knows of one of its open streams."""
+    """Handler of the frames of one open stream."""
 
     call_id: bytes
     stream: int
 
     def take(self, frame: Frame) -> int:
-        """Take one frame of this stream and answer how much credit to give back at once.
+        """Handle one frame of this stream; returns the credit to give back now.
 
         Raises:
-            BadFrameError: no guest of ours sends it.
+            BadFrameError: the frame is invalid here.
         """
         ...
 
     def fail(self, error: Exception) -> None:
-        """Nothing will come any more."""
+        """End the stream with an error."""
         ...
 
 
 def encoded(stream: int, request: Request, token: bytes) -> Iterator[bytes]:
-    """The CALL, in as many frames as it needs.
+    """Encode a CALL in as many frames as it needs.
 
     Raises:
         ValueError: it is longer than a guest takes.
@@ -107,7 +107,7 @@ def encoded(stream: int, request: Request, token: bytes) -> Iterator[bytes]:
 
 
 def sync_message(token: bytes, wall_ns: int) -> guest_pb2.GuestSync:
-    """A SYNC with fresh entropy; an empty token admits nobody."""
+    """A SYNC with fresh entropy; with an empty token the guest refuses every call."""
     digest = hashlib.sha256(token).digest() if token else b""
     return guest_pb2.GuestSync(
         wall_ns=wall_ns, entropy=secrets.token_bytes(32), token_sha256=digest
@@ -131,7 +131,7 @@ class OpenCall(OnStream):
 
     @override
     def take(self, frame: Frame) -> int:
-        # What is held is bounded by max_bytes, whatever credit a guest believes to have.
+        # Held data is bounded by max_bytes, whatever credit a guest assumes.
         if frame.kind is Kind.CREDIT:
             self._credit = min(self._credit + frames.number(frame), frames.MAX_CREDIT)
             self._credited.set()
@@ -145,10 +145,10 @@ class OpenCall(OnStream):
     def fail(self, error: Exception) -> None:
         if not self.future.done():
             self.future.set_exception(error)
-            self.future.exception()  # whoever waits still gets it; nobody may wait any more
+            self.future.exception()  # marks it as retrieved: there may be no waiter
 
     async def outgoing(self, data: bytes) -> AsyncIterator[Frame]:
-        """The frames that carry the data, each as soon as there is credit for it."""
+        """Frames that carry the data, each as soon as there is credit for it."""
         view = memoryview(data)
         while view:
             while self._credit <= 0:

@@ -1,8 +1,8 @@
 """Calls to the agent of one sandbox, many at a time over one byte stream.
 
-Covered: every byte of the guest may be hostile. A frame that no agent of ours sends, a result for a
-stream that was never opened, or silence after two RESETs ends the channel; whoever waits is told
-that the sandbox is lost, and nothing is believed afterwards. What a call may hold is bounded.
+Covered: every byte of the guest may be hostile. An invalid frame, a result for a stream that was
+never opened, or silence after two RESETs ends the channel; all waiting calls fail with a lost
+sandbox, and later bytes are ignored. The memory of a call is bounded.
 """
 
 import asyncio
@@ -24,12 +24,16 @@ from etude.envserver.guest.frames import BadFrameError, Frame, Kind
 from etude.v1 import guest_pb2
 
 _HELD_BYTES = 16 << 10
-"""More than this is written at once, so that whoever drains sees what is on its way."""
+"""More than this is written immediately, so that drain() sees the pressure."""
 
 
 @dataclass(slots=True)
 class Outbox:
-    """Frames for one stream, in order."""
+    """Write buffer: frames of one turn of the loop leave in one piece.
+
+    A guest that waits is interrupted by each piece, and an emulated one pays more for that than for
+    most of the calls.
+    """
 
     writer: asyncio.StreamWriter
     _held: bytearray = field(default_factory=bytearray)
@@ -62,9 +66,9 @@ class Outbox:
 _M = TypeVar("_M", bound=Message)
 
 ACK_TIMEOUT_S = 0.25
-"""A guest that stands between two frames answers a RESET in a millisecond."""
+"""A guest that is between two frames answers a RESET in a millisecond."""
 LAST_ACK_TIMEOUT_S = 5.0
-"""After the padding every live guest answers; a busy host may take this long to let it."""
+"""After the padding every live guest answers; on a busy host it may take this long."""
 GRACE_S = 5.0
 """How much later than its deadline a call may be answered."""
 CANCEL_S = 2.0
@@ -73,29 +77,29 @@ MAX_CALLS = 32
 """Calls at a time; the guest itself refuses more than 64."""
 _READ_BYTES = 256 << 10
 _MAX_UNSENT_BYTES = 1 << 20
-"""A guest that asks and does not listen is given up here."""
+"""A guest that does not read is given up beyond this."""
 
 
 class GuestLostError(WorkspaceLostError):
-    """The guest is gone, or is none of ours any more: retry the rollout, never score it."""
+    """The guest is gone, or no longer trusted: retry the rollout, never score it."""
 
     reason = "EnvironmentLost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What makes a restored clone a sandbox of its own."""
+    """Identity that makes a restored clone a sandbox of its own."""
 
     env_id: str
     token: bytes
-    """What calls must carry; empty for a template, which refuses every call."""
+    """Token of calls; empty for a template, which refuses every call."""
     generation: int
     hostname: str = ""
     machine_id: bytes = b""
 
 
 class ResetState(NamedTuple):
-    """What a guest says of itself when its channel is reset."""
+    """State of a guest when its channel is reset."""
 
     boot_id: bytes
     generation: int
@@ -131,14 +135,14 @@ class GuestChannel(Caller):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the guest was given up."""
+        """True once the guest was given up."""
         return bool(self._lost)
 
     async def hello(self, *, timeout_s: float) -> guest_pb2.GuestHello:
-        """What a guest that has just booted says first; then reset() the channel.
+        """Wait for the first message of a guest that has just booted; then reset() the channel.
 
         Raises:
-            GuestLostError: it says nothing, or something else.
+            GuestLostError: it sends nothing, or something else.
         """
         frame = await self._answer(Kind.HELLO, b"", timeout_s)
         if frame is None:
@@ -146,7 +150,7 @@ class GuestChannel(Caller):
         return self._decoded(guest_pb2.GuestHello(), frame.payload)
 
     async def reset(self) -> ResetState:
-        """Begin an epoch, whatever was on the way in either direction before.
+        """Begin an epoch, discarding everything in flight in either direction.
 
         Raises:
             GuestLostError: the guest does not answer, or the channel was lost before.
@@ -183,11 +187,11 @@ class GuestChannel(Caller):
             raise self._give_up("the guest answers no SYNC")
         ack = self._decoded(guest_pb2.GuestSyncAck(), frame.payload)
         if ack.failed or ack.generation != identity.generation:
-            raise self._give_up(f"the guest did not become itself: {list(ack.failed)}")
+            raise self._give_up(f"the guest could not take its identity: {list(ack.failed)}")
         self.token = identity.token
 
     async def ping(self, *, timeout_s: float = CANCEL_S) -> bool:
-        """Whether the guest answers in time."""
+        """True if the guest answers in time."""
         payload = secrets.token_bytes(8)
         self._write(Frame(0, Kind.PING, 0, payload).encoded())
         return await self._answer(Kind.PONG, payload, timeout_s) is not None
@@ -212,9 +216,9 @@ class GuestChannel(Caller):
                 self._open.pop(stream, None)
 
     async def accept(self, port: int) -> GuestConnection:
-        """The next connection of a program in the guest to this port of its own localhost.
+        """Accept the next connection of a program in the guest to this port of its own localhost.
 
-        It takes no place from calls, and waits for as long as nobody connects.
+        It takes no slot of calls, and waits without a limit for a connection.
 
         Raises:
             GuestLostError: the guest is gone, or was reset.
@@ -279,7 +283,7 @@ class GuestChannel(Caller):
         return call.future.result()
 
     async def _send_data(self, call: OpenCall, data: bytes) -> None:
-        with contextlib.suppress(OSError, GuestLostError):  # the reader tells whoever waits
+        with contextlib.suppress(OSError, GuestLostError):  # the reader fails the waiting calls
             async for frame in call.outgoing(data):
                 self._write(frame.encoded())
                 await self.writer.drain()
@@ -328,7 +332,7 @@ class GuestChannel(Caller):
             future.set_result(frame)
         elif frame.kind not in {Kind.PONG, Kind.HELLO} and key != self._nonce:
             # A late PONG and a second answer to the same RESET are honest, this is not.
-            raise BadFrameError(f"{frame.kind.name} that nobody asked for")
+            raise BadFrameError(f"unexpected {frame.kind.name}")
 
     def _take_on_stream(self, frame: Frame) -> None:
         call = self._open.get(frame.stream)

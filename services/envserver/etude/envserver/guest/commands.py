@@ -1,4 +1,4 @@
-"""Shell commands inside a guest, under the limits that every driver gives them."""
+"""Shell commands inside a guest, under the same limits as with every driver."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from etude.v1 import guest_pb2
 
 _TOO_LONG = ExecResult(output=b"sh: argument list too long\n", exit_code=126)
 _SPARE_S = sandbox_layout.TERM_GRACE_S + 1.0
-"""What a guest needs to end a command whose time is over."""
+"""Time that a guest needs to end a command whose time is over."""
 _FREE_DISK_BYTES = 8 << 20
-"""A guest's disk is nobody else's: what is left is for its shell and its agent."""
+"""Kept free on a guest's own disk, for its shell and its agent."""
 DEFAULT_LIMITS = guest_pb2.GuestLimits(
     processes=sandbox_layout.PROCESSES,
     open_files=sandbox_layout.OPEN_FILES,
@@ -35,10 +35,10 @@ class GuestCommands:
     head_bytes: int = HEAD_BYTES
     tail_bytes: int = TAIL_BYTES
     uid: int | None = None
-    """Whose commands they are; None is the sandbox's user."""
+    """User of the commands; None is the sandbox's user."""
 
     async def run(self, command: str, timeout_s: float) -> ExecResult:
-        """Run a line of shell; what it leaves behind is ended with it.
+        """Run a line of shell; processes that it leaves behind are ended with it.
 
         Raises:
             WorkspaceLostError: the guest failed.
@@ -64,7 +64,7 @@ class GuestCommands:
 
 
 def result(reply: Reply) -> ExecResult:
-    """What a command did, as tools see it."""
+    """Result of a command for tools."""
     done = reply.result.exec
     return ExecResult(
         output=reply.data.get(1, b""),

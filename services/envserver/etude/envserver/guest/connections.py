@@ -1,4 +1,4 @@
-"""A connection of a program inside a guest, which the host carries on: one call, data both ways."""
+"""Connections of programs inside a guest, as byte streams of the host: one call each."""
 
 import asyncio
 import contextlib
@@ -17,17 +17,17 @@ from etude.envserver.guest.frames import BadFrameError, Flag, Frame, Kind
 from etude.v1 import guest_pb2
 
 LINGER_S = 5.0
-"""How long a program may take to close a connection over which it has got everything."""
+"""How long a program may take to close a connection that is complete."""
 _DATA_OUT = 1
 
 
 class PortTakenError(EtudeError):
-    """The guest does not listen at the port that it was told to listen at."""
+    """The guest cannot listen on its port."""
 
 
 @dataclass(slots=True, eq=False)
 class GuestConnection(OnStream, Wire):
-    """One stream of a channel. What is held of it is bounded by the credit that it was given."""
+    """One stream of a channel. Its buffer is bounded by the credit that it was given."""
 
     stream: int
     put: Callable[[bytes], None]
@@ -65,7 +65,7 @@ class GuestConnection(OnStream, Wire):
         self._end(str(error))
         if not self.accepted.done():
             self.accepted.set_exception(error)
-            self.accepted.exception()  # nobody may wait any more
+            self.accepted.exception()  # marks it as retrieved
 
     @override
     async def read(self) -> bytes:
@@ -145,7 +145,7 @@ class GuestConnection(OnStream, Wire):
     def _take_result(self, result: guest_pb2.GuestResult) -> None:
         if not self.accepted.done():
             self.accepted.set_exception(PortTakenError(result.message[:200] or "no connection"))
-            self.accepted.exception()  # nobody may wait any more
+            self.accepted.exception()  # marks it as retrieved
         self._end("the program has closed its connection")
 
     def _end(self, why: str) -> None:

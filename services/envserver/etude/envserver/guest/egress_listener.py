@@ -1,4 +1,4 @@
-"""Connections that a guest's agent hands over its channel, each served by the proxy."""
+"""Egress listener of a guest: connections over the agent's channel, served by the proxy."""
 
 import asyncio
 import logging
@@ -12,17 +12,17 @@ from etude.envserver.guest.connections import GuestConnection, PortTakenError
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
-"""Until a guest is asked again whose port somebody else has."""
+"""Delay before asking a guest again whose port is in use."""
 
 
 class GuestDoor:
-    """The port of one guest, for as long as its channel is not lost or reset."""
+    """The proxy port of one guest, for as long as its channel is not lost or reset."""
 
     def __init__(self, channel: GuestChannel, gate: Gate) -> None:
-        """Begin to take connections.
+        """Begin to accept connections.
 
         Args:
-            channel: to a guest that has become itself: it knows the channel's token.
+            channel: to a guest that is synchronised: it knows the channel's token.
             gate: of its environment.
         """
         self._channel = channel
@@ -31,7 +31,7 @@ class GuestDoor:
         self._task = asyncio.create_task(self._accept(), name=f"egress {gate.lease_id}")
 
     def close(self) -> None:
-        """Serve no more: connections end in the middle."""
+        """Stop serving: open connections are cut."""
         self._task.cancel()
         for task in self._serving:
             task.cancel()
@@ -47,7 +47,7 @@ class GuestDoor:
                 places.release()
                 if not told:
                     log.warning(
-                        "environment %s has no way out: %r; if its image is older than this node,"
+                        "environment %s has no egress: %r; if its image is older than this host,"
                         " build it again",
                         self._gate.lease_id,
                         str(error),

@@ -1,7 +1,7 @@
-"""Frames of the byte stream between a node and a guest, read from a peer that may send anything.
+"""Frames of the byte stream between a host and a guest, parsed from a peer that may be hostile.
 
 A frame is `len u32 | stream u32 | type u8 | flags u8 | payload`, little-endian; len counts what
-follows itself. Nothing is allocated on a peer's word: a reader holds one frame at most.
+follows itself. No length of a peer is trusted with an allocation: a reader holds one frame at most.
 """
 
 import struct
@@ -28,12 +28,12 @@ _EPOCH = struct.Struct("<Q")
 _HEADER = struct.Struct("<IIBB")
 _LENGTH = struct.Struct("<I")
 PADDING = bytes(MAX_LENGTH)
-"""Completes whatever frame a guest has read the half of; the next length is then 0, which no frame
+"""Completes any frame that a guest has read in part; the next length is then 0, which no frame
 has."""
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Type of a frame."""
 
     HELLO = 0x01
     RESET = 0x02
@@ -93,7 +93,7 @@ _SIZES = {
 
 
 class BadFrameError(EtudeError):
-    """Bytes that no peer of ours sends."""
+    """Bytes that break the protocol."""
 
 
 class Frame(NamedTuple):
@@ -116,17 +116,17 @@ class Frame(NamedTuple):
 
 
 def reset(nonce: bytes, epoch: int) -> Frame:
-    """What begins an epoch."""
+    """Frame that begins an epoch."""
     return Frame(0, Kind.RESET, 0, _RESET.pack(MAGIC, nonce, epoch))
 
 
 def reset_ack(nonce: bytes, epoch: int, body: bytes) -> Frame:
-    """What answers it."""
+    """Frame that answers a RESET."""
     return Frame(0, Kind.RESET_ACK, 0, nonce + _EPOCH.pack(epoch) + body)
 
 
 class ResetFields(NamedTuple):
-    """What RESET and RESET_ACK have in common."""
+    """Fields that RESET and RESET_ACK share."""
 
     nonce: bytes
     epoch: int
@@ -141,7 +141,7 @@ def reset_fields(frame: Frame) -> ResetFields:
 
 
 def credit(stream: int, num_bytes: int) -> Frame:
-    """Leave to send more DATA."""
+    """Frame that permits more DATA."""
     return Frame(stream, Kind.CREDIT, 0, _LENGTH.pack(num_bytes))
 
 
@@ -152,10 +152,10 @@ def number(frame: Frame) -> int:
 
 @dataclass(slots=True)
 class Parser:
-    """Cuts what one kind of peer sends into frames, and finds the next RESET or its answer."""
+    """Parser of the frames of one kind of peer; can seek the next RESET or its answer."""
 
     kinds: Collection[Kind]
-    """Those that this peer may send."""
+    """Kinds that this peer may send."""
     _held: bytearray = field(default_factory=bytearray)
     _seek: Callable[[], Frame | None] | None = None
     _nonce: bytes = b""
@@ -164,7 +164,7 @@ class Parser:
         """The frames that are complete now. Take them all before feeding more.
 
         Raises:
-            BadFrameError: the bytes are none; seek before going on.
+            BadFrameError: the bytes are invalid; seek before going on.
         """
         self._held += data
         while True:
@@ -174,7 +174,7 @@ class Parser:
             yield frame
 
     def drop(self) -> None:
-        """Begin anew, as after a lost connection."""
+        """Forget all bytes, as after a lost connection."""
         self._held.clear()
         self._seek = None
 

@@ -1,4 +1,4 @@
-"""Commands in the background of a guest: its agent runs them, keeps their output and tells."""
+"""Background jobs in a guest: its agent runs them, and keeps their state and output."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from etude.envserver.isolation import sandbox_layout
 from etude.v1 import guest_pb2
 
 _DEADLINE_S = 60.0
-"""Of what takes no time, on a busy host."""
+"""For operations that take no time, on a busy host."""
 _FAULTS = {
     guest_pb2.GUEST_STATUS_NOT_FOUND: JobFault.NO_SUCH_JOB,
     guest_pb2.GUEST_STATUS_BUSY: JobFault.NOT_READING,
@@ -32,11 +32,11 @@ class GuestJobs(Jobs):
     cwd: str = ""
     """Absolute folder in the guest that they start in; empty is the workspace."""
     is_controllers: bool = False
-    """Whether they are the controller's; the policy's have numbers of their own."""
+    """True for the controller's jobs; the policy's have numbers of their own."""
     has_others: Callable[[], bool] = lambda: False
-    """Whether some run that were not started here: the guest was taken over with them."""
+    """True if jobs run that were not started here: the guest was adopted with them."""
     _running: set[int] = field(default_factory=set)
-    """Those that were started here and whose end was not seen."""
+    """Jobs started here whose end was not observed."""
 
     @property
     @override

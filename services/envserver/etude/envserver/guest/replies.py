@@ -1,4 +1,4 @@
-"""What a guest's result means: a value, the policy's mistake, or a lost sandbox."""
+"""Interpretation of a guest's result: a value, the policy's mistake, or a lost sandbox."""
 
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ _FAULTS = {
     guest_pb2.GUEST_FAULT_NO_SPACE: PathFault.NO_SPACE,
 }
 FAULTS = {fault: number for number, fault in _FAULTS.items()}
-"""How a fault is written on the wire."""
+"""Number of each fault on the wire."""
 _SHOWN = frozenset(
     {
         *(PathFault.NO_SUCH_FILE, PathFault.NOT_A_FOLDER, PathFault.BAD_NAME),
@@ -36,7 +36,7 @@ _SHOWN = frozenset(
 
 
 def check(reply: Reply, path: str) -> Reply:
-    """The reply, if the guest did what it was asked.
+    """Check that the guest did as asked; returns the reply.
 
     Raises:
         WorkspaceError: the policy can put it right.
@@ -54,10 +54,10 @@ def check(reply: Reply, path: str) -> Reply:
 
 
 def sure(reply: Reply, path: str) -> Reply:
-    """The reply to what the policy has no part in, if the guest did it.
+    """Check a reply to an operation of the platform, where no fault is the policy's.
 
     Raises:
-        WorkspaceLostError: it did not, whatever it says of the reason.
+        WorkspaceLostError: the guest failed, for any reason.
     """
     try:
         return check(reply, path)
@@ -66,7 +66,7 @@ def sure(reply: Reply, path: str) -> Reply:
 
 
 def body(reply: Reply, channel: int, message: _M) -> _M:
-    """The message that came as DATA.
+    """Decode the message that came as DATA.
 
     Raises:
         WorkspaceLostError: the guest sent something else.

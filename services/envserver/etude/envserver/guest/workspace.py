@@ -42,7 +42,7 @@ _SKIPPED = frozenset(
         *(PathFault.TOO_LARGE, PathFault.DENIED, PathFault.NOT_A_FOLDER),
     }
 )
-"""What a search passes over: the file has changed since it was listed."""
+"""Faults that a search skips: the file has changed since it was listed."""
 _DEADLINE_S = 60.0
 """Of file operations: 8 MiB through a port that is emulated on a busy host."""
 _MAX_NAMES_BYTES = 128 << 20
@@ -166,7 +166,7 @@ class GuestWorkspace(Workspace):
     async def _searched(
         self, matcher: patterns.Matcher, query: GrepQuery, paths: Iterable[str]
     ) -> Sequence[FileMatches]:
-        """What the host's engine finds in these files.
+        """Matches of the host's engine in these files.
 
         Raises:
             WorkspaceError: one of them cannot be read for a reason that is not its own.
@@ -225,7 +225,7 @@ def _limited(hits: Sequence[FileMatches], limit: int) -> Sequence[FileMatches]:
 
 
 def _are_globs(globs: Iterable[str]) -> bool:
-    """Whether all parse; else a search meets the bad one only if it comes to it."""
+    """True if all parse; otherwise a search fails only when it reaches the bad one."""
     try:
         for glob in globs:
             patterns.glob_matcher(glob)

@@ -1,4 +1,4 @@
-"""The files of a guest's workspace as a value, all of them or those that changed."""
+"""Files of a guest's workspace as a value: written, read back, compared with a mark."""
 
 import asyncio
 import hashlib
@@ -16,11 +16,11 @@ from etude.v1 import environments_pb2, guest_pb2
 _DEADLINE_S = 120.0
 """64 MiB through an emulated port."""
 _PER_FILE_BYTES = 2048
-"""A path and what a message adds to a file."""
+"""A path, and the overhead of a message for a file."""
 
 
 async def mark(channel: Caller, name: str) -> None:
-    """Remember how the files are now, for changes() to be compared with.
+    """Record the present files, for later comparison.
 
     Raises:
         WorkspaceLostError: the guest failed.
@@ -30,7 +30,7 @@ async def mark(channel: Caller, name: str) -> None:
 
 
 async def changes(channel: Caller, name: str, limits: Limits) -> environments_pb2.WorkspaceDiff:
-    """What is not as it was marked, in the order of the paths.
+    """Changes since the mark, in the order of the paths.
 
     Raises:
         TooLargeError: there is more than the limits allow.
@@ -43,7 +43,7 @@ async def changes(channel: Caller, name: str, limits: Limits) -> environments_pb
 
 
 async def content(channel: Caller, limits: Limits) -> FolderContent:
-    """All regular files.
+    """Read all regular files.
 
     Raises:
         TooLargeError: there is more than the limits allow.
@@ -85,13 +85,13 @@ _PLACE_DEADLINE_S = 60.0
 
 
 async def place(channel: Caller, tree: Tree, *, root: str, uid: int | None = None) -> None:
-    """Write every file of a tree below a folder of the guest; all of them or none is the caller's.
+    """Write every file of a tree below a folder of the guest; not atomic.
 
     Args:
         channel: to the guest.
         tree: by path below the folder.
         root: absolute, and there.
-        uid: whose they are; None is the sandbox's user.
+        uid: owner of the files; None is the sandbox's user.
 
     Raises:
         WorkspaceLostError: the guest failed, or has no room for one of them.
@@ -105,7 +105,7 @@ async def place(channel: Caller, tree: Tree, *, root: str, uid: int | None = Non
         others = errors.split(WorkspaceLostError)[1]
         if others is not None:
             raise
-        # One is enough, and what it says is what a client is told.
+        # One is enough: its text is the client's.
         raise errors.exceptions[0] from None
 
 
