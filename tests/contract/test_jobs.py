@@ -12,7 +12,7 @@ from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import INPUT_BYTES, LOG_BYTES, MAX_KNOWN, MAX_RUNNING
 from etude.envserver.drivers.base import DriverUnavailableError, SandboxError
 from etude.envserver.drivers.folder_jobs import FolderJobs
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.storage import folders
 

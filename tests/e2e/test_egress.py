@@ -14,7 +14,7 @@ from etude.agent.workspace import ExecResult
 from etude.common.errors import UserError
 from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.base import Sandbox
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.images import demo
 from etude.envserver.images.build_cache import Cache

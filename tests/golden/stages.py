@@ -13,7 +13,7 @@ from tests.support import guests
 
 from etude.agent.workspace import ExecResult, FolderWorkspace, MemoryWorkspace
 from etude.envserver.drivers.base import Driver
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace

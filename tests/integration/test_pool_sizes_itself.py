@@ -16,7 +16,7 @@ from tests.support.served_pools import greeting
 from etude.common.api.kinds import EnvPool
 from etude.common.rpc import channels
 from etude.envserver.drivers.base import DriverUnavailableError
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.operator.builders.run import Platform
 from etude.operator.clock import SystemClock
 from etude.operator.controller.operator import operator

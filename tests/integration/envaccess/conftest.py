@@ -19,7 +19,7 @@ from tests.support import needs
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.envserver.drivers.base import DriverUnavailableError
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.access_service import AccessService
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.host import Node

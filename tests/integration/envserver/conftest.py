@@ -16,7 +16,7 @@ from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import GrpcNodes
 from etude.envserver.broker.service import BrokerService, PoolService
 from etude.envserver.drivers.base import DriverUnavailableError
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.heartbeat import Heartbeat
 from etude.envserver.host.host import Node

@@ -10,7 +10,7 @@ from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import Sandbox
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.host import Node
 from etude.envserver.host.workspace_sources import Sources
 from etude.envserver.storage import folders

@@ -10,7 +10,7 @@ from tests.support.upstreams import World
 
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import DriverUnavailableError, Sandbox, Verification
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 
 RULES: Mapping[str, object] = {
     "egress": "Custom",

@@ -10,7 +10,7 @@ import pytest
 
 from etude.envserver.drivers.base import Outcome, SandboxError
 from etude.envserver.drivers.folder_driver import Command
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 
 MakeWorkspace = Callable[..., Path]
 

@@ -12,7 +12,7 @@ SCRIPT = """
 import asyncio, json, sys, tempfile
 from pathlib import Path
 from etude.envserver.drivers.folder_driver import Command
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 
 async def main():
     with tempfile.TemporaryDirectory() as scratch:

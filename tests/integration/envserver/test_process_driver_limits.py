@@ -8,7 +8,7 @@ import pytest
 
 from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES, Outcome
 from etude.envserver.drivers.folder_driver import Command
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.isolation import sandbox_layout
 
 MakeWorkspace = Callable[..., Path]

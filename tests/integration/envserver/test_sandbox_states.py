@@ -8,7 +8,7 @@ from tests.support.sandbox_states import CHECKS, LIMITS, States
 
 from etude.envserver.drivers.base import Driver
 from etude.envserver.drivers.in_memory import MemoryDriver
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 
 Check = Callable[[States], Awaitable[None]]
 

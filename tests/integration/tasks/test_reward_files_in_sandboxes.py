@@ -8,7 +8,7 @@ from tests.support import needs
 
 from etude.common.harbor import task
 from etude.envserver.drivers.base import DriverUnavailableError
-from etude.envserver.drivers.process_driver import ProcessDriver
+from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.result_cache import ResultCache
 from etude.rewards.functions.verifier import Broken, result

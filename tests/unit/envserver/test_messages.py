@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from etude.envserver.drivers.messages import Outbox
+from etude.envserver.drivers.process.messages import Outbox
 
 Ends = tuple[socket.socket, socket.socket]
 

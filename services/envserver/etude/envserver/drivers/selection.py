@@ -32,7 +32,7 @@ from etude.envserver.images.built_image import Image
 
 if TYPE_CHECKING:
     from etude.envserver.drivers.gvisor.driver import GvisorDriver
-    from etude.envserver.drivers.process_driver import ProcessDriver
+    from etude.envserver.drivers.process.driver import ProcessDriver
     from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
     from etude.envserver.drivers.vm.qemu.driver import QemuDriver
     from etude.envserver.egress.environment_egress import Egress
@@ -177,7 +177,7 @@ def _process(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
 
 
 def _processes(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
-    from etude.envserver.drivers.process_driver import ProcessDriver  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.process.driver import ProcessDriver  # noqa: PLC0415 - see above
 
     return ProcessDriver(place.scratch, egress=_egress(spec, place))
 

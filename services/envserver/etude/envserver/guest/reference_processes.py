@@ -13,7 +13,7 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from etude.envserver.drivers.sandbox.supervisor import Kept
+from etude.envserver.drivers.process.supervisor import Kept
 from etude.envserver.guest.reference_calls import Call, RefusedError
 from etude.v1 import guest_pb2
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from etude.envserver.drivers.sandbox.supervisor import Kept
+from etude.envserver.drivers.process.supervisor import Kept
 from etude.envserver.guest.reference_calls import Call, Operation, RefusedError
 from etude.envserver.guest.reference_jobs import Jobs, exec_in_background, job
 from etude.envserver.guest.reference_processes import (

@@ -16,7 +16,7 @@ from etude.agent import minitest
 from etude.common.errors import UserError
 from etude.common.run_folder.state import images_folder
 from etude.envserver import exit_codes
-from etude.envserver.drivers.sandbox.root import PYTEST
+from etude.envserver.drivers.process.root_filesystem import PYTEST
 from etude.envserver.drivers.vm import host_cpu
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import KVM, jail_with_kvm

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from etude.agent import minitest
-from etude.envserver.drivers.sandbox import seccomp
+from etude.envserver.drivers.process import seccomp
 from etude.envserver.egress import proxy_variables
 from etude.envserver.isolation import sandbox_layout, syscalls
 from etude.envserver.isolation.sandbox_layout import Job

@@ -24,7 +24,7 @@ from typing_extensions import override
 from etude.agent import minitest
 from etude.agent.workspace.interface import Runner
 from etude.common.errors import InvalidFieldError
-from etude.envserver.drivers import messages, piped_program
+from etude.envserver.drivers import piped_program
 from etude.envserver.drivers.base import (
     Caps,
     DriverUnavailableError,
@@ -35,6 +35,7 @@ from etude.envserver.drivers.base import (
 )
 from etude.envserver.drivers.folder_driver import CAPS, Command, FolderDriver, FolderSandbox
 from etude.envserver.drivers.piped_program import PipedProgram
+from etude.envserver.drivers.process import messages
 from etude.envserver.drivers.programs import Program
 from etude.envserver.egress.environment_egress import Egress
 from etude.envserver.egress.listeners import Doors
@@ -48,7 +49,7 @@ STOP_TIMEOUT_S = 5.0
 _MAX_REPORT_BYTES = 1 << 18
 _COMMANDS_PER_CORE = 4
 """More only share the cores; a command's time starts when it has its slot."""
-_BOOT = "import sys; from etude.envserver.drivers.sandbox.server import main; main(sys.argv[1:])"
+_BOOT = "import sys; from etude.envserver.drivers.process.server import main; main(sys.argv[1:])"
 _FIX = (
     "run as root, or allow user namespaces: sysctl user.max_user_namespaces=10000 and, where they"
     " exist, kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0;"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from etude.agent import minitest
-from etude.envserver.drivers.sandbox import root, supervisor
+from etude.envserver.drivers.process import root_filesystem, supervisor
 from etude.envserver.isolation import sandbox_layout, syscalls
 from etude.envserver.isolation.sandbox_layout import Job, Layout
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> NoReturn:
         syscalls.unshare(rest | syscalls.NEW_IPC | syscalls.NEW_HOSTNAME, "unshare")
         server = os.fork()
         if server == 0:
-            _serve(channel, has_proc=root.build(paths))
+            _serve(channel, has_proc=root_filesystem.build(paths))
     except OSError as error:
         refusal = {"refused": [error.errno, str(error)]}
         channel.send(json.dumps(refusal).encode())

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
-from etude.envserver.drivers.sandbox import program, root
+from etude.envserver.drivers.process import command, root_filesystem
 from etude.envserver.egress import proxy_variables
 from etude.envserver.isolation import sandbox_layout, syscalls
 from etude.envserver.isolation.sandbox_layout import Job
@@ -149,15 +149,15 @@ def _prepare(job: Job, shared: Shared, channel: socket.socket) -> None:
     syscalls.mount("tmpfs", sandbox_layout.LOGS, "tmpfs", flags, f"{owner},size={quarter}")
     syscalls.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"{owner},size={quarter}")  # noqa: S108
     if shared.has_proc:
-        root.show_proc()
+        root_filesystem.show_proc()
 
 
 def _start(job: Job, streams: Sequence[int]) -> int:
     proc = os.open(sandbox_layout.PRIVATE_PROC, os.O_RDONLY | os.O_DIRECTORY)
-    root.hide_private()
+    root_filesystem.hide_private()
     child = os.fork()
     if child == 0:
-        program.become(job, streams, proc)
+        command.become(job, streams, proc)
     for descriptor in {*streams, proc}:
         os.close(descriptor)
     return child
