@@ -9,7 +9,7 @@ from typing import Any
 
 from etude.common import telemetry
 from etude.common.probes import Probes
-from etude.common.rpc.server import shutdown_signals
+from etude.common.process import shutdown_signals
 from etude.operator.controller import kopf_source
 from etude.operator.controller.leader_election import Leader
 from etude.operator.controller.operator import operator

@@ -4,16 +4,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from etude.common.errors import Problem, UserError
+from etude.common.process import EXIT_CONFIGURATION, read_settings, run_service
+
 PROGRAM = """
 import time
-from etude.common.process import end_at_once_when_told
+from etude.common.process import exit_on_sigterm
 
-end_at_once_when_told()
+exit_on_sigterm()
 print("starts", flush=True)
 while True:
     time.sleep(0.05)  # a signal just before a sleep is seen after it
@@ -37,3 +40,44 @@ def test_it_ends_at_once_with_the_code_of_the_signal(before: Sequence[str]) -> N
     (told,) = children_of(process.pid) if before else [process.pid]
     os.kill(told, signal.SIGTERM)
     assert process.wait(timeout=30) == 128 + signal.SIGTERM
+
+
+def missing() -> str:
+    return {}["ETUDE_RUN_FILE"]
+
+
+def invalid() -> str:
+    raise ValueError("ETUDE_PORT: 'x' is not a valid port")
+
+
+@pytest.mark.parametrize(
+    ("read", "line"),
+    [
+        (missing, "etude-test: ETUDE_RUN_FILE is not set\n"),
+        (invalid, "etude-test: ETUDE_PORT: 'x' is not a valid port\n"),
+    ],
+)
+def test_a_bad_setting_exits_with_one_line(
+    capsys: pytest.CaptureFixture[str], read: Callable[[], str], line: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        read_settings("etude-test", read)
+    assert end.value.code == EXIT_CONFIGURATION
+    assert capsys.readouterr().err == line
+
+
+async def fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError(Problem("InvalidSpec", "cannot be read", "run.json", "write it again")), 78),
+        (OSError("the port is taken"), 1),
+    ],
+)
+def test_a_known_error_of_a_service_exits_with_its_code(error: Exception, code: int) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_service("etude-test", fail(error))
+    assert end.value.code == code

@@ -5,13 +5,13 @@ import sys
 
 PROGRAM = """
 import asyncio, os, signal
-from etude.common import serving
+from etude.common.process import shutdown_signals
 
 async def waits_for_ever():
     await asyncio.Event().wait()
 
 async def main():
-    with serving.shutdown_signals(asyncio.Event()):
+    with shutdown_signals(asyncio.Event()):
         task = asyncio.create_task(waits_for_ever(), name="patient")
         await asyncio.sleep(0)
         for _ in range(2):
@@ -37,13 +37,13 @@ def test_threads_and_tasks_are_shown_each_time_and_the_process_goes_on() -> None
 SERVER = """
 import asyncio, os, signal
 import grpc
-from etude.common import serving
+from etude.common.process import shutdown_signals
 
 async def main():
     server = grpc.aio.server()
     server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    with serving.shutdown_signals(asyncio.Event()):
+    with shutdown_signals(asyncio.Event()):
         await asyncio.sleep(0.1)
         os.kill(os.getpid(), signal.SIGUSR1)
         await asyncio.sleep(0.1)

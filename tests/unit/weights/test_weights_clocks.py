@@ -20,7 +20,7 @@ WALL_CLOCK = frozenset(
 )
 """Of the modules time and datetime; what only ever grows, and pauses, may be used."""
 FILE_TIMES = frozenset(("st_mtime", "st_mtime_ns", "st_ctime", "st_atime", "getmtime"))
-FOLDERS_OWN = "unfinished.py"
+FOLDERS_OWN = "unfinished_uploads.py"
 """May look at when a file was written: the clock of a folder that is a store."""
 AGES = frozenset(("protocol/listing.py", "protocol/retention.py"))
 """May look at when an object was written: by the store's clock, compared with another of its

@@ -171,7 +171,7 @@ BROKEN = {
     ),
     "an opener does not look at the trash": Broken(
         "who resumes from what is being deleted begins a new chain",
-        "opening.read_trash",
+        "publication.read_trash",
         lambda _: Trash([], []),
     ),
     "readers do not ask for newer epochs": Broken(
@@ -181,72 +181,72 @@ BROKEN = {
     ),
     "readers write no lease": Broken(
         "a reader that planned before the tombstone keeps its objects",
-        "leases.ReaderLease._write",
+        "reader_leases.ReaderLease._write",
         writes_no_lease,
     ),
     "collectors do not look at leases": Broken(
         "a reader that planned before the tombstone keeps its objects",
-        "collector.seen_leases",
+        "garbage_collector.seen_leases",
         lambda _: [],
     ),
     "readers do not look at the trash after the lease": Broken(
         "a reader whose lease came after the last look plans around the tombstone",
-        "leases.ReaderLease.plan",
+        "reader_leases.ReaderLease.plan",
         plans_once,
     ),
     "readers do not see tombstones": Broken(
         "a reader whose lease came after the last look plans around the tombstone",
-        "leases.read_trash",
+        "reader_leases.read_trash",
         lambda _: Trash([], []),
     ),
     "no tombstone": Broken(
         "a reader whose lease came after the last look plans around the tombstone",
-        "collector.Collector.round",
+        "garbage_collector.Collector.round",
         deletes_at_once,
     ),
     "no second look": Broken(
         "a reader whose lease came before the tombstone is seen by the last look",
-        "collector.Collector._look",
+        "garbage_collector.Collector._look",
         minds_nothing,
     ),
     "leases never move": Broken(
         "a reader that moves on needs only what is ahead",
-        "leases.ReaderLease.serve",
+        "reader_leases.ReaderLease.serve",
         lambda lease, live: setattr(lease, "live", live),
     ),
     "readers go over refused versions": Broken(
-        "a reader goes around a refused version", "view.quarantined", lambda _: frozenset()
+        "a reader goes around a refused version", "chain_view.quarantined", lambda _: frozenset()
     ),
     "readers serve refused versions": Broken(
-        "a refused version is not served", "view.quarantined", lambda _: frozenset()
+        "a refused version is not served", "chain_view.quarantined", lambda _: frozenset()
     ),
     "a collector does not mind another epoch": Broken(
         "a collector that sleeps through a take over deletes nothing",
-        "collector.Collector._look",
+        "garbage_collector.Collector._look",
         follows_the_epoch,
     ),
     "anybody's tombstones are taken back": Broken(
         "a tombstone that another collector carries out is not taken back",
-        "collector.Collector._take_back",
+        "garbage_collector.Collector._take_back",
         takes_all_back,
     ),
     "no tombstone is taken back": Broken(
-        "a tombstone that was never used is taken back", "collector.Collector._take_back", nothing
+        "a tombstone that was never used is taken back", "garbage_collector.Collector._take_back", nothing
     ),
     "what is ahead of the chain is dead": Broken(
         "what is published while a collector lists is not announced", "retention._is_ahead", no
     ),
     "a refused version is an anchor": Broken(
-        "a refused version is nobodys beginning", "collector.quarantined", lambda _: frozenset()
+        "a refused version is nobodys beginning", "garbage_collector.quarantined", lambda _: frozenset()
     ),
     "payloads go before manifests": Broken(
         "a collector that dies half way leaves no name without its objects",
-        "collector.deletions",
+        "garbage_collector.deletions",
         lambda *args: DELETIONS(*args)[::-1],
     ),
     "the oldest manifest goes first": Broken(
         "a chain that a dead collector shortened has no hole",
-        "collector.deletions",
+        "garbage_collector.deletions",
         lambda *args: sorted(DELETIONS(*args), key=lambda key: ("manifests" not in key, key)),
     ),
     "orphans are swept at once": Broken(

@@ -1,35 +1,19 @@
 """Entry point of a pool's processes: broker, node (a host), supervise, edge (environment API)."""
 
-import asyncio
-import logging
 import sys
 from collections.abc import Coroutine
-from typing import NoReturn
 
-from etude.common.errors import UserError
+from etude.common import process
 from etude.envserver.settings import BrokerSettings, NodeSettings
-
-CONFIGURATION_ERROR = 78
-"""The exit code that tells the operator not to try again (EX_CONFIG)."""
 
 _USAGE = "usage: etude-envserver broker|node|supervise|edge, or key NAME full|tools"
 
 
 def main() -> None:
     """Run the role that the first argument names."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        work = _role(sys.argv[1:])
-    except KeyError as error:
-        _end(f"{error.args[0]} is not set", CONFIGURATION_ERROR)
-    except ValueError as error:
-        _end(str(error), CONFIGURATION_ERROR)
-    try:
-        asyncio.run(work)
-    except UserError as error:
-        _end(str(error), CONFIGURATION_ERROR)
-    except OSError as error:
-        _end(str(error), 1)
+    process.set_up_logging()
+    work = process.read_settings("etude-envserver", lambda: _role(sys.argv[1:]))
+    process.run_service("etude-envserver", work)
 
 
 def _role(arguments: list[str]) -> Coroutine[None, None, None]:
@@ -67,11 +51,6 @@ def _role(arguments: list[str]) -> Coroutine[None, None, None]:
             sys.exit(0)
         case _:
             raise ValueError(_USAGE)
-
-
-def _end(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"etude-envserver: {message}\n")
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -2,24 +2,19 @@
 
 import asyncio
 import contextlib
-import logging
 import socket
 import sys
 from typing import NoReturn
 
+from etude.common import process
 from etude.common.errors import EtudeError, UserError
-from etude.common.process import end_at_once_when_told
 from etude.inference.engine.build import build_engine, leave
 from etude.inference.settings import Settings
-
-CONFIGURATION_ERROR = 78
-"""Exit code that tells the operator not to retry (EX_CONFIG)."""
 
 
 def main() -> None:
     """Serve the run's policy until SIGTERM."""
-    end_at_once_when_told()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    process.start_process()
     asyncio.run(_serve_and_leave())
 
 
@@ -29,13 +24,13 @@ async def _serve_and_leave() -> NoReturn:
     try:
         await serve(Settings.from_env())
     except UserError as error:
-        code = _told(error, CONFIGURATION_ERROR)
+        code = _report(error, process.EXIT_CONFIGURATION)
     except (EtudeError, OSError, RuntimeError) as error:
-        code = _told(error, 1)
+        code = _report(error, 1)
     leave(code)
 
 
-def _told(error: Exception, code: int) -> int:
+def _report(error: Exception, code: int) -> int:
     sys.stderr.write(f"etude-inference: {error}\n")
     return code
 
@@ -44,7 +39,6 @@ async def serve(settings: Settings) -> None:
     """Check everything that is cheap, build the engine, then serve until SIGTERM."""
     from etude.common import role_inputs, telemetry
     from etude.common.probes import Probes
-    from etude.common.rpc import server
     from etude.inference.settings import engine_options
     from etude.inference.updates.store_access import require_readable
 
@@ -61,7 +55,7 @@ async def serve(settings: Settings) -> None:
     )
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
-    with server.shutdown_signals(stop):
+    with process.shutdown_signals(stop):
         async with contextlib.AsyncExitStack() as closing:
             closing.callback(provider.shutdown)
             closing.push_async_callback(probes.stop)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from etude.common.errors import EtudeError, UserError
-from etude.common.rpc.server import shutdown_signals
+from etude.common.process import shutdown_signals
 from etude.inference.engine.build import build_engine, leave
 from etude.inference.serving.openai import Door, HttpServer
 from etude.inference.settings import (

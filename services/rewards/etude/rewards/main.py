@@ -1,41 +1,18 @@
 """The reward service's process: settings, wiring, serve."""
 
 import asyncio
-import logging
-import sys
-from typing import NoReturn
 
-from etude.common.errors import UserError
-from etude.common.process import end_at_once_when_told
+from etude.common import process
 from etude.rewards.settings import Settings
-
-CONFIGURATION_ERROR = 78
-"""Exit code that tells the operator not to retry (EX_CONFIG)."""
 
 DRAIN_S = 30.0
 
 
 def main() -> None:
     """Serve rewards until SIGTERM."""
-    end_at_once_when_told()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        settings = Settings.from_env()
-    except KeyError as error:
-        _end(f"{error.args[0]} is not set", CONFIGURATION_ERROR)
-    except ValueError as error:
-        _end(str(error), CONFIGURATION_ERROR)
-    try:
-        asyncio.run(serve(settings))
-    except UserError as error:
-        _end(str(error), CONFIGURATION_ERROR)
-    except OSError as error:
-        _end(str(error), 1)
-
-
-def _end(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"etude-rewards: {message}\n")
-    sys.exit(code)
+    process.start_process()
+    settings = process.read_settings("etude-rewards", Settings.from_env)
+    process.run_service("etude-rewards", serve(settings))
 
 
 async def serve(settings: Settings) -> None:
@@ -58,7 +35,7 @@ async def serve(settings: Settings) -> None:
     rewards_pb2_grpc.add_RewardServiceServicer_to_server(parts.service, server.grpc_server)
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
-    with rpc_server.shutdown_signals(stop):
+    with process.shutdown_signals(stop):
         await probes.start()
         await server.start()
         await server.ready()

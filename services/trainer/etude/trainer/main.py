@@ -1,37 +1,28 @@
 """The trainer's process: settings, inputs, Ray, and the controller that serves the run."""
 
 import asyncio
-import logging
 import os
 import sys
-from typing import NoReturn
 
+from etude.common import process
 from etude.common.errors import EtudeError, UserError
-from etude.common.process import end_at_once_when_told
 from etude.common.role_inputs import read_run
 from etude.trainer.exit_codes import exit_code
 from etude.trainer.settings import Settings
 
-EXIT_CONFIGURATION = 78
-"""EX_CONFIG of sysexits.h: a restart would not help."""
+_PROGRAM = "etude-trainer"
 
 
 def main() -> None:
     """Run the trainer until it is told to stop."""
-    end_at_once_when_told()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        settings = Settings.from_env()
-    except KeyError as error:
-        _end(f"{error.args[0]} is not set", code=EXIT_CONFIGURATION)
-    except ValueError as error:
-        _end(str(error), code=EXIT_CONFIGURATION)
+    process.start_process()
+    settings = process.read_settings(_PROGRAM, Settings.from_env)
     try:
         code = _run(settings)
     except UserError as error:
-        _end(str(error), code=EXIT_CONFIGURATION)
+        process.exit_with(_PROGRAM, str(error), process.EXIT_CONFIGURATION)
     except (EtudeError, OSError) as error:
-        _end(f"{type(error).__name__}: {error}", code=exit_code(error))
+        process.exit_with(_PROGRAM, f"{type(error).__name__}: {error}", exit_code(error))
     sys.exit(code)
 
 
@@ -40,7 +31,7 @@ def _run(settings: Settings) -> int:
     try:
         settings.check(resolved.spec)
     except ValueError as error:
-        _end(str(error), code=EXIT_CONFIGURATION)
+        process.exit_with(_PROGRAM, str(error), process.EXIT_CONFIGURATION)
     from etude.trainer.controller.inputs import find_inputs
 
     inputs = find_inputs(resolved, settings)
@@ -59,8 +50,3 @@ def _run(settings: Settings) -> int:
         return asyncio.run(serve(settings, resolved, inputs))
     finally:
         ray_backend.stop()
-
-
-def _end(what: str, *, code: int) -> NoReturn:
-    sys.stderr.write(f"etude-trainer: {what}\n")
-    sys.exit(code)

@@ -77,7 +77,7 @@ def test_a_target_says_where_and_who(target: str, address: str, name: str) -> No
 
 @pytest.mark.parametrize("target", ["10.1.2.3:7030", "[fd00::1]:7030", "broker:7020"])
 def test_a_target_that_does_not_say_who_answers_is_refused(target: str) -> None:
-    with pytest.raises(UserError, match="does not say who shall answer"):
+    with pytest.raises(UserError, match="does not name the server"):
         targets.expected(target, "lab")
 
 

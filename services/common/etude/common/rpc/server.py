@@ -1,11 +1,8 @@
 """gRPC server of every service: limits, health, reflection, rich errors, drain."""
 
-import asyncio
-import contextlib
 import logging
-import signal
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +15,6 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 from typing_extensions import override
 
-from etude.common import process
 from etude.common.errors import EtudeError, FullError, InvalidFieldError
 from etude.common.rpc.channels import MAX_MESSAGE_BYTES
 from etude.common.tls import policy
@@ -215,17 +211,3 @@ class Server:
         """Refuse new calls, let running ones end for grace_s, then close."""
         await self._health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
-
-
-@contextlib.contextmanager
-def shutdown_signals(stop: asyncio.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set the event instead of killing the process; SIGUSR1 shows its stacks."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        with process.shown_on_signal():
-            yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

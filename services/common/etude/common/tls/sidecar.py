@@ -10,24 +10,21 @@ import logging
 import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from etude.common import process
 from etude.common.errors import EtudeError, UserError
 from etude.common.probes import Probes
-from etude.common.process import end_at_once_when_told
-from etude.common.rpc.server import shutdown_signals
 from etude.common.tls import material
 from etude.common.tls.certificate_request import IssuerError, Petition, obtained
 from etude.common.tls.material import CA, Material, bundle, lacks
 
 log = logging.getLogger(__name__)
 
-EXIT_CONFIGURATION = 78
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 RENEW_AFTER = 2 / 3
@@ -201,7 +198,7 @@ async def serve(settings: Settings) -> None:
     """Keep the certificate fresh until SIGTERM."""
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
-    with shutdown_signals(stop):
+    with process.shutdown_signals(stop):
         await probes.start()
         await keep(settings, probes, stop)
         await probes.stop()
@@ -209,14 +206,9 @@ async def serve(settings: Settings) -> None:
 
 def main() -> None:
     """Run the certificate sidecar."""
-    end_at_once_when_told()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        settings = Settings.from_env()
-    except KeyError as error:
-        sys.stderr.write(f"certificates: {error.args[0]} is not set\n")
-        sys.exit(EXIT_CONFIGURATION)
-    asyncio.run(serve(settings))
+    process.start_process()
+    settings = process.read_settings("certificates", Settings.from_env)
+    process.run_service("certificates", serve(settings))
 
 
 if __name__ == "__main__":

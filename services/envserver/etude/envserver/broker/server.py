@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from etude.common import role_inputs, telemetry
 from etude.common.probes import Probes
+from etude.common.process import shutdown_signals
 from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import GrpcNodes
@@ -81,7 +82,7 @@ async def serve(broker_settings: BrokerSettings) -> None:
     environments_pb2_grpc.add_PoolServiceServicer_to_server(
         PoolService(broker, stop), server.grpc_server
     )
-    with rpc_server.shutdown_signals(stop):
+    with shutdown_signals(stop):
         await probes.start()
         await server.start()
         await server.ready()

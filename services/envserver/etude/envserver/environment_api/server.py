@@ -14,7 +14,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from etude.common.probes import Probes
-from etude.common.rpc import server as rpc_server
+from etude.common.process import shutdown_signals
 from etude.envserver.environment_api import api_keys
 from etude.envserver.environment_api.app import application
 from etude.envserver.environment_api.mcp_server import McpEdge
@@ -85,7 +85,7 @@ async def serve(settings: EdgeSettings) -> None:
     stop, left = asyncio.Event(), asyncio.Event()
     with listening(settings.host, settings.port) as listener:
         server = _Server(config(app))
-        with rpc_server.shutdown_signals(stop):
+        with shutdown_signals(stop):
             await probes.start()
             async with mcp.running(), asyncio.TaskGroup() as group:
                 group.create_task(server.serve(sockets=[listener]), name="http")

@@ -1,4 +1,4 @@
-"""A node's process: driver, take-over, wiring, serve, drain."""
+"""The host's process: driver, isolation check, adoption of leases, wiring, serving, draining."""
 
 import asyncio
 import logging
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from etude.common import role_inputs, telemetry
 from etude.common.api.pool.spec import EnvPoolSpec, IsolationLevel, StoreAccess, Trust
 from etude.common.probes import Probes
+from etude.common.process import shutdown_signals
 from etude.common.role_inputs import ResolvedPool
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
@@ -41,18 +42,18 @@ _MEETS = {
 
 
 class Admission(NamedTuple):
-    """The templates of a pool, by what the driver may do with them."""
+    """Templates of a pool that the driver may run, and those that it may not."""
 
     served: frozenset[str]
     refused: Mapping[str, str]
-    """Why, by template."""
+    """Reason by template."""
 
 
 def admission(spec: EnvPoolSpec, driver: str, strength: Strength, *, allow_weak: bool) -> Admission:
-    """What of a pool may run behind this driver.
+    """Check which templates of a pool may run in this driver's isolation.
 
     Raises:
-        DriverUnavailableError: the pool wants a stronger wall.
+        DriverUnavailableError: the pool requires stronger isolation.
     """
     minimum = spec.isolation.minimum
     if strength not in _MEETS[minimum]:
@@ -64,7 +65,7 @@ def admission(spec: EnvPoolSpec, driver: str, strength: Strength, *, allow_weak:
     refused = {
         template.name: (
             f"template {template.name!r} is {template.trust} and driver {driver} is {strength}:"
-            " declare it Trusted, or allow weak isolation on this node"
+            " declare it Trusted, or allow weak isolation on this host"
         )
         for template in spec.templates
         if template.trust is Trust.UNTRUSTED and strength is Strength.WEAK and not allow_weak
@@ -76,7 +77,7 @@ def admission(spec: EnvPoolSpec, driver: str, strength: Strength, *, allow_weak:
 log = logging.getLogger(__name__)
 
 DRAIN_S = 20.0
-"""For calls that run; leases and their files stay for the next process."""
+"""Grace for running calls; leases and their files stay for the next process."""
 
 
 async def serve(settings: NodeSettings) -> None:
@@ -93,7 +94,7 @@ async def serve(settings: NodeSettings) -> None:
     )
     await driver.start()
     held, removed = await node.take_over()
-    log.info("took over %d leases, removed %d folders", held, removed)
+    log.info("adopted %d leases, removed %d folders", held, removed)
     try:
         kept = ahead(pool.spec, driver)
         await _serve(node, settings, _shelf(pool, driver), kept)
@@ -110,7 +111,7 @@ def _node(pool: ResolvedPool, driver: Driver, settings: NodeSettings) -> Node:
         raise DriverUnavailableError(
             "; ".join(admitted.refused.values()),
             where="spec.templates",
-            fix="set trust: Trusted, or start the node with ETUDE_ALLOW_WEAK_ISOLATION=1",
+            fix="set trust: Trusted, or start the host with ETUDE_ALLOW_WEAK_ISOLATION=1",
         )
     access = pool.spec.store or StoreAccess()
     return Node(
@@ -157,7 +158,7 @@ async def _serve(node: Node, settings: NodeSettings, shelf: Shelf | None, kept: 
             await stack.enter_async_context(channel)
             brokers.append(environments_pb2_grpc.EnvBrokerServiceStub(channel))
         heartbeat = Heartbeat(node, brokers, settings.server.pod, ahead=kept)
-        with rpc_server.shutdown_signals(stop):
+        with shutdown_signals(stop):
             await probes.start()
             await server.start()
             node.endpoint = settings.advertise or f"{settings.server.host}:{server.port}"

@@ -11,8 +11,9 @@ from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.run.weights import Weights
 from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
 from etude.common.probes import Probes
+from etude.common.process import shutdown_signals
 from etude.common.role_inputs import ResolvedRun
-from etude.common.rpc.server import Server, shutdown_signals
+from etude.common.rpc.server import Server
 from etude.common.run_folder.record import open_record
 from etude.trainer import ray_backend
 from etude.trainer.compactor.compactor import KeeperConfig
