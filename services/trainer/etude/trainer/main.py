@@ -1,4 +1,4 @@
-"""The trainer's process: settings, inputs, Ray, and the controller that serves the run."""
+"""Trainer process: settings, inputs, Ray, and the controller that serves the run."""
 
 import asyncio
 import os

@@ -8,6 +8,7 @@ from typing import Self
 
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.broker_shards import brokers_by_environment
+from etude.common.settings_fields import parse_count, parse_names, parse_path, parse_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +42,19 @@ class Settings:
             KeyError: naming a variable that is not set.
             ValueError: naming a variable that cannot be read.
         """
-        traces = env.get("ETUDE_TRACES_FILE")
-        targets = env.get("ETUDE_INFERENCE_TARGETS", "")
         return cls(
             run_file=Path(env["ETUDE_RUN_FILE"]),
-            inference_targets=tuple(t.strip() for t in targets.split(",") if t.strip()),
+            inference_targets=parse_names(env, "ETUDE_INFERENCE_TARGETS"),
             brokers=brokers_by_environment(env.get("ETUDE_BROKERS", "{}")),
             rewards_target=env.get("ETUDE_REWARDS_TARGET", ""),
             ray_address=env.get("RAY_ADDRESS") or None,
             scratch=Path(env["ETUDE_SCRATCH"]),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
-            port=_count(env, "ETUDE_PORT", "7000", most=65_535),
-            probe_port=_count(env, "ETUDE_PROBE_PORT", "8080", most=65_535),
+            port=parse_port(env, "ETUDE_PORT", 7000),
+            probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
             pod=env.get("ETUDE_POD", "trainer"),
-            attempt=_count(env, "ETUDE_ATTEMPT", "1", most=1_000_000),
-            traces_file=Path(traces) if traces else None,
+            attempt=parse_count(env, "ETUDE_ATTEMPT", 1, high=1_000_000),
+            traces_file=parse_path(env, "ETUDE_TRACES_FILE"),
         )
 
     def check(self, spec: RLRunSpec) -> None:
@@ -75,10 +74,3 @@ class Settings:
         for role in spec.roles.environments:
             if role.name not in self.brokers:
                 raise ValueError(f"ETUDE_BROKERS: has no broker for environment {role.name}")
-
-
-def _count(env: Mapping[str, str], name: str, default: str, *, most: int) -> int:
-    text = env.get(name, default)
-    if not text.isdecimal() or int(text) > most:
-        raise ValueError(f"{name}: {text!r} is not a whole number up to {most}")
-    return int(text)
