@@ -1,4 +1,4 @@
-"""How the programs behind `etude tasks` explain an error and exit: as the command line promises."""
+"""Exit codes and error output of the programs behind `etude tasks` and `etude images`."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ CODES = {"Usage": 2, "NotFound": 3, "Conflict": 8}
 
 
 def explain(error: UserError | OSError) -> int:
-    """Say in three parts what is wrong; returns the exit code that fits it."""
+    """Print an error in three parts; returns its exit code."""
     if isinstance(error, UserError):
         sys.stderr.write(f"{error}\n")
         return CODES.get(error.problem.reason, INVALID)
@@ -27,17 +27,17 @@ def explain(error: UserError | OSError) -> int:
 
 
 def wrong_option(option: str, what: str, fix: str) -> UserError:
-    """An option whose value cannot work."""
+    """The error of an option with an invalid value."""
     return UserError(Problem("Usage", what=what, where=option, fix=fix))
 
 
 def existing(folder: Path) -> Path:
-    """The folder itself.
+    """Check that a folder exists; returns it.
 
     Raises:
-        UserError: there is none.
+        UserError: it does not, or is not a folder.
     """
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
+        what = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(Problem("NotFound", what=what, where=str(folder), fix="check the path"))
     return folder

@@ -1,4 +1,4 @@
-"""RPCs that open one environment to whoever holds its control token."""
+"""RPCs on the files and programs of one environment, for the holder of its control token."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ _KINDS = {
     FileKind.OTHER: pb2.FILE_KIND_OTHER,
 }
 _ENTRIES = 1_000
-"""In one message of a list."""
+"""Entries in one message of a list."""
 _MAX_SIGNAL = 64
 
 _Request = TypeVar("_Request")
@@ -179,7 +179,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
 
 
 def program_of(request: pb2.ExecOpen) -> Program:
-    """What a client wants to run.
+    """Parse the program that a client wants to run.
 
     Raises:
         InvalidFieldError: naming the field that is wrong.
@@ -220,10 +220,10 @@ def _size(field: str, size: pb2.TerminalSize) -> Size:
 
 
 async def _feed(requests: AsyncIterator[pb2.ExecRequest], running: RunningProgram) -> None:
-    """Pass a client's steps on; one that makes no sense ends the program, and then the call.
+    """Pass a client's steps on; an invalid one ends the program, and then the call.
 
     Raises:
-        InvalidFieldError: what the step lacks.
+        InvalidFieldError: a step is invalid.
     """
     try:
         async for request in requests:
@@ -245,11 +245,11 @@ async def _step(request: pb2.ExecRequest, running: RunningProgram) -> None:
         case "resize":
             running.resize(_size("resize", request.resize))
         case other:
-            raise InvalidFieldError(str(other or "step"), "is no step of a program that runs")
+            raise InvalidFieldError(str(other or "step"), "is not a step of a running program")
 
 
 def _checked(field: str, data: bytes) -> bytes:
-    """A piece of a stream, if it is as small as the wire has it.
+    """Check the size of a piece of a stream; returns it.
 
     Raises:
         InvalidFieldError: it is larger.
@@ -278,7 +278,7 @@ def _pages(infos: Sequence[FileInfo]) -> Iterator[Sequence[FileInfo]]:
 
 @contextlib.contextmanager
 def _missing() -> Iterator[None]:
-    """Tell a name that is not there from one that cannot be used.
+    """Turn a missing file into an unknown id; other errors of a path stay.
 
     Raises:
         UnknownIdError: it is not there.

@@ -1,4 +1,4 @@
-"""Folders made, moved and removed in a sandbox, by programs of its own."""
+"""A controller's access to an environment: folder operations, and programs between the turns."""
 
 import asyncio
 import contextlib
@@ -12,22 +12,22 @@ from etude.envserver.drivers.programs import Program, RunningProgram
 
 _LIMIT_S = 60.0
 _MAX_WORDS = 500
-"""Of what a program says about its failure."""
+"""Characters of a program's error output that are reported."""
 
 
 async def make_folder(sandbox: Sandbox, path: str) -> bool:
-    """Make a folder and those above it; False if it is there already.
+    """Make a folder and its parents; False if it exists already.
 
     Raises:
         WorkspaceError: the path cannot be used.
-        WrongStateError: something else is there.
+        WrongStateError: something else exists there.
     """
     clean = relative(path)
     if not clean:
         return False
     with contextlib.suppress(WorkspaceError):
         if (await sandbox.workspace.stat(clean)).kind is not FileKind.FOLDER:
-            raise WrongStateError(f"{clean}: is there and is no folder")
+            raise WrongStateError(f"{clean}: exists and is not a folder")
         return False
     await _do(sandbox, "mkdir", "-p", "--", f"./{clean}")
     return True
@@ -44,14 +44,14 @@ async def move(sandbox: Sandbox, path: str, new_path: str) -> FileInfo:
     await sandbox.workspace.stat(old)
     with contextlib.suppress(WorkspaceError):
         if (await sandbox.workspace.stat(new)).kind is FileKind.FOLDER:
-            raise WrongStateError(f"{new}: a folder is there already")
+            raise WrongStateError(f"{new}: a folder exists already")
     await make_folder(sandbox, new.rpartition("/")[0])
     await _do(sandbox, "mv", "-f", "--", f"./{old}", f"./{new}")
     return await sandbox.workspace.stat(new)
 
 
 async def remove(sandbox: Sandbox, path: str) -> None:
-    """End a file, or a folder with all in it.
+    """Remove a file, or a folder with its content.
 
     Raises:
         WorkspaceError: the path cannot be used.
@@ -84,14 +84,14 @@ async def _do(sandbox: Sandbox, *argv: str) -> None:
 
 
 MAX_PROGRAMS = 16
-"""At a time, in one lease."""
+"""Concurrent programs in one lease."""
 END_S = 5.0
 """For programs that are killed; they take milliseconds."""
 
 
 @dataclass(slots=True)
 class Programs:
-    """Those of one lease that run."""
+    """The running programs of one lease."""
 
     _running: set[RunningProgram] = field(default_factory=set)
 
@@ -99,7 +99,7 @@ class Programs:
         return len(self._running)
 
     async def start(self, begin: Callable[[], Awaitable[RunningProgram]]) -> RunningProgram:
-        """One more.
+        """Start a program.
 
         Raises:
             FullError: there are too many.
@@ -111,7 +111,7 @@ class Programs:
         return running
 
     async def close(self, running: RunningProgram) -> None:
-        """Nobody listens to it any more."""
+        """End a program that has no reader any more."""
         await running.close()
         self._running.discard(running)
 

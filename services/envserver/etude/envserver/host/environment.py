@@ -43,7 +43,7 @@ _CHANGES = frozenset({Access.WRITE, Access.ALL})
 
 @dataclass(slots=True)
 class Environment:
-    """The files and the results of one lease, changed by one turn at a time."""
+    """One lease: its sandbox, its calls and their results, changed by one turn at a time."""
 
     record: Record
     source: Source
@@ -55,20 +55,20 @@ class Environment:
     deadline_s: float
     """On the monotonic clock."""
     is_paused: bool = False
-    """Whether it waits on the disk: nothing can be done with it before it is resumed."""
+    """True while it is saved on disk: nothing can be done with it before it is resumed."""
     is_torn: bool = False
-    """Whether a rollback has stopped where only another one leads anywhere."""
+    """True after a failed rollback: only another rollback is possible."""
     _sandbox: Sandbox = field(init=False)
     _log: CallLog = field(init=False)
     _codebase: Codebase = field(init=False)
     _results: Results = field(default_factory=Results)
     _identity: str | None = None
-    """Of the workspace, where it is known; empty where it cannot be told."""
+    """Identity of the workspace if known; empty if it cannot be computed."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _running: set[asyncio.Task[list[environments_pb2.ToolResult]]] = field(default_factory=set)
     _programs: Programs = field(default_factory=Programs)
     _num_visits: int = 0
-    """Changes from outside so far."""
+    """Count of changes from outside."""
     _closed: bool = False
 
     def __post_init__(self) -> None:
@@ -78,36 +78,36 @@ class Environment:
 
     @property
     def lease_id(self) -> str:
-        """The lease that this is for."""
+        """Id of the lease."""
         return self.record.lease_id
 
     @property
     def is_used(self) -> bool:
-        """Whether the workspace was made."""
+        """True once the workspace was made."""
         return self._sandbox.has_begun
 
     @property
     def is_lost(self) -> bool:
-        """Whether its sandbox ended before it did."""
+        """True if its sandbox ended before it did."""
         return not self._sandbox.is_whole
 
     @property
     def sandbox(self) -> Sandbox:
-        """What the driver made of it; used while the turn is held."""
+        """The driver's sandbox; used while the turn is held."""
         return self._sandbox
 
     @property
     def results(self) -> Results:
-        """What its calls gave; used while the turn is held."""
+        """Results of its calls; used while the turn is held."""
         return self._results
 
     @property
     def turn(self) -> asyncio.Lock:
-        """Held by whoever changes anything."""
+        """Lock that every change holds."""
         return self._turn
 
     def check_open(self) -> None:
-        """Refuse what comes too late.
+        """Check that the lease has not ended.
 
         Raises:
             UnknownIdError: the lease has ended.
@@ -116,7 +116,7 @@ class Environment:
             raise self._ended()
 
     def check_ready(self) -> None:
-        """Refuse what needs a sandbox that goes on.
+        """Check that the sandbox runs.
 
         Raises:
             WrongStateError: it is paused, or half rolled back.
@@ -128,24 +128,24 @@ class Environment:
             raise WrongStateError(f"lease {self.lease_id} is half rolled back: roll it back again")
 
     def spend(self) -> None:
-        """Refuse whatever comes from now on; the turn is held."""
+        """Refuse all later calls; the turn is held."""
         self._closed = True
 
     async def make_workspace(self) -> None:
-        """Put the first files there, if nobody has; the turn is held."""
+        """Write the first files, unless done; the turn is held."""
         if not self.is_used:
             await self._sandbox.begin(self.source.tree)
             self._identity = self.source.key
 
     def recall(self, found: History) -> None:
-        """Remember these calls and no others; the call log says so already."""
+        """Replace the results by those of this history; the call log holds it already."""
         self._log.close()
         self._results = Results()
         self._results.add(list(found.results.values()), found.digests)
         self._codebase, self._identity = Codebase(self.source.index), None
 
     def check_agent(self, token: str) -> None:
-        """Admit the agent, and whoever controls it.
+        """Check for the agent's or the control token.
 
         Raises:
             ForbiddenError: neither token.
@@ -155,7 +155,7 @@ class Environment:
             raise ForbiddenError(f"lease {self.lease_id}: the token does not allow tool calls")
 
     def check_control(self, token: str) -> None:
-        """Admit nobody but the controller.
+        """Check for the control token.
 
         Raises:
             ForbiddenError: another token, the agent's included.
@@ -164,7 +164,7 @@ class Environment:
             raise ForbiddenError(f"lease {self.lease_id}: this takes the control token")
 
     async def take_over(self, found: History) -> bool:
-        """Continue where another process stopped.
+        """Continue where an earlier process stopped.
 
         Returns:
             False if a turn was cut off and left a trace, or a background command was.
@@ -185,7 +185,7 @@ class Environment:
             InvalidFieldError: a call without an id, or two with the same.
             ReusedIdError: an id came with another call before.
             UnknownIdError: the lease ended meanwhile.
-            CancelledError: the caller has gone; the turn goes on.
+            CancelledError: the caller is gone; the turn goes on.
         """
         digests = {call.call_id: digest(call) for call in calls}
         if len(digests) < len(calls) or "" in digests:
@@ -193,7 +193,7 @@ class Environment:
         if len(calls) > MAX_CALLS:
             raise InvalidFieldError("calls", f"{len(calls)} in one turn, more than {MAX_CALLS}")
         self.check_open()
-        # The turn runs to its end, whether or not somebody still waits: a retry finds its results.
+        # The turn runs to its end even if the caller is gone: a retry finds its results.
         task = asyncio.create_task(self._run_turn(calls, digests), name=f"turn {self.lease_id}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -205,9 +205,9 @@ class Environment:
             raise
 
     async def diff(self) -> environments_pb2.WorkspaceDiff:
-        """What the calls changed; nothing if that is more than anybody may hand in.
+        """Changes of the calls; empty if they exceed the limit on a submission.
 
-        A policy that fills its workspace is at fault itself: an error here would have its rollout
+        A policy that fills its workspace is at fault: an error here would have its rollout
         masked as the platform's.
 
         Raises:
@@ -221,14 +221,14 @@ class Environment:
             try:
                 found = await self._sandbox.content(folders.DIFF)
             except folders.TooLargeError as error:
-                log.warning("lease %s hands in nothing: %s", self.lease_id, error)
+                log.warning("lease %s submits an empty diff: %s", self.lease_id, error)
                 metrics.errors.labels("diff").inc()
                 return environments_pb2.WorkspaceDiff()
             return trees.difference(self.source.tree, found.tree)
 
     @contextlib.asynccontextmanager
     async def visited(self) -> AsyncIterator[Sandbox]:
-        """The files, for the controller; between two turns.
+        """Open the files for the controller, between two turns.
 
         Raises:
             UnknownIdError: the lease has ended.
@@ -243,7 +243,7 @@ class Environment:
 
     @contextlib.asynccontextmanager
     async def running(self, program: Program) -> AsyncIterator[RunningProgram]:
-        """A program beside the turns, which ends with the block.
+        """Run a program next to the turns; it ends with the block.
 
         Raises:
             UnknownIdError: the lease has ended.
@@ -270,14 +270,14 @@ class Environment:
         self._identity = None
 
     async def close(self) -> None:
-        """End what runs and remove the files, or say in the log why they stay."""
+        """End all programs and remove the files; a failure is logged."""
         self._closed = True
         await self.end_programs()
         for task in self._running:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
-        # A snapshot or rollback under way comes to its end first: it works on these files.
+        # A snapshot or rollback in progress ends first: it works on these files.
         async with self._turn:
             self._log.close()
             try:
@@ -287,7 +287,7 @@ class Environment:
                 log.exception("the files of lease %s stay on the disk", self.lease_id)
 
     async def end_programs(self) -> None:
-        """End what the controller runs beside the turns."""
+        """End the controller's programs."""
         await self._programs.end()
 
     def _ended(self) -> UnknownIdError:
@@ -344,9 +344,9 @@ class Environment:
         return tool is not None and tool.access in _CHANGES
 
     async def _present_identity(self) -> str:
-        """Identity of the workspace, empty where it cannot be told cheaply.
+        """Identity of the workspace, empty if it cannot be computed cheaply.
 
-        That is where it is too large or too odd, and while something runs beside the calls.
+        That is if it is too large or has special files, and while programs or jobs run.
         """
         if self._programs or self._has_jobs():
             return ""

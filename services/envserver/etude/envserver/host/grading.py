@@ -1,4 +1,4 @@
-"""Hidden tests without their agent: first files, the agent's artefacts, then the tests."""
+"""Grading: hidden tests on the first files with the agent's artefacts, without the agent."""
 
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ class Grader:
     driver: Driver
     cache: ResultCache
     starts: Starts = field(default_factory=Starts)
-    """Told how sandboxes of grades came to be."""
+    """Records how the sandboxes of grades started."""
 
     async def grade(
         self,
@@ -45,12 +45,12 @@ class Grader:
         Args:
             source: the first files.
             job: what to run.
-            template: what a fresh sandbox is made of.
-            fork: the lease that it is for, in which it is graded if it wants a fork.
+            template: template of a fresh sandbox.
+            fork: the lease to grade; for a fork, also its sandbox.
 
         Raises:
             InvalidFieldError: the job cannot be run as it is.
-            WrongStateError: the lease is none that can be graded as the job wants.
+            WrongStateError: the lease cannot be graded in the mode of the job.
             SandboxError: the platform failed.
         """
         _check(job)
@@ -105,7 +105,7 @@ class Grader:
                 f"template {work.template!r} has no services that a fork would keep: grade it clean"
             )
         if fork is None:
-            raise InvalidFieldError("mode", "there is no lease to grade in")
+            raise InvalidFieldError("mode", "fork needs a lease to grade in")
         async with fork.turn:
             fork.check_ready()
             if fork.results.digests():
@@ -122,7 +122,7 @@ def _check(job: environments_pb2.GradeJob) -> None:
     if not job.command:
         raise InvalidFieldError("command", "is empty")
     if job.mode not in environments_pb2.GradeMode.values():
-        raise InvalidFieldError("mode", f"{job.mode} is none that this node knows")
+        raise InvalidFieldError("mode", f"{job.mode} is not a known mode")
     if not 1 <= job.timeout_seconds <= MAX_TIMEOUT_S:
         raise InvalidFieldError("timeout_seconds", f"must be between 1 and {MAX_TIMEOUT_S}")
     parts = job.reward_path.split("/")

@@ -1,4 +1,4 @@
-"""The node's side of its brokers: a sign of life every second, orders back."""
+"""Heartbeats of a host to its brokers: leases and levels out, orders back, every second."""
 
 import asyncio
 import logging
@@ -20,42 +20,42 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 MAX_NEWS = 4_096
-"""Beginnings that wait for a broker that does not answer; the oldest are forgotten first."""
+"""Starts that wait for a broker that does not answer; the oldest are forgotten first."""
 MAX_BACKOFF_MS = 1_000
-"""A broker that comes back waits 2 s for its nodes before it grants anything."""
+"""A broker that comes back waits 2 s for its hosts before it grants anything."""
 ERRAND_WAIT_S = 0.2
 """Most leases end sooner."""
 DEADLINE_S = 2.0
-"""A broker that needs longer is overloaded; three missed heartbeats lose the node."""
+"""A broker that needs longer is overloaded; after three missed heartbeats the host is lost."""
 
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Tells brokers what the node holds for the runs of each, and does what they say."""
+    """Sends each broker the state of its runs' leases, and carries out the answers."""
 
     node: Node
     brokers: "Sequence[environments_pb2_grpc.EnvBrokerServiceAsyncStub]"
-    """Of the pool, in their order."""
+    """Brokers of the pool, in their order."""
     node_id: str
     draining: bool = False
     ahead: Ahead = NOTHING
-    """What its pool has it keep ready."""
+    """Warm-pool bounds of the pool."""
     _warm: dict[int, Sequence[environments_pb2.WarmTarget]] = field(
         default_factory=dict, init=False
     )
-    """What each broker said last that this node shall have ready."""
+    """Newest warm-pool targets of each broker."""
     _news: list[deque[environments_pb2.Beginning]] = field(init=False)
-    """What each broker has yet to hear of environments that began."""
+    """Starts that each broker has not been told yet."""
     _errands: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _expiring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _unheard: set[int] = field(default_factory=set, init=False)
-    """Brokers that did not answer the last time."""
+    """Brokers that did not answer the last heartbeat."""
 
     def __post_init__(self) -> None:
         self._news = [deque(maxlen=MAX_NEWS) for _ in self.brokers]
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Beat until told to stop."""
+        """Send heartbeats until told to stop."""
         while not stop.is_set():
             await self.beat()
             # While no renewal can arrive, a lease that looks expired may be in use.
@@ -68,7 +68,7 @@ class Heartbeat:
                 continue
 
     async def beat(self) -> None:
-        """One heartbeat; a broker that does not answer changes nothing on this node."""
+        """Send one heartbeat to all brokers; a silent one changes nothing on this host."""
         held, count = self.node.held(), len(self.brokers)
         shares: list[list[environments_pb2.HeldLease]] = [[] for _ in self.brokers]
         for each in held:
@@ -84,7 +84,7 @@ class Heartbeat:
     async def _beat(
         self, index: int, held: Sequence[environments_pb2.HeldLease], num_held: int
     ) -> None:
-        """Tell one broker of its own share: what others hold is not among its slots."""
+        """Send one broker its share: slots with leases of other brokers' runs do not count."""
         readiness, news = self.node.driver.readiness(), list(self._news[index])
         request = environments_pb2.HeartbeatRequest(
             node_id=self.node_id,
@@ -121,7 +121,7 @@ class Heartbeat:
             log.log(logging.INFO if expired else logging.DEBUG, "expired: %s", expired)
 
     async def _without_waiting(self, work: Coroutine[None, None, None]) -> None:
-        """Let work that may take long go on beside the beats: a node that misses three is lost."""
+        """Run slow work in the background: a host that misses three heartbeats is lost."""
         task = asyncio.create_task(work, name="end leases")
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)

@@ -1,4 +1,4 @@
-"""All environments of one node: opened, found, expired, taken over."""
+"""A sandbox host: opens, finds, expires and adopts the environments of its leases."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ from etude.v1 import environments_pb2
 log = logging.getLogger(__name__)
 
 TAKE_OVER_S = 60.0
-"""Shortest life of a lease that was taken over: its broker has yet to say how long it really is."""
+"""Shortest life of an adopted lease, until its broker reports the real end."""
 RETRY_AFTER_S = 2.0
 
 
@@ -48,11 +48,11 @@ class Node:
     sources: Sources
     slots: int
     templates: Collection[str]
-    """Templates that may run behind this driver's wall."""
+    """Templates whose trust allows this driver's isolation."""
     endpoint: str = ""
-    """host:port where clients reach this node, once it listens."""
+    """host:port where clients reach this host, once it listens."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why each of the pool's other templates may not."""
+    """The pool's other templates, with the reason why each may not run here."""
     cache: ResultCache = field(default_factory=ResultCache)
     starts: Starts = field(default_factory=Starts)
     states: States = field(init=False)
@@ -69,14 +69,14 @@ class Node:
         """The environment of a lease.
 
         Raises:
-            UnknownIdError: this node does not hold it, or no longer.
+            UnknownIdError: this host does not hold it, or no longer.
             WrongStateError: it has expired and is kept.
         """
         if lease_id in self.kept:
             raise WrongStateError(f"lease {lease_id!r} has expired and is kept: resume it first")
         found = self._held.get(lease_id)
         if found is None:
-            raise UnknownIdError(f"this node holds no lease {lease_id!r}")
+            raise UnknownIdError(f"this host holds no lease {lease_id!r}")
         return found
 
     def held(self) -> list[environments_pb2.HeldLease]:
@@ -90,7 +90,7 @@ class Node:
     async def open(
         self, request: environments_pb2.OpenEnvironmentsRequest
     ) -> Sequence[environments_pb2.LaunchBatchResponse]:
-        """One outcome per lease, in order. A lease that is held already stays as it is."""
+        """Open environments; one outcome per lease, in order. A held lease stays as it is."""
         try:
             source, snapshot = await self._grounds.of(request)
         except EtudeError as error:
@@ -119,13 +119,13 @@ class Node:
         for task in tasks:
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
-        # Whoever asked may give up meanwhile: what was begun to be ended is ended all the same.
+        # The caller may give up meanwhile: the environments end all the same.
         await asyncio.shield(asyncio.gather(*tasks))
 
     async def expire(self, *, now_s: float) -> list[str]:
         """End the leases whose time is over, by the monotonic clock, and snapshots that are old.
 
-        A lease whose sandbox has ended is over too: nobody waits for it, and its slot is free.
+        A lease whose sandbox has ended is over, too, and frees its slot.
         """
         for lease_id in [lease_id for lease_id, env in self._held.items() if env.is_lost]:
             log.warning("lease %s is lost with its sandbox", lease_id)
@@ -143,7 +143,7 @@ class Node:
         return over
 
     def renew(self, expiries: Iterable[environments_pb2.LeaseExpiry]) -> None:
-        """Take the broker's word for how long leases last."""
+        """Set the ends of leases as the broker reports them."""
         for expiry in expiries:
             environment = self._held.get(expiry.lease_id)
             if environment is not None:
@@ -158,7 +158,7 @@ class Node:
             The lease's end, in Unix milliseconds.
 
         Raises:
-            UnknownIdError: this node does not hold it, or no longer.
+            UnknownIdError: this host does not hold it, or no longer.
             FullError: all slots are taken.
             EtudeError: the driver failed.
         """
@@ -177,10 +177,10 @@ class Node:
         return environment.record.held.lease.expires_unix_ms
 
     async def take_over(self) -> tuple[int, int]:
-        """Continue the leases that a predecessor left on the disk and remove everything else.
+        """Adopt the leases that a predecessor left on the disk and remove everything else.
 
         Returns:
-            Leases taken over, and folders removed.
+            Leases adopted, and folders removed.
         """
         self.driver.leases.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(self.states.snapshots.take_over)
@@ -189,7 +189,7 @@ class Node:
             try:
                 await self._take_over(folder)
             except EtudeError as error:
-                log.warning("lease %s is not taken over: %s", folder.name, error)
+                log.warning("lease %s is not adopted: %s", folder.name, error)
                 removed += await asyncio.to_thread(_remove_or_say, folder)
         self._count()
         return len(self._held), removed
@@ -211,10 +211,10 @@ class Node:
             self.starts.opened(environment)
 
     async def _continue(self, environment: Environment, folder: Path) -> None:
-        """Take over what the calls of a lease left behind.
+        """Adopt the results of a lease's calls.
 
         Raises:
-            SandboxError: nobody can tell what that is.
+            SandboxError: a turn was cut off, and its effect is unknown.
         """
         if not await environment.take_over(records.history(folder / records.CALLS)):
             raise SandboxError("a turn was cut off after it had changed the workspace")
@@ -233,7 +233,11 @@ class Node:
         if len(self._held) + len(self._opening) >= self.slots:
             return _failure(held.index, "NoSlot", f"all {self.slots} slots are taken")
         if not LEASE_ID.match(lease.lease_id) or lease.lease_id in self._opening:
-            return _failure(held.index, "InvalidArgument", f"no usable lease {lease.lease_id!r}")
+            return _failure(
+                held.index,
+                "InvalidArgument",
+                f"lease {lease.lease_id!r} is not a valid id, or is being opened",
+            )
         self._opening.add(lease.lease_id)
         try:
             record = self._record(held, request, source)
@@ -275,7 +279,7 @@ class Node:
     async def _make(
         self, environment: Environment, snapshot: Snapshot | None, started_s: float
     ) -> None:
-        """Make the lease's folder with what a snapshot says shall be in it, all or nothing."""
+        """Make the lease's folder, with the content of its snapshot; all or nothing."""
         record, folder = environment.record, environment.folder
         with crossing(SandboxError, f"opening {record.lease_id}"):
             folder.mkdir(mode=0o755)

@@ -1,4 +1,4 @@
-"""What environments are to start from, or why they cannot."""
+"""Validation of launch orders, and what their environments start from: files or a snapshot."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -16,7 +16,7 @@ from etude.envserver.host.workspace_sources import Source, Sources
 from etude.v1 import environments_pb2
 
 RESERVE_BYTES = 256 << 20
-"""No environment is opened when the disk has less than this left."""
+"""No environment is opened while the disk has less than this free."""
 _ON_EXPIRY = frozenset(
     {
         environments_pb2.ON_EXPIRY_UNSPECIFIED,
@@ -33,7 +33,7 @@ class WeakWallError(EtudeError):
 
 
 class Ground(NamedTuple):
-    """First files, and the snapshot that takes their place if there is one."""
+    """First files, and the snapshot that replaces them if there is one."""
 
     source: Source
     snapshot: Snapshot | None
@@ -41,7 +41,7 @@ class Ground(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
-    """Looks at orders before anything is made."""
+    """Validates launch orders and finds their sources."""
 
     driver: Driver
     sources: Sources
@@ -50,11 +50,11 @@ class Grounds:
     refused: Mapping[str, str]
 
     async def of(self, request: environments_pb2.OpenEnvironmentsRequest) -> Ground:
-        """What the environments of an order start from.
+        """Validate an order and find its source.
 
         Raises:
             CorruptError: its first files are no longer what a snapshot was made from.
-            EtudeError: they cannot be opened for another reason, which it says.
+            EtudeError: the environments cannot be opened for another reason.
         """
         snapshot = self._snapshot(request)
         self._check(request)
@@ -73,7 +73,7 @@ class Grounds:
         self.driver.check(request.template)
         toolset(request.toolset)
         if request.on_expiry not in _ON_EXPIRY:
-            raise InvalidFieldError("on_expiry", f"{request.on_expiry} is none that is known")
+            raise InvalidFieldError("on_expiry", f"{request.on_expiry} is not a known value")
         if request.on_expiry == environments_pb2.ON_EXPIRY_PAUSE:
             self.states.require_files("a lease that expires cannot be paused")
         free = _free_bytes(self.driver.leases)
@@ -81,15 +81,15 @@ class Grounds:
         if free < RESERVE_BYTES:
             raise SandboxError(
                 f"{self.driver.leases} has {free >> 20} MiB left, less than {RESERVE_BYTES >> 20}:"
-                " free some space or give the node a larger scratch volume"
+                " free some space or give the host a larger scratch volume"
             )
 
     def _snapshot(self, request: environments_pb2.OpenEnvironmentsRequest) -> Snapshot | None:
-        """What the environments start from, in place of their first files.
+        """Find the snapshot that replaces the first files.
 
         Raises:
             UnknownIdError: their run has no such snapshot here.
-            InvalidFieldError: it is of something else.
+            InvalidFieldError: it is of another template or workspace.
         """
         if not request.snapshot_id:
             return None

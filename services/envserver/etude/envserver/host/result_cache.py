@@ -1,4 +1,4 @@
-"""Results of test runs by content: the same files and command are run once."""
+"""Cache of test results by content: the same files and command are run once."""
 
 import asyncio
 from collections import OrderedDict
@@ -12,7 +12,7 @@ MAX_ENTRIES = 8_192
 MAX_ENTRY_BYTES = 8 << 10
 
 Compute = Callable[[], Awaitable[tuple[Outcome, bool]]]
-"""Runs the command; also says whether the outcome holds for everyone with the same key."""
+"""Runs the command; also tells if the outcome holds for everyone with the same key."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class ResultCache:
     _running: dict[str, asyncio.Future[Outcome | None]] = field(default_factory=dict)
 
     async def get(self, key: str, compute: Compute) -> Outcome:
-        """The outcome of the key, from memory, from a run in progress, or from a run of our own."""
+        """The outcome of the key, from the cache, from a run in progress, or from a new run."""
         found = self._kept.get(key)
         if found is None and key in self._running:
             found = await asyncio.shield(self._running[key])
@@ -47,7 +47,7 @@ class ResultCache:
                 self._keep(key, outcome)
             return outcome
         finally:
-            # Whoever waited runs the command for itself when this run says nothing about it.
+            # Waiting callers run the command themselves if this run is not shareable.
             mine.set_result(shared)
             if is_first:
                 del self._running[key]

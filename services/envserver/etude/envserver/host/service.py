@@ -1,4 +1,4 @@
-"""A node's RPCs."""
+"""RPCs of a host for brokers, agents and graders."""
 
 import time
 from collections.abc import AsyncIterator, Collection
@@ -25,7 +25,7 @@ _KINDS = {1: "tool", 2: "timeout", 3: "invalid"}
 
 @dataclass(slots=True)
 class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
-    """Translates between the wire and the node."""
+    """Translates between the wire and the host."""
 
     node: Node
     grader: Grader
@@ -40,7 +40,7 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
         ],
     ) -> environments_pb2.OpenEnvironmentsResponse:
         if self.draining:
-            raise UnavailableError("this node is being stopped")
+            raise UnavailableError("this host is shutting down")
         return environments_pb2.OpenEnvironmentsResponse(outcomes=await self.node.open(request))
 
     @override
@@ -127,7 +127,7 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
         try:
             return environment, environments_pb2.GradeJob.FromString(bytes(data))
         except DecodeError as error:
-            raise InvalidFieldError("chunk", f"the chunks are no GradeJob: {error}") from error
+            raise InvalidFieldError("chunk", f"the chunks are not a GradeJob: {error}") from error
 
 
 def _record(
@@ -136,7 +136,7 @@ def _record(
     started_ns: int,
     known: Collection[str],
 ) -> None:
-    # The policy makes names up; series and trace spans are named from a closed set.
+    # The policy invents names; series and trace spans are named from a closed set.
     name = call.name if call.name in known else "unknown"
     metrics.tool_seconds.labels(name).observe(result.wall_ms / 1000)
     if result.error:

@@ -1,4 +1,4 @@
-"""What a pool has each of its nodes keep ready, whatever its brokers want."""
+"""Warm pool of a host: the pool's minimum, the brokers' orders, and the levels in heartbeats."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +16,16 @@ class Ahead(NamedTuple):
     paused: Mapping[str, int]
     """Paused clones at least, by template."""
     shells: int = 0
-    """Of each template, at least."""
+    """Shells of each template at least."""
     max_shells: int = MAX_SHELLS
 
 
 NOTHING = Ahead({})
-"""Brokers alone decide."""
+"""No minimum: brokers alone decide."""
 
 
 def ahead(spec: EnvPoolSpec, driver: Driver) -> Ahead:
-    """The bounds of a pool, on a node whose driver has started.
+    """Read the bounds of a pool, on a host whose driver has started.
 
     Raises:
         DriverUnavailableError: the driver prepares nothing, and the pool asks for it.
@@ -39,7 +39,7 @@ def ahead(spec: EnvPoolSpec, driver: Driver) -> Ahead:
     asked = "spec.templates[].warmPerReplica" if paused else "spec.warm"
     if (paused or warm != Warm()) and not driver.readiness().templates:
         raise DriverUnavailableError(
-            f"driver {driver.name} starts every environment anew and prepares none",
+            f"driver {driver.name} keeps no environments warm",
             where=asked,
             fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
         )
@@ -49,18 +49,18 @@ def ahead(spec: EnvPoolSpec, driver: Driver) -> Ahead:
 def levels(
     readiness: Readiness, awaited: Mapping[str, int]
 ) -> list[environments_pb2.TemplateLevel]:
-    """Each template as a heartbeat says it: what is ready for leases that nobody has yet.
+    """Levels of each template for a heartbeat: what is ready for future leases.
 
     Args:
         readiness: what the driver has ready.
-        awaited: by template, environments whose leases are granted and that are yet to begin.
+        awaited: by template, environments with a lease that have not started yet.
     """
     return [
         environments_pb2.TemplateLevel(
             template=each.template,
             paused_clones=max(0, each.paused_clones - awaited.get(each.template, 0)),
             shells=each.shells,
-            # A template that is not here is booted before the node serves.
+            # A template that is not here is booted before the host serves.
             resident=True,
             spawn_cpu_ms=round(each.spawn_cpu_ms),
             start_p50_ms=round(each.start_p50_ms),
@@ -77,11 +77,11 @@ def wanted(
     awaited: Mapping[str, int],
     ahead: Ahead = NOTHING,
 ) -> list[Warmth]:
-    """What all brokers together want, and what is kept for leases that they have granted.
+    """Targets of all brokers together, plus what is kept for leases that they have granted.
 
     Each broker speaks for the runs of its own shard, and of environments that it has yet to grant:
-    those that were granted and are yet to begin find what was made ready for them. What the pool
-    keeps ready anyway is within what they want, or the rest of it comes on top.
+    those that were granted and have not started find what was made ready for them. The pool's
+    minimum counts towards the targets.
     """
     paused, shells = Counter[str](), Counter[str]()
     for targets in orders:

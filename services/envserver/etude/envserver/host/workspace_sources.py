@@ -1,4 +1,4 @@
-"""Where workspaces come from: folders by URI, read once and kept in memory."""
+"""Sources of workspaces: folders by URI, read once and cached; the embedder of their searches."""
 
 import asyncio
 from collections import OrderedDict
@@ -25,7 +25,7 @@ EMPTY = "empty:"
 MACHINE_FILES = frozenset(
     {"Dockerfile", ".dockerignore", "docker-compose.yaml", "docker-compose.yml"}
 )
-"""They describe the machine; beside them stand the files of the workspace."""
+"""Files that describe the image, next to the files of the workspace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Source:
     """Identity of the tree."""
     num_bytes: int
     index: SharedIndex
-    """For searches of all workspaces that begin with these files."""
+    """Search index of all workspaces that begin with these files."""
 
 
 @dataclass(slots=True)
@@ -46,13 +46,12 @@ class Sources:
     """The sources in use, least recently used out first."""
 
     scratch: Path
-    """Where prefixes of an object store are copied to."""
+    """Folder for copies of an object store's prefixes."""
     access: StoreAccess = field(default_factory=StoreAccess)
-    """How that store is reached."""
+    """Access to that store."""
     cache_bytes: int = CACHE_BYTES
     embedder: "Embedder | None" = None
-    """Makes the vectors of searches, as a policy was trained with; unless given, the one that is
-    always there."""
+    """Embedder of searches, the one that the policy was trained with; None is the built-in one."""
     _kept: OrderedDict[str, Source] = field(default_factory=OrderedDict)
     _loading: dict[str, asyncio.Task[Source]] = field(default_factory=dict)
 
@@ -60,7 +59,7 @@ class Sources:
         """The source behind a URI.
 
         Raises:
-            UserError: nothing is there, or something that no workspace may hold.
+            UserError: it is missing, or holds what no workspace may hold.
         """
         if uri in self._kept:
             self._kept.move_to_end(uri)
@@ -85,7 +84,7 @@ class Sources:
             return self._source(uri, {})
         folder = materialise(uri, self.scratch, self.access)
         if not folder.is_dir():
-            raise _refused(uri, "is no folder")
+            raise _refused(uri, "is not a folder")
         files = read_files(folder)
         num_bytes = sum(map(len, files.values()))
         if num_bytes > MAX_SOURCE_BYTES:
@@ -118,11 +117,11 @@ if TYPE_CHECKING:
 
 
 def embedder(search: SearchSettings, scratch: Path, access: StoreAccess) -> "Embedder | None":
-    """The embedder that the pool names; nothing for the one that is always there.
+    """Load the embedder that the pool names; None for the built-in one.
 
     Raises:
-        UserError: this node has not that one.
-        CorruptError: a file of its name holds something else.
+        UserError: this host does not have it.
+        CorruptError: its file is damaged.
     """
     models = materialise(search.models, scratch, access) if search.models else scratch
     if search.backend == HASHED:

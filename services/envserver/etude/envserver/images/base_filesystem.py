@@ -1,4 +1,4 @@
-"""Where a root file system begins: Debian's archive, busybox, or an OCI layout."""
+"""Base of a root file system: Debian's archive, busybox, or an OCI layout."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ _LEFTOVERS = (
     *("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man"),
     *("usr/share/info", "usr/share/locale", "debootstrap"),
 )
-"""What names the host, or what no guest reads."""
+"""Files that name the host, or that no guest reads."""
 _FOLDERS = (
     *("bin", "dev", "etc", "home", "proc", "root", "run", "sbin", "sys", "tmp", "usr/bin"),
     *("usr/sbin", "var/cache/apt", "var/lib/apt/lists", "var/log", "workspace"),
@@ -27,14 +27,16 @@ _FOLDERS = (
 
 
 def root(base: Base, cache: Cache, say: Callable[[str], None]) -> Root:
-    """The root of a base, made if it is not in the cache.
+    """Make the root file system of a base, unless it is cached.
 
     Raises:
         UserError: this machine cannot make it; the message says why.
     """
     if os.geteuid() != 0:
         fix = "build as root, or copy a built image's folder into the cache"
-        raise UserError(Problem("PermissionDenied", "making a root needs root", "images", fix))
+        raise UserError(
+            Problem("PermissionDenied", "making a root file system needs root", "images", fix)
+        )
     if base.debian is not None:
         words = f"debootstrap {base.debian.suite}, {len(base.debian.packages)} packages (minutes)"
         build: Callable[[Path], None] = functools.partial(_debian, base.debian)
@@ -87,7 +89,7 @@ def _busybox(tree: Path) -> None:
 
 
 def _finish(tree: Path) -> None:
-    """Take away what names the host, and leave the folders that mounts need.
+    """Remove files that name the host, and make the folders that mounts need.
 
     Raises:
         UserError: the root came from outside, and a link in it leads out of it.

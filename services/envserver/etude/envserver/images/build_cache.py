@@ -1,4 +1,4 @@
-"""A folder of finished things, each at the address of what it was made from."""
+"""Build cache: a folder of finished entries, each at the address of its inputs."""
 
 import contextlib
 import ctypes
@@ -13,18 +13,18 @@ _PARTIAL = "partial"
 
 
 class Cache:
-    """Entries are complete or absent, also after kill -9 and with several builders at once."""
+    """Entries are complete or absent, also after kill -9 and with concurrent builders."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
 
     def find(self, kind: str, address: str) -> Path | None:
-        """The entry, if it is there."""
+        """The entry, if it exists."""
         entry = self.root / kind / address
         return entry if entry.is_dir() else None
 
     def entries(self, kind: str) -> list[Path]:
-        """Every entry of a kind, oldest first; one that is removed meanwhile is none."""
+        """Entries of a kind, oldest first, without those removed meanwhile."""
         folder = self.root / kind
         found = list[tuple[int, Path]]()
         for each in folder.iterdir() if folder.is_dir() else ():
@@ -34,7 +34,7 @@ class Cache:
         return [each for _, each in sorted(found)]
 
     def entry(self, kind: str, address: str, build: Callable[[Path], None]) -> Path:
-        """The entry, built if it is missing: `build` fills an empty folder beside it.
+        """The entry, built if it is missing: `build` fills an empty folder next to it.
 
         A second builder of the same entry waits for the first; if that one dies, it builds.
         """
@@ -46,7 +46,7 @@ class Cache:
             return self._build(kind, address, build)
 
     def remove(self, kind: str, address: str) -> bool:
-        """Take an entry away, all at once; False if somebody holds it. One that is gone is gone."""
+        """Remove an entry atomically; False if it is in use. A missing entry counts as removed."""
         with self._lock(f"{kind}-{address}"):
             entry = self.find(kind, address)
             if entry is None:

@@ -1,4 +1,4 @@
-"""What an image is made of, put together."""
+"""Builder of images: kernel, initramfs, root file system, disk and manifest."""
 
 import functools
 import hashlib
@@ -20,7 +20,7 @@ _MKE2FS_LIMIT_S = 300.0
 
 
 def address_of(spec: ImageSpec, agent: Path) -> str:
-    """The address of the image of a spec with this agent in it."""
+    """Address of the image of a spec with this agent."""
     made_of = [spec.to_json(), hashlib.sha256(agent.read_bytes()).hexdigest(), INIT]
     return digest("image", *made_of, guest_kernel.MODULES)
 
@@ -41,7 +41,7 @@ def fill(
         _make_disk(spec.disk, folder / UPPER)
     names = (*FILES, UPPER) if spec.disk is not None else FILES
     for name in names:
-        # The machines run as another user than the one that built.
+        # VMs run as another user than the one that built.
         (folder / name).chmod(0o644)
     manifest = {"name": spec.name, "files": {name: _sha256(folder / name) for name in names}}
     text = json.dumps({**manifest, "spec": spec.to_json()}, indent=1) + "\n"
@@ -74,10 +74,10 @@ def _root(spec: ImageSpec, agent: Path, cache: Cache, say: Callable[[str], None]
 
 
 def _files(spec: ImageSpec) -> list[File]:
-    """The spec's files, and the one that begins its services."""
+    """The spec's files, and the script that starts its services."""
     if not spec.services:
         return list(spec.files)
-    # A shell each: what one sets or changes is nothing to the next.
+    # A shell each: settings of one do not reach the next.
     scripts = [f"/bin/sh -e -c {shlex.quote(service.start)}\n" for service in spec.services]
     return [*spec.files, File(path=SERVICES, text="".join(scripts), mode="0700")]
 

@@ -21,7 +21,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What a guest boots: files that never change."""
+    """A built image: the immutable files that a guest boots."""
 
     folder: Path
     name: str
@@ -39,7 +39,7 @@ class Image:
 
     @property
     def initramfs(self) -> Path:
-        """What the kernel runs first."""
+        """The initial RAM file system."""
         return self.folder / "initramfs.gz"
 
     @property
@@ -56,13 +56,13 @@ class Image:
 def build(
     spec: "ImageSpec", *, agent: Path, cache: Cache, say: Callable[[str], None] = lambda _: None
 ) -> Image:
-    """The image of a spec, made if it is not in the cache.
+    """Build the image of a spec, unless it is cached.
 
     Args:
         spec: what it is made of.
         agent: the static program that is process 1 of the guest.
-        cache: where parts and image are kept.
-        say: is told what begins, one line each.
+        cache: for parts and image.
+        say: called with a line for each step.
 
     Raises:
         UserError: a part cannot be made; the message says which and why.
@@ -79,7 +79,7 @@ def build(
 
 
 def read(folder: Path) -> Image:
-    """The image in a folder of the cache.
+    """Read the image in a folder of the cache.
 
     Raises:
         CorruptError: its manifest is damaged.
@@ -102,7 +102,7 @@ def read(folder: Path) -> Image:
 
 
 def images(cache: Cache, kind: str = "images") -> list[Image]:
-    """Every image of a kind in the cache, oldest first; one that is removed meanwhile is none.
+    """List the images of a kind in the cache, oldest first, without those removed meanwhile.
 
     Raises:
         CorruptError: a manifest is damaged.

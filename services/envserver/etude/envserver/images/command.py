@@ -1,4 +1,4 @@
-"""The programs behind `etude images`: build one, list all, push one to a store, remove some.
+"""The programs behind `etude images`: build, list, push, remove.
 
 python -m etude.envserver.images.command build SPEC
 """
@@ -23,7 +23,7 @@ from etude.envserver.images.spec import read_spec
 
 
 def agent_of(given: Path | None, environment: Mapping[str, str], home: Path) -> Path:
-    """The guest's agent: the one that is named, $ETUDE_GUEST, or the one that was built last.
+    """Find the guest's agent: the given one, $ETUDE_GUEST, or the one that was built last.
 
     Raises:
         UserError: there is none.
@@ -32,7 +32,7 @@ def agent_of(given: Path | None, environment: Mapping[str, str], home: Path) -> 
     built = (home / ".cache" / "etude" / "guest").glob("*/guestagent")
     found = named or max(built, key=lambda path: path.stat().st_mtime_ns, default=None)
     if found is None or not found.is_file():
-        what = "is no file" if found else "was never built"
+        what = "is not a file" if found else "was never built"
         fix = "build it: python hack/guest.py, or name one: --agent FILE"
         raise UserError(Problem("NotFound", what, str(found or "the guest's agent"), fix))
     return found
@@ -94,7 +94,7 @@ def _push(given: argparse.Namespace, cache: Cache) -> None:
     image = builder.newest(given.image, cache)
     if image is None:
         fix = "build it first: etude images build SPEC; etude images ls shows what there is"
-        raise UserError(Problem("NotFound", "is no image here", given.image, fix))
+        raise UserError(Problem("NotFound", "is not an image in the cache", given.image, fix))
     store = open_store(given.url, endpoint=given.endpoint, region=given.region)
     name = image_store.push(image, store, _teller())
     sys.stdout.write(f"{given.url.rstrip('/')}/{name}\n")
@@ -112,7 +112,7 @@ def _list(cache: Cache, *, as_json: bool) -> None:
 
 
 def _teller() -> Callable[[str], None]:
-    """Says what is done, and when."""
+    """Make a function that prints progress with the time."""
     began_s = time.monotonic()
 
     def say(text: str) -> None:
@@ -123,7 +123,7 @@ def _teller() -> Callable[[str], None]:
 
 
 def _mib(image: Image) -> float:
-    """What the image takes on the disk: an empty file system is mostly holes."""
+    """Disk space of the image: an empty file system is mostly holes."""
     return sum((image.folder / name).stat().st_blocks for name in image.files) / 2048
 
 

@@ -19,14 +19,14 @@ DAY_S = 86_400.0
 OLD_DAYS = 7
 _UNKNOWN_USE = Problem(
     "Usage",
-    what="is needed for a store: nothing else says which images its pools boot",
+    what="is needed for a store: only the manifests tell which images its pools boot",
     where="--pools",
     fix="kubectl get envp,rlr -A -o yaml > pools.yaml, and give --pools pools.yaml",
 )
 
 
 class Verbs(Protocol):
-    """What argparse adds verbs to."""
+    """The object to which argparse adds verbs."""
 
     def add_parser(self, name: str) -> argparse.ArgumentParser: ...
 
@@ -46,10 +46,10 @@ def add_verbs(verbs: Verbs) -> list[argparse.ArgumentParser]:
 
 
 def run(given: argparse.Namespace, cache: Cache) -> int:
-    """Remove what may go, and say of each image what became of it.
+    """Remove images, and print the outcome of each.
 
     Raises:
-        UserError: what was asked for cannot go, and why.
+        UserError: an image is in use, or there is none.
         StoreError: the store failed.
     """
     image, url = _wanted(given)
@@ -78,16 +78,16 @@ def run(given: argparse.Namespace, cache: Cache) -> int:
 
 class _Wanted(NamedTuple):
     image: str | None
-    """None: all that may go."""
+    """None: all that may be removed."""
     url: str | None
-    """Of a store's folder; None: images here."""
+    """Folder of a store; None: the cache."""
 
 
 def _wanted(given: argparse.Namespace) -> _Wanted:
-    """Which images, and where.
+    """Parse the images to remove.
 
     Raises:
-        UserError: they are in no bucket. A folder is walked whole, and may be anybody's.
+        UserError: the URL is not a bucket's; a local folder may hold anything else.
     """
     if given.verb == "prune":
         return _Wanted(None, None if given.url is None else _bucket(given.url, "URL"))
@@ -106,7 +106,7 @@ def _bucket(url: str, argument: str) -> str:
         what, fix = f"{url!r} {cause.problem.what}", cause.problem.fix
         raise UserError(Problem("Usage", what, argument, fix)) from cause
     if bucket is None:
-        raise UserError(Problem("Usage", f"{url!r} is no folder of a bucket", argument, fix))
+        raise UserError(Problem("Usage", f"{url!r} is not a folder of a bucket", argument, fix))
     return url
 
 

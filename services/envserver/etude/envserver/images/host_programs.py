@@ -1,4 +1,4 @@
-"""Programs of the host that building uses, with errors that say what is missing."""
+"""Programs of the host that building needs, with errors that name the missing package."""
 
 import shutil
 import subprocess
@@ -17,11 +17,11 @@ _PACKAGES = {
     "mksquashfs": "squashfs-tools",
     "unsquashfs": "squashfs-tools",
 }
-"""Which Debian package has a program."""
+"""Debian package of each program."""
 
 
 def find(program: str) -> str:
-    """Where a program is.
+    """Find a program.
 
     Raises:
         UserError: it is not installed.
@@ -35,7 +35,7 @@ def find(program: str) -> str:
 
 
 def run(words: Sequence[str], *, what: str, cwd: Path, timeout_s: float) -> str:
-    """Run a program to its end and answer what it wrote to stdout.
+    """Run a program to its end; returns its stdout.
 
     Raises:
         UserError: it failed or took too long; the message ends with its last words.
@@ -62,6 +62,6 @@ def run(words: Sequence[str], *, what: str, cwd: Path, timeout_s: float) -> str:
 
 
 def failed(what: str, how: str, output: bytes) -> Problem:
-    """The problem of a part of a build."""
+    """Describe the failure of a part of a build."""
     tail = output.decode(errors="replace")[-_TAIL_CHARACTERS:].strip()
     return Problem("BuildFailed", f"{how}\n{tail}", what, "repair what it names")

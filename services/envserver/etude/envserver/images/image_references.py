@@ -1,4 +1,4 @@
-"""Which images the manifests of pools and runs name."""
+"""References to images in the manifests of pools and runs."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,13 +14,13 @@ _FIX = "give manifests: kubectl get envp,rlr -A -o yaml > pools.yaml"
 
 
 def named(files: Sequence[Path]) -> frozenset[str]:
-    """What templates of the pools and runs in some files call their images.
+    """Images that the templates of pools and runs in some files name.
 
     Lists are taken as `kubectl get envp,rlr -A -o yaml` prints them.
 
     Raises:
         UserError: a file cannot be read, or none has a pool or a run, as after a command that
-            failed: nobody knows then what is in use.
+            failed: it is unknown then what is in use.
     """
     found = [value for path in files for value in _documents(path)]
     if files and not any(map(_has_pool, found)):
@@ -49,7 +49,7 @@ def _has_pool(value: JsonValue) -> bool:
 
 
 def _in_value(value: JsonValue) -> Iterator[str]:
-    """Every image of a template, wherever its pool stands: a new kind around it hides nothing."""
+    """Images of all templates in a value, at any depth: a new kind around a pool hides nothing."""
     if isinstance(value, list):
         for each in value:
             yield from _in_value(each)

@@ -1,4 +1,4 @@
-"""Images through a store: pushed under the digest of what they are, fetched only if they are it."""
+"""Images in an object store: pushed under their digest, verified when fetched."""
 
 import functools
 import hashlib
@@ -24,22 +24,22 @@ _KNOWN = frozenset({*FILES, UPPER})
 
 
 def reference(image: Image) -> str:
-    """What an image is called in a store: 32 digits of the SHA-256 of its manifest.
+    """Name of an image in a store: 32 digits of the SHA-256 of its manifest.
 
-    The manifest has the SHA-256 of every file, so whoever knows the name knows the content.
+    The manifest has the SHA-256 of every file, so the name verifies the content.
     """
     return _digest((image.folder / MANIFEST).read_bytes())
 
 
 def is_reference(name: str) -> bool:
-    """Whether an image can be called so in a store."""
+    """True if this can be the name of an image in a store."""
     return _REFERENCE.fullmatch(name) is not None
 
 
 def push(image: Image, store: Store, say: Callable[[str], None]) -> str:
-    """Put an image under its reference; what is there already stays. Returns the reference.
+    """Upload an image under its reference, skipping present files; returns the reference.
 
-    The manifest comes last: an image that was cut off is none.
+    The manifest comes last: without it there is no image.
 
     Raises:
         StoreError: the store failed.
@@ -57,10 +57,10 @@ def push(image: Image, store: Store, say: Callable[[str], None]) -> str:
 
 
 def fetch(name: str, store: Store, cache: Cache) -> Image:
-    """The image of a reference, from the cache or from the store.
+    """Fetch the image of a reference from the store, unless it is cached.
 
     Raises:
-        CorruptError: the store holds something else under this name, or not all of it.
+        CorruptError: the store holds something else under this name, or only a part.
         StoreError: the store failed.
     """
     return built_image.read(cache.entry(KIND, name, functools.partial(_fill, name, store)))
@@ -76,24 +76,24 @@ def _fill(name: str, store: Store, folder: Path) -> None:
 
 
 def _manifest(name: str, store: Store) -> dict[str, str]:
-    """The files of an image and their digests; the manifest itself is one of them.
+    """Read the files of an image and their digests, the manifest included.
 
     Raises:
-        CorruptError: it is not there, or not what it says.
+        CorruptError: the manifest is missing, or has another digest.
     """
     key = f"{name}/{MANIFEST}"
     info = store.head(key)
     if info is None or info.size > MAX_MANIFEST_BYTES:
-        raise CorruptError(f"{store.url}/{key} is no manifest of an image")
+        raise CorruptError(f"{store.url}/{key} is not a manifest of an image")
     data = store.get(key)
     if _digest(data) != name:
-        raise CorruptError(f"{store.url}/{key} is not what its name says")
-    # The digest tells that it is the one that was asked for, not that its maker meant well.
+        raise CorruptError(f"{store.url}/{key} does not have the digest in its name")
+    # The digest proves that it is the requested one, not that its content is benign.
     match json.loads(data):
         case {"files": dict(files)} if set(FILES) <= set(files) <= _KNOWN:
             return {**files, MANIFEST: hashlib.sha256(data).hexdigest()}
         case _:
-            raise CorruptError(f"{store.url}/{key} is no manifest of an image")
+            raise CorruptError(f"{store.url}/{key} is not a manifest of an image")
 
 
 def _get(store: Store, key: str, path: Path, digest: str) -> None:
@@ -114,7 +114,7 @@ def _get(store: Store, key: str, path: Path, digest: str) -> None:
             file.write(part)
     if found.hexdigest() != digest:
         raise CorruptError(f"{store.url}/{key} is damaged: push the image again")
-    # The machines run as another user.
+    # VMs run as another user.
     path.chmod(0o644)
 
 

@@ -12,7 +12,7 @@ AGENT = "/usr/sbin/guestagent"
 """Process 1 of the guest; it mounts /proc, /sys, /dev and the rest for itself."""
 
 SERVICES = "/etc/guestagent/services"
-"""Begins what runs beside the agent's commands; process 1 runs it once, and waits for its end."""
+"""Script that starts the services; process 1 runs it once, and waits for its end."""
 
 INIT = f"""#!/bin/busybox sh
 set -e
@@ -76,7 +76,7 @@ class _Node(NamedTuple):
 
 
 def initramfs(*, busybox: bytes, modules: Path) -> bytes:
-    """The archive for a static busybox and a folder of modules; the same input, the same bytes."""
+    """Pack the archive from a static busybox and a folder of modules; reproducible."""
     archive = b"".join(_packed(_nodes(busybox, modules)))
     return gzip.compress(archive, compresslevel=1, mtime=0)
 
@@ -84,7 +84,7 @@ def initramfs(*, busybox: bytes, modules: Path) -> bytes:
 def _nodes(busybox: bytes, modules: Path) -> Iterator[_Node]:
     for name in _FOLDERS:
         yield _Node(name, stat.S_IFDIR | 0o755)
-    # Before devtmpfs is mounted, process 1 needs somewhere to complain.
+    # Process 1 needs a console before devtmpfs is mounted.
     yield _Node("dev/console", stat.S_IFCHR | 0o600, device=_CONSOLE)
     yield _Node("bin/busybox", stat.S_IFREG | 0o755, busybox)
     yield _Node("init", stat.S_IFREG | 0o755, INIT.encode())

@@ -1,4 +1,4 @@
-"""A root file system as folders laid over each other, each kept at the address of its making."""
+"""Root file systems as overlay layers, each cached at the address of its inputs."""
 
 import dataclasses
 import hashlib
@@ -28,12 +28,12 @@ class Root:
 
     cache: Cache
     address: str
-    """Says what it was made from."""
+    """Digest of its inputs."""
     layers: tuple[str, ...]
     """Folders relative to the cache's, the topmost first."""
 
     def with_files(self, files: Sequence[PlacedFile]) -> "Root":
-        """This root with files of the host in it."""
+        """Add files of the host."""
         if not files:
             return self
         made_of = [[file.path, file.mode, _sha256(Path(file.source))] for file in files]
@@ -45,7 +45,7 @@ class Root:
         return self._layer(address, make, _How("files", _FILES_LIMIT_S))
 
     def with_step(self, step: Step) -> "Root":
-        """This root after a setup command.
+        """Run a setup command.
 
         Raises:
             UserError: the command failed, or took longer than it may.
@@ -58,7 +58,7 @@ class Root:
         return self._layer(self._address(step), make, how)
 
     def is_kept(self, step: Step) -> bool:
-        """Whether `with_step` costs a lookup only."""
+        """True if `with_step` finds its result in the cache."""
         return self.cache.find("layers", self._address(step)) is not None
 
     def _address(self, step: Step) -> str:
@@ -92,7 +92,7 @@ class Root:
                 (folder / name).mkdir()
             (folder / "upper").chmod(0o755)
             _run(make(folder), self.cache.root, how)
-            # The kernel leaves a folder of its own in there.
+            # The kernel leaves a folder of its own there.
             shutil.rmtree(folder / "work")
             (folder / "merged").rmdir()
 
@@ -106,14 +106,14 @@ class Root:
 
 
 class _How(NamedTuple):
-    """What a job is called in errors, and how long it may take."""
+    """Name of a job in errors, and its time limit."""
 
     what: str
     timeout_s: float
 
 
 def _run(job: Job, cwd: Path, how: _How) -> None:
-    """Do a job in a process of its own.
+    """Run a job in a process of its own.
 
     Raises:
         UserError: the command failed, or took too long.

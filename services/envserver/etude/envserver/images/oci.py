@@ -16,7 +16,7 @@ import zstandard
 from etude.common.errors import Problem, UserError
 
 _MAX_MANIFEST_BYTES = 4 << 20
-"""What the distribution specification lets registries refuse."""
+"""Limit of the distribution specification on manifests."""
 _MAX_LAYERS = 512
 _MAX_BYTES = 64 << 30
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -36,7 +36,7 @@ def unpack(layout: Path, digest: str, tree: Path) -> None:
     manifest = _manifest(layout, digest)
     layers = manifest.get("layers")
     if not isinstance(layers, list) or not 0 < len(layers) <= _MAX_LAYERS:
-        raise UserError(_bad(layout, f"{digest}: layers: is no list of 1 to {_MAX_LAYERS}"))
+        raise UserError(_bad(layout, f"{digest}: layers: is not a list of 1 to {_MAX_LAYERS}"))
     left = _MAX_BYTES
     for number, layer in enumerate(layers):
         match layer:
@@ -55,17 +55,17 @@ def _manifest(layout: Path, digest: str) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as cause:
-        raise UserError(_bad(layout, f"{digest}: is no JSON: {cause}")) from cause
+        raise UserError(_bad(layout, f"{digest}: is not JSON: {cause}")) from cause
     if not isinstance(found, dict) or found.get("mediaType") not in _IMAGE_MANIFESTS:
         raise UserError(
-            _bad(layout, f"{digest}: is no image manifest; name the one of linux/amd64")
+            _bad(layout, f"{digest}: is not an image manifest; name the one of linux/amd64")
         )
     return found
 
 
 def _blob(layout: Path, digest: str) -> Path:
     if not _DIGEST.fullmatch(digest):
-        raise UserError(_bad(layout, f"{digest[:80]!r} is no sha256 digest"))
+        raise UserError(_bad(layout, f"{digest[:80]!r} is not a sha256 digest"))
     path = layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
     try:
         with path.open("rb") as file:
@@ -78,7 +78,7 @@ def _blob(layout: Path, digest: str) -> Path:
 
 
 def _lay(blob: Path, kind: str, tree: Path, limit_bytes: int) -> int:
-    """Put one layer over the tree; the answer is its size in bytes.
+    """Apply one layer to the tree; returns its size in bytes.
 
     Raises:
         UserError: it is damaged, larger than allowed, or leaves the tree.

@@ -1,4 +1,4 @@
-"""Which images may go: none that a pool names, and none that a node boots."""
+"""Removal of images: none that a pool names, and none that a host boots."""
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -12,36 +12,36 @@ from etude.envserver.images.build_cache import Cache
 from etude.envserver.images.built_image import MANIFEST, Image
 
 KINDS = ("images", image_store.KIND)
-"""Folders of the cache: what was built here, and what came from a store."""
+"""Folders of the cache: built images, and fetched ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One image, wherever it is kept."""
+    """One image, in the cache or a store."""
 
     kind: str
     """Its folder in the cache; empty in a store."""
     name: str
-    """What its recipe calls it; a store knows addresses alone."""
+    """Name in its spec; empty in a store, which knows addresses only."""
     address: str
     num_bytes: int
     changed_s: float
     is_newest: bool = False
-    """Whether its name means it."""
+    """True for the newest image of its name."""
 
     def is_named(self, references: Collection[str]) -> bool:
-        """Whether a template that says one of these boots it."""
+        """True if one of these references means it."""
         found = {each.rstrip("/").rpartition("/")[2] for each in references}
         return self.address in found or (self.is_newest and self.name in found)
 
 
 def here(cache: Cache) -> list[Kept]:
-    """The images of a cache, oldest first in each folder; others may come and go meanwhile."""
+    """List the images of a cache, oldest first in each folder."""
     return [each for kind in KINDS for each in _kept(built_image.images(cache, kind), kind)]
 
 
 def _kept(found: Sequence[Image], kind: str) -> Iterator[Kept]:
-    """Those of one listing that are still there."""
+    """Images of one listing that still exist."""
     newest = {image.name: image.address for image in found if kind == "images"}
     for image in found:
         with contextlib.suppress(FileNotFoundError):
@@ -56,7 +56,7 @@ def _kept(found: Sequence[Image], kind: str) -> Iterator[Kept]:
 
 
 def there(store: Store) -> list[Kept]:
-    """The images of a store's folder; parts of one that was cut off are one too."""
+    """List the images of a store's folder, incomplete ones too."""
     sizes: dict[str, int] = {}
     changed_s: dict[str, float] = {}
     for info in store.list(""):
@@ -71,7 +71,7 @@ def there(store: Store) -> list[Kept]:
 
 
 def prunable(kept: Iterable[Kept], references: Collection[str], *, before_s: float) -> list[Kept]:
-    """Those that no template names, by address or as the newest of a name, and that are old.
+    """Old images that no template names, by address or as the newest of a name.
 
     The newest image of each name stays, named or not: it is what a build would make again.
     """
@@ -85,22 +85,22 @@ def prunable(kept: Iterable[Kept], references: Collection[str], *, before_s: flo
 def chosen(
     kept: Sequence[Kept], image: str, references: Collection[str], *, url: str | None = None
 ) -> list[Kept]:
-    """All of the name or address that somebody wants to be rid of.
+    """Select the images of a name or address for removal.
 
     Args:
-        kept: what there is.
+        kept: the present images.
         image: a name or an address.
-        references: what templates say.
-        url: where the store has them; None: they are here.
+        references: images that templates name.
+        url: of the store; None: the cache.
 
     Raises:
         UserError: there is none, or a template names one of them.
     """
     found = [each for each in kept if image in {each.address, each.name} - {""}]
     if not found:
-        what, fix = "is no image here", "see what there is: etude images ls"
+        what, fix = "is not an image in the cache", "list the images: etude images ls"
         if url is not None:
-            what, fix = "is no image of this store", f"give the name of a folder below {url}"
+            what, fix = "is not an image of this store", f"give the name of a folder below {url}"
         raise UserError(Problem("NotFound", what, image, fix))
     for each in found:
         if each.is_named(references):
@@ -111,7 +111,7 @@ def chosen(
 
 
 def remove_here(cache: Cache, going: Iterable[Kept]) -> Iterator[tuple[Kept, bool]]:
-    """Remove images; with each, whether it went: one that a node boots stays."""
+    """Remove images; yields each with True if removed: an image that a host boots stays."""
     for each in going:
         yield each, cache.remove(each.kind, each.address)
 
@@ -126,5 +126,5 @@ def remove_there(store: Store, going: Iterable[Kept]) -> Iterator[tuple[Kept, bo
 
 
 def _size(folder: Path) -> int:
-    """What a folder takes of the disk."""
+    """Disk space of a folder."""
     return sum(512 * path.stat().st_blocks for path in folder.iterdir())

@@ -1,4 +1,4 @@
-"""What an image is made of, as a file says it."""
+"""Specification of an image, read from a YAML file."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ class DebianBase(Model):
     )
     """Packages are checked by the archive's signature, whatever the mirror."""
     packages: tuple[Package, ...] = ("python3", "git", "ripgrep", "ca-certificates")
-    """What is there beside the smallest system; python3-minimal would have no subprocess."""
+    """Packages on top of the smallest system; python3-minimal would have no subprocess."""
 
 
 class BusyboxBase(Model):
@@ -56,7 +56,7 @@ class OciBase(Model):
 
 
 class Base(Model):
-    """Where the root file system begins: exactly one of the fields."""
+    """Base of the root file system: exactly one of the fields."""
 
     debian: DebianBase | None = None
     busybox: BusyboxBase | None = None
@@ -84,12 +84,12 @@ class Step(Model):
     run: Annotated[str, Field(min_length=1, max_length=65_536)]
     """Given to `/bin/sh -e`."""
     network: bool = False
-    """Whether the step may use the network of the machine that builds."""
+    """True to let the step use the network of the build machine."""
     timeout_seconds: Annotated[int, Field(ge=1, le=7_200)] = 1_800
 
 
 class Service(Model):
-    """Something that runs beside the agent and that no agent can end, such as a database."""
+    """A process next to the agent that no agent can end, such as a database."""
 
     start: Annotated[str, Field(min_length=1, max_length=65_536)]
     """Given to `/bin/sh -e` as root: ends once the service answers, and leaves it running, as a
@@ -109,16 +109,16 @@ class ImageSpec(Model):
     base: Base = Base(debian=DebianBase())
     files: Annotated[tuple[File, ...], Field(max_length=10_000)] = ()
     setup: Annotated[tuple[Step, ...], Field(max_length=64)] = ()
-    """Kept one by one: a changed step repeats only itself and what follows."""
+    """Cached one by one: a changed step repeats only itself and the following ones."""
     services: Annotated[tuple[Service, ...], Field(max_length=16)] = ()
-    """Begun one after the other when a machine boots, before anything of a task is in it."""
+    """Started one after the other when a VM boots, before anything of a task is in it."""
     disk: Disk | None = None
     kernel: Package = "linux-image-cloud-amd64"
     """A Debian kernel package, or one that depends on it."""
 
 
 def read_spec(path: Path) -> ImageSpec:
-    """The spec in a YAML or JSON file.
+    """Read the spec in a YAML or JSON file.
 
     Raises:
         UserError: it cannot be read, or a field is wrong; the message names the field.
@@ -133,14 +133,14 @@ def read_spec(path: Path) -> ImageSpec:
         what = f"cannot be read: {cause.strerror}"
         raise UserError(Problem("NotFound", what, str(path), "name a file")) from cause
     except (yaml.YAMLError, RecursionError) as cause:
-        raise UserError(_invalid(path, f"is no YAML: {cause}", "repair it")) from cause
+        raise UserError(_invalid(path, f"is not YAML: {cause}", "repair it")) from cause
     except ValidationError as cause:
         raise UserError(_invalid(path, _fields(cause), "correct the field")) from cause
     return _absolute(found, path.parent)
 
 
 def digest(*parts: object) -> str:
-    """The address of what is made from these parts: 32 hexadecimal digits.
+    """Address of a result from its inputs: 32 hexadecimal digits.
 
     Parts are JSON values; anything that changes the result has to be one of them.
     """

@@ -4,8 +4,7 @@ An entry is the length of its head, the head in JSON, and for a file its blocks 
 zeros, each behind its offset and its length; a block of no length ends the file. Kept is what
 copies keep. Only the host writes the folder meanwhile. The stream may come from anywhere: every
 head is checked before anything is made of it. Both ways go name by name, as no call takes a path
-longer than 4 KiB; what could not be unpacked is not packed. tar has no portable form for holes and
-names that are not UTF-8, and its reader is not bounded.
+longer than 4 KiB; what could not be unpacked is not packed. Python's tarfile writes no holes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What of a task has to stay hidden from the agent, as hashes and as sets of lines. Pure."""
+"""Content of a task that has to stay hidden from the agent, as hashes and sets of lines."""
 
 import hashlib
 import math
@@ -21,30 +21,30 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Lines that no single file of the workspace may hold most of."""
+    """Lines of which no single file of the workspace may hold most."""
 
     rule: str
     name: str
-    """Where they come from."""
+    """File that they come from."""
     lines: tuple[str, ...]
     exempt: tuple[str, ...] = ()
     """SHA-256 of files that they were written against."""
 
     @property
     def needed(self) -> int:
-        """How many of them together give it away."""
+        """Number of lines that together count as a leak."""
         return max(1, math.ceil(_SHARE * len(self.lines)))
 
 
 def hashes(tests: Files, solution: Files) -> dict[str, str]:
-    """The name of each hidden file by its SHA-256."""
+    """Names of the hidden files by SHA-256."""
     named = {f"tests/{path}": data for path, data in tests.items()}
     named |= {f"solution/{path}": data for path, data in solution.items()}
     return {_sha256(data): name for name, data in named.items() if len(data) >= MIN_FILE_BYTES}
 
 
 def units(workspace: Files, tests: Files, solution: Files) -> list[Unit]:
-    """The solution's lines and the hidden tests', beyond what the workspace's own files hold."""
+    """Lines of the solution and the hidden tests that the workspace's own files do not hold."""
     found = [unit for path, data in solution.items() for unit in _of(path, data, workspace, "gold")]
     found += [unit for path, data in tests.items() for unit in _of(path, data, workspace, "tests")]
     return [unit for unit in found if _is_telling(unit.lines)]

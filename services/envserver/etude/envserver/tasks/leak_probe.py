@@ -1,10 +1,10 @@
-"""What a workspace gives away: run inside a sandbox, over files that nobody trusts.
+"""Probe for leaks of a task: runs inside a sandbox, over files that may be hostile.
 
     python3 /tests/probe.py [WORKSPACE [REPORT]]
 
-Reads units.json beside itself: {"hashes": {sha256: name}, "units": [{"rule", "name", "lines",
+Reads units.json next to itself: {"hashes": {sha256: name}, "units": [{"rule", "name", "lines",
 "needed", "exempt"}], "keeps_history": false}. A unit is given away where one file or git object
-holds as many of its lines as are needed. Files below extra/ beside this one count as the image's.
+holds as many of its lines as are needed. Files below extra/ next to this one count as the image's.
 The report is JSON: {"findings": [{"rule", "where", "what"}], "scanned": number}.
 
 Git runs with no configuration but the repository's own, no hooks, no other protocol, no lazy
@@ -40,7 +40,7 @@ _SAFE = {
 
 
 class Probe:
-    """Collects what is given away."""
+    """Collects the leaks of a workspace."""
 
     def __init__(self, units: dict[str, Any]) -> None:
         self.findings: list[dict[str, str]] = []
@@ -53,14 +53,14 @@ class Probe:
         ]
 
     def add(self, rule: str, where: str, what: str) -> None:
-        """Note one thing."""
+        """Record one finding."""
         if len(self.findings) < MAX_FINDINGS:
             found = {"rule": rule, "where": where[:300], "what": what[:300]}
             if found not in self.findings:
                 self.findings.append(found)
 
     def report(self) -> str:
-        """What was noted, as far as a small file takes it."""
+        """The findings as JSON, as many as fit into a small file."""
         while True:
             text = json.dumps({"findings": self.findings, "scanned": self.scanned})
             if len(text) <= MAX_REPORT_BYTES:

@@ -1,4 +1,4 @@
-"""Whether a task gives itself away: history, hidden files, gold lines, a network.
+"""Linter of tasks: finds leaks of the solution in history, files and lines, and network use.
 
 python -m etude.envserver.tasks.lint TASK_OR_FOLDER [--limit N] [--driver NAME] [--json]
 """
@@ -56,7 +56,7 @@ class _Report(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One way in which a task gives itself away."""
+    """One leak of a task, or one use of a network."""
 
     rule: str
     where: str
@@ -65,7 +65,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What is known about one task."""
+    """Result of linting one task."""
 
     task_id: str
     scanned: int = 0
@@ -75,13 +75,13 @@ class Looked:
 
 @dataclass(slots=True)
 class Linter:
-    """Looks at workspaces from inside of sandboxes."""
+    """Lints tasks by a probe inside sandboxes."""
 
     bench: Bench
     sources: Sources
 
     async def look(self, folder: Path) -> Looked:
-        """What the task in this folder gives away."""
+        """Lint the task in this folder."""
         try:
             task = harbor_task.read_task(folder)
             report = await self._report(task)
@@ -130,7 +130,7 @@ def _probe() -> bytes:
 
 
 def _of_image(task: HarborTask) -> Mapping[str, bytes]:
-    """The files that the task's image spec puts into the image."""
+    """Files that the task's image spec puts into the image."""
     path = task.folder / "image.yaml"
     if not path.is_file():
         return {}
@@ -144,7 +144,7 @@ def _of_image(task: HarborTask) -> Mapping[str, bytes]:
 
 
 def _network(task: HarborTask) -> Iterator[Finding]:
-    """Lines of scripts that fetch something: in a sandbox they wait, then fail."""
+    """Find lines of scripts that use a network: in a sandbox they wait, then fail."""
     scripts = {f"tests/{path}": data for path, data in task.tests().items()}
     scripts |= {f"solution/{path}": data for path, data in task.solution().items()}
     for path, data in scripts.items():
@@ -162,12 +162,12 @@ async def lint(
     chosen: runner.Choice | None = None,
     say: Callable[[Looked], None] = lambda _: None,
 ) -> list[Looked]:
-    """What the tasks in these folders give away, in order.
+    """Lint the tasks in these folders, in order.
 
     Args:
         folders: of tasks.
-        chosen: what is looked from; the process driver unless given.
-        say: is told about each task.
+        chosen: driver and image; the process driver unless given.
+        say: called with each result.
 
     Raises:
         UserError: this machine has no sandbox for it.
@@ -193,7 +193,7 @@ def _say(looked: Looked, *, as_json: bool) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Look, print what is given away, and say how many tasks are clean."""
+    """Lint, print the findings, and the number of clean tasks."""
     parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.lint")
     parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
     parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")

@@ -1,4 +1,4 @@
-"""A driver of this machine for trying tasks out, with what each task wants to run in."""
+"""Runner of tasks: a driver of this machine, started with the templates that the tasks need."""
 
 import argparse
 import contextlib
@@ -21,27 +21,27 @@ _NAMES = {"process": DriverName.PROCESS, "qemu-microvm": DriverName.QEMU_MICRO_V
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How tasks are run."""
+    """Driver and image to run tasks in."""
 
     driver: DriverName = DriverName.PROCESS
     image: str = ""
-    """What a microVM boots for tasks that name no image of their own."""
+    """Image for tasks that name none, with microVMs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """A driver that was started, and the template of each image."""
+    """A started driver, and the template of each image."""
 
     driver: Driver
     choice: Choice
     templates: Mapping[str, str]
 
     def grader(self) -> Grader:
-        """A grader as nodes have it."""
+        """Make a grader as hosts have it."""
         return Grader(self.driver, ResultCache())
 
     def template(self, task: HarborTask) -> str:
-        """The template that a task is run in.
+        """The template for a task.
 
         Raises:
             UserError: the driver cannot give what the task needs.
@@ -50,7 +50,7 @@ class Bench:
             raise UserError(
                 Problem(
                     "DriverUnavailable",
-                    what=f"needs its image {task.image}, and driver process knows no images",
+                    what=f"needs its image {task.image}, which driver process cannot run",
                     where=task.task_id,
                     fix=f"etude images build {task.folder}/image.yaml, then --driver qemu-microvm",
                 )
@@ -66,7 +66,7 @@ def _image(task: HarborTask, choice: Choice) -> str:
 async def opened(
     choice: Choice, tasks: Sequence[HarborTask], scratch: Path
 ) -> AsyncIterator[Bench]:
-    """A bench for these tasks; its driver ends with the block.
+    """Start a driver for these tasks; it ends with the block.
 
     Raises:
         UserError: this machine has no such driver, or lacks an image.
@@ -90,16 +90,16 @@ async def opened(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Let a program's user choose."""
+    """Add the options of the runner to a program."""
     parser.add_argument("--driver", choices=sorted(_NAMES), default="process")
     parser.add_argument("--image", default="", help="booted for tasks that name none")
 
 
 def choice(given: argparse.Namespace) -> Choice:
-    """What the user chose.
+    """Parse the options of the runner.
 
     Raises:
-        UserError: an image for a driver that knows none.
+        UserError: an image is given for a driver without images.
     """
     driver = _NAMES[given.driver]
     if given.image and driver is DriverName.PROCESS:

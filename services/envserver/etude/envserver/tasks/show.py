@@ -1,4 +1,4 @@
-"""One task as its author sees it: instruction, files, hidden tests, solution.
+"""Display of one task for its author: instruction, files, hidden tests, solution.
 
 python -m etude.envserver.tasks.show TASK
 """
@@ -14,11 +14,11 @@ from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 
 MAX_LINES = 60
-"""Of one file; the rest is counted."""
+"""Lines shown of one file; the rest is counted."""
 
 
 def rendered(task: HarborTask) -> str:
-    """Everything about a task as text."""
+    """Render a task as text."""
     return "\n".join(_sections(task)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Proof that tasks can be graded: in a real sandbox the solution scores 1 and doing nothing 0.
+"""Verifier of tasks: in a real sandbox the solution has to score 1 and doing nothing 0.
 
 python -m etude.envserver.tasks.verify TASK_OR_FOLDER [--limit N] [--driver NAME] [--json]
 """
@@ -36,14 +36,14 @@ _NETWORK = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is known about one task."""
+    """Result of verifying one task."""
 
     task_id: str
     nothing: float | None = None
     """The reward for doing nothing; None where there was none."""
     solution: float | None = None
     findings: tuple[str, ...] = ()
-    """What is wrong; nothing if the task is proved."""
+    """Faults; empty if the task is proved."""
 
     def row(self) -> str:
         """One line of the table."""
@@ -64,14 +64,14 @@ class _Attempt:
 
 @dataclass(slots=True)
 class Proof:
-    """Grades tasks with a node's own grader."""
+    """Verifies tasks with a host's own grader."""
 
     grader: Grader
     sources: Sources
     bench: Bench
 
     async def verdict(self, folder: Path) -> Verdict:
-        """What is wrong with the task in this folder; nothing if it is proved."""
+        """Verify the task in this folder."""
         try:
             task = harbor_task.read_task(folder)
             return await self._verdict(task)
@@ -135,7 +135,7 @@ def _judged(what: str, attempt: _Attempt, expected: float) -> list[str]:
 
 
 def _network(output: bytes) -> str:
-    """What to add where a verifier looked for a network in vain."""
+    """Hint for a verifier's output that shows a failed network access."""
     return "; it wants a network, which sandboxes do not have" if _NETWORK.search(output) else ""
 
 
@@ -148,12 +148,12 @@ async def verify(
     chosen: runner.Choice | None = None,
     say: Callable[[Verdict], None] = lambda _: None,
 ) -> list[Verdict]:
-    """What is wrong with the tasks in these folders, in order.
+    """Verify the tasks in these folders, in order.
 
     Args:
         folders: of tasks.
-        chosen: what they are run in; the process driver unless given.
-        say: is told each verdict as soon as it and those before are there.
+        chosen: driver and image; the process driver unless given.
+        say: called with each result, in order.
 
     Raises:
         UserError: this machine has no sandbox for it.
@@ -178,7 +178,7 @@ async def verify(
 
 
 def readable(folders: Sequence[Path]) -> list[HarborTask]:
-    """Those of the tasks that can be read; the others are said when it is their turn."""
+    """Read the tasks that can be read; the others are reported when it is their turn."""
     found = []
     for folder in folders:
         try:
@@ -213,7 +213,7 @@ def _say(verdict: Verdict, *, as_json: bool) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Verify, print what is wrong, and say how many are proved."""
+    """Verify, print the faults, and the number of proved tasks."""
     parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.verify")
     parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
     parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")

@@ -1,4 +1,4 @@
-"""The results of a lease's calls, kept for clients that ask again."""
+"""Results of a lease's calls, kept for clients that retry."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -12,31 +12,31 @@ from etude.envserver.drivers.base import Outcome
 from etude.v1 import environments_pb2
 
 MAX_TURN_BYTES = 3 << 20
-"""Results of one turn; a message of the wire carries 4 MiB."""
+"""Size of one turn's results; a message of the wire carries 4 MiB."""
 MAX_STORED_BYTES = 4 << 20
-"""Oldest out first, the newest turn never."""
+"""Oldest results are dropped first, the newest turn's never."""
 
 
 @dataclass(slots=True)
 class Results:
-    """Results by call id, and what each call was."""
+    """Results and digests of calls by id."""
 
     _kept: OrderedDict[str, environments_pb2.ToolResult] = field(default_factory=OrderedDict)
     _digests: dict[str, str] = field(default_factory=dict)
     _num_bytes: int = 0
 
     def check(self, digests: Mapping[str, str]) -> None:
-        """Refuse calls whose ids were other calls before.
+        """Reject calls whose ids were used for other calls.
 
         Raises:
-            ReusedIdError: one was.
+            ReusedIdError: an id was.
         """
         for call_id, digest in digests.items():
             if self._digests.get(call_id, digest) != digest:
                 raise ReusedIdError(f"call {call_id!r} was another call before")
 
     def has(self, call_id: str) -> bool:
-        """Whether the call has its result."""
+        """True if the call has its result."""
         return call_id in self._kept
 
     def of(self, calls: Sequence[environments_pb2.ToolCall]) -> list[environments_pb2.ToolResult]:
@@ -48,7 +48,7 @@ class Results:
         return environments_pb2.RunTurnResponse(results=self._kept.values())
 
     def digests(self) -> Mapping[str, str]:
-        """What each of these calls was."""
+        """Digests of the calls."""
         return dict(self._digests)
 
     def add(
@@ -66,12 +66,12 @@ class Results:
 
 
 def digest(call: environments_pb2.ToolCall) -> str:
-    """What a call is, apart from its id."""
+    """Digest of a call, without its id."""
     return blake3(f"{call.name}\0{call.arguments_json}".encode()).hexdigest(length=8)
 
 
 def exec_result(outcome: Outcome) -> ExecResult:
-    """What a command did, as tools see it."""
+    """Result of a command for tools."""
     return ExecResult(
         output=outcome.output,
         exit_code=outcome.exit_code,
@@ -86,7 +86,7 @@ def exec_result(outcome: Outcome) -> ExecResult:
 def fitting(
     results: Sequence[environments_pb2.ToolResult],
 ) -> list[environments_pb2.ToolResult]:
-    """The results, from the first that does not fit on without their content."""
+    """Drop the content of results that do not fit into one turn."""
     left = MAX_TURN_BYTES
     for result in results:
         if len(result.content) > left:

@@ -1,4 +1,4 @@
-"""Leases that expired and wait on the disk for somebody who resumes them."""
+"""Expired leases that are paused on the disk, for a client to resume."""
 
 import asyncio
 import logging
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 KEEP_S = 900.0
 """How long an expired lease is kept: brokers remember it as long."""
 SLACK_S = 2.0
-"""A broker ends a lease at once when its time is over, perhaps before this node's clock says so."""
+"""Clock difference: a broker may end a lease before it has expired by this host's clock."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """They take no slot: whoever resumes one needs a free one."""
+    """Paused leases. They take no slot: resuming one needs a free one."""
 
     states: States
     _environments: dict[str, Environment] = field(default_factory=dict)
     _resumed_s: dict[str, float] = field(default_factory=dict)
-    """When leases were resumed of late."""
+    """When leases were resumed, for SLACK_S."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __contains__(self, lease_id: str) -> bool:
@@ -37,39 +37,39 @@ class Kept:
         return len(self._environments)
 
     def get(self, lease_id: str) -> Environment | None:
-        """The environment of a lease that is kept."""
+        """The environment of a kept lease."""
         return self._environments.get(lease_id)
 
     def resume(self, lease_id: str) -> Environment:
-        """It is kept no longer."""
+        """Remove a lease that is resumed."""
         self._resumed_s[lease_id] = time.monotonic()
         return self._environments.pop(lease_id)
 
     def was_just_resumed(self, lease_id: str) -> bool:
-        """Whether an order to end a lease may be about the end that it had before.
+        """True if an order to end a lease may refer to the end before it was resumed.
 
-        One that is meant comes again, with each heartbeat.
+        A valid order is repeated with each heartbeat.
         """
         return time.monotonic() - self._resumed_s.get(lease_id, -math.inf) < SLACK_S
 
     def add(self, environment: Environment, *, for_s: float) -> None:
-        """One that a predecessor kept."""
+        """Add one that a predecessor kept."""
         environment.deadline_s = time.monotonic() + for_s
         self._environments[environment.lease_id] = environment
 
     def keep(self, environment: Environment) -> None:
-        """Pause what has expired; its running turn comes to its end first."""
+        """Pause an expired environment, after its running turn."""
         self.add(environment, for_s=KEEP_S)
         task = asyncio.create_task(self._pause(environment), name=f"keep {environment.lease_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def settle(self) -> None:
-        """Wait until all that are kept are paused."""
+        """Wait until all kept environments are paused."""
         await asyncio.gather(*self._tasks)
 
     async def expire(self, *, now_s: float) -> None:
-        """End those whose time is over, by the monotonic clock."""
+        """End environments whose time is over, by the monotonic clock."""
         over = [each for each in self._environments.values() if each.deadline_s <= now_s]
         for environment in over:
             del self._environments[environment.lease_id]
@@ -77,7 +77,7 @@ class Kept:
         self._resumed_s = {each: at for each, at in self._resumed_s.items() if at > now_s - SLACK_S}
 
     def runs(self) -> set[str]:
-        """The runs that they are of."""
+        """Runs of the kept leases."""
         return {each.record.held.run_id for each in self._environments.values()}
 
     async def _pause(self, environment: Environment) -> None:
@@ -91,10 +91,10 @@ class Kept:
 
 
 def is_to_be_kept(environment: Environment) -> bool:
-    """Whether it outlives its lease if that expires."""
+    """True if it is paused, not ended, when its lease expires."""
     return environment.record.on_expiry == environments_pb2.ON_EXPIRY_PAUSE
 
 
 def has_expired(environment: Environment) -> bool:
-    """Whether its time is over, as far as this node's clock can tell."""
+    """True if its time is over by this host's clock."""
     return lease_fields.seconds_left(environment.record.held.lease) < SLACK_S

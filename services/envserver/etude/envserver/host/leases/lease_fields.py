@@ -1,4 +1,4 @@
-"""What a lease says of the driver behind it."""
+"""Fields of a lease about its driver: isolation, start, capabilities."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ STARTS: Mapping[Start, environments_pb2.Start] = {
     Start.COPY: environments_pb2.START_COPY,
     Start.SPAWN: environments_pb2.START_SPAWN,
     Start.SHELL: environments_pb2.START_SHELL,
-    # For whoever waits it is the same: nothing has to be kept ready for the next.
+    # To a client it is the same: nothing has to be kept ready for the next.
     Start.SPLIT: environments_pb2.START_PAUSED_CLONE,
     Start.PAUSED_CLONE: environments_pb2.START_PAUSED_CLONE,
     Start.DELTA: environments_pb2.START_DELTA,
@@ -23,12 +23,12 @@ STARTS: Mapping[Start, environments_pb2.Start] = {
 
 
 def seconds_left(lease: environments_pb2.Lease) -> float:
-    """Until the lease ends, by its wall-clock time."""
+    """Seconds until the lease ends, by the wall clock."""
     return lease.expires_unix_ms / 1000 - time.time()
 
 
 def write(lease: environments_pb2.Lease, driver: Driver, start: Start | None) -> None:
-    """Make a lease say what its environment is and what can be done with it."""
+    """Fill in the fields of a lease that describe its environment."""
     lease.driver = driver.name
     lease.isolation = ISOLATION[driver.strength]
     if start is not None:

@@ -1,4 +1,4 @@
-"""What a node writes down about a lease, so that its successor can take it over.
+"""Records of a lease on disk, from which a host's next process adopts it.
 
 leases/<lease id>/state.json      written once, last: the lease exists from then on
                  /calls.jsonl     before and after each turn that may change something
@@ -38,23 +38,23 @@ class Record:
     source_key: str
     """Identity of the first files: a source that has changed since cannot be compared with."""
     on_expiry: int = environments_pb2.ON_EXPIRY_KILL
-    """What becomes of the environment when nobody renews the lease."""
+    """Action when the lease expires."""
     snapshot_id: str = ""
-    """What it was begun from, if that was a snapshot of its run."""
+    """Snapshot of its run that it started from, if any."""
 
     @property
     def lease_id(self) -> str:
-        """The lease's name, and that of its folder."""
+        """Id of the lease, and name of its folder."""
         return self.held.lease.lease_id
 
 
 class History(NamedTuple):
-    """What a lease's calls left behind."""
+    """Results of a lease's calls, read from its log."""
 
     results: Mapping[str, environments_pb2.ToolResult]
     """By call id."""
     digests: Mapping[str, str]
-    """What each of these calls was."""
+    """Digests of these calls."""
     before: str | None
     """Identity of the workspace before the turn that was cut off; empty: not known; None: no turn
     was cut off."""
@@ -77,7 +77,7 @@ def save(folder: Path, record: Record) -> None:
 
 
 def put(path: Path, value: Mapping[str, object]) -> None:
-    """Make a file say this, durably and in one step."""
+    """Write a value as JSON, durably and atomically."""
     partial = path.with_name(f"{path.name}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -90,7 +90,7 @@ def put(path: Path, value: Mapping[str, object]) -> None:
 
 
 def found(path: Path) -> Mapping[str, Any] | None:
-    """What a file says, None if there is none.
+    """Read a JSON object, None if there is no file.
 
     Raises:
         CorruptError: it cannot be read.
@@ -102,7 +102,7 @@ def found(path: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError) as cause:
         raise CorruptError(f"{path}: {cause}") from cause
     if not isinstance(said, dict):
-        raise CorruptError(f"{path}: is no object")
+        raise CorruptError(f"{path}: is not an object")
     return said
 
 
@@ -115,7 +115,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def load(folder: Path) -> Record:
-    """The lease of a folder.
+    """Read the lease of a folder.
 
     Raises:
         CorruptError: there is none, or it cannot be read.
@@ -127,7 +127,7 @@ def load(folder: Path) -> Record:
     except (OSError, ValueError, TypeError, KeyError, DecodeError) as cause:
         raise CorruptError(f"{folder / STATE}: {cause}") from cause
     if record.lease_id != folder.name:
-        raise CorruptError(f"{folder / STATE} speaks of lease {record.lease_id!r}")
+        raise CorruptError(f"{folder / STATE} names lease {record.lease_id!r}")
     return record
 
 
@@ -148,7 +148,7 @@ class CallLog:
         self._append({"digests": digests, "end": data})
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -163,7 +163,7 @@ class CallLog:
 def write_calls(
     path: Path, digests: Mapping[str, str], results: environments_pb2.RunTurnResponse
 ) -> None:
-    """Make a call log that says these calls were made and no others, in one step."""
+    """Write a call log with exactly these calls, atomically."""
     partial = path.with_name(f"{path.name}.partial")
     partial.unlink(missing_ok=True)
     log = CallLog(partial)

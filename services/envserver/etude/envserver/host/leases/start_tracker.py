@@ -1,4 +1,4 @@
-"""Environments that begin with their first call: which have not yet, and how the others did."""
+"""Tracker of environments that start with their first call, and of how they started."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from etude.envserver.host.leases.lease_fields import STARTS
 from etude.v1 import environments_pb2
 
 MAX_NEWS = 4_096
-"""Beginnings that wait to be told; the oldest are forgotten first."""
+"""Starts that wait to be reported; the oldest are forgotten first."""
 
 
 class News(NamedTuple):
-    """One environment began."""
+    """The start of one environment, for a broker."""
 
     run_id: str
     beginning: environments_pb2.Beginning
@@ -22,34 +22,34 @@ class News(NamedTuple):
 
 @dataclass(slots=True)
 class Starts:
-    """Follows environments from their lease until they have begun."""
+    """Tracks environments from their lease until they have started."""
 
     _awaited: dict[str, Environment] = field(default_factory=dict)
-    """Those that have not, by lease."""
+    """Environments that have not started, by lease."""
     _news: deque[News] = field(default_factory=lambda: deque(maxlen=MAX_NEWS))
 
     def opened(self, environment: Environment) -> None:
-        """There is a lease; if it does not say how its environment began, a call will show."""
+        """Track an environment, if its lease does not tell yet how it started."""
         if not environment.record.held.lease.start and not environment.is_used:
             self._awaited[environment.lease_id] = environment
 
     def ended(self, environment: Environment) -> None:
-        """There is no such lease any more."""
+        """Stop tracking the environment of an ended lease."""
         self._look(environment)
         self._awaited.pop(environment.lease_id, None)
 
     def graded(self, environment: Environment, begun: Begun) -> None:
-        """A grade began in a sandbox of its own, in place of the one that its lease might have."""
+        """Record a grade's sandbox, which started in place of the lease's own."""
         self._awaited.pop(environment.lease_id, None)
         self._tell(environment, begun)
 
     def awaited(self) -> Counter[str]:
-        """Environments by template that are still to begin."""
+        """Environments that have not started, by template."""
         self._look_at_all()
         return Counter(each.record.template for each in self._awaited.values())
 
     def news(self) -> list[News]:
-        """Those that began since somebody last asked."""
+        """Return and clear the starts since the last call."""
         self._look_at_all()
         found = list(self._news)
         self._news.clear()
@@ -67,7 +67,7 @@ class Starts:
             held.lease.start = STARTS[begun.start]
             held.lease.start_ms = round(1000 * begun.took_s)
             self._tell(environment, begun)
-        # In a turn it may be about to begin, and what it begins from is not taken yet.
+        # In a turn it may be about to start, and its warm VM is not taken yet.
         if begun is not None or (environment.is_used and not environment.turn.locked()):
             del self._awaited[environment.lease_id]
 

@@ -1,8 +1,8 @@
-"""An environment's state as a whole: saved, put back, kept on the disk while nobody uses it.
+"""State of environments as a whole: snapshot, rollback, pause and resume.
 
-All of it happens between two turns and goes on when its caller leaves. What a process does before
-it dies is finished by the next or undone: a rollback says what it will do before it does it, and
-does it again from the beginning; a pause is one as soon as it is written down.
+Each operation runs between two turns and goes on when its caller leaves. An operation that a dying
+process leaves unfinished is finished or undone by the next: a rollback records its intent first and
+is repeated from the beginning; a pause holds as soon as it is recorded.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class States:
-    """What can be done with the state of one node's environments."""
+    """Operations on the state of one host's environments."""
 
     driver: Driver
     snapshots: Snapshots
@@ -42,10 +42,10 @@ class States:
     async def snapshot(
         self, environment: Environment, snapshot_id: str, *, with_memory: bool
     ) -> Snapshot:
-        """Save an environment, or find what was saved under the same id.
+        """Save an environment, or return the snapshot of the same id.
 
         Raises:
-            CapMissingError: the driver saves no files, or no memory where that is wanted.
+            CapMissingError: the driver saves no files, or no memory although that is required.
             EtudeError: of Snapshots.take(), or the environment has ended or is paused.
         """
         self.require_files("it saves nothing")
@@ -74,11 +74,11 @@ class States:
         return await self._between_turns(environment, work)
 
     async def rollback(self, environment: Environment, snapshot_id: str) -> None:
-        """Put an environment back to a snapshot that it has taken.
+        """Restore an environment to a snapshot that it has taken.
 
         Raises:
             UnknownIdError: it has taken no such snapshot, or has ended.
-            HalfRestoredError: the disk failed in the middle of it: only a rollback is left.
+            HalfRestoredError: the disk failed in the middle of it: only a rollback is possible.
             EtudeError: the driver failed, and nothing has changed.
         """
         origin = origin_of(environment)
@@ -97,7 +97,7 @@ class States:
                     with crossing(SandboxError, what):
                         await self._put_back(environment, snapshot)
                 except HalfRestoredError:
-                    # This process may do it again, and the next one has to.
+                    # This process may repeat it, and the next one has to.
                     environment.is_torn = True
                     raise
                 except EtudeError:
@@ -108,7 +108,7 @@ class States:
         await self._between_turns(environment, work)
 
     async def continue_rollback(self, environment: Environment) -> bool:
-        """Do again what a predecessor was doing; False if it was doing nothing.
+        """Repeat a predecessor's unfinished rollback; False if there was none.
 
         Raises:
             EtudeError: that is not possible, and the environment is lost.
@@ -135,9 +135,9 @@ class States:
         await self._between_turns(environment, work)
 
     async def drop_graded(self, environment: Environment) -> None:
-        """Remove the snapshot of which an environment was the fork to grade: it has served."""
+        """Remove the snapshot from which an environment was forked to be graded."""
         key = environment.record.held.run_id, environment.record.snapshot_id
-        with contextlib.suppress(UnknownIdError):  # begun from none, or from one that is gone
+        with contextlib.suppress(UnknownIdError):  # it started from none, or from one that is gone
             await self.snapshots.drop(self.snapshots.find(*key))
 
     async def start_from(self, environment: Environment, snapshot: Snapshot) -> None:
@@ -150,16 +150,16 @@ class States:
             await environment.sandbox.restore(folder, snapshot.saved)
 
     async def pause(self, environment: Environment, *, until_unix_ms: int = 0) -> None:
-        """Keep an environment on the disk only.
+        """Save an environment to the disk, and stop it.
 
         Args:
-            environment: whose.
+            environment: to pause.
             until_unix_ms: the end of one whose lease has expired; 0: its lease goes on.
 
         Raises:
             EtudeError: the driver failed, and nothing has changed.
         """
-        self.require_files("what is paused is kept in files")
+        self.require_files("a paused environment is kept in files")
 
         async def work() -> None:
             marker = environment.folder / PAUSED
@@ -179,7 +179,7 @@ class States:
         await self._between_turns(environment, work)
 
     async def resume(self, environment: Environment) -> None:
-        """Let a paused environment go on.
+        """Resume a paused environment.
 
         Raises:
             EtudeError: the driver failed, and it is still paused.
@@ -195,26 +195,26 @@ class States:
         await self._between_turns(environment, work)
 
     async def continue_pause(self, environment: Environment) -> int | None:
-        """Finish what a predecessor began.
+        """Finish a predecessor's pause.
 
         Returns:
             None if it is not paused; the end of one whose lease has expired, in Unix milliseconds;
             0 if its lease goes on.
 
         Raises:
-            CorruptError: nobody can tell.
+            CorruptError: its record is damaged.
         """
         said = records.found(environment.folder / PAUSED)
         if said is None:
             return None
         until_unix_ms = said.get("until_unix_ms")
         if not isinstance(until_unix_ms, int):
-            raise CorruptError(f"{environment.folder / PAUSED}: until_unix_ms is no number")
+            raise CorruptError(f"{environment.folder / PAUSED}: until_unix_ms is not a number")
         await self.pause(environment, until_unix_ms=until_unix_ms)
         return until_unix_ms
 
     def require_files(self, why: str) -> None:
-        """Refuse what needs more than the driver can do.
+        """Check that the driver can save files.
 
         Raises:
             CapMissingError: it cannot save files.
@@ -223,10 +223,10 @@ class States:
             raise CapMissingError(self.driver.name, "files", why)
 
     async def _put_back(self, environment: Environment, snapshot: Snapshot) -> None:
-        """Files and calls as they were; after an error both are as they are now.
+        """Restore files and calls; after an error both are unchanged.
 
         Raises:
-            HalfRestoredError: they are not; the files may be, or the calls.
+            HalfRestoredError: only one of them was restored.
         """
         calls = environment.folder / CALLS
         partial = calls.with_name(f"{CALLS}.partial")
@@ -257,7 +257,7 @@ class States:
 
 
 def origin_of(environment: Environment) -> Origin:
-    """Whose state an environment's snapshots are."""
+    """Origin of an environment's snapshots."""
     record = environment.record
     return Origin(
         run_id=record.held.run_id,

@@ -1,4 +1,4 @@
-"""The snapshots that a node holds: counted, limited, found again by its successor, removed.
+"""Snapshots on a host: created within quotas, found, expired, adopted by the next process.
 
 snapshots/<random name>/state.json    written last: the snapshot exists from then on
                        /calls.jsonl   the calls that its lease had made by then
@@ -45,22 +45,22 @@ RETRY_AFTER_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What snapshots may take of a node."""
+    """Quotas of snapshots on a host."""
 
     max_snapshots: int = 512
     """Of one run: 64 environments with 8 checkpoints each."""
     max_on_node: int = 4096
-    """Of all runs: every heartbeat names each of them, in 200 bytes or so."""
+    """Of all runs: every heartbeat names each of them, in about 200 bytes."""
     max_bytes: int = 16 << 30
-    """Of one run: so many snapshots of 32 MiB, a machine's that has worked for a while."""
+    """Of one run: 512 snapshots of 32 MiB, the size of a VM that has worked for a while."""
     max_entries: int = 200_000
     """Files and folders of one snapshot; a repository with its dependencies has 50,000."""
     reserve_bytes: int = 512 << 20
-    """Left free on the disk: twice of what opening an environment asks for."""
+    """Left free on the disk: twice the reserve for opening an environment."""
     ttl_s: float = 86_400
-    """A snapshot's life at most: that of a lease at most."""
+    """Longest life of a snapshot: the longest of a lease."""
     grace_s: float = 900
-    """How long snapshots outlive their run's last lease on this node: brokers remember as long."""
+    """How long snapshots outlive their run's last lease on this host: brokers remember as long."""
 
 
 class NoRoomError(FullError):
@@ -71,14 +71,14 @@ class NoRoomError(FullError):
 
 
 class Origin(NamedTuple):
-    """Whose state a snapshot is."""
+    """Lease, run and first files of a snapshot."""
 
     run_id: str
     lease_id: str
     template: str
     uri: str
     source_key: str
-    """Identity of the first files, which the environment's diff is against."""
+    """Identity of the first files, the base of the environment's diff."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,29 +94,29 @@ class Snapshot:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Run and id, which name it on this node."""
+        """Run and id, the key on this host."""
         return self.origin.run_id, self.snapshot_id
 
 
 Write = Callable[[Path, Limits], Awaitable[Saved]]
-"""Saves into an empty folder, within limits; puts a call log beside it."""
+"""Saves into an empty folder, within limits, with a call log next to it."""
 
 
 @dataclass(slots=True)
 class Snapshots:
-    """Snapshots by run and id. Whoever reads one holds it meanwhile."""
+    """Snapshots by run and id. A snapshot in use is removed only after its last reader."""
 
     folder: Path
     quota: Quota = field(default_factory=Quota)
     _kept: dict[tuple[str, str], Snapshot] = field(default_factory=dict)
     _making: Counter[str] = field(default_factory=Counter)
-    """Snapshots under way, by run."""
+    """Snapshots being made, by run."""
     _making_keys: set[tuple[str, str]] = field(default_factory=set)
     _granted_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """What each of them may still write."""
+    """Bytes that each of them may still write."""
     _uses: Counter[Path] = field(default_factory=Counter)
     _doomed: set[Path] = field(default_factory=set)
-    """Dropped while somebody read them."""
+    """Dropped while in use."""
     _seen_s: dict[str, float] = field(default_factory=dict)
     """When each run last held a lease, by the monotonic clock."""
 
@@ -132,14 +132,14 @@ class Snapshots:
         ]
 
     def find(self, run_id: str, snapshot_id: str, *, lease_id: str | None = None) -> Snapshot:
-        """A run's snapshot, or one of a lease's own.
+        """Find a run's snapshot, or only one of a given lease.
 
         Raises:
-            UnknownIdError: there is none, or it is another's.
+            UnknownIdError: there is none, or it is another run's or lease's.
         """
         found = self._kept.get((run_id, snapshot_id))
         if found is None or lease_id not in {None, found.origin.lease_id}:
-            raise UnknownIdError(f"this node holds no such snapshot {snapshot_id[:128]!r}")
+            raise UnknownIdError(f"this host holds no such snapshot {snapshot_id[:128]!r}")
         return found
 
     def named(self, name: str) -> Snapshot:
@@ -151,11 +151,11 @@ class Snapshots:
         for snapshot in self._kept.values():
             if snapshot.folder.name == name:
                 return snapshot
-        raise UnknownIdError(f"this node holds no snapshot in {name}")
+        raise UnknownIdError(f"this host holds no snapshot in {name}")
 
     @contextlib.asynccontextmanager
     async def using(self, snapshot: Snapshot) -> AsyncIterator[Path]:
-        """What the driver saved; it stays for as long as the block runs."""
+        """Folder of the driver's files, which stay while the block runs."""
         self._uses[snapshot.folder] += 1
         try:
             yield snapshot.folder / SAVED
@@ -170,12 +170,12 @@ class Snapshots:
     async def take(
         self, snapshot_id: str, origin: Origin, write: Write, *, has_memory: bool
     ) -> Snapshot:
-        """Make a snapshot, or find the one that there is.
+        """Make a snapshot, or return the existing one.
 
         Raises:
-            InvalidFieldError: the id is no usable one.
+            InvalidFieldError: the id is invalid.
             ReusedIdError: another lease of the run has taken one of this id.
-            NoRoomError: the run or the disk has none for it.
+            NoRoomError: the run or the disk has no room.
             SandboxError: it could not be written.
         """
         if not SNAPSHOT_ID.match(snapshot_id):
@@ -201,7 +201,7 @@ class Snapshots:
         return made
 
     async def drop(self, snapshot: Snapshot) -> None:
-        """Remove a snapshot; whoever reads it can do so to the end."""
+        """Remove a snapshot, after its last reader."""
         self._kept.pop(snapshot.key, None)
         # From here on a successor would not find it either.
         (snapshot.folder / STATE).unlink(missing_ok=True)
@@ -212,7 +212,7 @@ class Snapshots:
         self._count()
 
     async def collect(self, runs: Collection[str], *, now_s: float, now_unix_ms: int) -> list[str]:
-        """Remove what is too old, and what no lease of these runs can want any more."""
+        """Remove snapshots that are too old, and those of runs without leases."""
         self._seen_s.update(dict.fromkeys(runs, now_s))
         over = [
             snapshot
@@ -231,17 +231,17 @@ class Snapshots:
         return [snapshot.snapshot_id for snapshot in over]
 
     def expires_unix_ms(self, snapshot: Snapshot) -> int:
-        """When it ends at the latest."""
+        """Latest time of its removal."""
         return snapshot.created_unix_ms + round(1000 * self.quota.ttl_s)
 
     def take_over(self) -> int:
-        """Find what a predecessor has finished and remove what it has not; returns how many."""
+        """Adopt a predecessor's finished snapshots, remove others; returns how many it adopted."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in sorted(self.folder.iterdir()):
             try:
                 snapshot = _load(folder)
             except CorruptError as error:
-                log.warning("snapshot %s is not taken over: %s", folder.name, error)
+                log.warning("snapshot %s is not adopted: %s", folder.name, error)
                 _remove_or_say(folder)
             else:
                 self._kept[snapshot.key] = snapshot
@@ -275,24 +275,24 @@ class Snapshots:
         return made
 
     def _room(self, run_id: str) -> Limits:
-        """What one more snapshot of a run may take.
+        """Limits of one more snapshot of a run.
 
         Raises:
-            NoRoomError: there is none for one more.
+            NoRoomError: there is no room.
         """
         mine = [each for each in self._kept.values() if each.origin.run_id == run_id]
         if len(mine) + self._making[run_id] >= self.quota.max_snapshots:
             raise NoRoomError(
-                f"run {run_id!r} has {self.quota.max_snapshots} snapshots on this node"
+                f"run {run_id!r} has {self.quota.max_snapshots} snapshots on this host"
             )
         if len(self._kept) + self._making.total() >= self.quota.max_on_node:
-            raise NoRoomError(f"this node holds {self.quota.max_on_node} snapshots")
+            raise NoRoomError(f"this host holds {self.quota.max_on_node} snapshots")
         left = self.quota.max_bytes - sum(each.saved.num_bytes for each in mine)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize - self.quota.reserve_bytes
-        # Half of what nobody else may write: so there is some for whoever comes meanwhile, and all
-        # of them together leave the reserve alone.
+        # Half of the space not granted to others: so later snapshots get some too, and all of
+        # them together leave the reserve alone.
         free = (free - self._granted_bytes.total()) // 2
         if free <= 0:
             raise NoRoomError(
@@ -301,7 +301,7 @@ class Snapshots:
         return Limits(max_files=self.quota.max_entries, max_bytes=min(left, free))
 
     def _check_bytes(self, run_id: str, num_bytes: int) -> None:
-        """Several snapshots may have been under way at a time.
+        """Check the quota again: several snapshots may have been made at a time.
 
         Raises:
             NoRoomError: together they are too large.
@@ -327,7 +327,7 @@ def _commit(made: Snapshot) -> None:
 
 
 def _load(folder: Path) -> Snapshot:
-    """The snapshot of a folder.
+    """Read the snapshot of a folder.
 
     Raises:
         CorruptError: there is none, or it cannot be read.

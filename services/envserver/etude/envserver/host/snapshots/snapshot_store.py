@@ -1,11 +1,11 @@
-"""Snapshots in an object store, where they outlive their node and other nodes find them.
+"""SnapshotStore: snapshots in an object store, where they outlive their host.
 
-<run>/<snapshot>/part-000000 …   what the node has in the snapshot's folder, as one stream, cut
-                /manifest        written last: whose it is, and the digest of every part
+<run>/<snapshot>/part-000000 …   the snapshot's folder as one stream, in parts
+                /manifest        written last: its origin, and the digest of every part
 
-Both names are digests, so that whatever a client calls its run leads nowhere else. The client gets
-the manifest's digest, and has to bring it to the node that shall take the snapshot up: whoever can
-write into the store cannot make a node believe anything.
+Both names are digests, so that no name of a run can lead elsewhere. The client gets the manifest's
+digest, and gives it to the host that fetches the snapshot: write access to the store is not enough
+to forge one.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ MANIFEST = "manifest"
 _OURS = re.compile(r"^[0-9a-f]{32}/[0-9a-f]{32}/(manifest|part-[0-9]{6})$")
 SWEEP_EVERY_S = 3_600.0
 SLACK_S = 3_600.0
-"""How much longer than on its node a snapshot stays in the store: clocks differ."""
+"""How much longer than on its host a snapshot stays in the store: clocks differ."""
 
 
 class Shared(NamedTuple):
@@ -50,39 +50,39 @@ class Shared(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A snapshot of a run, as its client asks for it."""
+    """Reference to a shared snapshot of a run."""
 
     snapshot_id: str
     digest: str
-    """Of the manifest, as share() told it."""
+    """Digest of the manifest, from share()."""
 
 
 class NoShelfError(WrongStateError):
-    """This node was not told where snapshots can be shared."""
+    """The pool has no snapshot store."""
 
     reason = "NoSnapshotStore"
 
 
 @dataclass(slots=True)
 class Shelf:
-    """The snapshots of a pool's nodes in one store."""
+    """The shared snapshots of a pool's hosts."""
 
     store: Store
     driver: Driver
 
     async def share(self, snapshots: Snapshots, snapshot: Snapshot) -> Shared:
-        """Put a snapshot into the store; the same one again changes nothing.
+        """Upload a snapshot; the same one again changes nothing.
 
         Raises:
-            CapMissingError: it can be of use on its own node only.
+            CapMissingError: it is usable on its own host only.
             SandboxError: it cannot be read.
-            StoreError: the store is away. The snapshot stays where it is.
+            StoreError: the store is unavailable. The local snapshot stays.
         """
         if snapshot.has_memory:
             raise CapMissingError(
                 self.driver.name,
                 "portable",
-                "its snapshots hold memory that is of use beside the template of this node only",
+                "its snapshots hold memory, which is usable only with the template of this host",
             )
         what = f"sharing snapshot {snapshot.snapshot_id}"
         with crossing(SandboxError, what):
@@ -92,18 +92,18 @@ class Shelf:
     async def fetch(
         self, snapshots: Snapshots, origin: Origin, wanted: Wanted, snapshot_id: str
     ) -> Snapshot:
-        """Make a shared snapshot one of this node's.
+        """Download a shared snapshot to this host.
 
         Args:
-            snapshots: of this node.
-            origin: the lease that it shall be of.
-            wanted: the id that it was shared under, in the same run, and its digest.
-            snapshot_id: what it shall be called here.
+            snapshots: of this host.
+            origin: the lease that it is for.
+            wanted: the id under which it was shared, in the same run, and its digest.
+            snapshot_id: its id here.
 
         Raises:
-            UnknownIdError: the run has shared no such snapshot, or it is there no more.
+            UnknownIdError: the run has shared no such snapshot, or it was removed.
             CorruptError: it is not what was shared, or of other first files.
-            StoreError: the store is away.
+            StoreError: the store is unavailable.
             EtudeError: of Snapshots.take().
         """
 
@@ -113,15 +113,17 @@ class Shelf:
         return await snapshots.take(snapshot_id, origin, write, has_memory=False)
 
     async def remove(self, run_id: str, snapshot_id: str) -> None:
-        """Take a snapshot out of the store; what cannot be removed now is swept later."""
+        """Remove a snapshot from the store; what cannot be removed now is swept later."""
         try:
             await asyncio.to_thread(self._remove, place(run_id, snapshot_id))
         except StoreError as error:
-            log.warning("shared snapshot %s stays for now: %s", snapshot_id, error)
+            log.warning(
+                "shared snapshot %s is not removed now, the sweep will: %s", snapshot_id, error
+            )
 
     @contextlib.asynccontextmanager
     async def swept(self, ttl_s: float) -> AsyncIterator[None]:
-        """While the block runs, what is older than any snapshot may get is removed now and then."""
+        """Remove expired objects hourly, while the block runs."""
         sweeping = asyncio.create_task(self._keep_swept(ttl_s + SLACK_S), name="sweep snapshots")
         try:
             yield
@@ -140,9 +142,9 @@ class Shelf:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     def sweep(self, older_than_s: float) -> int:
-        """Remove the objects that are so much older than the newest; returns how many.
+        """Remove objects older than the newest by this much; returns their number.
 
-        So no clock but the store's counts. What else lies below the prefix is none of our business.
+        So only the store's clock counts. Foreign objects below the prefix stay.
         """
         infos = [info for info in self.store.list("") if _OURS.match(info.key)]
         newest_s = max((info.modified_s for info in infos), default=0.0)
@@ -186,28 +188,28 @@ class Shelf:
         return saved
 
     def _manifest(self, prefix: str, digest: str) -> dict[str, Any]:
-        """What was said of a snapshot when it was shared.
+        """Read the manifest of a snapshot.
 
         Raises:
             UnknownIdError: there is none.
-            CorruptError: it is something else.
+            CorruptError: it has another digest or version.
         """
         key = f"{prefix}/{MANIFEST}"
         info = self.store.head(key)
         if info is None:
-            raise UnknownIdError("this run has shared no such snapshot, or it is there no more")
+            raise UnknownIdError("this run has shared no such snapshot, or it was removed")
         if info.size > MAX_MANIFEST_BYTES:
-            raise CorruptError(f"{key}: {info.size} bytes are no manifest")
+            raise CorruptError(f"{key}: {info.size} bytes are too large for a manifest")
         data = self.store.get_range(key, 0, info.size)
         if blake3(data).hexdigest() != digest:
-            raise CorruptError(f"{key}: is not what was shared under this digest")
+            raise CorruptError(f"{key}: has another digest than the one given")
         said = json.loads(data)
         if not isinstance(said, dict) or said["version"] != VERSION:
             raise CorruptError(f"{key}: is of another version")
         return said
 
     def _check(self, said: dict[str, Any], origin: Origin) -> None:
-        """See that a snapshot can be taken up by a lease.
+        """Check that a snapshot fits a lease.
 
         Raises:
             CorruptError: it is of another driver, template or first files.
@@ -225,24 +227,24 @@ class Shelf:
 
     def _remove(self, prefix: str) -> None:
         keys = [info.key for info in self.store.list(f"{prefix}/")]
-        # Without its manifest it is none, whatever else stays.
+        # Without its manifest it is not a snapshot, whatever else stays.
         self.store.delete(sorted(keys, key=lambda key: not key.endswith(f"/{MANIFEST}")))
 
 
 def place(run_id: str, snapshot_id: str) -> str:
-    """Where a run's snapshot lies."""
+    """Prefix of a run's snapshot in the store."""
     run, snapshot = (blake3(name.encode()).hexdigest(length=16) for name in (run_id, snapshot_id))
     return f"{run}/{snapshot}"
 
 
 def _stream(folder: Path) -> Iterator[bytes]:
-    """A snapshot's folder but for what is said about it, which the manifest says anew."""
+    """A snapshot's folder as a stream, without its state file, which the manifest replaces."""
     for entry in (SAVED, CALLS):
         yield from packing.pack(folder, entry)
 
 
 def _cut(stream: Iterator[bytes]) -> Iterator[bytes]:
-    """The stream in parts of one size; one part at least."""
+    """Split the stream into parts of one size; one part at least."""
     part = bytearray()
     for piece in stream:
         part += piece
@@ -254,7 +256,7 @@ def _cut(stream: Iterator[bytes]) -> Iterator[bytes]:
 
 @dataclass(slots=True)
 class _Parts(packing.Reader):
-    """The stream that was cut."""
+    """The stream joined from its parts."""
 
     store: Store
     prefix: str
@@ -275,7 +277,7 @@ class _Parts(packing.Reader):
         return bytes(found)
 
     def _next(self) -> bool:
-        """Take the next part.
+        """Fetch the next part.
 
         Raises:
             CorruptError: it is not the one that was shared, or is gone.
@@ -286,7 +288,7 @@ class _Parts(packing.Reader):
         size, digest = following
         key = f"{self.prefix}/part-{self._number:06d}"
         if not 0 <= size <= PART_BYTES:
-            raise CorruptError(f"{key}: {size} bytes are no part")
+            raise CorruptError(f"{key}: {size} bytes are not a valid part size")
         try:
             data = self.store.get_range(key, 0, size)
         except MissingError as cause:

@@ -1,4 +1,4 @@
-"""RPCs about the state of a node's environments, for whoever controls their leases."""
+"""RPCs on the state of a host's environments, for the holders of their control tokens."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,18 @@ from etude.envserver.host.snapshots.snapshot_store import NoShelfError, Shelf, W
 from etude.v1 import environment_state_pb2, environment_state_pb2_grpc
 
 RESUMED_S = 120
-"""What a lease that is resumed without saying for how long lasts: holders renew every 15 s."""
+"""Default life of a resumed lease: holders renew every 15 s."""
 MAX_TTL_S = 86_400
-"""As long as a lease may be granted for."""
+"""Longest life of a lease."""
 
 
 @dataclass(slots=True)
 class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
-    """Translates between the wire and the node."""
+    """Translates between the wire and the host."""
 
     node: Node
     shelf: Shelf | None = None
-    """Where snapshots are shared, if anywhere."""
+    """Store of shared snapshots, if the pool has one."""
 
     @override
     async def Snapshot(
@@ -136,13 +136,13 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         return environment_state_pb2.FetchResponse()
 
     def _shelf(self) -> Shelf:
-        """Where snapshots are shared.
+        """The store of shared snapshots.
 
         Raises:
-            NoShelfError: nowhere.
+            NoShelfError: the pool has none.
         """
         if self.shelf is None:
-            raise NoShelfError("this pool shares no snapshots: give it a place for them")
+            raise NoShelfError("this pool has no snapshot store: set spec.snapshotsUri")
         return self.shelf
 
     def _controlled(self, lease_id: str, token: str) -> Environment:

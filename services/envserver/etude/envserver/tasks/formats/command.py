@@ -26,23 +26,23 @@ _LAYOUT = re.compile(r"([^=\s]+)=(.+)@(sha256:[0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """One task to be taken, when it is its turn."""
+    """One task to import."""
 
     name: str
-    """What it is called until it has an id."""
+    """Name until it has an id."""
     take: Callable[[], Imported]
 
 
 def write(task: Imported, out: Path) -> None:
-    """Make the task's folder and read it back: a folder that is there is a task.
+    """Write the task's folder and read it back: only valid tasks get a folder.
 
     Raises:
         RefusedError: there is one of that name.
-        UserError: what was made is no task.
+        UserError: the task is invalid.
     """
     target = out / task.task_id
     if target.exists():
-        raise RefusedError(str(target), "is there already", "name a new folder with --out")
+        raise RefusedError(str(target), "exists already", "name a new folder with --out")
     partial = out / f".{task.task_id}.partial" / task.task_id
     try:
         for path, file in task.files.items():
@@ -59,7 +59,7 @@ def write(task: Imported, out: Path) -> None:
 
 
 def run(imports: Iterable[Import], out: Path) -> int:
-    """Take every task that can be taken; the exit code says whether all could."""
+    """Import every task that can be imported; the exit code tells if all could."""
     out.mkdir(parents=True, exist_ok=True)
     taken = refused = 0
     for each in imports:

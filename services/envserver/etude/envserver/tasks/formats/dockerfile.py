@@ -35,14 +35,14 @@ def instructions(text: str) -> Iterator[Instruction]:
     """Every instruction in order.
 
     Raises:
-        RefusedError: a line that is none, or of a syntax that is not read here.
+        RefusedError: a line is not an instruction, or its syntax is not supported.
     """
     for number, line in _logical(text):
         word, rest = (*line.split(None, 1), "", "")[:2]
         rest = rest.strip()
         found = Instruction(number, word.upper(), {}, rest)
         if not word.isalpha():
-            raise found.refuse("is no instruction")
+            raise found.refuse("is not an instruction")
         if _HEREDOC.search(rest) and found.word in {"RUN", "COPY", "ADD"}:
             raise found.refuse("here-documents are not read; write the lines with && and \\")
         flags = {}

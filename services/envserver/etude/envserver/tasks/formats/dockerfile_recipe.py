@@ -1,4 +1,4 @@
-"""What a Dockerfile does, as steps over a base: the subset that needs no container engine."""
+"""Interpreter of Dockerfiles, as steps over a base: the subset that needs no container engine."""
 
 import json
 import posixpath
@@ -49,13 +49,13 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class Recipe:
-    """A Dockerfile that was followed."""
+    """The steps of a Dockerfile."""
 
     base: str = ""
-    """What it begins from."""
+    """Base image."""
     base_line: int = 0
     folder: str = "/"
-    """Where commands begin: the last WORKDIR."""
+    """Working folder of commands: the last WORKDIR."""
     steps: list[Copy | Run] = field(default_factory=list)
     folders: set[str] = field(default_factory=lambda: {"/"})
     """Every WORKDIR: a file copied there lands in it."""
@@ -63,7 +63,7 @@ class Recipe:
     """Of ENV and ARG."""
 
     def follow(self, found: Instruction, context: Tree) -> None:
-        """Do what one instruction says.
+        """Interpret one instruction.
 
         Raises:
             RefusedError: it needs a container engine, or is not read here.
@@ -72,7 +72,7 @@ class Recipe:
             return
         step = _STEPS.get(found.word)
         if step is None:
-            raise found.refuse(_WHY_NOT.get(found.word, "is no instruction that is read here"))
+            raise found.refuse(_WHY_NOT.get(found.word, "is not a supported instruction"))
         if not self.base and found.word not in {"FROM", "ARG"}:
             raise found.refuse("comes before FROM")
         step(self, found, context)
@@ -179,11 +179,11 @@ _STEPS: Mapping[str, Callable[[Recipe, Instruction, Tree], None]] = {
 
 
 def followed(text: str, context: Tree) -> Recipe:
-    """The recipe in a Dockerfile.
+    """Interpret a Dockerfile.
 
     Args:
         text: of the Dockerfile.
-        context: the files beside it.
+        context: the files next to it.
 
     Raises:
         RefusedError: a line needs a container engine, or is not read here.

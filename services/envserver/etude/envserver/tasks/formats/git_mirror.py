@@ -1,4 +1,4 @@
-"""Commits of a local mirror or bundle, read without its configuration, hooks or work tree."""
+"""Git mirror or bundle on disk: commits, read without its configuration, hooks or work tree."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ class Checkout(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a patch does to a commit."""
+    """Files that a patch writes and deletes."""
 
     written: dict[str, File]
     deleted: tuple[str, ...]
@@ -33,11 +33,11 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror:
-    """The objects of one repository, seen from an empty repository of our own."""
+    """The objects of one repository, seen from an empty scratch repository."""
 
     source: Path
     scratch: Path
-    """Our own repository, whose configuration is the only one that git reads."""
+    """Scratch repository, whose configuration is the only one that git reads."""
     objects: Path
     """Where the mirror keeps its objects."""
 
@@ -78,7 +78,7 @@ class Mirror:
         return Checkout(dict(sorted(files.items())), tuple(left_out))
 
     def changes(self, commit: str, patch: str, what: str) -> Changes:
-        """What a patch does to a commit.
+        """Apply a patch to a commit.
 
         Args:
             commit: it is applied to.
@@ -213,11 +213,11 @@ _ENVIRONMENT: Mapping[str, str] = {
 
 
 def opened(source: Path, scratch: Path) -> Mirror:
-    """A mirror: a folder with a repository, bare or not, or a bundle.
+    """Open a mirror: a folder with a repository, bare or not, or a bundle.
 
     Args:
         source: the folder or the bundle.
-        scratch: an empty folder of ours.
+        scratch: an empty folder.
 
     Raises:
         RefusedError: it is neither.
@@ -248,7 +248,7 @@ def _entry(line: bytes) -> _Entry:
 
 
 def _target(path: str, link: bytes) -> str:
-    """Where a link leads, as a path of the commit; empty where it leaves it."""
+    """Target of a link as a path of the commit; empty if it leaves the commit."""
     found = list(PurePosixPath(path).parts[:-1])
     for part in link.decode("utf-8", "surrogateescape").split("/"):
         if part == "..":

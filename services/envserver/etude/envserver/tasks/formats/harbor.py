@@ -84,11 +84,11 @@ def _table(found: Tree) -> dict[str, Any]:
     try:
         return tomllib.loads(found["task.toml"].content.decode())
     except (ValueError, RecursionError) as cause:
-        raise RefusedError("task.toml", f"is no TOML: {cause}") from cause
+        raise RefusedError("task.toml", f"is not TOML: {cause}") from cause
 
 
 def _without_network(raw: dict[str, Any]) -> list[str]:
-    """Take permissions to use a network away; says which."""
+    """Remove permissions to use a network; returns a note for each."""
     notes = []
     for section in ("environment", "verifier", "agent"):
         table = raw.get(section)
@@ -140,7 +140,7 @@ def _settings(raw: dict[str, Any], folder: str) -> TaskFile:
 
 
 def _moved(artifact: object, folder: str) -> object:
-    """An artifact's source where it lies here."""
+    """An artifact's source, moved to its place here."""
     if isinstance(artifact, str) and artifact.startswith(f"{folder}/"):
         return f"{WORKSPACE}/{artifact.removeprefix(f'{folder}/')}"
     if isinstance(artifact, dict) and "source" in artifact:

@@ -1,4 +1,4 @@
-"""What an import gives: a task, or what it says about one that it cannot take."""
+"""Result of an import: a task, or the error that rejects it."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from etude.envserver.storage.trees import File
 
 
 class RefusedError(UserError):
-    """A task that cannot become one of ours; the message names the place and the rule."""
+    """A task that cannot be imported; the message names the place and the rule."""
 
     def __init__(
         self, where: str, what: str, fix: str = "correct the task, or leave it out"

@@ -73,7 +73,7 @@ class Row(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What rows do not say."""
+    """Settings of an import that rows do not contain."""
 
     repositories: Path
     """Folder of mirrors: owner/name, owner__name, either with .git, or owner__name.bundle."""

@@ -2,7 +2,7 @@
 
     python3 /tests/grade.py [WORKSPACE [REWARD_FILE]]
 
-Reads expected.json beside itself: {"fail_to_pass", "pass_to_pass", "deleted", "command"}. Puts the
+Reads expected.json next to itself: {"fail_to_pass", "pass_to_pass", "deleted", "command"}. Puts the
 files below files/ into the workspace, runs the command, reads the test runner's log. The reward is
 1 if every test that had to be repaired passes and no other that passed before fails, else 0;
 without a sign that any test ran there is none.
@@ -34,7 +34,7 @@ _SKIPPED = re.compile(r"\[\d+\]\s")
 
 
 def statuses(log: str) -> dict[str, str]:
-    """What became of each test, from pytest's summary (-rA) or its lines (-v); the last counts."""
+    """Status of each test, from pytest's summary (-rA) or its lines (-v); the last counts."""
     found = {}
     for line in log.split("\n"):
         text = _COLOURS.sub("", line).translate(_CONTROL).rstrip()
@@ -77,7 +77,7 @@ def is_solved(
     pass_to_pass: Iterable[str],
     exit_code: int,
 ) -> bool:
-    """Whether every test that counts passed. A test that passed before may be skipped now."""
+    """True if every test that counts passed. A test that passed before may be skipped now."""
     if exit_code and not {"FAILED", "ERROR"} & {*found.values()}:
         return False
     return all(status(test, found) in {"PASSED", "XFAIL"} for test in fail_to_pass) and all(

@@ -1,4 +1,4 @@
-"""The image of a task whose Dockerfile was followed, and the first files of its workspace."""
+"""Image spec and first files of a task, made from its Dockerfile."""
 
 import base64
 import hashlib
@@ -27,7 +27,7 @@ from etude.envserver.tasks.formats.imported_task import RefusedError
 
 _DOCKERFILE = "environment/Dockerfile"
 _CONTEXT = "/opt/etude-context"
-"""What COPY takes its files from while the image is built."""
+"""Folder for the files of COPY while the image is built."""
 _SYSTEM = frozenset({"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "run", "sbin"})
 _SYSTEM_TOO = frozenset({"sys", "tmp", "usr", "var", "tests", "logs", "workspace", "home", "opt"})
 _DEBIAN = re.compile(
@@ -68,19 +68,19 @@ class Layout(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What a recipe makes."""
+    """Image and workspace of a task."""
 
     workspace: dict[str, File]
     """The first files, by path in the workspace."""
     folder: str
-    """Where its author put the workspace; in the image a link leads from there."""
+    """The author's folder of the workspace; in the image it is a link to /workspace."""
     spec: ImageSpec
     is_needed: bool
-    """Whether the task relies on more than its workspace, Python and the usual programs."""
+    """True if the task relies on more than its workspace, Python and the usual programs."""
 
 
 def machine(recipe: Recipe, name: str, layouts: Mapping[str, Layout]) -> Machine:
-    """The machine of a recipe.
+    """Make image and workspace from a recipe.
 
     Args:
         recipe: a Dockerfile that was followed.
@@ -162,7 +162,7 @@ def _base(recipe: Recipe, layouts: Mapping[str, Layout]) -> tuple[Base, list[Ste
 
 
 def _is_built(step: Copy | Run, folder: str) -> bool:
-    """Whether the image has to hold more than its base."""
+    """True if the image has to hold more than its base."""
     return isinstance(step, Run) or len(_inside(step.files, folder)) < len(step.files)
 
 

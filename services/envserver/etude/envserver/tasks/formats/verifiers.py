@@ -2,7 +2,7 @@
 
 A row is the JSON of one task's data, or a trace with one in it. How a taskset rewards is code of
 its package and stays there: either the row names a Harbor folder, which is taken whole, or the user
-gives one tests/ folder for all rows, which finds the row beside itself as row.json.
+gives one tests/ folder for all rows, which finds the row next to itself as row.json.
 """
 
 import json
@@ -52,7 +52,7 @@ class Row(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What rows do not say."""
+    """Settings of an import that rows do not contain."""
 
     tests: Path | None = None
     environment: Path | None = None
