@@ -9,6 +9,9 @@ from etude.operator.manifests import Manifest, is_deleting, is_true, labels
 PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 CRASHES = {"CrashLoopBackOff", "CreateContainerError", "CreateContainerConfigError", "RunError"}
 
+CONFIGURATION_EXITS = {64, 78}
+"""EX_USAGE and EX_CONFIG of sysexits.h: a restart would only repeat them."""
+
 DISRUPTION = "DisruptionTarget"
 """Condition of a pod that is evicted, drained, preempted or lost with its node.
 

@@ -18,7 +18,7 @@ from etude.operator.checkpoints import job as checkpoints_job
 from etude.operator.checkpoints import requests
 from etude.operator.checkpoints.job import DELETE, VERIFY
 from etude.operator.checkpoints.job_slots import Places, Underway
-from etude.operator.checkpoints.status import status_of
+from etude.operator.checkpoints.status import is_settled, ready_fact, status_of
 from etude.operator.clock import seconds
 from etude.operator.conditions import Fact, no, yes
 from etude.operator.kube.interface import Cluster, NamespaceClosingError
@@ -44,7 +44,6 @@ from etude.operator.pod_failures import (
     unschedulable,
 )
 from etude.operator.reasons import Reason
-from etude.operator.runs.observe import is_settled, ready_fact
 
 TURN_S = 5.0
 """Time between two passes of a checkpoint that waits for a free Job slot."""

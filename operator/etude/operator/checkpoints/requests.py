@@ -6,11 +6,10 @@ from etude.operator import names
 from etude.operator.actions import Adopt, Decision, Moment
 from etude.operator.builders.run import run_labels
 from etude.operator.builders.workload import owner_of
-from etude.operator.checkpoints.status import status_of
+from etude.operator.checkpoints.status import ready_fact, status_of
 from etude.operator.conditions import Fact, holds, no
 from etude.operator.manifests import Manifest, controller, controller_uid
 from etude.operator.reasons import Reason
-from etude.operator.runs.observe import ready_fact
 
 WATCHFUL_S = 5.0
 """Time between two looks at the request's run, whose events do not reach the request."""

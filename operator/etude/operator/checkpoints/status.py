@@ -4,7 +4,7 @@ from etude.common.api.checkpoint.status import CheckpointStatus, Saved
 from etude.common.api.kinds import Checkpoint
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
-from etude.operator.conditions import Fact, conditions
+from etude.operator.conditions import Fact, conditions, holds
 from etude.operator.reasons import Reason
 
 PHASES = {
@@ -40,3 +40,25 @@ def status_of(checkpoint: Checkpoint, fact: Fact, now: Moment) -> CheckpointStat
             "verified_time": checkpoint.status.verified_time or (when if fact.holds else None),
         }
     )
+
+
+def is_ready(checkpoint: Checkpoint) -> bool:
+    """A run can resume from the checkpoint."""
+    return holds(checkpoint.status.conditions, "Ready")
+
+
+def ready_fact(checkpoint: Checkpoint) -> Fact | None:
+    """The Ready condition of a checkpoint; None before its first pass."""
+    found = (c for c in checkpoint.status.conditions if c.type == "Ready")
+    return next((Fact(c.type, c.status == "True", c.reason, c.message) for c in found), None)
+
+
+def is_corrupt(checkpoint: Checkpoint) -> bool:
+    """The checkpoint's data does not match its manifest."""
+    fact = ready_fact(checkpoint)
+    return fact is not None and fact.reason == Reason.CORRUPT
+
+
+def is_settled(checkpoint: Checkpoint) -> bool:
+    """The checkpoint's data was verified, with either result."""
+    return is_ready(checkpoint) or is_corrupt(checkpoint)

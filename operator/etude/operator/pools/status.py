@@ -15,7 +15,6 @@ from etude.operator.pools.observed import staying
 from etude.operator.pools.scale_status import autoscaler, provision, scale_facts
 from etude.operator.pools.size import Size, asked_for
 from etude.operator.reasons import Reason
-from etude.operator.runs.lifecycle import failure_policy
 from etude.v1 import environments_pb2
 
 ISOLATION = {
@@ -146,7 +145,7 @@ def _degraded(seen: SeenPool, size: Size) -> Fact:
     words = pod_failures.trouble(pods, pod_failures.CRASHES)
     if words:
         refused = any(
-            failure.exit_code in failure_policy.CONFIGURATION_EXITS
+            failure.exit_code in pod_failures.CONFIGURATION_EXITS
             for failure in pod_failures.failures(names.NODE, seen.nodes)
         )
         reason = Reason.DRIVER_UNAVAILABLE if refused else Reason.CRASH_LOOPING

@@ -20,7 +20,6 @@ from etude.operator.runs import status_figures
 from etude.operator.runs.capacity import disruptions, engine_count
 from etude.operator.runs.checkpoints import resume, start_weights
 from etude.operator.runs.lifecycle import holds, limits, transitions
-from etude.operator.runs.lifecycle import limits as lifecycle_limits
 from etude.operator.runs.lifecycle.transitions import Undertaking
 from etude.operator.runs.observe import Seen
 from etude.operator.runs.status_figures import figures
@@ -102,7 +101,7 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
     changes["observed_generation"] = run.metadata.generation
     changes["restarts"] = disruptions.noted(_forgiven(run, seen), seen.pods)
     changes["phases"] = status_figures.phases(run, seen.report.status, is_over=is_over)
-    changes["usage"] = lifecycle_limits.accounted(run, seen.pods, seen.sandboxes, now)
+    changes["usage"] = limits.accounted(run, seen.pods, seen.sandboxes, now)
     if is_running and run.status.engines is not None:
         # Only the baseline of the next decision moves here; it is written with the figures.
         changes["engines"] = engine_count.decided(run, seen)

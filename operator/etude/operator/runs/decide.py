@@ -28,16 +28,13 @@ from etude.operator.manifests import (
     uid,
 )
 from etude.operator.runs import acceptance, bookkeeping
-from etude.operator.runs import acceptance as runs_acceptance
 from etude.operator.runs import status as run_status
 from etude.operator.runs.capacity import disruptions, engine_count, gangs, idle_roles, kueue
-from etude.operator.runs.capacity import kueue as capacity_kueue
 from etude.operator.runs.capacity.disruptions import replacements
 from etude.operator.runs.capacity.kueue import Quota
 from etude.operator.runs.checkpoints import registry
 from etude.operator.runs.context import View
 from etude.operator.runs.lifecycle import cleanup, commands, holds, intents, limits, transitions
-from etude.operator.runs.lifecycle import limits as lifecycle_limits
 from etude.operator.runs.observe import Seen, asks_for_pods
 
 WATCHFUL_S = 5.0
@@ -82,8 +79,8 @@ def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[
     if run.metadata.deletion_timestamp:
         return Decision(status=run.status.model_copy(update={"phase": "Terminating"}))
     problem = acceptance.run_problem(run, seen, platform)
-    if problem is not None and runs_acceptance.is_blind(run, problem):
-        return Decision(status=runs_acceptance.status(run, problem, now), requeue_after_s=INSTALL_S)
+    if problem is not None and acceptance.is_blind(run, problem):
+        return Decision(status=acceptance.status(run, problem, now), requeue_after_s=INSTALL_S)
     said = kueue.quota(run, seen)
     course = Course(
         run=run,
@@ -157,7 +154,7 @@ def _over(course: Course, ending: Fact) -> Decision[RLRunStatus]:
         *registry.happenings(run, seen),
         *_children(course),
         *disruptions.hurried(seen.pods),
-        *capacity_kueue.told(run, seen, now, ending),
+        *kueue.told(run, seen, now, ending),
         *cleanup.deletions(run, seen, ending.type, now),
     )
     again_s = cleanup.next_s(run, ending.type, now)
@@ -224,7 +221,7 @@ def _actions(course: Course) -> Iterator[Action]:
     yield from registry.happenings(course.run, course.seen)
     if course.problem is None or not course.is_running:
         yield from _children(course)
-    yield from capacity_kueue.told(course.run, course.seen, course.now, None)
+    yield from kueue.told(course.run, course.seen, course.now, None)
     yield from replacements(course.run, course.seen)
     yield from disruptions.hurried(course.seen.pods)
     yield from commands.orders(course.run, course.seen)
@@ -245,7 +242,7 @@ def _children(course: Course) -> Iterator[Action]:
         is_running=course.is_running,
         is_queued=course.is_queued,
         has_place=kueue.has_place(run, course.seen, is_wanted=not course.is_resting),
-        priority=capacity_kueue.priority(run, course.seen),
+        priority=kueue.priority(run, course.seen),
         flavors=course.quota.flavors if course.quota is not None else {},
     )
     made = desired.run_children(run, shape, course.platform)
@@ -302,7 +299,7 @@ def _look_again_s(course: Course) -> float | None:
     if seen.report.silent_since_s is not None:
         waits.append(seen.report.silent_since_s + intents.SILENCE_LIMIT_S - now.monotonic_s)
     waits += limits.deadlines_left_s(run, seen, now)
-    budget_s = lifecycle_limits.left_s(run, now)
+    budget_s = limits.left_s(run, now)
     if budget_s is not None and budget_s != float("inf"):
         waits.append(budget_s)
     # A moment later than computed, so that the limit is crossed by then.

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.operator import names
 from etude.operator.builders import run as desired
+from etude.operator.checkpoints.status import is_ready, is_settled
 from etude.operator.conditions import Fact, holds
 from etude.operator.integrations import apis
 from etude.operator.kube.interface import Cluster
@@ -23,7 +24,6 @@ from etude.operator.manifests import (
     ref,
     uid,
 )
-from etude.operator.reasons import Reason
 from etude.operator.remotes.report_store import ReportBook, RunReport
 from etude.operator.runs.capacity.plan_accuracy import mistrusted
 from etude.operator.runs.checkpoints import start_weights
@@ -270,28 +270,6 @@ def _is_of(checkpoint: Checkpoint, run: RLRun) -> bool:
 
 def _made(checkpoint: Checkpoint) -> str:
     return checkpoint.metadata.creation_timestamp or ""
-
-
-def is_ready(checkpoint: Checkpoint) -> bool:
-    """A run can resume from the checkpoint."""
-    return holds(checkpoint.status.conditions, "Ready")
-
-
-def ready_fact(checkpoint: Checkpoint) -> Fact | None:
-    """The Ready condition of a checkpoint; None before its first pass."""
-    found = (c for c in checkpoint.status.conditions if c.type == "Ready")
-    return next((Fact(c.type, c.status == "True", c.reason, c.message) for c in found), None)
-
-
-def is_corrupt(checkpoint: Checkpoint) -> bool:
-    """The checkpoint's data does not match its manifest."""
-    fact = ready_fact(checkpoint)
-    return fact is not None and fact.reason == Reason.CORRUPT
-
-
-def is_settled(checkpoint: Checkpoint) -> bool:
-    """The checkpoint's data was verified, with either result."""
-    return is_ready(checkpoint) or is_corrupt(checkpoint)
 
 
 def is_available(pool: EnvPool) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import RLRunStatus, RoleStatus
 from etude.operator import names, pod_failures
+from etude.operator.checkpoints.status import is_corrupt, is_ready, ready_fact
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import Manifest
@@ -12,7 +13,6 @@ from etude.operator.reasons import Reason
 from etude.operator.runs.capacity import gangs, plan_accuracy
 from etude.operator.runs.context import View
 from etude.operator.runs.lifecycle import limits
-from etude.operator.runs.observe import is_corrupt, is_ready, ready_fact
 from etude.v1 import run_pb2
 
 State = run_pb2.RunState

@@ -17,12 +17,13 @@ from etude.common.api.run.status import (
 )
 from etude.operator.actions import Moment
 from etude.operator.builders import run as desired
+from etude.operator.checkpoints.status import is_ready
 from etude.operator.clock import rfc3339
 from etude.operator.runs.capacity import idle_roles
 from etude.operator.runs.checkpoints import retention
 from etude.operator.runs.checkpoints.lineage import is_left
 from etude.operator.runs.lifecycle import limits, transitions
-from etude.operator.runs.observe import Seen, is_available, is_ready
+from etude.operator.runs.observe import Seen, is_available
 from etude.v1 import run_pb2
 
 

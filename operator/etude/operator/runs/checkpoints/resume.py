@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.api.run.status import Resumption
+from etude.operator.checkpoints.status import is_ready
 from etude.operator.runs.checkpoints import lineage, retention
-from etude.operator.runs.observe import is_ready
 
 AT = "spec.checkpointing.resumeFrom.name"
 

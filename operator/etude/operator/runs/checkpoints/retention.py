@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence, Set
 
 from etude.common.api.kinds import Checkpoint
 from etude.common.api.run.checkpointing import Checkpointing, KeepBest
+from etude.operator.checkpoints.status import is_ready
 from etude.operator.remotes.sanitize import value_of
-from etude.operator.runs.observe import is_ready
 
 FIGURES = {"Reward": "reward", "EvalSuccess": "evalSuccess"}
 """Keys of a checkpoint's metrics, by the metric names of the spec."""

@@ -1,4 +1,10 @@
-"""Verdicts on pod failures: the first matching rule of failurePolicy, else the defaults."""
+"""Failure policy of a run. It answers: why did its pods go?
+
+A pod failure gets a verdict: of the first matching rule in spec.failurePolicy, else a default. A
+failure, a deadline, a stall or a spent budget becomes a transition, whose intent (restart, suspend,
+fail) is recorded in the run's status with its reason and message, then carried out by
+runs/decide.py. Evictions by a queue and suspensions by the user are in runs/lifecycle/intents.py.
+"""
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -12,16 +18,11 @@ from etude.operator import names, pod_failures
 from etude.operator.actions import Moment
 from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339
-from etude.operator.pod_failures import PodFailure
+from etude.operator.pod_failures import CONFIGURATION_EXITS, PodFailure
 from etude.operator.reasons import Reason
-from etude.operator.runs.lifecycle import failure_policy, limits, transitions
-from etude.operator.runs.lifecycle import limits as lifecycle_limits
-from etude.operator.runs.lifecycle.failure_policy import Outcome, Verdict
+from etude.operator.runs.lifecycle import limits, transitions
 from etude.operator.runs.lifecycle.transitions import Undertaking
 from etude.operator.runs.observe import Seen
-
-CONFIGURATION_EXITS = {64, 78}
-"""EX_USAGE and EX_CONFIG of sysexits.h: a restart would only repeat them."""
 
 RESTARTS_IN_PLACE = 5
 """The kubelet restarts engines and rewards in place this often before their pods are replaced."""
@@ -137,8 +138,8 @@ def _always(failure: PodFailure, *, has_begun: bool) -> Outcome:
 def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
     """The transition for the gravest failure in the run's pods; None if none is needed."""
     attempts = transitions.attempts_of(run)
-    rules = run.spec.failure_policy.listed
-    awaited = failure_policy.conditions(rules)
+    rules = run.spec.listed
+    awaited = conditions(rules)
     found = [
         failure
         for role in desired.roles(run)
@@ -146,7 +147,7 @@ def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
             role, pod_failures.of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)), awaited
         )
     ]
-    judged = failure_policy.gravest(found, rules, has_begun=run.status.step is not None)
+    judged = gravest(found, rules, has_begun=run.status.step is not None)
     if judged is None:
         return None
     failure, verdict = judged
@@ -180,7 +181,7 @@ def after_stall(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
     left = limits.progress_left_s(run, seen, now)
     if left is not None and left <= 0 and report.status is not None:
         message = f"nothing was finished for {limits.progress_limit_s(run, report.status):.0f} s"
-        verdict = failure_policy.stalled(run.spec.failure_policy.listed)
+        verdict = stalled(run.spec.listed)
         if verdict.outcome is not Outcome.IGNORE:
             return Undertaking(
                 _following(run, verdict, names.TRAINER, Reason.NO_PROGRESS, message, now)
@@ -190,10 +191,10 @@ def after_stall(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
 
 def after_budget(run: RLRun, now: Moment) -> Undertaking | None:
     """The suspension of a run whose budget is spent; None before that."""
-    left_s = lifecycle_limits.left_s(run, now)
+    left_s = limits.left_s(run, now)
     if left_s is None or left_s > 0:
         return None
-    message = f"{lifecycle_limits.spent(run, now)} is spent; raise it to go on"
+    message = f"{limits.spent(run, now)} is spent; raise it to go on"
     return Undertaking(transitions.intent(run, "Suspend", Reason.BUDGET_EXCEEDED, message, now))
 
 

@@ -4,13 +4,14 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import Failure, Intent
 from etude.operator import names
 from etude.operator.actions import Moment
+from etude.operator.checkpoints.status import is_corrupt, is_ready
 from etude.operator.clock import rfc3339, seconds
 from etude.operator.manifests import Manifest, is_deleting, labels
 from etude.operator.reasons import Reason
 from etude.operator.runs.capacity import kueue
 from etude.operator.runs.lifecycle import failure_policy, final_checkpoint, limits, transitions
 from etude.operator.runs.lifecycle.transitions import Undertaking
-from etude.operator.runs.observe import Seen, is_corrupt, is_ready
+from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2
 
 SILENCE_LIMIT_S = 30.0

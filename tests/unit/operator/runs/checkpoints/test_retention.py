@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from etude.common.api.kinds import Checkpoint
 from etude.common.api.run.checkpointing import Checkpointing, KeepBest
 from etude.common.api.run.status import Resumption
+from etude.operator.checkpoints.status import is_ready
 from etude.operator.runs.checkpoints import lineage, retention
-from etude.operator.runs.observe import is_ready
 
 
 def checkpoint(step: int, reward: float | str | None, *, is_ready: bool = True) -> Checkpoint:

@@ -1,0 +1,51 @@
+"""The kind Checkpoint."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from etude.common.api.checkpoint.status import CheckpointStatus
+from etude.common.api.kinds import Checkpoint
+from etude.common.api.schema import crd
+from etude.operator.actions import Action, Decision
+from etude.operator.checkpoints import decide
+from etude.operator.checkpoints.job_slots import Underway
+from etude.operator.kind import Kind, KindContext, KindReconciler, PassInput
+from etude.operator.manifests import KINDS, Manifest, checkpoint_of
+
+
+@dataclass(slots=True)
+class CheckpointReconciler(KindReconciler[Checkpoint, CheckpointStatus]):
+    """Observes checkpoints and decides, with the Job slots of each namespace."""
+
+    context: KindContext
+    _pending_jobs: Underway = field(default_factory=Underway)
+
+    @override
+    def decide(
+        self, resource: Checkpoint, manifest: Manifest, given: PassInput
+    ) -> Decision[CheckpointStatus]:
+        observed = decide.gather(
+            self.context.cluster, resource, given.problem, self._pending_jobs
+        )
+        return decide.decide(resource, observed, given.now, self.context.platform)
+
+    @override
+    def reserve(self, actions: Sequence[Action]) -> contextlib.AbstractContextManager[None]:
+        # Nothing was awaited since the decision: no other pass has seen the same slot free.
+        return self._pending_jobs.noted(actions)
+
+
+def _owner_of(child: Manifest) -> str | None:
+    return None if child["kind"] in KINDS else checkpoint_of(child)
+
+
+CHECKPOINT = Kind(
+    definition=crd.CHECKPOINT,
+    model=Checkpoint,
+    status=CheckpointStatus,
+    reconciler=CheckpointReconciler,
+    owner_of=_owner_of,
+)

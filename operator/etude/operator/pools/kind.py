@@ -1,0 +1,119 @@
+"""The kind EnvPool."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from typing_extensions import override
+
+from etude.common.api.kinds import EnvPool
+from etude.common.api.pool.status import EnvPoolStatus, Slots
+from etude.common.api.schema import crd
+from etude.operator import metrics, names
+from etude.operator.actions import Decision, Moment
+from etude.operator.builders.pool import pool_children
+from etude.operator.builders.run import Platform, brokers
+from etude.operator.kind import Kind, KindContext, KindReconciler, PassInput
+from etude.operator.manifests import Manifest, Ref, labels, ref
+from etude.operator.metrics import ConditionMetric
+from etude.operator.pools import decide, observe
+from etude.operator.pools.size import Sizers
+from etude.operator.remotes.followers import Peer
+
+MAX_GAP_S = 30.0
+"""Longest gap between two passes that is counted as idle; in a longer one another operator acted."""
+WAIT_QUANTILES = ("0.5", "0.99")
+
+
+@dataclass(slots=True)
+class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
+    """Observes pools, follows their brokers, sizes and decides."""
+
+    context: KindContext
+    sizers: Sizers = field(default_factory=Sizers)
+    _conditions: ConditionMetric = field(default_factory=ConditionMetric)
+    _idle_since: dict[Ref, float] = field(default_factory=dict)
+    """Monotonic time at which each pool's idle slots were counted last."""
+
+    @override
+    def decide(
+        self, resource: EnvPool, manifest: Manifest, given: PassInput
+    ) -> Decision[EnvPoolStatus]:
+        pool, context = resource, self.context
+        observed = observe.gather(context.cluster, context.reports, pool, given.problem)
+        self._follow(pool, manifest, observed.brokers)
+        if pool.status.resolved is not None:
+            sizer = self.sizers.of(pool)
+            size = sizer.size(pool, observed.nodes, observed.report, observed.asking, given.now)
+            observed = replace(observed, size=size)
+        self._export(pool, given.now)
+        return decide.decide(pool, observed, given.now, context.platform)
+
+    @override
+    def record_apply(self, manifest: Manifest) -> None:
+        """Count a created host; hosts are never changed, so each apply creates one."""
+        found = labels(manifest)
+        if manifest["kind"] in {"Pod", "Sandbox"} and found.get(names.ROLE) == names.NODE:
+            metrics.POOL_CREATES.labels(ref(manifest).namespace, found[names.POOL]).inc()
+
+    @override
+    def forget(self, key: Ref, uid: str) -> None:
+        self.sizers.forget(uid)
+        self._idle_since.pop(key, None)
+        self._conditions.remove(key)
+        about = (key.namespace, key.name)
+        for state in Slots.model_fields:
+            metrics.POOL_SLOTS.remove(*about, state)
+        for quantile in WAIT_QUANTILES:
+            metrics.POOL_WAIT.remove(*about, quantile)
+        for series in (
+            metrics.POOL_DESIRED,
+            metrics.POOL_WARM,
+            metrics.POOL_CREATES,
+            metrics.POOL_IDLE,
+        ):
+            series.remove(*about)
+
+    def _follow(self, pool: EnvPool, manifest: Manifest, pods: Sequence[Manifest]) -> None:
+        for number, target in enumerate(brokers(pool.metadata.name, pool.spec.brokers)):
+            self.context.followers.follow_ready_pod(
+                ref(manifest),
+                Peer(pool.metadata.uid, number),
+                target,
+                [pod for pod in pods if names.ordinal(pod["metadata"]["name"]) == number],
+            )
+
+    def _export(self, pool: EnvPool, now: Moment) -> None:
+        """Export the metrics of a pool."""
+        about = (pool.metadata.namespace, pool.metadata.name)
+        key, status = Ref("EnvPool", *about), pool.status
+        self._conditions.export(key, status.conditions)
+        metrics.POOL_DESIRED.labels(*about).set(status.desired)
+        if status.leases is not None:
+            waits_ms = (status.leases.acquire_p50_ms, status.leases.acquire_p99_ms)
+            for quantile, wait_ms in zip(WAIT_QUANTILES, waits_ms, strict=True):
+                metrics.POOL_WAIT.labels(*about, quantile).set(wait_ms / 1000)
+            metrics.POOL_WARM.labels(*about).set(status.leases.warm_hit_percent / 100)
+        if status.slots is None:
+            return
+        for state, count in status.slots.model_dump().items():
+            metrics.POOL_SLOTS.labels(*about, state).set(count)
+        elapsed_s = now.monotonic_s - self._idle_since.get(key, now.monotonic_s)
+        self._idle_since[key] = now.monotonic_s
+        if 0 < elapsed_s <= MAX_GAP_S:
+            metrics.POOL_IDLE.labels(*about).inc(elapsed_s * status.slots.idle)
+
+
+def _children(pool: EnvPool, platform: Platform) -> list[Manifest]:
+    # The number of hosts of an autoscaled pool is unknown: one host is rendered.
+    ordinals = tuple(range(pool.spec.asked_replicas))
+    return pool_children(pool, ordinals, platform.images, platform)
+
+
+ENV_POOL = Kind(
+    definition=crd.ENV_POOL,
+    model=EnvPool,
+    status=EnvPoolStatus,
+    reconciler=PoolReconciler,
+    children=_children,
+    owner_of=lambda child: labels(child).get(names.POOL),
+)
