@@ -6,9 +6,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from etude.cli.kubectl import errors, flags
+from etude.cli.kubectl.manifests import Manifest
 from etude.cli.output import harmless
 from etude.common.errors import Problem, UserError
 
@@ -19,8 +19,6 @@ POOLS = "envpools.etude.dev"
 CHECKPOINTS = "checkpoints.etude.dev"
 NOUNS = {RUNS: "run", POOLS: "pool", CHECKPOINTS: "checkpoint"}
 """Name of each kind in messages."""
-
-Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

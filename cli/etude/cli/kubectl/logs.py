@@ -1,4 +1,4 @@
-"""Logs of a run's pods: all lines in the order of time, or followed as they come."""
+"""Logs and stacks of a run's pods: all lines in the order of time, or followed as they come."""
 
 import re
 import sys
@@ -13,9 +13,8 @@ from typing import NamedTuple
 from etude.cli.kubectl import errors
 from etude.cli.kubectl.client import RUNS, Kubectl
 from etude.cli.kubectl.diagnose import pods
-from etude.cli.kubectl.diagnose.observed import ATTEMPT, ROLE, Manifest, Seen, seen_of
-from etude.cli.kubectl.ends import end_of
-from etude.cli.kubectl.logs import Line, container_of, written
+from etude.cli.kubectl.diagnose.observed import ATTEMPT, ROLE, Seen, seen_of
+from etude.cli.kubectl.manifests import Manifest, labels, name, terminal_condition
 from etude.cli.output import harmless, say
 from etude.common.errors import Problem, UserError
 
@@ -48,14 +47,14 @@ class Wanted:
 
     def takes(self, pod: Manifest) -> bool:
         """True if the pod's logs are chosen."""
-        found = pods.labels(pod)
+        found = labels(pod)
         is_role = self.role in {"", found.get(ROLE)}
         return is_role and (self.attempt is None or found.get(ATTEMPT, "0") == str(self.attempt))
 
 
 def container_of(pod: Manifest) -> tuple[str, ...]:
     """The flag that names the container of a pod's role: users and meshes add others."""
-    role = pods.labels(pod).get(ROLE, "")
+    role = labels(pod).get(ROLE, "")
     names = {each["name"] for each in pod["spec"].get("containers", ())}
     return (f"--container={role}",) if role in names else ()
 
@@ -76,7 +75,7 @@ def chosen(seen: Seen, wanted: Wanted) -> list[Manifest]:
     Raises:
         UserError: there are none; the message lists the pods that exist.
     """
-    found = sorted(filter(wanted.takes, seen.pods), key=pods.name)
+    found = sorted(filter(wanted.takes, seen.pods), key=name)
     if not found:
         raise UserError(_none(seen, wanted))
     return found
@@ -94,7 +93,7 @@ def _none(seen: Seen, wanted: Wanted) -> Problem:
 
 
 def _place(pod: Manifest) -> tuple[str, str]:
-    return pods.labels(pod).get(ROLE, "?"), pods.labels(pod).get(ATTEMPT, "")
+    return labels(pod).get(ROLE, "?"), labels(pod).get(ATTEMPT, "")
 
 
 def written(
@@ -122,10 +121,10 @@ def written(
 def _log(kubectl: Kubectl, pod: Manifest, *, previous: bool, since: str) -> Iterator[Line]:
     more = ["--previous"] if previous else []
     more += [f"--since-time={since}"] if since else []
-    words = ("logs", pods.name(pod), "--timestamps", *container_of(pod), *more)
+    words = ("logs", name(pod), "--timestamps", *container_of(pod), *more)
     for line in kubectl.said(*words).splitlines():
         when, _, text = line.partition(" ")
-        yield Line(when, pods.name(pod), text)
+        yield Line(when, name(pod), text)
 
 
 @dataclass(slots=True)
@@ -191,7 +190,9 @@ class Follower:
             if seen is not None:
                 for pod in filter(self.wanted.takes, seen.pods):
                     self._begin(pod)
-                if end_of(seen.run) and not any(start.is_read for start in self._starts.values()):
+                if terminal_condition(seen.run) and not any(
+                    start.is_read for start in self._starts.values()
+                ):
                     return
             time.sleep(LOOK_INTERVAL_S)
             seen = self._look()
@@ -225,7 +226,7 @@ class Follower:
             known = self._starts.get(key)
             if "waiting" in state or (known and (known.is_read or "running" not in state)):
                 continue
-            self._read(self._starts.setdefault(key, _Start(pods.name(pod))), wanted)
+            self._read(self._starts.setdefault(key, _Start(name(pod))), wanted)
 
     def _read(self, start: _Start, container: Sequence[str]) -> None:
         since = [f"--since-time={start.last}"] if start.last else []
@@ -269,9 +270,9 @@ def stacks_of(kubectl: Kubectl, pod: Manifest) -> list[Line]:
     Raises:
         UserError: it does not run, exec is denied, or it wrote none.
     """
-    name = pods.name(pod)
+    pod_name = name(pod)
     last = _end(kubectl, pod)
-    kubectl.said("exec", name, *container_of(pod), "--", *SIGNAL)
+    kubectl.said("exec", pod_name, *container_of(pod), "--", *SIGNAL)
     deadline_s = time.monotonic() + LIMIT_S
     found: list[Line] = []
     while time.monotonic() < deadline_s:
@@ -282,13 +283,13 @@ def stacks_of(kubectl: Kubectl, pod: Manifest) -> list[Line]:
     if found:
         return found
     what = f"its process wrote no stacks within {LIMIT_S:.0f} s"
-    fix = f"kubectl etude logs shows what it writes; kubectl describe pod {name}, whether it lives"
-    raise UserError(Problem("TimedOut", what, f"pod {name}", fix))
+    fix = f"see kubectl etude logs, and kubectl describe pod {pod_name}"
+    raise UserError(Problem("TimedOut", what, f"pod {pod_name}", fix))
 
 
 def _end(kubectl: Kubectl, pod: Manifest) -> str:
     """Time stamp of the pod's last line, by the clock of its node; empty before the first."""
-    words = ("logs", pods.name(pod), "--timestamps", "--tail=1", *container_of(pod))
+    words = ("logs", name(pod), "--timestamps", "--tail=1", *container_of(pod))
     shown = kubectl.said(*words)
     return shown.partition(" ")[0].strip()
 

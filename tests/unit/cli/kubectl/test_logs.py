@@ -9,8 +9,8 @@ import pytest
 from tests.support.seen_runs import condition, ended, pod, pool, run, seen
 from tests.support.stub_kubectl import Said, StubKubectl, complaint, shown
 
-from etude.cli.kubectl.diagnose.pods import name
 from etude.cli.kubectl.logs import Line, Wanted, chosen, container_of
+from etude.cli.kubectl.manifests import name
 from etude.common.errors import UserError
 
 ALL = seen(

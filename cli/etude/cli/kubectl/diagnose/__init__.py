@@ -1,1 +1,1 @@
-"""Diagnose."""
+"""Diagnosis of runs: observed objects, blockers and advice."""

@@ -1,10 +1,17 @@
 """Diagnosis of a pod that does not work, from the pod and its Events."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-Manifest = Mapping[str, Any]
+from etude.cli.kubectl.manifests import (
+    Manifest,
+    condition,
+    event_time,
+    events_about,
+    is_terminating,
+    name,
+)
 
 PULLS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 CRASHES = {"CrashLoopBackOff"}
@@ -46,59 +53,20 @@ class Finding(NamedTuple):
 Look = Callable[[Manifest, Sequence[Manifest]], Finding | None]
 
 
-def name(manifest: Manifest) -> str:
-    """The object's metadata.name."""
-    return str(manifest["metadata"]["name"])
-
-
-def labels(manifest: Manifest) -> Mapping[str, str]:
-    """The object's labels."""
-    found: Mapping[str, str] = manifest["metadata"].get("labels") or {}
-    return found
-
-
-def condition(manifest: Manifest, kind: str) -> Manifest:
-    """One condition of an object's status; empty without one."""
-    found = manifest.get("status", {}).get("conditions") or ()
-    return next((each for each in found if each.get("type") == kind), {})
-
-
 def is_ready(pod: Manifest) -> bool:
     """True if the pod answers its readiness probe."""
     return condition(pod, "Ready").get("status") == "True"
 
 
-def is_leaving(manifest: Manifest) -> bool:
-    """True if the object is terminating: it has a deletion timestamp."""
-    return bool(manifest["metadata"].get("deletionTimestamp"))
-
-
 def first_finding(pods: Iterable[Manifest], events: Sequence[Manifest]) -> Finding | None:
     """The first blocker of some pods: the worst kind first, then by name."""
-    staying = sorted((pod for pod in pods if not is_leaving(pod)), key=name)
+    staying = sorted((pod for pod in pods if not is_terminating(pod)), key=name)
     for look in LOOKS:
         for pod in staying:
-            finding = look(pod, about(pod, events))
+            finding = look(pod, events_about(pod, events))
             if finding is not None:
                 return finding
     return None
-
-
-def about(manifest: Manifest, events: Iterable[Manifest]) -> list[Manifest]:
-    """The Events of one object, oldest first."""
-    uid = manifest["metadata"].get("uid")
-    return sorted((each for each in events if _regards(each, uid)), key=when)
-
-
-def _regards(event: Manifest, uid: object) -> bool:
-    return bool(uid) and event.get("involvedObject", {}).get("uid") == uid
-
-
-def when(event: Manifest) -> str:
-    """Time at which an Event was last seen, RFC 3339."""
-    series = event.get("series") or {}
-    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return str(next((each for each in times if each), ""))
 
 
 def _held(pod: Manifest, _events: Sequence[Manifest]) -> Finding | None:
@@ -269,7 +237,7 @@ def _last(events: Sequence[Manifest], reasons: set[str], start: str = "") -> str
     """The newest message of these reasons, or an empty string."""
     found = [
         str(each.get("message", ""))
-        for each in sorted(events, key=when)
+        for each in sorted(events, key=event_time)
         if each.get("reason") in reasons and str(each.get("message", "")).startswith(start)
     ]
     return found[-1] if found else ""

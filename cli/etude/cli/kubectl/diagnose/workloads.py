@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 
+from etude.cli.kubectl import manifests
 from etude.cli.kubectl.diagnose import pods
 from etude.cli.kubectl.diagnose.advice import advice
-from etude.cli.kubectl.diagnose.observed import Manifest, Seen, pool_names
+from etude.cli.kubectl.diagnose.observed import Seen, pool_names
 from etude.cli.kubectl.diagnose.pods import Finding
+from etude.cli.kubectl.manifests import Manifest
 
 
 def pool_finding(seen: Seen) -> Finding | None:
     """The first blocker of a run's pools, in the order of its environments."""
-    there = {pods.name(pool): pool for pool in seen.pools}
+    there = {manifests.name(pool): pool for pool in seen.pools}
     for name in pool_names(seen.run):
         pool = there.get(name)
         finding = _missing(name) if pool is None else _trouble(seen, pool)
@@ -24,13 +26,16 @@ def _missing(name: str) -> Finding:
 
 
 def _trouble(seen: Seen, pool: Manifest) -> Finding | None:
-    name = pods.name(pool)
-    accepted, available = pods.condition(pool, "Accepted"), pods.condition(pool, "Available")
+    name = manifests.name(pool)
+    accepted, available = (
+        manifests.condition(pool, "Accepted"),
+        manifests.condition(pool, "Available"),
+    )
     if accepted.get("status") == "False" and available.get("status") != "True":
         return _said(name, accepted)
     if not available:
         return Finding("PoolWarming", f"the operator has not looked at pool {name} yet")
-    degraded = pods.condition(pool, "Degraded")
+    degraded = manifests.condition(pool, "Degraded")
     if available["status"] == "False":
         return _unavailable(seen, name, available, degraded)
     return None
@@ -64,7 +69,7 @@ def crowded_finding(seen: Seen) -> Finding | None:
     for pool in seen.pools:
         slots = pool.get("status", {}).get("slots") or {}
         if int(slots.get("queued", 0)) and not int(slots.get("idle", 0)):
-            cause = f"every environment of pool {pods.name(pool)} is taken"
+            cause = f"every environment of pool {manifests.name(pool)} is taken"
             return Finding("NoIdleSlot", cause, tuple(_figures(pool, slots)))
     return None
 
@@ -83,11 +88,11 @@ def uncreated_finding(seen: Seen) -> Finding | None:
             continue
         words = [
             str(each.get("message", ""))
-            for each in pods.about(workload, seen.events)
+            for each in manifests.events_about(workload, seen.events)
             if each.get("reason") == "FailedCreate"
         ]
         if words:
-            return _uncreated(pods.name(workload), words[-1])
+            return _uncreated(manifests.name(workload), words[-1])
     return None
 
 

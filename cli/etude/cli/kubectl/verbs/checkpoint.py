@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from etude.cli.kubectl.client import CHECKPOINTS, Kubectl
-from etude.cli.kubectl.diagnose.pods import condition
-from etude.cli.kubectl.ends import living
+from etude.cli.kubectl.manifests import condition
 from etude.cli.kubectl.verbs import suspend
 from etude.cli.output import say
 from etude.common.api.meta import API_VERSION
@@ -35,7 +34,7 @@ def save(kubectl: Kubectl, run: str, *, wait: bool, limit_s: float) -> Mapping[s
     Raises:
         UserError: there is no such run, it cannot write one, or the request was refused.
     """
-    before = living(kubectl, run, "save")
+    before = suspend.get_active_run(kubectl, run, "save")
     if wait and _rests(before):
         what = "it is suspended, and writes nothing until it is resumed"
         fix = f"kubectl etude resume {run} first; without --wait it is written after that"

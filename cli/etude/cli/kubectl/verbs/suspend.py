@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from etude.cli.kubectl.client import RUNS, Kubectl, Manifest
-from etude.cli.kubectl.ends import living
+from etude.cli.kubectl.client import RUNS, Kubectl
+from etude.cli.kubectl.manifests import Manifest, terminal_condition
 from etude.cli.output import Exit, say
 from etude.common.errors import Problem, UserError
 
@@ -29,7 +29,7 @@ def suspend(
     context: typer.Context, run: Run, *, wait: Wait = False, timeout: Timeout = LIMIT_S
 ) -> None:
     """Save a checkpoint, then release the pods; the run and its data stay."""
-    _order(context.obj, living(context.obj, run, "suspend"), is_wanted=True)
+    _order(context.obj, get_active_run(context.obj, run, "suspend"), is_wanted=True)
     if wait:
         _await(context.obj, run, _is_suspended, timeout)
         say(f"{run} is suspended; kubectl etude resume {run}")
@@ -54,7 +54,7 @@ def resume(
     A run that a rule of its failurePolicy suspended goes on too: the order is written into an
     annotation of the run. A spent budget has to be raised.
     """
-    before = living(context.obj, run, "resume")
+    before = get_active_run(context.obj, run, "resume")
     budget = {"gpuHours": gpu_hours, "sandboxHours": sandbox_hours}
     change = answer_to(before, {k: v for k, v in budget.items() if v})
     if change is None:
@@ -67,6 +67,26 @@ def resume(
     if wait:
         _await(context.obj, run, _is_progressing, timeout)
         say(f"{run} progresses; kubectl etude watch {run}")
+
+
+def get_active_run(kubectl: Kubectl, run: str, order: str) -> Manifest:
+    """Get a run that still takes commands.
+
+    Args:
+        kubectl: client of the cluster.
+        run: its name.
+        order: the command, as in `nothing is left to suspend`.
+
+    Raises:
+        UserError: there is no such run, or it is over.
+    """
+    found = kubectl.get(RUNS, run)
+    end = terminal_condition(found)
+    if end:
+        what = f"the run is over: {end}; nothing is left to {order}"
+        fix = f"kubectl etude why {run} says how it ended"
+        raise UserError(Problem("Conflict", what, f"run {run}", fix))
+    return found
 
 
 def answer_to(

@@ -1,1 +1,1 @@
-"""Views."""
+"""Views of runs in a terminal."""

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pydantic.alias_generators import to_camel
 from rich.table import Table
 
-from etude.cli.kubectl.diagnose.observed import Manifest, Seen, held, pace
-from etude.cli.kubectl.diagnose.pods import is_leaving, is_ready, name
+from etude.cli.kubectl.diagnose.observed import Seen, held, pace
+from etude.cli.kubectl.diagnose.pods import is_ready
+from etude.cli.kubectl.manifests import Manifest, is_terminating, name
 
 GPU = "nvidia.com/gpu"
 """GPU resource of a role without gpuResource."""
@@ -39,7 +40,7 @@ class Line:
 def line_of(seen: Seen) -> Line:
     """The usage of one run."""
     status = seen.status
-    staying = [pod for pod in seen.pods if not is_leaving(pod)]
+    staying = [pod for pod in seen.pods if not is_terminating(pod)]
     resources = gpu_resources(seen.run)
     return Line(
         namespace=seen.run["metadata"]["namespace"],
