@@ -20,7 +20,7 @@ from etude.common.weights import VersionId
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
 from etude.inference.status import State, Status
-from etude.inference.swap import deadlines, forward_gate
+from etude.inference.swap import deadlines
 from etude.inference.swap.deadlines import PAUSE_S, Pace
 from etude.inference.updates.follower import Receiver
 from etude.inference.updates.staging import Stager
@@ -101,7 +101,7 @@ async def serving(
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_gate, "FREEZE_S", 0.01)
+    monkeypatch.setattr(deadlines, "FREEZE_LIMIT_S", 0.01)
     monkeypatch.setattr(deadlines, "PAUSE_S", 0.01)
     monkeypatch.setattr(deadlines, "SLACK", 0.0)
 
@@ -115,7 +115,7 @@ def short_beside(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_requests_may_take_longer_to_end_than_anything_else_in_a_swap(
     serving: Receiver, engine: BusyEngine, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward_gate, "FREEZE_S", 0.05)
+    monkeypatch.setattr(deadlines, "FREEZE_LIMIT_S", 0.05)
     engine.may_end.clear()
     catching_up = asyncio.create_task(serving.catch_up(), name="catch-up")
     await asyncio.sleep(0.5)
@@ -247,15 +247,15 @@ async def test_what_ends_in_time_is_returned_and_its_error_raised() -> None:
             raise OSError("as it is")
         return 7
 
-    assert await forward_gate.within(10, work(fails=False), "it") == 7
+    assert await deadlines.run_within(10, work(fails=False), "it") == 7
     with pytest.raises(OSError, match="as it is"):
-        await forward_gate.within(10, work(fails=True), "it")
+        await deadlines.run_within(10, work(fails=True), "it")
 
 
 async def test_a_limit_is_kept_as_a_whole() -> None:
     async with asyncio.timeout(5):
-        with pytest.raises(forward_gate.HangsError, match="it took over 1 s"):
-            await forward_gate.within(1.0, asyncio.sleep(60), "it")
+        with pytest.raises(deadlines.HangsError, match="it took over 1 s"):
+            await deadlines.run_within(1.0, asyncio.sleep(60), "it")
 
 
 async def test_a_large_model_has_the_time_that_its_own_work_took(
@@ -276,7 +276,7 @@ async def test_a_process_that_was_stopped_for_longer_than_the_limit_has_not_hung
         await asyncio.sleep(0.01)
         return 7
 
-    assert await forward_gate.within(1.0, work(), "it") == 7
+    assert await deadlines.run_within(1.0, work(), "it") == 7
 
 
 @given(prepares=st.lists(SECONDS, min_size=1), bake=SECONDS, loads=st.booleans())

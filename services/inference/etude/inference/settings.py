@@ -10,7 +10,9 @@ from typing import Literal, NamedTuple, Self
 from etude.common import role_inputs
 from etude.common.errors import Problem, UserError
 from etude.common.role_inputs import ResolvedRun
-from etude.inference.engine.prefix_cache import PrefixCache
+
+PrefixCache = Literal["Salted", "Sticky", "Reset"]
+"""Modes of sharing cached prefixes; see engine.prefix_cache."""
 
 DTYPES = {"Float32": "float32", "BFloat16": "bfloat16"}
 DEFAULT_KV_CACHE_MIB = 1_024

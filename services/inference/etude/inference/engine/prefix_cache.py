@@ -2,11 +2,10 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from etude.common.weights import VersionId
-
-PrefixCache = Literal["Salted", "Sticky", "Reset"]
+from etude.inference.settings import PrefixCache
 
 MAX_EPISODES = 65_536
 """Rollouts whose salt is kept, newest first; a turn of an older one starts a new salt."""

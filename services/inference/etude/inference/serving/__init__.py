@@ -1,1 +1,1 @@
-"""Serving."""
+"""Serving of clients: OpenAI endpoint, translation of messages."""

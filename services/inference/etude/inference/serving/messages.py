@@ -1,4 +1,4 @@
-"""Validation of sampling requests against an engine's limits."""
+"""Messages of the wire: checked sampling requests, and the policy spans of a completion."""
 
 import math
 from collections.abc import Sequence

@@ -13,9 +13,9 @@ from etude.common.weights.protocol.manifest import VersionRef
 from etude.common.weights.replicas.regions import Regions
 from etude.common.weights.tensors.digest import NOTHING, Digest
 from etude.common.weights.tensors.schema import Schema
-from etude.inference.swap import forward_gate, ranks
-from etude.inference.swap.deadlines import Pace
-from etude.inference.swap.forward_gate import HangsError, Steps
+from etude.inference.swap import deadlines, forward_gate, ranks
+from etude.inference.swap.deadlines import HangsError, Pace
+from etude.inference.swap.forward_gate import Steps
 from etude.inference.swap.ranks import Prepared, RankError, Ranks
 from etude.inference.swap.undo_stack import Olders
 
@@ -165,7 +165,7 @@ class Swap:
     async def _write(self, target: VersionRef) -> None:
         what, limit_s = f"writing version {target.version}", self._pace.write_limit_s
         try:
-            done = await forward_gate.within(limit_s, self._asked("commit"), what)
+            done = await deadlines.run_within(limit_s, self._asked("commit"), what)
         except HangsError:
             raise  # a rank that still writes cannot undo
         except Exception as error:
@@ -182,8 +182,8 @@ class Swap:
         """Undo on all ranks, and verify it; requests stay frozen for ever if that fails."""
         what, limit_s = f"undoing version {target.version}", self._pace.undo_limit_s
         undo = self._asked("undo", self.olders.depth + 1)
-        undone = await forward_gate.within(limit_s, undo, what)
-        state = await forward_gate.within(limit_s, ranks.scan(self.ranks), what)
+        undone = await deadlines.run_within(limit_s, undo, what)
+        state = await deadlines.run_within(limit_s, ranks.scan(self.ranks), what)
         if self.live is None:
             # No version is live: any words are right.
             self._state, self._doubt = state, ""
@@ -216,7 +216,7 @@ class Swap:
             what, limit_s = f"restoring {older.version}", self._pace.undo_limit_s
             while restored != older.state:
                 undo = self._asked("undo", self.olders.depth)
-                if not all(await forward_gate.within(limit_s, undo, what)):
+                if not all(await deadlines.run_within(limit_s, undo, what)):
                     raise UnavailableError(f"engine: {self._doubt}")
                 restored = self.olders.pop().state
             await self._name(older, drop_cache=True)
@@ -271,7 +271,7 @@ class Swap:
             UnavailableError: something hangs, as `failed` says.
         """
         # Recorded inside: a cancelled caller does not see the error.
-        return await forward_gate.to_its_end(self._told(swap))
+        return await deadlines.run_to_end(self._told(swap))
 
     async def _beside(self, limit_s: float, work: Coroutine[Any, Any, _T], what: str) -> _T:
         """Result of work that runs concurrently with forward passes; cancelled with the caller.
@@ -279,7 +279,7 @@ class Swap:
         Raises:
             UnavailableError: it hangs, as `failed` says.
         """
-        return await self._told(forward_gate.within(limit_s, work, what))
+        return await self._told(deadlines.run_within(limit_s, work, what))
 
     async def _told(self, work: Coroutine[Any, Any, _T]) -> _T:
         try:
@@ -293,7 +293,9 @@ class Swap:
 
     async def _name(self, target: VersionRef, *, drop_cache: bool) -> None:
         work = self.steps.relabel(target.version, drop_cache=drop_cache)
-        await forward_gate.within(forward_gate.FREEZE_S, work, f"naming version {target.version}")
+        await deadlines.run_within(
+            deadlines.FREEZE_LIMIT_S, work, f"naming version {target.version}"
+        )
 
     def _frozen(self) -> AbstractAsyncContextManager[float]:
         return forward_gate.frozen(self.steps, drain_s=self.drain_s, may_thaw=self._is_sound)

@@ -1,6 +1,11 @@
 """Time limits of a swap's phases, longer for larger models: a rank that exceeds one hangs."""
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from etude.common.errors import UnavailableError
 
 PAUSE_S = 5.0
 """Shortest limit: a swap in place takes milliseconds."""
@@ -13,6 +18,20 @@ BESIDE_BYTES_PER_S = 10 << 20
 
 SLACK = 4.0
 """Writing a version is less work than preparing it; the host may be this much busier."""
+
+
+FREEZE_LIMIT_S = 60.0
+"""Longest wait for the running forward pass, and for the engine's answers; a long prompt on few
+cores takes seconds."""
+
+LIMIT_PARTS = 10
+"""Parts that a limit is counted in: a process that was stopped meanwhile loses only one."""
+
+_T = TypeVar("_T")
+
+
+class HangsError(UnavailableError):
+    """A call exceeded its time limit: the engine's state is unknown."""
 
 
 @dataclass(slots=True)
@@ -50,3 +69,32 @@ class Pace:
     def undo_limit_s(self) -> float:
         """Limit for undoing any version, or for a scan of the whole model."""
         return max(PAUSE_S, SLACK * (self._longest_s + self.bake_s))
+
+
+async def run_within(limit_s: float, work: Coroutine[Any, Any, _T], what: str) -> _T:
+    """Result of a coroutine that ends within a time limit.
+
+    Args:
+        limit_s: for the work, in seconds.
+        work: cancelled when the time is over, or with the caller.
+        what: name of the work in the error text.
+
+    Raises:
+        HangsError: it did not end.
+    """
+    task = asyncio.create_task(work, name="swap-phase")
+    try:
+        for _ in range(LIMIT_PARTS):
+            done, _ = await asyncio.wait({task}, timeout=limit_s / LIMIT_PARTS)
+            if done:
+                return await task
+    finally:
+        task.cancel()
+    raise HangsError(f"{what} took over {limit_s:g} s")
+
+
+async def run_to_end(swap: Coroutine[Any, Any, float]) -> float:
+    """Run a swap to its end, even if the caller is cancelled."""
+    task = asyncio.create_task(swap, name="swap-weights")
+    await asyncio.wait({task})
+    return await task

@@ -2,25 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
-
-FREEZE_S = 60.0
-"""Longest wait for the running forward pass, and for the engine's answers; a long prompt on few
-cores takes seconds."""
-
-LOOKS = 10
-"""Parts that a limit is counted in: a process that was stopped meanwhile loses only one."""
-
-_T = TypeVar("_T")
-
-
-class HangsError(UnavailableError):
-    """A call exceeded its time limit: the engine's state is unknown."""
+from etude.inference.swap import deadlines
 
 
 class Steps(Protocol):
@@ -41,28 +29,6 @@ class Steps(Protocol):
 
     async def thaw(self) -> None:
         """Resume forward passes."""
-
-
-async def within(limit_s: float, work: Coroutine[Any, Any, _T], what: str) -> _T:
-    """Result of a coroutine that ends within a time limit.
-
-    Args:
-        limit_s: for the work, in seconds.
-        work: cancelled when the time is over, or with the caller.
-        what: name of the work in the error text.
-
-    Raises:
-        HangsError: it did not end.
-    """
-    task = asyncio.create_task(work, name="swap-phase")
-    try:
-        for _ in range(LOOKS):
-            done, _ = await asyncio.wait({task}, timeout=limit_s / LOOKS)
-            if done:
-                return await task
-    finally:
-        task.cancel()
-    raise HangsError(f"{what} took over {limit_s:g} s")
 
 
 @asynccontextmanager
@@ -88,16 +54,11 @@ async def frozen(
         raise UnavailableError(
             f"requests did not end within {drain_s:g} s; the live version keeps serving"
         ) from None
-    await within(FREEZE_S, steps.freeze(), "stopping forward passes")
+    await deadlines.run_within(deadlines.FREEZE_LIMIT_S, steps.freeze(), "stopping forward passes")
     try:
         yield began
     finally:
         if may_thaw():
-            await within(FREEZE_S, steps.thaw(), "resuming forward passes")
-
-
-async def to_its_end(swap: Coroutine[Any, Any, float]) -> float:
-    """Run a swap to its end, even if the caller is cancelled."""
-    task = asyncio.create_task(swap, name="swap-weights")
-    await asyncio.wait({task})
-    return await task
+            await deadlines.run_within(
+                deadlines.FREEZE_LIMIT_S, steps.thaw(), "resuming forward passes"
+            )

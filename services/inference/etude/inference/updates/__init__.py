@@ -1,1 +1,1 @@
-"""Updates."""
+"""Updates: follows the accepted chain, stages versions and activates them."""

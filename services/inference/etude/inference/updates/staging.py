@@ -1,4 +1,4 @@
-"""Staging of versions: fetched to local disk and verified before the engine sees them."""
+"""Staging of versions on local disk, verified, with prefetch of the next update steps."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,6 @@ import shutil
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +23,8 @@ from etude.inference.updates.update_steps import Leg
 
 UNPACKED = 5
 """Bytes on disk per byte in the store: indices of 4 bytes were packed into less than one."""
+AHEAD = 2
+"""Steps staged before their turn: each takes disk, and an earlier one may be damaged."""
 
 
 @dataclass(slots=True)
@@ -154,10 +155,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-AHEAD = 2
-"""Steps staged before their turn: each takes disk, and an earlier one may be damaged."""
-
-
 @dataclass(slots=True)
 class Ahead:
     """Stages update steps in order, one at a time; a failure is raised at the step's turn."""
@@ -169,7 +166,7 @@ class Ahead:
     _turn: int = 0
     _staged: "dict[int, Future[Path]]" = field(default_factory=dict)
 
-    @contextmanager
+    @contextlib.contextmanager
     def along(self, legs: Sequence[Leg]) -> Iterator[None]:
         """Prefetch these steps; downloads that have not started at the end are cancelled."""
         self._legs, self._staged = legs, {}

@@ -1,1 +1,1 @@
-"""Device."""
+"""Live words of parameters on a device."""
