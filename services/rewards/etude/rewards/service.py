@@ -18,35 +18,6 @@ from etude.rewards.rubric import RewardValue
 from etude.rewards.scoring import Scorer
 from etude.v1 import rewards_pb2, rewards_pb2_grpc, rollout_pb2
 
-
-def reward(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> None:
-    """Add an outcome to the rollout's trace; a rollout without a trace gets none."""
-    parent = _context(rollout.trace_id, rollout.span_id)
-    if parent is None:
-        return
-    attributes: dict[str, str | float] = {"etude.rollout.id": rollout.rollout_id}
-    if isinstance(outcome, Fault):
-        attributes["etude.reward.fault"] = outcome.reason
-    else:
-        attributes |= {"etude.reward": outcome.reward, "etude.reward.success": outcome.success}
-        attributes |= {f"etude.reward.part.{part.name}": part.value for part in outcome.parts}
-    tracer.start_span("reward", context=parent, attributes=attributes).end()
-
-
-def _context(trace_id: str, span_id: str) -> Context | None:
-    try:
-        numbers = int(trace_id, 16), int(span_id, 16)
-    except ValueError:
-        return None
-    parent = trace.SpanContext(
-        trace_id=numbers[0],
-        span_id=numbers[1],
-        is_remote=True,
-        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
-    )
-    return trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent.is_valid else None
-
-
 MAX_ROLLOUTS = 1024
 MAX_SCORE_S = 43_200.0
 """Longest scoring time, also for callers without a deadline; a lease lasts a day at most."""
@@ -147,3 +118,31 @@ def record(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> reward
 
 def _attributes(request: rewards_pb2.ScoreRequest) -> dict[str, str | int]:
     return {"etude.group.id": request.group_id, "etude.group.rollouts": len(request.rollouts)}
+
+
+def reward(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> None:
+    """Add an outcome to the rollout's trace; a rollout without a trace gets none."""
+    parent = _context(rollout.trace_id, rollout.span_id)
+    if parent is None:
+        return
+    attributes: dict[str, str | float] = {"etude.rollout.id": rollout.rollout_id}
+    if isinstance(outcome, Fault):
+        attributes["etude.reward.fault"] = outcome.reason
+    else:
+        attributes |= {"etude.reward": outcome.reward, "etude.reward.success": outcome.success}
+        attributes |= {f"etude.reward.part.{part.name}": part.value for part in outcome.parts}
+    tracer.start_span("reward", context=parent, attributes=attributes).end()
+
+
+def _context(trace_id: str, span_id: str) -> Context | None:
+    try:
+        numbers = int(trace_id, 16), int(span_id, 16)
+    except ValueError:
+        return None
+    parent = trace.SpanContext(
+        trace_id=numbers[0],
+        span_id=numbers[1],
+        is_remote=True,
+        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+    )
+    return trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent.is_valid else None

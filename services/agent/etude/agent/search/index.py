@@ -15,7 +15,6 @@ from etude.agent.search.chunks import Chunk, Piece, is_searched, pieces
 from etude.agent.search.contents import digest
 from etude.agent.search.embedders.hashed import HashedNull
 from etude.agent.search.embedders.interface import Bytes, Embedder, cosines
-from etude.agent.search.index import Index, build, entries
 from etude.agent.search.ranking import Postings
 from etude.agent.search.tokens import Passage, passage
 

@@ -1,10 +1,12 @@
-"""BM25 over the words of chunks.
+"""Ranking of chunks: BM25 scores of their words, reciprocal rank fusion of several orders.
 
     score(q, d) = Σ_w idf(w) · tf(w, d) / (tf(w, d) + k1 · (1 - b + b · |d| / mean |d|))
     idf(w) = ln(1 + (N - n(w) + 1/2) / (n(w) + 1/2))
+    fused(d) = Σ_r 1 / (60 + rank_r(d))
 
-Source: Robertson, Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009), with
-the idf of Lucene, which is never negative.
+Sources: Robertson, Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009), with
+the idf of Lucene, which is never negative; Cormack, Clarke, Büttcher, "Reciprocal Rank Fusion
+outperforms Condorcet and individual Rank Learning Methods" (SIGIR 2009).
 """
 
 import math
@@ -17,6 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 K1, B = 1.5, 0.75
+K = 60
+_PER_UNIT = 10_000
+"""Scores are compared in steps of 1e-4, below which two CPUs may differ."""
+
+Scores = NDArray[np.float64]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +91,6 @@ def scores(found: Postings, query: Iterable[str], known: Postings) -> NDArray[np
         documents, counts = found.documents[some], found.counts[some]
         totals[documents] += known.idf(word) * counts / (counts + norms[documents])
     return totals
-
-
-K = 60
-_PER_UNIT = 10_000
-"""Scores are compared in steps of 1e-4, below which two CPUs may differ."""
-
-Scores = NDArray[np.float64]
-Places = NDArray[np.int64]
 
 
 def order(scores: Scores, places: Places) -> Places:

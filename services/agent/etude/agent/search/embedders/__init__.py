@@ -1,1 +1,1 @@
-"""Embedders."""
+"""Embedders: vectors of chunks and questions."""

@@ -1,1 +1,1 @@
-"""Parsing."""
+"""Parser process of code search: cuts files along their syntax."""
