@@ -1,4 +1,4 @@
-"""Writes docs/adr/README.md from the titles of decisions: `python hack/decisions.py`."""
+"""Generator of docs/adr/README.md from the titles of decisions: `python hack/decisions.py`."""
 
 import re
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ HEAD = """\
 
 <!-- Generated from the titles by `python hack/decisions.py`; do not edit. -->
 
-One choice a page: its context, the choice, its consequence, and what would reverse it. A page is
-superseded, never edited.
+One choice a page: a summary, the context, the choice, its consequence, and what would reverse it. A
+body is superseded by a new page, never edited; bodies use the words of their time.
 """
 
 
@@ -25,7 +25,7 @@ class Decision(NamedTuple):
 
 
 def decisions(root: Path) -> Iterator[Decision]:
-    """All of them by number.
+    """All decisions by number.
 
     Raises:
         ValueError: a page does not begin with the number that its file has.
@@ -40,11 +40,11 @@ def decisions(root: Path) -> Iterator[Decision]:
 
 def page(root: Path) -> str:
     """The page as Markdown."""
-    found = list(decisions(root))
-    rows = [f"| {each.number} | [{each.title}]({each.file}) |" for each in found]
-    missing = sorted(set(range(1, found[-1].number)) - {each.number for each in found})
-    never = f"Numbers that were never given: {', '.join(map(str, missing))}.\n"
-    return "\n".join([HEAD, "| | |", "|---|---|", *rows, "", never])
+    pages = list(decisions(root))
+    rows = [f"| {each.number} | [{each.title}]({each.file}) |" for each in pages]
+    missing = sorted(set(range(1, pages[-1].number)) - {each.number for each in pages})
+    unused = f"Unused numbers: {', '.join(map(str, missing))}.\n"
+    return "\n".join([HEAD, "| | decision |", "|---|---|", *rows, "", unused])
 
 
 if __name__ == "__main__":
