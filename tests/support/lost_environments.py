@@ -10,9 +10,10 @@ from typing_extensions import override
 
 from etude.agent.replay import CallLog
 from etude.agent.toolsets import toolset
-from etude.trainer.rollouts.engine_client import LeasedEnvironment, Outage
 from etude.trainer.rollouts.failover import RecoveringEnvironment, Replacing
 from etude.trainer.rollouts.leases import Leases
+from etude.trainer.rollouts.outage import Outage
+from etude.trainer.rollouts.sandbox_client import LeasedEnvironment
 from etude.trainer.rollouts.snapshot_client import LeaseStates
 from etude.v1 import environments_pb2
 

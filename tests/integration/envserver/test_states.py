@@ -9,7 +9,7 @@ from tests.support.pool_client import DEADLINE_S, Pool
 
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
-from etude.trainer.rollouts.engine_client import Outage
+from etude.trainer.rollouts.outage import Outage
 from etude.trainer.rollouts.snapshot_client import LeaseStates, forks
 from etude.v1 import environment_state_pb2_grpc, environments_pb2
 from etude.v1.environment_state_pb2 import (

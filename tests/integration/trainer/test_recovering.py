@@ -13,8 +13,8 @@ from etude.agent.turns import ToolCall
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
 from etude.trainer.rollouts import failover
-from etude.trainer.rollouts.engine_client import EnvironmentLostError
 from etude.trainer.rollouts.failover import RecoveringEnvironment
+from etude.trainer.rollouts.sandbox_client import EnvironmentLostError
 from etude.v1 import environments_pb2_grpc
 
 WRITE = ToolCall("1", "search_replace", "{}")

@@ -17,14 +17,14 @@ from etude.common.role_inputs import ResolvedRun
 from etude.common.run_folder.record import StoreRecord, latest
 from etude.common.weights import VersionId
 from etude.trainer.compactor.compactor import Keeper, KeeperConfig
-from etude.trainer.compactor.schedule import KeeperReport
+from etude.trainer.compactor.report import KeeperReport, Keeping
 from etude.trainer.controller.admission.tasks import Task, TaskOrder
 from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.checkpoints.saver import Saver
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.journal.audit import Audit, audit
 from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing.compaction import Keeping, Upkeep
+from etude.trainer.controller.publishing.compaction import Upkeep
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.publishing.versions import Versions
 from etude.trainer.controller.reporting.commands import Orders

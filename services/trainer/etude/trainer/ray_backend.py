@@ -16,17 +16,15 @@ from etude.common.api.run.phases import Phase
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.weights import VersionId
 from etude.trainer.compactor.compactor import KeeperConfig, KeeperProcess
-from etude.trainer.compactor.schedule import KeeperReport
-from etude.trainer.controller.publishing.compaction import Keeping
+from etude.trainer.compactor.report import KeeperReport, Keeping
 from etude.trainer.export.receipts import Base, Receipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.protocol import LearnerLostError, Learners
 from etude.trainer.learner.rank import LearnerRank
 from etude.trainer.rollouts.protocol import (
     GroupOrder,
     GroupResult,
-    LearnerLostError,
-    Learners,
     Rollouts,
     WorkerConfig,
     WorkerLostError,
@@ -149,7 +147,7 @@ class RayKeeping(Keeping):
     @override
     async def round(self, epoch: int) -> KeeperReport:
         try:
-            report: KeeperReport = await self.actor.round.remote(epoch)
+            report: KeeperReport = await self.actor.run_round.remote(epoch)
         except RayTaskError as error:
             raise as_raised(error) from error
         return report

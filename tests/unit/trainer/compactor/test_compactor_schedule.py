@@ -12,15 +12,13 @@ from etude.common.weights.protocol.listing import Folded, Listing
 from etude.common.weights.protocol.plan import Step, cheapest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.trainer.compactor.parts import parts
+from etude.trainer.compactor.report import Failure, KeeperReport, overdue
 from etude.trainer.compactor.schedule import (
     EMPTY,
     Cadence,
     ChainState,
-    Failure,
-    KeeperReport,
     chain_state,
     is_due,
-    overdue,
     route,
     strides_at,
 )

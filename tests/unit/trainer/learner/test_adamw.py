@@ -9,8 +9,8 @@ import torch
 from typing_extensions import override
 
 from etude.common.api.run.phases import Phase
-from etude.trainer.learner.optimiser import Optimiser, Steps
-from etude.trainer.model.fsdp import parameters_by_name
+from etude.trainer.learner.optimiser import Optimiser
+from etude.trainer.model.parameters import Steps, parameters_by_name
 from etude.trainer.model.policy import Policy, load_policy
 
 MODEL = Path(__file__).parents[3] / "data" / "tiny-model"

@@ -27,7 +27,8 @@ from etude.trainer.learner.gradients import accumulate
 from etude.trainer.learner.learner import Learner
 from etude.trainer.learner.objective import PolicyObjective, imitation
 from etude.trainer.learner.rows import Row, policy_rows, supervised_rows
-from etude.trainer.model.fsdp import Ranks, parameters_by_name
+from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.parameters import parameters_by_name
 from etude.trainer.model.policy import load_policy
 
 MODEL = Path(__file__).parents[3] / "data" / "tiny-model"

@@ -13,9 +13,9 @@ from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError
 from etude.trainer.controller.checkpoints.state import CONTROLLER, ControllerState
 from etude.trainer.learner import checkpoint
-from etude.trainer.learner.optimiser import Steps
 from etude.trainer.learner.phase import Phases
 from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.parameters import Steps
 from etude.trainer.model.policy import load_policy
 
 

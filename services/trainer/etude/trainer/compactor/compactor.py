@@ -36,14 +36,12 @@ from etude.trainer.compactor.detours import is_led_around
 from etude.trainer.compactor.folding import Window, Windows
 from etude.trainer.compactor.keyframes import write_keyframe, write_skip
 from etude.trainer.compactor.parts import PART_BYTES
+from etude.trainer.compactor.report import Failure, KeeperReport, Written
 from etude.trainer.compactor.schedule import (
     EMPTY,
     OVERDUE,
     Cadence,
     ChainState,
-    Failure,
-    KeeperReport,
-    Written,
     chain_state,
     is_due,
     route,

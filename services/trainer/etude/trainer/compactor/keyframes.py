@@ -25,7 +25,7 @@ from etude.common.weights.tensors.tiles import tiling
 from etude.trainer.compactor import parts
 from etude.trainer.compactor.folding import Window
 from etude.trainer.compactor.parts import Portion
-from etude.trainer.compactor.schedule import Written
+from etude.trainer.compactor.report import Written
 from etude.trainer.export.delta_packer import Packed, Packer, words_of
 from etude.trainer.export.receipts import total
 

@@ -17,13 +17,14 @@ from etude.common.rpc.server import Server
 from etude.common.run_folder.record import open_record
 from etude.trainer import ray_backend
 from etude.trainer.compactor.compactor import KeeperConfig
+from etude.trainer.compactor.report import Keeping
 from etude.trainer.controller.admission.plans import Planner
 from etude.trainer.controller.checkpoints.recovery import Opened, open_run
 from etude.trainer.controller.checkpoints.saver import Saver
 from etude.trainer.controller.inputs import Inputs
 from etude.trainer.controller.phases.targets import conclude
 from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing.compaction import Keeping, Upkeep
+from etude.trainer.controller.publishing.compaction import Upkeep
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.publishing.versions import Versions
 from etude.trainer.controller.reporting.commands import Orders
@@ -35,7 +36,8 @@ from etude.trainer.exit_codes import exit_code
 from etude.trainer.export.receipts import NonFiniteWeightsError
 from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.learner.config import LearnerConfig
-from etude.trainer.rollouts.protocol import Learners, Rollouts, WorkerConfig
+from etude.trainer.learner.protocol import Learners
+from etude.trainer.rollouts.protocol import Rollouts, WorkerConfig
 from etude.trainer.settings import Settings
 from etude.v1 import run_pb2, run_pb2_grpc
 

@@ -33,7 +33,8 @@ from etude.trainer.controller.reporting.rows import Place, Row
 from etude.trainer.controller.reporting.throughput import Throughput
 from etude.trainer.controller.store_retry import Patience
 from etude.trainer.learner.batches import StepResult
-from etude.trainer.rollouts.protocol import Learners, Rollouts
+from etude.trainer.learner.protocol import Learners
+from etude.trainer.rollouts.protocol import Rollouts
 from etude.v1 import journal_pb2, run_pb2
 
 log = logging.getLogger(__name__)

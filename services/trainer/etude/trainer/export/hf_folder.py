@@ -10,7 +10,8 @@ from etude.common.blobs import ObjectInfo, Store
 from etude.common.weights import Tensor as WireTensor
 from etude.common.weights.tensors import model_folder
 from etude.trainer.model import checkpoint_layout, tensor_bits
-from etude.trainer.model.fsdp import Ranks, whole
+from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.parameters import whole
 from etude.trainer.model.policy import Policy
 
 

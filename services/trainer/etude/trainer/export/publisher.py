@@ -36,8 +36,8 @@ from etude.trainer.export.receipts import (
     payload_of,
 )
 from etude.trainer.export.shard_packer import Packed, Share
-from etude.trainer.learner.optimiser import Steps
 from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.parameters import Steps
 from etude.trainer.model.policy import Policy
 
 T = TypeVar("T")

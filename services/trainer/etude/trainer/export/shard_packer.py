@@ -18,7 +18,8 @@ from etude.trainer.export.change_tracker import Changes
 from etude.trainer.export.delta_packer import Packer, Shard
 from etude.trainer.export.shards import Edits, Live, Part, parts_of, places, ranges_of
 from etude.trainer.model import checkpoint_layout, tensor_bits
-from etude.trainer.model.fsdp import Ranks, whole
+from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.parameters import local, whole
 from etude.trainer.model.policy import Policy
 
 
@@ -50,7 +51,7 @@ class Share:
         self._parts = sorted([*parts, *self._scattered_parts()]) if ranks.is_first else parts
         trained = {name for name, _ in policy.model.named_parameters()}
         self._untracked = sources.keys() - trained
-        self.sizes = {name: tensor_bits.local(tensor).numel() for name, tensor in sources.items()}
+        self.sizes = {name: local(tensor).numel() for name, tensor in sources.items()}
         """Elements of this rank's shard of each source."""
 
     @property
@@ -60,7 +61,7 @@ class Share:
 
     def bits(self, parameter: Tensor, *, copy: bool = False) -> Tensor:
         """Raw bits of this rank's shard of a parameter, in the published dtype. [n]."""
-        shard = tensor_bits.local(parameter.detach())
+        shard = local(parameter.detach())
         dtype = tensor_bits.format_of(shard, dtype=self._settings.dtype)
         return tensor_bits.bits(shard, dtype=dtype, copy=copy)
 

@@ -17,6 +17,7 @@ from etude.trainer.export.change_tracker import Changes, Flat, Touched, Whole
 from etude.trainer.model import tensor_bits
 from etude.trainer.model.checkpoint_layout import Layout
 from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.parameters import local
 
 
 class Held(NamedTuple):
@@ -143,7 +144,7 @@ class Live(NamedTuple):
     def _at(self, held: Held, flat: Flat) -> Words:
         """Read single elements by their position in the rank's shard of the source. [k] -> [k]."""
         tensor = self.sources[held.source]
-        shard = tensor_bits.local(tensor.detach()).reshape(-1)
+        shard = local(tensor.detach()).reshape(-1)
         values = shard[torch.from_numpy(flat).to(shard.device)]
         return tensor_bits.words(values, dtype=tensor_bits.format_of(tensor, dtype=self.dtype))
 
@@ -171,7 +172,7 @@ class Live(NamedTuple):
 
     def _words(self, held: Held) -> Words:
         tensor = self.sources[held.source]
-        run = tensor_bits.local(tensor.detach()).reshape(-1)[held.start : held.start + held.length]
+        run = local(tensor.detach()).reshape(-1)[held.start : held.start + held.length]
         return tensor_bits.words(run, dtype=tensor_bits.format_of(tensor, dtype=self.dtype))
 
 

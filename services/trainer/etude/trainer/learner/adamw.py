@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from etude.trainer.model.tensor_bits import local
+from etude.trainer.model.parameters import local
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EPS = 1e-8

@@ -31,6 +31,7 @@ from etude.trainer.learner.optimiser import Update
 from etude.trainer.learner.phase import Phases, PhaseState, Position
 from etude.trainer.learner.rows import Row
 from etude.trainer.model import fsdp, tensor_bits
+from etude.trainer.model.parameters import local, parameters_by_name, whole
 from etude.trainer.model.policy import Policy, load_policy
 
 
@@ -215,9 +216,9 @@ class Learner:
     def digest(self) -> str:
         """BLAKE3 of the fp32 weights, in the order of their names; collective."""
         hasher = blake3()
-        for name, parameter in fsdp.parameters_by_name(self.policy).items():
+        for name, parameter in parameters_by_name(self.policy).items():
             hasher.update(name.encode())
-            hasher.update(hf_folder.wire_tensor(name, fsdp.whole(parameter)).data)
+            hasher.update(hf_folder.wire_tensor(name, whole(parameter)).data)
         return hasher.hexdigest()
 
     def _check_finite(self) -> None:
@@ -227,7 +228,7 @@ class Learner:
             NonFiniteWeightsError: some are NaN or infinite.
         """
         settings = self._config.weights
-        shards = [tensor_bits.local(each.detach()) for each in self.policy.parameters()]
+        shards = [local(each.detach()) for each in self.policy.parameters()]
         own = sum(tensor_bits.num_nonfinite(each, dtype=settings.dtype) for each in shards)
         found = int(self._ranks.total(torch.tensor(own)))
         if found and not settings.advanced.allow_non_finite:

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from etude.common.api.run.phases import Phase
 from etude.trainer.learner.adamw import MOMENTS, AdamW
 from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.learner.learning_rate import learning_rate
-from etude.trainer.model.fsdp import parameters_by_name, whole
+from etude.trainer.model.parameters import Steps, parameters_by_name, whole
 from etude.trainer.model.policy import Policy
 
 
@@ -22,18 +21,6 @@ class Update(NamedTuple):
 
     grad_norm: float
     learning_rate: float
-
-
-class Steps(Protocol):
-    """Observer of the weights that a step changes."""
-
-    def wants(self, name: str) -> bool:
-        """True if steps of this parameter are to be observed."""
-        ...
-
-    def watching(self, name: str, parameter: Tensor) -> AbstractContextManager[None]:
-        """Context around a step of this parameter alone."""
-        ...
 
 
 class Optimiser:

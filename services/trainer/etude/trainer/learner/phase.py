@@ -15,9 +15,9 @@ from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.registry import chosen
 from etude.trainer.export import hf_folder
 from etude.trainer.learner import checkpoint
-from etude.trainer.learner.optimiser import Optimiser, Steps
-from etude.trainer.model import fsdp
+from etude.trainer.learner.optimiser import Optimiser
 from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.parameters import Steps, fill, parameters_by_name, whole
 from etude.trainer.model.policy import Policy, like
 
 
@@ -112,9 +112,9 @@ class Phases:
         # Gather everything first: a store that fails midway must not leave other ranks waiting.
         named: dict[str, Tensor] = {}
         for name, tensor in live.items():
-            whole = fsdp.whole(tensor)
+            complete = whole(tensor)
             if self._ranks.is_first:
-                named[name] = whole.cpu()
+                named[name] = complete.cpu()
         if not self._ranks.is_first:
             return []
         about = _Saved(
@@ -156,7 +156,7 @@ class Phases:
         checkpoint.check_fit(saved.tensors, live, where=where)
         torch.set_rng_state(rng)
         for name, tensor in live.items():
-            fsdp.fill(tensor, saved.tensors[name])
+            fill(tensor, saved.tensors[name])
         return Restored(state, about.is_published)
 
     def _optimiser(self, phase: Phase) -> Optimiser:
@@ -167,7 +167,7 @@ class Phases:
         tensors: dict[str, Tensor] = {}
         for kind, policy in (("model", self._policy), ("reference", state.reference)):
             if policy is not None:
-                named = fsdp.parameters_by_name(policy)
+                named = parameters_by_name(policy)
                 tensors |= {f"{kind}.{name}": p.detach() for name, p in named.items()}
         return tensors | {f"adamw.{n}": t for n, t in state.optimiser.moments().items()}
 
@@ -175,8 +175,8 @@ class Phases:
         """Copy the current weights, frozen and sharded alike."""
         copy = like(self._policy)
         self._ranks.shard(copy)
-        own = fsdp.parameters_by_name(self._policy)
-        for name, parameter in fsdp.parameters_by_name(copy).items():
+        own = parameters_by_name(self._policy)
+        for name, parameter in parameters_by_name(copy).items():
             parameter.data.copy_(own[name].data)
         return copy.requires_grad_(requires_grad=False)
 

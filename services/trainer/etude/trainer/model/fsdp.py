@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from etude.trainer.model.policy import Policy
 
@@ -88,26 +87,3 @@ def leave(ranks: Ranks) -> None:
         # leaves the interpreter to these threads until they have nothing left to drop.
         dist.barrier()
         dist.destroy_process_group()
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Gather the complete tensor of which this rank may hold a shard; collective."""
-    if isinstance(tensor, DTensor):
-        full: Tensor = tensor.full_tensor()
-        return full
-    return tensor
-
-
-def fill(target: Tensor, value: Tensor) -> None:
-    """Overwrite a tensor, or this rank's shard of it, with a complete value; collective."""
-    with torch.no_grad():
-        if isinstance(target, DTensor):
-            value = distribute_tensor(
-                value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
-            )
-        target.copy_(value)
-
-
-def parameters_by_name(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters in the order of their names, a tied one once under its first name."""
-    return dict(sorted(module.named_parameters()))

@@ -4,7 +4,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from etude.common.weights.tensors.words import Words
 
@@ -13,14 +12,6 @@ Dtype = Literal["Float32", "BFloat16"]
 FLOATS = {"Float32": torch.float32, "BFloat16": torch.bfloat16}
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8", torch.int64: "I64"}
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, all of it or a shard; shares the memory."""
-    if isinstance(tensor, DTensor):
-        shard: Tensor = tensor.to_local()
-        return shard
-    return tensor
 
 
 def format_of(tensor: Tensor, *, dtype: Dtype) -> torch.dtype:

@@ -22,8 +22,9 @@ from etude.agent.replay import CallLog
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.turns import Environment, ToolCall
 from etude.common.errors import UnavailableError
-from etude.trainer.rollouts.engine_client import EnvironmentLostError, LeasedEnvironment, Outage
 from etude.trainer.rollouts.leases import Leases
+from etude.trainer.rollouts.outage import Outage
+from etude.trainer.rollouts.sandbox_client import EnvironmentLostError, LeasedEnvironment
 from etude.trainer.rollouts.snapshot_client import LeaseStates
 from etude.v1 import environments_pb2
 

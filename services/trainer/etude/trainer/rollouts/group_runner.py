@@ -19,15 +19,12 @@ from etude.agent.trajectory import Ending, Trajectory
 from etude.agent.turns import Limits, PlatformFaultError, RolloutTask, run_rollout
 from etude.common.errors import EtudeError, UnavailableError
 from etude.trainer.rollouts.client_pool import Peers
-from etude.trainer.rollouts.engine_client import (
-    EnvironmentLostError,
-    GenerateSampler,
-    LeasedEnvironment,
-    Outage,
-)
+from etude.trainer.rollouts.engine_client import GenerateSampler
 from etude.trainer.rollouts.failover import RecoveringEnvironment, Replacing, Tally
 from etude.trainer.rollouts.leases import Launch, Leases, Slots
+from etude.trainer.rollouts.outage import Outage
 from etude.trainer.rollouts.protocol import GroupOrder, WorkerConfig
+from etude.trainer.rollouts.sandbox_client import EnvironmentLostError, LeasedEnvironment
 from etude.trainer.rollouts.snapshot_client import LeaseStates
 from etude.trainer.seeding import derived_seed
 from etude.v1 import environments_pb2, rollout_pb2

@@ -1,18 +1,13 @@
-"""Protocol between the controller, rollout workers and learners, as it crosses Ray."""
+"""Protocol between the controller and rollout workers, as it crosses Ray."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from etude.common.api.run.phases import Phase, RolloutPolicy
+from etude.common.api.run.phases import RolloutPolicy
 from etude.common.api.run.spec import Storage
-from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import UnavailableError
-from etude.common.weights import VersionId
-from etude.common.weights.protocol.manifest import Stats
-from etude.trainer.export.receipts import Base, Receipt
-from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.v1 import environments_pb2
 
 
@@ -20,12 +15,6 @@ class WorkerLostError(UnavailableError):
     """The process that ran a group died; the group may be retried."""
 
     reason = "WorkerLost"
-
-
-class LearnerLostError(UnavailableError):
-    """A learner rank died; the run resumes from its checkpoint and its journal."""
-
-    reason = "LearnerLost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,61 +103,4 @@ class Rollouts(Protocol):
         Raises:
             WorkerLostError: the worker died.
         """
-        ...
-
-
-class Published(NamedTuple):
-    """Size and statistics of a published version."""
-
-    manifest_sha256: str
-    size_bytes: int
-    stats: Stats
-    is_complete: bool
-    """True if it needs no earlier version."""
-
-    @property
-    def density(self) -> float:
-        """Share of the elements that changed."""
-        return self.stats.changed / max(1, self.stats.elements)
-
-    @property
-    def bits_per_change(self) -> float:
-        """Stored bits per changed element."""
-        return 8 * self.size_bytes / max(1, self.stats.changed)
-
-
-class Learners(Protocol):
-    """The learner, all ranks of it together."""
-
-    async def start_phase(self, phase: Phase, step: int) -> None:
-        """Start a phase of which `step` steps are done, or update its settings and data."""
-
-    async def supervised_step(self, step: int) -> StepResult:
-        """Train on the batch of a step, counted from 0."""
-        ...
-
-    async def policy_step(self, batch: PolicyBatch) -> StepResult:
-        """Train on rewards."""
-        ...
-
-    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
-        """Encode the current weights, as a delta from the base if they descend from it.
-
-        Returns:
-            Receipt of each rank, in rank order; nothing is stored yet.
-        """
-        ...
-
-    async def upload(self, version: VersionId) -> None:
-        """Upload an encoded version; other calls may run meanwhile."""
-
-    async def save(self, prefix: str) -> list[CheckpointObject]:
-        """Write the complete state to <prefix>learner/; keys are relative to the prefix."""
-        ...
-
-    async def restore(self, prefix: str) -> None:
-        """Restore the state that was saved at the prefix."""
-
-    async def export(self, prefix: str) -> list[CheckpointObject]:
-        """Write <prefix>model/ as a Hugging Face folder; keys are relative to the prefix."""
         ...

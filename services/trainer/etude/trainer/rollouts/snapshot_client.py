@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from etude.trainer.rollouts.engine_client import Outage
+from etude.trainer.rollouts.outage import Outage
 from etude.v1 import environment_state_pb2, environment_state_pb2_grpc, environments_pb2
 
 _T = TypeVar("_T")

@@ -23,7 +23,8 @@ from etude.common.weights import VersionId
 from etude.common.weights.tensors.words import Words
 from etude.trainer.export.receipts import Base, Receipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
-from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, Learners, Rollouts
+from etude.trainer.learner.protocol import Learners
+from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, Rollouts
 from etude.trainer.seeding import derived_seed
 from etude.trainer.simulation import weights as simulation_weights
 from etude.trainer.simulation.weights import SimulatedPublisher

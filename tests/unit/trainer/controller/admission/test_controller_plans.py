@@ -83,7 +83,7 @@ async def test_a_broker_that_is_away_costs_a_run_one_warning(
         await asyncio.gather(*planner._reports.values())
     await planner.close()
 
-    told = [r for r in caplog.records if "no plan reached the broker" in r.message]
+    told = [r for r in caplog.records if "plan not delivered to the broker" in r.message]
     assert len(told) == 1
 
 

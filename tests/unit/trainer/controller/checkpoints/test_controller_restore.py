@@ -111,7 +111,7 @@ async def test_a_lost_one_is_refused_in_words(make_world: MakeWorld) -> None:
     world = make_world(every_steps=2)
     await world.crash(after=2)
     world.resume = {"number": 1, "step": 7, "branch": 3}
-    with pytest.raises(UserError, match="step 7 is not in the store any more"):
+    with pytest.raises(UserError, match="step 7 is no longer in the store"):
         world.start()
 
 

@@ -25,9 +25,9 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.errors import FencedError, StoreError
 from etude.common.weights import VersionId, claim_epoch, quarantine, read_manifest
-from etude.trainer.compactor.schedule import EMPTY, Failure, KeeperReport
+from etude.trainer.compactor.report import Failure, KeeperReport, Keeping
+from etude.trainer.compactor.schedule import EMPTY
 from etude.trainer.controller import store_retry
-from etude.trainer.controller.publishing.compaction import Keeping
 from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.simulation.workers import SimulatedLearners

@@ -17,10 +17,11 @@ from etude.common.errors import FencedError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.replicas.mirror import Mirror
-from etude.trainer.compactor.schedule import EMPTY, ChainState, Failure, KeeperReport
+from etude.trainer.compactor.report import Failure, KeeperReport, Keeping
+from etude.trainer.compactor.schedule import EMPTY, ChainState
 from etude.trainer.controller.checkpoints.saver import keyframe_of
 from etude.trainer.controller.publishing import compaction
-from etude.trainer.controller.publishing.compaction import Keeping, Upkeep
+from etude.trainer.controller.publishing.compaction import Upkeep
 from etude.trainer.controller.run import Run
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.simulation import weights as simulation_weights

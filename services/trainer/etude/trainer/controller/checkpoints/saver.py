@@ -28,7 +28,7 @@ from etude.trainer import metrics
 from etude.trainer.compactor.schedule import anchor_of
 from etude.trainer.controller.checkpoints.recovery import Book
 from etude.trainer.controller.checkpoints.state import CONTROLLER, ControllerState, epoch_folder
-from etude.trainer.rollouts.protocol import Learners
+from etude.trainer.learner.protocol import Learners
 from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)

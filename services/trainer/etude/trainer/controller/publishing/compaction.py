@@ -4,12 +4,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from etude.common.errors import FencedError
 from etude.common.weights import EpochRecord
 from etude.trainer import metrics
-from etude.trainer.compactor.schedule import KeeperReport, overdue
+from etude.trainer.compactor.report import KeeperReport, Keeping, overdue
 
 log = logging.getLogger(__name__)
 
@@ -24,21 +23,6 @@ REST_S = 10.0
 
 IDLE_S = 60.0
 """Longest time between two rounds, so that released versions are deleted in any case."""
-
-
-class Keeping(Protocol):
-    """Client of a compactor."""
-
-    async def round(self, epoch: int) -> KeeperReport:
-        """Run one round of the compactor.
-
-        Args:
-            epoch: the controller's current one.
-
-        Raises:
-            FencedError: a newer epoch was opened.
-        """
-        ...
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,9 +14,8 @@ from etude.trainer import metrics
 from etude.trainer.controller.publishing.engines import VersionRefusedError
 from etude.trainer.controller.publishing.rollback import abandon
 from etude.trainer.controller.publishing.versions import BaseLostError, Encoded
-from etude.trainer.controller.reporting.rows import version_row
+from etude.trainer.controller.reporting.rows import Published, version_row
 from etude.trainer.controller.run import Run
-from etude.trainer.rollouts.protocol import Published
 from etude.v1 import journal_pb2
 
 MAX_REFUSALS = 2

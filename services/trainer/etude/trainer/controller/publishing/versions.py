@@ -15,7 +15,7 @@ from etude.common.weights.protocol.manifest import WeightManifest, read_manifest
 from etude.trainer.controller.reporting.rows import Place
 from etude.trainer.controller.store_retry import Patience
 from etude.trainer.export.receipts import Base, manifest_of
-from etude.trainer.rollouts.protocol import Learners
+from etude.trainer.learner.protocol import Learners
 
 log = logging.getLogger(__name__)
 

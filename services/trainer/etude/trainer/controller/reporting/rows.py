@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from etude.agent.chat import ChatFormat
 from etude.common.weights import VersionId
+from etude.common.weights.protocol.manifest import Stats
 from etude.trainer.controller.reporting.behaviour import behaviour
 from etude.trainer.learner.batches import StepResult
-from etude.trainer.rollouts.protocol import Published
 from etude.v1 import environments_pb2, journal_pb2, rollout_pb2
 
 Row = dict[str, Any]
@@ -52,6 +52,26 @@ def step_row(place: Place, result: StepResult, *, seconds: float) -> Row:
         tokens_per_second=round(result.tokens / max(seconds, 1e-9), 1),
         weight_digest=result.weight_digest,
     )
+
+
+class Published(NamedTuple):
+    """Size and statistics of a published version."""
+
+    manifest_sha256: str
+    size_bytes: int
+    stats: Stats
+    is_complete: bool
+    """True if it needs no earlier version."""
+
+    @property
+    def density(self) -> float:
+        """Share of the elements that changed."""
+        return self.stats.changed / max(1, self.stats.elements)
+
+    @property
+    def bits_per_change(self) -> float:
+        """Stored bits per changed element."""
+        return 8 * self.size_bytes / max(1, self.stats.changed)
 
 
 def version_row(place: Place, version: VersionId, seconds: float, published: Published) -> Row:

@@ -1,0 +1,53 @@
+"""Protocol between the controller and the learner, as it crosses Ray."""
+
+from typing import Protocol
+
+from etude.common.api.run.phases import Phase
+from etude.common.checkpoints.manifest import CheckpointObject
+from etude.common.errors import UnavailableError
+from etude.common.weights import VersionId
+from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.learner.batches import PolicyBatch, StepResult
+
+
+class LearnerLostError(UnavailableError):
+    """A learner rank died; the run resumes from its checkpoint and its journal."""
+
+    reason = "LearnerLost"
+
+
+class Learners(Protocol):
+    """The learner, all ranks of it together."""
+
+    async def start_phase(self, phase: Phase, step: int) -> None:
+        """Start a phase of which `step` steps are done, or update its settings and data."""
+
+    async def supervised_step(self, step: int) -> StepResult:
+        """Train on the batch of a step, counted from 0."""
+        ...
+
+    async def policy_step(self, batch: PolicyBatch) -> StepResult:
+        """Train on rewards."""
+        ...
+
+    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
+        """Encode the current weights, as a delta from the base if they descend from it.
+
+        Returns:
+            Receipt of each rank, in rank order; nothing is stored yet.
+        """
+        ...
+
+    async def upload(self, version: VersionId) -> None:
+        """Upload an encoded version; other calls may run meanwhile."""
+
+    async def save(self, prefix: str) -> list[CheckpointObject]:
+        """Write the complete state to <prefix>learner/; keys are relative to the prefix."""
+        ...
+
+    async def restore(self, prefix: str) -> None:
+        """Restore the state that was saved at the prefix."""
+
+    async def export(self, prefix: str) -> list[CheckpointObject]:
+        """Write <prefix>model/ as a Hugging Face folder; keys are relative to the prefix."""
+        ...

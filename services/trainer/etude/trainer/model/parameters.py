@@ -1,0 +1,51 @@
+"""Parameters of a policy: names, local shards, gathering, and observation of optimiser steps."""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+class Steps(Protocol):
+    """Observer of the weights that a step changes."""
+
+    def wants(self, name: str) -> bool:
+        """True if steps of this parameter are to be observed."""
+        ...
+
+    def watching(self, name: str, parameter: Tensor) -> AbstractContextManager[None]:
+        """Context around a step of this parameter alone."""
+        ...
+
+
+def parameters_by_name(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters in the order of their names, a tied one once under its first name."""
+    return dict(sorted(module.named_parameters()))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Gather the complete tensor of which this rank may hold a shard; collective."""
+    if isinstance(tensor, DTensor):
+        full: Tensor = tensor.full_tensor()
+        return full
+    return tensor
+
+
+def fill(target: Tensor, value: Tensor) -> None:
+    """Overwrite a tensor, or this rank's shard of it, with a complete value; collective."""
+    with torch.no_grad():
+        if isinstance(target, DTensor):
+            value = distribute_tensor(
+                value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+            )
+        target.copy_(value)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, all of it or a shard; shares the memory."""
+    if isinstance(tensor, DTensor):
+        shard: Tensor = tensor.to_local()
+        return shard
+    return tensor

@@ -1,0 +1,133 @@
+"""Sandbox client: runs one rollout's tool calls in its leased environment."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import grpc
+from typing_extensions import override
+
+from etude.agent import messages
+from etude.agent.tools.base import ToolOutcome
+from etude.agent.turns import Environment, ToolCall
+from etude.common import telemetry
+from etude.common.errors import EtudeError
+from etude.common.rpc import channels
+from etude.trainer.rollouts.outage import UNREACHABLE, Outage
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+MAX_DIFF_BYTES = channels.MAX_MESSAGE_BYTES * 3 // 4
+"""A rollout is scored as one message, in which its calls need room too."""
+
+
+_T = TypeVar("_T")
+
+
+class EnvironmentLostError(EtudeError):
+    """The environment is gone, alone or with its host; waiting does not bring it back."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "EnvironmentLost"
+
+
+class Holding(Protocol):
+    """Holder of leases that learns when one is gone."""
+
+    async def is_gone(self, lease_id: str) -> bool:
+        """Ask whether a lease is gone; False while that is unknown."""
+        ...
+
+    async def until_gone(self, lease_id: str) -> None:
+        """Wait until it is known to be gone."""
+        ...
+
+
+@dataclass(slots=True)
+class LeasedEnvironment(Environment):
+    """Runs one rollout's tools in the environment that it leased.
+
+    Every method raises UnavailableError when the host stayed away, and EnvironmentLostError when
+    the environment is gone.
+    """
+
+    node: "environments_pb2_grpc.EnvNodeServiceAsyncStub"
+    lease: environments_pb2.Lease
+    holding: Holding
+    outage: Outage
+    timeout_s: float
+
+    @override
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
+        request = environments_pb2.RunTurnRequest(
+            lease_id=self.lease.lease_id,
+            agent_token=self.lease.agent_token,
+            calls=[messages.to_call_message(call) for call in calls],
+        )
+
+        async def ask() -> Sequence[ToolOutcome]:
+            answer = await self.node.RunTurn(
+                request, timeout=self.timeout_s, metadata=telemetry.inject()
+            )
+            return [messages.from_result_message(result) for result in answer.results]
+
+        # A call that was answered already is not run again: its id gets the stored result.
+        return await self._answered(ask)
+
+    async def diff(self) -> bytes:
+        """Diff of the workspace, after the end of the rollout; empty if it is too large.
+
+        A policy must not hide its failure by writing more than can be scored.
+        """
+        request = environments_pb2.DiffRequest(
+            lease_id=self.lease.lease_id, control_token=self.lease.control_token
+        )
+
+        async def ask() -> bytes:
+            answers = self.node.Diff(request, timeout=self.timeout_s, metadata=telemetry.inject())
+            data = bytearray()
+            async for answer in answers:
+                data += answer.chunk
+                if len(data) > MAX_DIFF_BYTES:
+                    answers.cancel()
+                    return b""
+            return bytes(data)
+
+        return await self._answered(ask)
+
+    async def _answered(self, ask: Callable[[], Coroutine[None, None, _T]]) -> _T:
+        """Retry a call until it is answered or the environment is lost.
+
+        Raises:
+            AioRpcError: the host refuses the call.
+        """
+        while True:
+            async with self.outage.waiting(f"node {self.lease.endpoint}"):
+                try:
+                    return await self._unless_gone(ask())
+                except grpc.aio.AioRpcError as error:
+                    if await self._is_lost(error.code()):
+                        raise self._lost(error.details() or "the lease is gone") from error
+                    raise
+
+    async def _unless_gone(self, asking: Coroutine[None, None, _T]) -> _T:
+        """Await a call, or the loss of the lease: a frozen host would never end the call."""
+        call = asyncio.create_task(asking, name=f"call to {self.lease.endpoint}")
+        gone = asyncio.create_task(self.holding.until_gone(self.lease.lease_id), name="lease gone")
+        try:
+            await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise self._lost("its host missed its heartbeats")
+            return call.result()
+        finally:
+            for task in (call, gone):
+                task.cancel()
+            await asyncio.gather(call, gone, return_exceptions=True)
+
+    async def _is_lost(self, code: grpc.StatusCode) -> bool:
+        if code is grpc.StatusCode.NOT_FOUND:
+            return True
+        return code in UNREACHABLE and await self.holding.is_gone(self.lease.lease_id)
+
+    def _lost(self, why: str) -> EnvironmentLostError:
+        return EnvironmentLostError(f"lease {self.lease.lease_id} on {self.lease.endpoint}: {why}")
