@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from etude.common.api.meta import API_VERSION
+from etude.common.api.schema import crd
 from etude.operator import names
 
 Manifest = dict[str, Any]
@@ -21,9 +22,7 @@ class Resource(NamedTuple):
 
 
 RESOURCES: Mapping[str, Resource] = {
-    "RLRun": Resource(API_VERSION, "rlruns"),
-    "EnvPool": Resource(API_VERSION, "envpools"),
-    "Checkpoint": Resource(API_VERSION, "checkpoints"),
+    **{kind.name: Resource(API_VERSION, kind.plural) for kind in crd.KINDS},
     "Pod": Resource("v1", "pods"),
     "Service": Resource("v1", "services"),
     "ConfigMap": Resource("v1", "configmaps"),
@@ -72,7 +71,7 @@ Without custom resources that change: the creator owns their defaults, and an ap
 leaves null in place of a mapping, which their schemas reject.
 """
 
-KINDS = ("RLRun", "EnvPool", "Checkpoint")
+KINDS = tuple(kind.name for kind in crd.KINDS)
 """The operator's own kinds: users create them, the operator reconciles them."""
 
 

@@ -1,6 +1,13 @@
 """Prometheus metrics of the operator."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
 from prometheus_client import Counter, Gauge, Histogram
+
+from etude.common.api.meta import Condition
+from etude.operator.conditions import troubles
+from etude.operator.manifests import Ref
 
 RECONCILES = Counter("etude_reconcile", "Passes over one object.", ["kind", "result"])
 RECONCILE_SECONDS = Histogram(
@@ -90,3 +97,28 @@ CERTIFICATES = Counter(
 CA_EXPIRY = Gauge(
     "etude_issuer_ca_expiry_timestamp_seconds", "Expiry of the issuer's last CA, in Unix time."
 )
+
+
+@dataclass(slots=True)
+class ConditionMetric:
+    """Exports the unhealthy conditions of objects, and removes those that have recovered."""
+
+    _exported: dict[Ref, set[tuple[str, str]]] = field(default_factory=dict)
+    """Conditions and their reasons, by object."""
+
+    def export(self, key: Ref, conditions: Iterable[Condition]) -> None:
+        """Export the unhealthy conditions of an object."""
+        self._replace(key, troubles(conditions))
+
+    def remove(self, key: Ref) -> None:
+        """Remove the series of a deleted object."""
+        self._replace(key, set())
+        self._exported.pop(key, None)
+
+    def _replace(self, key: Ref, unhealthy: set[tuple[str, str]]) -> None:
+        about = (key.namespace, key.kind, key.name)
+        for condition in self._exported.get(key, set()) - unhealthy:
+            CONDITION_UNHEALTHY.remove(*about, *condition)
+        for condition in unhealthy:
+            CONDITION_UNHEALTHY.labels(*about, *condition).set(1)
+        self._exported[key] = unhealthy

@@ -14,6 +14,7 @@ from etude.operator.controller.operator import Operator
 from etude.operator.controller.reconciler import Reconciler
 from etude.operator.controller.status_writer import StatusWriter
 from etude.operator.controller.workqueue import WorkQueue
+from etude.operator.kind_registry import KINDS_BY_NAME
 from etude.operator.kube.interface import ConflictError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref, labels, ref
@@ -264,8 +265,9 @@ class Lab:
             self.dirty[key] = None
 
     def _changed(self, manifest: Manifest) -> None:
-        if manifest["kind"] == "RLRun":
-            self.operator.users.see(manifest)
+        kind = KINDS_BY_NAME.get(manifest["kind"])
+        if kind is not None:
+            self.operator.users.see(ref(manifest), kind.references(manifest))
         for key in self.operator.concerned(manifest):
             self.dirty[key] = None
 

@@ -19,6 +19,7 @@ from etude.operator.kube.interface import RefusedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref, ref
 from etude.operator.remotes.clients import MemoryPeers
+from etude.operator.runs.kind import RLRUN
 
 LIMIT_S = 30.0
 Acting = tuple[MemoryCluster, contextlib.AbstractAsyncContextManager[Operator]]
@@ -112,10 +113,10 @@ def test_runs_are_found_by_the_pools_of_others_that_they_refer_to(
 ) -> None:
     users = Users()
     run = run_body()
-    users.see(run)
+    users.see(ref(run), RLRUN.references(run))
     assert not users.of(Ref("EnvPool", "lab", "demo-repos")), "its own pool belongs to it"
     run["spec"]["roles"]["environments"] = [{"name": "repos", "poolRef": {"name": "shared"}}]
-    users.see(run)
+    users.see(ref(run), RLRUN.references(run))
     assert users.of(Ref("EnvPool", "lab", "shared")) == [Ref("RLRun", "lab", "demo")]
     assert not users.of(Ref("EnvPool", "elsewhere", "shared"))
 

@@ -5,8 +5,8 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from etude.common.api.kinds import RLRun
-from etude.operator.controller.object_metrics import Measures
 from etude.operator.manifests import Ref
+from etude.operator.runs.kind import RunGauges
 
 ABOUT = {"namespace": "lab", "run": "measured"}
 
@@ -22,10 +22,10 @@ def test_pods_of_each_role_are_shown_until_their_run_is_gone(run_body: Any) -> N
         {"name": "trainer", "desired": 1, "ready": 1},
         {"name": "inference", "desired": 4, "ready": 3},
     ]
-    measures = Measures()
-    measures.run(RLRun.model_validate({**body, "status": {"roles": roles}}))
+    gauges = RunGauges()
+    gauges.export(RLRun.model_validate({**body, "status": {"roles": roles}}))
     assert [shown("inference", state) for state in ("desired", "ready")] == [4, 3]
     assert shown("trainer", "ready") == 1
-    measures.forget(Ref("RLRun", "lab", "measured"))
+    gauges.remove(Ref("RLRun", "lab", "measured"))
     assert shown("inference", "desired") is None
     assert shown("trainer", "ready") is None

@@ -6,8 +6,8 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from etude.common.api.kinds import RLRun
-from etude.operator.controller.object_metrics import Measures
 from etude.operator.manifests import Ref
+from etude.operator.runs.kind import RunGauges
 
 Build = Callable[..., dict[str, Any]]
 NAME = "troubled"
@@ -38,17 +38,17 @@ def shown() -> set[tuple[str, str]]:
 def test_a_condition_that_is_wrong_is_shown_until_it_is_right_or_the_run_is_gone(
     run_body: Build,
 ) -> None:
-    measures = Measures()
+    gauges = RunGauges()
     late = ("CheckpointHealthy", "False", "StorageUnavailable")
     slow = ("Degraded", "True", "ReplicaLagging")
-    measures.run(run_with(run_body, late, slow, ("Progressing", "False", "WaitingForRoles")))
+    gauges.export(run_with(run_body, late, slow, ("Progressing", "False", "WaitingForRoles")))
     assert shown() == {("CheckpointHealthy", "StorageUnavailable"), ("Degraded", "ReplicaLagging")}
 
     well = ("CheckpointHealthy", "True", "CheckpointVerified")
-    measures.run(run_with(run_body, well, ("Degraded", "True", "KeyframeOverdue")))
+    gauges.export(run_with(run_body, well, ("Degraded", "True", "KeyframeOverdue")))
     assert shown() == {("Degraded", "KeyframeOverdue")}
 
-    measures.forget(Ref("RLRun", "lab", NAME))
+    gauges.remove(Ref("RLRun", "lab", NAME))
     assert shown() == set()
 
 
@@ -56,5 +56,5 @@ def test_what_a_user_has_to_write_differently_and_what_is_over_are_no_trouble(
     run_body: Build,
 ) -> None:
     wrong = ("Accepted", "False", "InvalidParameters")
-    Measures().run(run_with(run_body, wrong, ("Failed", "True", "RestartsExhausted")))
+    RunGauges().export(run_with(run_body, wrong, ("Failed", "True", "RestartsExhausted")))
     assert shown() == set()

@@ -12,7 +12,7 @@ from etude.common.api.schema import crd
 from etude.operator.actions import Action, Decision
 from etude.operator.checkpoints import decide
 from etude.operator.checkpoints.job_slots import Underway
-from etude.operator.kind import Kind, KindContext, KindReconciler, PassInput
+from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import KINDS, Manifest, checkpoint_of
 
 
@@ -25,12 +25,10 @@ class CheckpointReconciler(KindReconciler[Checkpoint, CheckpointStatus]):
 
     @override
     def decide(
-        self, resource: Checkpoint, manifest: Manifest, given: PassInput
+        self, resource: Checkpoint, manifest: Manifest, inputs: PassInput
     ) -> Decision[CheckpointStatus]:
-        observed = decide.gather(
-            self.context.cluster, resource, given.problem, self._pending_jobs
-        )
-        return decide.decide(resource, observed, given.now, self.context.platform)
+        observed = decide.gather(self.context.cluster, resource, inputs.problem, self._pending_jobs)
+        return decide.decide(resource, observed, inputs.now, self.context.platform)
 
     @override
     def reserve(self, actions: Sequence[Action]) -> contextlib.AbstractContextManager[None]:
@@ -42,7 +40,7 @@ def _owner_of(child: Manifest) -> str | None:
     return None if child["kind"] in KINDS else checkpoint_of(child)
 
 
-CHECKPOINT = Kind(
+CHECKPOINT = ResourceKind(
     definition=crd.CHECKPOINT,
     model=Checkpoint,
     status=CheckpointStatus,

@@ -1,4 +1,4 @@
-"""Writes docs/reference/reasons.md from the reason codes: `python -m etude.operator.commands.reason_reference`."""
+"""Reason reference: writes docs/reference/reasons.md from the reason codes."""
 
 import ast
 import inspect

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from etude.common.api import yaml_documents
-from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.errors import Problem, UserError
-from etude.operator.builders import pool as desired_pools
-from etude.operator.builders import run as desired
-from etude.operator.builders.run import Platform, RunShape
+from etude.operator.builders.run import Platform
+from etude.operator.kind_registry import KINDS_BY_NAME
 from etude.operator.manifests import Manifest
 
 EXIT_INVALID = 4
@@ -22,20 +20,14 @@ def rendered(manifest: object, platform: Platform) -> Iterator[Manifest]:
     Raises:
         ValueError: the object is neither an RLRun nor an EnvPool, or is not valid.
     """
-    match manifest.get("kind") if isinstance(manifest, dict) else None:
-        case "RLRun":
-            run = RLRun.model_validate(manifest)
-            for child in desired.run_children(run, RunShape(images=platform.images), platform):
-                yield child
-                if child["kind"] == "EnvPool":
-                    yield from rendered(child, platform)
-        case "EnvPool":
-            pool = EnvPool.model_validate(manifest)
-            # The number of hosts of an autoscaled pool is unknown: one host is rendered.
-            ordinals = tuple(range(pool.spec.asked_replicas))
-            yield from desired_pools.pool_children(pool, ordinals, platform.images, platform)
-        case other:
-            raise ValueError(f"kind {other!r} has no children: give an RLRun or an EnvPool")
+    name = manifest.get("kind") if isinstance(manifest, dict) else None
+    kind = KINDS_BY_NAME.get(str(name))
+    if kind is None or kind.children is None:
+        raise ValueError(f"kind {name!r} has no children: give an RLRun or an EnvPool")
+    for child in kind.children(kind.model.model_validate(manifest), platform):
+        yield child
+        if child["kind"] in KINDS_BY_NAME:
+            yield from rendered(child, platform)
 
 
 def main() -> None:

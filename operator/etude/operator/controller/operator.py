@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from etude.operator import metrics, names, tracing
+from etude.operator import metrics, tracing
 from etude.operator.builders.run import Platform
 from etude.operator.clock import Clock
 from etude.operator.controller.pod_startup import Startups
@@ -15,8 +15,9 @@ from etude.operator.controller.reconciler import Reconciler
 from etude.operator.controller.references import Users
 from etude.operator.controller.status_writer import Pace, StatusWriter
 from etude.operator.controller.workqueue import WorkQueue
+from etude.operator.kind_registry import KINDS, KINDS_BY_NAME
 from etude.operator.kube.interface import Cluster, ClusterError, ConflictError, RefusedError
-from etude.operator.manifests import KINDS, Manifest, Ref, checkpoint_of, labels, ref
+from etude.operator.manifests import Manifest, Ref, ref
 from etude.operator.remotes.clients import Peers
 from etude.operator.remotes.followers import Followers
 from etude.operator.remotes.report_store import ReportBook
@@ -53,41 +54,38 @@ class Operator:
 
     def changed(self, manifest: Manifest) -> None:
         """Queue every object that a changed one may concern."""
-        self._index(manifest, is_gone=self.cluster.get(ref(manifest)) is None)
+        self._index(manifest, is_deleted=self.cluster.get(ref(manifest)) is None)
         for key in self.concerned(manifest):
             self.queue.add(key)
 
-    def _index(self, manifest: Manifest, *, is_gone: bool) -> None:
-        if manifest["kind"] == "RLRun" and is_gone:
+    def _index(self, manifest: Manifest, *, is_deleted: bool) -> None:
+        kind = KINDS_BY_NAME.get(manifest["kind"])
+        if kind is not None and is_deleted:
             self.users.forget(ref(manifest))
-        elif manifest["kind"] == "RLRun":
-            self.users.see(manifest)
-        elif manifest["kind"] == "Pod" and is_gone:
+        elif kind is not None:
+            self.users.see(ref(manifest), kind.references(manifest))
+        elif manifest["kind"] == "Pod" and is_deleted:
             self.startups.forget(manifest)
         elif manifest["kind"] == "Pod":
             self.startups.see(manifest)
 
     def concerned(self, manifest: Manifest) -> list[Ref]:
         """Keys of the objects that a change may concern."""
-        found, namespace = labels(manifest), ref(manifest).namespace
-        kind = manifest["kind"]
-        keys = [ref(manifest)] if kind in KINDS else []
-        checkpoint = None if kind in KINDS else checkpoint_of(manifest)
-        if checkpoint is not None:
-            keys.append(Ref("Checkpoint", namespace, checkpoint))
-        elif names.POOL in found:
-            keys.append(Ref("EnvPool", namespace, found[names.POOL]))
-        elif names.RUN in found:
-            keys.append(Ref("RLRun", namespace, found[names.RUN]))
-        if kind in {"EnvPool", "Checkpoint"}:
-            keys += self.users.of(ref(manifest))
-        return keys
+        key = ref(manifest)
+        keys = [key] if key.kind in KINDS_BY_NAME else []
+        # The owner of a child is of the last kind that its labels name: a pool's own pods also have
+        # the label of the pool's run.
+        for kind in reversed(KINDS):
+            owner = kind.owner_of(manifest)
+            if owner is not None:
+                keys.append(Ref(kind.name, key.namespace, owner))
+                break
+        return [*keys, *self.users.of(key)]
 
     def add_all(self) -> None:
         """Queue every object of the operator's kinds."""
-        for kind in KINDS:
-            for manifest in self.cluster.every(kind):
-                self.queue.add(ref(manifest))
+        for manifest in _own_objects(self.cluster):
+            self.queue.add(ref(manifest))
 
     async def _resync(self) -> None:
         while True:
@@ -147,6 +145,11 @@ def is_unanswered(cluster: Cluster, key: Ref) -> bool:
     return bool(said != manifest["metadata"].get("generation"))
 
 
+def _own_objects(cluster: Cluster) -> Iterator[Manifest]:
+    for kind in KINDS:
+        yield from cluster.every(kind.name)
+
+
 @contextlib.asynccontextmanager
 async def operator(
     cluster: Cluster,
@@ -172,8 +175,8 @@ async def operator(
             writer=StatusWriter(cluster, clock, instance, pace),
         )
         made = Operator(cluster, reconciler, queue)
-        for run in cluster.every("RLRun"):
-            made.users.see(run)
+        for manifest in _own_objects(cluster):
+            made.users.see(ref(manifest), KINDS_BY_NAME[manifest["kind"]].references(manifest))
         cluster.subscribe(made.changed)
         try:
             yield made

@@ -11,8 +11,8 @@ from typing import TextIO
 
 from etude.common.errors import Problem, UserError
 from etude.common.run_folder.lock import LOCK
-from etude.operator.clock import seconds
-from etude.operator.manifests import KINDS, Manifest, condition, is_true, ref
+from etude.operator.kind_registry import KINDS_BY_NAME
+from etude.operator.manifests import Manifest, condition, ref
 
 OBJECTS = "objects.json"
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.05
@@ -65,7 +65,8 @@ def remembered(folder: Path) -> list[Manifest]:
     if not path.exists():
         return []
     found: list[Manifest] = json.loads(path.read_bytes())
-    return [_awake(manifest, path.stat().st_mtime) for manifest in found]
+    written_s = path.stat().st_mtime
+    return [KINDS_BY_NAME[m["kind"]].restore(m, written_s) for m in found]
 
 
 def last_of(folder: Path, run: Manifest) -> Manifest | None:
@@ -84,7 +85,7 @@ def last_of(folder: Path, run: Manifest) -> Manifest | None:
 
 def remember(folder: Path, objects: Sequence[Manifest]) -> None:
     """Save the objects that outlive the runtime, atomically."""
-    kept = [manifest for manifest in objects if manifest["kind"] in KINDS]
+    kept = [manifest for manifest in objects if manifest["kind"] in KINDS_BY_NAME]
     partial = folder / f"{OBJECTS}.partial"
     partial.write_text(json.dumps(kept, separators=(",", ":")))
     partial.replace(folder / OBJECTS)
@@ -105,23 +106,3 @@ def ending(run: Manifest) -> str:
     found = outcome(run)
     fact = condition(run, found) if found else {}
     return ": ".join(part for part in (fact.get("reason", ""), fact.get("message", "")) if part)
-
-
-def _awake(manifest: Manifest, last_s: float) -> Manifest:
-    """The object as a new runtime continues it.
-
-    A killed runtime held pods until its last write. A failed run is retried from its last
-    checkpoint, and a hold ends: the user who starts it again has fixed the cause.
-    """
-    status = {key: value for key, value in manifest.get("status", {}).items() if key != "hold"}
-    if manifest["kind"] != "RLRun" or is_true(manifest, "Complete"):
-        return manifest
-    active = dict(status.get("active", {}))
-    if "since" in active:
-        held_s = max(0.0, last_s - seconds(active.pop("since")))
-        active["seconds"] = active.get("seconds", 0.0) + held_s
-    if not is_true(manifest, "Failed"):
-        return {**manifest, "status": {**status, "active": active}}
-    lasting = ("attempt", "startTime", "resolved", "resumption")
-    kept = {key: status[key] for key in lasting if key in status}
-    return {**manifest, "status": {**kept, "active": active}}

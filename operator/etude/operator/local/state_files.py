@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.common.run_folder.state import LocalState, write_state
+from etude.operator.kind_registry import KINDS
 from etude.operator.local import run_folder
 from etude.operator.local.process_cluster import ProcessCluster, ProcessKubelet
-from etude.operator.manifests import KINDS, Manifest, Ref
+from etude.operator.manifests import Manifest, Ref
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class StateFiles:
             self._is_failing = False
 
     def _write(self) -> None:
-        objects = [m for kind in KINDS for m in self.cluster.every(kind)]
+        objects = [m for kind in KINDS for m in self.cluster.every(kind.name)]
         if objects != self._objects:
             run_folder.remember(self.folder, objects)
             self._objects = objects

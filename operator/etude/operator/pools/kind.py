@@ -12,7 +12,7 @@ from etude.operator import metrics, names
 from etude.operator.actions import Decision, Moment
 from etude.operator.builders.pool import pool_children
 from etude.operator.builders.run import Platform, brokers
-from etude.operator.kind import Kind, KindContext, KindReconciler, PassInput
+from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import Manifest, Ref, labels, ref
 from etude.operator.metrics import ConditionMetric
 from etude.operator.pools import decide, observe
@@ -20,69 +20,19 @@ from etude.operator.pools.size import Sizers
 from etude.operator.remotes.followers import Peer
 
 MAX_GAP_S = 30.0
-"""Longest gap between two passes that is counted as idle; in a longer one another operator acted."""
+"""Longest gap between two passes that counts; in a longer one another operator acted."""
 WAIT_QUANTILES = ("0.5", "0.99")
 
 
 @dataclass(slots=True)
-class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
-    """Observes pools, follows their brokers, sizes and decides."""
+class PoolGauges:
+    """Metrics of single pools."""
 
-    context: KindContext
-    sizers: Sizers = field(default_factory=Sizers)
     _conditions: ConditionMetric = field(default_factory=ConditionMetric)
     _idle_since: dict[Ref, float] = field(default_factory=dict)
     """Monotonic time at which each pool's idle slots were counted last."""
 
-    @override
-    def decide(
-        self, resource: EnvPool, manifest: Manifest, given: PassInput
-    ) -> Decision[EnvPoolStatus]:
-        pool, context = resource, self.context
-        observed = observe.gather(context.cluster, context.reports, pool, given.problem)
-        self._follow(pool, manifest, observed.brokers)
-        if pool.status.resolved is not None:
-            sizer = self.sizers.of(pool)
-            size = sizer.size(pool, observed.nodes, observed.report, observed.asking, given.now)
-            observed = replace(observed, size=size)
-        self._export(pool, given.now)
-        return decide.decide(pool, observed, given.now, context.platform)
-
-    @override
-    def record_apply(self, manifest: Manifest) -> None:
-        """Count a created host; hosts are never changed, so each apply creates one."""
-        found = labels(manifest)
-        if manifest["kind"] in {"Pod", "Sandbox"} and found.get(names.ROLE) == names.NODE:
-            metrics.POOL_CREATES.labels(ref(manifest).namespace, found[names.POOL]).inc()
-
-    @override
-    def forget(self, key: Ref, uid: str) -> None:
-        self.sizers.forget(uid)
-        self._idle_since.pop(key, None)
-        self._conditions.remove(key)
-        about = (key.namespace, key.name)
-        for state in Slots.model_fields:
-            metrics.POOL_SLOTS.remove(*about, state)
-        for quantile in WAIT_QUANTILES:
-            metrics.POOL_WAIT.remove(*about, quantile)
-        for series in (
-            metrics.POOL_DESIRED,
-            metrics.POOL_WARM,
-            metrics.POOL_CREATES,
-            metrics.POOL_IDLE,
-        ):
-            series.remove(*about)
-
-    def _follow(self, pool: EnvPool, manifest: Manifest, pods: Sequence[Manifest]) -> None:
-        for number, target in enumerate(brokers(pool.metadata.name, pool.spec.brokers)):
-            self.context.followers.follow_ready_pod(
-                ref(manifest),
-                Peer(pool.metadata.uid, number),
-                target,
-                [pod for pod in pods if names.ordinal(pod["metadata"]["name"]) == number],
-            )
-
-    def _export(self, pool: EnvPool, now: Moment) -> None:
+    def export(self, pool: EnvPool, now: Moment) -> None:
         """Export the metrics of a pool."""
         about = (pool.metadata.namespace, pool.metadata.name)
         key, status = Ref("EnvPool", *about), pool.status
@@ -102,6 +52,67 @@ class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
         if 0 < elapsed_s <= MAX_GAP_S:
             metrics.POOL_IDLE.labels(*about).inc(elapsed_s * status.slots.idle)
 
+    def remove(self, key: Ref) -> None:
+        """Remove the series of a deleted pool."""
+        self._idle_since.pop(key, None)
+        self._conditions.remove(key)
+        about = (key.namespace, key.name)
+        for state in Slots.model_fields:
+            metrics.POOL_SLOTS.remove(*about, state)
+        for quantile in WAIT_QUANTILES:
+            metrics.POOL_WAIT.remove(*about, quantile)
+        for series in (
+            metrics.POOL_DESIRED,
+            metrics.POOL_WARM,
+            metrics.POOL_CREATES,
+            metrics.POOL_IDLE,
+        ):
+            series.remove(*about)
+
+
+@dataclass(slots=True)
+class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
+    """Observes pools, follows their brokers, sizes and decides."""
+
+    context: KindContext
+    sizers: Sizers = field(default_factory=Sizers)
+    _gauges: PoolGauges = field(default_factory=PoolGauges)
+
+    @override
+    def decide(
+        self, resource: EnvPool, manifest: Manifest, inputs: PassInput
+    ) -> Decision[EnvPoolStatus]:
+        pool, context = resource, self.context
+        observed = observe.gather(context.cluster, context.reports, pool, inputs.problem)
+        self._follow(pool, manifest, observed.brokers)
+        if pool.status.resolved is not None:
+            sizer = self.sizers.of(pool)
+            size = sizer.size(pool, observed.nodes, observed.report, observed.asking, inputs.now)
+            observed = replace(observed, size=size)
+        self._gauges.export(pool, inputs.now)
+        return decide.decide(pool, observed, inputs.now, context.platform)
+
+    @override
+    def record_apply(self, manifest: Manifest) -> None:
+        """Count a created host; hosts are never changed, so each apply creates one."""
+        found = labels(manifest)
+        if manifest["kind"] in {"Pod", "Sandbox"} and found.get(names.ROLE) == names.NODE:
+            metrics.POOL_CREATES.labels(ref(manifest).namespace, found[names.POOL]).inc()
+
+    @override
+    def forget(self, key: Ref, uid: str) -> None:
+        self.sizers.forget(uid)
+        self._gauges.remove(key)
+
+    def _follow(self, pool: EnvPool, manifest: Manifest, pods: Sequence[Manifest]) -> None:
+        for number, target in enumerate(brokers(pool.metadata.name, pool.spec.brokers)):
+            self.context.followers.follow_ready_pod(
+                ref(manifest),
+                Peer(pool.metadata.uid, number),
+                target,
+                [pod for pod in pods if names.ordinal(pod["metadata"]["name"]) == number],
+            )
+
 
 def _children(pool: EnvPool, platform: Platform) -> list[Manifest]:
     # The number of hosts of an autoscaled pool is unknown: one host is rendered.
@@ -109,7 +120,7 @@ def _children(pool: EnvPool, platform: Platform) -> list[Manifest]:
     return pool_children(pool, ordinals, platform.images, platform)
 
 
-ENV_POOL = Kind(
+ENV_POOL = ResourceKind(
     definition=crd.ENV_POOL,
     model=EnvPool,
     status=EnvPoolStatus,

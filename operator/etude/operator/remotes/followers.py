@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.operator.kube.interface import Cluster
-from etude.operator.manifests import Ref
+from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, uid
 from etude.operator.remotes.clients import PeerError, Peers
 from etude.operator.remotes.report_store import ReportBook
 
@@ -61,6 +61,14 @@ class Followers:
             self._following[peer] = Following(pod_uid, task)
             if key.kind == "RLRun":
                 self.book.began(peer.uid)
+
+    def follow_ready_pod(self, key: Ref, peer: Peer, target: str, pods: Sequence[Manifest]) -> None:
+        """Follow the first ready pod of these; stop following if there is none."""
+        ready = [pod for pod in pods if is_true(pod, "Ready") and not is_deleting(pod)]
+        if ready:
+            self.follow(key, peer, target, pod_uid=uid(ready[0]))
+        else:
+            self.leave(peer)
 
     def leave(self, peer: Peer) -> None:
         """Stop following a peer whose pod is not ready."""

@@ -14,7 +14,7 @@ from etude.operator.actions import Decision
 from etude.operator.builders.addresses import address
 from etude.operator.builders.run import Platform, RunShape, run_children
 from etude.operator.clock import seconds
-from etude.operator.kind import Kind, KindContext, KindReconciler, PassInput
+from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import Manifest, Ref, is_true, labels, ref
 from etude.operator.metrics import ConditionMetric
 from etude.operator.pod_failures import of_attempt
@@ -26,52 +26,12 @@ from etude.operator.runs.lifecycle import transitions
 
 
 @dataclass(slots=True)
-class RunReconciler(KindReconciler[RLRun, RLRunStatus]):
-    """Observes runs, follows their controllers, decides."""
+class RunGauges:
+    """Metrics of single runs."""
 
-    context: KindContext
     _conditions: ConditionMetric = field(default_factory=ConditionMetric)
 
-    @override
-    def decide(
-        self, resource: RLRun, manifest: Manifest, given: PassInput
-    ) -> Decision[RLRunStatus]:
-        run, reports = resource, self.context.reports
-        uid = run.metadata.uid
-        if run.spec.managed_by != lifecycle.OPERATOR:
-            self.context.followers.leave_object(uid)
-            return Decision(status=run.status)
-        reported = run.status.reported
-        # A restarted operator asks for the reports after this position.
-        reports.dealt_with(uid, Position(reported.epoch, reported.sequence))
-        self._follow(run, manifest)
-        observed = observe.gather(self.context.cluster, reports, run, given.problem, given.rejected)
-        if run.spec.suspend and run.status.intent is None and observed.is_gone:
-            reports.ended(uid)
-        self._export(run)
-        return decide.decide(run, observed, given.now, self.context.platform)
-
-    @override
-    def forget(self, key: Ref, uid: str) -> None:
-        about = (key.namespace, key.name)
-        for gauge in (metrics.RUN_STEP, metrics.RUN_ETTR, metrics.RUN_STALENESS):
-            gauge.remove(*about)
-        metrics.RUN_PODS.remove_by_labels({"namespace": key.namespace, "run": key.name})
-        self._conditions.remove(key)
-
-    def _follow(self, run: RLRun, manifest: Manifest) -> None:
-        """Follow the reports of the controller of the present attempt."""
-        attempt = transitions.attempts_of(run).get(names.TRAINER, 0)
-        pods = observe.role_pods(self.context.cluster, run).get(names.TRAINER, ())
-        controllers = [pod for pod in pods if labels(pod).get(names.RAY_NODE) != "worker"]
-        self.context.followers.follow_ready_pod(
-            ref(manifest),
-            Peer(run.metadata.uid),
-            address(run, names.TRAINER),
-            of_attempt(controllers, attempt),
-        )
-
-    def _export(self, run: RLRun) -> None:
+    def export(self, run: RLRun) -> None:
         """Export the metrics of a run."""
         about = (run.metadata.namespace, run.metadata.name)
         status = run.status
@@ -85,6 +45,59 @@ class RunReconciler(KindReconciler[RLRun, RLRunStatus]):
         for role in status.roles:
             metrics.RUN_PODS.labels(*about, role.name, "desired").set(role.desired)
             metrics.RUN_PODS.labels(*about, role.name, "ready").set(role.ready)
+
+    def remove(self, key: Ref) -> None:
+        """Remove the series of a deleted run."""
+        about = (key.namespace, key.name)
+        for gauge in (metrics.RUN_STEP, metrics.RUN_ETTR, metrics.RUN_STALENESS):
+            gauge.remove(*about)
+        metrics.RUN_PODS.remove_by_labels({"namespace": key.namespace, "run": key.name})
+        self._conditions.remove(key)
+
+
+@dataclass(slots=True)
+class RunReconciler(KindReconciler[RLRun, RLRunStatus]):
+    """Observes runs, follows their controllers, decides."""
+
+    context: KindContext
+    _gauges: RunGauges = field(default_factory=RunGauges)
+
+    @override
+    def decide(
+        self, resource: RLRun, manifest: Manifest, inputs: PassInput
+    ) -> Decision[RLRunStatus]:
+        run, reports = resource, self.context.reports
+        uid = run.metadata.uid
+        if run.spec.managed_by != lifecycle.OPERATOR:
+            self.context.followers.leave_object(uid)
+            return Decision(status=run.status)
+        reported = run.status.reported
+        # A restarted operator asks for the reports after this position.
+        reports.dealt_with(uid, Position(reported.epoch, reported.sequence))
+        self._follow(run, manifest)
+        observed = observe.gather(
+            self.context.cluster, reports, run, inputs.problem, inputs.rejected
+        )
+        if run.spec.suspend and run.status.intent is None and observed.is_gone:
+            reports.ended(uid)
+        self._gauges.export(run)
+        return decide.decide(run, observed, inputs.now, self.context.platform)
+
+    @override
+    def forget(self, key: Ref, uid: str) -> None:
+        self._gauges.remove(key)
+
+    def _follow(self, run: RLRun, manifest: Manifest) -> None:
+        """Follow the reports of the controller of the present attempt."""
+        attempt = transitions.attempts_of(run).get(names.TRAINER, 0)
+        pods = observe.role_pods(self.context.cluster, run).get(names.TRAINER, ())
+        controllers = [pod for pod in pods if labels(pod).get(names.RAY_NODE) != "worker"]
+        self.context.followers.follow_ready_pod(
+            ref(manifest),
+            Peer(run.metadata.uid),
+            address(run, names.TRAINER),
+            of_attempt(controllers, attempt),
+        )
 
 
 def _children(run: RLRun, platform: Platform) -> list[Manifest]:
@@ -122,7 +135,7 @@ def _restore(run: Manifest, written_s: float) -> Manifest:
     return {**run, "status": {**kept, "active": active}}
 
 
-RLRUN = Kind(
+RLRUN = ResourceKind(
     definition=crd.RLRUN,
     model=RLRun,
     status=RLRunStatus,

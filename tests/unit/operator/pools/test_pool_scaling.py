@@ -321,7 +321,9 @@ async def test_how_long_nodes_take_outlives_the_operator(lab: Any) -> None:
     assert told.samples >= 3
     await lab.kill()
     await lab.settle()
-    sizer = lab.reconciler.sizers.of(EnvPool.model_validate(lab.cluster.objects()[KEY]))
+    sizer = lab.reconciler.kinds["EnvPool"].sizers.of(
+        EnvPool.model_validate(lab.cluster.objects()[KEY])
+    )
     assert f"{sizer.provisions.found.p50_s:.1f}" == told.p50_seconds
     assert pool.status.provision == told, "or the one after this would know nothing"
 

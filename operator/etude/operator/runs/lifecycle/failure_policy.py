@@ -138,7 +138,7 @@ def _always(failure: PodFailure, *, has_begun: bool) -> Outcome:
 def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
     """The transition for the gravest failure in the run's pods; None if none is needed."""
     attempts = transitions.attempts_of(run)
-    rules = run.spec.listed
+    rules = run.spec.failure_policy.listed
     awaited = conditions(rules)
     found = [
         failure
@@ -181,7 +181,7 @@ def after_stall(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
     left = limits.progress_left_s(run, seen, now)
     if left is not None and left <= 0 and report.status is not None:
         message = f"nothing was finished for {limits.progress_limit_s(run, report.status):.0f} s"
-        verdict = stalled(run.spec.listed)
+        verdict = stalled(run.spec.failure_policy.listed)
         if verdict.outcome is not Outcome.IGNORE:
             return Undertaking(
                 _following(run, verdict, names.TRAINER, Reason.NO_PROGRESS, message, now)
