@@ -27,7 +27,6 @@ class KindContext:
     cluster: Cluster
     reports: ReportBook
     followers: Followers
-    platform: Platform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +34,7 @@ class PassInput:
     """The input of one pass beside the object."""
 
     now: Moment
+    platform: Platform
     problem: Fact | None = None
     """Why the last decision about the object was not carried out."""
     rejected: frozenset[Ref] = frozenset()

@@ -28,7 +28,7 @@ class CheckpointReconciler(KindReconciler[Checkpoint, CheckpointStatus]):
         self, resource: Checkpoint, manifest: Manifest, inputs: PassInput
     ) -> Decision[CheckpointStatus]:
         observed = decide.gather(self.context.cluster, resource, inputs.problem, self._pending_jobs)
-        return decide.decide(resource, observed, inputs.now, self.context.platform)
+        return decide.decide(resource, observed, inputs.now, inputs.platform)
 
     @override
     def reserve(self, actions: Sequence[Action]) -> contextlib.AbstractContextManager[None]:

@@ -49,7 +49,6 @@ class Reconciler:
             cluster=self.cluster,
             reports=self.book,
             followers=self.followers,
-            platform=self.platform,
         )
         self.kinds = {kind.name: kind.reconciler(context) for kind in KINDS}
         self._executor = ActionExecutor(
@@ -99,6 +98,7 @@ class Reconciler:
             return await self.writer.write(manifest, report)
         inputs = PassInput(
             now=now,
+            platform=self.platform,
             problem=self._rejections.fact(uid(manifest)),
             rejected=self._rejections.aims(uid(manifest)),
         )

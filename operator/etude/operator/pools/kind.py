@@ -90,7 +90,7 @@ class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
             size = sizer.size(pool, observed.nodes, observed.report, observed.asking, inputs.now)
             observed = replace(observed, size=size)
         self._gauges.export(pool, inputs.now)
-        return decide.decide(pool, observed, inputs.now, context.platform)
+        return decide.decide(pool, observed, inputs.now, inputs.platform)
 
     @override
     def record_apply(self, manifest: Manifest) -> None:

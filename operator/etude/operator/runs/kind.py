@@ -81,7 +81,7 @@ class RunReconciler(KindReconciler[RLRun, RLRunStatus]):
         if run.spec.suspend and run.status.intent is None and observed.is_gone:
             reports.ended(uid)
         self._gauges.export(run)
-        return decide.decide(run, observed, inputs.now, self.context.platform)
+        return decide.decide(run, observed, inputs.now, inputs.platform)
 
     @override
     def forget(self, key: Ref, uid: str) -> None:
