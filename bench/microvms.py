@@ -28,8 +28,7 @@ from etude.envserver.drivers.vm import guest_vm, host_cpu
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.prewarm import warm_up
-from etude.envserver.drivers.vm.qemu import delta, template
-from etude.envserver.drivers.vm.qemu import template as qemu_template
+from etude.envserver.drivers.vm.qemu import boot, delta, template
 from etude.envserver.drivers.vm.qemu.command_line import Machine
 from etude.envserver.drivers.vm.qemu.template import Template
 from etude.envserver.drivers.vm.qemu.vm import Vm
@@ -100,8 +99,8 @@ class Bench:
     async def paused(self) -> Vm:
         """A restored clone that has not run."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        shell = await qemu_template.spawn_shell(self.template, folder=folder, jail=Jail())
-        await qemu_template.restore(shell, self.template)
+        shell = await template.spawn_shell(self.template, folder=folder, jail=Jail())
+        await template.restore(shell, self.template)
         return shell
 
     async def guest(self) -> Guest:
@@ -138,14 +137,14 @@ class Bench:
         shells, paused = [], []
         for _ in range(count):
             folder = Path(tempfile.mkdtemp(dir=self.folder))
-            shell = await qemu_template.spawn_shell(self.template, folder=folder, jail=Jail())
+            shell = await template.spawn_shell(self.template, folder=folder, jail=Jail())
             clock = Clock([shell.pid])
             clock.start()
             found = await guest_vm.begun(shell, self.template, name="bench")
             shells.append(clock.stop())
             await found.destroy()
             folder = Path(tempfile.mkdtemp(dir=self.folder))
-            shell = await qemu_template.spawn_shell(self.template, folder=folder, jail=Jail())
+            shell = await template.spawn_shell(self.template, folder=folder, jail=Jail())
             waiting = await guest_vm.paused(shell, self.template)
             clock = Clock([shell.pid])
             clock.start()
@@ -261,23 +260,23 @@ async def booted(spec: ImageSpec, agent: Path, folder: Path, say: Callable[[str]
     machine = Machine(tsc_khz=host_cpu.host_tsc_khz())
     clock = Clock()
     clock.start()
-    booting = await template.boot(
+    booting = await boot.boot(
         image, machine, folder=Path(tempfile.mkdtemp(dir=folder)), jail=Jail()
     )
     reader, writer = await asyncio.open_unix_connection(sock=await booting.vm.agent())
     channel = GuestChannel(reader, writer)
     await channel.hello(timeout_s=LIMIT_S)
-    boot = clock.stop(booting.vm.pid)
+    booted_ms = clock.stop(booting.vm.pid)
     await channel.reset()
     await channel.sync(Identity(env_id="template", token=secrets.token_bytes(16), generation=0))
     await warm_up(channel)
     await channel.sync(Identity(env_id="", token=b"", generation=0))
     await channel.close()
     clock.start()
-    sealed = await template.seal(booting)
+    sealed = await boot.seal(booting)
     seal = clock.stop()
     made = Bench(folder, sealed)
-    made.add("cold boot to the agent's first word", [boot])
+    made.add("cold boot to the agent's first word", [booted_ms])
     made.add("seal the template", [seal])
     return made
 

@@ -12,7 +12,7 @@ from etude.envserver.drivers.vm import guest_vm, host_cpu
 from etude.envserver.drivers.vm.guest_vm import Guest
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import boot
-from etude.envserver.drivers.vm.qemu import template as qemu_template
+from etude.envserver.drivers.vm.qemu import template as templates
 from etude.envserver.drivers.vm.qemu.command_line import Machine
 from etude.envserver.drivers.vm.qemu.template import Template
 from etude.envserver.guest.channel import GuestChannel
@@ -47,7 +47,7 @@ class Machines:
         """A clone that stands still and is nobody's."""
         folder = self.folder / str(next(self._numbers))
         folder.mkdir()
-        shell = await qemu_template.spawn_shell(self.template, folder=folder, jail=Jail())
+        shell = await templates.spawn_shell(self.template, folder=folder, jail=Jail())
         return await guest_vm.paused(shell, self.template)
 
     async def handed_out(self, waiting: Guest) -> Guest:

@@ -18,7 +18,7 @@ from typing import Any
 
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import Sandbox, SandboxError
-from etude.envserver.drivers.vm.qemu import template
+from etude.envserver.drivers.vm.qemu import boot as qemu_boot
 from etude.envserver.drivers.vm.qemu.command_line import Machine
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.drivers.vm.suspend.idle_policy import State
@@ -124,14 +124,14 @@ def kill_after(lines: int) -> None:
 async def main() -> None:
     image, scratch, tsc_khz, *lines = sys.argv[1:]
     boots = 0
-    boot = template.boot
+    boot = qemu_boot.boot
 
-    async def counted(*arguments: Any, **named: Any) -> template.Booting:
+    async def counted(*arguments: Any, **named: Any) -> qemu_boot.Booting:
         nonlocal boots
         boots += 1
         return await boot(*arguments, **named)
 
-    template.boot = counted
+    qemu_boot.boot = counted
     driver = QemuDriver(
         scratch=Path(scratch),
         images={"python": built_image.read(Path(image))},

@@ -12,8 +12,7 @@ from etude.envserver.drivers.vm import host_cpu
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.interface import Delta
 from etude.envserver.drivers.vm.jail import Jail
-from etude.envserver.drivers.vm.qemu import delta, disk, template
-from etude.envserver.drivers.vm.qemu import template as qemu_template
+from etude.envserver.drivers.vm.qemu import boot, delta, disk, template
 from etude.envserver.drivers.vm.qemu.command_line import Machine
 from etude.envserver.drivers.vm.qemu.disk import Disk
 from etude.envserver.drivers.vm.qemu.template import Template
@@ -70,7 +69,7 @@ async def booted(
     image: Image, machine: Machine, folder: Path, disk: Disk | None = None
 ) -> Template:
     """A template in an empty folder: booted until the agent says hello, reset, and sealed."""
-    booting = await template.boot(image, machine, folder=folder, jail=Jail(), disk=disk)
+    booting = await boot.boot(image, machine, folder=folder, jail=Jail(), disk=disk)
     try:
         channel = await connected(booting.vm)
         await channel.hello(timeout_s=BOOT_LIMIT_S)
@@ -80,7 +79,7 @@ async def booted(
         error.add_note(booting.console.tail())
         await booting.abandon()
         raise
-    return await template.seal(booting)
+    return await boot.seal(booting)
 
 
 @dataclass(slots=True)
@@ -119,7 +118,7 @@ class Lab:
         mine = disk.over(layers, folder=self.folder, jail=Jail()) if layers else None
         chain = mine.chain if mine else ()
         folder = self.new_folder()
-        made = await qemu_template.spawn_shell(
+        made = await template.spawn_shell(
             self.template, folder=folder, jail=Jail(), disk=chain
         )
         self._vms.append(made)
@@ -131,7 +130,7 @@ class Lab:
         """A restored machine that has not run yet."""
         shell = await self.shell(self.template.disk if saved is None else saved.disk)
         if saved is None:
-            await qemu_template.restore(shell, self.template)
+            await template.restore(shell, self.template)
         else:
             await delta.restore(shell, self.template, saved)
         return shell

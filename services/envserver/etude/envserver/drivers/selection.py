@@ -64,8 +64,8 @@ async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
     threshold = spec.health.crash_loop_threshold
     if threshold is None:
         return driver
-    from etude.envserver.drivers.vm.driver import MachineDriver  # noqa: PLC0415 - see above
-    from etude.envserver.drivers.vm.start.quarantine import Quarantine  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm.driver import MachineDriver
+    from etude.envserver.drivers.vm.start.quarantine import Quarantine
 
     if not isinstance(driver, MachineDriver):
         raise DriverUnavailableError(
@@ -94,8 +94,8 @@ async def _selected(spec: EnvPoolSpec, place: Place) -> Driver:
 def _egress(spec: EnvPoolSpec, place: Place) -> "Egress | None":
     if spec.network.egress is EgressPolicy.NONE:
         return None
-    from etude.envserver.egress.credentials import Secrets  # noqa: PLC0415 - see above
-    from etude.envserver.egress.environment_egress import Egress  # noqa: PLC0415 - see above
+    from etude.envserver.egress.credentials import Secrets
+    from etude.envserver.egress.environment_egress import Egress
 
     templates = {template.name: template.egress for template in spec.templates}
     return Egress(spec.network, templates, secrets=Secrets(place.secrets))
@@ -135,8 +135,8 @@ async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
 
 
 async def _gvisor(spec: EnvPoolSpec, place: Place) -> "GvisorDriver":
-    from etude.envserver.drivers.gvisor import runsc  # noqa: PLC0415 - see above
-    from etude.envserver.drivers.gvisor.driver import GvisorDriver  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.gvisor import runsc
+    from etude.envserver.drivers.gvisor.driver import GvisorDriver
 
     # Checked here, so that a pool which accepts less is not refused for it.
     if spec.network.egress is not EgressPolicy.NONE:
@@ -177,14 +177,14 @@ def _process(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
 
 
 def _processes(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
-    from etude.envserver.drivers.process.driver import ProcessDriver  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.process.driver import ProcessDriver
 
     return ProcessDriver(place.scratch, egress=_egress(spec, place))
 
 
 async def _machines(spec: EnvPoolSpec, place: Place) -> "QemuDriver":
-    from etude.envserver.drivers.vm import host_cpu  # noqa: PLC0415 - see above
-    from etude.envserver.drivers.vm.qemu.compatibility import qemu_version  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm import host_cpu
+    from etude.envserver.drivers.vm.qemu.compatibility import qemu_version
 
     images = await _images(spec, place)
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
@@ -202,8 +202,8 @@ async def _machines(spec: EnvPoolSpec, place: Place) -> "QemuDriver":
 
 
 async def _firecracker(spec: EnvPoolSpec, place: Place) -> "FirecrackerDriver":
-    from etude.envserver.drivers.vm.firecracker import compatibility  # noqa: PLC0415 - see above
-    from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm.firecracker import compatibility
+    from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
     from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
 
     images = await _images(spec, place)
@@ -235,8 +235,8 @@ async def _images(spec: EnvPoolSpec, place: Place) -> dict[str, Image]:
 async def _accelerated(
     images: Mapping[str, Image], machine: Machine, place: Place, egress: "Egress | None"
 ) -> "QemuDriver":
-    from etude.envserver.drivers.vm.qemu import kvm_probe  # noqa: PLC0415 - see above
-    from etude.envserver.drivers.vm.qemu.driver import QemuDriver  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.vm.qemu import kvm_probe
+    from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 
     first, jail = next(iter(images.values())), jail_with_kvm()
     verdict = await kvm_probe.kvm(first, machine, jail=jail, scratch=place.scratch)
@@ -288,7 +288,7 @@ def _found(name: str, cache: Cache, access: StoreAccess) -> Image | None:
 def _image_of(name: str, cache: Cache, access: StoreAccess) -> Image | None:
     """Find the image in a store or a folder, or the newest one here of this name or address."""
     if name.startswith("s3://"):
-        from etude.envserver.images import image_store  # noqa: PLC0415 - for images of a store alone
+        from etude.envserver.images import image_store
 
         prefix, _, reference = name.rpartition("/")
         return image_store.fetch(reference, source_for(prefix, access), cache)

@@ -1,1 +1,1 @@
-"""Isolation."""
+"""Isolation primitives that drivers, guests and images share: system calls, limits, users."""

@@ -1,1 +1,1 @@
-"""Process."""
+"""Process driver: commands in namespaces; its server uses the standard library only."""

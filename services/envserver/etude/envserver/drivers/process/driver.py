@@ -280,7 +280,7 @@ def _import_path() -> str:
     return os.pathsep.join(sorted(roots))
 
 
-_OWN_FILES = ((minitest.__file__, 2), (sandbox_layout.__file__, 4))
+_OWN_FILES = ((minitest.__file__, 2), (sandbox_layout.__file__, 3))
 """Modules that the server imports, and their depth below the source root."""
 
 

@@ -144,8 +144,9 @@ def _prepare(job: Job, shared: Shared, channel: socket.socket) -> None:
     flags, quarter = syscalls.NO_SUID | syscalls.NO_DEVICES, sandbox_layout.TEMPORARY_BYTES // 4
     owner = f"uid={sandbox_layout.INSIDE_UID},gid={sandbox_layout.INSIDE_UID},nr_inodes=16k"
     syscalls.mount(
-        "tmpfs", "/tmp", "tmpfs", flags, f"{owner},size={sandbox_layout.TEMPORARY_BYTES}"
-    )  # noqa: S108
+        *("tmpfs", "/tmp", "tmpfs", flags),  # noqa: S108
+        f"{owner},size={sandbox_layout.TEMPORARY_BYTES}",
+    )
     syscalls.mount("tmpfs", sandbox_layout.LOGS, "tmpfs", flags, f"{owner},size={quarter}")
     syscalls.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"{owner},size={quarter}")  # noqa: S108
     if shared.has_proc:

@@ -5,12 +5,11 @@ from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import place
-from etude.envserver.isolation import sandbox_layout
-from etude.envserver.isolation.sandbox_layout import LOGS, TESTS
+from etude.envserver.isolation.sandbox_layout import INSIDE_UID, LOGS, TESTS
 from etude.envserver.storage.trees import File
 
 _LINE = (
-    f"mkdir -p {TESTS} {LOGS} && chown {sandbox_layout.INSIDE_UID}:{sandbox_layout.INSIDE_UID} {HOME} {LOGS}"
+    f"mkdir -p {TESTS} {LOGS} && chown {INSIDE_UID}:{INSIDE_UID} {HOME} {LOGS}"
     " && sync; command -v python3 && python3 -c pass; command -v git && git --version; true"
 )
 """Folders of every environment, and what a clone's first command would wait for."""

@@ -1,1 +1,1 @@
-"""Firecracker."""
+"""Firecracker driver: microVMs, each in a jail built by Firecracker's jailer."""

@@ -1,1 +1,1 @@
-"""Qemu."""
+"""QEMU driver: microVMs cloned from sealed memory and saved as small deltas."""

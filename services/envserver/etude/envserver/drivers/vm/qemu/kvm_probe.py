@@ -14,7 +14,7 @@ from pathlib import Path
 
 from etude.envserver.drivers.base import SandboxError
 from etude.envserver.drivers.vm.jail import KVM, Jail
-from etude.envserver.drivers.vm.qemu import template
+from etude.envserver.drivers.vm.qemu import boot
 from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
 from etude.envserver.drivers.vm.qemu.compatibility import qemu_version
 from etude.envserver.images.built_image import Image
@@ -74,7 +74,7 @@ async def _boot(image: Image, machine: Machine, jail: Jail, scratch: Path) -> Ve
         return Verdict(works=False, why=f"{KVM} cannot be opened")
     folder = Path(tempfile.mkdtemp(prefix="probe-", dir=scratch))
     try:
-        booting = await template.boot(image, machine, folder=folder, jail=jail)
+        booting = await boot.boot(image, machine, folder=folder, jail=jail)
     except SandboxError as error:
         return Verdict(works=False, why=str(error))
     try:
@@ -83,7 +83,7 @@ async def _boot(image: Image, machine: Machine, jail: Jail, scratch: Path) -> Ve
         await booting.abandon()
 
 
-async def _first_word(booting: template.Booting) -> Verdict:
+async def _first_word(booting: boot.Booting) -> Verdict:
     try:
         with await booting.vm.agent() as agent:
             async with asyncio.timeout(BOOT_LIMIT_S):

@@ -1,1 +1,1 @@
-"""Suspend."""
+"""Suspend and resume of VMs: idle policy, suspend to disk, snapshots."""

@@ -13,7 +13,7 @@ from etude.envserver.drivers.vm.errors import VmmError
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("stem.c")
+SOURCE = Path(__file__).with_name("fork_server.c")
 _BUILD = ("-O2", "-shared", "-fPIC")
 _LIMIT_S = 120.0
 
