@@ -10,8 +10,9 @@ from urllib.parse import urlparse
 from etude.common.blobs import open_store
 from etude.common.checkpoints import manifest
 from etude.common.probes import Probes
+from etude.common.process import shutdown_signals
 from etude.common.role_inputs import read_run
-from etude.common.rpc.server import Server, shutdown_signals
+from etude.common.rpc.server import Server
 from etude.trainer.controller.reporting.commands import Orders
 from etude.trainer.controller.reporting.reports import Reports
 from etude.trainer.controller.reporting.service import NAME, RunService

@@ -43,7 +43,8 @@ def test_it_ends_at_once_with_the_code_of_the_signal(before: Sequence[str]) -> N
 
 
 def missing() -> str:
-    return {}["ETUDE_RUN_FILE"]
+    env: dict[str, str] = {}
+    return env["ETUDE_RUN_FILE"]
 
 
 def invalid() -> str:
