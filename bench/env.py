@@ -17,9 +17,9 @@ from rich.console import Console
 
 from etude.common.run_folder.state import images_folder
 from etude.envserver.images import demo
-from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import build
-from etude.envserver.images.command import agent_of
+from etude.envserver.images.command import find_agent
 from etude.envserver.images.spec import read_spec
 
 
@@ -46,8 +46,8 @@ def main() -> None:
     given = _arguments()
     console = Console(width=150)
     spec = read_spec(given.spec) if given.spec else demo.spec()
-    agent = agent_of(None, {}, Path.home())
-    image = build(spec, agent=agent, cache=Cache(images_folder()), say=console.log)
+    agent = find_agent(None, {}, Path.home())
+    image = build(spec, agent=agent, cache=BuildCache(images_folder()), say=console.log)
     figures: list[goals.Figure] = []
     for name in given.only.split(","):
         count, measure = MEASURES[name]

@@ -32,12 +32,12 @@ from etude.envserver.drivers.vm.qemu import boot, delta, template
 from etude.envserver.drivers.vm.qemu.command_line import Machine
 from etude.envserver.drivers.vm.qemu.template import Template
 from etude.envserver.drivers.vm.qemu.vm import Vm
-from etude.envserver.guest.channel import GuestChannel, Identity
+from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import build
-from etude.envserver.images.spec import Base, BusyboxBase, ImageSpec, read_spec
+from etude.envserver.images.spec import BusyboxBase, ImageBase, ImageSpec, read_spec
 
 OUT = Path(__file__).parent / "out" / "microvms.json"
 LIMIT_S = 180.0
@@ -211,7 +211,7 @@ async def awake(vm: Vm) -> Guest:
     await channel.reset()
     name = secrets.token_hex(4)
     await channel.sync(
-        Identity(env_id=name, token=secrets.token_bytes(16), generation=1, hostname=name)
+        GuestIdentity(env_id=name, token=secrets.token_bytes(16), generation=1, hostname=name)
     )
     return Guest(vm, channel)
 
@@ -256,7 +256,7 @@ def available_mib() -> float:
 
 async def booted(spec: ImageSpec, agent: Path, folder: Path, say: Callable[[str], None]) -> Bench:
     """Boot once and seal."""
-    image = build(spec, agent=agent, cache=Cache(images_folder()), say=say)
+    image = build(spec, agent=agent, cache=BuildCache(images_folder()), say=say)
     machine = Machine(tsc_khz=host_cpu.host_tsc_khz())
     clock = Clock()
     clock.start()
@@ -268,9 +268,11 @@ async def booted(spec: ImageSpec, agent: Path, folder: Path, say: Callable[[str]
     await channel.hello(timeout_s=LIMIT_S)
     booted_ms = clock.stop(booting.vm.pid)
     await channel.reset()
-    await channel.sync(Identity(env_id="template", token=secrets.token_bytes(16), generation=0))
+    await channel.sync(
+        GuestIdentity(env_id="template", token=secrets.token_bytes(16), generation=0)
+    )
     await warm_up(channel)
-    await channel.sync(Identity(env_id="", token=b"", generation=0))
+    await channel.sync(GuestIdentity(env_id="", token=b"", generation=0))
     await channel.close()
     clock.start()
     sealed = await boot.seal(booting)
@@ -305,7 +307,7 @@ def main() -> int:
     agent = agent_here("microVMs")
     if agent is None:
         return 0
-    small = ImageSpec(name="small", base=Base(busybox=BusyboxBase()))
+    small = ImageSpec(name="small", base=ImageBase(busybox=BusyboxBase()))
     spec = read_spec(given.spec) if given.spec else small
     bench = asyncio.run(measured(spec, agent, given.clones))
     load = os.getloadavg()[0]

@@ -34,9 +34,9 @@ from etude.envserver.drivers.vm.qemu.vm import Vm
 from etude.envserver.drivers.vm.start.starter import cpu_s
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.guest.workspace_files import place
+from etude.envserver.guest.workspace_files import write_tree
 from etude.envserver.images import demo
-from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import build
 from etude.envserver.storage.trees import File
 
@@ -91,7 +91,7 @@ async def split(parent: Stem, folder: Path, clock: Clock) -> Guest:
 
 async def use(guest: Guest, clock: Clock) -> None:
     """What environments do first."""
-    await clock.of("two files written", place(guest.channel, TREE, root=HOME))
+    await clock.of("two files written", write_tree(guest.channel, TREE, root=HOME))
     run = GuestCommands(channel=guest.channel).run
     await clock.of("a file read", GuestWorkspace(guest.channel, run, cwd=HOME).read("notes.txt"))
     for number, command in enumerate(COMMANDS, start=1):
@@ -140,7 +140,7 @@ def main() -> int:
     if agent is None:
         return 0
     console = Console()
-    image = build(demo.spec(), agent=agent, cache=Cache(images_folder()), say=console.log)
+    image = build(demo.spec(), agent=agent, cache=BuildCache(images_folder()), say=console.log)
     one, other = asyncio.run(measured(image.folder, given.count))
     load = os.getloadavg()[0]
     table = Table(f"CPU-ms, median of {given.count}, load {load:.1f}", "alone", "split", box=None)

@@ -14,8 +14,8 @@ from typing_extensions import override
 from broker_bench.core_time import core_time
 from etude.common.api.pool.spec import EnvPoolSpec, Template
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.host_client import Nodes
-from etude.envserver.broker.server import Pauses
+from etude.envserver.broker.host_client import HostClient
+from etude.envserver.broker.server import GarbageCollector
 from etude.v1 import environments_pb2
 
 NODES, SLOTS, RUNS, SIBLINGS = 100, 600, 8, 8
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(slots=True)
-class LeanNodes(Nodes):
+class LeanNodes(HostClient):
     """Hold what they are told to; a heartbeat crosses the wire format like a real one."""
 
     held: dict[str, dict[str, environments_pb2.HeldLease]]
@@ -115,7 +115,7 @@ class OpenLoop:
         for name in self.nodes.held:
             self.broker.heartbeat(self.nodes.beat(name))
         stop = asyncio.Event()
-        pauses = Pauses(lambda: not len(self.broker.queue))
+        pauses = GarbageCollector(lambda: not len(self.broker.queue))
         async with asyncio.TaskGroup() as helpers:
             helpers.create_task(self.broker.run(stop))
             helpers.create_task(pauses.run(stop))

@@ -35,7 +35,7 @@ class Machines:
         """Boot the image once."""
         (folder / "boot").mkdir()
         template = await boot.booted(
-            builder.read(image),
+            builder.read_image(image),
             Machine(tsc_khz=host_cpu.host_tsc_khz()),
             folder=folder / "boot",
             jail=Jail(),

@@ -11,7 +11,7 @@ from environment_bench.starts import READ
 from etude.agent.workspace.interface import HOME
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.guest.workspace_files import place
+from etude.envserver.guest.workspace_files import write_tree
 from etude.envserver.storage.trees import File
 
 READS = 10
@@ -38,7 +38,7 @@ async def measure(folder: Path, image: Path, *, count: int) -> list[Figure]:
 async def _in_a_machine(folder: Path, image: Path, count: int) -> Figure:
     machines = await Machines.of(folder, image)
     guest = await machines.handed_out(await machines.paused())
-    await place(guest.channel, FILES, root=HOME)
+    await write_tree(guest.channel, FILES, root=HOME)
     workspace = GuestWorkspace(guest.channel, GuestCommands(channel=guest.channel).run, cwd=HOME)
     walls: list[float] = []
     before_ms = 0.0

@@ -10,10 +10,10 @@ from tests.attacks.arena import REACHED
 from tests.attacks.proxied import PROXIED, PROXY
 
 from etude.common.api.pool.network import Network
-from etude.envserver.egress.byte_streams import SocketWire
-from etude.envserver.egress.environment_egress import Egress
-from etude.envserver.egress.proxy import serve
-from etude.envserver.egress.upstream import Detours, KnownNames, Upstream
+from etude.envserver.egress.byte_streams import SocketStream
+from etude.envserver.egress.environment_egress import PoolEgress
+from etude.envserver.egress.proxy import serve_connection
+from etude.envserver.egress.upstream import FixedResolver, RedirectingConnector, Upstream
 
 HARMLESS = "two dozen connections that say nothing"
 """It reads no answers: what it might harm is the node."""
@@ -66,12 +66,14 @@ async def test_whatever_is_no_refusal_was_reached(tmp_path: Path, attack: str, a
 
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_the_proxy_refuses_and_nothing_was_reached(tmp_path: Path, attack: str) -> None:
-    upstream = Upstream(KnownNames({}), Detours({}))
-    gate = Egress(Network.model_validate(PROXIED), {"t": None}, upstream).gate("t", "a")
+    upstream = Upstream(FixedResolver({}), RedirectingConnector({}))
+    gate = PoolEgress(Network.model_validate(PROXIED), {"t": None}, upstream).for_environment(
+        "t", "a"
+    )
     assert gate is not None
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await serve(SocketWire(reader, writer), gate)
+        await serve_connection(SocketStream(reader, writer), gate)
 
     async with await asyncio.start_server(connected, "127.0.0.1") as server:
         port = server.sockets[0].getsockname()[1]

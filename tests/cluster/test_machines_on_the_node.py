@@ -20,7 +20,7 @@ from tests.support.pool_client import Pool
 from etude.common.broker_shards import shard_of
 from etude.common.rpc import channels
 from etude.envserver.drivers.vm.qemu.command_line import PROGRAM
-from etude.envserver.environment_api.api_keys import Role, made
+from etude.envserver.environment_api.api_keys import KeyRole, make_key
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +147,7 @@ def test_a_restricted_pod_boots_machines_from_the_store_and_says_so(
     keys = {"AWS_ACCESS_KEY_ID": store["access_key"], "AWS_SECRET_ACCESS_KEY": store["secret_key"]}
     literals = [f"--from-literal={name}={value}" for name, value in keys.items()]
     kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
-    key, line = made("somebody", Role.FULL)
+    key, line = make_key("somebody", KeyRole.FULL)
     of_edge = f"--from-literal=keys={line}"
     kubectl("-n", namespace, "create", "secret", "generic", "edge-keys", of_edge)
     start_operator("operator")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import guests
 
-from etude.envserver.guest.calls import Reply, Request
+from etude.envserver.guest.calls import GuestReply, GuestRequest
 from etude.envserver.isolation.sandbox_layout import ENVIRONMENT
 from etude.v1 import environments_pb2, guest_pb2
 
@@ -82,7 +82,7 @@ calls = st.one_of(
 )
 
 
-def essence(call: guest_pb2.GuestCall, reply: Reply) -> object:
+def essence(call: guest_pb2.GuestCall, reply: GuestReply) -> object:
     """What must agree: not times, not what a message says to people."""
     result = guest_pb2.GuestResult()
     result.CopyFrom(reply.result)
@@ -121,7 +121,7 @@ def test_the_agents_cannot_be_told_apart(tmp_path: Path) -> None:
                         replies = []
                         for agent, guest in made.items():
                             call.cwd = roots[agent]
-                            request = Request(operation=call, data=data, deadline_s=60)
+                            request = GuestRequest(operation=call, data=data, deadline_s=60)
                             replies.append(essence(call, await guest.channel.call(request)))
                         assert replies[0] == replies[1], call
 

@@ -11,7 +11,7 @@ from tests.support import guests
 
 from etude.agent.patterns import GrepQuery, PatternError
 from etude.agent.workspace import ExecResult, FolderWorkspace, WorkspaceError
-from etude.envserver.guest.calls import Request
+from etude.envserver.guest.calls import GuestRequest
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.v1 import guest_pb2
 
@@ -113,7 +113,7 @@ async def test_the_guest_searches_itself_where_the_engines_surely_agree(
         grep = guest_pb2.GuestGrep(
             pattern=query.pattern, ignore_case=query.ignore_case, multiline=query.multiline
         )
-        request = Request(operation=guest_pb2.GuestCall(grep=grep))
+        request = GuestRequest(operation=guest_pb2.GuestCall(grep=grep))
         status = (await guest.channel.call(request)).result.status
     expected = guest_pb2.GUEST_STATUS_OK if is_native else guest_pb2.GUEST_STATUS_UNSUPPORTED
     assert status == expected

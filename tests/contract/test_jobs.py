@@ -35,8 +35,8 @@ async def _behind_the_wall(folder: Path) -> AsyncIterator[FolderJobs]:
     except DriverUnavailableError as error:
         pytest.skip(str(error))
     lease = driver.leases / "one"
-    folders.write(lease, {}, folders.current_owner())
-    folders.write(lease / "workspace", {}, driver.owner())
+    folders.write_tree(lease, {}, folders.current_owner())
+    folders.write_tree(lease / "workspace", {}, driver.owner())
     made = FolderJobs(lease / "jobs", partial(driver.launch, lease / "workspace"))
     try:
         yield made

@@ -18,7 +18,7 @@ from etude.agent.search.index import base
 from etude.agent.search.tokens import passage
 from etude.common.api.pool.spec import SearchSettings, StoreAccess
 from etude.common.errors import CorruptError, UserError
-from etude.envserver.host.workspace_sources import embedder
+from etude.envserver.host.workspace_sources import load_embedder
 
 WORDS = ["open", "close", "file", "door", "parse", "header", "http", "return", "def"]
 TEXTS = ["def open_file(): return file", "close the door", "parse an HTTP header", "zzz", ""]
@@ -151,13 +151,13 @@ def test_a_spoilt_table_is_refused(spoil: str, tmp_path: Path) -> None:
 def test_a_node_without_the_pools_table_does_not_start(tmp_path: Path) -> None:
     settings = SearchSettings(backend="trained-" + "0" * 16, models=tmp_path.as_uri())
     with pytest.raises(UserError, match="make search-model"):
-        embedder(settings, tmp_path, StoreAccess())
+        load_embedder(settings, tmp_path, StoreAccess())
     table().save(file_of(table().id, tmp_path))
     settings = SearchSettings(backend=table().id, models=tmp_path.as_uri())
-    found = embedder(settings, tmp_path, StoreAccess())
+    found = load_embedder(settings, tmp_path, StoreAccess())
     assert found is not None
     assert found.id == table().id
-    assert embedder(SearchSettings(), tmp_path, StoreAccess()) is None
+    assert load_embedder(SearchSettings(), tmp_path, StoreAccess()) is None
     assert base({}, None).embedder.id == SearchSettings().backend
 
 

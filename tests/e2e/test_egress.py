@@ -17,8 +17,8 @@ from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.images import demo
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.built_image import Image, build
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.built_image import BuiltImage, build
 from etude.envserver.storage.trees import File, Tree
 
 LONG_S = 600.0
@@ -56,11 +56,11 @@ GREET = "python3 -c 'import etude_greeting; print(etude_greeting.SAYS)'"
 
 
 @pytest.fixture
-def image() -> Image:
+def image() -> BuiltImage:
     """Debian's Python with the agent of this tree."""
     needs.machines()
     try:
-        return build(demo.spec(), agent=microvms.guest_agent(), cache=Cache(images_folder()))
+        return build(demo.spec(), agent=microvms.guest_agent(), cache=BuildCache(images_folder()))
     except (RuntimeError, UserError) as error:
         needs.skip(f"no image: {error}", "qemu")
 
@@ -113,7 +113,7 @@ async def begun(driver: QemuDriver | ProcessDriver, tree: Tree) -> Sandbox:
 
 @pytest.mark.timeout(1800)
 async def test_a_machine_fetches_a_package_from_a_listed_index_and_from_no_other(
-    image: Image, world: World, name: str, tmp_path: Path
+    image: BuiltImage, world: World, name: str, tmp_path: Path
 ) -> None:
     driver = QemuDriver(
         scratch=tmp_path / "scratch",

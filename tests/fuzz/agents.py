@@ -18,7 +18,7 @@ from tests.fuzz.mutator import Mutator
 from tests.support import guests
 
 from etude.envserver.guest import calls, frames
-from etude.envserver.guest.frames import BadFrameError, Frame, Kind, Parser
+from etude.envserver.guest.frames import BadFrameError, Frame, FrameKind, FrameParser
 from etude.v1 import guest_pb2
 
 PATIENCE_S = 120.0
@@ -42,7 +42,7 @@ class Host:
     process: Process
     root: Path
     counts: Counts = field(default_factory=Counts)
-    _parser: Parser = field(default_factory=lambda: Parser(frames.FROM_GUEST))
+    _parser: FrameParser = field(default_factory=lambda: FrameParser(frames.FROM_GUEST))
     _pongs: int = 0
     _acks: dict[bytes, asyncio.Event] = field(default_factory=dict)
     _results: dict[int, int] = field(default_factory=dict)
@@ -62,9 +62,9 @@ class Host:
         assert self.process.stdin is not None
         nonce = secrets.token_bytes(frames.NONCE_BYTES)
         answered = self._acks[nonce] = asyncio.Event()
-        sync = Frame(0, Kind.SYNC, 0, calls.sync_message(_TOKEN, 0).SerializeToString())
+        sync = Frame(0, FrameKind.SYNC, 0, calls.sync_message(_TOKEN, 0).SerializeToString())
         # The padding completes whatever was begun.
-        self._write(*before, frames.PADDING, frames.reset(nonce, 1).encoded(), sync.encoded())
+        self._write(*before, frames.PADDING, frames.reset_frame(nonce, 1).encoded(), sync.encoded())
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await answered.wait()
@@ -79,10 +79,10 @@ class Host:
         said, answered, stream = [], self._pongs, 0
         for number in range(1, _ROUND + 1):
             piece = self._piece(hostile, stream)
-            stream += piece[8:9] == bytes([Kind.CALL])
+            stream += piece[8:9] == bytes([FrameKind.CALL])
             said.append(piece)
             if number % _PING_EVERY == 0:
-                said.append(Frame(0, Kind.PING, 0, b"taken?").encoded())
+                said.append(Frame(0, FrameKind.PING, 0, b"taken?").encoded())
         said.append(hostile.piece(stream + 1))
         goes_on = await self.begin(*said)
         self.counts.frames += (self._pongs - answered) * _PING_EVERY
@@ -95,20 +95,20 @@ class Host:
         """Whether it does what an honest host asks."""
         (self.root / "f").write_bytes(b"still here")
         read = guest_pb2.GuestCall(read=guest_pb2.GuestRead(path="f"), cwd=str(self.root))
-        request = calls.Request(operation=read, deadline_s=PATIENCE_S)
+        request = calls.GuestRequest(operation=read, deadline_s=PATIENCE_S)
         self._results.clear()
-        self._write(*calls.encoded(1, request, _TOKEN))
+        self._write(*calls.encode_call(1, request, _TOKEN))
         await guests.until(lambda: 1 in self._results)
         return self._results[1] == guest_pb2.GUEST_STATUS_OK
 
     def _piece(self, hostile: Mutator, stream: int) -> bytes:
         frame = hostile.chance.choice(hostile.frames)
-        if frame.kind is Kind.CALL:
+        if frame.kind is FrameKind.CALL:
             payload = wire.damaged(frame.payload, hostile.chance)
             if hostile.chance.random() < 0.6:
                 payload = self._admitted(payload, hostile)
             flags = hostile.chance.choice((0, 0, 0, 0, frame.flags))
-            return Frame(stream + 1, Kind.CALL, flags, payload[: frames.MAX_PAYLOAD]).encoded()
+            return Frame(stream + 1, FrameKind.CALL, flags, payload[: frames.MAX_PAYLOAD]).encoded()
         return hostile.piece(stream + 1)
 
     def _admitted(self, payload: bytes, hostile: Mutator) -> bytes:
@@ -125,13 +125,13 @@ class Host:
         return call.SerializeToString()
 
     def _hear(self, frame: Frame) -> None:
-        if frame.kind is Kind.PONG and frame.payload == b"taken?":
+        if frame.kind is FrameKind.PONG and frame.payload == b"taken?":
             self._pongs += 1
-        elif frame.kind is Kind.RESET_ACK:
+        elif frame.kind is FrameKind.RESET_ACK:
             answered = self._acks.get(frames.reset_fields(frame).nonce)
             if answered is not None:
                 answered.set()
-        elif frame.kind is Kind.RESULT:
+        elif frame.kind is FrameKind.RESULT:
             self._results[frame.stream] = guest_pb2.GuestResult.FromString(frame.payload).status
 
     def _write(self, *said: bytes) -> None:
@@ -141,7 +141,7 @@ class Host:
 
 async def run(seed: int, num_frames: int, agent: str = "go") -> Counts:
     """So many frames to one agent, which has to be well in the end."""
-    recorded = [frame for frame in mutator.from_host() if frame.kind is not Kind.SYNC]
+    recorded = [frame for frame in mutator.from_host() if frame.kind is not FrameKind.SYNC]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
         root.mkdir()

@@ -17,20 +17,20 @@ from etude.agent.workspace import JobError, WorkspaceError, WorkspaceLostError
 from etude.common.errors import EtudeError
 from etude.envserver.drivers.running_jobs import LiveJobs
 from etude.envserver.guest import frames, workspace_files
-from etude.envserver.guest.channel import GuestChannel, Identity
+from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.guest.frames import BadFrameError, Frame, Kind, Parser
+from etude.envserver.guest.frames import BadFrameError, Frame, FrameKind, FrameParser
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 from etude.envserver.storage.trees import File
 from etude.v1 import guest_pb2
 
 PATIENCE_S = 120.0
 """Far above what anything here takes on a busy machine."""
 _ROUND = 60
-_LIMITS = Limits(max_files=100, max_bytes=1 << 20)
-_IDENTITY = Identity(env_id="fuzz", token=b"t", generation=1)
+_LIMITS = FolderLimits(max_files=100, max_bytes=1 << 20)
+_IDENTITY = GuestIdentity(env_id="fuzz", token=b"t", generation=1)
 NUM_CALLS = 18
 """What is asked for at once."""
 
@@ -43,7 +43,7 @@ class Ask(NamedTuple):
     """What it may raise."""
 
 
-class Counting(Parser):
+class Counting(FrameParser):
     """A parser that knows how much it has taken."""
 
     num_taken = 0
@@ -137,7 +137,7 @@ class Round:
             await loop.sock_sendall(theirs, self.begin)
             while data := await loop.sock_recv(theirs, 1 << 18):
                 for frame in parser.feed(data):
-                    num_calls += frame.kind is Kind.CALL
+                    num_calls += frame.kind is FrameKind.CALL
                     await loop.sock_sendall(theirs, _honest(frame))
                 if num_calls >= NUM_CALLS and not has_spoken:
                     has_spoken = True
@@ -171,10 +171,10 @@ def _asks(channel: GuestChannel) -> list[Ask]:
         Ask(jobs.output(1, offset=0, size=1000), of_jobs),
         Ask(jobs.send(1, b"x", end=False), of_jobs),
         Ask(jobs.kill(1), of_jobs),
-        Ask(workspace_files.mark(channel, "m"), by_guest),
-        Ask(workspace_files.changes(channel, "m", _LIMITS), by_guest),
-        Ask(workspace_files.content(channel, _LIMITS), by_guest),
-        Ask(workspace_files.place(channel, {"a": File(b"a")}, root="/r"), by_guest),
+        Ask(workspace_files.mark_workspace(channel, "m"), by_guest),
+        Ask(workspace_files.changed_files(channel, "m", _LIMITS), by_guest),
+        Ask(workspace_files.workspace_content(channel, _LIMITS), by_guest),
+        Ask(workspace_files.write_tree(channel, {"a": File(b"a")}, root="/r"), by_guest),
     ]
 
 
@@ -184,18 +184,18 @@ async def _hung_up(guest: "asyncio.Task[None]", theirs: socket.socket) -> None:
     theirs.close()
 
 
-def _begun() -> Parser:
-    parser = Parser(frames.FROM_HOST)
+def _begun() -> FrameParser:
+    parser = FrameParser(frames.FROM_HOST)
     parser.seek_reset()
     return parser
 
 
 def _honest(frame: Frame) -> bytes:
-    if frame.kind is Kind.RESET:
+    if frame.kind is FrameKind.RESET:
         asked = frames.reset_fields(frame)
-        return frames.reset_ack(asked.nonce, asked.epoch, b"").encoded()
-    if frame.kind is Kind.SYNC:
+        return frames.reset_ack_frame(asked.nonce, asked.epoch, b"").encoded()
+    if frame.kind is FrameKind.SYNC:
         generation = guest_pb2.GuestSync.FromString(frame.payload).generation
         ack = guest_pb2.GuestSyncAck(generation=generation)
-        return Frame(0, Kind.SYNC_ACK, 0, ack.SerializeToString()).encoded()
+        return Frame(0, FrameKind.SYNC_ACK, 0, ack.SerializeToString()).encoded()
     return b""

@@ -44,9 +44,9 @@ from etude.envserver.drivers.vm.start.starter import Started
 from etude.envserver.drivers.vm.suspend.idle_policy import Patience
 from etude.envserver.drivers.vm.suspend.lease_vm import Bed, Home
 from etude.envserver.guest import frames
-from etude.envserver.guest.channel import GuestChannel, Identity
+from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.host import server
-from etude.envserver.settings import NodeSettings
+from etude.envserver.settings import HostSettings
 
 TAKEN = "taken"
 """File in the node's folder: the frames that its channels have parsed or refused."""
@@ -133,7 +133,7 @@ class HostileDriver(Driver):
             self._parsers.append(parser)
             channel = GuestChannel(reader, writer, ack_timeout_s=60, _parser=parser)
             await channel.reset()
-            identity = Identity(env_id=folder.parent.name, token=b"t", generation=1)
+            identity = GuestIdentity(env_id=folder.parent.name, token=b"t", generation=1)
             await channel.sync(identity)
         except BaseException:
             await machine.destroy()
@@ -166,7 +166,7 @@ class HostileDriver(Driver):
 def main() -> None:
     """Serve until told to stop."""
     logging.basicConfig(level=logging.INFO)
-    settings = NodeSettings.from_env()
+    settings = HostSettings.from_env()
 
     async def hostile(spec: EnvPoolSpec, place: Place) -> Driver:
         return HostileDriver(place.scratch, f"{sys.argv[1]} {spec.slots_per_replica}")

@@ -20,14 +20,14 @@ from tests.fuzz import mutator
 from tests.fuzz.mutator import Mutator
 
 from etude.envserver.guest import frames
-from etude.envserver.guest.frames import Flag, Frame, Kind, Parser
+from etude.envserver.guest.frames import Frame, FrameFlag, FrameKind, FrameParser
 from etude.v1 import guest_pb2
 
 HONEST = "honest"
 _NUMBER = re.compile(rb'"id": ?(\d+)')
 _DIE_WITH_PARENT = 1
 _DONE = guest_pb2.GuestResult(status=guest_pb2.GUEST_STATUS_OK)
-_ENDS = frozenset({Kind.RESET_ACK, Kind.SYNC_ACK})
+_ENDS = frozenset({FrameKind.RESET_ACK, FrameKind.SYNC_ACK})
 """Nobody's answer when nobody has asked: these end a channel at once, and most guests wait."""
 
 
@@ -38,7 +38,7 @@ class Guest:
     hostile: Mutator | None
     patience: int = 0
     """Calls that it answers before it shows what it is."""
-    parser: Parser = field(default_factory=lambda: Parser(frames.FROM_HOST))
+    parser: FrameParser = field(default_factory=lambda: FrameParser(frames.FROM_HOST))
     last_stream: int = 1
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -72,17 +72,17 @@ class Guest:
 
     def _answer(self, frame: Frame) -> bytes:
         match frame.kind:
-            case Kind.RESET:
+            case FrameKind.RESET:
                 asked = frames.reset_fields(frame)
                 noise = self._said(3) if self._dares(0.1) else b""
-                return noise + frames.reset_ack(asked.nonce, asked.epoch, b"").encoded()
-            case Kind.SYNC:
+                return noise + frames.reset_ack_frame(asked.nonce, asked.epoch, b"").encoded()
+            case FrameKind.SYNC:
                 generation = guest_pb2.GuestSync.FromString(frame.payload).generation
                 ack = guest_pb2.GuestSyncAck(generation=generation)
-                return Frame(0, Kind.SYNC_ACK, 0, ack.SerializeToString()).encoded()
-            case Kind.PING:
-                return frame._replace(kind=Kind.PONG).encoded()
-            case Kind.CALL if not frame.flags & Flag.MORE:
+                return Frame(0, FrameKind.SYNC_ACK, 0, ack.SerializeToString()).encoded()
+            case FrameKind.PING:
+                return frame._replace(kind=FrameKind.PONG).encoded()
+            case FrameKind.CALL if not frame.flags & FrameFlag.MORE:
                 return self._called(frame)
             case _:
                 return b""
@@ -90,7 +90,7 @@ class Guest:
     def _called(self, frame: Frame) -> bytes:
         self.last_stream = frame.stream
         self.patience -= 1
-        result = Frame(frame.stream, Kind.RESULT, 0, _DONE.SerializeToString()).encoded()
+        result = Frame(frame.stream, FrameKind.RESULT, 0, _DONE.SerializeToString()).encoded()
         return (self._said(60) if self.patience < 0 and self._dares(0.3) else b"") + result
 
     def _dares(self, share: float) -> bool:

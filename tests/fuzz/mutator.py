@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from tests.fuzz import wire
 
 from etude.envserver.guest import frames
-from etude.envserver.guest.frames import Flag, Frame, Kind, Parser
+from etude.envserver.guest.frames import Frame, FrameFlag, FrameKind, FrameParser
 from etude.v1 import environments_pb2, guest_pb2
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "frames"
@@ -49,14 +49,17 @@ _ANSWERS: list[tuple[int, bytes | Message]] = [
 ]
 """DATA that an operation may end with, and its channel."""
 _DONE = Frame(
-    1, Kind.RESULT, 0, guest_pb2.GuestResult(status=guest_pb2.GUEST_STATUS_OK).SerializeToString()
+    1,
+    FrameKind.RESULT,
+    0,
+    guest_pb2.GuestResult(status=guest_pb2.GUEST_STATUS_OK).SerializeToString(),
 )
 _EVERY_NUMBER = (0, 1, 2, 5, 6, 7, 64, 2**16 - 1, 2**16, 65_542, 65_543, 2**31, 2**32 - 1)
 
 
-def recorded(path: Path, kinds: frozenset[Kind]) -> list[Frame]:
+def recorded(path: Path, kinds: frozenset[FrameKind]) -> list[Frame]:
     """The frames of a file."""
-    return list(Parser(kinds).feed(path.read_bytes()))
+    return list(FrameParser(kinds).feed(path.read_bytes()))
 
 
 def from_guest() -> list[Frame]:
@@ -94,9 +97,13 @@ class Mutator:
         frame = self.chance.choice(self.frames)
         stream = self.chance.randint(1, max(1, last_stream)) if frame.stream else 0
         payload = frame.payload
-        if self.chance.random() < 0.7 and frame.kind not in {Kind.CREDIT, Kind.PING, Kind.PONG}:
+        if self.chance.random() < 0.7 and frame.kind not in {
+            FrameKind.CREDIT,
+            FrameKind.PING,
+            FrameKind.PONG,
+        }:
             payload = wire.damaged(payload, self.chance)
-        if frame.kind is Kind.CREDIT:
+        if frame.kind is FrameKind.CREDIT:
             payload = self.chance.choice(_EVERY_NUMBER).to_bytes(4, "little")
         flags = frame.flags if self.chance.random() < 0.7 else self.chance.randrange(256)
         return Frame(stream, frame.kind, flags, payload[: frames.MAX_PAYLOAD]).encoded()
@@ -106,9 +113,9 @@ class Mutator:
         body = message if isinstance(message, bytes) else message.SerializeToString()
         if self.chance.random() < 0.7:
             body = wire.damaged(body, self.chance)
-        flags = channel << 1 | self.chance.choice((0, Flag.END))
+        flags = channel << 1 | self.chance.choice((0, FrameFlag.END))
         return (
-            Frame(stream, Kind.DATA, flags, body).encoded()
+            Frame(stream, FrameKind.DATA, flags, body).encoded()
             + _DONE._replace(stream=stream).encoded()
         )
 
@@ -129,6 +136,6 @@ class Mutator:
 
     def _header(self) -> bytes:
         length, stream = self.chance.choice(_EVERY_NUMBER), self.chance.choice(_EVERY_NUMBER)
-        kind = self.chance.choice([*Kind, 0, 0x7F, 0xFF])
+        kind = self.chance.choice([*FrameKind, 0, 0x7F, 0xFF])
         head = length.to_bytes(4, "little") + stream.to_bytes(4, "little")
         return head + bytes([kind, self.chance.randrange(256)])

@@ -7,7 +7,7 @@ from tests.fuzz.counts import Counts
 from tests.fuzz.mutator import Mutator
 
 from etude.envserver.guest import frames
-from etude.envserver.guest.frames import BadFrameError, Parser
+from etude.envserver.guest.frames import BadFrameError, FrameParser
 
 _ROUND = 200
 _NONCE = bytes(range(16))
@@ -26,7 +26,7 @@ def run(seed: int, num_frames: int) -> Counts:
 
 def fed(pieces: Iterable[bytes], *, seeks: bool) -> Counts:
     """What parsers make of these; one that holds the half of something may get more of it."""
-    counts, parser, said = Counts(), Parser(frames.FROM_GUEST), bytearray()
+    counts, parser, said = Counts(), FrameParser(frames.FROM_GUEST), bytearray()
     for number, piece in enumerate(pieces):
         said += piece
         if seeks:
@@ -48,5 +48,5 @@ def fed(pieces: Iterable[bytes], *, seeks: bool) -> Counts:
         if len(parser._held) > frames.MAX_LENGTH + 4:
             counts.crash(f"the parser holds {len(parser._held)} bytes", bytes(said))
         if is_over:
-            parser, said = Parser(frames.FROM_GUEST), bytearray()
+            parser, said = FrameParser(frames.FROM_GUEST), bytearray()
     return counts

@@ -17,30 +17,30 @@ from tests.golden.tree import TREE
 from tests.support import guests
 
 from etude.envserver.guest import frames, workspace_files
-from etude.envserver.guest.channel import GuestChannel, Identity
+from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.guest.frames import Frame, Kind, Parser
+from etude.envserver.guest.frames import Frame, FrameKind, FrameParser
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.storage import folders
-from etude.envserver.storage.folders import Limits
+from etude.envserver.storage.folders import FolderLimits
 from etude.v1 import guest_pb2
 
 _EACH = 3
 """Frames of one shape that are kept."""
 _MAX_BYTES = 2_000
-_LIMITS = Limits(max_files=10_000, max_bytes=64 << 20)
-_MESSAGES: dict[Kind, type[Message]] = {
-    Kind.CALL: guest_pb2.GuestCall,
-    Kind.RESULT: guest_pb2.GuestResult,
-    Kind.EVENT: guest_pb2.GuestEvent,
+_LIMITS = FolderLimits(max_files=10_000, max_bytes=64 << 20)
+_MESSAGES: dict[FrameKind, type[Message]] = {
+    FrameKind.CALL: guest_pb2.GuestCall,
+    FrameKind.RESULT: guest_pb2.GuestResult,
+    FrameKind.EVENT: guest_pb2.GuestEvent,
 }
 
 
 async def record(folder: Path) -> tuple[Path, Path]:
     """Play the golden run on the agent in Go; the bytes of guest and host are in two files."""
     root, ways = folder / "root", (folder / "guest", folder / "host")
-    folders.write(root, TREE, folders.current_owner())
+    folders.write_tree(root, TREE, folders.current_owner())
     from_guest, from_host = (shlex.quote(str(way)) for way in ways)
     agent = [*guests.command("go"), "--stdio", "--root", root, "--state", folder / "state"]
     line = f"tee {from_host} | {shlex.join(map(str, agent))} | tee {from_guest}"
@@ -50,22 +50,22 @@ async def record(folder: Path) -> tuple[Path, Path]:
     channel = GuestChannel(process.stdout, process.stdin, ack_timeout_s=guests.START_S)
     await channel.hello(timeout_s=guests.START_S)
     await channel.reset()
-    await channel.sync(Identity(env_id="golden", token=guests.TOKEN, generation=1))
+    await channel.sync(GuestIdentity(env_id="golden", token=guests.TOKEN, generation=1))
     await channel.ping()
     commands, jobs = GuestCommands(channel=channel), GuestJobs(channel=channel)
-    await workspace_files.mark(channel, "m")
+    await workspace_files.mark_workspace(channel, "m")
     await play(Stage(GuestWorkspace(channel, commands.run, jobs=jobs), ALL - {Need.WALL}), TREE)
-    await workspace_files.changes(channel, "m", _LIMITS)
+    await workspace_files.changed_files(channel, "m", _LIMITS)
     await channel.reset()
     await channel.close()
     await process.wait()
     return ways
 
 
-def kept(data: bytes, kinds: frozenset[Kind]) -> Iterator[Frame]:
+def kept(data: bytes, kinds: frozenset[FrameKind]) -> Iterator[Frame]:
     """A few frames of every shape."""
     seen: Counter[Hashable] = Counter()
-    for frame in Parser(kinds).feed(data):
+    for frame in FrameParser(kinds).feed(data):
         if len(frame.payload) > _MAX_BYTES:
             continue
         shape = _shape(frame)

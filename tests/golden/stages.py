@@ -42,7 +42,7 @@ async def memory(_folder: Path) -> AsyncIterator[Stage]:
 @contextlib.asynccontextmanager
 async def folder(folder: Path) -> AsyncIterator[Stage]:
     """Files of this machine."""
-    folders.write(folder / "root", TREE, folders.current_owner())
+    folders.write_tree(folder / "root", TREE, folders.current_owner())
     yield Stage(FolderWorkspace(folder / "root", no_shell), frozenset())
 
 
@@ -51,7 +51,7 @@ def agent(name: str) -> Open:
 
     @contextlib.asynccontextmanager
     async def opened(folder: Path) -> AsyncIterator[Stage]:
-        folders.write(folder / "root", TREE, folders.current_owner())
+        folders.write_tree(folder / "root", TREE, folders.current_owner())
         async with guests.guest(name, folder / "root") as guest:
             commands = GuestCommands(channel=guest.channel)
             workspace = GuestWorkspace(
@@ -99,7 +99,7 @@ async def leased(
         yield Stage(sandbox.workspace, has)
     finally:
         await sandbox.close()
-        await asyncio.to_thread(folders.remove, lease)
+        await asyncio.to_thread(folders.remove_folder, lease)
 
 
 STAGES: dict[str, Open] = {

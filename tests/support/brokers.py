@@ -5,7 +5,7 @@ import contextlib
 
 from etude.common.api.pool.spec import EnvPoolSpec, LeasePolicy, Template
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.host_client import MemoryNodes
+from etude.envserver.broker.host_client import MemoryHostClient
 from etude.v1 import environments_pb2
 
 PATIENCE_S = 30
@@ -22,7 +22,7 @@ def pool(replicas: int = 1, max_queue: int = 100, max_per_run: int | None = None
     )
 
 
-def started(nodes: MemoryNodes, *endpoints: str, spec: EnvPoolSpec | None = None) -> Broker:
+def started(nodes: MemoryHostClient, *endpoints: str, spec: EnvPoolSpec | None = None) -> Broker:
     broker = Broker(spec or pool(), nodes, started_s=-REBUILD_S)
     for endpoint in endpoints or ("n1",):
         broker.heartbeat(nodes.heartbeat(endpoint))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 class Daemon:
     """Is asked over pipes, and may be killed."""
 
-    def __init__(self, image: Image, scratch: Path, *, tsc_khz: int, lines: int) -> None:
+    def __init__(self, image: BuiltImage, scratch: Path, *, tsc_khz: int, lines: int) -> None:
         arguments = [str(image.folder), str(scratch), str(tsc_khz), str(lines)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.machine_daemon", *arguments],

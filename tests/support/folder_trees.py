@@ -7,9 +7,9 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from etude.envserver.storage.folders import Limits
+from etude.envserver.storage.folders import FolderLimits
 
-LIMITS = Limits(max_files=10_000, max_bytes=1 << 30)
+LIMITS = FolderLimits(max_files=10_000, max_bytes=1 << 30)
 NAMES = st.sampled_from(["a", "b", "c c", "ü", ".hidden"])
 CONTENT = st.lists(
     st.sampled_from([bytes(1 << 16), b"\1" * 100, bytes(5000), b"x" * (1 << 16), b""]), max_size=4

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 from tests.support import needs
 
-from etude.envserver.guest.channel import GuestChannel, Identity
+from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 
 ROOT = Path(__file__).parents[2]
 AGENTS = ("go", "python")
@@ -84,7 +84,7 @@ async def guest(agent: str, root: Path) -> AsyncIterator[Guest]:
         try:
             await channel.hello(timeout_s=START_S)
             await channel.reset()
-            await channel.sync(Identity(env_id="test", token=TOKEN, generation=1))
+            await channel.sync(GuestIdentity(env_id="test", token=TOKEN, generation=1))
             yield Guest(channel, process)
         finally:
             await channel.close()

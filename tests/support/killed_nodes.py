@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from etude.envserver.host.host import Node
+from etude.envserver.host.host import Host
 from etude.v1 import environments_pb2
 
 WRITE = "echo {} > state; echo {} > /tmp/memory"
@@ -39,7 +39,7 @@ def order(
     )
 
 
-async def sh(node: Node, name: str, call_id: str, command: str) -> str:
+async def sh(node: Host, name: str, call_id: str, command: str) -> str:
     asked = environments_pb2.ToolCall(
         call_id=call_id, name="run_terminal", arguments_json=json.dumps({"command": command})
     )
@@ -47,7 +47,7 @@ async def sh(node: Node, name: str, call_id: str, command: str) -> str:
     return result.content.decode().strip()
 
 
-async def looked(node: Node, name: str, call_id: str) -> str:
+async def looked(node: Host, name: str, call_id: str) -> str:
     return await sh(node, name, call_id, "cat state /tmp/memory | tr '\\n' ' '")
 
 

@@ -134,7 +134,7 @@ async def main() -> None:
     qemu_boot.boot = counted
     driver = QemuDriver(
         scratch=Path(scratch),
-        images={"python": built_image.read(Path(image))},
+        images={"python": built_image.read_image(Path(image))},
         machine=Machine(tsc_khz=int(tsc_khz)),
     )
     began_s = time.perf_counter()

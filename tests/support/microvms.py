@@ -17,11 +17,11 @@ from etude.envserver.drivers.vm.qemu.command_line import Machine
 from etude.envserver.drivers.vm.qemu.disk import Disk
 from etude.envserver.drivers.vm.qemu.template import Template
 from etude.envserver.drivers.vm.qemu.vm import Vm
-from etude.envserver.guest.channel import GuestChannel, Identity
+from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images import spec as specs
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.built_image import Image, build
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.built_image import BuiltImage, build
 
 ROOT = Path(__file__).parents[2]
 BOOT_LIMIT_S = 180
@@ -44,15 +44,15 @@ def guest_agent() -> Path:
     return program
 
 
-def small_image(*, with_disk: bool = False, service: str = "") -> Image:
+def small_image(*, with_disk: bool = False, service: str = "") -> BuiltImage:
     """Busybox and the agent: 12 s to build from nothing, most of it the kernel's download."""
     spec = specs.ImageSpec(
         name="served" if service else "small",
-        base=specs.Base(busybox=specs.BusyboxBase()),
+        base=specs.ImageBase(busybox=specs.BusyboxBase()),
         services=(specs.Service(start=service),) if service else (),
         disk=specs.Disk(size_mib=2_048) if with_disk else None,
     )
-    return build(spec, agent=guest_agent(), cache=Cache(images_folder()))
+    return build(spec, agent=guest_agent(), cache=BuildCache(images_folder()))
 
 
 def small_machine(*, with_disk: bool = False) -> Machine:
@@ -66,7 +66,7 @@ async def connected(vm: Vm) -> GuestChannel:
 
 
 async def booted(
-    image: Image, machine: Machine, folder: Path, disk: Disk | None = None
+    image: BuiltImage, machine: Machine, folder: Path, disk: Disk | None = None
 ) -> Template:
     """A template in an empty folder: booted until the agent says hello, reset, and sealed."""
     booting = await boot.boot(image, machine, folder=folder, jail=Jail(), disk=disk)
@@ -118,9 +118,7 @@ class Lab:
         mine = disk.over(layers, folder=self.folder, jail=Jail()) if layers else None
         chain = mine.chain if mine else ()
         folder = self.new_folder()
-        made = await template.spawn_shell(
-            self.template, folder=folder, jail=Jail(), disk=chain
-        )
+        made = await template.spawn_shell(self.template, folder=folder, jail=Jail(), disk=chain)
         self._vms.append(made)
         if mine:
             self.disks[made.pid] = mine
@@ -146,7 +144,7 @@ class Lab:
         await channel.reset()
         name = secrets.token_hex(4)
         await channel.sync(
-            Identity(env_id=name, token=secrets.token_bytes(16), generation=1, hostname=name)
+            GuestIdentity(env_id=name, token=secrets.token_bytes(16), generation=1, hostname=name)
         )
         return Guest(vm, channel)
 

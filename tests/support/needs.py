@@ -10,7 +10,7 @@ from tests.support import gvisors, microvms
 
 from etude.common.errors import UserError
 from etude.envserver.drivers.vm.qemu.command_line import PROGRAM
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 Need = Callable[[], None]
 
@@ -43,7 +43,7 @@ def containers() -> None:
         skip(f"{why}: make system-deps", "gvisor", "qemu")
 
 
-def small_image(*suites: str) -> Image:
+def small_image(*suites: str) -> BuiltImage:
     """The image that tests boot."""
     try:
         return microvms.small_image()

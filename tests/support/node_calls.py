@@ -3,8 +3,8 @@
 import json
 from collections.abc import Callable
 
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.host import Node
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.host import Host
 from etude.v1 import environments_pb2
 
 Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
@@ -19,16 +19,16 @@ def call(call_id: str, name: str, **arguments: str) -> environments_pb2.ToolCall
     )
 
 
-async def opened(node: Node, order: Order, name: str = "a") -> Environment:
+async def opened(node: Host, order: Order, name: str = "a") -> LeasedEnvironment:
     (outcome,) = await node.open(order(name))
     assert outcome.HasField("lease"), outcome
     return node.find(name)
 
 
-async def said(environment: Environment, *calls: environments_pb2.ToolCall) -> list[str]:
+async def said(environment: LeasedEnvironment, *calls: environments_pb2.ToolCall) -> list[str]:
     return [result.content.decode() for result in await environment.run_turn(calls)]
 
 
-async def content(environment: Environment) -> bytes:
+async def content(environment: LeasedEnvironment) -> bytes:
     (written,) = (await environment.diff()).written
     return written.content

@@ -9,7 +9,7 @@ from etude.agent.workspace import ExecResult
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.base import Driver, Sandbox, Saved
 from etude.envserver.storage import folders, trees
-from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 from etude.envserver.storage.trees import File
 
 TREE = {
@@ -18,7 +18,7 @@ TREE = {
     "deep/er/notes.txt": File(b"one\ntwo\n"),
 }
 COMMAND_LIMIT_S = 120.0
-LIMITS = Limits(max_files=10_000, max_bytes=1 << 30)
+LIMITS = FolderLimits(max_files=10_000, max_bytes=1 << 30)
 
 
 async def nothing(command: str, timeout_s: float) -> ExecResult:
@@ -55,7 +55,7 @@ class States:
 
 
 async def identity(sandbox: Sandbox) -> str:
-    return trees.identity((await sandbox.content(folders.SMALL)).tree)
+    return trees.tree_identity((await sandbox.content(folders.SMALL)).tree)
 
 
 async def a_saved_sandbox_goes_on_and_another_becomes_what_was_saved(states: States) -> None:
@@ -90,7 +90,7 @@ async def a_restored_sandbox_forgets_what_came_after(states: States) -> None:
 
         await sandbox.restore(folder, saved)
 
-        assert await identity(sandbox) == trees.identity(TREE)
+        assert await identity(sandbox) == trees.tree_identity(TREE)
         assert sandbox.workspace.notes.get("todo") == b"first"
         assert sandbox.workspace.notes.get("more") is None
 
@@ -142,8 +142,8 @@ async def what_is_too_large_is_not_saved_and_goes_on(states: States) -> None:
     folder.mkdir()
 
     with pytest.raises(TooLargeError):
-        await sandbox.save(folder, Limits(max_files=100, max_bytes=10))
-    assert await identity(sandbox) == trees.identity(TREE)
+        await sandbox.save(folder, FolderLimits(max_files=100, max_bytes=10))
+    assert await identity(sandbox) == trees.tree_identity(TREE)
 
 
 async def a_paused_sandbox_goes_on_as_it_was(states: States) -> None:
@@ -164,7 +164,7 @@ async def a_sandbox_that_was_never_begun_can_be_paused(states: States) -> None:
     await sandbox.pause()
     await sandbox.resume()
     await sandbox.begin(TREE)
-    assert await identity(sandbox) == trees.identity(TREE)
+    assert await identity(sandbox) == trees.tree_identity(TREE)
 
 
 async def memory_and_running_commands_are_saved_too(states: States) -> None:

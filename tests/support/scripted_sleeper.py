@@ -11,11 +11,11 @@ from typing_extensions import override
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.suspend.auto_suspend import Sleeper
 from etude.envserver.drivers.vm.suspend.idle_policy import Step
-from etude.envserver.guest.calls import Reply, Request
+from etude.envserver.guest.calls import GuestReply, GuestRequest
 from etude.envserver.guest.channel import GuestLostError
 from etude.v1 import guest_pb2
 
-REPLY = Reply(guest_pb2.GuestResult(), {}, is_replayed=False, is_kept=True)
+REPLY = GuestReply(guest_pb2.GuestResult(), {}, is_replayed=False, is_kept=True)
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class ScriptedSleeper(Sleeper):
     is_ended: bool = False
 
     @override
-    async def call(self, request: Request) -> Reply:
+    async def call(self, request: GuestRequest) -> GuestReply:
         self.num_calls += 1
         try:
             for _ in range(self.dice.randrange(3)):

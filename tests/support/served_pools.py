@@ -8,14 +8,14 @@ from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
 from etude.common.rpc import channels
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.v1 import environments_pb2_grpc
 
 ROLES = ("broker", "node")
 
 
 @contextlib.contextmanager
-def of_machines(folder: Path, image: Image) -> Iterator[Processes]:
+def of_machines(folder: Path, image: BuiltImage) -> Iterator[Processes]:
     """Processes whose environments are machines of an image, and end with them."""
     made = Processes(folder)
     made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image.folder.as_uri())

@@ -17,9 +17,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from etude.common.api.pool.network import Network
-from etude.envserver.egress.credentials import Secrets
-from etude.envserver.egress.environment_egress import Egress
-from etude.envserver.egress.upstream import Detours, KnownNames, SocketConnector, Upstream
+from etude.envserver.egress.credentials import SecretFiles
+from etude.envserver.egress.environment_egress import PoolEgress
+from etude.envserver.egress.upstream import (
+    FixedResolver,
+    RedirectingConnector,
+    SocketConnector,
+    Upstream,
+)
 
 SHOP, FILES, EVIL = "93.184.215.14", "151.101.1.63", "203.0.114.9"
 """Public addresses; nothing is ever sent to them."""
@@ -56,7 +61,7 @@ class World:
     seen: list[Seen] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     """What servers have beside their own pages, by path; a folder's is its index."""
-    names: KnownNames = field(default_factory=lambda: KnownNames(NAMES))
+    names: FixedResolver = field(default_factory=lambda: FixedResolver(NAMES))
 
     @property
     def ca(self) -> Path:
@@ -72,15 +77,17 @@ class World:
             for address in (SHOP, FILES, EVIL)
             for port in (80, 8080, 443)
         }
-        return Upstream(self.names, Detours(ports, SocketConnector(context)))
+        return Upstream(self.names, RedirectingConnector(ports, SocketConnector(context)))
 
-    def egress(self, network: Mapping[str, object], **templates: Sequence[str] | None) -> Egress:
+    def egress(
+        self, network: Mapping[str, object], **templates: Sequence[str] | None
+    ) -> PoolEgress:
         """A pool's, whose environments are of the template t unless others are named."""
         secrets = self.folder / "secrets"
         (secrets / "shop").mkdir(parents=True, exist_ok=True)
         (secrets / "shop" / "value").write_text(f"{SECRET}\n")
         spec = Network.model_validate(network)
-        return Egress(spec, templates or {"t": None}, self.upstream, Secrets(secrets))
+        return PoolEgress(spec, templates or {"t": None}, self.upstream, SecretFiles(secrets))
 
 
 @contextlib.asynccontextmanager

@@ -22,9 +22,9 @@ from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.access_service import AccessService
 from etude.envserver.host.grading import Grader
-from etude.envserver.host.host import Node
-from etude.envserver.host.service import NodeService
-from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.host.host import Host
+from etude.envserver.host.service import HostService
+from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.v1 import environment_access_pb2 as access_pb2
 from etude.v1 import environment_access_pb2_grpc, environments_pb2, environments_pb2_grpc
 
@@ -134,10 +134,10 @@ class Door:
 
 @pytest.fixture
 async def door(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncIterator[Door]:
-    node = Node(driver=driver, sources=Sources(tmp_path), slots=4, templates={"python"})
+    node = Host(driver=driver, sources=WorkspaceSources(tmp_path), slots=4, templates={"python"})
     server = rpc_server.Server([])
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(
-        NodeService(node, Grader(driver, node.cache)), server.grpc_server
+        HostService(node, Grader(driver, node.cache)), server.grpc_server
     )
     environment_access_pb2_grpc.add_EnvAccessServiceServicer_to_server(
         AccessService(node), server.grpc_server

@@ -13,16 +13,16 @@ from tests.support.pool_client import Pool
 from etude.common.api.pool.spec import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
 from etude.common.rpc import channels, server
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.host_client import GrpcNodes
+from etude.envserver.broker.host_client import GrpcHostClient
 from etude.envserver.broker.service import BrokerService, PoolService
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.grading import Grader
-from etude.envserver.host.heartbeat import Heartbeat
-from etude.envserver.host.host import Node
-from etude.envserver.host.service import NodeService
+from etude.envserver.host.heartbeat import HostHeartbeat
+from etude.envserver.host.host import Host
+from etude.envserver.host.service import HostService
 from etude.envserver.host.snapshots.state_service import StateService
-from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.v1 import environment_state_pb2_grpc, environments_pb2_grpc
 
 MakeWorkspace = Callable[[ProcessDriver, str, Mapping[str, bytes]], Path]
@@ -91,7 +91,7 @@ def spec(templates: Sequence[Template] = (), slots: int = 4) -> EnvPoolSpec:
 @pytest.fixture
 async def pool(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncIterator[Pool]:
     stop = asyncio.Event()
-    nodes = GrpcNodes()
+    nodes = GrpcHostClient()
     broker = Broker(spec(), nodes, started_s=-REBUILD_S)
     broker_server = server.Server([])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
@@ -101,10 +101,10 @@ async def pool(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncItera
         PoolService(broker, stop), broker_server.grpc_server
     )
     await broker_server.start()
-    node = Node(driver=driver, sources=Sources(tmp_path), slots=4, templates={"python"})
+    node = Host(driver=driver, sources=WorkspaceSources(tmp_path), slots=4, templates={"python"})
     node_server = server.Server([])
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(
-        NodeService(node, Grader(driver, node.cache)), node_server.grpc_server
+        HostService(node, Grader(driver, node.cache)), node_server.grpc_server
     )
     environment_state_pb2_grpc.add_EnvStateServiceServicer_to_server(
         StateService(node), node_server.grpc_server
@@ -115,7 +115,7 @@ async def pool(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncItera
         stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
         tasks = [
             asyncio.create_task(broker.run(stop)),
-            asyncio.create_task(Heartbeat(node, [stub], "node-0").run(stop)),
+            asyncio.create_task(HostHeartbeat(node, [stub], "node-0").run(stop)),
         ]
         yield Pool(stub, environments_pb2_grpc.PoolServiceStub(channel), source)
         stop.set()

@@ -11,8 +11,8 @@ from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.process.driver import ProcessDriver
-from etude.envserver.host.host import Node
-from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.host.host import Host
+from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.envserver.storage import folders
 from etude.envserver.storage.trees import File
 from etude.v1 import environments_pb2
@@ -181,10 +181,10 @@ async def test_commands_reach_a_server_of_their_lease_and_no_other(driver: Proce
 async def test_a_node_takes_over_a_lease_whose_jobs_have_ended_and_no_other(
     driver: ProcessDriver, source: str, tmp_path: Path
 ) -> None:
-    def node() -> Node:
-        return Node(
+    def node() -> Host:
+        return Host(
             driver=driver,
-            sources=Sources(tmp_path / "sources"),
+            sources=WorkspaceSources(tmp_path / "sources"),
             slots=4,
             templates={"t"},
             refused={},

@@ -11,13 +11,13 @@ import pytest
 from tests.support.upstreams import SHOP, World
 
 from etude.envserver.egress import limits
-from etude.envserver.egress.byte_streams import SocketWire, Wire
-from etude.envserver.egress.environment_egress import Gate
-from etude.envserver.egress.proxy import serve
+from etude.envserver.egress.byte_streams import ByteStream, SocketStream
+from etude.envserver.egress.environment_egress import EnvironmentEgress
+from etude.envserver.egress.proxy import serve_connection
 from etude.envserver.egress.upstream import (
     Connector,
-    Detours,
-    KnownNames,
+    FixedResolver,
+    RedirectingConnector,
     Resolver,
     SocketConnector,
     SystemResolver,
@@ -44,8 +44,8 @@ CONNECT = b"CONNECT files.example.org:443 HTTP/1.1\r\nHost: files.example.org:44
 
 
 @pytest.fixture
-def gate(world: World) -> Gate:
-    made = world.egress(RULES).gate("t", "a")
+def gate(world: World) -> EnvironmentEgress:
+    made = world.egress(RULES).for_environment("t", "a")
     assert made is not None
     return made
 
@@ -74,14 +74,14 @@ class Client:
         self.socket.shutdown(socket.SHUT_WR)
 
 
-async def client(gate: Gate) -> Client:
+async def client(gate: EnvironmentEgress) -> Client:
     mine, theirs = socket.socketpair()
     mine.setblocking(False)  # noqa: FBT003 - the only way to say it
     reader, writer = await asyncio.open_connection(sock=theirs)
-    return Client(mine, asyncio.create_task(serve(SocketWire(reader, writer), gate)))
+    return Client(mine, asyncio.create_task(serve_connection(SocketStream(reader, writer), gate)))
 
 
-async def asked(gate: Gate, data: bytes) -> bytes:
+async def asked(gate: EnvironmentEgress, data: bytes) -> bytes:
     return await (await client(gate)).ask(data)
 
 
@@ -95,7 +95,7 @@ def tls(world: World, name: str) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.Memo
 
 
 async def test_a_first_message_in_the_same_packet_is_part_of_the_tunnel(
-    gate: Gate, world: World
+    gate: EnvironmentEgress, world: World
 ) -> None:
     _, _, outgoing = tls(world, "files.example.org")
     mine = await client(gate)
@@ -114,7 +114,7 @@ async def test_a_first_message_in_the_same_packet_is_part_of_the_tunnel(
 
 @pytest.mark.parametrize("name", ["evil.example.net", "shop.example.com"])
 async def test_a_tunnel_is_for_no_other_host_behind_the_same_address(
-    gate: Gate, world: World, caplog: pytest.LogCaptureFixture, name: str
+    gate: EnvironmentEgress, world: World, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     _, _, outgoing = tls(world, name)
     with caplog.at_level("INFO"):
@@ -126,7 +126,7 @@ async def test_a_tunnel_is_for_no_other_host_behind_the_same_address(
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-OpenSSH\r\n", b"\0" * 100])
 async def test_a_tunnel_carries_nothing_but_tls(
-    gate: Gate, caplog: pytest.LogCaptureFixture, data: bytes
+    gate: EnvironmentEgress, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
     with caplog.at_level("INFO"):
         await asked(gate, CONNECT + data)
@@ -158,7 +158,9 @@ SECOND = b"GET http://evil.example.net/two HTTP/1.1\r\nHost: evil.example.net\r\
         b"\r\n\r\n" + GET + b"\r\n" + SECOND,
     ],
 )
-async def test_nothing_is_smuggled_behind_a_request(gate: Gate, world: World, data: bytes) -> None:
+async def test_nothing_is_smuggled_behind_a_request(
+    gate: EnvironmentEgress, world: World, data: bytes
+) -> None:
     await asked(gate, data)
 
     assert len(world.seen) <= 1
@@ -168,7 +170,7 @@ async def test_nothing_is_smuggled_behind_a_request(gate: Gate, world: World, da
 
 
 async def test_only_a_rule_without_limits_lets_a_request_name_another_method(
-    gate: Gate, world: World
+    gate: EnvironmentEgress, world: World
 ) -> None:
     for port in (80, 8080):
         head = b"GET http://shop.example.com:%d/x HTTP/1.1\r\nHost: a\r\n" % port
@@ -179,7 +181,7 @@ async def test_only_a_rule_without_limits_lets_a_request_name_another_method(
     assert "x-http-method-override" not in second.headers
 
 
-async def test_bodies_arrive_as_they_were_sent(gate: Gate, world: World) -> None:
+async def test_bodies_arrive_as_they_were_sent(gate: EnvironmentEgress, world: World) -> None:
     body = bytes(range(256)) * 1000
     head = b"POST http://shop.example.com/upload HTTP/1.1\r\nHost: a\r\n"
     chunked = b"".join(
@@ -199,7 +201,7 @@ async def test_bodies_arrive_as_they_were_sent(gate: Gate, world: World) -> None
     ] * 2
 
 
-async def test_answers_of_every_kind_come_back(gate: Gate) -> None:
+async def test_answers_of_every_kind_come_back(gate: EnvironmentEgress) -> None:
     head = await asked(gate, b"HEAD http://shop.example.com/x HTTP/1.1\r\nHost: a\r\n\r\n")
     assert b"content-length: 20" in head
     assert head.endswith(b"\r\n\r\n")
@@ -214,11 +216,11 @@ async def test_answers_of_every_kind_come_back(gate: Gate) -> None:
 
 
 async def test_a_name_behind_which_another_server_is_gets_no_request(
-    gate: Gate, world: World
+    gate: EnvironmentEgress, world: World
 ) -> None:
     """A server that does not prove the rule's name never sees the credential's request."""
     stranger = SocketConnector()  # believes no test CA
-    gate.upstream.connector = Detours({(SHOP, 443): world.https_port}, stranger)
+    gate.upstream.connector = RedirectingConnector({(SHOP, 443): world.https_port}, stranger)
 
     said = await asked(gate, b"GET http://api.example.com/v1 HTTP/1.1\r\nHost: a\r\n\r\n")
 
@@ -235,7 +237,7 @@ async def test_a_name_behind_which_another_server_is_gets_no_request(
     ],
 )
 async def test_no_word_of_a_server_that_speaks_no_http_is_logged(
-    gate: Gate, caplog: pytest.LogCaptureFixture, said: bytes
+    gate: EnvironmentEgress, caplog: pytest.LogCaptureFixture, said: bytes
 ) -> None:
     """It may be the credential that it was sent."""
 
@@ -246,7 +248,7 @@ async def test_no_word_of_a_server_that_speaks_no_http_is_logged(
 
     async with await asyncio.start_server(speak, "127.0.0.1") as server:
         port = server.sockets[0].getsockname()[1]
-        gate.upstream.connector = Detours({(SHOP, 80): port})
+        gate.upstream.connector = RedirectingConnector({(SHOP, 80): port})
         with caplog.at_level("INFO"):
             found = await asked(gate, b"GET http://shop.example.com/x HTTP/1.1\r\nHost: a\r\n\r\n")
 
@@ -255,7 +257,9 @@ async def test_no_word_of_a_server_that_speaks_no_http_is_logged(
     assert "why='what was said is not HTTP: RemoteProtocolError'" in caplog.text
 
 
-async def test_a_name_that_changes_its_mind_is_checked_anew(gate: Gate, world: World) -> None:
+async def test_a_name_that_changes_its_mind_is_checked_anew(
+    gate: EnvironmentEgress, world: World
+) -> None:
     gate.lookups.kept_s = 0.0
     ask = b"GET http://rebinding.example.com/ HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -265,7 +269,7 @@ async def test_a_name_that_changes_its_mind_is_checked_anew(gate: Gate, world: W
     assert world.names.asked == ["rebinding.example.com"] * 2
 
 
-async def test_every_attempt_is_taken_from_the_bucket(gate: Gate) -> None:
+async def test_every_attempt_is_taken_from_the_bucket(gate: EnvironmentEgress) -> None:
     for data in (b"GET http://shop.example.com/x HTTP/1.1\r\nHost: a\r\n\r\n", b"garbage", b""):
         await asked(gate, data)
 
@@ -274,7 +278,7 @@ async def test_every_attempt_is_taken_from_the_bucket(gate: Gate) -> None:
 
 
 async def test_bytes_that_are_used_up_end_an_exchange_wherever_it_stands(
-    gate: Gate, world: World, caplog: pytest.LogCaptureFixture
+    gate: EnvironmentEgress, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = b"%s HTTP/1.1\r\nHost: a\r\n"
     post = head % b"POST http://shop.example.com/upload" + b"Content-Length: 90000\r\n\r\n"
@@ -294,7 +298,9 @@ async def test_bytes_that_are_used_up_end_an_exchange_wherever_it_stands(
     assert ends[1].startswith(b"HTTP/1.1 429")
 
 
-async def test_a_log_line_is_one_line(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_line_is_one_line(
+    gate: EnvironmentEgress, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO"):
         await asked(gate, b"GET http://a/verdict=allowed HTTP/1.1\r\nHost: a\r\n\r\n")
         await asked(gate, b"X=Y CONNECT HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -304,13 +310,17 @@ async def test_a_log_line_is_one_line(gate: Gate, caplog: pytest.LogCaptureFixtu
     assert all("\n" not in line and line.count("verdict=") == 1 for line in lines)
 
 
-@pytest.mark.parametrize("resolver", [SystemResolver(), KnownNames({"localhost": [["127.0.0.1"]]})])
+@pytest.mark.parametrize(
+    "resolver", [SystemResolver(), FixedResolver({"localhost": [["127.0.0.1"]]})]
+)
 async def test_resolvers_fail_for_hosts_that_there_are_not(resolver: Resolver) -> None:
     with pytest.raises(socket.gaierror):
         await resolver.addresses("no-such-host.invalid")
 
 
-@pytest.mark.parametrize("resolver", [SystemResolver(), KnownNames({"localhost": [["127.0.0.1"]]})])
+@pytest.mark.parametrize(
+    "resolver", [SystemResolver(), FixedResolver({"localhost": [["127.0.0.1"]]})]
+)
 async def test_resolvers_answer_with_addresses(resolver: Resolver) -> None:
     try:
         found = await resolver.addresses("localhost")
@@ -326,7 +336,7 @@ async def test_connectors_reach_servers_that_prove_their_name(
 ) -> None:
     direct = SocketConnector(ssl.create_default_context(cafile=str(world.ca)))
     ports = {("127.0.0.1", port): port for port in (world.http_port, world.https_port)}
-    connector: Connector = Detours(ports, direct) if is_detour else direct
+    connector: Connector = RedirectingConnector(ports, direct) if is_detour else direct
 
     plain = await connector.connect("127.0.0.1", world.http_port, tls_name=None)
     assert b"hello" in await _exchanged(plain)
@@ -340,7 +350,7 @@ async def test_connectors_reach_servers_that_prove_their_name(
             await connector.connect("127.0.0.1", closed.getsockname()[1], tls_name=None)
 
 
-async def _exchanged(wire: Wire) -> bytes:
+async def _exchanged(wire: ByteStream) -> bytes:
     await wire.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
     found = b""
     while data := await wire.read():

@@ -16,7 +16,7 @@ from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.common.rpc.retry_after import retry_after_s
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.host_client import MemoryNodes
+from etude.envserver.broker.host_client import MemoryHostClient
 from etude.envserver.broker.service import BrokerService
 from etude.trainer.rollouts.leases import Leases
 from etude.v1 import environments_pb2, environments_pb2_grpc
@@ -32,7 +32,7 @@ class Full:
 
 @pytest.fixture
 async def full() -> AsyncIterator[Full]:
-    broker = started(MemoryNodes(slots=1), spec=pool(max_queue=1))
+    broker = started(MemoryHostClient(slots=1), spec=pool(max_queue=1))
     server = rpc_server.Server([])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
         BrokerService(broker), server.grpc_server

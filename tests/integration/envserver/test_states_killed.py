@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from etude.envserver.drivers.in_memory import MemoryDriver
-from etude.envserver.host.host import Node
-from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.host.host import Host
+from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.v1 import environments_pb2
 
 FOLDER = "etude/envserver/"
@@ -40,9 +40,9 @@ def call(call_id: str, arguments: dict[str, str]) -> environments_pb2.ToolCall:
     )
 
 
-def node_on(scratch: Path) -> Node:
+def node_on(scratch: Path) -> Host:
     driver = MemoryDriver(scratch / "leases")
-    return Node(driver=driver, sources=Sources(scratch), slots=4, templates={"python"})
+    return Host(driver=driver, sources=WorkspaceSources(scratch), slots=4, templates={"python"})
 
 
 def order(scratch: Path, name: str, snapshot_id: str = "") -> Any:
@@ -74,37 +74,37 @@ async def spoilt(scratch: Path, *, paused: bool) -> None:
         await node.states.pause(environment)
 
 
-async def core(node: Node, name: str) -> bytes:
+async def core(node: Host, name: str) -> bytes:
     (written,) = (await node.find(name).diff()).written
     return written.content.strip().rpartition(b" return ")[2]
 
 
-async def take(node: Node, scratch: Path) -> None:
+async def take(node: Host, scratch: Path) -> None:
     await node.states.snapshot(node.find("a"), "s1", with_memory=False)
 
 
-async def put_back(node: Node, scratch: Path) -> None:
+async def put_back(node: Host, scratch: Path) -> None:
     await node.states.rollback(node.find("a"), "s0")
 
 
-async def fork(node: Node, scratch: Path) -> None:
+async def fork(node: Host, scratch: Path) -> None:
     (outcome,) = await node.open(order(scratch, "b", "s0"))
     assert outcome.HasField("lease"), outcome
 
 
-async def drop(node: Node, scratch: Path) -> None:
+async def drop(node: Host, scratch: Path) -> None:
     await node.states.drop(node.find("a"), "s0")
 
 
-async def pause(node: Node, scratch: Path) -> None:
+async def pause(node: Host, scratch: Path) -> None:
     await node.states.pause(node.find("a"))
 
 
-async def resume(node: Node, scratch: Path) -> None:
+async def resume(node: Host, scratch: Path) -> None:
     await node.resume("a", "control", ttl_s=60)
 
 
-async def check_taken(node: Node, *, acknowledged: bool) -> None:
+async def check_taken(node: Host, *, acknowledged: bool) -> None:
     assert await core(node, "a") == b"a * b"
     if acknowledged:
         assert "s1" in names(node)
@@ -113,7 +113,7 @@ async def check_taken(node: Node, *, acknowledged: bool) -> None:
         assert await core(node, "a") == {"s0": b"a + b", "s1": b"a * b"}[name]
 
 
-async def check_put_back(node: Node, *, acknowledged: bool) -> None:
+async def check_put_back(node: Host, *, acknowledged: bool) -> None:
     found = await core(node, "a")
     assert found == b"a + b" if acknowledged else found in {b"a + b", b"a * b"}
     # Either the call was never made and is made now, or it was and its result is known.
@@ -125,8 +125,8 @@ async def check_put_back(node: Node, *, acknowledged: bool) -> None:
     assert await core(node, "a") == b"a * b"
 
 
-async def check_forked(node: Node, *, acknowledged: bool) -> None:
-    held = {held.lease.lease_id for held in node.held()}
+async def check_forked(node: Host, *, acknowledged: bool) -> None:
+    held = {held.lease.lease_id for held in node.held_leases()}
     assert held == {"a", "b"} if acknowledged else held in ({"a"}, {"a", "b"})
     if "b" in held:
         assert await core(node, "b") == b"a + b"
@@ -134,7 +134,7 @@ async def check_forked(node: Node, *, acknowledged: bool) -> None:
     assert await core(node, "a") == b"a * b"
 
 
-async def check_dropped(node: Node, *, acknowledged: bool) -> None:
+async def check_dropped(node: Host, *, acknowledged: bool) -> None:
     if acknowledged:
         assert names(node) == []
     for name in names(node):
@@ -142,24 +142,24 @@ async def check_dropped(node: Node, *, acknowledged: bool) -> None:
         assert await core(node, "a") == b"a + b"
 
 
-async def check_paused(node: Node, *, acknowledged: bool) -> None:
+async def check_paused(node: Host, *, acknowledged: bool) -> None:
     if acknowledged:
         assert node.find("a").is_paused
     await node.resume("a", "control", ttl_s=60)
     assert await core(node, "a") == b"a * b"
 
 
-async def check_resumed(node: Node, *, acknowledged: bool) -> None:
+async def check_resumed(node: Host, *, acknowledged: bool) -> None:
     if acknowledged:
         assert not node.find("a").is_paused
     await check_paused(node, acknowledged=False)
 
 
-def names(node: Node) -> list[str]:
-    return sorted(each.snapshot_id for each in node.states.snapshots.held())
+def names(node: Host) -> list[str]:
+    return sorted(each.snapshot_id for each in node.states.snapshots.held_snapshots())
 
 
-Work = Callable[[Node, Path], Awaitable[None]]
+Work = Callable[[Host, Path], Awaitable[None]]
 
 
 def killed_before(line: int, work: Work, scratch: Path) -> int:
@@ -204,7 +204,7 @@ async def succeed(scratch: Path, check: Callable[..., Awaitable[None]]) -> None:
     await node.take_over()
     folders = [each for each in node.states.snapshots.folder.iterdir() if each.is_dir()]
     assert len(folders) == len(names(node))
-    assert "a" in {held.lease.lease_id for held in node.held()}
+    assert "a" in {held.lease.lease_id for held in node.held_leases()}
     await check(node, acknowledged=(scratch / "acknowledged").exists())
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from etude.common.rpc import channels
 from etude.common.tls.transport import told
-from etude.envserver.broker.host_client import GrpcNodes, NodeError
+from etude.envserver.broker.host_client import GrpcHostClient, HostCallError
 from etude.v1 import environments_pb2
 
 
@@ -12,8 +12,8 @@ async def test_a_node_that_cannot_be_spoken_to_safely_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channels, "own", lambda: told(""))
-    nodes, elsewhere = GrpcNodes(), "10.9.9.9:7030"
-    with pytest.raises(NodeError, match="InvalidTls"):
+    nodes, elsewhere = GrpcHostClient(), "10.9.9.9:7030"
+    with pytest.raises(HostCallError, match="InvalidTls"):
         await nodes.open(elsewhere, environments_pb2.OpenEnvironmentsRequest())
-    with pytest.raises(NodeError, match="InvalidTls"):
+    with pytest.raises(HostCallError, match="InvalidTls"):
         await nodes.close(elsewhere, ["lease"])

@@ -15,11 +15,11 @@ from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
 from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.vm.firecracker.jail import Programs
 from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 
 @pytest.fixture(scope="session")
-def image() -> Image:
+def image() -> BuiltImage:
     needs.machines()  # on QEMU the fake runs its guests
     return needs.small_image("qemu")
 
@@ -30,7 +30,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
 
 
 @pytest.fixture(scope="session")
-def make(image: Image, programs: Programs) -> Make:
+def make(image: BuiltImage, programs: Programs) -> Make:
     def driver(scratch: Path) -> FirecrackerDriver:
         return FirecrackerDriver(
             scratch=scratch, images={"python": image}, machine=FireMachine(), programs=programs

@@ -11,7 +11,7 @@ from tests.support.pool_processes import Processes
 
 from etude.envserver.drivers.vm.firecracker.jail import Programs
 from etude.envserver.drivers.vm.jail import KVM
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.v1 import environments_pb2
 
 pytestmark = pytest.mark.skipif(
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def processes(
-    image: Image,
+    image: BuiltImage,
     programs: Programs,
     scratch: Path,
     tmp_path: Path,

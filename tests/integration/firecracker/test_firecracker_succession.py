@@ -11,12 +11,14 @@ from tests.support.sandbox_states import LIMITS, nothing
 from etude.envserver.drivers.vm.firecracker import template
 from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces
-from etude.envserver.host.host import Node
-from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.host.host import Host
+from etude.envserver.host.workspace_sources import WorkspaceSources
 
 
-def node_of(driver: FirecrackerDriver) -> Node:
-    return Node(driver=driver, sources=Sources(driver.scratch), slots=8, templates={"python"})
+def node_of(driver: FirecrackerDriver) -> Host:
+    return Host(
+        driver=driver, sources=WorkspaceSources(driver.scratch), slots=8, templates={"python"}
+    )
 
 
 async def work_and_die(driver: FirecrackerDriver, when: str) -> None:

@@ -8,18 +8,18 @@ import pytest
 from tests.support import gvisors, needs
 
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage import folders
 
 
 @pytest.fixture(scope="session")
-def image() -> Image:
+def image() -> BuiltImage:
     needs.containers()
     return needs.small_image("gvisor", "qemu")
 
 
 @pytest.fixture(scope="session")
-def started(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GvisorDriver]:
+def started(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GvisorDriver]:
     scratch = tmp_path_factory.mktemp("gvisor")
     made = GvisorDriver(scratch=scratch, images={"small": image}, memory_mib=256)
     asyncio.run(made.start())
@@ -33,7 +33,7 @@ def driver(started: GvisorDriver) -> Iterator[GvisorDriver]:
     started._places = asyncio.Semaphore(2)
     yield started
     for folder in started.leases.iterdir():
-        folders.remove(folder)
+        folders.remove_folder(folder)
 
 
 @pytest.fixture

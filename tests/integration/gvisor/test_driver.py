@@ -14,7 +14,7 @@ from etude.envserver.drivers.base import DriverUnavailableError, SandboxError, S
 from etude.envserver.drivers.gvisor import checkpoints
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.drivers.gvisor.sandbox import GvisorSandbox
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage import folders, trees
 from etude.envserver.storage.trees import File
 
@@ -66,7 +66,7 @@ async def test_a_successor_goes_on_with_containers_and_ends_those_of_nobody(
     count = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.2; done"
     job = await kept.workspace.jobs.start(count, timeout_s=None)
     await driver.stop()  # what was begun is not told: a node that is killed tells nobody
-    folders.remove(driver.leases / "lost")
+    folders.remove_folder(driver.leases / "lost")
 
     successor = GvisorDriver(scratch=driver.scratch, images=driver.images, memory_mib=256)
     try:
@@ -173,7 +173,7 @@ async def test_a_verifier_runs_in_a_container_where_nobody_was(driver: GvisorDri
 
 
 async def test_a_folder_has_one_daemon(
-    driver: GvisorDriver, image: Image, monkeypatch: pytest.MonkeyPatch
+    driver: GvisorDriver, image: BuiltImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scratch_lock, "PATIENCE_S", 0.0)
     other = GvisorDriver(scratch=driver.scratch, images={"small": image}, memory_mib=256)
@@ -184,7 +184,7 @@ async def test_a_folder_has_one_daemon(
 async def test_a_sandbox_keeps_its_files(driver: GvisorDriver) -> None:
     sandbox = await begun(driver, "a")
     whole = await sandbox.content(folders.SMALL)
-    assert trees.identity(whole.tree) == trees.identity(TREE)
+    assert trees.tree_identity(whole.tree) == trees.tree_identity(TREE)
     assert whole.is_plain
     assert sandbox.begun is not None
     await sandbox.close()

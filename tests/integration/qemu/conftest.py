@@ -9,17 +9,17 @@ from tests.support import microvms, needs
 from tests.support.microvms import Lab
 
 from etude.envserver.drivers.vm.qemu.template import Template
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 
 @pytest.fixture(scope="session")
-def image() -> Image:
+def image() -> BuiltImage:
     needs.machines()
     return needs.small_image("qemu")
 
 
 @pytest.fixture(scope="session")
-def template(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
+def template(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
     folder = tmp_path_factory.mktemp("template")
     made = asyncio.run(microvms.booted(image, microvms.small_machine(), folder))
     yield made

@@ -12,14 +12,14 @@ from tests.support.sandbox_states import States
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.drivers.vm.qemu.fork_server.supervisor import StemKeeper
 from etude.envserver.drivers.vm.qemu.vm import Vm
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 CHILDREN = 6
 LIMIT_S = 120
 
 
 @pytest_asyncio.fixture
-async def states(image: Image, tmp_path: Path) -> AsyncIterator[States]:
+async def states(image: BuiltImage, tmp_path: Path) -> AsyncIterator[States]:
     driver = QemuDriver(
         scratch=tmp_path / "node", images={image.name: image}, machine=microvms.small_machine()
     )

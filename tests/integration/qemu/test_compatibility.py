@@ -7,12 +7,12 @@ from tests.support import microvms
 
 from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
 from etude.envserver.drivers.vm.qemu.compatibility import compat_key, qemu_version
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 MACHINE = microvms.small_machine()
 
 
-def test_the_same_machine_and_image_have_the_same_key(image: Image) -> None:
+def test_the_same_machine_and_image_have_the_same_key(image: BuiltImage) -> None:
     assert compat_key(MACHINE, image) == compat_key(dataclasses.replace(MACHINE), image)
     assert qemu_version().startswith("QEMU emulator version")
 
@@ -27,11 +27,11 @@ def test_the_same_machine_and_image_have_the_same_key(image: Image) -> None:
     ],
     ids=["memory", "counter", "disk", "accelerator"],
 )
-def test_another_machine_has_another_key(image: Image, other: Machine) -> None:
+def test_another_machine_has_another_key(image: BuiltImage, other: Machine) -> None:
     assert compat_key(MACHINE, image) != compat_key(other, image)
 
 
 @pytest.mark.parametrize("name", ["vmlinuz", "initramfs.gz", "root.sqsh"])
-def test_another_image_has_another_key(image: Image, name: str) -> None:
+def test_another_image_has_another_key(image: BuiltImage, name: str) -> None:
     other = dataclasses.replace(image, files={**image.files, name: "0" * 64})
     assert compat_key(MACHINE, image) != compat_key(MACHINE, other)

@@ -11,14 +11,14 @@ from tests.support.microvms import Lab
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import disk
 from etude.envserver.drivers.vm.qemu.template import Template
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 MAKE = "dd if=/dev/urandom of=/root/random bs=1M count=8 2>/dev/null; md5sum /root/random; sync"
 CHECK = "echo 3 > /proc/sys/vm/drop_caches; md5sum /root/random"
 
 
 @pytest.fixture(scope="session")
-def template(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
+def template(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
     assert image.upper is None
     on_disk = microvms.small_image(with_disk=True)
     assert on_disk.upper is not None

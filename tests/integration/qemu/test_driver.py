@@ -18,7 +18,7 @@ from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.drivers.vm.qemu.template import Template
 from etude.envserver.drivers.vm.start.quarantine import Quarantine, QuarantinedError
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage import folders, trees
 from etude.envserver.storage.trees import File
 
@@ -36,7 +36,7 @@ async def nothing(command: str, timeout_s: float) -> ExecResult:
 
 
 @pytest.fixture(scope="session")
-def started(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QemuDriver]:
+def started(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QemuDriver]:
     """A driver belongs to no event loop, and to boot its template takes seconds. Stems do."""
     scratch = tmp_path_factory.mktemp("driver")
     made = QemuDriver(scratch=scratch, images={"small": image}, machine=microvms.small_machine())
@@ -51,7 +51,7 @@ def started(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def driver(started: QemuDriver) -> Iterator[QemuDriver]:
     yield started
     for folder in started.leases.iterdir():
-        folders.remove(folder)
+        folders.remove_folder(folder)
 
 
 async def begun(driver: QemuDriver, name: str) -> Sandbox:
@@ -69,13 +69,13 @@ async def test_a_sandbox_holds_the_first_files_and_what_commands_make_of_them(
 ) -> None:
     sandbox = await begun(driver, "a")
     whole = await sandbox.content(folders.SMALL)
-    assert trees.identity(whole.tree) == trees.identity(TREE)
+    assert trees.tree_identity(whole.tree) == trees.tree_identity(TREE)
     assert whole.is_plain
     assert await sandbox.workspace.read("deep/er/notes.txt") == b"one\ntwo\n"
     done = await sandbox.run("./run.sh && id -u && echo three >> deep/er/notes.txt", 60)
     assert (done.output, done.exit_code) == (b"ran\n1000\n", 0)
     after = await sandbox.content(folders.DIFF)
-    diff = trees.difference(TREE, after.tree)
+    diff = trees.tree_difference(TREE, after.tree)
     assert [file.path for file in diff.written] == ["deep/er/notes.txt"]
     await sandbox.close()
 
@@ -191,7 +191,7 @@ async def test_what_is_no_small_file_is_no_reward(driver: QemuDriver, script: by
     assert (await driver.verify(work)).collected is None
 
 
-def test_translated_machines_do_not_claim_a_strong_wall(image: Image, tmp_path: Path) -> None:
+def test_translated_machines_do_not_claim_a_strong_wall(image: BuiltImage, tmp_path: Path) -> None:
     made = QemuDriver(scratch=tmp_path, images={"small": image}, machine=microvms.small_machine())
     assert made.strength is Strength.WEAK
 

@@ -13,7 +13,7 @@ from tests.support.upstreams import World
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import Sandbox, Verification
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage import folders
 from etude.envserver.storage.trees import File
 
@@ -34,7 +34,7 @@ HELD = "( printf 'GET http://shop.example.com/ HTTP/1.1\\r\\n'; sleep 600 ) | nc
 
 
 @pytest.fixture(scope="module")
-def started(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QemuDriver]:
+def started(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QemuDriver]:
     made = QemuDriver(
         scratch=tmp_path_factory.mktemp("driver"),
         images={"t": image, "closed": image},
@@ -52,7 +52,7 @@ def driver(started: QemuDriver, world: World) -> Iterator[QemuDriver]:
     started.egress = world.egress(RULES, t=None, closed=())
     yield started
     for folder in started.leases.iterdir():
-        folders.remove(folder)
+        folders.remove_folder(folder)
 
 
 async def nothing(command: str, timeout_s: float) -> ExecResult:
@@ -165,7 +165,7 @@ async def test_closing_the_sandbox_ends_its_connections(
 
 @pytest.mark.long
 async def test_the_way_out_is_there_after_the_nodes_death(
-    image: Image, world: World, tmp_path: Path
+    image: BuiltImage, world: World, tmp_path: Path
 ) -> None:
     machine = microvms.small_machine()
     first = Daemon(image, tmp_path / "scratch", tsc_khz=machine.tsc_khz, lines=0)

@@ -11,7 +11,7 @@ from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
 from etude.common.rpc import channels
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.v1 import (
     environment_state_pb2,
     environment_state_pb2_grpc,
@@ -56,13 +56,13 @@ done
 
 
 @pytest.fixture(scope="module")
-def served(image: Image) -> Image:
+def served(image: BuiltImage) -> BuiltImage:
     """The small image with a service in it."""
     return microvms.small_image(service=SERVICE)
 
 
 @pytest.fixture
-def processes(served: Image, tmp_path: Path) -> Iterator[Processes]:
+def processes(served: BuiltImage, tmp_path: Path) -> Iterator[Processes]:
     with served_pools.of_machines(tmp_path, served) as made:
         yield made
 

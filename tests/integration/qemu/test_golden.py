@@ -10,7 +10,7 @@ from tests.golden.tree import TREE
 from tests.support import microvms
 
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 HAS = ALL - {Need.GNU}
 """The small image has Busybox, whose words for what went wrong are others."""
@@ -18,7 +18,7 @@ HAS = ALL - {Need.GNU}
 
 @pytest.mark.long
 async def test_a_microvm_gives_the_golden_results(
-    image: Image, tmp_path: Path, request: pytest.FixtureRequest
+    image: BuiltImage, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     driver = QemuDriver(scratch=tmp_path, images={"small": image}, machine=microvms.small_machine())
     await driver.start()

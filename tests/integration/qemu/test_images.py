@@ -15,35 +15,44 @@ from tests.support import microvms
 
 from etude.common.errors import UserError
 from etude.envserver.images import base_filesystem, oci
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.built_image import Image, build
-from etude.envserver.images.spec import Base, BusyboxBase, File, ImageSpec, OciBase, Step
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.built_image import BuiltImage, build
+from etude.envserver.images.spec import (
+    BusyboxBase,
+    ImageBase,
+    ImageFile,
+    ImageSpec,
+    OciBase,
+    SetupStep,
+)
 
-BUSYBOX = Base(busybox=BusyboxBase())
+BUSYBOX = ImageBase(busybox=BusyboxBase())
 
 
 @pytest.fixture
-def cache(image: Image, tmp_path: Path) -> Cache:
+def cache(image: BuiltImage, tmp_path: Path) -> BuildCache:
     """An empty cache, but for the kernel that was downloaded already."""
-    found = Cache(tmp_path / "cache")
+    found = BuildCache(tmp_path / "cache")
     shutil.copytree(image.folder.parents[1] / "kernels", found.root / "kernels")
     return found
 
 
-def spec(*steps: str, files: tuple[File, ...] = ()) -> ImageSpec:
+def spec(*steps: str, files: tuple[ImageFile, ...] = ()) -> ImageSpec:
     return ImageSpec(
-        name="test", base=BUSYBOX, files=files, setup=tuple(Step(run=step) for step in steps)
+        name="test", base=BUSYBOX, files=files, setup=tuple(SetupStep(run=step) for step in steps)
     )
 
 
-def unpacked(image: Image, folder: Path) -> Path:
+def unpacked(image: BuiltImage, folder: Path) -> Path:
     words = ("unsquashfs", "-q", "-n", "-d", str(folder), str(image.root))
     subprocess.run(words, check=True, capture_output=True)
     return folder
 
 
-def test_files_and_what_setup_steps_leave_are_in_the_root(cache: Cache, tmp_path: Path) -> None:
-    files = (File(path="/etc/deep/motd", text="hello\n", mode="0600"),)
+def test_files_and_what_setup_steps_leave_are_in_the_root(
+    cache: BuildCache, tmp_path: Path
+) -> None:
+    files = (ImageFile(path="/etc/deep/motd", text="hello\n", mode="0600"),)
     wanted = spec("mv /etc/deep/motd /etc/motd", "rm -r /etc/deep; echo two > /two", files=files)
     root = unpacked(build(wanted, agent=microvms.guest_agent(), cache=cache), tmp_path / "root")
     assert (root / "etc/motd").read_text() == "hello\n"
@@ -55,7 +64,7 @@ def test_files_and_what_setup_steps_leave_are_in_the_root(cache: Cache, tmp_path
 
 
 def test_a_second_build_does_nothing_and_a_changed_step_repeats_only_what_follows(
-    cache: Cache,
+    cache: BuildCache,
 ) -> None:
     said: list[str] = []
     agent = microvms.guest_agent()
@@ -67,16 +76,16 @@ def test_a_second_build_does_nothing_and_a_changed_step_repeats_only_what_follow
     assert said == ["setup 2/3: echo two …", "setup 3/3: echo 3 …", "root: pack …"]
 
 
-def test_a_failed_step_says_which_and_what_it_printed(cache: Cache) -> None:
+def test_a_failed_step_says_which_and_what_it_printed(cache: BuildCache) -> None:
     with pytest.raises(UserError) as caught:
         build(spec("echo so it goes; exit 3"), agent=microvms.guest_agent(), cache=cache)
     assert "setup: echo so it goes" in caught.value.problem.where
     assert "ended with 3\nso it goes" in caught.value.problem.what
 
 
-def test_a_step_that_takes_too_long_is_ended_with_all_it_started(cache: Cache) -> None:
+def test_a_step_that_takes_too_long_is_ended_with_all_it_started(cache: BuildCache) -> None:
     wanted = ImageSpec(
-        name="slow", base=BUSYBOX, setup=(Step(run="sleep 61 & sleep 61", timeout_seconds=1),)
+        name="slow", base=BUSYBOX, setup=(SetupStep(run="sleep 61 & sleep 61", timeout_seconds=1),)
     )
     with pytest.raises(UserError, match="longer than 1 s"):
         build(wanted, agent=microvms.guest_agent(), cache=cache)
@@ -96,7 +105,7 @@ def test_a_step_that_takes_too_long_is_ended_with_all_it_started(cache: Cache) -
     ],
     ids=["mount", "device", "kernel setting", "other processes", "network", "files"],
 )
-def test_a_step_cannot_reach_the_host(cache: Cache, step: str) -> None:
+def test_a_step_cannot_reach_the_host(cache: BuildCache, step: str) -> None:
     with pytest.raises(UserError, match="ended with"):
         build(spec(step), agent=microvms.guest_agent(), cache=cache)
 
@@ -142,7 +151,7 @@ def test_layers_of_an_oci_image_lie_over_each_other(tmp_path: Path) -> None:
     )
     tree = tmp_path / "tree"
     tree.mkdir()
-    oci.unpack(folder, digest, tree)
+    oci.unpack_layout(folder, digest, tree)
     assert (tree / "etc/a").read_bytes() == b"2"
     assert not (tree / "etc/b").exists()
 
@@ -154,7 +163,7 @@ def test_a_layer_cannot_leave_the_root(tmp_path: Path, name: str) -> None:
     tree.mkdir()
     (tree / "link").symlink_to(tmp_path)
     with pytest.raises(UserError, match=r"leaves|leads"):
-        oci.unpack(folder, digest, tree)
+        oci.unpack_layout(folder, digest, tree)
     assert not (tmp_path / "evil").exists()
 
 
@@ -169,7 +178,7 @@ def test_a_layer_cannot_link_to_a_file_of_the_host(tmp_path: Path, target: str) 
     member.type, member.linkname, member.mode = tarfile.LNKTYPE, target, 0o777
     folder, digest = layout(tmp_path / "oci", member)
     with pytest.raises(UserError, match=r"leaves|leads"):
-        oci.unpack(folder, digest, tree)
+        oci.unpack_layout(folder, digest, tree)
     assert secret.stat().st_mode & 0o777 == 0o600
     assert secret.stat().st_nlink == 1
 
@@ -184,9 +193,9 @@ def test_a_link_in_an_image_makes_nobody_change_the_host(tmp_path: Path, name: s
     link.type, link.linkname = tarfile.SYMTYPE, str(host)
     folder, digest = layout(tmp_path / "oci", link)
     with pytest.raises(UserError, match="leads through a link out of the root"):
-        base_filesystem.root(
-            Base(oci=OciBase(layout=str(folder), digest=digest)),
-            Cache(tmp_path / "cache"),
+        base_filesystem.make_base(
+            ImageBase(oci=OciBase(layout=str(folder), digest=digest)),
+            BuildCache(tmp_path / "cache"),
             lambda text: None,
         )
     assert (host / "lib/apt/lists").is_dir()
@@ -199,10 +208,10 @@ def test_a_blob_with_another_content_is_refused(tmp_path: Path) -> None:
     path = folder / "blobs/sha256" / digest.removeprefix("sha256:")
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(UserError, match="has the digest"):
-        oci.unpack(folder, digest, tmp_path / "tree")
+        oci.unpack_layout(folder, digest, tmp_path / "tree")
 
 
-def test_the_command_line_builds_and_lists(cache: Cache, tmp_path: Path) -> None:
+def test_the_command_line_builds_and_lists(cache: BuildCache, tmp_path: Path) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text("name: tiny\nbase: {busybox: {}}\n")
     command = [sys.executable, "-c", "from etude.cli.main import main; main()", "images"]
@@ -227,8 +236,8 @@ def test_the_command_line_builds_and_lists(cache: Cache, tmp_path: Path) -> None
     assert "colour" in refused.stderr
 
 
-def test_the_root_of_a_base_is_made_once(cache: Cache) -> None:
+def test_the_root_of_a_base_is_made_once(cache: BuildCache) -> None:
     said: list[str] = []
-    one = base_filesystem.root(BUSYBOX, cache, said.append)
-    assert base_filesystem.root(BUSYBOX, cache, said.append) == one
+    one = base_filesystem.make_base(BUSYBOX, cache, said.append)
+    assert base_filesystem.make_base(BUSYBOX, cache, said.append) == one
     assert said == ["root: busybox …"]

@@ -17,7 +17,7 @@ from tests.support.pool_client import Pool
 from tests.support.pool_processes import START_TIMEOUT_S, Processes
 
 from etude.envserver.drivers.process_identity import MARK
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 EDIT = {"path": "greet.sh", "old_string": "helo", "new_string": "hello"}
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 @pytest.fixture
-def processes(image: Image, tmp_path: Path) -> Iterator[Processes]:
+def processes(image: BuiltImage, tmp_path: Path) -> Iterator[Processes]:
     made = Processes(tmp_path)
     made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image.folder.as_uri())
     made.start("broker")

@@ -13,7 +13,7 @@ from tests.support.pool_processes import Processes
 
 from etude.agent.turns import ToolCall
 from etude.common.rpc import channels
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.trainer.rollouts.failover import RecoveringEnvironment
 from etude.v1 import (
     environment_access_pb2,
@@ -26,7 +26,7 @@ COMMAND = "sh greet.sh > said; cat said"
 
 
 @pytest.fixture
-def processes(image: Image, tmp_path: Path) -> Iterator[Processes]:
+def processes(image: BuiltImage, tmp_path: Path) -> Iterator[Processes]:
     with served_pools.of_machines(tmp_path, image) as made:
         yield made
 

@@ -13,7 +13,7 @@ from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
 from etude.envserver.images import built_image
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.v1 import environments_pb2
 
 READY_LOOKS = 300
@@ -23,15 +23,15 @@ VERIFIER = b"sh /workspace/greet.sh | grep -qx hello && printf 1 > /logs/reward.
 
 
 @pytest.fixture(scope="module")
-def own_image(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Image:
+def own_image(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> BuiltImage:
     """A copy, because tests that run beside these hold the one in the cache."""
     folder = tmp_path_factory.mktemp("images") / image.folder.name
     shutil.copytree(image.folder, folder)
-    return built_image.read(folder)
+    return built_image.read_image(folder)
 
 
 @pytest.fixture
-def processes(own_image: Image, tmp_path: Path) -> Iterator[Processes]:
+def processes(own_image: BuiltImage, tmp_path: Path) -> Iterator[Processes]:
     with served_pools.of_machines(tmp_path, own_image) as made:
         yield made
 
@@ -71,7 +71,7 @@ async def test_tools_and_verifiers_run_in_machines_and_the_lease_says_so(pool: P
 
 
 async def test_a_node_holds_the_image_that_it_boots_until_it_ends(
-    pool: Pool, processes: Processes, own_image: Image
+    pool: Pool, processes: Processes, own_image: BuiltImage
 ) -> None:
     await pool.launch("a")
     descriptor = os.open(own_image.folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -8,14 +8,14 @@ from tests.support import microvms
 
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import kvm_probe
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 
 def names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-async def test_the_verdict_is_that_of_a_boot_and_is_kept(image: Image, tmp_path: Path) -> None:
+async def test_the_verdict_is_that_of_a_boot_and_is_kept(image: BuiltImage, tmp_path: Path) -> None:
     machine = microvms.small_machine()
     verdict = await kvm_probe.kvm(image, machine, jail=Jail(), scratch=tmp_path)
     assert verdict.why
@@ -28,7 +28,7 @@ async def test_the_verdict_is_that_of_a_boot_and_is_kept(image: Image, tmp_path:
 
 @pytest.mark.parametrize("damage", ["cut", "another boot", "another shape"])
 async def test_a_kept_verdict_that_does_not_fit_is_asked_again(
-    image: Image, tmp_path: Path, damage: str
+    image: BuiltImage, tmp_path: Path, damage: str
 ) -> None:
     machine = microvms.small_machine()
     verdict = await kvm_probe.kvm(image, machine, jail=Jail(), scratch=tmp_path)

@@ -9,7 +9,7 @@ from etude.agent.workspace import ExecResult
 from etude.common.errors import WrongStateError
 from etude.envserver.drivers.programs import Program, Size
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage.trees import File
 
 
@@ -18,7 +18,7 @@ async def nothing(command: str, timeout_s: float) -> ExecResult:
 
 
 async def test_a_program_in_a_machine_is_talked_to_while_it_runs(
-    image: Image, tmp_path: Path
+    image: BuiltImage, tmp_path: Path
 ) -> None:
     driver = QemuDriver(scratch=tmp_path, images={"small": image}, machine=microvms.small_machine())
     await driver.start()

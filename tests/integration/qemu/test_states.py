@@ -10,7 +10,7 @@ from tests.support import microvms
 from tests.support.sandbox_states import LIMITS, MEMORY_CHECKS, States
 
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage import folders
 
 Check = Callable[[States], Awaitable[None]]
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def started(
-    image: Image, tmp_path_factory: pytest.TempPathFactory
+    image: BuiltImage, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[QemuDriver]:
     scratch = tmp_path_factory.mktemp("driver")
     made = QemuDriver(scratch=scratch, images={image.name: image}, machine=microvms.small_machine())
@@ -33,7 +33,7 @@ async def started(
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def states(started: QemuDriver, image: Image) -> AsyncIterator[States]:
+async def states(started: QemuDriver, image: BuiltImage) -> AsyncIterator[States]:
     # Beside the leases: a snapshot's file gets a second name in each that begins with it.
     saved = started.scratch / "saved"
     saved.mkdir(mode=0o700)
@@ -42,7 +42,7 @@ async def states(started: QemuDriver, image: Image) -> AsyncIterator[States]:
     await made.close()
     shutil.rmtree(saved)
     for folder in started.leases.iterdir():
-        folders.remove(folder)
+        folders.remove_folder(folder)
 
 
 @pytest.mark.parametrize("check", MEMORY_CHECKS, ids=lambda check: check.__name__)

@@ -10,18 +10,18 @@ from tests.support.killed_nodes import WRITE, die, killed, looked, order, sh
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.drivers.vm.sandbox import VmSandbox
 from etude.envserver.drivers.vm.suspend import snapshots
-from etude.envserver.host.host import Node
-from etude.envserver.host.workspace_sources import Sources
-from etude.envserver.images.built_image import Image
+from etude.envserver.host.host import Host
+from etude.envserver.host.workspace_sources import WorkspaceSources
+from etude.envserver.images.built_image import BuiltImage
 from etude.v1 import environments_pb2
 
 
-def node_on(scratch: Path, image: Image) -> Node:
+def node_on(scratch: Path, image: BuiltImage) -> Host:
     driver = QemuDriver(scratch=scratch, images={"python": image}, machine=microvms.small_machine())
-    return Node(driver=driver, sources=Sources(scratch), slots=8, templates={"python"})
+    return Host(driver=driver, sources=WorkspaceSources(scratch), slots=8, templates={"python"})
 
 
-async def work_and_die(scratch: Path, image: Image, when: str) -> None:
+async def work_and_die(scratch: Path, image: BuiltImage, when: str) -> None:
     node = node_on(scratch, image)
     await node.driver.start()
     await node.take_over()
@@ -46,7 +46,7 @@ async def work_and_die(scratch: Path, image: Image, when: str) -> None:
     await node.states.rollback(node.find("a"), "s")
 
 
-async def succeed(scratch: Path, image: Image, *, was_put_back: bool) -> None:
+async def succeed(scratch: Path, image: BuiltImage, *, was_put_back: bool) -> None:
     node = node_on(scratch, image)
     await node.driver.start()
     try:
@@ -77,7 +77,7 @@ async def succeed(scratch: Path, image: Image, *, was_put_back: bool) -> None:
     ],
 )
 def test_machines_and_what_was_saved_of_them_outlive_the_node(
-    image: Image, tmp_path: Path, when: str
+    image: BuiltImage, tmp_path: Path, when: str
 ) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "README").write_text("read me\n")

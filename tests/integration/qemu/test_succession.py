@@ -13,7 +13,7 @@ from tests.support.daemons import Daemon
 from etude.envserver.drivers import process_identity
 from etude.envserver.drivers.vm import vmm_processes
 from etude.envserver.drivers.vm.vmm_processes import MACHINE
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 LINES = (3, 90, 250, 500, 750, 950, 1_000, 5_000)
 """How many lines of the driver run before it dies; the last is more than there are."""
@@ -26,7 +26,7 @@ STEM = "-stem-"
 
 
 @pytest.fixture(scope="session")
-def booted(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def booted(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a node left that had nothing but its template."""
     made = tmp_path_factory.mktemp("booted")
     daemon = Daemon(image, made, tsc_khz=TSC_KHZ, lines=0)
@@ -42,7 +42,7 @@ def scratch(booted: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def start(image: Image, scratch: Path) -> Iterator[Start]:
+def start(image: BuiltImage, scratch: Path) -> Iterator[Start]:
     started: list[Daemon] = []
 
     def make(at: Path = scratch, *, tsc_khz: int = TSC_KHZ, lines: int = 0) -> Daemon:

@@ -42,9 +42,9 @@ def task(tmp_path: Path) -> Path:
     return out / "us__shop-1"
 
 
-def _verified(folder: Path) -> verify.Verdict:
+def _verified(folder: Path) -> verify.TaskProof:
     try:
-        return asyncio.run(verify.verify([folder]))[0]
+        return asyncio.run(verify.verify_tasks([folder]))[0]
     except DriverUnavailableError as error:
         if needs.is_required("sandbox", "qemu"):
             raise
@@ -59,7 +59,7 @@ def test_the_gold_patch_solves_the_row_and_no_patch_does_not(task: Path) -> None
 
 def test_the_task_gives_nothing_away(task: Path) -> None:
     _verified(task)
-    assert asyncio.run(lint.lint([task]))[0].findings == ()
+    assert asyncio.run(lint.lint_tasks([task]))[0].findings == ()
 
 
 @pytest.mark.parametrize(

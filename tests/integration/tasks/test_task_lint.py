@@ -23,9 +23,9 @@ def task(tmp_path: Path) -> Path:
     return tmp_path / "task"
 
 
-def _looked(folder: Path) -> lint.Looked:
+def _looked(folder: Path) -> lint.LintResult:
     try:
-        return asyncio.run(lint.lint([folder]))[0]
+        return asyncio.run(lint.lint_tasks([folder]))[0]
     except DriverUnavailableError as error:
         if needs.is_required("sandbox", "qemu"):
             raise

@@ -21,9 +21,9 @@ def task_set(tmp_path: Path) -> Path:
     return tmp_path / "tasks"
 
 
-def _verified(folder: Path) -> verify.Verdict:
+def _verified(folder: Path) -> verify.TaskProof:
     try:
-        return asyncio.run(verify.verify([folder]))[0]
+        return asyncio.run(verify.verify_tasks([folder]))[0]
     except DriverUnavailableError as error:
         if needs.is_required("sandbox", "qemu"):
             raise

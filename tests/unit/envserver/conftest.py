@@ -9,8 +9,8 @@ import pytest
 from etude.envserver.drivers.base import Outcome
 from etude.envserver.drivers.folder_driver import Command
 from etude.envserver.drivers.in_memory import MemoryDriver, run_tests
-from etude.envserver.host.host import Node
-from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.host.host import Host
+from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.v1 import environments_pb2
 
 FILES = {
@@ -18,7 +18,7 @@ FILES = {
     "tests/test_repo.py": "from shop.core import add\ndef test_add():\n    assert add(1, 2) == 3\n",
     "Dockerfile": "FROM python\n",
 }
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., Host]
 Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
 
 
@@ -33,12 +33,12 @@ def source(tmp_path: Path) -> str:
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> MakeNode:
-    def make(slots: int = 4, answer: Callable[[Command], Outcome] = run_tests) -> Node:
+    def make(slots: int = 4, answer: Callable[[Command], Outcome] = run_tests) -> Host:
         driver = MemoryDriver(tmp_path / "scratch" / "leases", answer)
         driver.leases.mkdir(parents=True, exist_ok=True)
-        return Node(
+        return Host(
             driver=driver,
-            sources=Sources(tmp_path / "scratch"),
+            sources=WorkspaceSources(tmp_path / "scratch"),
             slots=slots,
             templates={"python"},
             refused={"foreign": "not trusted"},

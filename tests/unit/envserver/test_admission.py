@@ -4,7 +4,7 @@ import pytest
 
 from etude.common.api.pool.spec import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
 from etude.envserver.drivers.base import DriverUnavailableError, Strength
-from etude.envserver.host.server import Admission, admission
+from etude.envserver.host.server import IsolationAdmission, check_isolation
 
 
 def pool(minimum: IsolationLevel) -> EnvPoolSpec:
@@ -14,8 +14,8 @@ def pool(minimum: IsolationLevel) -> EnvPoolSpec:
     )
 
 
-def of(spec: EnvPoolSpec, *, allow_weak: bool = False) -> Admission:
-    return admission(spec, "process", Strength.WEAK, allow_weak=allow_weak)
+def of(spec: EnvPoolSpec, *, allow_weak: bool = False) -> IsolationAdmission:
+    return check_isolation(spec, "process", Strength.WEAK, allow_weak=allow_weak)
 
 
 @pytest.mark.parametrize("minimum", [IsolationLevel.MICRO_VM, IsolationLevel.SANDBOX])

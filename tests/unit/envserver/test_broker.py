@@ -10,13 +10,13 @@ from typing_extensions import override
 
 from etude.common.errors import FullError, InvalidFieldError, ReusedIdError
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.host_client import MemoryNodes
-from etude.envserver.broker.pool_report import report
+from etude.envserver.broker.host_client import MemoryHostClient
+from etude.envserver.broker.pool_report import make_report
 from etude.v1 import environments_pb2
 
 
 async def test_a_batch_is_one_order_and_every_environment_has_its_own_lease() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     outcomes = await launched(started(nodes), request(count=8))
 
     assert nodes.orders == 1
@@ -27,14 +27,14 @@ async def test_a_batch_is_one_order_and_every_environment_has_its_own_lease() ->
 
 
 async def test_a_batch_is_spread_over_the_nodes() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     outcomes = await launched(started(nodes, "n1", "n2", spec=pool(2)), request(count=8))
 
     endpoints = [o.lease.endpoint for o in outcomes]
     assert endpoints.count("n1") == endpoints.count("n2") == 4
 
 
-class NodesWithADoor(MemoryNodes):
+class NodesWithADoor(MemoryHostClient):
     """Nodes that open nothing before they are let."""
 
     def __init__(self, slots: int) -> None:
@@ -72,7 +72,7 @@ async def test_a_group_waits_for_its_node_while_that_is_busy_with_orders() -> No
 
 
 async def test_the_same_request_again_gets_the_same_leases() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     broker = started(nodes)
 
     first = await launched(broker, request(count=3))
@@ -84,7 +84,7 @@ async def test_the_same_request_again_gets_the_same_leases() -> None:
 
 
 async def test_two_clients_with_the_same_request_share_its_leases() -> None:
-    nodes = MemoryNodes(slots=2)
+    nodes = MemoryHostClient(slots=2)
     broker = started(nodes)
 
     one, other = await asyncio.gather(*(launched(broker, request(count=2)) for _ in range(2)))
@@ -93,7 +93,7 @@ async def test_two_clients_with_the_same_request_share_its_leases() -> None:
 
 
 async def test_a_key_that_comes_with_another_request_is_refused() -> None:
-    broker = started(MemoryNodes())
+    broker = started(MemoryHostClient())
     await launched(broker, request(count=2))
 
     with pytest.raises(ReusedIdError):
@@ -101,7 +101,7 @@ async def test_a_key_that_comes_with_another_request_is_refused() -> None:
 
 
 async def test_a_client_that_comes_back_gets_what_it_had_and_the_rest() -> None:
-    nodes = MemoryNodes(slots=2)
+    nodes = MemoryHostClient(slots=2)
     broker = started(nodes)
     first = await some(broker, request(count=3), 2)
     assert len(broker.queue) == 0
@@ -116,7 +116,7 @@ async def test_a_client_that_comes_back_gets_what_it_had_and_the_rest() -> None:
 
 
 async def test_a_new_broker_gives_the_leases_of_its_predecessor_again() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     first = await launched(started(nodes), request(count=3))
 
     successor = started(nodes)
@@ -129,7 +129,7 @@ async def test_a_new_broker_gives_the_leases_of_its_predecessor_again() -> None:
 
 
 async def test_a_request_that_comes_before_the_first_heartbeats_waits_for_them() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     first = await launched(started(nodes, "n1", "n2", spec=pool(2)), request(count=4))
 
     successor = Broker(pool(2), nodes)
@@ -146,7 +146,7 @@ async def test_a_request_that_comes_before_the_first_heartbeats_waits_for_them()
 
 
 async def test_a_repeated_request_finds_its_leases_on_a_pool_without_a_free_slot() -> None:
-    nodes = MemoryNodes(slots=3)
+    nodes = MemoryHostClient(slots=3)
     first = await launched(started(nodes), request(count=3))
 
     successor = Broker(pool(), nodes)
@@ -158,7 +158,7 @@ async def test_a_repeated_request_finds_its_leases_on_a_pool_without_a_free_slot
 
 
 async def test_a_broker_does_not_wait_for_ever_for_a_node_that_is_gone() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     broker = Broker(pool(2), nodes, started_s=time.monotonic() - REBUILD_S - 1)
     broker.heartbeat(nodes.heartbeat("n1"))
 
@@ -166,7 +166,7 @@ async def test_a_broker_does_not_wait_for_ever_for_a_node_that_is_gone() -> None
 
 
 async def test_who_waits_gets_the_slot_that_is_released() -> None:
-    nodes = MemoryNodes(slots=1)
+    nodes = MemoryHostClient(slots=1)
     broker = started(nodes)
     (first,) = await launched(broker, request("a"))
     second = asyncio.create_task(launched(broker, request("b")))
@@ -181,7 +181,7 @@ async def test_who_waits_gets_the_slot_that_is_released() -> None:
 
 
 async def test_a_slot_that_expires_goes_to_who_waits() -> None:
-    nodes = MemoryNodes(slots=1)
+    nodes = MemoryHostClient(slots=1)
     broker = started(nodes)
     (first,) = await launched(broker, request("a"))
     second = asyncio.create_task(launched(broker, request("b")))
@@ -195,7 +195,7 @@ async def test_a_slot_that_expires_goes_to_who_waits() -> None:
 
 
 async def test_who_waits_too_long_is_told() -> None:
-    broker = started(MemoryNodes(slots=1))
+    broker = started(MemoryHostClient(slots=1))
     await launched(broker, request("a"))
     late = asyncio.create_task(launched(broker, request("b", queue_timeout_seconds=1)))
     await asyncio.sleep(0)
@@ -208,7 +208,7 @@ async def test_who_waits_too_long_is_told() -> None:
 
 
 async def test_a_full_queue_is_refused_with_a_time_to_come_back() -> None:
-    broker = started(MemoryNodes(slots=1), spec=pool(max_queue=3))
+    broker = started(MemoryHostClient(slots=1), spec=pool(max_queue=3))
     waiting = asyncio.create_task(launched(broker, request("a", count=4)))
     await asyncio.sleep(0.01)
     assert len(broker.queue) == 3
@@ -222,7 +222,7 @@ async def test_a_full_queue_is_refused_with_a_time_to_come_back() -> None:
 
 
 async def test_an_order_that_fails_goes_to_another_node() -> None:
-    nodes = MemoryNodes(failing={"n1"})
+    nodes = MemoryHostClient(failing={"n1"})
     broker = started(nodes, "n1", "n2", spec=pool(2))
 
     outcomes = await launched(broker, request(count=4))
@@ -231,7 +231,7 @@ async def test_an_order_that_fails_goes_to_another_node() -> None:
 
 
 async def test_an_environment_that_three_nodes_failed_is_a_failure() -> None:
-    nodes = MemoryNodes(failing={"n1"})
+    nodes = MemoryHostClient(failing={"n1"})
     broker = started(nodes)
     waiting = asyncio.create_task(launched(broker, request()))
     for _ in range(3):
@@ -244,7 +244,7 @@ async def test_an_environment_that_three_nodes_failed_is_a_failure() -> None:
 
 
 async def test_a_node_that_is_fuller_than_thought_keeps_the_order_waiting() -> None:
-    nodes = MemoryNodes(slots=1)
+    nodes = MemoryHostClient(slots=1)
     broker = started(nodes)
     foreign = environments_pb2.HeldLease(lease=environments_pb2.Lease(lease_id="foreign"))
     nodes.held["n1"] = {"foreign": foreign}
@@ -272,13 +272,13 @@ async def test_a_request_that_cannot_be_served_names_its_field(
     fields: dict[str, object], named: str
 ) -> None:
     with pytest.raises(InvalidFieldError) as caught:
-        await launched(started(MemoryNodes()), request(**fields))  # type: ignore[arg-type]
+        await launched(started(MemoryHostClient()), request(**fields))  # type: ignore[arg-type]
 
     assert caught.value.field == named
 
 
 async def test_renewals_name_the_leases_that_are_gone() -> None:
-    broker = started(MemoryNodes())
+    broker = started(MemoryHostClient())
     (outcome,) = await launched(broker, request())
     before = outcome.lease.expires_unix_ms
 
@@ -287,7 +287,7 @@ async def test_renewals_name_the_leases_that_are_gone() -> None:
 
 
 async def test_a_run_cannot_hold_or_wait_for_more_than_its_quota() -> None:
-    broker = started(MemoryNodes(), spec=pool(max_per_run=3))
+    broker = started(MemoryHostClient(), spec=pool(max_per_run=3))
     await launched(broker, request("a", count=2))
 
     with pytest.raises(FullError, match="gives a run 3"):
@@ -297,20 +297,20 @@ async def test_a_run_cannot_hold_or_wait_for_more_than_its_quota() -> None:
 
 
 async def test_a_client_that_went_away_leaves_no_debt() -> None:
-    broker = started(MemoryNodes(slots=1), spec=pool(max_per_run=3))
+    broker = started(MemoryHostClient(slots=1), spec=pool(max_per_run=3))
     await some(broker, request("a", count=3), 1)
 
-    assert broker.streams.missing_of("run") == 0
+    assert broker.streams.num_missing("run") == 0
 
 
 async def test_the_report_counts_what_there_is() -> None:
-    nodes = MemoryNodes(slots=3)
+    nodes = MemoryHostClient(slots=3)
     broker = started(nodes)
     await launched(broker, request("a", count=2))
     waiting = asyncio.create_task(launched(broker, request("b", count=3)))
     await asyncio.sleep(0.01)
 
-    present = report(broker)
+    present = make_report(broker)
 
     assert (present.nodes, present.slots, present.leased, present.waiting) == (1, 3, 3, 2)
     assert dict(present.leased_by_run) == {"run": 3}
@@ -320,7 +320,7 @@ async def test_the_report_counts_what_there_is() -> None:
 
 
 async def test_the_report_tells_what_a_pool_s_size_depends_on() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     broker = started(nodes)
     told = nodes.heartbeat("n1")
     told.levels.add(template="python", paused_clones=5, resident=True)
@@ -331,10 +331,10 @@ async def test_the_report_tells_what_a_pool_s_size_depends_on() -> None:
     await broker.release(ids(outcomes))
     for start, start_ms in ((environments_pb2.START_SPAWN, 7), (environments_pb2.START_SHELL, 2)):
         lease = environments_pb2.Lease(start=start, start_ms=start_ms)
-        broker.figures.granted(lease, waited_s=0.1)
+        broker.statistics.record_grant(lease, waited_s=0.1)
 
     await broker.tick()
-    present = report(broker)
+    present = make_report(broker)
 
     assert (present.ready, present.opening, present.planned) == (1, 0, 0)
     assert (present.start_p50_ms, present.start_p95_ms) == (2, 7)

@@ -7,13 +7,13 @@ from tests.support.brokers import launched, request, started
 
 from etude.common.errors import UnknownIdError
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.host_client import MemoryNodes
+from etude.envserver.broker.host_client import MemoryHostClient
 from etude.v1 import environments_pb2, plan_pb2
 
 
 async def some_seconds_pass(broker: Broker) -> None:
     """What is decided once a second is decided again."""
-    broker.warming._decided_s = 0.0
+    broker.warm_targets._decided_s = 0.0
     await broker.tick()
 
 
@@ -25,14 +25,14 @@ def plan(version: int = 1, count: int = 6, start_s: float = 1.0) -> plan_pb2.Rol
     )
 
 
-def warm(broker: Broker, nodes: MemoryNodes, *endpoints: str) -> dict[str, int]:
+def warm(broker: Broker, nodes: MemoryHostClient, *endpoints: str) -> dict[str, int]:
     """Paused clones that each node is told to have."""
     answers = {name: broker.heartbeat(nodes.heartbeat(name)) for name in endpoints}
     return {name: sum(t.paused_clones for t in answer.warm) for name, answer in answers.items()}
 
 
 async def test_a_plan_makes_nodes_warm_up_until_its_groups_have_come() -> None:
-    nodes = MemoryNodes(slots=10)
+    nodes = MemoryHostClient(slots=10)
     broker = started(nodes, "n1", "n2")
 
     (ready,) = broker.report_plan("run", plan(count=6))
@@ -46,7 +46,7 @@ async def test_a_plan_makes_nodes_warm_up_until_its_groups_have_come() -> None:
 
 
 async def test_a_launch_outside_of_groups_takes_nothing_from_a_plan() -> None:
-    nodes = MemoryNodes(slots=10)
+    nodes = MemoryHostClient(slots=10)
     broker = started(nodes)
     broker.report_plan("run", plan(count=2))
 
@@ -57,7 +57,7 @@ async def test_a_launch_outside_of_groups_takes_nothing_from_a_plan() -> None:
 
 
 async def test_a_prepared_group_starts_on_its_node() -> None:
-    nodes = MemoryNodes(slots=100)
+    nodes = MemoryHostClient(slots=100)
     names = [f"n{n}" for n in range(20)]
     broker = started(nodes, *names)
     asked = environments_pb2.PrepareGroupRequest(
@@ -73,7 +73,7 @@ async def test_a_prepared_group_starts_on_its_node() -> None:
 
 
 async def test_siblings_share_a_node_also_when_they_come_in_parts() -> None:
-    nodes = MemoryNodes(slots=4)
+    nodes = MemoryHostClient(slots=4)
     broker = started(nodes, *(f"n{n}" for n in range(20)))
 
     first = await launched(broker, request("a", count=3, group_id="g"))
@@ -84,7 +84,7 @@ async def test_siblings_share_a_node_also_when_they_come_in_parts() -> None:
 
 
 async def test_a_snapshot_is_taken_up_where_it_is_held() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     broker = started(nodes, *(f"n{n}" for n in range(8)))
     nodes.snapshots["n5"] = [
         environments_pb2.HeldSnapshot(snapshot_id="s", run_id="run", template="python")
@@ -98,7 +98,7 @@ async def test_a_snapshot_is_taken_up_where_it_is_held() -> None:
 
 @pytest.mark.parametrize("owner", ["another-run", None])
 async def test_a_snapshot_of_another_run_is_as_unknown_as_one_of_nobody(owner: str | None) -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     broker = started(nodes)
     if owner is not None:
         held = environments_pb2.HeldSnapshot(snapshot_id="s", run_id=owner, template="python")

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from tests.support.folder_trees import LIMITS, TREES, listing, make
 
 from etude.envserver.storage import copies, folders
-from etude.envserver.storage.copies import Copied
-from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.copies import CopiedFolder
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 
 
-def copied(source: Path, target: Path, limits: Limits = LIMITS) -> Copied:
-    return copies.copy(source, target, limits=limits, owner=folders.current_owner())
+def copied(source: Path, target: Path, limits: FolderLimits = LIMITS) -> CopiedFolder:
+    return copies.copy_folder(source, target, limits=limits, owner=folders.current_owner())
 
 
 @settings(max_examples=60, deadline=None)
@@ -73,7 +73,7 @@ def test_holes_stay_holes_and_count_for_nothing(tmp_path: Path) -> None:
         file.seek(1 << 39)
         file.write(b"here")
 
-    found = copied(source, tmp_path / "target", Limits(max_files=2, max_bytes=1 << 17))
+    found = copied(source, tmp_path / "target", FolderLimits(max_files=2, max_bytes=1 << 17))
 
     assert found.num_bytes <= 1 << 16
     status = (tmp_path / "target" / "huge").stat()
@@ -106,8 +106,8 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
         copied(tmp_path / "link", tmp_path / "target")
 
 
-@pytest.mark.parametrize("limits", [Limits(3, 1 << 30), Limits(100, 500)])
-def test_what_is_too_large_is_refused(tmp_path: Path, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [FolderLimits(3, 1 << 30), FolderLimits(100, 500)])
+def test_what_is_too_large_is_refused(tmp_path: Path, limits: FolderLimits) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for number in range(4):
@@ -203,14 +203,14 @@ def test_what_changes_before_it_is_opened_is_left_out_or_copied_as_it_is(
 
     monkeypatch.setattr(os, "stat", then)
 
-    made = copies.copy(source, target, limits=LIMITS, owner=folders.current_owner())
+    made = copies.copy_folder(source, target, limits=LIMITS, owner=folders.current_owner())
 
     kinds = {path.name: stat.S_IFMT(path.lstat().st_mode) for path in target.iterdir()}
     other = {"link": stat.S_IFLNK, "folder": stat.S_IFDIR, "pipe": stat.S_IFIFO}.get(becomes)
     assert kinds == {"d": stat.S_IFREG, **({"a": other, "b": other} if other else {})}
     assert (
         made.digest
-        == copies.copy(target, again, limits=LIMITS, owner=folders.current_owner()).digest
+        == copies.copy_folder(target, again, limits=LIMITS, owner=folders.current_owner()).digest
     )
 
 
@@ -230,7 +230,7 @@ def test_a_folder_of_a_command_that_comes_and_goes_can_be_copied(tmp_path: Path)
     thread.start()
     try:
         for number in range(50):
-            copies.copy(
+            copies.copy_folder(
                 source, tmp_path / str(number), limits=LIMITS, owner=folders.current_owner()
             )
     finally:
@@ -252,9 +252,9 @@ def test_names_beyond_the_limit_are_not_even_listed(
         check(copier)
 
     monkeypatch.setattr(copies._Copier, "_check", counted)
-    limits = Limits(max_files=10, max_bytes=99)
+    limits = FolderLimits(max_files=10, max_bytes=99)
     with pytest.raises(TooLargeError):
-        copies.copy(
+        copies.copy_folder(
             tmp_path / "source", tmp_path / "t", limits=limits, owner=folders.current_owner()
         )
     assert seen == 11

@@ -3,13 +3,13 @@
 import pytest
 
 from etude.common.broker_shards import shard_of
-from etude.envserver.environment_api.settings import EdgeSettings
+from etude.envserver.environment_api.settings import EnvironmentApiSettings
 
 NEEDED = {"ETUDE_BROKER_TARGET": "127.0.0.1:7020", "ETUDE_EDGE_KEYS": "keys"}
 
 
 def test_what_is_not_said_has_a_default() -> None:
-    settings = EdgeSettings.from_env(NEEDED)
+    settings = EnvironmentApiSettings.from_env(NEEDED)
 
     assert (settings.host, settings.port, settings.max_sandboxes) == ("127.0.0.1", 7050, 100)
     assert settings.workspace == "empty:"
@@ -18,20 +18,22 @@ def test_what_is_not_said_has_a_default() -> None:
 @pytest.mark.parametrize("name", sorted(NEEDED))
 def test_what_is_needed_is_named(name: str) -> None:
     with pytest.raises(KeyError, match=name):
-        EdgeSettings.from_env({key: value for key, value in NEEDED.items() if key != name})
+        EnvironmentApiSettings.from_env(
+            {key: value for key, value in NEEDED.items() if key != name}
+        )
 
 
 @pytest.mark.parametrize("name", ["ETUDE_PORT", "ETUDE_PROBE_PORT", "ETUDE_EDGE_MAX_SANDBOXES"])
 @pytest.mark.parametrize("text", ["", "x", "-1", "99999", "1.5"])
 def test_what_cannot_be_read_is_named(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=name):
-        EdgeSettings.from_env({**NEEDED, name: text})
+        EnvironmentApiSettings.from_env({**NEEDED, name: text})
 
 
 def test_of_several_brokers_an_edge_asks_the_one_that_serves_it() -> None:
     brokers = [f"broker-{place}:7020" for place in range(3)]
     told = {**NEEDED, "ETUDE_BROKER_TARGET": ",".join(brokers)}
-    found = EdgeSettings.from_env(told).broker_target
+    found = EnvironmentApiSettings.from_env(told).broker_target
     assert found == brokers[shard_of("edge", 3)]
     with pytest.raises(ValueError, match="ETUDE_BROKER_TARGET"):
-        EdgeSettings.from_env({**NEEDED, "ETUDE_BROKER_TARGET": "a:1,,"})
+        EnvironmentApiSettings.from_env({**NEEDED, "ETUDE_BROKER_TARGET": "a:1,,"})

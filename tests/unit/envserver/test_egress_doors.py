@@ -7,33 +7,33 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.support import guests
 
-from etude.envserver.egress.credentials import Secrets
-from etude.envserver.egress.environment_egress import Gate
-from etude.envserver.egress.limits import MAX_CONNECTIONS, Account
-from etude.envserver.egress.listeners import Doors
-from etude.envserver.egress.policy import Rule
-from etude.envserver.egress.upstream import Detours, KnownNames, Upstream
+from etude.envserver.egress.credentials import SecretFiles
+from etude.envserver.egress.environment_egress import EnvironmentEgress
+from etude.envserver.egress.limits import MAX_CONNECTIONS, EgressAccount
+from etude.envserver.egress.listeners import EgressListeners
+from etude.envserver.egress.policy import AllowRule
+from etude.envserver.egress.upstream import FixedResolver, RedirectingConnector, Upstream
 
 LIMIT_S = 60.0
 ASK = b"CONNECT b.example.com:443 HTTP/1.1\r\nhost: b\r\n\r\n"
 
 
 @pytest.fixture
-async def gate() -> Gate:
-    upstream = Upstream(KnownNames({}), Detours({}))
-    rules = [Rule(name="r", host="a.example.com")]
-    return Gate("a", rules, upstream, Secrets(), Account(1 << 20))
+async def gate() -> EnvironmentEgress:
+    upstream = Upstream(FixedResolver({}), RedirectingConnector({}))
+    rules = [AllowRule(name="r", host="a.example.com")]
+    return EnvironmentEgress("a", rules, upstream, SecretFiles(), EgressAccount(1 << 20))
 
 
 @pytest.fixture
-async def doors(gate: Gate) -> AsyncIterator[Doors]:
-    made = Doors()
-    made.lead_through(gate)
+async def doors(gate: EnvironmentEgress) -> AsyncIterator[EgressListeners]:
+    made = EgressListeners()
+    made.allow(gate)
     yield made
     made.close_all()
 
 
-def opened(doors: Doors, number: int) -> int:
+def opened(doors: EgressListeners, number: int) -> int:
     """A door more, by its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     doors.open("a", str(number), listener)
@@ -49,7 +49,7 @@ async def said(port: int) -> bytes:
     return found
 
 
-async def test_a_door_where_nobody_knocks_takes_no_place(doors: Doors) -> None:
+async def test_a_door_where_nobody_knocks_takes_no_place(doors: EgressListeners) -> None:
     ports = [opened(doors, number) for number in range(MAX_CONNECTIONS + 4)]
     await asyncio.sleep(0)
 
@@ -58,14 +58,14 @@ async def test_a_door_where_nobody_knocks_takes_no_place(doors: Doors) -> None:
 
 
 async def test_one_that_waits_for_a_place_is_served_once_there_is_one(
-    doors: Doors, gate: Gate
+    doors: EgressListeners, gate: EnvironmentEgress
 ) -> None:
     held = [await asyncio.open_connection("127.0.0.1", opened(doors, 0))]
     held += [
         await asyncio.open_connection("127.0.0.1", opened(doors, number))
         for number in range(1, MAX_CONNECTIONS)
     ]
-    await guests.until(gate.places.locked)
+    await guests.until(gate.connection_slots.locked)
     waiting = asyncio.create_task(said(opened(doors, MAX_CONNECTIONS)))
     await asyncio.sleep(0.05)
     assert not waiting.done()

@@ -10,13 +10,13 @@ from tests.support import guests
 from typing_extensions import override
 
 from etude.envserver.egress.upstream import (
-    Detours,
-    KnownNames,
-    Lookups,
+    FixedResolver,
+    HostLookups,
+    RedirectingConnector,
     Resolver,
-    Target,
     UnreachableError,
     Upstream,
+    UpstreamTarget,
 )
 
 HOSTS = [f"h{number}.example.com" for number in range(6)]
@@ -37,7 +37,7 @@ class Silent(Resolver):
 
 
 async def test_one_environment_takes_two_threads_and_leaves_the_others() -> None:
-    silent, mine, theirs = Silent(), Lookups(), Lookups()
+    silent, mine, theirs = Silent(), HostLookups(), HostLookups()
     waiting = [asyncio.create_task(mine.addresses(silent, host)) for host in HOSTS]
     await guests.until(lambda: len(silent.asked) == 2)
 
@@ -50,7 +50,7 @@ async def test_one_environment_takes_two_threads_and_leaves_the_others() -> None
 
 
 async def test_a_lookup_that_nobody_waits_for_any_more_is_still_under_way() -> None:
-    silent, lookups = Silent(), Lookups()
+    silent, lookups = Silent(), HostLookups()
     given_up = [asyncio.create_task(lookups.addresses(silent, host)) for host in HOSTS[:2]]
     await guests.until(lambda: len(silent.asked) == 2)
     for task in given_up:
@@ -66,7 +66,7 @@ async def test_a_lookup_that_nobody_waits_for_any_more_is_still_under_way() -> N
 
 
 async def test_connections_to_the_same_host_share_a_lookup() -> None:
-    silent, lookups = Silent(), Lookups()
+    silent, lookups = Silent(), HostLookups()
     waiting = [asyncio.create_task(lookups.addresses(silent, HOSTS[0])) for _ in range(5)]
     await guests.until(lambda: bool(silent.asked))
     silent.answers.set()
@@ -76,8 +76,8 @@ async def test_connections_to_the_same_host_share_a_lookup() -> None:
 
 
 async def test_an_answer_is_kept_for_a_while_and_no_longer() -> None:
-    names = KnownNames({"a.example.com": [["1.1.1.1"], ["8.8.8.8"]]})
-    kept, forgotten = Lookups(), Lookups(kept_s=0.0)
+    names = FixedResolver({"a.example.com": [["1.1.1.1"], ["8.8.8.8"]]})
+    kept, forgotten = HostLookups(), HostLookups(kept_s=0.0)
 
     assert [await kept.addresses(names, "a.example.com") for _ in range(2)] == [("1.1.1.1",)] * 2
     assert await forgotten.addresses(names, "a.example.com") == ("8.8.8.8",)
@@ -85,15 +85,15 @@ async def test_an_answer_is_kept_for_a_while_and_no_longer() -> None:
 
 
 async def test_a_failure_is_asked_about_again() -> None:
-    names, lookups = KnownNames({}), Lookups()
+    names, lookups = FixedResolver({}), HostLookups()
     for _ in range(3):
         with pytest.raises(socket.gaierror):
             await lookups.addresses(names, "a.example.com")
-    assert not lookups.places.locked()
+    assert not lookups.slots.locked()
 
 
 async def test_an_error_without_words_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("etude.envserver.egress.upstream.LOOKUP_S", 0.01)
-    upstream = Upstream(Silent(), Detours({}))
+    upstream = Upstream(Silent(), RedirectingConnector({}))
     with pytest.raises(UnreachableError, match="cannot be looked up: TimeoutError"):
-        await upstream.connect(Target("a.example.com", 443, is_tls=False), Lookups())
+        await upstream.connect(UpstreamTarget("a.example.com", 443, is_tls=False), HostLookups())

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from etude.envserver.egress import limits, proxy_request, tls_client_hello
 from etude.envserver.egress.credentials import (
+    CredentialEchoError,
     CredentialError,
-    EchoedError,
     EchoGuard,
-    Secrets,
-    watched,
+    SecretFiles,
+    watched_parts,
 )
-from etude.envserver.egress.limits import Account
-from etude.envserver.egress.policy import Credential, Mode, Rule
+from etude.envserver.egress.limits import EgressAccount
+from etude.envserver.egress.policy import AllowRule, RuleCredential, RuleMode
 from etude.envserver.egress.proxy_request import MalformedError
 from etude.envserver.egress.tls_client_hello import NotTlsError
 
@@ -41,12 +41,12 @@ HELLO = client_hello("files.example.org")
 
 
 def test_a_client_names_its_server() -> None:
-    assert tls_client_hello.read(HELLO) == (True, "files.example.org")
+    assert tls_client_hello.read_hello(HELLO) == (True, "files.example.org")
 
 
 @given(st.integers(0, len(HELLO) - 1))
 def test_a_beginning_is_not_complete(size: int) -> None:
-    assert not tls_client_hello.read(HELLO[:size]).is_complete
+    assert not tls_client_hello.read_hello(HELLO[:size]).is_complete
 
 
 @given(st.lists(st.integers(1, 400), max_size=8))
@@ -56,13 +56,13 @@ def test_a_message_in_many_records_is_the_same(sizes: list[int]) -> None:
         piece, body = body[:size], body[size:]
         if piece:
             data += HELLO[:3] + len(piece).to_bytes(2, "big") + piece
-    assert tls_client_hello.read(data) == (True, "files.example.org")
+    assert tls_client_hello.read_hello(data) == (True, "files.example.org")
 
 
 @given(st.binary(max_size=600))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:
-        tls_client_hello.read(data)
+        tls_client_hello.read_hello(data)
     except NotTlsError:
         return
 
@@ -71,7 +71,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 def test_a_changed_message_is_read_or_refused(at: int, byte: int) -> None:
     data = HELLO[:at] + bytes([byte]) + HELLO[at + 1 :]
     try:
-        tls_client_hello.read(data)
+        tls_client_hello.read_hello(data)
     except NotTlsError:
         return
 
@@ -79,18 +79,18 @@ def test_a_changed_message_is_read_or_refused(at: int, byte: int) -> None:
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01\x00\x00"])
 def test_what_is_no_tls_is_told_from_its_first_bytes(data: bytes) -> None:
     with pytest.raises(NotTlsError):
-        tls_client_hello.read(data)
+        tls_client_hello.read_hello(data)
 
 
 def test_a_client_that_names_no_server_is_refused() -> None:
     with pytest.raises(NotTlsError):
-        tls_client_hello.read(client_hello(None))
+        tls_client_hello.read_hello(client_hello(None))
 
 
 def test_a_first_message_without_end_is_refused() -> None:
     endless = b"\x16\x03\x01\x40\x00\x01\xff\xff\xff" + bytes(0x3FFC)
     with pytest.raises(NotTlsError):
-        tls_client_hello.read(endless)
+        tls_client_hello.read_hello(endless)
 
 
 def request(target: str, method: str = "GET") -> h11.Request:
@@ -98,10 +98,10 @@ def request(target: str, method: str = "GET") -> h11.Request:
 
 
 def test_the_target_says_where_to_and_the_host_header_nothing() -> None:
-    wanted = proxy_request.asked(request("http://a.example.com:8080/x?y=http://b/"))
+    wanted = proxy_request.parse_request(request("http://a.example.com:8080/x?y=http://b/"))
     assert (wanted.attempt.host, wanted.attempt.port) == ("a.example.com", 8080)
     assert (wanted.attempt.path, wanted.target) == ("/x", "/x?y=http://b/")
-    tunnel = proxy_request.asked(request("a.example.com:443", "CONNECT"))
+    tunnel = proxy_request.parse_request(request("a.example.com:443", "CONNECT"))
     assert (tunnel.attempt.host, tunnel.attempt.port, tunnel.attempt.is_tunnel) == (
         *("a.example.com", 443),
         True,
@@ -119,13 +119,13 @@ def test_the_target_says_where_to_and_the_host_header_nothing() -> None:
 )
 def test_no_other_target_is_a_request_for_a_proxy(target: str) -> None:
     with pytest.raises(MalformedError):
-        proxy_request.asked(request(target))
+        proxy_request.parse_request(request(target))
 
 
 @pytest.mark.parametrize("target", ["a.example.com", "http://a:443", "a:b", ":443", "u@a:443"])
 def test_no_other_target_is_a_tunnels(target: str) -> None:
     with pytest.raises(MalformedError):
-        proxy_request.asked(request(target, "CONNECT"))
+        proxy_request.parse_request(request(target, "CONNECT"))
 
 
 def test_headers_of_one_connection_go_no_further() -> None:
@@ -134,7 +134,7 @@ def test_headers_of_one_connection_go_no_further() -> None:
         *((b"Proxy-Authorization", b"3"), (b"Content-Length", b"4"), (b"Host", b"5")),
         *((b"Upgrade", b"6"), (b"Via", b"7"), (b"X-Forwarded-For", b"8")),
     ]
-    assert proxy_request.forwarded(given_) == [(b"x-kept", b"2"), (b"content-length", b"4")]
+    assert proxy_request.forwarded_headers(given_) == [(b"x-kept", b"2"), (b"content-length", b"4")]
 
 
 def test_a_server_is_told_no_other_path_or_method_where_a_rule_limits_them() -> None:
@@ -143,19 +143,19 @@ def test_a_server_is_told_no_other_path_or_method_where_a_rule_limits_them() -> 
         *((b"X-HTTP-Method-Override", b"DELETE"), (b"X-HTTP-Method", b"DELETE")),
         *((b"X-Method-Override", b"DELETE"), (b"X-Forwarded-Prefix", b"/admin")),
     ]
-    assert proxy_request.outgoing(given_, is_limited=True) == [(b"x-kept", b"1")]
-    assert len(proxy_request.outgoing(given_, is_limited=False)) == len(given_)
+    assert proxy_request.outgoing_headers(given_, is_limited=True) == [(b"x-kept", b"1")]
+    assert len(proxy_request.outgoing_headers(given_, is_limited=False)) == len(given_)
 
 
 @pytest.mark.parametrize("is_limited", [False, True])
 def test_a_header_that_some_servers_take_for_another_is_dropped(*, is_limited: bool) -> None:
     given_ = [(b"Content_Length", b"3"), (b"X_Api_Key", b"a"), (b"x-a", b"1"), (b"X_A", b"2")]
-    assert proxy_request.outgoing(given_, is_limited=is_limited) == [(b"x-a", b"1")]
+    assert proxy_request.outgoing_headers(given_, is_limited=is_limited) == [(b"x-a", b"1")]
 
 
 def test_a_rule_is_limited_by_whatever_it_holds_requests_to() -> None:
-    free = Rule(name="a", host="a.example.com", mode=Mode.HTTPS)
-    credential = Credential(header="A", secret="s", key="k")
+    free = AllowRule(name="a", host="a.example.com", mode=RuleMode.HTTPS)
+    credential = RuleCredential(header="A", secret="s", key="k")
     assert not free.is_limited
     assert replace(free, paths=("/v1",)).is_limited
     assert replace(free, methods=("GET",)).is_limited
@@ -164,11 +164,11 @@ def test_a_rule_is_limited_by_whatever_it_holds_requests_to() -> None:
 
 @given(st.lists(st.sampled_from([b"a", b"abc", b"x", SECRET[:9], SECRET[:-1], b"Bearer ab"])))
 def test_a_watched_stream_is_passed_unchanged(pieces: list[bytes]) -> None:
-    guard = EchoGuard(watched(SECRET))
+    guard = EchoGuard(watched_parts(SECRET))
     whole = b"".join(pieces)
     if SECRET in whole or SECRET[7:] in whole:
         return
-    assert b"".join([*(guard.passed(piece) for piece in pieces), guard.rest()]) == whole
+    assert b"".join([*(guard.filter(piece) for piece in pieces), guard.flush()]) == whole
 
 
 @given(
@@ -180,27 +180,30 @@ def test_a_watched_stream_is_passed_unchanged(pieces: list[bytes]) -> None:
 def test_no_byte_of_a_secrets_end_is_passed(
     before: bytes, secret: bytes, after: bytes, size: int
 ) -> None:
-    guard, passed = EchoGuard(watched(SECRET)), list[bytes]()
+    guard, passed = EchoGuard(watched_parts(SECRET)), list[bytes]()
     data = before + secret + after
 
     def stream() -> None:
-        passed.extend(guard.passed(data[at : at + size]) for at in range(0, len(data), size))
+        passed.extend(guard.filter(data[at : at + size]) for at in range(0, len(data), size))
 
-    with pytest.raises(EchoedError):
+    with pytest.raises(CredentialEchoError):
         stream()
     assert len(b"".join(passed)) <= len(before) + len(b"Bearer ")
 
 
 def test_a_password_is_watched_in_every_form() -> None:
     packed = base64.b64encode(b"user:password-long")
-    assert watched(b"Basic " + packed) == {
+    assert watched_parts(b"Basic " + packed) == {
         *(b"Basic " + packed, packed, b"user:password-long", b"password-long"),
     }
 
 
 def test_a_secret_is_one_line_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
-    kept, wanted = Secrets(tmp_path), Credential(header="Authorization", secret="s", key="k")
+    kept, wanted = (
+        SecretFiles(tmp_path),
+        RuleCredential(header="Authorization", secret="s", key="k"),
+    )
     with pytest.raises(CredentialError, match="cannot be read"):
         kept.value(wanted)
     (tmp_path / "s" / "k").write_bytes(SECRET + b"\n")
@@ -214,16 +217,16 @@ def test_a_secret_is_one_line_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("secret", ["..", "a/b", "", "/etc"])
 def test_a_secret_is_in_its_folder(tmp_path: Path, secret: str) -> None:
     with pytest.raises(CredentialError, match="not a name"):
-        Secrets(tmp_path).value(Credential(header="A", secret=secret, key="passwd"))
+        SecretFiles(tmp_path).value(RuleCredential(header="A", secret=secret, key="passwd"))
 
 
 def test_without_a_folder_there_are_no_secrets() -> None:
     with pytest.raises(CredentialError, match="ETUDE_EGRESS_SECRETS"):
-        Secrets().value(Credential(header="A", secret="s", key="k"))
+        SecretFiles().value(RuleCredential(header="A", secret="s", key="k"))
 
 
 def test_attempts_come_back_with_time() -> None:
-    account = Account(max_bytes=10)
+    account = EgressAccount(max_bytes=10)
     waits = [account.wait_s(1.0) for _ in range(int(limits.BURST) + 40)]
     assert waits[: int(limits.BURST)] == [0.0] * int(limits.BURST)
     assert waits[-40:] == sorted(waits[-40:])
@@ -232,7 +235,7 @@ def test_attempts_come_back_with_time() -> None:
 
 
 def test_names_are_counted_once() -> None:
-    account = Account(max_bytes=10)
+    account = EgressAccount(max_bytes=10)
     names = [f"{number}.example.org" for number in range(limits.MAX_NAMES)]
     assert all(account.may_name(name) for name in names)
     assert not account.may_name("one-more.example.org")

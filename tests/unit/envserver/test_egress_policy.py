@@ -7,18 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.envserver.egress import upstream
-from etude.envserver.egress.policy import Attempt, Mode, Rule, Verdict, canonical, decide
+from etude.envserver.egress.policy import (
+    AllowRule,
+    EgressRequest,
+    EgressVerdict,
+    RuleMode,
+    canonical_host,
+    decide,
+)
 
-PYPI = Rule(name="pypi", host="pypi.org")
-FILES = Rule(name="files", host="*.pythonhosted.org")
-API = Rule(
+PYPI = AllowRule(name="pypi", host="pypi.org")
+FILES = AllowRule(name="files", host="*.pythonhosted.org")
+API = AllowRule(
     name="api",
     host="api.example.com",
-    mode=Mode.HTTPS,
+    mode=RuleMode.HTTPS,
     methods=("GET", "HEAD"),
     paths=("/v1", "/public/"),
 )
-MIRROR = Rule(name="mirror", host="mirror.example.com", port=8080, mode=Mode.HTTP)
+MIRROR = AllowRule(name="mirror", host="mirror.example.com", port=8080, mode=RuleMode.HTTP)
 RULES = (PYPI, FILES, API, MIRROR)
 
 hosts = st.one_of(
@@ -28,36 +35,38 @@ hosts = st.one_of(
 )
 
 
-def connect(host: str, port: int = 443) -> Attempt:
-    return Attempt(host=host, port=port, method="CONNECT")
+def connect(host: str, port: int = 443) -> EgressRequest:
+    return EgressRequest(host=host, port=port, method="CONNECT")
 
 
-def get(path: str, host: str = "api.example.com", port: int = 80, method: str = "GET") -> Attempt:
-    return Attempt(host=host, port=port, method=method, path=path)
+def get(
+    path: str, host: str = "api.example.com", port: int = 80, method: str = "GET"
+) -> EgressRequest:
+    return EgressRequest(host=host, port=port, method=method, path=path)
 
 
 @given(hosts, st.integers(-1, 70_000), st.sampled_from(["CONNECT", "GET", "X"]), st.text())
 def test_nothing_is_reached_without_a_rule(host: str, port: int, method: str, path: str) -> None:
-    attempt = Attempt(host=host, port=port, method=method, path=path)
-    assert decide((), attempt).verdict is not Verdict.ALLOWED
+    attempt = EgressRequest(host=host, port=port, method=method, path=path)
+    assert decide((), attempt).verdict is not EgressVerdict.ALLOWED
 
 
 @given(hosts, st.integers(-1, 70_000), st.sampled_from(["CONNECT", "GET"]), st.text())
 def test_whatever_is_allowed_has_a_rule_for_its_host_and_port(
     host: str, port: int, method: str, path: str
 ) -> None:
-    found = decide(RULES, Attempt(host=host, port=port, method=method, path=path))
-    if found.verdict is Verdict.ALLOWED:
+    found = decide(RULES, EgressRequest(host=host, port=port, method=method, path=path))
+    if found.verdict is EgressVerdict.ALLOWED:
         assert found.rule is not None
         suffix = found.rule.host.removeprefix("*")
         assert found.host.endswith(suffix)
-        assert found.host == canonical(host)
-        assert port == found.rule.port or (port == 80 and found.rule.mode is Mode.HTTPS)
+        assert found.host == canonical_host(host)
+        assert port == found.rule.port or (port == 80 and found.rule.mode is RuleMode.HTTPS)
 
 
 @pytest.mark.parametrize("host", ["pypi.org", "PYPI.ORG", "pypi.org.", "files.pythonhosted.org"])
 def test_one_host_has_one_spelling(host: str) -> None:
-    assert decide(RULES, connect(host)).verdict is Verdict.ALLOWED
+    assert decide(RULES, connect(host)).verdict is EgressVerdict.ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,7 @@ def test_one_host_has_one_spelling(host: str) -> None:
     ],
 )
 def test_a_name_that_only_looks_like_a_listed_one_is_another(host: str) -> None:
-    assert decide(RULES, connect(host)).verdict is not Verdict.ALLOWED
+    assert decide(RULES, connect(host)).verdict is not EgressVerdict.ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -100,25 +109,28 @@ def test_a_name_that_only_looks_like_a_listed_one_is_another(host: str) -> None:
     ],
 )
 def test_no_rule_reaches_an_address_or_the_metadata_of_a_cloud(host: str) -> None:
-    everything = (Rule(name="all", host="*"), Rule(name="http", host="*", port=80, mode=Mode.HTTP))
-    assert decide(everything, connect(host)).verdict is Verdict.ADDRESS
-    assert decide(everything, get("/", host=host)).verdict is Verdict.ADDRESS
+    everything = (
+        AllowRule(name="all", host="*"),
+        AllowRule(name="http", host="*", port=80, mode=RuleMode.HTTP),
+    )
+    assert decide(everything, connect(host)).verdict is EgressVerdict.ADDRESS
+    assert decide(everything, get("/", host=host)).verdict is EgressVerdict.ADDRESS
 
 
 def test_a_rule_that_reads_requests_opens_no_tunnel() -> None:
-    assert decide(RULES, connect("api.example.com")).verdict is Verdict.WRONG_MODE
-    assert decide(RULES, connect("mirror.example.com", 8080)).verdict is Verdict.WRONG_MODE
+    assert decide(RULES, connect("api.example.com")).verdict is EgressVerdict.WRONG_MODE
+    assert decide(RULES, connect("mirror.example.com", 8080)).verdict is EgressVerdict.WRONG_MODE
 
 
 def test_a_tunnels_host_is_asked_for_nothing_in_plain_text() -> None:
     found = decide(RULES, get("/", host="pypi.org", port=443))
-    assert found.verdict is Verdict.WRONG_MODE
-    assert decide(RULES, get("/", host="pypi.org")).verdict is Verdict.NOT_LISTED
+    assert found.verdict is EgressVerdict.WRONG_MODE
+    assert decide(RULES, get("/", host="pypi.org")).verdict is EgressVerdict.NOT_LISTED
 
 
 def test_the_node_speaks_tls_for_clients_that_ask_in_plain_text() -> None:
     for port in (80, 443):
-        assert decide(RULES, get("/v1/x", port=port)).verdict is Verdict.ALLOWED
+        assert decide(RULES, get("/v1/x", port=port)).verdict is EgressVerdict.ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -129,7 +141,7 @@ def test_the_node_speaks_tls_for_clients_that_ask_in_plain_text() -> None:
     ],
 )
 def test_a_path_below_a_listed_one_is_allowed(path: str) -> None:
-    assert decide(RULES, get(path)).verdict is Verdict.ALLOWED
+    assert decide(RULES, get(path)).verdict is EgressVerdict.ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -142,18 +154,18 @@ def test_a_path_below_a_listed_one_is_allowed(path: str) -> None:
     ],
 )
 def test_a_path_that_may_lead_elsewhere_is_not(path: str) -> None:
-    assert decide(RULES, get(path)).verdict is Verdict.PATH
+    assert decide(RULES, get(path)).verdict is EgressVerdict.PATH
 
 
 def test_other_methods_are_refused() -> None:
-    assert decide(RULES, get("/v1", method="DELETE")).verdict is Verdict.METHOD
-    assert decide(RULES, get("/v1", method="HEAD")).verdict is Verdict.ALLOWED
+    assert decide(RULES, get("/v1", method="DELETE")).verdict is EgressVerdict.METHOD
+    assert decide(RULES, get("/v1", method="HEAD")).verdict is EgressVerdict.ALLOWED
 
 
 def test_of_two_rules_for_a_host_the_one_that_allows_counts() -> None:
-    rules = (API, Rule(name="write", host=API.host, mode=Mode.HTTPS, methods=("POST",)))
+    rules = (API, AllowRule(name="write", host=API.host, mode=RuleMode.HTTPS, methods=("POST",)))
     found = decide(rules, get("/other", method="POST"))
-    assert found.verdict is Verdict.ALLOWED
+    assert found.verdict is EgressVerdict.ALLOWED
     assert found.rule is rules[1]
 
 
@@ -224,5 +236,8 @@ def test_these_are_never_public(address: str) -> None:
 
 
 def test_one_private_answer_spoils_the_others() -> None:
-    assert upstream.public(["1.1.1.1", "2606:4700::1111"]) == ("1.1.1.1", "2606:4700::1111")
-    assert upstream.public(["1.1.1.1", "169.254.169.254"]) == ()
+    assert upstream.public_addresses(["1.1.1.1", "2606:4700::1111"]) == (
+        "1.1.1.1",
+        "2606:4700::1111",
+    )
+    assert upstream.public_addresses(["1.1.1.1", "169.254.169.254"]) == ()

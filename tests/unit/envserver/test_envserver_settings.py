@@ -3,7 +3,7 @@
 import pytest
 
 from etude.common.broker_shards import ONLY, Shard
-from etude.envserver.settings import BrokerSettings, NodeSettings
+from etude.envserver.settings import BrokerSettings, HostSettings
 
 ENV = {
     "ETUDE_POOL_FILE": "/pool.json",
@@ -13,16 +13,16 @@ ENV = {
 
 
 def test_the_collector_of_trace_spans_is_a_setting_of_ours() -> None:
-    told = NodeSettings.from_env(ENV | {"ETUDE_OTLP_ENDPOINT": "http://collector:4317"})
+    told = HostSettings.from_env(ENV | {"ETUDE_OTLP_ENDPOINT": "http://collector:4317"})
     assert told.server.otlp_endpoint == "http://collector:4317"
-    assert NodeSettings.from_env(ENV).server.otlp_endpoint is None
+    assert HostSettings.from_env(ENV).server.otlp_endpoint is None
 
 
 def test_a_node_may_have_several_brokers() -> None:
-    told = NodeSettings.from_env(ENV | {"ETUDE_BROKER_TARGET": "a:1, b:2"})
+    told = HostSettings.from_env(ENV | {"ETUDE_BROKER_TARGET": "a:1, b:2"})
     assert told.broker_targets == ("a:1", "b:2")
     with pytest.raises(ValueError, match="ETUDE_BROKER_TARGET"):
-        NodeSettings.from_env(ENV | {"ETUDE_BROKER_TARGET": "a:1,"})
+        HostSettings.from_env(ENV | {"ETUDE_BROKER_TARGET": "a:1,"})
 
 
 def test_a_broker_is_the_only_one_unless_told() -> None:

@@ -11,7 +11,13 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.envserver.broker.launch_queue import QUANTUM_CPU_MS, Batch, BatchKey, Offer, Queue
+from etude.envserver.broker.launch_queue import (
+    QUANTUM_CPU_MS,
+    BatchKey,
+    LaunchBatch,
+    LaunchQueue,
+    Offer,
+)
 from etude.v1 import environments_pb2
 
 MAX_COST = 120.0
@@ -50,7 +56,7 @@ class Schedule:
     """The queue behind one server that serves one environment at a time."""
 
     arrivals: list[Arrival]
-    queue: Queue = field(default_factory=Queue)
+    queue: LaunchQueue = field(default_factory=LaunchQueue)
     fluid: Fluid = field(default_factory=Fluid)
     served: dict[str, float] = field(default_factory=dict)
     now_ms: float = 0.0
@@ -79,7 +85,7 @@ class Schedule:
     def _arrive(self, each: Arrival) -> None:
         key = BatchKey(each.run, f"{self.now_ms}-{each}-{len(self.queue)}")
         request = environments_pb2.LaunchBatchRequest(run_id=each.run, template=f"{each.cost_ms}")
-        batch = Batch(key, request, "", 0.0, each.cost_ms, deque(range(each.number)))
+        batch = LaunchBatch(key, request, "", 0.0, each.cost_ms, deque(range(each.number)))
         self.queue.add(batch)
         self.fluid.arrive(each.run, each.number * each.cost_ms)
 
@@ -130,11 +136,11 @@ def test_runs_that_come_and_go_lag_by_at_most_a_quantum_and_one_cost(asked: list
 def test_the_jain_index_of_what_waiting_runs_got_is_at_least_95_percent(
     cost_of: dict[str, float],
 ) -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     for run, cost_ms in cost_of.items():
         request = environments_pb2.LaunchBatchRequest(run_id=run)
         count = round(40 * QUANTUM_CPU_MS / cost_ms)
-        queue.add(Batch(BatchKey(run, "k"), request, "", 0.0, cost_ms, deque(range(count))))
+        queue.add(LaunchBatch(BatchKey(run, "k"), request, "", 0.0, cost_ms, deque(range(count))))
     served = dict.fromkeys(cost_of, 0.0)
     turns = queue.take(lambda b: Offer("n", b.deadline_s), now_s=0.0)
     while sum(served.values()) < 20 * QUANTUM_CPU_MS * len(cost_of):

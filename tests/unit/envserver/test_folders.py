@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from etude.envserver.storage import folders
-from etude.envserver.storage.folders import Limits, TooLargeError, current_owner
+from etude.envserver.storage.folders import FolderLimits, TooLargeError, current_owner
 from etude.envserver.storage.trees import File
 
 TREE = {"a.txt": File(b"1"), "bin/run": File(b"2", executable=True), "d/e/f.py": File(b"")}
@@ -16,17 +16,17 @@ TREE = {"a.txt": File(b"1"), "bin/run": File(b"2", executable=True), "d/e/f.py":
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "workspace"
-    folders.write(folder, TREE, current_owner())
+    folders.write_tree(folder, TREE, current_owner())
     return folder
 
 
 def test_what_is_written_is_read_back(workspace: Path) -> None:
-    assert folders.read(workspace, folders.SMALL) == (TREE, True)
+    assert folders.read_tree(workspace, folders.SMALL) == (TREE, True)
 
 
 def test_a_workspace_is_made_once(workspace: Path) -> None:
     with pytest.raises(FileExistsError):
-        folders.write(workspace, TREE, current_owner())
+        folders.write_tree(workspace, TREE, current_owner())
 
 
 def test_links_and_devices_are_left_out_and_told(workspace: Path, tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_links_and_devices_are_left_out_and_told(workspace: Path, tmp_path: Path
     (workspace / "folder").symlink_to(tmp_path)
     os.mkfifo(workspace / "pipe")
 
-    found = folders.read(workspace, folders.SMALL)
+    found = folders.read_tree(workspace, folders.SMALL)
 
     assert found == (TREE, False)
 
@@ -43,20 +43,20 @@ def test_links_and_devices_are_left_out_and_told(workspace: Path, tmp_path: Path
 def test_an_empty_folder_is_told(workspace: Path) -> None:
     (workspace / "empty").mkdir()
 
-    assert not folders.read(workspace, folders.SMALL).is_plain
+    assert not folders.read_tree(workspace, folders.SMALL).is_plain
 
 
 def test_the_workspace_itself_may_not_be_a_link(workspace: Path, tmp_path: Path) -> None:
     (tmp_path / "other").symlink_to(workspace)
 
     with pytest.raises(OSError, match="other"):
-        folders.read(tmp_path / "other", folders.SMALL)
+        folders.read_tree(tmp_path / "other", folders.SMALL)
 
 
-@pytest.mark.parametrize("limits", [Limits(4, 100), Limits(100, 1)])
-def test_a_workspace_beyond_the_limits_is_not_read(workspace: Path, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [FolderLimits(4, 100), FolderLimits(100, 1)])
+def test_a_workspace_beyond_the_limits_is_not_read(workspace: Path, limits: FolderLimits) -> None:
     with pytest.raises(TooLargeError):
-        folders.read(workspace, limits)
+        folders.read_tree(workspace, limits)
 
 
 @pytest.fixture
@@ -73,16 +73,16 @@ def deep(workspace: Path) -> Iterator[Path]:
     os.close(at)
     yield workspace
     # pytest cannot remove it either.
-    folders.remove(workspace)
+    folders.remove_folder(workspace)
 
 
 def test_folders_without_end_are_too_large_to_read(deep: Path) -> None:
     with pytest.raises(TooLargeError, match="deep"):
-        folders.read(deep, folders.DIFF)
+        folders.read_tree(deep, folders.DIFF)
 
 
 def test_folders_without_end_go(deep: Path) -> None:
-    folders.remove(deep)
+    folders.remove_folder(deep)
 
     assert not deep.exists()
 
@@ -97,8 +97,8 @@ def test_a_folder_goes_whatever_its_modes_and_without_what_it_links_to(
     (workspace / "d/e").chmod(0)
     (workspace / "d").chmod(0)
 
-    folders.remove(workspace)
+    folders.remove_folder(workspace)
 
     assert not workspace.exists()
     assert (kept / "file").exists()
-    folders.remove(workspace)
+    folders.remove_folder(workspace)

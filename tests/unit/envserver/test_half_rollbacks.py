@@ -21,13 +21,13 @@ from etude.envserver.drivers.vm.start.start_scheduler import Places
 from etude.envserver.drivers.vm.suspend import snapshots
 from etude.envserver.drivers.vm.suspend.idle_policy import Patience
 from etude.envserver.drivers.vm.suspend.lease_vm import Bed, Home, asleep
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.host import Node
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.host import Host
 from etude.envserver.host.leases.records import ROLLBACK
-from etude.envserver.storage.folders import Limits
+from etude.envserver.storage.folders import FolderLimits
 from etude.v1 import environments_pb2
 
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., Host]
 Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
 KEY, TEMPLATE = b"k" * delta_file.KEY_BYTES, "ab" * 32
 
@@ -35,22 +35,22 @@ KEY, TEMPLATE = b"k" * delta_file.KEY_BYTES, "ab" * 32
 class Half(NamedTuple):
     """An environment with a snapshot that says good, and now says bad."""
 
-    node: Node
-    environment: Environment
+    node: Host
+    environment: LeasedEnvironment
 
 
 def broken(*_arguments: object) -> None:
     raise OSError(errno.EIO, "the disk failed")
 
 
-async def write(environment: Environment, number: str, old: str, new: str) -> None:
+async def write(environment: LeasedEnvironment, number: str, old: str, new: str) -> None:
     arguments = json.dumps({"path": "shop/core.py", "old_string": old, "new_string": new})
     name = "search_replace"
     call = environments_pb2.ToolCall(call_id=number, name=name, arguments_json=arguments)
     await environment.run_turn([call])
 
 
-async def content(environment: Environment) -> bytes:
+async def content(environment: LeasedEnvironment) -> bytes:
     (written,) = (await environment.diff()).written
     return written.content.splitlines()[-1].strip()
 
@@ -91,7 +91,7 @@ async def test_calls_that_could_not_be_put_back_are_put_back_by_the_next_process
     half: Half, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as disk:
-        disk.setattr(Environment, "recall", broken)
+        disk.setattr(LeasedEnvironment, "recall", broken)
         with pytest.raises(HalfRestoredError):
             await half.node.states.rollback(half.environment, "s")
 
@@ -137,7 +137,7 @@ async def test_a_machine_whose_notes_were_not_replaced_is_the_saved_one_all_the_
     what = Saved(
         num_bytes=1,
         digest=delta_file.digest(saved / snapshots.DELTA)
-        + folder_snapshots.save(lease, {}, saved, Limits(1, 1)).digest,
+        + folder_snapshots.save(lease, {}, saved, FolderLimits(1, 1)).digest,
     )
     starter = SimpleNamespace(base=SimpleNamespace(address=TEMPLATE))
     home = Home(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.build_cache import BuildCache
 
 
 def fill(folder: Path) -> None:
@@ -16,7 +16,7 @@ def fill(folder: Path) -> None:
 
 
 def test_an_entry_is_built_once(tmp_path: Path) -> None:
-    cache, built = Cache(tmp_path), []
+    cache, built = BuildCache(tmp_path), []
 
     def build(folder: Path) -> None:
         built.append(folder)
@@ -29,7 +29,7 @@ def test_an_entry_is_built_once(tmp_path: Path) -> None:
 
 
 def test_a_failed_build_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = BuildCache(tmp_path)
 
     def fails(folder: Path) -> None:
         fill(folder)
@@ -68,7 +68,7 @@ def test_a_killed_builder_leaves_no_entry_and_holds_up_nobody(tmp_path: Path) ->
         time.sleep(0.01)
     killed.kill()
     killed.wait()
-    cache = Cache(tmp_path)
+    cache = BuildCache(tmp_path)
     assert cache.find("images", "a") is None
 
     def build(folder: Path) -> None:
@@ -85,13 +85,13 @@ def test_builders_at_once_build_once(tmp_path: Path) -> None:
 
 
 def test_nobody_else_can_run_the_programs_of_a_root(tmp_path: Path) -> None:
-    path = Cache(tmp_path).entry("rootfs", "a", fill)
+    path = BuildCache(tmp_path).entry("rootfs", "a", fill)
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "partial").stat().st_mode & 0o777 == 0o700
 
 
 def test_entries_come_oldest_first(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = BuildCache(tmp_path)
     for number, name in enumerate(("c", "a", "b")):
         path = cache.entry("images", name, fill)
         os.utime(path, (number, number))

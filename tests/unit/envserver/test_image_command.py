@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from etude.common.errors import UserError
-from etude.envserver.images.command import agent_of
+from etude.envserver.images.command import find_agent
 
 
 def agent(folder: Path, name: str, *, built_s: int) -> Path:
@@ -23,13 +23,13 @@ def test_the_named_one_comes_before_the_environments_and_that_before_the_newest(
     older, newer = agent(tmp_path, "b", built_s=1), agent(tmp_path, "a", built_s=2)
     named = tmp_path / "named"
     named.write_bytes(b"agent")
-    assert agent_of(None, {}, tmp_path) == newer
-    assert agent_of(None, {"ETUDE_GUEST": str(older)}, tmp_path) == older
-    assert agent_of(named, {"ETUDE_GUEST": str(older)}, tmp_path) == named
+    assert find_agent(None, {}, tmp_path) == newer
+    assert find_agent(None, {"ETUDE_GUEST": str(older)}, tmp_path) == older
+    assert find_agent(named, {"ETUDE_GUEST": str(older)}, tmp_path) == named
 
 
 def test_without_one_it_says_how_to_build_it(tmp_path: Path) -> None:
     for given in (None, tmp_path / "none"):
         with pytest.raises(UserError) as caught:
-            agent_of(given, {}, tmp_path)
+            find_agent(given, {}, tmp_path)
         assert "hack/guest.py" in caught.value.problem.fix

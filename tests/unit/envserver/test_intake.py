@@ -12,25 +12,25 @@ from etude.envserver.broker.launch_admission import (
     MOST_RETRY_S,
     UNKNOWN_RETRY_S,
     WINDOW_S,
-    Drain,
-    Load,
-    check,
-    excess,
+    BrokerLoad,
+    GrantRate,
+    check_launch,
+    excess_of,
     refuse_excess,
 )
 from etude.v1 import environments_pb2
 
 
-def load(**fields: int) -> Load:
+def load(**fields: int) -> BrokerLoad:
     usual = {"wanted": 1, "waiting": 0, "free": 0, "batches": 0, "held_by_run": 0}
-    return Load(**(usual | fields))
+    return BrokerLoad(**(usual | fields))
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 50), st.integers(1, 60))
 def test_as_many_may_wait_as_the_pool_queues(
     wanted: int, waiting: int, free: int, max_queue: int
 ) -> None:
-    over, _ = excess(
+    over, _ = excess_of(
         load(wanted=wanted, waiting=waiting, free=free), LeasePolicy(max_queue=max_queue)
     )
 
@@ -40,20 +40,20 @@ def test_as_many_may_wait_as_the_pool_queues(
 def test_a_run_s_quota_counts_what_it_holds_and_what_it_waits_for() -> None:
     policy = LeasePolicy(max_per_run=10)
 
-    assert excess(load(wanted=4, held_by_run=6), policy)[0] == 0
-    assert excess(load(wanted=5, held_by_run=6), policy)[0] == 1
-    assert excess(load(wanted=1_000, held_by_run=6_000), LeasePolicy())[0] == 0
+    assert excess_of(load(wanted=4, held_by_run=6), policy)[0] == 0
+    assert excess_of(load(wanted=5, held_by_run=6), policy)[0] == 1
+    assert excess_of(load(wanted=1_000, held_by_run=6_000), LeasePolicy())[0] == 0
 
 
 def test_a_broker_takes_only_so_many_launches_at_once() -> None:
-    assert excess(load(batches=MAX_BATCHES - 1), LeasePolicy())[0] == 0
-    assert excess(load(batches=MAX_BATCHES), LeasePolicy())[0] == 1
+    assert excess_of(load(batches=MAX_BATCHES - 1), LeasePolicy())[0] == 0
+    assert excess_of(load(batches=MAX_BATCHES), LeasePolicy())[0] == 1
 
 
 def test_the_time_to_come_back_is_what_the_queue_needs_to_drain() -> None:
-    drain = Drain()
+    drain = GrantRate()
     for tenth in range(100):
-        drain.note(2, now_s=tenth / 10)
+        drain.record_grants(2, now_s=tenth / 10)
     assert drain.per_second(now_s=WINDOW_S) == pytest.approx(20.0)
 
     with pytest.raises(FullError) as caught:
@@ -92,6 +92,6 @@ def test_a_launch_that_can_never_be_served_names_its_field(
     asked = environments_pb2.LaunchBatchRequest(**(usual | fields))  # type: ignore[arg-type]
 
     with pytest.raises(InvalidFieldError) as caught:
-        check(asked, {"python"}, LeasePolicy(max_per_run=8))
+        check_launch(asked, {"python"}, LeasePolicy(max_per_run=8))
 
     assert caught.value.field == named

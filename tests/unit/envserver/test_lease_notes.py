@@ -3,22 +3,22 @@
 import json
 from collections.abc import Callable
 
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.host import Node
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.host import Host
 from etude.v1 import environments_pb2
 
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., Host]
 Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
 
 
-async def opened(node: Node, order: Order) -> Environment:
+async def opened(node: Host, order: Order) -> LeasedEnvironment:
     request = order("a")
     request.toolset = "Standard"
     await node.open(request)
     return node.find("a")
 
 
-async def todo(environment: Environment, call_id: str, *todos: object) -> str:
+async def todo(environment: LeasedEnvironment, call_id: str, *todos: object) -> str:
     arguments = json.dumps({"merge": True, "todos": todos})
     call = environments_pb2.ToolCall(call_id=call_id, name="todo_write", arguments_json=arguments)
     return (await environment.run_turn([call]))[0].content.decode()

@@ -12,7 +12,7 @@ from tests.support.brokers import pool, request
 from typing_extensions import override
 
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.host_client import MemoryNodes
+from etude.envserver.broker.host_client import MemoryHostClient
 from etude.envserver.broker.lease_ledger import LOST_AFTER_S, SETTLE_S
 from etude.v1 import environments_pb2
 
@@ -23,7 +23,7 @@ nodes = st.sampled_from(NODES)
 
 
 @dataclass(slots=True, kw_only=True)
-class HastyNodes(MemoryNodes):
+class HastyNodes(MemoryHostClient):
     """Nodes of which some tell of a lease by a heartbeat before their answer is read."""
 
     hear: Callable[[environments_pb2.HeartbeatRequest], object]
@@ -33,7 +33,7 @@ class HastyNodes(MemoryNodes):
     async def open(
         self, endpoint: str, request: environments_pb2.OpenEnvironmentsRequest
     ) -> Sequence[environments_pb2.LaunchBatchResponse]:
-        answers = await MemoryNodes.open(self, endpoint, request)
+        answers = await MemoryHostClient.open(self, endpoint, request)
         if endpoint in self.hasty:
             self.hear(self.heartbeat(endpoint))
         return answers
@@ -146,7 +146,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(name=nodes)
     def silence(self, name: str) -> None:
-        node = self.broker.ledger.nodes.get(name)
+        node = self.broker.ledger.hosts.get(name)
         if node is not None:
             self.forget(set(node.leases))
             node.seen_s -= 2 * LOST_AFTER_S
@@ -198,7 +198,7 @@ class Pool(RuleBasedStateMachine):
         for run in ("run-True", "run-False"):
             of_run = [g for g in ledger.leases.values() if g.key.run_id == run]
             assert ledger.of_run(run) == len(of_run)
-        for node in ledger.nodes:
+        for node in ledger.hosts:
             here = {i for i, g in ledger.leases.items() if g.node_id == node.node_id}
             assert node.leases == here
             assert node.opening == 0

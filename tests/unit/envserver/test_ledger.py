@@ -1,7 +1,7 @@
 """Who holds what where, also after silence and restarts."""
 
 from etude.envserver.broker.launch_queue import BatchKey
-from etude.envserver.broker.lease_ledger import LOST_AFTER_S, SETTLE_S, Granted, Ledger
+from etude.envserver.broker.lease_ledger import LOST_AFTER_S, SETTLE_S, GrantedLease, LeaseLedger
 from etude.v1 import environments_pb2
 
 NOW_MS = 1_000_000
@@ -22,20 +22,20 @@ def beat(
     )
 
 
-def ledger_with(*names: str) -> Ledger:
-    ledger = Ledger()
+def ledger_with(*names: str) -> LeaseLedger:
+    ledger = LeaseLedger()
     ledger.heartbeat(beat(), now_s=0)
     for index, name in enumerate(names):
-        ledger.grant(Granted(held=held(name, index), node_id="n", granted_s=0))
+        ledger.grant(GrantedLease(held=held(name, index), node_id="n", granted_s=0))
     return ledger
 
 
-def free(ledger: Ledger) -> dict[str, int]:
+def free(ledger: LeaseLedger) -> dict[str, int]:
     """Of the nodes that may get environments."""
-    return {node.node_id: node.free for node in ledger.nodes if node.is_open}
+    return {node.node_id: node.free for node in ledger.hosts if node.is_open}
 
 
-def expired(ledger: Ledger, now_unix_ms: int) -> list[str]:
+def expired(ledger: LeaseLedger, now_unix_ms: int) -> list[str]:
     closing = ledger.expire(now_unix_ms=now_unix_ms, now_s=1)
     return [lease_id for each in closing for lease_id in each.lease_ids]
 
@@ -48,7 +48,7 @@ def test_a_lease_takes_a_slot_until_its_node_has_closed_it() -> None:
     assert closing == [("n", "n:1", ["a"])]
     assert free(ledger) == {"n": 2}
 
-    ledger.gone("n", ["a"])
+    ledger.confirm_closed("n", ["a"])
     assert free(ledger) == {"n": 3}
 
 
@@ -66,9 +66,9 @@ def test_a_node_that_missed_the_end_of_a_lease_hears_of_it_again() -> None:
 
 def test_a_lease_that_comes_back_after_its_request_was_served_again_is_ended() -> None:
     ledger = ledger_with("a")
-    ledger.silent_nodes(now_s=60)
+    ledger.remove_silent_hosts(now_s=60)
     ledger.heartbeat(beat(node="other"), now_s=61)
-    ledger.grant(Granted(held=held("b", 0), node_id="other", granted_s=61))
+    ledger.grant(GrantedLease(held=held("b", 0), node_id="other", granted_s=61))
 
     answer = ledger.heartbeat(beat(held("a")), now_s=62)
 
@@ -81,7 +81,7 @@ def test_a_lease_that_comes_back_after_its_request_was_served_again_is_ended() -
 
 
 def test_a_new_broker_learns_its_leases_from_the_nodes() -> None:
-    ledger = Ledger()
+    ledger = LeaseLedger()
     ledger.heartbeat(beat(held("a", 3), held("b", 4)), now_s=0)
 
     living = ledger.of_batch(BatchKey("run", "key"))
@@ -112,7 +112,7 @@ def test_a_lease_that_a_heartbeat_told_of_before_the_nodes_answer_is_one_lease()
     ledger = ledger_with()
     later = NOW_MS + 60_000
     ledger.heartbeat(beat(held("a")), now_s=0, adopted_until_unix_ms=later)
-    ledger.grant(Granted(held=held("a"), node_id="n", granted_s=1))
+    ledger.grant(GrantedLease(held=held("a"), node_id="n", granted_s=1))
     assert (ledger.granted_total, ledger.adopted_total, ledger.of_run("run")) == (1, 0, 1)
     assert free(ledger) == {"n": 3}
 
@@ -149,8 +149,8 @@ def test_a_lease_that_two_nodes_claim_lives_on_the_first() -> None:
 def test_a_node_that_misses_three_heartbeats_is_lost_with_its_leases() -> None:
     ledger = ledger_with("a")
 
-    assert ledger.silent_nodes(now_s=LOST_AFTER_S) == []
-    assert ledger.silent_nodes(now_s=LOST_AFTER_S + 0.1) == ["n"]
+    assert ledger.remove_silent_hosts(now_s=LOST_AFTER_S) == []
+    assert ledger.remove_silent_hosts(now_s=LOST_AFTER_S + 0.1) == ["n"]
     assert ledger.leases == {}
     assert free(ledger) == {}
 
@@ -158,7 +158,7 @@ def test_a_node_that_misses_three_heartbeats_is_lost_with_its_leases() -> None:
 def test_leases_of_a_lost_node_live_again_when_it_returns_with_them() -> None:
     ledger = ledger_with("a")
     ledger.renew(["a"], expires_unix_ms=NOW_MS + 7, now_s=1)
-    ledger.silent_nodes(now_s=10)
+    ledger.remove_silent_hosts(now_s=10)
 
     answer = ledger.heartbeat(beat(held("a")), now_s=11)
 
@@ -168,7 +168,7 @@ def test_leases_of_a_lost_node_live_again_when_it_returns_with_them() -> None:
 
 def test_a_lease_that_its_holder_was_told_is_gone_stays_gone() -> None:
     ledger = ledger_with("a")
-    ledger.silent_nodes(now_s=10)
+    ledger.remove_silent_hosts(now_s=10)
     assert ledger.renew(["a"], expires_unix_ms=NOW_MS, now_s=10) == ["a"]
 
     answer = ledger.heartbeat(beat(held("a")), now_s=11)
@@ -179,7 +179,7 @@ def test_a_lease_that_its_holder_was_told_is_gone_stays_gone() -> None:
 
 def test_a_lost_lease_can_be_released() -> None:
     ledger = ledger_with("a")
-    ledger.silent_nodes(now_s=10)
+    ledger.remove_silent_hosts(now_s=10)
 
     assert ledger.end(["a"], now_s=10) == []
     assert list(ledger.heartbeat(beat(held("a")), now_s=11).close_lease_ids) == ["a"]
@@ -197,7 +197,7 @@ def test_a_lease_that_its_node_does_not_know_is_dropped_once_it_had_time_to_appe
 
 def test_an_order_without_an_answer_leaves_no_environment() -> None:
     ledger = ledger_with()
-    ledger.abandon(["a"], now_s=0)
+    ledger.disown(["a"], now_s=0)
 
     assert list(ledger.heartbeat(beat(held("a")), now_s=1).close_lease_ids) == ["a"]
     assert ledger.leases == {}
@@ -205,7 +205,7 @@ def test_an_order_without_an_answer_leaves_no_environment() -> None:
 
 def test_a_draining_or_suspect_node_gets_nothing_until_its_next_heartbeat() -> None:
     ledger = ledger_with()
-    node = ledger.nodes.get("n")
+    node = ledger.hosts.get("n")
     assert node is not None
     node.is_suspect = True
     assert free(ledger) == {}
@@ -220,13 +220,13 @@ def test_a_draining_or_suspect_node_gets_nothing_until_its_next_heartbeat() -> N
 def test_what_ended_long_ago_is_forgotten() -> None:
     ledger = ledger_with("a", "b")
     ledger.end(["a"], now_s=1)
-    ledger.forget(now_s=1e6)
+    ledger.forget_old(now_s=1e6)
 
     assert list(ledger.heartbeat(beat(held("b", 1)), now_s=1e6).close_lease_ids) == []
 
 
 def test_an_adopted_lease_has_time_to_be_renewed() -> None:
-    ledger = Ledger()
+    ledger = LeaseLedger()
     answer = ledger.heartbeat(beat(held("a")), now_s=0, adopted_until_unix_ms=NOW_MS + 60)
 
     assert expired(ledger, NOW_MS + 59) == []

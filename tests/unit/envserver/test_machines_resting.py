@@ -12,7 +12,7 @@ from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.start.start_scheduler import Places
 from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest
 from etude.envserver.drivers.vm.suspend.idle_policy import Patience, State, Step
-from etude.envserver.guest.calls import Request
+from etude.envserver.guest.calls import GuestRequest
 from etude.envserver.guest.channel import GuestLostError
 from etude.v1 import guest_pb2
 
@@ -21,8 +21,8 @@ NEVER = Patience(linger_s=3600.0, job_s=3600.0, frozen_s=3600.0)
 LIMIT_S = 60
 
 
-def request() -> Request:
-    return Request(operation=guest_pb2.GuestCall())
+def request() -> GuestRequest:
+    return GuestRequest(operation=guest_pb2.GuestCall())
 
 
 async def resting(

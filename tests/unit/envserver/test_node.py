@@ -11,13 +11,13 @@ from etude.common.errors import InvalidFieldError, ReusedIdError, UnknownIdError
 from etude.envserver.drivers.base import Outcome, SandboxError
 from etude.envserver.drivers.folder_driver import Command
 from etude.envserver.drivers.in_memory import MemoryDriver, run_tests
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.host import Node
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.host import Host
 from etude.envserver.host.leases import call_results as results_module
 from etude.envserver.storage import folders
 from etude.v1 import environments_pb2
 
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., Host]
 Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
 
 FIX = {"path": "shop/core.py", "old_string": "a - b", "new_string": "a + b"}
@@ -29,16 +29,16 @@ def call(call_id: str, name: str, **arguments: str) -> environments_pb2.ToolCall
     )
 
 
-async def opened(node: Node, order: Order, name: str = "a") -> Environment:
+async def opened(node: Host, order: Order, name: str = "a") -> LeasedEnvironment:
     await node.open(order(name))
     return node.find(name)
 
 
-async def said(environment: Environment, *calls: environments_pb2.ToolCall) -> list[str]:
+async def said(environment: LeasedEnvironment, *calls: environments_pb2.ToolCall) -> list[str]:
     return [result.content.decode() for result in await environment.run_turn(calls)]
 
 
-def commands(node: Node) -> list[str]:
+def commands(node: Host) -> list[str]:
     assert isinstance(node.driver, MemoryDriver)
     return node.driver.commands
 
@@ -233,7 +233,7 @@ async def test_a_turn_that_the_platform_broke_half_way_ends_its_lease(
 async def test_a_policy_that_fills_its_workspace_hands_in_nothing(
     make_node: MakeNode, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "DIFF", folders.Limits(max_files=3, max_bytes=1 << 20))
+    monkeypatch.setattr(folders, "DIFF", folders.FolderLimits(max_files=3, max_bytes=1 << 20))
     environment = await opened(make_node(), order)
     await said(environment, call("1", "search_replace", **FIX))
 

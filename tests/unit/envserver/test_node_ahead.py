@@ -11,7 +11,7 @@ from etude.common.api.pool.spec import EnvPoolSpec
 from etude.envserver.drivers.base import DriverUnavailableError, Readiness, Warmth
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host import warm_minimum
-from etude.envserver.host.warm_minimum import Ahead, ahead
+from etude.envserver.host.warm_minimum import WarmMinimum, read_minimum
 from etude.v1 import environments_pb2
 
 FEW = st.integers(min_value=0, max_value=20)
@@ -31,8 +31,10 @@ def spec(**fields: object) -> EnvPoolSpec:
 
 
 def test_the_bounds_are_those_of_the_pool(tmp_path: Path) -> None:
-    found = ahead(spec(warm={"shellsPerReplica": 2, "maxShellsPerReplica": 8}), Preparing(tmp_path))
-    assert found == Ahead({"python": 3}, 2, 8)
+    found = read_minimum(
+        spec(warm={"shellsPerReplica": 2, "maxShellsPerReplica": 8}), Preparing(tmp_path)
+    )
+    assert found == WarmMinimum({"python": 3}, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +49,9 @@ def test_a_driver_that_prepares_nothing_refuses_to_be_asked(
     tmp_path: Path, fields: dict[str, object], named: str
 ) -> None:
     with pytest.raises(DriverUnavailableError, match=named):
-        ahead(spec(**fields), MemoryDriver(tmp_path))
+        read_minimum(spec(**fields), MemoryDriver(tmp_path))
     plain = EnvPoolSpec.model_validate({"templates": [{"name": "python"}]})
-    assert ahead(plain, MemoryDriver(tmp_path)) == Ahead({})
+    assert read_minimum(plain, MemoryDriver(tmp_path)) == WarmMinimum({})
 
 
 def test_more_shells_than_their_limit_are_refused() -> None:
@@ -62,9 +64,12 @@ def test_bounds_hold_whatever_brokers_want(
     asked: int, shells: int, paused: int, fewest: int, more: int
 ) -> None:
     order = environments_pb2.WarmTarget(template="a", paused_clones=asked, shells=shells)
-    bounds = Ahead({"a": paused}, fewest, fewest + more)
+    bounds = WarmMinimum({"a": paused}, fewest, fewest + more)
     readiness = Readiness(templates=[Warmth(template="a"), Warmth(template="b")])
-    found = {each.template: each for each in warm_minimum.wanted([[order]], readiness, {}, bounds)}
+    found = {
+        each.template: each
+        for each in warm_minimum.combined_targets([[order]], readiness, {}, bounds)
+    }
     a, b = (found.get(name, Warmth(template=name)) for name in ("a", "b"))
     assert a.paused_clones == max(asked, paused)
     assert a.shells == min(max(shells, fewest), fewest + more)

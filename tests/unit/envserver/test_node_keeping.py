@@ -13,12 +13,12 @@ from etude.common.errors import (
 )
 from etude.envserver.drivers.base import CapMissingError, Caps
 from etude.envserver.drivers.in_memory import MemoryDriver
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.host import Node
-from etude.envserver.host.snapshots.local_snapshots import NoRoomError, Quota
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.host import Host
+from etude.envserver.host.snapshots.local_snapshots import NoRoomError, SnapshotQuota
 from etude.v1 import environments_pb2
 
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., Host]
 
 
 async def test_nothing_can_be_done_with_a_paused_environment_until_it_is_resumed(
@@ -85,7 +85,7 @@ async def test_a_lease_whose_snapshots_hold_memory_says_that_they_stay_on_their_
     assert (caps.memory, caps.portable, caps.egress) == (True, False, True)
 
 
-async def fill(node: Node, environment: Environment) -> None:
+async def fill(node: Host, environment: LeasedEnvironment) -> None:
     for name in ("s", "t", "u"):
         await node.states.snapshot(environment, name, with_memory=False)
 
@@ -93,15 +93,15 @@ async def fill(node: Node, environment: Environment) -> None:
 @pytest.mark.parametrize(
     ("quota", "words"),
     [
-        (Quota(max_snapshots=1), "has 1 snapshots"),
-        (Quota(max_on_node=2), "holds 2 snapshots"),
-        (Quota(max_bytes=150), "does not fit"),
-        (Quota(max_entries=3), "does not fit"),
-        (Quota(reserve_bytes=1 << 60), "the disk keeps"),
+        (SnapshotQuota(max_snapshots=1), "has 1 snapshots"),
+        (SnapshotQuota(max_on_node=2), "holds 2 snapshots"),
+        (SnapshotQuota(max_bytes=150), "does not fit"),
+        (SnapshotQuota(max_entries=3), "does not fit"),
+        (SnapshotQuota(reserve_bytes=1 << 60), "the disk keeps"),
     ],
 )
 async def test_what_a_run_may_not_take_is_refused_and_leaves_nothing(
-    make_node: MakeNode, order: Order, quota: Quota, words: str
+    make_node: MakeNode, order: Order, quota: SnapshotQuota, words: str
 ) -> None:
     node = make_node()
     node.states.snapshots.quota = quota
@@ -110,21 +110,21 @@ async def test_what_a_run_may_not_take_is_refused_and_leaves_nothing(
     with pytest.raises(NoRoomError, match=words):
         await fill(node, environment)
 
-    kept = node.states.snapshots.held()
+    kept = node.states.snapshots.held_snapshots()
     assert len(list(node.states.snapshots.folder.iterdir())) == len(kept)
-    node.states.snapshots.quota = Quota()
+    node.states.snapshots.quota = SnapshotQuota()
     await node.states.snapshot(environment, "fits", with_memory=False)
 
 
 async def test_snapshots_end_with_their_time(make_node: MakeNode, order: Order) -> None:
     node = make_node()
     environment = await opened(node, order)
-    node.states.snapshots.quota = Quota(ttl_s=0)
+    node.states.snapshots.quota = SnapshotQuota(ttl_s=0)
     await node.states.snapshot(environment, "s", with_memory=False)
 
     await node.expire(now_s=time.monotonic())
 
-    assert node.states.snapshots.held() == []
+    assert node.states.snapshots.held_snapshots() == []
     assert list(node.states.snapshots.folder.iterdir()) == []
 
 
@@ -140,9 +140,9 @@ async def test_snapshots_outlive_their_runs_last_lease_by_their_grace(
     await node.close(["a"])
 
     await node.expire(now_s=now_s + grace_s - 1)
-    assert len(node.states.snapshots.held()) == 1
+    assert len(node.states.snapshots.held_snapshots()) == 1
     await node.expire(now_s=now_s + grace_s + 1)
-    assert node.states.snapshots.held() == []
+    assert node.states.snapshots.held_snapshots() == []
 
 
 async def test_a_lease_that_shall_be_kept_takes_no_slot_and_goes_on_when_resumed(
@@ -155,9 +155,9 @@ async def test_a_lease_that_shall_be_kept_takes_no_slot_and_goes_on_when_resumed
     await said(node.find("a"), call("1", "search_replace", **FIX))
 
     assert await node.expire(now_s=time.monotonic() + 1) == ["a"]
-    await node.kept.settle()
+    await node.expired_leases.settle()
 
-    assert node.held() == []
+    assert node.held_leases() == []
     with pytest.raises(WrongStateError, match="resume it first"):
         node.find("a")
     await opened(node, order, "b")
@@ -165,7 +165,7 @@ async def test_a_lease_that_shall_be_kept_takes_no_slot_and_goes_on_when_resumed
         await node.resume("a", "control-a", ttl_s=60)
     await node.close(["b"])
     expires = await node.resume("a", "control-a", ttl_s=60)
-    assert [held.lease.expires_unix_ms for held in node.held()] == [expires]
+    assert [held.lease.expires_unix_ms for held in node.held_leases()] == [expires]
     assert b"a + b" in await content(node.find("a"))
 
 
@@ -179,9 +179,9 @@ async def test_a_broker_that_ends_an_expired_lease_does_not_end_one_that_shall_b
         await node.open(asked)
 
     await node.close(["a", "b"])
-    await node.kept.settle()
+    await node.expired_leases.settle()
 
-    assert "a" in node.kept
+    assert "a" in node.expired_leases
     with pytest.raises(UnknownIdError):
         node.find("b")
 
@@ -193,7 +193,7 @@ async def test_what_is_kept_ends_at_last(make_node: MakeNode, order: Order) -> N
     await node.open(asked)
     now_s = time.monotonic()
     await node.expire(now_s=now_s + 1)
-    await node.kept.settle()
+    await node.expired_leases.settle()
 
     await node.expire(now_s=now_s + 2000)
 
@@ -209,12 +209,12 @@ async def test_a_successor_keeps_what_was_kept(make_node: MakeNode, order: Order
     await dead.open(asked)
     await said(dead.find("a"), call("1", "search_replace", **FIX))
     await dead.expire(now_s=time.monotonic() + 1)
-    await dead.kept.settle()
+    await dead.expired_leases.settle()
 
     node = make_node()
     await node.take_over()
 
-    assert node.held() == []
+    assert node.held_leases() == []
     await node.expire(now_s=time.monotonic() + 100)
     await node.resume("a", "control-a", ttl_s=60)
     assert b"a + b" in await content(node.find("a"))
@@ -231,8 +231,8 @@ async def test_only_who_controls_a_lease_that_is_kept_can_resume_it(
 
     with pytest.raises(ForbiddenError):
         await node.resume("a", "agent-a", ttl_s=60)
-    assert node.held() == []
-    await node.kept.settle()
+    assert node.held_leases() == []
+    await node.expired_leases.settle()
 
 
 async def test_an_order_about_the_end_that_was_does_not_end_what_was_resumed(
@@ -246,7 +246,7 @@ async def test_an_order_about_the_end_that_was_does_not_end_what_was_resumed(
     await node.resume("a", "control-a", ttl_s=60)
 
     await node.close(["a"])
-    assert len(node.held()) == 1
+    assert len(node.held_leases()) == 1
     await node.expire(now_s=time.monotonic() + 10)
     await node.close(["a"])
-    assert node.held() == []
+    assert node.held_leases() == []

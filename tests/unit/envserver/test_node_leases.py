@@ -11,12 +11,12 @@ import pytest
 from etude.common.errors import ForbiddenError
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host import launch_source
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.host import Node
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.host import Host
 from etude.envserver.storage import folders
 from etude.v1 import environments_pb2
 
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., Host]
 Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
 
 FIX = {"path": "shop/core.py", "old_string": "a - b", "new_string": "a + b"}
@@ -28,16 +28,16 @@ def call(call_id: str, name: str, **arguments: str) -> environments_pb2.ToolCall
     )
 
 
-async def opened(node: Node, order: Order, name: str = "a") -> Environment:
+async def opened(node: Host, order: Order, name: str = "a") -> LeasedEnvironment:
     await node.open(order(name))
     return node.find(name)
 
 
-async def said(environment: Environment, *calls: environments_pb2.ToolCall) -> list[str]:
+async def said(environment: LeasedEnvironment, *calls: environments_pb2.ToolCall) -> list[str]:
     return [result.content.decode() for result in await environment.run_turn(calls)]
 
 
-def commands(node: Node) -> list[str]:
+def commands(node: Host) -> list[str]:
     assert isinstance(node.driver, MemoryDriver)
     return node.driver.commands
 
@@ -126,7 +126,7 @@ async def test_leases_end_with_their_time(make_node: MakeNode, order: Order) -> 
 
     assert await node.expire(now_s=time.monotonic() + 59) == []
     assert await node.expire(now_s=time.monotonic() + 61) == ["a"]
-    assert [held.lease.lease_id for held in node.held()] == ["b"]
+    assert [held.lease.lease_id for held in node.held_leases()] == ["b"]
 
 
 async def test_a_full_disk_is_told_before_anything_is_written(

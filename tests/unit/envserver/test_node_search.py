@@ -4,22 +4,22 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.host import Node
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.host import Host
 from etude.v1 import environments_pb2
 
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., Host]
 Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
 
 
-async def open_leases(node: Node, order: Order, *names: str, uri: str) -> list[Environment]:
+async def open_leases(node: Host, order: Order, *names: str, uri: str) -> list[LeasedEnvironment]:
     request = order(*names, uri=uri)
     request.toolset = "Standard"
     await node.open(request)
     return [node.find(name) for name in names]
 
 
-async def run(environment: Environment, tool: str, number: int, **arguments: object) -> str:
+async def run(environment: LeasedEnvironment, tool: str, number: int, **arguments: object) -> str:
     call = environments_pb2.ToolCall(
         call_id=f"{tool}-{number}", name=tool, arguments_json=json.dumps(arguments)
     )

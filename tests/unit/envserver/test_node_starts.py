@@ -13,8 +13,8 @@ from etude.agent.workspace.interface import Runner
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.host_client import MemoryNodes
-from etude.envserver.broker.pool_report import report
+from etude.envserver.broker.host_client import MemoryHostClient
+from etude.envserver.broker.pool_report import make_report
 from etude.envserver.broker.service import BrokerService
 from etude.envserver.drivers.base import (
     Begun,
@@ -28,12 +28,12 @@ from etude.envserver.drivers.base import (
 from etude.envserver.drivers.folder_driver import FolderSandbox
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.grading import Grader
-from etude.envserver.host.heartbeat import Heartbeat
-from etude.envserver.host.host import Node
+from etude.envserver.host.heartbeat import HostHeartbeat
+from etude.envserver.host.host import Host
 from etude.envserver.storage.trees import Tree
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., Host]
 Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
 
 
@@ -97,35 +97,35 @@ def driver(tmp_path: Path) -> LateDriver:
 
 
 @pytest.fixture
-def node(make_node: MakeNode, driver: LateDriver) -> Node:
+def node(make_node: MakeNode, driver: LateDriver) -> Host:
     made = make_node()
-    return Node(
+    return Host(
         driver=driver, sources=made.sources, slots=8, templates={"python"}, endpoint="here:1"
     )
 
 
-async def called(node: Node, lease_id: str) -> None:
+async def called(node: Host, lease_id: str) -> None:
     arguments = '{"target_file": "shop/core.py"}'
     call = environments_pb2.ToolCall(call_id="1", name="read_file", arguments_json=arguments)
     await node.find(lease_id).run_turn([call])
 
 
 async def test_a_start_is_told_once_and_its_lease_says_it_from_then_on(
-    node: Node, order: Order
+    node: Host, order: Order
 ) -> None:
     await node.open(order("a", "b"))
-    assert node.starts.news() == []
-    assert node.starts.awaited() == {"python": 2}
+    assert node.start_tracker.take_beginnings() == []
+    assert node.start_tracker.num_awaited() == {"python": 2}
 
     await called(node, "a")
 
-    ((_, beginning),) = node.starts.news()
+    ((_, beginning),) = node.start_tracker.take_beginnings()
     assert beginning == environments_pb2.Beginning(
         template="python", start=environments_pb2.START_SPAWN, start_ms=25
     )
-    assert node.starts.news() == []
-    assert node.starts.awaited() == {"python": 1}
-    starts = {held.lease.lease_id: held.lease.start for held in node.held()}
+    assert node.start_tracker.take_beginnings() == []
+    assert node.start_tracker.num_awaited() == {"python": 1}
+    starts = {held.lease.lease_id: held.lease.start for held in node.held_leases()}
     assert starts == {
         "a": environments_pb2.START_SPAWN,
         "b": environments_pb2.START_UNSPECIFIED,
@@ -133,97 +133,99 @@ async def test_a_start_is_told_once_and_its_lease_says_it_from_then_on(
 
 
 async def test_a_lease_that_ended_between_two_heartbeats_is_told_too(
-    node: Node, order: Order
+    node: Host, order: Order
 ) -> None:
     await node.open(order("a", "b"))
     await called(node, "a")
     await node.close(["a", "b"])
-    assert len(node.starts.news()) == 1
-    assert node.starts.awaited() == {}
+    assert len(node.start_tracker.take_beginnings()) == 1
+    assert node.start_tracker.num_awaited() == {}
 
 
 async def test_a_grade_counts_as_a_start_of_its_leases_run(
-    node: Node, order: Order, driver: LateDriver
+    node: Host, order: Order, driver: LateDriver
 ) -> None:
     await node.open(order("a"))
     lease = node.find("a")
     job = environments_pb2.GradeJob(
         command="pytest -q", timeout_seconds=5, reward_path="/logs/reward.txt"
     )
-    grader = Grader(driver, node.cache, node.starts)
+    grader = Grader(driver, node.cache, node.start_tracker)
     for _ in range(2):  # the second time memory knows it
         await grader.grade(lease.source.tree, job, template="python", fork=lease)
 
-    (news,) = node.starts.news()
+    (news,) = node.start_tracker.take_beginnings()
     assert news.beginning.start == environments_pb2.START_SHELL
-    assert node.starts.awaited() == {}
+    assert node.start_tracker.num_awaited() == {}
 
 
 async def test_a_successor_awaits_what_has_not_begun(
-    node: Node, order: Order, driver: LateDriver
+    node: Host, order: Order, driver: LateDriver
 ) -> None:
     await node.open(order("a", "b"))
     await called(node, "a")
 
-    successor = Node(driver=driver, sources=node.sources, slots=8, templates={"python"})
+    successor = Host(driver=driver, sources=node.sources, slots=8, templates={"python"})
     await successor.take_over()
 
-    assert successor.starts.awaited() == {"python": 1}
-    assert successor.starts.news() == []
+    assert successor.start_tracker.num_awaited() == {"python": 1}
+    assert successor.start_tracker.take_beginnings() == []
 
 
 @pytest.fixture
 async def broker() -> Broker:
-    return started(MemoryNodes(), "other")
+    return started(MemoryHostClient(), "other")
 
 
 @pytest.fixture
-async def heartbeat(node: Node, broker: Broker) -> AsyncIterator[Heartbeat]:
+async def heartbeat(node: Host, broker: Broker) -> AsyncIterator[HostHeartbeat]:
     server = rpc_server.Server([])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
         BrokerService(broker), server.grpc_server
     )
     await server.start()
     async with channels.dial(f"127.0.0.1:{server.port}") as channel:
-        yield Heartbeat(node, [environments_pb2_grpc.EnvBrokerServiceStub(channel)], "n1")
+        yield HostHeartbeat(node, [environments_pb2_grpc.EnvBrokerServiceStub(channel)], "n1")
     await server.stop(0)
 
 
 async def test_what_was_made_ready_for_a_lease_stays_until_its_first_call(
-    node: Node, order: Order, driver: LateDriver, heartbeat: Heartbeat
+    node: Host, order: Order, driver: LateDriver, heartbeat: HostHeartbeat
 ) -> None:
     await node.open(order("a", "b", "c"))
     driver.paused = 2
 
-    await heartbeat.beat()
+    await heartbeat.send()
     assert driver.paused == 2
     await called(node, "a")
     await called(node, "b")
     await node.close(["c"])
     driver.paused = 3
-    await heartbeat.beat()
+    await heartbeat.send()
 
     assert driver.paused == 0
 
 
 async def test_shortages_make_a_broker_ask_for_shells_and_show_in_its_report(
-    node: Node, order: Order, broker: Broker, heartbeat: Heartbeat
+    node: Host, order: Order, broker: Broker, heartbeat: HostHeartbeat
 ) -> None:
     await node.open(order("a", "b"))
     await called(node, "a")
 
     for _ in range(2):
-        await heartbeat.beat()
+        await heartbeat.send()
 
-    broker.warming.refresh(broker.ledger.nodes, now_s=time.monotonic())
-    targets = [target for name in ("n1", "other") for target in broker.warming.of(name)]
+    broker.warm_targets.refresh(broker.ledger.hosts, now_s=time.monotonic())
+    targets = [
+        target for name in ("n1", "other") for target in broker.warm_targets.targets_of(name)
+    ]
     assert sum(target.shells for target in targets) == 2
-    assert [*broker.figures.warm] == [0.0]
-    assert report(broker).start_p50_ms == 25
+    assert [*broker.statistics.warm] == [0.0]
+    assert make_report(broker).start_p50_ms == 25
 
 
 def test_starts_of_templates_that_a_pool_does_not_have_are_not_counted() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     broker = started(nodes)
     told = nodes.heartbeat("n1")
     told.begun.add(template="elsewhere", start=environments_pb2.START_SPAWN)
@@ -231,12 +233,12 @@ def test_starts_of_templates_that_a_pool_does_not_have_are_not_counted() -> None
 
     broker.heartbeat(told)
 
-    assert (report(broker).warm_percent, report(broker).start_p50_ms) == (100, 3)
-    assert list(broker.warming._watermarks) == ["python"]
+    assert (make_report(broker).warm_percent, make_report(broker).start_p50_ms) == (100, 3)
+    assert list(broker.warm_targets._watermarks) == ["python"]
 
 
 def test_what_a_node_fetches_for_its_first_start_is_told_by_template() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     broker = started(nodes, "n1", "n2")
     for name, first_ms in (("n1", 9_000), ("n2", 12_000)):
         told = nodes.heartbeat(name)
@@ -244,6 +246,6 @@ def test_what_a_node_fetches_for_its_first_start_is_told_by_template() -> None:
         told.begun.add(template="python", start=environments_pb2.START_SPAWN, start_ms=80)
         broker.heartbeat(told)
 
-    (first,) = report(broker).first_starts
+    (first,) = make_report(broker).first_starts
     assert (first.template, first.count) == ("python", 2)
     assert (first.p50_ms, first.p95_ms) == (9_000, 12_000)

@@ -12,14 +12,14 @@ from etude.common.errors import (
     UnknownIdError,
 )
 from etude.envserver.drivers.in_memory import MemoryDriver
-from etude.envserver.host.host import Node
+from etude.envserver.host.host import Host
 from etude.v1 import environments_pb2
 
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., Host]
 
 
 async def forked(
-    node: Node, order: Order, name: str, snapshot_id: str, **fields: object
+    node: Host, order: Order, name: str, snapshot_id: str, **fields: object
 ) -> environments_pb2.LaunchBatchResponse:
     asked = order(name)
     asked.MergeFrom(
@@ -87,7 +87,7 @@ async def test_the_same_snapshot_twice_is_one(make_node: MakeNode, order: Order)
     await said(environment, call("1", "search_replace", **FIX))
 
     assert await node.states.snapshot(environment, "s", with_memory=False) == first
-    assert [each.snapshot_id for each in node.states.snapshots.held()] == ["s"]
+    assert [each.snapshot_id for each in node.states.snapshots.held_snapshots()] == ["s"]
 
 
 async def test_an_id_that_another_lease_has_used_is_refused(

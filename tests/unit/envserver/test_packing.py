@@ -18,19 +18,19 @@ from tests.support.folder_trees import LIMITS, TREES, listing, make
 from etude.agent.workspace.interface import MAX_DEPTH
 from etude.common.errors import CorruptError
 from etude.envserver.storage import copies, folders, packing
-from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 
 
 def packed(folder: Path, name: str = "saved") -> bytes:
-    return b"".join(packing.pack(folder, name))
+    return b"".join(packing.pack_folder(folder, name))
 
 
-def unpacked(data: bytes, folder: Path, limits: Limits = LIMITS) -> int:
-    return packing.unpack(io.BytesIO(data), folder, limits)
+def unpacked(data: bytes, folder: Path, limits: FolderLimits = LIMITS) -> int:
+    return packing.unpack_folder(io.BytesIO(data), folder, limits)
 
 
 def digest(folder: Path, scratch: Path) -> str:
-    copied = copies.copy(folder, scratch, limits=LIMITS, owner=folders.current_owner())
+    copied = copies.copy_folder(folder, scratch, limits=LIMITS, owner=folders.current_owner())
     return copied.digest
 
 
@@ -175,7 +175,7 @@ def test_a_stream_that_was_cut_or_changed_makes_something_small_or_is_refused(
         data = bytearray(packed(here)[: cut or None])
         data[flip % len(data)] ^= 1 << bit
         with contextlib.suppress(CorruptError, TooLargeError):
-            unpacked(bytes(data), there, Limits(max_files=10, max_bytes=1 << 20))
+            unpacked(bytes(data), there, FolderLimits(max_files=10, max_bytes=1 << 20))
         assert sorted(path.name for path in Path(name).iterdir()) == ["here", "there"]
 
 
@@ -185,7 +185,7 @@ def test_more_than_the_limits_allow_is_refused(tmp_path: Path) -> None:
     for number in range(3):
         (here / "saved" / str(number)).write_bytes(b"x" * 100)
     data = packed(here)
-    for place, limits in enumerate((Limits(3, 1000), Limits(10, 250))):
+    for place, limits in enumerate((FolderLimits(3, 1000), FolderLimits(10, 250))):
         target = tmp_path / str(place)
         target.mkdir()
         with pytest.raises(TooLargeError):

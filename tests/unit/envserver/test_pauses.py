@@ -2,12 +2,12 @@
 
 import gc
 
-from etude.envserver.broker.server import LATEST_S, QUIET_S, Pauses
+from etude.envserver.broker.server import LATEST_S, QUIET_S, GarbageCollector
 
 
 def test_old_things_are_left_alone_until_it_is_quiet() -> None:
     is_quiet = False
-    pauses = Pauses(lambda: is_quiet, 0.0)
+    pauses = GarbageCollector(lambda: is_quiet, 0.0)
     try:
         assert not pauses.collect(now_s=1.0)
         assert gc.get_freeze_count() > 0
@@ -20,7 +20,7 @@ def test_old_things_are_left_alone_until_it_is_quiet() -> None:
 
 
 def test_who_is_never_quiet_is_looked_through_all_the_same() -> None:
-    pauses = Pauses(lambda: False, 0.0)
+    pauses = GarbageCollector(lambda: False, 0.0)
     try:
         assert pauses.collect(now_s=LATEST_S)
     finally:

@@ -6,12 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.envserver.broker.hosts import CLONE_BYTES, NodeState
-from etude.envserver.broker.placement import CHOICES, Want, best, choice, expected_ms
-from etude.envserver.broker.start_costs import Level
+from etude.envserver.broker.hosts import CLONE_BYTES, HostState
+from etude.envserver.broker.placement import (
+    CHOICES,
+    PlacementRequest,
+    best_host,
+    choose_host,
+    expected_ms,
+)
+from etude.envserver.broker.start_costs import TemplateReadiness
 
 levels = st.builds(
-    Level,
+    TemplateReadiness,
     paused_clones=st.integers(0, 2),
     shells=st.integers(0, 2),
     resident=st.booleans(),
@@ -19,7 +25,7 @@ levels = st.builds(
 )
 nodes = st.lists(
     st.builds(
-        NodeState,
+        HostState,
         node_id=st.uuids().map(str),
         slots=st.integers(0, 6),
         opening=st.integers(0, 3),
@@ -33,12 +39,12 @@ nodes = st.lists(
 )
 
 
-def eligible(found: list[NodeState]) -> list[NodeState]:
+def eligible(found: list[HostState]) -> list[HostState]:
     """By hand, apart from the code under test."""
     return [
         n
         for n in found
-        if not (n.draining or n.is_suspect or n.levels["python"].quarantined)
+        if not (n.draining or n.is_suspect or n.readiness_by_template["python"].quarantined)
         and n.slots - n.opening > 0
         and (n.memory_bytes is None or n.memory_bytes >= CLONE_BYTES)
     ]
@@ -46,10 +52,10 @@ def eligible(found: list[NodeState]) -> list[NodeState]:
 
 @settings(deadline=None)  # neighbours may hold both cores
 @given(nodes)
-def test_when_every_node_is_looked_at_the_soonest_eligible_one_wins(found: list[NodeState]) -> None:
+def test_when_every_node_is_looked_at_the_soonest_eligible_one_wins(found: list[HostState]) -> None:
     soonest = min((expected_ms(n, "python") for n in eligible(found)), default=None)
 
-    picked = choice(found, Want("python"), Random(0), choices=len(found) + 1)
+    picked = choose_host(found, PlacementRequest("python"), Random(0), choices=len(found) + 1)
 
     assert (None if picked is None else expected_ms(picked, "python")) == soonest
 
@@ -57,9 +63,9 @@ def test_when_every_node_is_looked_at_the_soonest_eligible_one_wins(found: list[
 @settings(deadline=None)  # neighbours may hold both cores
 @given(nodes, st.integers())
 def test_a_few_random_nodes_are_eligible_and_found_whenever_there_are_any(
-    found: list[NodeState], seed: int
+    found: list[HostState], seed: int
 ) -> None:
-    picked = choice(found, Want("python"), Random(seed))
+    picked = choose_host(found, PlacementRequest("python"), Random(seed))
 
     assert (picked is not None) == bool(eligible(found))
     assert picked is None or any(picked is node for node in eligible(found))
@@ -68,7 +74,7 @@ def test_a_few_random_nodes_are_eligible_and_found_whenever_there_are_any(
 @settings(deadline=None)  # neighbours may hold both cores
 @given(nodes, st.integers(2, 5), st.integers())
 def test_siblings_go_where_all_of_them_fit_if_that_is_anywhere(
-    found: list[NodeState], siblings: int, seed: int
+    found: list[HostState], siblings: int, seed: int
 ) -> None:
     roomy = [
         n
@@ -77,7 +83,7 @@ def test_siblings_go_where_all_of_them_fit_if_that_is_anywhere(
         and (n.memory_bytes is None or n.memory_bytes >= siblings * CLONE_BYTES)
     ]
 
-    picked = choice(found, Want("python", siblings), Random(seed))
+    picked = choose_host(found, PlacementRequest("python", siblings), Random(seed))
 
     assert (picked is not None) == bool(eligible(found))
     assert not roomy or any(picked is node for node in roomy)
@@ -85,10 +91,15 @@ def test_siblings_go_where_all_of_them_fit_if_that_is_anywhere(
 
 def test_the_best_of_four_is_never_worse_than_the_fourth_best_of_most() -> None:
     found = [
-        NodeState(node_id=str(n), slots=1, queue_ms=float(n), levels={"python": Level()})
+        HostState(
+            node_id=str(n),
+            slots=1,
+            queue_ms=float(n),
+            readiness_by_template={"python": TemplateReadiness()},
+        )
         for n in range(100)
     ]
-    draws = [choice(found, Want("python"), Random(seed)) for seed in range(2_000)]
+    draws = [choose_host(found, PlacementRequest("python"), Random(seed)) for seed in range(2_000)]
 
     # The least of four draws out of 100 lies in the lower half in 15 of 16 cases.
     lower = sum(node is not None and node.queue_ms < 50 for node in draws) / len(draws)
@@ -97,32 +108,32 @@ def test_the_best_of_four_is_never_worse_than_the_fourth_best_of_most() -> None:
 
 def test_what_a_node_has_ready_decides_between_idle_nodes() -> None:
     bare, shell, clone, away = (
-        NodeState(node_id=name, slots=9, levels={"python": level})
+        HostState(node_id=name, slots=9, readiness_by_template={"python": level})
         for name, level in {
-            "bare": Level(),
-            "shell": Level(shells=1),
-            "clone": Level(paused_clones=1),
-            "away": Level(resident=False),
+            "bare": TemplateReadiness(),
+            "shell": TemplateReadiness(shells=1),
+            "clone": TemplateReadiness(paused_clones=1),
+            "away": TemplateReadiness(resident=False),
         }.items()
     )
     order = [clone, shell, bare, away]
 
     for place, node in enumerate(order):
-        assert best(reversed(order[place:]), Want("python")) is node
+        assert best_host(reversed(order[place:]), PlacementRequest("python")) is node
 
 
 def test_a_reservation_uses_up_what_is_ready_and_makes_the_node_slower() -> None:
-    node = NodeState(
+    node = HostState(
         node_id="n",
         slots=4,
         memory_bytes=2 * CLONE_BYTES,
-        levels={"python": Level(paused_clones=1)},
+        readiness_by_template={"python": TemplateReadiness(paused_clones=1)},
     )
     before = expected_ms(node, "python")
 
     node.reserve("python")
     assert node.free == 3
-    assert not node.levels["python"].paused_clones
+    assert not node.readiness_by_template["python"].paused_clones
     assert expected_ms(node, "python") > before
 
     node.reserve("python")

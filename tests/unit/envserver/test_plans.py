@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from etude.common.errors import InvalidFieldError
 from etude.common.plans.forecast import Wave
 from etude.common.plans.registry import MAX_WAVES, Plans
-from etude.envserver.broker.hosts import CLONE_BYTES, NodeState
-from etude.envserver.broker.start_costs import Level
+from etude.envserver.broker.hosts import CLONE_BYTES, HostState
+from etude.envserver.broker.start_costs import TemplateReadiness
 from etude.envserver.broker.warm_targets import (
     HALVE_AFTER_S,
-    Warming,
+    WarmTargets,
     Watermark,
-    apportioned,
+    apportion,
     ready_by,
 )
 from etude.trainer.controller.admission.forecast import Forecast
@@ -177,20 +177,20 @@ def test_a_plan_that_is_told_twice_does_not_start_anew() -> None:
 def test_shortages_double_what_is_kept_and_idling_halves_it() -> None:
     mark, sizes = Watermark(), []
     for second in range(8):
-        mark.short(64, now_s=float(second))
-        mark.short(64, now_s=second + 0.5)
+        mark.record_shortage(64, now_s=float(second))
+        mark.record_shortage(64, now_s=second + 0.5)
         sizes.append(mark.size)
     assert sizes == [2, 4, 8, 16, 32, 64, 64, 64]
 
     for minute in range(1, 8):
-        mark.idle(now_s=7.5 + minute * HALVE_AFTER_S)
+        mark.decay(now_s=7.5 + minute * HALVE_AFTER_S)
         sizes.append(mark.size)
     assert sizes[8:] == [32, 16, 8, 4, 2, 0, 0]
 
 
 @given(st.integers(0, 500), st.dictionaries(st.text("abc", min_size=1), st.integers(0, 60)))
 def test_parts_add_up_and_follow_the_rooms(total: int, room: dict[str, int]) -> None:
-    parts = apportioned(total, room)
+    parts = apportion(total, room)
 
     assert sum(parts.values()) == min(total, sum(room.values()))
     for name, part in parts.items():
@@ -200,9 +200,14 @@ def test_parts_add_up_and_follow_the_rooms(total: int, room: dict[str, int]) -> 
             assert abs(part - exact) < 1
 
 
-def nodes(*memory_bytes: int | None) -> list[NodeState]:
+def nodes(*memory_bytes: int | None) -> list[HostState]:
     return [
-        NodeState(node_id=f"n{n}", slots=8, memory_bytes=each, levels={"python": Level()})
+        HostState(
+            node_id=f"n{n}",
+            slots=8,
+            memory_bytes=each,
+            readiness_by_template={"python": TemplateReadiness()},
+        )
         for n, each in enumerate(memory_bytes)
     ]
 
@@ -214,7 +219,7 @@ def clones(
 
 
 def test_a_wave_is_made_ready_before_it_starts_and_not_long_before() -> None:
-    warming = Warming(Plans({"python"}))
+    warming = WarmTargets(Plans({"python"}))
     report(warming.plans, plan(1, (6, 30.0)))
 
     assert warming.targets(nodes(None, None), now_s=0.0) == {}
@@ -222,7 +227,7 @@ def test_a_wave_is_made_ready_before_it_starts_and_not_long_before() -> None:
 
 
 def test_memory_bounds_what_is_kept_ready() -> None:
-    warming = Warming(Plans({"python"}))
+    warming = WarmTargets(Plans({"python"}))
     report(warming.plans, plan(1, (16, 0.0)))
 
     found = clones(warming.targets(nodes(CLONE_BYTES, 9 * CLONE_BYTES), now_s=0.0))
@@ -231,35 +236,35 @@ def test_memory_bounds_what_is_kept_ready() -> None:
 
 
 def test_without_a_plan_shortages_alone_make_shells() -> None:
-    warming = Warming(Plans({"python"}))
-    warming.started("python", environments_pb2.START_SPAWN, 2, now_s=0.0)
+    warming = WarmTargets(Plans({"python"}))
+    warming.record_start("python", environments_pb2.START_SPAWN, 2, now_s=0.0)
 
     assert clones(warming.targets(nodes(None, None), now_s=0.0)) == {"n0": (0, 1), "n1": (0, 1)}
 
 
 def test_copies_of_folders_need_nothing_ready() -> None:
-    warming = Warming(Plans({"python"}))
-    warming.started("python", environments_pb2.START_COPY, 2, now_s=0.0)
+    warming = WarmTargets(Plans({"python"}))
+    warming.record_start("python", environments_pb2.START_COPY, 2, now_s=0.0)
 
     assert warming.targets(nodes(None), now_s=0.0) == {}
 
 
 def test_no_target_is_set_where_nothing_may_start() -> None:
-    warming = Warming(Plans({"python"}))
+    warming = WarmTargets(Plans({"python"}))
     report(warming.plans, plan(1, (6, 0.0)))
     draining, broken, sound = nodes(None, None, None)
     draining.draining = True
-    broken.levels["python"].quarantined = "it crashed"
+    broken.readiness_by_template["python"].quarantined = "it crashed"
 
     assert clones(warming.targets([draining, broken, sound], now_s=0.0)) == {"n2": (6, 0)}
 
 
 def test_a_template_is_ready_at_once_where_it_is_at_hand() -> None:
     near, far = nodes(None, None)
-    far.levels["python"].resident = False
+    far.readiness_by_template["python"].resident = False
     far.queue_ms = 9_000.0
 
-    def at(*where: NodeState) -> int:
+    def at(*where: HostState) -> int:
         (told,) = ready_by(where, ["python"], now_unix_ms=NOW_MS)
         return told.ready_by_unix_ms
 
@@ -273,7 +278,7 @@ def test_a_template_is_ready_at_once_where_it_is_at_hand() -> None:
 def test_targets_never_exceed_what_plans_expect_or_nodes_hold(
     waves: list[tuple[int, float]], now_s: float
 ) -> None:
-    warming = Warming(Plans({"python"}))
+    warming = WarmTargets(Plans({"python"}))
     report(warming.plans, plan(1, *waves, valid_s=1_000.0))
     pool = nodes(None, 5 * CLONE_BYTES, 0)
 

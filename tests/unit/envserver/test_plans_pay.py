@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 
 from etude.common.plans.registry import Plans
-from etude.envserver.broker.hosts import NodeState
-from etude.envserver.broker.start_costs import Level
-from etude.envserver.broker.warm_targets import Warming
+from etude.envserver.broker.hosts import HostState
+from etude.envserver.broker.start_costs import TemplateReadiness
+from etude.envserver.broker.warm_targets import WarmTargets
 from etude.trainer.controller.admission.forecast import Forecast
 from etude.v1 import environments_pb2
 
@@ -35,8 +35,8 @@ class Outcome(NamedTuple):
 
 def trained(duration: Callable[[Random], float], *, is_planned: bool) -> Outcome:
     """One run of many waves on one node, second by second."""
-    random, forecast, warming = Random(5), Forecast(), Warming(Plans({"python"}))
-    node = NodeState(node_id="n", slots=256, levels={"python": Level()})
+    random, forecast, warming = Random(5), Forecast(), WarmTargets(Plans({"python"}))
+    node = HostState(node_id="n", slots=256, readiness_by_template={"python": TemplateReadiness()})
     warm = idle = clock = 0
     for wave in range(WAVES):
         ends = clock + duration(random)
@@ -44,13 +44,13 @@ def trained(duration: Callable[[Random], float], *, is_planned: bool) -> Outcome
             clock += 1
             targets = warming.targets([node], now_s=float(clock)).get("n", [])
             wanted = sum(target.paused_clones for target in targets)
-            level = node.levels["python"]
+            level = node.readiness_by_template["python"]
             level.paused_clones = min(wanted, level.paused_clones + REFILL_PER_S)
             idle += level.paused_clones
-        found = min(SIBLINGS, node.levels["python"].paused_clones)
+        found = min(SIBLINGS, node.readiness_by_template["python"].paused_clones)
         warm += found if wave >= LEARNING else 0
-        node.levels["python"].paused_clones -= found
-        warming.came(
+        node.readiness_by_template["python"].paused_clones -= found
+        warming.record_launch(
             environments_pb2.LaunchBatchRequest(run_id="r", group_id="g", template="python"),
             "python",
             SIBLINGS,

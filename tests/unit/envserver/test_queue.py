@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from etude.envserver.broker.launch_queue import (
     MOST_URGENT,
     QUANTUM_CPU_MS,
-    Batch,
     BatchKey,
+    LaunchBatch,
+    LaunchQueue,
     Offer,
-    Queue,
     Turn,
     urgency,
 )
@@ -24,24 +24,26 @@ COSTS = {"cheap": 2.0, "python": 50.0, "dear": 2_400.0}
 
 def batch(
     run: str, name: str, count: int, template: str = "python", due_s: float | None = None
-) -> Batch:
+) -> LaunchBatch:
     request = environments_pb2.LaunchBatchRequest(
         run_id=run, idempotency_key=name, count=count, template=template
     )
-    made = Batch(BatchKey(run, name), request, "digest", 0.0, 10.0, deque(range(count)))
+    made = LaunchBatch(BatchKey(run, name), request, "digest", 0.0, 10.0, deque(range(count)))
     made.due_s = due_s
     return made
 
 
-def offered(each: Batch) -> Offer:
-    return Offer("node", COSTS[each.line.template])
+def offered(each: LaunchBatch) -> Offer:
+    return Offer("node", COSTS[each.placement_class.template])
 
 
-def take(queue: Queue, count: int, offers: Callable[[Batch], Offer | None] = offered) -> list[Turn]:
+def take(
+    queue: LaunchQueue, count: int, offers: Callable[[LaunchBatch], Offer | None] = offered
+) -> list[Turn]:
     """So many turns; after them nothing is free any more."""
     left = count
 
-    def limited(each: Batch) -> Offer | None:
+    def limited(each: LaunchBatch) -> Offer | None:
         return offers(each) if left else None
 
     turns = []
@@ -60,7 +62,7 @@ def runs(turns: list[Turn]) -> str:
 
 
 def test_inside_a_run_the_first_to_come_is_the_first_to_be_served() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     queue.add(batch("r", "a", 2))
     queue.add(batch("r", "b", 2))
 
@@ -69,7 +71,7 @@ def test_inside_a_run_the_first_to_come_is_the_first_to_be_served() -> None:
 
 
 def test_runs_take_turns_of_one_quantum_whatever_the_size_of_their_batches() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     queue.add(batch("b", "a", 100))
     queue.add(batch("s", "b", 6))
     each = round(QUANTUM_CPU_MS / COSTS["python"])
@@ -78,7 +80,7 @@ def test_runs_take_turns_of_one_quantum_whatever_the_size_of_their_batches() -> 
 
 
 def test_a_visit_that_was_cut_short_goes_on() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     queue.add(batch("b", "a", 100))
     queue.add(batch("s", "b", 100))
 
@@ -86,7 +88,7 @@ def test_a_visit_that_was_cut_short_goes_on() -> None:
 
 
 def test_cheap_starts_come_in_greater_numbers() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     queue.add(batch("c", "a", 500, "cheap"))
     queue.add(batch("p", "b", 500))
 
@@ -96,7 +98,7 @@ def test_cheap_starts_come_in_greater_numbers() -> None:
 
 
 def test_a_start_that_costs_more_than_a_quantum_waits_for_several_visits() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     queue.add(batch("d", "a", 1, "dear"))
     queue.add(batch("p", "b", 100))
 
@@ -107,7 +109,7 @@ def test_a_start_that_costs_more_than_a_quantum_waits_for_several_visits() -> No
 
 
 def test_batches_of_one_template_go_together_but_do_not_starve_another_template() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     queue.add(batch("r", "a", 2))
     queue.add(batch("r", "b", 2, "cheap"))
     queue.add(batch("r", "c", 2))
@@ -118,31 +120,31 @@ def test_batches_of_one_template_go_together_but_do_not_starve_another_template(
 
 
 def test_a_template_without_room_holds_up_neither_other_templates_nor_other_runs() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     queue.add(batch("r", "a", 1))
     queue.add(batch("r", "b", 1, "cheap"))
     queue.add(batch("s", "c", 1, "cheap"))
 
-    def no_python(each: Batch) -> Offer | None:
-        return None if each.line.template == "python" else offered(each)
+    def no_python(each: LaunchBatch) -> Offer | None:
+        return None if each.placement_class.template == "python" else offered(each)
 
     assert names(take(queue, 9, no_python)) == ["b0", "c0"]
     assert names(take(queue, 9)) == ["a0"]
 
 
 def test_an_environment_whose_node_failed_is_next_and_is_not_paid_twice() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     queue.add(batch("r", "a", 4))
     queue.add(batch("s", "b", 4))
     turns = take(queue, 2)
     for turn in reversed(turns):
-        queue.put_back(turn)
+        queue.requeue(turn)
 
     assert names(take(queue, 8)) == ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3"]
 
 
 def test_a_batch_that_left_is_not_served() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     one, other = batch("r", "a", 3), batch("r", "b", 1)
     queue.add(one)
     queue.add(other)
@@ -154,7 +156,7 @@ def test_a_batch_that_left_is_not_served() -> None:
 
 
 def test_a_batch_without_anybody_waiting_takes_no_place() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     queue.add(batch("r", "a", 0))
 
     assert take(queue, 1) == []
@@ -169,7 +171,7 @@ def test_a_run_gets_more_the_less_time_it_has_left(due_s: float | None, times: f
 
 
 def test_a_late_run_is_served_four_times_as_much() -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     queue.add(batch("l", "a", 500, due_s=-1.0))
     queue.add(batch("p", "b", 500))
 
@@ -189,7 +191,7 @@ def test_a_late_run_is_served_four_times_as_much() -> None:
 def test_everybody_is_served_exactly_once(
     asked: list[tuple[str, int, str]], data: st.DataObject
 ) -> None:
-    queue = Queue()
+    queue = LaunchQueue()
     for number, (run, count, template) in enumerate(asked):
         queue.add(batch(run, f"{number}-", count, template))
     served: list[str] = []
@@ -198,7 +200,7 @@ def test_everybody_is_served_exactly_once(
         for turn in turns:
             if turn.batch.tries.get(turn.position, 0) == 0 and data.draw(st.booleans()):
                 turn.batch.tries[turn.position] = 1
-                queue.put_back(turn)
+                queue.requeue(turn)
             else:
                 served += names([turn])
 

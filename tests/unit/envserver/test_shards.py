@@ -12,12 +12,12 @@ from etude.common.broker_shards import Shard, shard_of
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.host_client import GrpcNodes
+from etude.envserver.broker.host_client import GrpcHostClient
 from etude.envserver.broker.service import BrokerService
 from etude.envserver.host.grading import Grader
-from etude.envserver.host.heartbeat import Heartbeat
-from etude.envserver.host.host import Node
-from etude.envserver.host.service import NodeService
+from etude.envserver.host.heartbeat import HostHeartbeat
+from etude.envserver.host.host import Host
+from etude.envserver.host.service import HostService
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 SLOTS = 4
@@ -28,12 +28,12 @@ RUNS = [next(f"run-{n}" for n in range(9) if shard_of(f"run-{n}", 2) == index) f
 class World:
     """Two brokers and their one node, over gRPC."""
 
-    node: Node
+    node: Host
     source: str
-    nodes: GrpcNodes = field(default_factory=GrpcNodes)
+    nodes: GrpcHostClient = field(default_factory=GrpcHostClient)
     brokers: list[Broker] = field(default_factory=list)
     services: list[BrokerService] = field(default_factory=list)
-    heartbeat: Heartbeat = field(init=False)
+    heartbeat: HostHeartbeat = field(init=False)
 
     def request(self, index: int, key: str, count: int) -> environments_pb2.LaunchBatchRequest:
         asked = request(key, count, run_id=RUNS[index])
@@ -50,11 +50,11 @@ class World:
 
 
 @pytest.fixture
-async def world(make_node: Callable[..., Node], source: str) -> AsyncIterator[World]:
+async def world(make_node: Callable[..., Host], source: str) -> AsyncIterator[World]:
     made = World(make_node(slots=SLOTS), source)
     node_server = rpc_server.Server([])
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(
-        NodeService(made.node, Grader(made.node.driver, made.node.cache)), node_server.grpc_server
+        HostService(made.node, Grader(made.node.driver, made.node.cache)), node_server.grpc_server
     )
     await node_server.start()
     made.node.endpoint = f"127.0.0.1:{node_server.port}"
@@ -70,8 +70,8 @@ async def world(make_node: Callable[..., Node], source: str) -> AsyncIterator[Wo
         servers.append(server)
         opened.append(channels.dial(f"127.0.0.1:{server.port}"))
         stubs.append(environments_pb2_grpc.EnvBrokerServiceStub(opened[index]))
-    made.heartbeat = Heartbeat(made.node, stubs, "n")
-    await made.heartbeat.beat()
+    made.heartbeat = HostHeartbeat(made.node, stubs, "n")
+    await made.heartbeat.send()
     yield made
     for channel in opened:
         await channel.close()
@@ -84,7 +84,7 @@ async def test_each_broker_hears_of_its_own_leases_and_of_the_slots_that_are_lef
     world: World,
 ) -> None:
     await world.launch(0, "a", 3)
-    await world.heartbeat.beat()
+    await world.heartbeat.send()
 
     assert [len(broker.ledger.leases) for broker in world.brokers] == [3, 0]
     assert [broker.ledger.num_free for broker in world.brokers] == [1, 1]
@@ -96,16 +96,16 @@ async def test_a_slot_that_two_brokers_give_away_is_taken_once(world: World) -> 
     async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(late) as outcomes:
         # Broker 1 had not heard of the three: the node takes one of its two and refuses the other.
         first = await anext(outcomes)
-        assert len(world.node.held()) == SLOTS
+        assert len(world.node.held_leases()) == SLOTS
         assert list(world.brokers[1].ledger.leases) == [first.lease.lease_id]
         assert len(world.brokers[1].queue) == 1
 
         await world.brokers[0].release(list(world.brokers[0].ledger.leases))
-        await world.heartbeat.beat()
+        await world.heartbeat.send()
         second = await anext(outcomes)
 
     assert second.HasField("lease")
-    assert len(world.node.held()) == 2
+    assert len(world.node.held_leases()) == 2
 
 
 async def test_a_broker_that_starts_anew_learns_its_own_leases_and_no_others(world: World) -> None:
@@ -114,7 +114,7 @@ async def test_a_broker_that_starts_anew_learns_its_own_leases_and_no_others(wor
     successor = world.fresh(0)
 
     world.services[0].broker = successor
-    await world.heartbeat.beat()
+    await world.heartbeat.send()
     world.brokers[0] = successor
     again = await world.launch(0, "a", 2)
 

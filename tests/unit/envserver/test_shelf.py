@@ -10,24 +10,30 @@ from typing_extensions import Buffer, override
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, EtudeError, StoreError, UnknownIdError
 from etude.envserver.drivers.base import CapMissingError
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.host import Node
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.host import Host
 from etude.envserver.host.snapshots.environment_state import origin_of
-from etude.envserver.host.snapshots.local_snapshots import NoRoomError, Quota, Snapshot
-from etude.envserver.host.snapshots.snapshot_store import MANIFEST, Shared, Shelf, Wanted, place
+from etude.envserver.host.snapshots.local_snapshots import LocalSnapshot, NoRoomError, SnapshotQuota
+from etude.envserver.host.snapshots.snapshot_store import (
+    MANIFEST,
+    SharedSnapshot,
+    SharedSnapshotRef,
+    SnapshotStore,
+    store_prefix,
+)
 
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., Host]
 
 
 class Pair:
     """A lease with a snapshot on a node that will be lost, and a lease on one that goes on."""
 
-    def __init__(self, first: Node, second: Node) -> None:
+    def __init__(self, first: Host, second: Host) -> None:
         self.store = MemoryStore()
         self.first, self.second = first, second
-        self.here, self.there = (Shelf(self.store, node.driver) for node in (first, second))
+        self.here, self.there = (SnapshotStore(self.store, node.driver) for node in (first, second))
 
-    async def begin(self, order: Order) -> Environment:
+    async def begin(self, order: Order) -> LeasedEnvironment:
         environment = await opened(self.first, order)
         await said(environment, call("1", "search_replace", **FIX))
         self.snapshot = await self.first.states.snapshot(environment, "good", with_memory=False)
@@ -35,11 +41,11 @@ class Pair:
         self.other = await opened(self.second, order, "b")
         return environment
 
-    async def share(self) -> Shared:
+    async def share(self) -> SharedSnapshot:
         return await self.here.share(self.first.states.snapshots, self.snapshot)
 
-    async def fetch(self, digest: str, name: str = "good") -> Snapshot:
-        wanted, origin = Wanted(name, digest), origin_of(self.other)
+    async def fetch(self, digest: str, name: str = "good") -> LocalSnapshot:
+        wanted, origin = SharedSnapshotRef(name, digest), origin_of(self.other)
         return await self.there.fetch(self.second.states.snapshots, origin, wanted, "mine")
 
 
@@ -111,9 +117,9 @@ async def test_a_manifest_of_another_run_in_the_right_place_is_refused(
 ) -> None:
     await pair.begin(order)
     shared = await pair.share()
-    mine = place(pair.snapshot.origin.run_id, "good")
+    mine = store_prefix(pair.snapshot.origin.run_id, "good")
     for key in list(pair.store.objects):
-        moved = key.replace(mine, place("foreign", "good"))
+        moved = key.replace(mine, store_prefix("foreign", "good"))
         pair.store.put(moved, pair.store.objects[key])
     pair.other.record.held.run_id = "foreign"
     with pytest.raises(CorruptError, match="another run"):
@@ -144,7 +150,7 @@ async def test_every_damaged_object_is_refused_and_the_lease_goes_on_as_it_was(
                 del pair.store.objects[key]
             with pytest.raises(EtudeError):
                 await pair.fetch(shared.digest)
-    assert pair.second.states.snapshots.held() == []
+    assert pair.second.states.snapshots.held_snapshots() == []
     assert await said(pair.other, call("1", "search_replace", **FIX)) == ["ok"]
 
     pair.store.objects = whole
@@ -156,7 +162,7 @@ async def test_a_snapshot_of_something_else_is_refused(pair: Pair, order: Order,
     await pair.begin(order)
     shared = await pair.share()
     fields = origin_of(pair.other)._replace(**{part: "other"})
-    wanted = Wanted("good", shared.digest)
+    wanted = SharedSnapshotRef("good", shared.digest)
     with pytest.raises(CorruptError, match="is of another"):
         await pair.there.fetch(pair.second.states.snapshots, fields, wanted, "mine")
 
@@ -164,7 +170,7 @@ async def test_a_snapshot_of_something_else_is_refused(pair: Pair, order: Order,
 async def test_a_snapshot_that_does_not_fit_leaves_nothing_behind(pair: Pair, order: Order) -> None:
     await pair.begin(order)
     shared = await pair.share()
-    pair.second.states.snapshots.quota = Quota(max_bytes=10)
+    pair.second.states.snapshots.quota = SnapshotQuota(max_bytes=10)
     with pytest.raises(NoRoomError):
         await pair.fetch(shared.digest)
     # Both nodes of this test have one folder.
@@ -185,11 +191,15 @@ async def test_what_is_too_old_is_swept_by_the_stores_own_clock(pair: Pair, orde
     await pair.begin(order)
     await pair.share()
     assert pair.here.sweep(50) == 0
-    foreign = ("weights/manifest", f"runs/{place('a', 'b')}/manifest", f"{place('a', 'b')}/note")
+    foreign = (
+        "weights/manifest",
+        f"runs/{store_prefix('a', 'b')}/manifest",
+        f"{store_prefix('a', 'b')}/note",
+    )
     for key in foreign:
         pair.store.put(key, b"somebody else's")
     clock[0] = 151.0
-    new = f"{place('new', 'one')}/{MANIFEST}"
+    new = f"{store_prefix('new', 'one')}/{MANIFEST}"
     pair.store.put(new, b"x")
     assert pair.here.sweep(51) == 0
     assert pair.here.sweep(50) == 2

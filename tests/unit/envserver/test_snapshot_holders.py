@@ -1,6 +1,6 @@
 """What a broker knows of who holds which snapshot."""
 
-from etude.envserver.broker.hosts import Members
+from etude.envserver.broker.hosts import Hosts
 from etude.v1 import environments_pb2
 
 
@@ -12,28 +12,28 @@ def told(node_id: str, *names: tuple[str, str, str]) -> environments_pb2.Heartbe
     return environments_pb2.HeartbeatRequest(node_id=node_id, snapshots=held)
 
 
-def names(members: Members, run_id: str, snapshot_id: str) -> list[str]:
+def names(members: Hosts, run_id: str, snapshot_id: str) -> list[str]:
     return [node.node_id for node in members.holders(run_id, snapshot_id)]
 
 
 def test_two_runs_may_choose_the_same_id_on_one_node() -> None:
-    members = Members()
-    members.hear(told("n", ("one", "s", "python"), ("two", "s", "go")), now_s=0)
+    members = Hosts()
+    members.apply_heartbeat(told("n", ("one", "s", "python"), ("two", "s", "go")), now_s=0)
 
     assert members.template_of("one", "s") == "python"
     assert members.template_of("two", "s") == "go"
     assert names(members, "one", "s") == names(members, "two", "s") == ["n"]
     assert members.template_of("three", "s") is None
 
-    members.hear(told("n", ("two", "s", "go")), now_s=1)
+    members.apply_heartbeat(told("n", ("two", "s", "go")), now_s=1)
     assert members.template_of("one", "s") is None
     assert names(members, "two", "s") == ["n"]
 
 
 def test_what_a_silent_node_held_is_nowhere() -> None:
-    members = Members()
+    members = Hosts()
     for node_id in ("n", "m"):
-        members.hear(told(node_id, ("one", "s", "python")), now_s=0)
+        members.apply_heartbeat(told(node_id, ("one", "s", "python")), now_s=0)
     assert sorted(names(members, "one", "s")) == ["m", "n"]
 
     for node in list(members):

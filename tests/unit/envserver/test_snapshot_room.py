@@ -11,17 +11,22 @@ import pytest
 from etude.envserver.drivers.base import Saved
 from etude.envserver.host.leases.records import CALLS
 from etude.envserver.host.snapshots import local_snapshots
-from etude.envserver.host.snapshots.local_snapshots import NoRoomError, Origin, Quota, Snapshots
+from etude.envserver.host.snapshots.local_snapshots import (
+    LocalSnapshots,
+    NoRoomError,
+    SnapshotOrigin,
+    SnapshotQuota,
+)
 from etude.envserver.storage import folders
-from etude.envserver.storage.folders import Limits
+from etude.envserver.storage.folders import FolderLimits
 
 MIB = 1 << 20
-ORIGIN = Origin("run", "lease", "python", "file:///x", "key")
+ORIGIN = SnapshotOrigin("run", "lease", "python", "file:///x", "key")
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Snapshots:
-    return Snapshots(tmp_path / "snapshots", Quota(reserve_bytes=100 * MIB))
+def kept(tmp_path: Path) -> LocalSnapshots:
+    return LocalSnapshots(tmp_path / "snapshots", SnapshotQuota(reserve_bytes=100 * MIB))
 
 
 def disk(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
@@ -30,13 +35,13 @@ def disk(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
 
 
 async def test_all_that_are_under_way_together_fit_beside_the_reserve(
-    kept: Snapshots, monkeypatch: pytest.MonkeyPatch
+    kept: LocalSnapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk(monkeypatch, 164 * MIB)
     granted: list[int] = []
     begun, end = asyncio.Semaphore(0), asyncio.Event()
 
-    async def write(folder: Path, limits: Limits) -> Saved:
+    async def write(folder: Path, limits: FolderLimits) -> Saved:
         granted.append(limits.max_bytes)
         (folder / CALLS).touch()
         begun.release()
@@ -59,11 +64,11 @@ async def test_all_that_are_under_way_together_fit_beside_the_reserve(
 
 
 async def test_a_disk_with_nothing_but_its_reserve_takes_none(
-    kept: Snapshots, monkeypatch: pytest.MonkeyPatch
+    kept: LocalSnapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk(monkeypatch, 100 * MIB)
 
-    async def write(_folder: Path, _limits: Limits) -> Saved:
+    async def write(_folder: Path, _limits: FolderLimits) -> Saved:
         raise AssertionError("nothing is to be written")
 
     with pytest.raises(NoRoomError, match="last 100 MiB"):
@@ -71,9 +76,9 @@ async def test_a_disk_with_nothing_but_its_reserve_takes_none(
 
 
 async def test_what_was_dropped_while_it_was_read_is_removed_beside_the_loop(
-    kept: Snapshots, monkeypatch: pytest.MonkeyPatch
+    kept: LocalSnapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def write(folder: Path, _limits: Limits) -> Saved:
+    async def write(folder: Path, _limits: FolderLimits) -> Saved:
         (folder / CALLS).touch()
         return Saved(num_bytes=1, digest="")
 
@@ -82,7 +87,7 @@ async def test_what_was_dropped_while_it_was_read_is_removed_beside_the_loop(
 
     def remove(folder: Path) -> None:
         removers.append(threading.current_thread())
-        folders.remove(folder)
+        folders.remove_folder(folder)
 
     monkeypatch.setattr(local_snapshots, "_remove_or_say", remove)
     async with kept.using(made) as folder:

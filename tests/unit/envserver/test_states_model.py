@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from etude.common.errors import ReusedIdError, UnknownIdError, WrongStateError
 from etude.envserver.drivers.in_memory import MemoryDriver
-from etude.envserver.host.host import Node
-from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.host.host import Host
+from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.v1 import environments_pb2
 
 _T = TypeVar("_T")
@@ -153,7 +153,7 @@ class NodeStates(RuleBasedStateMachine):
 
     @invariant()
     def every_lease_is_what_the_model_says(self) -> None:
-        assert {each.snapshot_id for each in self.node.states.snapshots.held()} == set(
+        assert {each.snapshot_id for each in self.node.states.snapshots.held_snapshots()} == set(
             self.snapshots
         )
         for lease, model in self.models.items():
@@ -173,10 +173,10 @@ class NodeStates(RuleBasedStateMachine):
             self.loop.close()
             shutil.rmtree(self.root)
 
-    def _node(self) -> Node:
+    def _node(self) -> Host:
         driver = MemoryDriver(self.root / "scratch" / "leases")
-        sources = Sources(self.root / "scratch")
-        return Node(driver=driver, sources=sources, slots=MAX_LEASES, templates={"python"})
+        sources = WorkspaceSources(self.root / "scratch")
+        return Host(driver=driver, sources=sources, slots=MAX_LEASES, templates={"python"})
 
     def _opened(self, name: str, snapshot_id: str) -> str:
         lease = environments_pb2.Lease(

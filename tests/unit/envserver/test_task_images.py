@@ -6,8 +6,8 @@ from tests.support.brokers import launched, request
 from etude.common.api.pool.spec import EnvPoolSpec, Template
 from etude.common.errors import InvalidFieldError
 from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.host_client import MemoryNodes
-from etude.envserver.broker.launch_admission import for_image, has_image
+from etude.envserver.broker.host_client import MemoryHostClient
+from etude.envserver.broker.launch_admission import has_image, with_image_template
 
 ADDRESS = "ca441c013a87f678296e771e0cde09ea"
 TEMPLATES = (
@@ -33,12 +33,12 @@ TEMPLATES = (
 def test_an_image_is_known_by_name_by_address_and_by_its_templates_name(
     image: str, template: str
 ) -> None:
-    assert for_image(request(image=image), TEMPLATES).template == template
+    assert with_image_template(request(image=image), TEMPLATES).template == template
 
 
 def test_the_template_that_a_run_names_stays_where_it_has_the_image() -> None:
     asked = request(image="sympy-1", template="again")
-    assert for_image(asked, TEMPLATES) is asked
+    assert with_image_template(asked, TEMPLATES) is asked
 
 
 def test_a_template_without_an_image_boots_none_whatever_its_name_is() -> None:
@@ -47,7 +47,7 @@ def test_a_template_without_an_image_boots_none_whatever_its_name_is() -> None:
 
 def test_a_pool_without_the_image_says_which_task_needs_what_and_what_to_do() -> None:
     with pytest.raises(InvalidFieldError) as caught:
-        for_image(request(image="flask-3"), TEMPLATES)
+        with_image_template(request(image="flask-3"), TEMPLATES)
     words = str(caught.value)
     assert "task file:///tasks/1 needs image 'flask-3'" in words
     assert "django-4 (s3://runs/images/" in words
@@ -55,7 +55,7 @@ def test_a_pool_without_the_image_says_which_task_needs_what_and_what_to_do() ->
 
 
 async def test_an_environment_is_opened_from_the_template_with_the_image() -> None:
-    nodes = MemoryNodes()
+    nodes = MemoryHostClient()
     broker = Broker(EnvPoolSpec(templates=TEMPLATES), nodes, started_s=-REBUILD_S)
     told = nodes.heartbeat("n1")
     told.levels.add(template="local", paused_clones=1)
@@ -65,7 +65,7 @@ async def test_an_environment_is_opened_from_the_template_with_the_image() -> No
     (again,) = await launched(broker, request(image="sympy-1"))
 
     assert outcome.lease.lease_id == again.lease.lease_id
-    level = next(iter(broker.ledger.nodes)).level("local")
+    level = next(iter(broker.ledger.hosts)).readiness("local")
     assert level.paused_clones == 0  # it was taken from this template's stock
     with pytest.raises(InvalidFieldError, match="needs image 'nowhere'"):
         await launched(broker, request("other", image="nowhere"))

@@ -25,22 +25,22 @@ def diff(*written: str, deleted: tuple[str, ...] = ()) -> environments_pb2.Works
 def test_a_difference_turns_one_tree_into_the_other(
     before: dict[str, File], after: dict[str, File]
 ) -> None:
-    assert trees.patched(before, trees.difference(before, after), ()) == after
+    assert trees.apply_diff(before, trees.tree_difference(before, after), ()) == after
 
 
 @given(flat_trees, flat_trees)
 def test_trees_have_the_same_identity_when_they_are_the_same(
     one: dict[str, File], other: dict[str, File]
 ) -> None:
-    assert (trees.identity(one) == trees.identity(other)) == (one == other)
-    assert trees.identity(one) == trees.identity(dict(reversed(one.items())))
+    assert (trees.tree_identity(one) == trees.tree_identity(other)) == (one == other)
+    assert trees.tree_identity(one) == trees.tree_identity(dict(reversed(one.items())))
 
 
 def test_only_artefacts_are_taken_from_a_diff() -> None:
     tree = {"shop/a.py": File(b"old"), "shop/b.py": File(b"old"), "tests/t.py": File(b"old")}
     change = diff("shop/a.py", "tests/t.py", "conftest.py", deleted=("shop/b.py", "tests/t.py"))
 
-    result = trees.patched(tree, change, ["shop/*.py"])
+    result = trees.apply_diff(tree, change, ["shop/*.py"])
 
     assert result == {"shop/a.py": File(b"new"), "tests/t.py": File(b"old")}
 
@@ -51,16 +51,16 @@ def test_only_artefacts_are_taken_from_a_diff() -> None:
 )
 def test_a_path_that_leaves_its_folder_is_refused(path: str) -> None:
     with pytest.raises(InvalidFieldError):
-        trees.patched({}, diff(path), ())
+        trees.apply_diff({}, diff(path), ())
 
 
 def test_a_path_below_a_file_is_refused() -> None:
     with pytest.raises(InvalidFieldError):
-        trees.patched({"a": File(b"")}, diff("a/b/c"), ())
+        trees.apply_diff({"a": File(b"")}, diff("a/b/c"), ())
 
 
 def test_a_broken_pattern_is_named() -> None:
     with pytest.raises(InvalidFieldError) as caught:
-        trees.patched({}, diff("a"), ["[z-a]"])
+        trees.apply_diff({}, diff("a"), ["[z-a]"])
 
     assert caught.value.field == "artefacts"

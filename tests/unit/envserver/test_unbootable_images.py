@@ -7,7 +7,7 @@ from tests.support import microvms
 
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 
 @pytest.mark.parametrize("said", ["Kernel panic - no init", ""])
@@ -15,7 +15,7 @@ def test_a_consoles_last_words_are_told_and_nobody_is_sent_to_look_for_them(
     tmp_path: Path, said: str
 ) -> None:
     driver = QemuDriver(scratch=tmp_path, images={}, machine=microvms.small_machine())
-    image = Image(folder=tmp_path, name="python", address="a", files={})
+    image = BuiltImage(folder=tmp_path, name="python", address="a", files={})
     error = VmmError("the agent does not answer")
     error.add_note(said)
     problem = driver._unbootable(image, error).problem

@@ -11,9 +11,9 @@ from etude.common.api.pool.autoscaling import Autoscaling
 from etude.common.errors import UnavailableError
 from etude.common.plans.registry import Plans
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.host_client import MemoryNodes
-from etude.envserver.broker.hosts import MOST_S, Members, Vacating
-from etude.envserver.broker.pool_report import report, unix_ms
+from etude.envserver.broker.host_client import MemoryHostClient
+from etude.envserver.broker.hosts import MOST_S, HostDrains, Hosts
+from etude.envserver.broker.pool_report import make_report, unix_ms
 from etude.v1 import environments_pb2, plan_pb2
 
 HOLD_S = 15.0
@@ -22,20 +22,20 @@ SIZED = pool().model_copy(
 )
 
 
-def members(*names: str) -> Members:
-    found = Members()
+def members(*names: str) -> Hosts:
+    found = Hosts()
     for name in names:
         told = environments_pb2.HeartbeatRequest(node_id=name, endpoint=name, slots=4)
-        found.hear(told, now_s=0.0)
+        found.apply_heartbeat(told, now_s=0.0)
     return found
 
 
 def test_a_node_that_shall_go_gets_nothing_more_until_it_is_wanted_again() -> None:
     nodes = members("a", "b")
-    vacating = Vacating(nodes)
-    assert vacating.name(["a"], hold_s=HOLD_S, now_s=0.0) == ["a"]
+    vacating = HostDrains(nodes)
+    assert vacating.start_drain(["a"], hold_s=HOLD_S, now_s=0.0) == ["a"]
     assert [node.takes("python") for node in nodes] == [False, True]
-    assert vacating.name(["b"], hold_s=HOLD_S, now_s=1.0) == ["b"]
+    assert vacating.start_drain(["b"], hold_s=HOLD_S, now_s=1.0) == ["b"]
     assert [node.takes("python") for node in nodes] == [True, False]
 
 
@@ -45,20 +45,20 @@ def test_a_node_with_a_lease_an_order_or_something_to_close_is_not_empty() -> No
     nodes[1].opening = 1
     nodes[2].closing.add("x")
     names = [node.node_id for node in nodes]
-    assert Vacating(nodes).name(names, hold_s=HOLD_S, now_s=0.0) == ["idle"]
+    assert HostDrains(nodes).start_drain(names, hold_s=HOLD_S, now_s=0.0) == ["idle"]
 
 
 def test_a_node_that_is_unknown_holds_nothing() -> None:
-    assert Vacating(members()).name(["gone"], hold_s=HOLD_S, now_s=0.0) == ["gone"]
+    assert HostDrains(members()).start_drain(["gone"], hold_s=HOLD_S, now_s=0.0) == ["gone"]
 
 
 def test_whoever_forgets_a_node_does_not_keep_its_slots() -> None:
     nodes = members("a")
-    vacating = Vacating(nodes)
-    vacating.name(["a"], hold_s=HOLD_S, now_s=0.0)
-    vacating.look(now_s=HOLD_S - 0.1)
+    vacating = HostDrains(nodes)
+    vacating.start_drain(["a"], hold_s=HOLD_S, now_s=0.0)
+    vacating.update(now_s=HOLD_S - 0.1)
     assert not nodes[0].is_open
-    vacating.look(now_s=HOLD_S)
+    vacating.update(now_s=HOLD_S)
     assert nodes[0].is_open
     vacating.name(["a"], hold_s=1e9, now_s=0.0)
     vacating.look(now_s=MOST_S)
@@ -67,29 +67,29 @@ def test_whoever_forgets_a_node_does_not_keep_its_slots() -> None:
 
 def test_idle_begins_when_the_last_lease_ends() -> None:
     nodes = members("a")
-    vacating = Vacating(nodes)
+    vacating = HostDrains(nodes)
     nodes[0].leases.add("x")
-    vacating.look(now_s=1.0)
+    vacating.update(now_s=1.0)
     assert nodes[0].idle_since_s is None
     nodes[0].leases.clear()
-    vacating.look(now_s=2.0)
-    vacating.look(now_s=3.0)
+    vacating.update(now_s=2.0)
+    vacating.update(now_s=3.0)
     assert nodes[0].idle_since_s == 2.0
 
 
 async def test_a_broker_that_hears_its_nodes_does_not_call_any_of_them_empty() -> None:
-    broker = Broker(pool(), MemoryNodes())
+    broker = Broker(pool(), MemoryHostClient())
     with pytest.raises(UnavailableError):
-        broker.vacate(["n1"], hold_s=HOLD_S)
+        broker.drain_hosts(["n1"], hold_s=HOLD_S)
 
 
 async def test_leases_go_to_other_nodes_than_those_that_shall_go() -> None:
-    nodes = MemoryNodes(slots=4)
+    nodes = MemoryHostClient(slots=4)
     broker = started(nodes, "n1", "n2")
-    assert broker.vacate(["n1"], hold_s=HOLD_S) == ["n1"]
+    assert broker.drain_hosts(["n1"], hold_s=HOLD_S) == ["n1"]
     outcomes = await launched(broker, request(count=4))
     assert {outcome.lease.endpoint for outcome in outcomes} == {"n2"}
-    assert broker.vacate(["n1", "n2"], hold_s=HOLD_S) == ["n1"]
+    assert broker.drain_hosts(["n1", "n2"], hold_s=HOLD_S) == ["n1"]
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Taken:
 
 
 async def test_a_pool_that_sizes_itself_fills_one_node_after_the_other() -> None:
-    nodes = MemoryNodes(slots=8)
+    nodes = MemoryHostClient(slots=8)
     broker = started(nodes, *(f"n{place}" for place in range(12)), spec=SIZED)
     taken = Taken()
     for key in range(8):
@@ -109,7 +109,7 @@ async def test_a_pool_that_sizes_itself_fills_one_node_after_the_other() -> None
 
 
 async def test_a_pool_of_a_fixed_size_spreads_leases() -> None:
-    nodes = MemoryNodes(slots=8)
+    nodes = MemoryHostClient(slots=8)
     broker = started(nodes, *(f"n{place}" for place in range(12)))
     taken = Taken()
     for key in range(8):
@@ -118,7 +118,7 @@ async def test_a_pool_of_a_fixed_size_spreads_leases() -> None:
 
 
 async def test_the_report_tells_nodes_leases_and_plans() -> None:
-    nodes = MemoryNodes(slots=4)
+    nodes = MemoryHostClient(slots=4)
     broker = started(nodes, "n1", "n2", spec=SIZED)
     await launched(broker, request(count=3))
     now_ms = round(1000 * time.time())
@@ -133,7 +133,7 @@ async def test_the_report_tells_nodes_leases_and_plans() -> None:
     )
     async with asyncio.timeout(PATIENCE_S):
         await broker.tick()
-    told = report(broker)
+    told = make_report(broker)
     assert {each.node_id: each.held for each in told.members} == {"n1": 3, "n2": 0}
     idle = {each.node_id: each.idle_since_unix_ms > 0 for each in told.members}
     assert idle == {"n1": False, "n2": True}
@@ -147,32 +147,32 @@ async def test_the_report_tells_nodes_leases_and_plans() -> None:
 
 
 async def test_no_time_that_a_run_names_keeps_the_operator_from_hearing_of_the_pool() -> None:
-    broker = started(MemoryNodes(slots=4), "n1")
+    broker = started(MemoryHostClient(slots=4), "n1")
     wave = plan_pb2.Wave(template="python", count=1, start_s=-86_400.0)
     for run_id, made, until in (("past", -(2**63), 2**63 - 1), ("future", 2**63 - 2, 2**63 - 1)):
         told = plan_pb2.RolloutPlan(made_unix_ms=made, valid_until_unix_ms=until, waves=[wave])
         broker.report_plan(run_id, told)
     day_ms = 86_400_000
-    for plan in report(broker).plans:
+    for plan in make_report(broker).plans:
         assert plan.until_unix_ms - plan.heard_unix_ms <= day_ms
         assert plan.heard_unix_ms - plan.waves[0].start_unix_ms == day_ms
 
 
 async def test_a_plan_that_cannot_be_told_leaves_the_others_to_be_told() -> None:
-    broker = started(MemoryNodes(slots=4), "n1")
-    plans = broker.warming.plans
+    broker = started(MemoryHostClient(slots=4), "n1")
+    plans = broker.warm_targets.plans
     for run_id in ("a", "b"):
         told = plan_pb2.RolloutPlan(version=1, valid_until_unix_ms=60_000)
         plans.report(run_id, told, now_s=time.monotonic())
     plans.current(now_s=0.0)["a"].version = 1 << 64
 
-    assert [plan.run_id for plan in report(broker).plans] == ["b"]
+    assert [plan.run_id for plan in make_report(broker).plans] == ["b"]
 
 
 async def test_the_report_says_how_long_leases_last() -> None:
-    broker = started(MemoryNodes())
-    broker.figures.lease_s.extend(float(each) for each in range(1, 101))
-    told = {each.share: each.seconds for each in report(broker).lease_seconds}
+    broker = started(MemoryHostClient())
+    broker.statistics.lease_s.extend(float(each) for each in range(1, 101))
+    told = {each.share: each.seconds for each in make_report(broker).lease_seconds}
     assert told[0.5] == 51.0
     assert list(told) == sorted(told)
     assert list(told.values()) == sorted(told.values())

@@ -11,8 +11,8 @@ import pytest
 from tests.support import guests
 from tests.support.guests import Guest
 
-from etude.envserver.guest.calls import Request
-from etude.envserver.guest.channel import GuestLostError, Identity
+from etude.envserver.guest.calls import GuestRequest
+from etude.envserver.guest.channel import GuestIdentity, GuestLostError
 from etude.envserver.guest.connections import GuestConnection, PortTakenError
 from etude.v1 import guest_pb2
 
@@ -59,7 +59,7 @@ async def everything(host: GuestConnection) -> bytes:
 
 async def ping(guest: Guest) -> None:
     call = guest_pb2.GuestCall(stat=guest_pb2.GuestStat(path=""))
-    reply = await guest.channel.call(Request(operation=call, deadline_s=LIMIT_S))
+    reply = await guest.channel.call(GuestRequest(operation=call, deadline_s=LIMIT_S))
     assert reply.result.status == guest_pb2.GUEST_STATUS_OK
 
 
@@ -151,7 +151,7 @@ async def test_a_reset_ends_connections_and_the_port_stays(guest: Guest) -> None
     await asyncio.sleep(0)
 
     await guest.channel.reset()
-    await guest.channel.sync(Identity(env_id="test", token=b"other", generation=2))
+    await guest.channel.sync(GuestIdentity(env_id="test", token=b"other", generation=2))
 
     with pytest.raises(GuestLostError):
         await waiting
@@ -191,7 +191,7 @@ async def test_nobody_is_accepted_without_the_token(guest: Guest) -> None:
 
 async def test_connections_leave_what_calls_were_told(guest: Guest) -> None:
     call = guest_pb2.GuestCall(exec=guest_pb2.GuestExec(shell=b"echo >> ran", timeout_ms=60_000))
-    request = Request(operation=call, deadline_s=LIMIT_S)
+    request = GuestRequest(operation=call, deadline_s=LIMIT_S)
     await guest.channel.call(request)
     port = free_port()
     for _ in range(300):

@@ -12,7 +12,7 @@ from tests.support import guests
 from etude.agent.workspace import ExecResult
 from etude.agent.workspace.jobs import MAX_RUNNING
 from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES
-from etude.envserver.guest.calls import Reply, Request
+from etude.envserver.guest.calls import GuestReply, GuestRequest
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.isolation.sandbox_layout import ENVIRONMENT
@@ -35,9 +35,9 @@ def commands(channel: GuestChannel) -> GuestCommands:
     return GuestCommands(channel=channel, limits=guest_pb2.GuestLimits())
 
 
-async def ask(channel: GuestChannel, data: bytes | None = None, **what: object) -> Reply:
+async def ask(channel: GuestChannel, data: bytes | None = None, **what: object) -> GuestReply:
     operation = guest_pb2.GuestCall(**what)  # type: ignore[arg-type] # one operation
-    return await channel.call(Request(operation=operation, data=data, deadline_s=60))
+    return await channel.call(GuestRequest(operation=operation, data=data, deadline_s=60))
 
 
 def execute(line: bytes, **given: object) -> guest_pb2.GuestExec:
@@ -185,7 +185,7 @@ async def test_a_signal_reaches_the_process_group(channel: GuestChannel) -> None
     what = guest_pb2.GuestCall(
         exec=execute(b"trap 'echo got it; exit 0' USR1; echo up; sleep 300 & wait")
     )
-    request = Request(operation=what, deadline_s=60)
+    request = GuestRequest(operation=what, deadline_s=60)
     task = asyncio.create_task(channel.call(request))
     async with asyncio.timeout(60):
         while not task.done():
@@ -196,7 +196,7 @@ async def test_a_signal_reaches_the_process_group(channel: GuestChannel) -> None
     assert b"got it" in reply.data[1] or reply.result.exec.signal == signal.SIGUSR1
 
 
-async def job(channel: GuestChannel, number: int, what: int, **given: int) -> Reply:
+async def job(channel: GuestChannel, number: int, what: int, **given: int) -> GuestReply:
     asked = guest_pb2.GuestJob(job=number, operation=what, **given)  # type: ignore[arg-type]
     return await ask(channel, job=asked)
 

@@ -10,14 +10,14 @@ from tests.support import guests
 
 from etude.agent.workspace import ExecResult, PathFault, WorkspaceError, WorkspaceLostError
 from etude.envserver.guest import workspace_files
-from etude.envserver.guest.calls import Request
+from etude.envserver.guest.calls import GuestRequest
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.storage import folders, trees
-from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 from etude.v1 import guest_pb2
 
-ROOMY = Limits(max_files=1000, max_bytes=1 << 22)
+ROOMY = FolderLimits(max_files=1000, max_bytes=1 << 22)
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ async def channel(request: pytest.FixtureRequest, root: Path) -> AsyncIterator[G
 
 
 async def test_content_is_what_the_host_would_read(channel: GuestChannel, root: Path) -> None:
-    assert await workspace_files.content(channel, ROOMY) == folders.read(root, ROOMY)
-    assert (await workspace_files.content(channel, ROOMY)).is_plain
+    assert await workspace_files.workspace_content(channel, ROOMY) == folders.read_tree(root, ROOMY)
+    assert (await workspace_files.workspace_content(channel, ROOMY)).is_plain
 
 
 @pytest.mark.parametrize("odd", ["link", "pipe", "empty folder", "name that is no text"])
@@ -55,33 +55,35 @@ async def test_a_workspace_that_files_do_not_describe_is_not_plain(
             (root / "empty").mkdir()
         case _:
             (root / os.fsdecode(b"\xff")).write_bytes(b"x")
-    found = await workspace_files.content(channel, ROOMY)
-    assert found == folders.read(root, ROOMY)
+    found = await workspace_files.workspace_content(channel, ROOMY)
+    assert found == folders.read_tree(root, ROOMY)
     assert not found.is_plain
 
 
-@pytest.mark.parametrize("limits", [Limits(3, 1 << 20), Limits(100, 1000)])
-async def test_more_than_the_limits_allow_is_refused(channel: GuestChannel, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [FolderLimits(3, 1 << 20), FolderLimits(100, 1000)])
+async def test_more_than_the_limits_allow_is_refused(
+    channel: GuestChannel, limits: FolderLimits
+) -> None:
     with pytest.raises(TooLargeError):
-        await workspace_files.content(channel, limits)
+        await workspace_files.workspace_content(channel, limits)
 
 
 async def test_changes_are_those_since_the_mark(channel: GuestChannel, root: Path) -> None:
-    before = folders.read(root, ROOMY).tree
-    await workspace_files.mark(channel, "start")
-    assert not (await workspace_files.changes(channel, "start", ROOMY)).ListFields()
+    before = folders.read_tree(root, ROOMY).tree
+    await workspace_files.mark_workspace(channel, "start")
+    assert not (await workspace_files.changed_files(channel, "start", ROOMY)).ListFields()
     (root / "a" / "one.py").write_bytes(b"ONE\n")
     (root / "run.sh").chmod(0o644)
     (root / ".hidden").unlink()
     (root / "new").write_bytes(b"")
-    changes = await workspace_files.changes(channel, "start", ROOMY)
-    assert changes == trees.difference(before, folders.read(root, ROOMY).tree)
+    changes = await workspace_files.changed_files(channel, "start", ROOMY)
+    assert changes == trees.tree_difference(before, folders.read_tree(root, ROOMY).tree)
     assert [file.path for file in changes.written] == ["a/one.py", "new", "run.sh"]
 
 
 async def test_a_mark_that_nobody_made_is_an_error(channel: GuestChannel) -> None:
     with pytest.raises(WorkspaceLostError, match="no such mark"):
-        await workspace_files.changes(channel, "never", ROOMY)
+        await workspace_files.changed_files(channel, "never", ROOMY)
 
 
 async def test_a_write_may_expect_what_it_replaces(channel: GuestChannel, root: Path) -> None:
@@ -90,7 +92,7 @@ async def test_a_write_may_expect_what_it_replaces(channel: GuestChannel, root: 
             path="run.sh", size=3, sha256=digest(b"new"), expected_sha256=expected
         )
         operation = guest_pb2.GuestCall(write=asked)
-        reply = await channel.call(Request(operation=operation, data=b"new", deadline_s=60))
+        reply = await channel.call(GuestRequest(operation=operation, data=b"new", deadline_s=60))
         return reply.result.status
 
     assert await write(digest(b"other")) == guest_pb2.GUEST_STATUS_CONFLICT
@@ -106,9 +108,9 @@ def digest(data: bytes) -> bytes:
 
 async def test_hashes_name_every_file(channel: GuestChannel, root: Path) -> None:
     operation = guest_pb2.GuestCall(hashes=guest_pb2.GuestHashes())
-    reply = await channel.call(Request(operation=operation, deadline_s=60))
+    reply = await channel.call(GuestRequest(operation=operation, deadline_s=60))
     found = guest_pb2.GuestDigests.FromString(reply.data[0]).files
-    files = folders.read(root, ROOMY).tree
+    files = folders.read_tree(root, ROOMY).tree
     assert {each.path: each.sha256 for each in found} == {
         path: digest(file.content) for path, file in files.items()
     }

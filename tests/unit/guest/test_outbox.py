@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.envserver.guest.channel import Outbox
+from etude.envserver.guest.channel import WriteBuffer
 
 SIZES = st.lists(st.sampled_from((1, 100, 5_000, 16 << 10, 40_000)), max_size=5)
 
 
 class _Wired(NamedTuple):
-    outbox: Outbox
+    outbox: WriteBuffer
     guest: socket.socket
 
 
@@ -26,7 +26,7 @@ async def _wired() -> AsyncIterator[_Wired]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     _, writer = await asyncio.open_unix_connection(sock=ours)
     with theirs:
-        yield _Wired(Outbox(writer), theirs)
+        yield _Wired(WriteBuffer(writer), theirs)
         writer.close()
         await writer.wait_closed()
 
@@ -48,7 +48,7 @@ async def test_every_byte_arrives_in_the_order_in_which_it_was_put(
         listening = asyncio.create_task(_all_of(wired.guest.dup()))
         for turn in pieces:
             for piece in turn:
-                wired.outbox.put(piece)
+                wired.outbox.write(piece)
             await asyncio.sleep(0)
         wired.outbox.close()
         assert await listening == b"".join(piece for turn in pieces for piece in turn)
@@ -57,7 +57,7 @@ async def test_every_byte_arrives_in_the_order_in_which_it_was_put(
 async def test_what_is_said_in_one_turn_leaves_in_one_piece() -> None:
     async with _wired() as wired:
         for _ in range(10):
-            wired.outbox.put(b"order")
+            wired.outbox.write(b"order")
         with pytest.raises(BlockingIOError):
             wired.guest.recv(1, socket.MSG_DONTWAIT)
         await asyncio.sleep(0)
@@ -67,8 +67,8 @@ async def test_what_is_said_in_one_turn_leaves_in_one_piece() -> None:
 
 async def test_much_is_written_before_the_turn_ends() -> None:
     async with _wired() as wired:
-        wired.outbox.put(b"order")
-        wired.outbox.put(bytes(17 << 10))
+        wired.outbox.write(b"order")
+        wired.outbox.write(bytes(17 << 10))
         assert len(wired.guest.recv(1 << 20, socket.MSG_DONTWAIT)) == 5 + (17 << 10)
 
 
@@ -76,10 +76,10 @@ async def test_what_a_guest_does_not_take_is_counted() -> None:
     async with _wired() as wired:
         for size in (1, 8 << 10, 4 << 20):
             before = wired.outbox.num_unsent
-            wired.outbox.put(bytes(size))
+            wired.outbox.write(bytes(size))
             assert wired.outbox.num_unsent <= before + size
         assert wired.outbox.num_unsent > 1 << 20
         wired.outbox.writer.transport.abort()
-        wired.outbox.put(b"to nobody")
+        wired.outbox.write(b"to nobody")
         wired.outbox.flush()
         assert wired.outbox.num_unsent == 0

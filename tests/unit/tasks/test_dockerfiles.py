@@ -13,8 +13,13 @@ from etude.common.errors import UserError
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks.formats import task_image, toml
 from etude.envserver.tasks.formats.dockerfile import instructions
-from etude.envserver.tasks.formats.dockerfile_recipe import Copy, Recipe, Run, followed
-from etude.envserver.tasks.formats.imported_task import RefusedError
+from etude.envserver.tasks.formats.dockerfile_recipe import (
+    Copy,
+    DockerfileRecipe,
+    Run,
+    follow_dockerfile,
+)
+from etude.envserver.tasks.formats.imported_task import ImportRefusedError
 
 CONTEXT = {
     path: File(path.encode())
@@ -24,7 +29,7 @@ CONTEXT = {
 
 def copied(*lines: str) -> dict[str, str]:
     """Where each file of the context lands."""
-    recipe = followed("\n".join(("FROM python:3.11", "WORKDIR /app", *lines)), CONTEXT)
+    recipe = follow_dockerfile("\n".join(("FROM python:3.11", "WORKDIR /app", *lines)), CONTEXT)
     found: dict[str, str] = {}
     for step in recipe.steps:
         if isinstance(step, Copy):
@@ -64,13 +69,13 @@ def test_a_copy_of_everything_leaves_the_dockerfile_out() -> None:
 
 @pytest.mark.parametrize("pattern", ["*.md", "?.md", "docs/*.txt", "src/*.py.bak"])
 def test_a_glob_stays_within_its_folder(pattern: str) -> None:
-    with pytest.raises(RefusedError, match="holds no"):
+    with pytest.raises(ImportRefusedError, match="holds no"):
         copied(f"COPY {pattern} x/")
 
 
 @pytest.mark.parametrize("source", ["../a.txt", "src/../../a.txt", ".."])
 def test_a_copy_from_outside_of_the_context_is_called_that(source: str) -> None:
-    with pytest.raises(RefusedError, match="leaves environment/"):
+    with pytest.raises(ImportRefusedError, match="leaves environment/"):
         copied(f"COPY {source} x")
 
 
@@ -85,7 +90,7 @@ def test_lines_are_counted_where_they_begin() -> None:
 
 def test_a_run_sees_the_folder_and_the_variables_before_it() -> None:
     lines = 'FROM python:3.11\nENV PIP_X="a b" TZ=UTC\nWORKDIR /app\nRUN echo $TZ\nWORKDIR /b\n'
-    (run,) = followed(lines, {}).steps
+    (run,) = follow_dockerfile(lines, {}).steps
     assert isinstance(run, Run)
     assert run.script == (
         "export PIP_X='a b'\nexport TZ=UTC\nmkdir -p /app\ncd /app\n/bin/sh -c 'echo $TZ'\n"
@@ -94,8 +99,8 @@ def test_a_run_sees_the_folder_and_the_variables_before_it() -> None:
 
 def test_the_same_dockerfile_makes_the_same_spec() -> None:
     text = "FROM python:3.11\nWORKDIR /app\nCOPY . .\nRUN true\nCOPY a.txt /etc/\n"
-    made = [task_image.machine(followed(text, CONTEXT), "a", {}) for _ in range(2)]
-    assert task_image.text(made[0].spec) == task_image.text(made[1].spec)
+    made = [task_image.make_task_image(follow_dockerfile(text, CONTEXT), "a", {}) for _ in range(2)]
+    assert task_image.spec_text(made[0].spec) == task_image.spec_text(made[1].spec)
     assert set(made[0].workspace) == set(CONTEXT) - {"Dockerfile"}
 
 
@@ -140,7 +145,7 @@ _WORDS = st.sampled_from(
 def test_no_text_crashes_the_reader(words: list[str]) -> None:
     text = "FROM python:3.11\nWORKDIR /app\n" + "".join(words)
     try:
-        made = task_image.machine(followed(text, CONTEXT), "a", {})
+        made = task_image.make_task_image(follow_dockerfile(text, CONTEXT), "a", {})
     except UserError:
         return
     assert all(not path.startswith("/") and ".." not in path for path in made.workspace)
@@ -149,10 +154,10 @@ def test_no_text_crashes_the_reader(words: list[str]) -> None:
 @given(st.text(max_size=200))
 def test_no_first_text_crashes_the_reader(text: str) -> None:
     try:
-        recipe = followed(text, {})
+        recipe = follow_dockerfile(text, {})
     except UserError:
         return
-    assert isinstance(recipe, Recipe)
+    assert isinstance(recipe, DockerfileRecipe)
 
 
 _VALUES: st.SearchStrategy[object] = st.recursive(
@@ -172,13 +177,13 @@ _KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 @given(st.dictionaries(_KEYS, _VALUES, max_size=5))
 def test_written_toml_is_read_back_as_it_was(table: dict[str, object]) -> None:
-    assert tomllib.loads(toml.written(table)) == table
+    assert tomllib.loads(toml.write_toml(table)) == table
 
 
 def built(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     """The setup steps of an image, run on a folder in place of a root."""
     text = "\n".join(("FROM python:3.11", "WORKDIR /workspace", *lines))
-    made = task_image.machine(followed(text, CONTEXT), "a", {})
+    made = task_image.make_task_image(follow_dockerfile(text, CONTEXT), "a", {})
 
     def moved(text: str) -> str:
         return re.sub(

@@ -24,7 +24,7 @@ diff --git a/setup.py b/setup.py
 
 
 def test_added_lines_of_a_patch_tell_for_each_file_that_they_are_in() -> None:
-    found = hidden_content.units(
+    found = hidden_content.hidden_units(
         {"src/code.py": b"def total(values):\n"}, {}, {"gold.patch": PATCH}
     )
     assert [(unit.rule, unit.name) for unit in found] == [
@@ -40,25 +40,29 @@ def test_added_lines_of_a_patch_tell_for_each_file_that_they_are_in() -> None:
 def test_lines_that_the_workspace_s_own_file_has_tell_nothing() -> None:
     workspace = {"pkg/code.py": b"def total(values):\n    return sum(values)\n"}
     solution = {"files/pkg/code.py": b"def total(values):\n    return sum(values or [], start=0)\n"}
-    (unit,) = hidden_content.units(workspace, {}, solution)
+    (unit,) = hidden_content.hidden_units(workspace, {}, solution)
     assert unit.lines == ("return sum(values or [], start=0)",)
 
 
 def test_a_short_line_alone_tells_nothing() -> None:
-    assert hidden_content.units({"a.py": b"x = 1\n"}, {}, {"a.py": b"return a + b\n"}) == []
+    assert hidden_content.hidden_units({"a.py": b"x = 1\n"}, {}, {"a.py": b"return a + b\n"}) == []
 
 
 def test_a_script_s_own_targets_are_spared() -> None:
     workspace = {"a/code.py": b"first line of the file\nsecond line of the file\n"}
     script = b"cat > a/code.py <<EOF\nfirst line of the file\nsecond line of the file\nnew\nEOF\n"
-    (unit,) = hidden_content.units(workspace, {}, {"solve.sh": script})
+    (unit,) = hidden_content.hidden_units(workspace, {}, {"solve.sh": script})
     assert len(unit.exempt) == 1
 
 
 def test_small_files_are_alike_by_chance() -> None:
-    assert hidden_content.hashes({"__init__.py": b"", "a": b"x\n"}, {}) == {}
+    assert hidden_content.hidden_hashes({"__init__.py": b"", "a": b"x\n"}, {}) == {}
     assert (
-        len(hidden_content.hashes({"a": b"x" * hidden_content.MIN_FILE_BYTES}, {"b": b"y" * 99}))
+        len(
+            hidden_content.hidden_hashes(
+                {"a": b"x" * hidden_content.MIN_FILE_BYTES}, {"b": b"y" * 99}
+            )
+        )
         == 2
     )
 
@@ -70,5 +74,5 @@ _FILES = st.dictionaries(st.text(min_size=1, max_size=8), st.binary(max_size=200
 def test_any_files_have_units_that_can_be_reached(
     workspace: dict[str, bytes], tests: dict[str, bytes], solution: dict[str, bytes]
 ) -> None:
-    for unit in hidden_content.units(workspace, tests, solution):
+    for unit in hidden_content.hidden_units(workspace, tests, solution):
         assert 1 <= unit.needed <= len(unit.lines)

@@ -83,9 +83,9 @@ def looked(folder: Path, *, keeps_history: bool = False) -> list[dict[str, str]]
             "exempt": unit.exempt,
             "needed": unit.needed,
         }
-        for unit in hidden_content.units(WORKSPACE, TESTS, SOLUTION)
+        for unit in hidden_content.hidden_units(WORKSPACE, TESTS, SOLUTION)
     ]
-    hashes = hidden_content.hashes(TESTS, SOLUTION)
+    hashes = hidden_content.hidden_hashes(TESTS, SOLUTION)
     found = {"hashes": hashes, "units": units, "keeps_history": keeps_history}
     (place / "units.json").write_text(json.dumps(found))
     report = folder.parent / "report.json"

@@ -11,7 +11,7 @@ CODES = {"Usage": 2, "NotFound": 3, "Conflict": 8}
 """By reason; every other problem is invalid input."""
 
 
-def explain(error: UserError | OSError) -> int:
+def report_error(error: UserError | OSError) -> int:
     """Print an error in three parts; returns its exit code."""
     if isinstance(error, UserError):
         sys.stderr.write(f"{error}\n")
@@ -26,12 +26,12 @@ def explain(error: UserError | OSError) -> int:
     return NO
 
 
-def wrong_option(option: str, what: str, fix: str) -> UserError:
+def option_error(option: str, what: str, fix: str) -> UserError:
     """The error of an option with an invalid value."""
     return UserError(Problem("Usage", what=what, where=option, fix=fix))
 
 
-def existing(folder: Path) -> Path:
+def require_folder(folder: Path) -> Path:
     """Check that a folder exists; returns it.
 
     Raises:

@@ -33,11 +33,11 @@ _STEP_S = 0.05
 
 def supervise(command: Sequence[str]) -> int:
     """Run a daemon, restarting it whenever it dies; returns its last exit code."""
-    keeper = Keeper(command)
+    keeper = HostSupervisor(command)
     if os.getpid() == 1:
         return keeper.run()
     if pid_namespace.is_possible():
-        return pid_namespace.run(keeper.run)
+        return pid_namespace.run_in_namespace(keeper.run)
     log.warning(
         "no PID namespace: VMs stay if this process is killed; run as root, or allow user"
         " namespaces (sysctl user.max_user_namespaces=10000)"
@@ -49,7 +49,7 @@ def supervise(command: Sequence[str]) -> int:
         _end_children()
 
 
-class Keeper:
+class HostSupervisor:
     """One daemon, restarted when it dies."""
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -60,13 +60,13 @@ class Keeper:
     def run(self) -> int:
         """Keep the daemon running until it ends normally or is stopped; returns its exit code."""
         for number in pid_namespace.ENDING:
-            signal.signal(number, self._told)
-        signal.signal(signal.SIGUSR1, self._asked)
+            signal.signal(number, self._on_stop_signal)
+        signal.signal(signal.SIGUSR1, self._on_stacks_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, pid_namespace.ENDING)
         quick = 0
         while True:
             began_s = time.monotonic()
-            code = self._live()
+            code = self._run_daemon()
             if self._stopping or code in {0, CONFIGURATION_ERROR}:
                 return code if code >= 0 else 128 - code
             quick = quick + 1 if time.monotonic() - began_s < CALM_S else 0
@@ -80,7 +80,7 @@ class Keeper:
             log.warning("the daemon ended with exit code %d and is restarted", code)
             self._wait(_FIRST_DELAY_S * 2**quick)
 
-    def _live(self) -> int:
+    def _run_daemon(self) -> int:
         # A request for its stacks must not kill it before it has a handler for that signal.
         handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self._daemon = subprocess.Popen(self._command)
@@ -99,15 +99,15 @@ class Keeper:
         while time.monotonic() < until_s and not self._stopping:
             time.sleep(_STEP_S)
 
-    def _told(self, number: int, _: object) -> None:
+    def _on_stop_signal(self, number: int, _: object) -> None:
         self._stopping = True
-        self._pass_on(number)
+        self._forward_signal(number)
 
-    def _asked(self, number: int, _: object) -> None:
+    def _on_stacks_signal(self, number: int, _: object) -> None:
         """Forward a request for stacks: the daemon's are wanted."""
-        self._pass_on(number)
+        self._forward_signal(number)
 
-    def _pass_on(self, number: int) -> None:
+    def _forward_signal(self, number: int) -> None:
         daemon = self._daemon
         if daemon is not None:
             # It is an unreaped child, so the PID is not another process's.

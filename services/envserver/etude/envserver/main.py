@@ -4,7 +4,7 @@ import sys
 from collections.abc import Coroutine
 
 from etude.common import process
-from etude.envserver.settings import BrokerSettings, NodeSettings
+from etude.envserver.settings import BrokerSettings, HostSettings
 
 _USAGE = "usage: etude-envserver broker|node|supervise|edge, or key NAME full|tools"
 
@@ -24,7 +24,7 @@ def _role(arguments: list[str]) -> Coroutine[None, None, None]:
 
             return serve_broker(broker_settings)
         case ["node"]:
-            node_settings = NodeSettings.from_env()
+            node_settings = HostSettings.from_env()
             from etude.envserver.host.server import serve as serve_node
 
             return serve_node(node_settings)
@@ -33,16 +33,16 @@ def _role(arguments: list[str]) -> Coroutine[None, None, None]:
 
             return supervise()
         case ["edge"]:
-            from etude.envserver.environment_api.settings import EdgeSettings
+            from etude.envserver.environment_api.settings import EnvironmentApiSettings
 
-            edge_settings = EdgeSettings.from_env()
+            edge_settings = EnvironmentApiSettings.from_env()
             from etude.envserver.environment_api.server import serve as serve_edge
 
             return serve_edge(edge_settings)
         case ["key", name, "full" | "tools" as role]:
             from etude.envserver.environment_api import api_keys
 
-            key, line = api_keys.made(name, api_keys.Role(role))
+            key, line = api_keys.make_key(name, api_keys.KeyRole(role))
             sys.stdout.write(f"{line}\n")
             sys.stderr.write(f"{key}\n")
             sys.exit(0)

@@ -15,9 +15,9 @@ start_cpu_seconds = Histogram(
     ["start"],
     buckets=_SECONDS,
 )
-stock = Gauge("etude_env_stock", "Warm VMs, by how ready they are.", ["start"])
-stock_failures = Counter("etude_env_stock_failures", "Warm VMs that could not be started.")
-stem_failures = Counter(
+warm_vms = Gauge("etude_env_stock", "Warm VMs, by how ready they are.", ["start"])
+warm_start_failures = Counter("etude_env_stock_failures", "Warm VMs that could not be started.")
+fork_failures = Counter(
     "etude_env_stem_failures", "VMs that could not be forked from a running one."
 )
 pause_seconds = Histogram(
@@ -32,7 +32,7 @@ snapshot_seconds = Histogram(
     "Time that an environment ran no turn while it was saved.",
     buckets=_SECONDS,
 )
-rests = Counter("etude_env_rests", "VMs suspended and resumed between calls.", ["step"])
+suspensions = Counter("etude_env_rests", "VMs suspended and resumed between calls.", ["step"])
 tool_seconds = Histogram(
     "etude_env_tool_seconds", "Wall time of one tool call.", ["tool"], buckets=_SECONDS
 )

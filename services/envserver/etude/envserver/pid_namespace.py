@@ -20,11 +20,11 @@ def is_possible() -> bool:
     """True if this host allows it, as a child process that tries it finds."""
     trial = os.fork()
     if trial == 0:
-        os._exit(_tried())
+        os._exit(_try_namespace())
     return os.waitpid(trial, 0)[1] == 0
 
 
-def run(work: Callable[[], int]) -> int:
+def run_in_namespace(work: Callable[[], int]) -> int:
     """Run the work as the first process of a namespace, and forward signals; returns its exit code.
 
     The work has to set its handlers of those signals, and unblock them.
@@ -34,10 +34,10 @@ def run(work: Callable[[], int]) -> int:
     """
     maker = os.pidfd_open(os.getpid())
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    _leave()
+    _unshare_for_children()
     first = os.fork()
     if first == 0:
-        _settle(maker)
+        _become_first_process(maker)
         os._exit(work() & 0xFF)
     os.close(maker)
     for number in ENDING:
@@ -47,7 +47,7 @@ def run(work: Callable[[], int]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _leave() -> None:
+def _unshare_for_children() -> None:
     """Make the next child the first process of a new namespace."""
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.NEW_PIDS | (syscalls.NEW_USER if uid else 0), "a PID namespace")
@@ -59,7 +59,7 @@ def _leave() -> None:
             os.close(descriptor)
 
 
-def _settle(maker: int) -> None:
+def _become_first_process(maker: int) -> None:
     """Become the first process: tied to the maker, with a /proc of its own.
 
     Raises:
@@ -74,21 +74,21 @@ def _settle(maker: int) -> None:
     syscalls.mount("proc", "/proc", "proc", _PROC_FLAGS)
 
 
-def _tried() -> int:
+def _try_namespace() -> int:
     try:
         maker = os.pidfd_open(os.getpid())
-        _leave()
+        _unshare_for_children()
         first = os.fork()
         if first == 0:
-            os._exit(_settled(maker))
+            os._exit(_try_first_process(maker))
         return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
     except OSError:
         return 1
 
 
-def _settled(maker: int) -> int:
+def _try_first_process(maker: int) -> int:
     try:
-        _settle(maker)
+        _become_first_process(maker)
     except OSError:
         return 1
     return 0

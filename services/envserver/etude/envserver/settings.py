@@ -68,7 +68,7 @@ class BrokerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
+class HostSettings:
     """Settings of a host."""
 
     server: ServerSettings

@@ -20,26 +20,26 @@ from etude.common.errors import (
 )
 from etude.common.plans.registry import Plans
 from etude.envserver import metrics
-from etude.envserver.broker.dispatcher import Carrier
-from etude.envserver.broker.host_client import Nodes
-from etude.envserver.broker.hosts import Vacating
+from etude.envserver.broker.dispatcher import Dispatcher
+from etude.envserver.broker.host_client import HostClient
+from etude.envserver.broker.hosts import HostDrains
 from etude.envserver.broker.launch_admission import (
     MAX_TTL_S,
-    Drain,
-    Load,
-    check,
-    check_group,
+    BrokerLoad,
+    GrantRate,
+    check_group_request,
+    check_launch,
     check_shard,
-    for_image,
     refuse_excess,
+    with_image_template,
 )
-from etude.envserver.broker.launch_orders import Order, failure, success
-from etude.envserver.broker.launch_queue import Batch, BatchKey, Queue
-from etude.envserver.broker.lease_ledger import Granted, Ledger
-from etude.envserver.broker.outcome_streams import Stream, Streams
-from etude.envserver.broker.placement import Placer, Want
-from etude.envserver.broker.pool_statistics import Figures
-from etude.envserver.broker.warm_targets import Warming, ready_by
+from etude.envserver.broker.launch_orders import LaunchOrder, failure_outcome, success_outcome
+from etude.envserver.broker.launch_queue import BatchKey, LaunchBatch, LaunchQueue
+from etude.envserver.broker.lease_ledger import GrantedLease, LeaseLedger
+from etude.envserver.broker.outcome_streams import OutcomeStream, OutcomeStreams
+from etude.envserver.broker.placement import GroupPlacer, PlacementRequest
+from etude.envserver.broker.pool_statistics import PoolStatistics
+from etude.envserver.broker.warm_targets import WarmTargets, ready_by
 from etude.v1 import environments_pb2, plan_pb2
 
 log = logging.getLogger(__name__)
@@ -66,35 +66,35 @@ class Broker:
     """One pool's leases. State is in memory only: the hosts hold the truth."""
 
     spec: EnvPoolSpec
-    nodes: Nodes
+    host_client: HostClient
     name: str = ""
     """Of the pool."""
     shard: Shard = ONLY
     """The runs that this broker serves."""
     started_s: float = field(default_factory=time.monotonic)
-    ledger: Ledger = field(default_factory=Ledger)
-    queue: Queue = field(default_factory=Queue)
-    drain: Drain = field(default_factory=Drain)
-    streams: Streams = field(default_factory=Streams)
-    placer: Placer = field(init=False)
-    warming: Warming = field(init=False)
-    vacating: Vacating = field(init=False)
-    carrier: Carrier = field(init=False)
-    figures: Figures = field(default_factory=Figures)
+    ledger: LeaseLedger = field(default_factory=LeaseLedger)
+    queue: LaunchQueue = field(default_factory=LaunchQueue)
+    grant_rate: GrantRate = field(default_factory=GrantRate)
+    streams: OutcomeStreams = field(default_factory=OutcomeStreams)
+    placer: GroupPlacer = field(init=False)
+    warm_targets: WarmTargets = field(init=False)
+    drains: HostDrains = field(init=False)
+    dispatcher: Dispatcher = field(init=False)
+    statistics: PoolStatistics = field(default_factory=PoolStatistics)
     _templates: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._templates = frozenset(template.name for template in self.spec.templates)
-        self.placer = Placer(self.ledger.nodes, packs=self.spec.is_sized_for_demand)
-        self.vacating = Vacating(self.ledger.nodes)
-        self.warming = Warming(Plans(self._templates, self.name))
-        self.carrier = Carrier(
-            nodes=self.nodes,
+        self.placer = GroupPlacer(self.ledger.hosts, packs=self.spec.is_sized_for_demand)
+        self.drains = HostDrains(self.ledger.hosts)
+        self.warm_targets = WarmTargets(Plans(self._templates, self.name))
+        self.dispatcher = Dispatcher(
+            host_client=self.host_client,
             ledger=self.ledger,
             queue=self.queue,
             streams=self.streams,
             grant=self._grant,
-            moved=self._dispatch,
+            on_capacity=self._dispatch,
         )
 
     async def launch(
@@ -108,8 +108,8 @@ class Broker:
             ReusedIdError: the key came with another request.
             FullError: too many wait already.
         """
-        check(request, self._templates, self.spec.lease)
-        asked, request = request.template, for_image(request, self.spec.templates)
+        check_launch(request, self._templates, self.spec.lease)
+        asked, request = request.template, with_image_template(request, self.spec.templates)
         check_shard(request.run_id, self.shard)
         if request.snapshot_id:
             await self._find_snapshot(request)
@@ -121,7 +121,7 @@ class Broker:
         finally:
             # Without a reader, what still waits would be granted in vain. Leases stay for their
             # time, and the same request finds them again.
-            if self.streams.leave(stream):
+            if self.streams.remove_reader(stream):
                 self.queue.remove(stream.batch)
 
     def renew(self, lease_ids: Sequence[str], ttl_s: int) -> list[str]:
@@ -139,7 +139,7 @@ class Broker:
 
     async def release(self, lease_ids: Sequence[str]) -> None:
         """End leases, give their slots to waiting launches, and wait a little for their hosts."""
-        closing = self.carrier.close(self.ledger.end(lease_ids, now_s=time.monotonic()))
+        closing = self.dispatcher.close(self.ledger.end(lease_ids, now_s=time.monotonic()))
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_WAIT_S)
 
@@ -153,13 +153,13 @@ class Broker:
             now_s=time.monotonic(),
             adopted_until_unix_ms=_unix_ms() + 1000 * ADOPTED_S,
         )
-        self.vacating.look(now_s=time.monotonic())
+        self.drains.update(now_s=time.monotonic())
         for beginning in request.begun:
-            self._began(request.node_id, beginning)
-        answer.warm.extend(self.warming.of(request.node_id))
+            self._record_beginning(request.node_id, beginning)
+        answer.warm.extend(self.warm_targets.targets_of(request.node_id))
         adopted, self.ledger.adopted = self.ledger.adopted, []
         for granted in adopted:
-            self._find_again(granted)
+            self._deliver_adopted(granted)
         self._dispatch()
         return answer
 
@@ -172,12 +172,12 @@ class Broker:
             InvalidFieldError: the plan names what this pool does not have.
         """
         check_shard(run_id, self.shard)
-        self.warming.plans.report(run_id, plan, now_s=time.monotonic())
+        self.warm_targets.plans.report(run_id, plan, now_s=time.monotonic())
         templates = dict.fromkeys(wave.template for wave in plan.waves)
         ours = [template for template in templates if template in self._templates]
-        return ready_by(self.ledger.nodes, ours, now_unix_ms=_unix_ms())
+        return ready_by(self.ledger.hosts, ours, now_unix_ms=_unix_ms())
 
-    def vacate(self, node_ids: Sequence[str], *, hold_s: float) -> list[str]:
+    def drain_hosts(self, node_ids: Sequence[str], *, hold_s: float) -> list[str]:
         """Drain these hosts: they get no environments; returns those that hold none.
 
         Raises:
@@ -188,7 +188,7 @@ class Broker:
             raise UnavailableError(
                 "this broker has just started and does not know all leases yet: try again in 2 s"
             )
-        return self.vacating.name(node_ids, hold_s=hold_s, now_s=time.monotonic())
+        return self.drains.start_drain(node_ids, hold_s=hold_s, now_s=time.monotonic())
 
     def prepare(self, request: environments_pb2.PrepareGroupRequest) -> None:
         """Choose a group's host, and have one environment ready there.
@@ -196,12 +196,12 @@ class Broker:
         Raises:
             InvalidFieldError: the group could not be launched like that.
         """
-        check_group(request, self._templates)
+        check_group_request(request, self._templates)
         check_shard(request.run_id, self.shard)
-        want = Want(request.template, request.count)
+        want = PlacementRequest(request.template, request.count)
         node = self.placer.prepare(request.run_id, request.group_id, want)
         if node is not None:
-            self.warming.pin(request, node, now_s=time.monotonic())
+            self.warm_targets.pin(request, node, now_s=time.monotonic())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Expire leases and refresh targets until told to stop."""
@@ -212,31 +212,31 @@ class Broker:
                     await stop.wait()
             except TimeoutError:
                 continue
-        await self.carrier.stop()
+        await self.dispatcher.stop()
 
     async def tick(self) -> None:
         """Make one pass over hosts, leases and the queue."""
         now_s = time.monotonic()
-        for node_id in self.ledger.silent_nodes(now_s=now_s):
+        for node_id in self.ledger.remove_silent_hosts(now_s=now_s):
             log.warning("host %s is lost: three heartbeats missed", node_id)
         over = self.ledger.expire(now_unix_ms=_unix_ms(), now_s=now_s)
         for closing in over:
             log.info("expired on %s: %s", closing.node_id, closing.lease_ids)
-        self.carrier.close(over)
+        self.dispatcher.close(over)
         for batch in [b for b in self.queue.batches() if b.deadline_s <= now_s]:
-            why = self.ledger.nodes.why_none_takes(batch.line.template)
+            why = self.ledger.hosts.explain_no_host(batch.placement_class.template)
             for index in self.queue.remove(batch):
-                self.streams.arrive(batch, failure(index, "QueueTimeout", why))
-        self.ledger.forget(now_s=now_s)
-        self.vacating.look(now_s=now_s)
+                self.streams.deliver(batch, failure_outcome(index, "QueueTimeout", why))
+        self.ledger.forget_old(now_s=now_s)
+        self.drains.update(now_s=now_s)
         self._dispatch()
-        self.warming.refresh(self.ledger.nodes, now_s=now_s)
-        self.figures.lease_s.extend(self.ledger.lasted_s)
+        self.warm_targets.refresh(self.ledger.hosts, now_s=now_s)
+        self.statistics.lease_s.extend(self.ledger.lasted_s)
         self.ledger.lasted_s.clear()
         metrics.queue_depth.set(len(self.queue))
         metrics.leases.set(len(self.ledger.leases))
-        metrics.nodes.set(len(self.ledger.nodes))
-        metrics.opening.set(self.ledger.nodes.opening)
+        metrics.nodes.set(len(self.ledger.hosts))
+        metrics.opening.set(self.ledger.hosts.opening)
 
     @property
     def _is_rebuilt(self) -> bool:
@@ -251,7 +251,7 @@ class Broker:
             InvalidFieldError: it is one of another template.
         """
         until_s = max(time.monotonic(), self.started_s + REBUILD_S) + SNAPSHOT_S
-        nodes, run_id, name = self.ledger.nodes, request.run_id, request.snapshot_id
+        nodes, run_id, name = self.ledger.hosts, request.run_id, request.snapshot_id
         while (template := nodes.template_of(run_id, name)) is None:
             if time.monotonic() >= until_s:
                 raise UnknownIdError(f"no node holds snapshot {name!r} of run {run_id!r}")
@@ -259,7 +259,7 @@ class Broker:
         if template != request.template:
             raise InvalidFieldError("template", f"snapshot {name!r} was made from {template!r}")
 
-    def _submit(self, request: environments_pb2.LaunchBatchRequest, asked: str) -> Stream:
+    def _submit(self, request: environments_pb2.LaunchBatchRequest, asked: str) -> OutcomeStream:
         key = BatchKey(request.run_id, request.idempotency_key)
         digest = blake3(request.SerializeToString(deterministic=True)).hexdigest(length=16)
         living = self.ledger.of_batch(key)
@@ -274,30 +274,30 @@ class Broker:
         wanted = deque(index for index in range(request.count) if index not in living)
         load = self._load(request.run_id, len(wanted))
         with metrics.refusals.count_exceptions(FullError):
-            refuse_excess(load, self.spec.lease, self.drain, now_s=now_s)
+            refuse_excess(load, self.spec.lease, self.grant_rate, now_s=now_s)
         timeout_s = request.queue_timeout_seconds or self.spec.lease.queue_timeout_seconds
-        batch = Batch(key, request, digest, now_s, now_s + timeout_s, wanted)
+        batch = LaunchBatch(key, request, digest, now_s, now_s + timeout_s, wanted)
         if request.deadline_unix_ms:
             batch.due_s = now_s + (request.deadline_unix_ms - _unix_ms()) / 1000
         for index, granted in sorted(living.items()):
-            batch.outcomes[index] = success(index, granted.lease)
+            batch.outcomes[index] = success_outcome(index, granted.lease)
         stream = self.streams.open(batch)
         self.queue.add(batch)
         # Plans speak of the template that the run names, whatever image a task needs.
-        self.warming.came(request, asked, len(wanted))
+        self.warm_targets.record_launch(request, asked, len(wanted))
         self._dispatch()
         return stream
 
-    def _load(self, run_id: str, wanted: int) -> Load:
-        return Load(
+    def _load(self, run_id: str, wanted: int) -> BrokerLoad:
+        return BrokerLoad(
             wanted=wanted,
             waiting=len(self.queue),
-            free=self._room(wanted),
+            free=self._count_free(wanted),
             batches=len(self.streams),
-            held_by_run=self.ledger.of_run(run_id) + self.streams.missing_of(run_id),
+            held_by_run=self.ledger.of_run(run_id) + self.streams.num_missing(run_id),
         )
 
-    def _room(self, wanted: int) -> int:
+    def _count_free(self, wanted: int) -> int:
         """Free slots; counted over every host only when the queue is nearly full."""
         is_close = len(self.queue) + wanted > self.spec.lease.max_queue
         return self.ledger.num_free if is_close else 0
@@ -309,59 +309,61 @@ class Broker:
         """Give free slots to the launches whose turn it is."""
         if not len(self.queue) or not self._is_rebuilt:
             return
-        if not any(node.free for node in self.ledger.nodes):
+        if not any(node.free for node in self.ledger.hosts):
             return
-        orders: dict[tuple[str, BatchKey], Order] = {}
+        orders: dict[tuple[str, BatchKey], LaunchOrder] = {}
         for turn in self.queue.take(self.placer.offer, now_s=time.monotonic()):
             node = self.placer.reserve(turn)
             if node is None:
                 continue
             key = (node.node_id, turn.batch.key)
-            orders.setdefault(key, Order(node=node, batch=turn.batch)).turns.append(turn)
+            orders.setdefault(key, LaunchOrder(host=node, batch=turn.batch)).turns.append(turn)
         for order in orders.values():
             ttl_s = self._ttl_s(order.batch.request.ttl_seconds)
-            self.carrier.open(order, _unix_ms() + 1000 * ttl_s)
+            self.dispatcher.open(order, _unix_ms() + 1000 * ttl_s)
 
-    def _began(self, node_id: str, beginning: environments_pb2.Beginning) -> None:
+    def _record_beginning(self, node_id: str, beginning: environments_pb2.Beginning) -> None:
         """Record the start of an environment whose lease was granted earlier."""
         if beginning.template in self._templates:
-            self.figures.started(beginning.start, beginning.start_ms)
-            self._note_start(node_id, beginning.template, beginning.start, beginning.start_ms)
+            self.statistics.record_start(beginning.start, beginning.start_ms)
+            self._record_start(node_id, beginning.template, beginning.start, beginning.start_ms)
 
-    def _note_start(
+    def _record_start(
         self, node_id: str, template: str, start: environments_pb2.Start, start_ms: int
     ) -> None:
-        node = self.ledger.nodes.get(node_id)
+        node = self.ledger.hosts.get(node_id)
         is_told = start != environments_pb2.START_UNSPECIFIED
-        if is_told and node is not None and template not in node.begun:
-            node.begun.add(template)
-            self.figures.began(template, start_ms)
-        num_nodes = len(self.ledger.nodes)
-        self.warming.started(template, start, num_nodes, now_s=time.monotonic())
+        if is_told and node is not None and template not in node.started_templates:
+            node.started_templates.add(template)
+            self.statistics.record_first_start(template, start_ms)
+        num_nodes = len(self.ledger.hosts)
+        self.warm_targets.record_start(template, start, num_nodes, now_s=time.monotonic())
 
-    def _find_again(self, granted: Granted) -> None:
+    def _deliver_adopted(self, granted: GrantedLease) -> None:
         """Deliver a lease from a heartbeat to the repeated request that waits for it."""
         stream = self.streams.get(granted.key)
         index = granted.held.index
         if stream is None or not self.queue.withdraw(stream.batch, index):
             return
         if granted.held.request_digest == stream.batch.digest:
-            self.streams.arrive(stream.batch, success(index, granted.lease))
+            self.streams.deliver(stream.batch, success_outcome(index, granted.lease))
         else:
             reused = "the idempotency key was another request"
-            self.streams.arrive(stream.batch, failure(index, ReusedIdError.reason, reused))
+            self.streams.deliver(stream.batch, failure_outcome(index, ReusedIdError.reason, reused))
 
-    def _grant(self, order: Order, held: environments_pb2.HeldLease, now_s: float) -> None:
+    def _grant(self, order: LaunchOrder, held: environments_pb2.HeldLease, now_s: float) -> None:
         waited_s = now_s - order.batch.submitted_s
-        node_id, template = order.node.node_id, order.batch.line.template
-        self.ledger.grant(Granted(held=held, node_id=node_id, granted_s=now_s, template=template))
-        self.drain.note(1, now_s=now_s)
-        self.figures.granted(held.lease, waited_s=waited_s)
+        node_id, template = order.host.node_id, order.batch.placement_class.template
+        self.ledger.grant(
+            GrantedLease(held=held, node_id=node_id, granted_s=now_s, template=template)
+        )
+        self.grant_rate.record_grants(1, now_s=now_s)
+        self.statistics.record_grant(held.lease, waited_s=waited_s)
         metrics.acquire_seconds.observe(waited_s)
         start = held.lease.start
         _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()
-        self._note_start(node_id, template, start, held.lease.start_ms)
-        self.streams.arrive(order.batch, success(held.index, held.lease))
+        self._record_start(node_id, template, start, held.lease.start_ms)
+        self.streams.deliver(order.batch, success_outcome(held.index, held.lease))
 
 
 def _unix_ms() -> int:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
 from etude.envserver import metrics
-from etude.envserver.broker.host_client import NodeError, Nodes
-from etude.envserver.broker.hosts import NodeState
-from etude.envserver.broker.launch_orders import Order, failure
-from etude.envserver.broker.launch_queue import Queue, Turn
-from etude.envserver.broker.lease_ledger import Closing, Ledger
-from etude.envserver.broker.outcome_streams import Streams
+from etude.envserver.broker.host_client import HostCallError, HostClient
+from etude.envserver.broker.hosts import HostState
+from etude.envserver.broker.launch_orders import LaunchOrder, failure_outcome
+from etude.envserver.broker.launch_queue import LaunchQueue, Turn
+from etude.envserver.broker.lease_ledger import Closing, LeaseLedger
+from etude.envserver.broker.outcome_streams import OutcomeStreams
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -22,23 +22,23 @@ MAX_TRIES = 3
 
 
 @dataclass(slots=True, kw_only=True)
-class Carrier:
+class Dispatcher:
     """The orders in flight between a broker and its hosts."""
 
-    nodes: Nodes
-    ledger: Ledger
-    queue: Queue
-    streams: Streams
-    grant: Callable[[Order, environments_pb2.HeldLease, float], None]
+    host_client: HostClient
+    ledger: LeaseLedger
+    queue: LaunchQueue
+    streams: OutcomeStreams
+    grant: Callable[[LaunchOrder, environments_pb2.HeldLease, float], None]
     """Called with each lease that a host has opened, and when."""
-    moved: Callable[[], None]
+    on_capacity: Callable[[], None]
     """Called when slots may have become free."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
-    def open(self, order: Order, expires_unix_ms: int) -> None:
+    def open(self, order: LaunchOrder, expires_unix_ms: int) -> None:
         """Order environments from a host, under new leases with this end."""
-        leases = order.leases(expires_unix_ms)
-        self._spawn(self._open(order, leases), f"open on {order.node.node_id}")
+        leases = order.new_leases(expires_unix_ms)
+        self._spawn(self._open(order, leases), f"open on {order.host.node_id}")
 
     def close(self, closing: Sequence[Closing]) -> list[asyncio.Task[None]]:
         """Tell hosts which leases to end."""
@@ -57,16 +57,16 @@ class Carrier:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _open(self, order: Order, leases: Sequence[environments_pb2.HeldLease]) -> None:
+    async def _open(self, order: LaunchOrder, leases: Sequence[environments_pb2.HeldLease]) -> None:
         batch = order.batch
         queued_ms = round(1000 * (time.monotonic() - batch.submitted_s))
         try:
-            outcomes = await self._answers(order, leases)
-        except NodeError as error:
-            order.node.is_suspect = True
-            self.ledger.abandon([held.lease.lease_id for held in leases], now_s=time.monotonic())
+            outcomes = await self._request_outcomes(order, leases)
+        except HostCallError as error:
+            order.host.is_suspect = True
+            self.ledger.disown([held.lease.lease_id for held in leases], now_s=time.monotonic())
             for turn in order.turns:
-                self._try_again(turn, str(error))
+                self._retry(turn, str(error))
         else:
             now_s = time.monotonic()
             for turn, held, outcome in zip(order.turns, leases, outcomes, strict=True):
@@ -75,52 +75,56 @@ class Carrier:
                     held.lease.queued_ms = queued_ms
                     self.grant(order, held, now_s)
                 else:
-                    self._refused(order.node, turn, outcome)
+                    self._handle_refusal(order.host, turn, outcome)
         finally:
-            order.node.answered(len(order.turns), order.cpu_ms)
-        self.moved()
+            order.host.settle_order(len(order.turns), order.cpu_ms)
+        self.on_capacity()
 
-    async def _answers(
-        self, order: Order, leases: Sequence[environments_pb2.HeldLease]
+    async def _request_outcomes(
+        self, order: LaunchOrder, leases: Sequence[environments_pb2.HeldLease]
     ) -> Sequence[environments_pb2.LaunchBatchResponse]:
-        outcomes = await self.nodes.open(order.node.endpoint, order.request(leases))
+        outcomes = await self.host_client.open(order.host.endpoint, order.to_request(leases))
         for held, outcome in zip(leases, outcomes, strict=True):
             if outcome.HasField("lease") and outcome.lease.lease_id != held.lease.lease_id:
-                raise NodeError(f"{order.node.endpoint}: opened another lease than the one ordered")
-        if self.ledger.nodes.get(order.node.node_id) is not order.node:
-            raise NodeError(f"{order.node.endpoint}: lost while it opened environments")
+                raise HostCallError(
+                    f"{order.host.endpoint}: opened another lease than the one ordered"
+                )
+        if self.ledger.hosts.get(order.host.node_id) is not order.host:
+            raise HostCallError(f"{order.host.endpoint}: lost while it opened environments")
         return outcomes
 
-    def _refused(
-        self, node: NodeState, turn: Turn, outcome: environments_pb2.LaunchBatchResponse
+    def _handle_refusal(
+        self, node: HostState, turn: Turn, outcome: environments_pb2.LaunchBatchResponse
     ) -> None:
         if outcome.failure.reason == "NoSlot":
             # The node knows better than the ledger; its next heartbeat tells.
             node.is_suspect = True
-            self._wait_again(turn)
+            self._requeue(turn)
         else:
             metrics.errors.labels("start").inc()
-            self.streams.arrive(turn.batch, outcome)
+            self.streams.deliver(turn.batch, outcome)
 
-    def _try_again(self, turn: Turn, why: str) -> None:
+    def _retry(self, turn: Turn, why: str) -> None:
         tries = turn.batch.tries.get(turn.position, 0) + 1
         turn.batch.tries[turn.position] = tries
         if tries < MAX_TRIES:
-            self._wait_again(turn)
+            self._requeue(turn)
         else:
             metrics.errors.labels("start").inc()
-            self.streams.arrive(turn.batch, failure(turn.position, NodeError.reason, why))
+            self.streams.deliver(
+                turn.batch, failure_outcome(turn.position, HostCallError.reason, why)
+            )
 
-    def _wait_again(self, turn: Turn) -> None:
-        if self.streams.is_heard(turn.batch):
-            self.queue.put_back(turn)
+    def _requeue(self, turn: Turn) -> None:
+        if self.streams.has_reader(turn.batch):
+            self.queue.requeue(turn)
 
     async def _close(self, closing: Closing) -> None:
         try:
-            await self.nodes.close(closing.endpoint, closing.lease_ids)
-        except NodeError as error:
+            await self.host_client.close(closing.endpoint, closing.lease_ids)
+        except HostCallError as error:
             # The node's next heartbeat is answered with the same order.
             log.warning("%d leases not closed: %s", len(closing.lease_ids), error)
         else:
-            self.ledger.gone(closing.node_id, closing.lease_ids)
-            self.moved()
+            self.ledger.confirm_closed(closing.node_id, closing.lease_ids)
+            self.on_capacity()

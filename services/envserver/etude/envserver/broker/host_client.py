@@ -17,13 +17,13 @@ OPEN_DEADLINE_S = 60.0
 CLOSE_DEADLINE_S = 10.0
 
 
-class NodeError(UnavailableError):
+class HostCallError(UnavailableError):
     """A host did not answer, or failed the call."""
 
     reason = "NodeFailed"
 
 
-class Nodes(Protocol):
+class HostClient(Protocol):
     """Orders to hosts; every method raises HostCallError."""
 
     async def open(
@@ -34,7 +34,7 @@ class Nodes(Protocol):
 
 
 @dataclass(slots=True)
-class GrpcNodes(Nodes):
+class GrpcHostClient(HostClient):
     """Hosts at their endpoints."""
 
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
@@ -48,9 +48,9 @@ class GrpcNodes(Nodes):
                 request, timeout=OPEN_DEADLINE_S, metadata=telemetry.inject()
             )
         except grpc.aio.AioRpcError as error:
-            raise NodeError(f"{endpoint}: {error.code().name}: {error.details()}") from error
+            raise HostCallError(f"{endpoint}: {error.code().name}: {error.details()}") from error
         if len(answer.outcomes) != len(request.leases):
-            raise NodeError(f"{endpoint}: {len(answer.outcomes)} outcomes, not one per lease")
+            raise HostCallError(f"{endpoint}: {len(answer.outcomes)} outcomes, not one per lease")
         return answer.outcomes
 
     @override
@@ -59,7 +59,7 @@ class GrpcNodes(Nodes):
         try:
             await self._stub(endpoint).CloseEnvironments(request, timeout=CLOSE_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            raise NodeError(f"{endpoint}: {error.code().name}: {error.details()}") from error
+            raise HostCallError(f"{endpoint}: {error.code().name}: {error.details()}") from error
 
     async def stop(self) -> None:
         """Close every channel."""
@@ -73,12 +73,12 @@ class GrpcNodes(Nodes):
             except (
                 UserError
             ) as cause:  # the host reported the address: it is no setting of this process
-                raise NodeError(str(cause)) from cause
+                raise HostCallError(str(cause)) from cause
         return environments_pb2_grpc.EnvNodeServiceStub(self._channels[endpoint])
 
 
 @dataclass(slots=True)
-class MemoryNodes(Nodes):
+class MemoryHostClient(HostClient):
     """Hosts without processes, for tests: they hold the ordered leases in memory."""
 
     slots: int = 1024
@@ -96,13 +96,13 @@ class MemoryNodes(Nodes):
     ) -> Sequence[environments_pb2.LaunchBatchResponse]:
         self.orders += 1
         if endpoint in self.failing:
-            raise NodeError(f"{endpoint}: does not answer")
+            raise HostCallError(f"{endpoint}: does not answer")
         return [self._open(endpoint, held) for held in request.leases]
 
     @override
     async def close(self, endpoint: str, lease_ids: Sequence[str]) -> None:
         if endpoint in self.failing:
-            raise NodeError(f"{endpoint}: does not answer")
+            raise HostCallError(f"{endpoint}: does not answer")
         for lease_id in lease_ids:
             self.held.get(endpoint, {}).pop(lease_id, None)
 

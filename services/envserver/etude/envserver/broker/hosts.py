@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.envserver.broker.start_costs import UNTOLD, Cost, Level
+from etude.envserver.broker.start_costs import UNREPORTED, StartCost, TemplateReadiness
 from etude.v1 import environments_pb2
 
 MAX_OPENING = 32
@@ -22,7 +22,7 @@ class SnapshotKey(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class NodeState:
+class HostState:
     """One host."""
 
     node_id: str
@@ -36,15 +36,15 @@ class NodeState:
     """Environments that were ordered and have not answered."""
     is_suspect: bool = False
     """True after a failed call: nothing is placed here until the next heartbeat."""
-    is_vacating: bool = False
+    is_draining: bool = False
     """True if its pool removes it as soon as it is empty."""
     idle_since_s: float | None = None
     """Start of its idle time; None while it holds something."""
     leases: set[str] = field(default_factory=set)
     closing: set[str] = field(default_factory=set)
     """Ended leases that it may still hold."""
-    levels: dict[str, Level] = field(default_factory=dict)
-    begun: set[str] = field(default_factory=set)
+    readiness_by_template: dict[str, TemplateReadiness] = field(default_factory=dict)
+    started_templates: set[str] = field(default_factory=set)
     """Templates of which an environment has started here."""
     snapshots: frozenset[SnapshotKey] = frozenset()
     queue_ms: float = 0.0
@@ -55,15 +55,15 @@ class NodeState:
     @property
     def free(self) -> int:
         """Free slots."""
-        return max(0, self.slots - self.held)
+        return max(0, self.slots - self.num_held)
 
     @property
     def is_open(self) -> bool:
         """True if it may get environments at all."""
-        return not self.draining and not self.is_suspect and not self.is_vacating
+        return not self.draining and not self.is_suspect and not self.is_draining
 
     @property
-    def held(self) -> int:
+    def num_held(self) -> int:
         """Environments that it holds, opens or closes."""
         return len(self.leases) + len(self.closing) + self.opening
 
@@ -72,13 +72,13 @@ class NodeState:
         """True if further orders have to wait for its answers."""
         return self.opening >= MAX_OPENING
 
-    def level(self, template: str) -> Level:
+    def readiness(self, template: str) -> TemplateReadiness:
         """Readiness for a template."""
-        return self.levels.get(template, UNTOLD)
+        return self.readiness_by_template.get(template, UNREPORTED)
 
-    def cost(self, template: str) -> Cost:
+    def cost(self, template: str) -> StartCost:
         """Cost of one more environment here."""
-        return self.level(template).cost
+        return self.readiness(template).cost
 
     def takes(self, template: str, count: int = 1) -> bool:
         """True if this many environments of a template fit."""
@@ -86,10 +86,10 @@ class NodeState:
             self.is_open
             and self.free >= count
             and (self.memory_bytes is None or self.memory_bytes >= count * CLONE_BYTES)
-            and not self.level(template).quarantined
+            and not self.readiness(template).quarantined
         )
 
-    def hear(self, told: environments_pb2.HeartbeatRequest, *, now_s: float) -> None:
+    def apply_heartbeat(self, told: environments_pb2.HeartbeatRequest, *, now_s: float) -> None:
         """Replace its state by the newest one, which includes all but the latest orders."""
         self.endpoint = told.endpoint
         self.driver = told.driver
@@ -100,29 +100,31 @@ class NodeState:
         self.is_suspect = False
         self.queue_ms = float(told.queue_ms)
         self.memory_bytes = told.free_memory_bytes or None
-        self.levels = {level.template: Level.of(level) for level in told.levels}
+        self.readiness_by_template = {
+            level.template: TemplateReadiness.from_message(level) for level in told.levels
+        }
 
     def reserve(self, template: str) -> None:
         """Deduct one environment that will be ordered here."""
-        level = self.level(template)
+        level = self.readiness(template)
         self.opening += 1
         self.queue_ms += level.cost.cpu_ms
         if self.memory_bytes is not None:
             self.memory_bytes -= CLONE_BYTES
-        level.use()
+        level.count_start()
 
-    def answered(self, count: int, cpu_ms: float) -> None:
+    def settle_order(self, count: int, cpu_ms: float) -> None:
         """Settle an answered order."""
         self.opening -= count
         self.queue_ms = max(0.0, self.queue_ms - cpu_ms)
 
 
 @dataclass(slots=True)
-class Members:
+class Hosts:
     """All hosts in rotation, and the holders of each snapshot."""
 
-    _nodes: dict[str, NodeState] = field(default_factory=dict)
-    _order: list[NodeState] = field(default_factory=list)
+    _by_id: dict[str, HostState] = field(default_factory=dict)
+    _order: list[HostState] = field(default_factory=list)
     """The same hosts, to draw from."""
     _holders: dict[SnapshotKey, dict[str, str]] = field(default_factory=dict)
     """By snapshot, the template that each holder reports, by host."""
@@ -130,60 +132,62 @@ class Members:
     def __len__(self) -> int:
         return len(self._order)
 
-    def __iter__(self) -> Iterator[NodeState]:
+    def __iter__(self) -> Iterator[HostState]:
         return iter(self._order)
 
-    def __getitem__(self, place: int) -> NodeState:
+    def __getitem__(self, place: int) -> HostState:
         return self._order[place]
 
-    def get(self, node_id: str) -> NodeState | None:
+    def get(self, node_id: str) -> HostState | None:
         """A host, if it is in rotation."""
-        return self._nodes.get(node_id)
+        return self._by_id.get(node_id)
 
     @property
     def opening(self) -> int:
         """Environments that were ordered and have not answered."""
         return sum(node.opening for node in self._order)
 
-    def why_none_takes(self, template: str) -> str:
+    def explain_no_host(self, template: str) -> str:
         """The reason why no host takes an environment of a template."""
         if not self._order:
             return "no host is in rotation"
-        crashing = [node for node in self._order if node.level(template).quarantined]
+        crashing = [node for node in self._order if node.readiness(template).quarantined]
         if len(crashing) == len(self._order):
-            why = crashing[0].level(template).quarantined
+            why = crashing[0].readiness(template).quarantined
             return f"template {template!r} is quarantined on every host: {why}"
         slots = sum(node.slots for node in self._order)
         return f"no slot became free in time; this pool has {slots} on {len(self._order)} hosts"
 
-    def hear(self, told: environments_pb2.HeartbeatRequest, *, now_s: float) -> NodeState:
+    def apply_heartbeat(
+        self, told: environments_pb2.HeartbeatRequest, *, now_s: float
+    ) -> HostState:
         """Take in a heartbeat."""
-        node = self._nodes.get(told.node_id)
+        node = self._by_id.get(told.node_id)
         if node is None:
-            node = self._nodes[told.node_id] = NodeState(node_id=told.node_id)
+            node = self._by_id[told.node_id] = HostState(node_id=told.node_id)
             self._order.append(node)
-        node.hear(told, now_s=now_s)
-        self._hear_snapshots(node, told.snapshots)
+        node.apply_heartbeat(told, now_s=now_s)
+        self._update_snapshots(node, told.snapshots)
         return node
 
-    def remove(self, node: NodeState) -> None:
+    def remove(self, node: HostState) -> None:
         """Remove a host that fell silent."""
-        self._hear_snapshots(node, ())
-        del self._nodes[node.node_id]
+        self._update_snapshots(node, ())
+        del self._by_id[node.node_id]
         self._order.remove(node)
 
-    def holders(self, run_id: str, snapshot_id: str) -> list[NodeState]:
+    def holders(self, run_id: str, snapshot_id: str) -> list[HostState]:
         """The hosts that hold a run's snapshot; a snapshot of another run is unknown."""
         return [
-            self._nodes[name] for name in self._holders.get(SnapshotKey(run_id, snapshot_id), ())
+            self._by_id[name] for name in self._holders.get(SnapshotKey(run_id, snapshot_id), ())
         ]
 
     def template_of(self, run_id: str, snapshot_id: str) -> str | None:
         """The template that a run's snapshot was made from; None if no host holds it."""
         return next(iter(self._holders.get(SnapshotKey(run_id, snapshot_id), {}).values()), None)
 
-    def _hear_snapshots(
-        self, node: NodeState, told: Collection[environments_pb2.HeldSnapshot]
+    def _update_snapshots(
+        self, node: HostState, told: Collection[environments_pb2.HeldSnapshot]
     ) -> None:
         if not told and not node.snapshots:
             return
@@ -203,14 +207,14 @@ MOST_S = 300.0
 
 
 @dataclass(slots=True)
-class Vacating:
+class HostDrains:
     """The hosts to drain, as named last, until the hold ends."""
 
-    nodes: Members
+    hosts: Hosts
     _names: frozenset[str] = frozenset()
     _until_s: float = -math.inf
 
-    def name(self, node_ids: Iterable[str], *, hold_s: float, now_s: float) -> list[str]:
+    def start_drain(self, node_ids: Iterable[str], *, hold_s: float, now_s: float) -> list[str]:
         """Drain these hosts, and stop draining all others.
 
         Returns:
@@ -219,17 +223,17 @@ class Vacating:
         """
         self._names = frozenset(node_ids)
         self._until_s = now_s + min(hold_s, MOST_S)
-        self.look(now_s=now_s)
-        found = ((name, self.nodes.get(name)) for name in sorted(self._names))
-        return [name for name, node in found if node is None or not node.held]
+        self.update(now_s=now_s)
+        found = ((name, self.hosts.get(name)) for name in sorted(self._names))
+        return [name for name, node in found if node is None or not node.num_held]
 
-    def look(self, *, now_s: float) -> None:
+    def update(self, *, now_s: float) -> None:
         """Mark the hosts that drain now, and record since when each is empty."""
         if now_s >= self._until_s:
             self._names = frozenset()
-        for node in self.nodes:
-            node.is_vacating = node.node_id in self._names
-            if node.held:
+        for node in self.hosts:
+            node.is_draining = node.node_id in self._names
+            if node.num_held:
                 node.idle_since_s = None
             elif node.idle_since_s is None:
                 node.idle_since_s = now_s

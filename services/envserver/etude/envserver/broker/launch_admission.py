@@ -22,7 +22,7 @@ UNKNOWN_RETRY_S = 2.0
 """While nothing was granted in the window."""
 
 
-def check(
+def check_launch(
     request: environments_pb2.LaunchBatchRequest, templates: Collection[str], policy: LeasePolicy
 ) -> None:
     """Reject a launch that can never be served.
@@ -52,7 +52,9 @@ def check(
     toolset(request.toolset)
 
 
-def check_group(request: environments_pb2.PrepareGroupRequest, templates: Collection[str]) -> None:
+def check_group_request(
+    request: environments_pb2.PrepareGroupRequest, templates: Collection[str]
+) -> None:
     """Reject a group that could not be launched.
 
     Raises:
@@ -93,7 +95,7 @@ def _refuse_broken(rules: Iterable[tuple[str, bool, str]]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class BrokerLoad:
     """Load of a broker when a launch arrives."""
 
     wanted: int
@@ -105,7 +107,7 @@ class Load:
     """Environments that its run holds or waits for."""
 
 
-def excess(load: Load, policy: LeasePolicy) -> tuple[int, str]:
+def excess_of(load: BrokerLoad, policy: LeasePolicy) -> tuple[int, str]:
     """Environments by which a launch exceeds a limit, and the limit's name; 0 if it may enter."""
     if policy.max_per_run is not None:
         run_over = load.held_by_run + load.wanted - policy.max_per_run
@@ -124,14 +126,14 @@ def excess(load: Load, policy: LeasePolicy) -> tuple[int, str]:
 
 
 @dataclass(slots=True)
-class Drain:
+class GrantRate:
     """Rate at which environments are granted."""
 
     _grants: deque[tuple[float, int]] = field(default_factory=deque)
     """When and how many, of the last window."""
     _count: int = 0
 
-    def note(self, count: int, *, now_s: float) -> None:
+    def record_grants(self, count: int, *, now_s: float) -> None:
         """Record grants."""
         self._grants.append((now_s, count))
         self._count += count
@@ -153,18 +155,18 @@ class Drain:
             self._count -= self._grants.popleft()[1]
 
 
-def refuse_excess(load: Load, policy: LeasePolicy, drain: Drain, *, now_s: float) -> None:
+def refuse_excess(load: BrokerLoad, policy: LeasePolicy, drain: GrantRate, *, now_s: float) -> None:
     """Reject a launch that would exceed a limit.
 
     Raises:
         FullError: with the time after which it may fit.
     """
-    over, what = excess(load, policy)
+    over, what = excess_of(load, policy)
     if over:
         raise FullError(what, retry_after_s=drain.retry_after_s(over, now_s=now_s))
 
 
-def for_image(
+def with_image_template(
     request: environments_pb2.LaunchBatchRequest, templates: Sequence[Template]
 ) -> environments_pb2.LaunchBatchRequest:
     """The launch request with the template whose image its task needs; unchanged without an image.

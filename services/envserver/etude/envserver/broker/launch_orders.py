@@ -4,17 +4,17 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from etude.envserver.broker.hosts import NodeState
-from etude.envserver.broker.launch_queue import Batch, Turn
+from etude.envserver.broker.hosts import HostState
+from etude.envserver.broker.launch_queue import LaunchBatch, Turn
 from etude.v1 import environments_pb2
 
 
 @dataclass(slots=True, kw_only=True)
-class Order:
+class LaunchOrder:
     """Environments of one batch for one host."""
 
-    node: NodeState
-    batch: Batch
+    host: HostState
+    batch: LaunchBatch
     turns: list[Turn] = field(default_factory=list)
 
     @property
@@ -22,7 +22,7 @@ class Order:
         """CPU time that it costs the host."""
         return sum(turn.offer.cpu_ms for turn in self.turns)
 
-    def request(
+    def to_request(
         self, leases: Iterable[environments_pb2.HeldLease]
     ) -> environments_pb2.OpenEnvironmentsRequest:
         """The request to the host."""
@@ -36,7 +36,7 @@ class Order:
             on_expiry=asked.on_expiry,
         )
 
-    def leases(self, expires_unix_ms: int) -> list[environments_pb2.HeldLease]:
+    def new_leases(self, expires_unix_ms: int) -> list[environments_pb2.HeldLease]:
         """Make a lease for each of its environments."""
         return [self._lease(turn.position, expires_unix_ms) for turn in self.turns]
 
@@ -56,12 +56,14 @@ class Order:
         )
 
 
-def success(index: int, lease: environments_pb2.Lease) -> environments_pb2.LaunchBatchResponse:
+def success_outcome(
+    index: int, lease: environments_pb2.Lease
+) -> environments_pb2.LaunchBatchResponse:
     """The outcome of an environment that is ready."""
     return environments_pb2.LaunchBatchResponse(index=index, lease=lease)
 
 
-def failure(index: int, reason: str, message: str) -> environments_pb2.LaunchBatchResponse:
+def failure_outcome(index: int, reason: str, message: str) -> environments_pb2.LaunchBatchResponse:
     """The outcome of a failed launch."""
     told = environments_pb2.LaunchFailure(reason=reason, message=message)
     return environments_pb2.LaunchBatchResponse(index=index, failure=told)

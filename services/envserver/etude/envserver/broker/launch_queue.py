@@ -20,7 +20,7 @@ class BatchKey(NamedTuple):
     idempotency_key: str
 
 
-class Line(NamedTuple):
+class PlacementClass(NamedTuple):
     """Environments of one run for which the same hosts are equally good."""
 
     template: str
@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class LaunchBatch:
     """One launch request: one entry of the queue, however many environments it asks for."""
 
     key: BatchKey
@@ -45,10 +45,10 @@ class Batch:
     """Hosts that failed an index."""
     outcomes: dict[int, environments_pb2.LaunchBatchResponse] = field(default_factory=dict)
     """In the order of their arrival."""
-    line: Line = field(init=False)
+    placement_class: PlacementClass = field(init=False)
 
     def __post_init__(self) -> None:
-        self.line = Line(self.request.template, self.request.snapshot_id)
+        self.placement_class = PlacementClass(self.request.template, self.request.snapshot_id)
 
 
 class Offer(NamedTuple):
@@ -61,17 +61,17 @@ class Offer(NamedTuple):
 class Turn(NamedTuple):
     """One environment of a batch whose turn it is."""
 
-    batch: Batch
+    batch: LaunchBatch
     position: int
     """Its index in the batch."""
     offer: Offer
 
 
-Offers = Callable[[Batch], Offer | None]
+Offers = Callable[[LaunchBatch], Offer | None]
 """Offers a host for the next environment of a batch; None: no host, nor for its class."""
 
 
-def urgency(batch: Batch, *, now_s: float) -> float:
+def urgency(batch: LaunchBatch, *, now_s: float) -> float:
     """Factor on a run's share for a batch: 1 without a deadline, at most 4."""
     if batch.due_s is None:
         return 1.0
@@ -85,7 +85,7 @@ def urgency(batch: Batch, *, now_s: float) -> float:
 class _Entries:
     """Batches of one placement class. It keeps its turn for those present when the turn began."""
 
-    batches: OrderedDict[BatchKey, Batch] = field(default_factory=OrderedDict)
+    batches: OrderedDict[BatchKey, LaunchBatch] = field(default_factory=OrderedDict)
     gate: int = 0
     """Batches left of the present turn; 0 before it begins."""
 
@@ -94,7 +94,7 @@ class _Entries:
 class _Run:
     """Placement classes of one run; the first has the turn."""
 
-    lines: OrderedDict[Line, _Entries] = field(default_factory=OrderedDict)
+    lines: OrderedDict[PlacementClass, _Entries] = field(default_factory=OrderedDict)
     waiting: int = 0
     deficit_ms: float = 0.0
     """CPU time that it may use in the present visit."""
@@ -102,7 +102,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class Queue:
+class LaunchQueue:
     """Runs take turns by deficit round robin; inside a run batches of one template go together.
 
     Every run weighs the same. Its share grows while a batch of it is urgent.
@@ -126,7 +126,7 @@ class Queue:
         run = self._runs.get(run_id)
         return 0 if run is None else run.waiting
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[LaunchBatch]:
         """Every batch with waiting environments."""
         return (
             batch
@@ -135,30 +135,30 @@ class Queue:
             for batch in entries.batches.values()
         )
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: LaunchBatch) -> None:
         """Append a batch to its placement class, unless nothing of it waits."""
         if not batch.waiting:
             return
         run = self._runs.setdefault(batch.key.run_id, _Run())
-        entries = run.lines.setdefault(batch.line, _Entries())
+        entries = run.lines.setdefault(batch.placement_class, _Entries())
         entries.batches[batch.key] = batch
         self._count(run, len(batch.waiting))
 
-    def put_back(self, turn: Turn) -> None:
+    def requeue(self, turn: Turn) -> None:
         """Requeue a turn whose host failed: first in its run, which gets its CPU time back."""
         batch = turn.batch
         batch.waiting.appendleft(turn.position)
         run = self._runs.setdefault(batch.key.run_id, _Run())
         run.deficit_ms += turn.offer.cpu_ms
-        entries = run.lines.setdefault(batch.line, _Entries())
+        entries = run.lines.setdefault(batch.placement_class, _Entries())
         if batch.key not in entries.batches:
             entries.batches[batch.key] = batch
             entries.batches.move_to_end(batch.key, last=False)
             entries.gate += entries.gate > 0
-        run.lines.move_to_end(batch.line, last=False)
+        run.lines.move_to_end(batch.placement_class, last=False)
         self._count(run, 1)
 
-    def remove(self, batch: Batch) -> list[int]:
+    def remove(self, batch: LaunchBatch) -> list[int]:
         """Remove a batch; returns the indices that still waited."""
         waiting = list(batch.waiting)
         batch.waiting.clear()
@@ -168,7 +168,7 @@ class Queue:
             self._leave(run, batch)
         return waiting
 
-    def withdraw(self, batch: Batch, position: int) -> bool:
+    def withdraw(self, batch: LaunchBatch, position: int) -> bool:
         """Remove one environment; False if it does not wait."""
         run = self._runs.get(batch.key.run_id)
         if run is None or position not in batch.waiting:
@@ -190,7 +190,7 @@ class Queue:
         try:
             while self._runs:
                 run_id, run = next(iter(self._runs.items()))
-                found = _offered(run_id, run, offers, full)
+                found = _first_offer(run_id, run, offers, full)
                 if found is None:
                     # Its visit goes on as soon as there is room for it.
                     aside.append((run_id, self._runs.pop(run_id)))
@@ -210,8 +210,8 @@ class Queue:
                 self._runs[run_id] = run
                 self._runs.move_to_end(run_id, last=False)
 
-    def _next_index(self, run: _Run, batch: Batch) -> int:
-        entries = run.lines[batch.line]
+    def _next_index(self, run: _Run, batch: LaunchBatch) -> int:
+        entries = run.lines[batch.placement_class]
         if not entries.gate:
             entries.gate = len(entries.batches)
         index = batch.waiting.popleft()
@@ -220,16 +220,16 @@ class Queue:
             self._leave(run, batch)
         return index
 
-    def _leave(self, run: _Run, batch: Batch) -> None:
+    def _leave(self, run: _Run, batch: LaunchBatch) -> None:
         """Remove a batch of which nothing waits any more."""
-        entries = run.lines.get(batch.line)
+        entries = run.lines.get(batch.placement_class)
         if entries is None or entries.batches.pop(batch.key, None) is None:
             return
         entries.gate = max(0, entries.gate - 1)
         if not entries.batches:
-            del run.lines[batch.line]
+            del run.lines[batch.placement_class]
         elif not entries.gate:
-            run.lines.move_to_end(batch.line)
+            run.lines.move_to_end(batch.placement_class)
         if not run.lines:
             # An empty run saves nothing up.
             del self._runs[batch.key.run_id]
@@ -242,16 +242,16 @@ class Queue:
 class _Full(NamedTuple):
     """A placement class for which there is no room now; a snapshot's belongs to one run."""
 
-    line: Line
+    line: PlacementClass
     run_id: str
 
 
-class _Found(NamedTuple):
-    batch: Batch
+class _BatchOffer(NamedTuple):
+    batch: LaunchBatch
     offer: Offer
 
 
-def _offered(run_id: str, run: _Run, offers: Offers, full: set[_Full]) -> _Found | None:
+def _first_offer(run_id: str, run: _Run, offers: Offers, full: set[_Full]) -> _BatchOffer | None:
     """The first batch of a run for which there is room."""
     for line, entries in run.lines.items():
         here = _Full(line, run_id if line.snapshot_id else "")
@@ -260,6 +260,6 @@ def _offered(run_id: str, run: _Run, offers: Offers, full: set[_Full]) -> _Found
         batch = next(iter(entries.batches.values()))
         offer = offers(batch)
         if offer is not None:
-            return _Found(batch, offer)
+            return _BatchOffer(batch, offer)
         full.add(here)
     return None

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.envserver.broker.hosts import Members, NodeState
+from etude.envserver.broker.hosts import Hosts, HostState
 from etude.envserver.broker.launch_queue import BatchKey
 from etude.v1 import environments_pb2
 
@@ -18,7 +18,7 @@ _NEVER_UNIX_MS = 1 << 62
 
 
 @dataclass(slots=True, kw_only=True)
-class Granted:
+class GrantedLease:
     """One lease."""
 
     held: environments_pb2.HeldLease
@@ -51,15 +51,15 @@ class Closing(NamedTuple):
 
 
 @dataclass(slots=True)
-class Ledger:
+class LeaseLedger:
     """The broker's whole state. It is rebuilt from heartbeats, so nothing here is ever stored.
 
     Each lease that was granted or adopted is active, or was released, expired or lost: the four
     counts add up at any time.
     """
 
-    nodes: Members = field(default_factory=Members)
-    leases: dict[str, Granted] = field(default_factory=dict)
+    hosts: Hosts = field(default_factory=Hosts)
+    leases: dict[str, GrantedLease] = field(default_factory=dict)
     granted_total: int = 0
     adopted_total: int = 0
     """Leases that a predecessor granted, or of hosts that were lost and came back."""
@@ -69,7 +69,7 @@ class Ledger:
     """Leases whose hosts fell silent or no longer knew them."""
     lasted_s: list[float] = field(default_factory=list)
     """Durations of leases that ended since the last tick."""
-    adopted: list[Granted] = field(default_factory=list)
+    adopted: list[GrantedLease] = field(default_factory=list)
     """Leases adopted since the last heartbeat was answered."""
     _ended: dict[str, float] = field(default_factory=dict)
     """When leases ended, oldest first."""
@@ -77,7 +77,7 @@ class Ledger:
     """Expiry in Unix milliseconds, of the ended leases that had expired."""
     _by_key: dict[BatchKey, dict[int, str]] = field(default_factory=dict)
     _of_run: dict[str, int] = field(default_factory=dict)
-    _lost: dict[str, Granted] = field(default_factory=dict)
+    _lost: dict[str, GrantedLease] = field(default_factory=dict)
     """Leases of hosts that fell silent; they count again when the host comes back with them."""
     _ends: dict[int, set[str]] = field(default_factory=dict)
     """Leases by the second of their ends; a renewed one is moved when its old end comes."""
@@ -85,9 +85,9 @@ class Ledger:
     @property
     def num_free(self) -> int:
         """Free slots of all hosts that may get environments."""
-        return sum(node.free for node in self.nodes if node.is_open)
+        return sum(node.free for node in self.hosts if node.is_open)
 
-    def of_batch(self, key: BatchKey) -> dict[int, Granted]:
+    def of_batch(self, key: BatchKey) -> dict[int, GrantedLease]:
         """The living leases of a batch by index."""
         return {index: self.leases[i] for index, i in self._by_key.get(key, {}).items()}
 
@@ -100,7 +100,7 @@ class Ledger:
         """Leases that a run holds."""
         return self._of_run.get(run_id, 0)
 
-    def grant(self, granted: Granted) -> None:
+    def grant(self, granted: GrantedLease) -> None:
         """Enter a lease that a host has opened.
 
         The host's heartbeat may have reported the lease before its answer came, as one of unknown
@@ -125,7 +125,7 @@ class Ledger:
         A lease that the host holds and that is unknown here was granted by a predecessor of this
         broker; it lives until the given time at least.
         """
-        node = self.nodes.hear(request, now_s=now_s)
+        node = self.hosts.apply_heartbeat(request, now_s=now_s)
         answer = environments_pb2.HeartbeatResponse()
         seen = set()
         for held in request.held:
@@ -139,7 +139,7 @@ class Ledger:
                 self._lost.pop(lease_id, None)
                 self._ended.setdefault(lease_id, now_s)
             if granted is None and lease_id not in self._ended:
-                granted = self._adopted(held, node.node_id, now_s, adopted_until_unix_ms)
+                granted = self._adopt(held, node.node_id, now_s, adopted_until_unix_ms)
             if granted is None or granted.node_id != node.node_id:
                 # It ended, or lives on another host: a lease is never on two.
                 answer.close_lease_ids.append(lease_id)
@@ -150,9 +150,9 @@ class Ledger:
         self._forget_missing(node, seen, now_s)
         return answer
 
-    def silent_nodes(self, *, now_s: float) -> list[str]:
+    def remove_silent_hosts(self, *, now_s: float) -> list[str]:
         """Remove hosts that missed three heartbeats; their leases are lost until they return."""
-        silent = [node for node in self.nodes if now_s - node.seen_s > LOST_AFTER_S]
+        silent = [node for node in self.hosts if now_s - node.seen_s > LOST_AFTER_S]
         for node in silent:
             for lease_id in list(node.leases):
                 granted = self.leases[lease_id]
@@ -160,7 +160,7 @@ class Ledger:
                 self.lost_total += 1
                 granted.lost_s = now_s
                 self._lost[lease_id] = granted
-            self.nodes.remove(node)
+            self.hosts.remove(node)
         return [node.node_id for node in silent]
 
     def renew(self, lease_ids: Iterable[str], *, expires_unix_ms: int, now_s: float) -> list[str]:
@@ -195,17 +195,17 @@ class Ledger:
                     self._move_end(granted)
         return self._close(over, now_s=now_s, is_over=True)
 
-    def abandon(self, lease_ids: Iterable[str], *, now_s: float) -> None:
+    def disown(self, lease_ids: Iterable[str], *, now_s: float) -> None:
         """Mark ordered leases as ended: their host may have opened them, and must close them."""
         self._ended.update(dict.fromkeys(lease_ids, now_s))
 
-    def gone(self, node_id: str, lease_ids: Iterable[str]) -> None:
+    def confirm_closed(self, node_id: str, lease_ids: Iterable[str]) -> None:
         """Free the slots of leases that a host has closed."""
-        node = self.nodes.get(node_id)
+        node = self.hosts.get(node_id)
         if node is not None:
             node.closing.difference_update(lease_ids)
 
-    def forget(self, *, now_s: float) -> None:
+    def forget_old(self, *, now_s: float) -> None:
         """Forget leases that ended too long ago to matter."""
         while self._ended:
             lease_id, ended_s = next(iter(self._ended.items()))
@@ -233,25 +233,25 @@ class Ledger:
             if granted is None:
                 continue
             self._ended[lease_id] = now_s
-            node = self.nodes.get(granted.node_id)
+            node = self.hosts.get(granted.node_id)
             if node is not None:
                 node.closing.add(lease_id)
                 closing.setdefault(node.node_id, []).append(lease_id)
         return [
             Closing(node.node_id, node.endpoint, closing[node.node_id])
-            for node in map(self.nodes.get, closing)
+            for node in map(self.hosts.get, closing)
             if node is not None
         ]
 
-    def _adopted(
+    def _adopt(
         self, held: environments_pb2.HeldLease, node_id: str, now_s: float, least_unix_ms: int
-    ) -> Granted:
+    ) -> GrantedLease:
         granted = self._lost.pop(held.lease.lease_id, None)
         if granted is None:
             kept = environments_pb2.HeldLease()
             kept.CopyFrom(held)
             kept.lease.expires_unix_ms = max(held.lease.expires_unix_ms, least_unix_ms)
-            granted = Granted(held=kept, node_id=node_id, granted_s=now_s)
+            granted = GrantedLease(held=kept, node_id=node_id, granted_s=now_s)
         granted.node_id = node_id
         self._add(granted)
         self.adopted_total += 1
@@ -263,25 +263,25 @@ class Ledger:
         key = BatchKey(held.run_id, held.idempotency_key)
         return self._by_key.get(key, {}).get(held.index, held.lease.lease_id) != held.lease.lease_id
 
-    def _forget_missing(self, node: NodeState, held: set[str], now_s: float) -> None:
+    def _forget_missing(self, node: HostState, held: set[str], now_s: float) -> None:
         for lease_id in node.leases - held:
             granted = self.leases[lease_id]
             if now_s - granted.granted_s > SETTLE_S:
                 self._drop(granted)
                 self.lost_total += 1
 
-    def _add(self, granted: Granted) -> None:
+    def _add(self, granted: GrantedLease) -> None:
         lease_id = granted.lease.lease_id
         self.leases[lease_id] = granted
         self._by_key.setdefault(granted.key, {})[granted.held.index] = lease_id
         self._of_run[granted.key.run_id] = self.of_run(granted.key.run_id) + 1
         granted.end_s = granted.lease.expires_unix_ms // 1000
         self._ends.setdefault(granted.end_s, set()).add(lease_id)
-        node = self.nodes.get(granted.node_id)
+        node = self.hosts.get(granted.node_id)
         if node is not None:
             node.leases.add(lease_id)
 
-    def _drop(self, granted: Granted) -> None:
+    def _drop(self, granted: GrantedLease) -> None:
         lease_id, key = granted.lease.lease_id, granted.key
         del self.leases[lease_id]
         self._forget_end(granted)
@@ -293,16 +293,16 @@ class Ledger:
         self._of_run[key.run_id] -= 1
         if not self._of_run[key.run_id]:
             del self._of_run[key.run_id]
-        node = self.nodes.get(granted.node_id)
+        node = self.hosts.get(granted.node_id)
         if node is not None:
             node.leases.discard(lease_id)
 
-    def _move_end(self, granted: Granted) -> None:
+    def _move_end(self, granted: GrantedLease) -> None:
         self._forget_end(granted)
         granted.end_s = granted.lease.expires_unix_ms // 1000
         self._ends.setdefault(granted.end_s, set()).add(granted.lease.lease_id)
 
-    def _forget_end(self, granted: Granted) -> None:
+    def _forget_end(self, granted: GrantedLease) -> None:
         same = self._ends[granted.end_s]
         same.discard(granted.lease.lease_id)
         if not same:

@@ -4,24 +4,24 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
-from etude.envserver.broker.launch_queue import Batch, BatchKey
+from etude.envserver.broker.launch_queue import BatchKey, LaunchBatch
 from etude.v1 import environments_pb2
 
 
 @dataclass(slots=True)
-class Stream:
+class OutcomeStream:
     """The outcomes of one batch, for its readers."""
 
-    batch: Batch
+    batch: LaunchBatch
     readers: int = 0
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next outcome, and then replaced."""
 
     async def follow(self) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
         """Every outcome once, as it arrives."""
         sent, count = 0, self.batch.request.count
         while sent < count:
-            news = self.news
+            news = self.changed
             for outcome in list(self.batch.outcomes.values())[sent:]:
                 sent += 1
                 yield outcome
@@ -30,49 +30,49 @@ class Stream:
 
 
 @dataclass(slots=True)
-class Streams:
+class OutcomeStreams:
     """All batches with readers."""
 
-    _streams: dict[BatchKey, Stream] = field(default_factory=dict)
+    _streams: dict[BatchKey, OutcomeStream] = field(default_factory=dict)
     _missing: dict[str, int] = field(default_factory=dict)
     """Environments without an outcome by run."""
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def __iter__(self) -> Iterator[Stream]:
+    def __iter__(self) -> Iterator[OutcomeStream]:
         return iter(self._streams.values())
 
-    def missing_of(self, run_id: str) -> int:
+    def num_missing(self, run_id: str) -> int:
         """Environments that a run still waits for."""
         return self._missing.get(run_id, 0)
 
-    def get(self, key: BatchKey) -> Stream | None:
+    def get(self, key: BatchKey) -> OutcomeStream | None:
         """A batch by its key."""
         return self._streams.get(key)
 
-    def open(self, batch: Batch) -> Stream:
+    def open(self, batch: LaunchBatch) -> OutcomeStream:
         """Open the stream of a new batch."""
-        stream = self._streams[batch.key] = Stream(batch)
+        stream = self._streams[batch.key] = OutcomeStream(batch)
         self._count(batch.key.run_id, batch.request.count - len(batch.outcomes))
         return stream
 
-    def is_heard(self, batch: Batch) -> bool:
+    def has_reader(self, batch: LaunchBatch) -> bool:
         """True if this very batch has a reader."""
         stream = self._streams.get(batch.key)
         return stream is not None and stream.batch is batch
 
-    def arrive(self, batch: Batch, outcome: environments_pb2.LaunchBatchResponse) -> None:
+    def deliver(self, batch: LaunchBatch, outcome: environments_pb2.LaunchBatchResponse) -> None:
         """Deliver the outcome of one environment."""
         stream = self._streams.get(batch.key)
         if stream is None or stream.batch is not batch or outcome.index in batch.outcomes:
             return
         batch.outcomes[outcome.index] = outcome
         self._count(batch.key.run_id, -1)
-        stream.news.set()
-        stream.news = asyncio.Event()
+        stream.changed.set()
+        stream.changed = asyncio.Event()
 
-    def leave(self, stream: Stream) -> bool:
+    def remove_reader(self, stream: OutcomeStream) -> bool:
         """Remove a reader; True for the last one."""
         stream.readers -= 1
         if stream.readers > 0:

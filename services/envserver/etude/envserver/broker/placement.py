@@ -7,8 +7,8 @@ from itertools import islice
 from random import Random
 from typing import NamedTuple, Protocol
 
-from etude.envserver.broker.hosts import Members, NodeState
-from etude.envserver.broker.launch_queue import Batch, Offer, Turn
+from etude.envserver.broker.hosts import Hosts, HostState
+from etude.envserver.broker.launch_queue import LaunchBatch, Offer, Turn
 
 CHOICES = 4
 """Two random choices already avoid the fullest hosts; four find warm ones more often.
@@ -27,10 +27,10 @@ class Drawable(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, place: int, /) -> NodeState: ...
+    def __getitem__(self, place: int, /) -> HostState: ...
 
 
-class Want(NamedTuple):
+class PlacementRequest(NamedTuple):
     """Environments to place."""
 
     template: str
@@ -42,19 +42,19 @@ class Want(NamedTuple):
     """True to fill the oldest hosts first, so that the others become empty."""
 
 
-def expected_ms(node: NodeState, template: str) -> float:
+def expected_ms(node: HostState, template: str) -> float:
     """Time until an environment that is ordered now would be ready."""
     return node.queue_ms + node.cost(template).ready_ms
 
 
-def best(nodes: Iterable[NodeState], want: Want) -> NodeState | None:
+def best_host(nodes: Iterable[HostState], want: PlacementRequest) -> HostState | None:
     """The soonest of some hosts, of equals the one with most memory, then most free slots.
 
     A host where all siblings fit comes before one where they do not. To pack, the first of hosts
     that are about as soon is the best.
     """
 
-    def rank(node: NodeState) -> tuple[float, ...]:
+    def rank(node: HostState) -> tuple[float, ...]:
         fits = want.siblings == 1 or node.takes(want.template, want.siblings)
         if want.packs:
             return (not fits, expected_ms(node, want.template) // PACKED_MS)
@@ -68,39 +68,39 @@ def best(nodes: Iterable[NodeState], want: Want) -> NodeState | None:
     return min((node for node in nodes if node.takes(want.template)), key=rank, default=None)
 
 
-def choice(
-    nodes: Drawable, want: Want, random: Random, *, choices: int = CHOICES
-) -> NodeState | None:
+def choose_host(
+    nodes: Drawable, want: PlacementRequest, random: Random, *, choices: int = CHOICES
+) -> HostState | None:
     """The best of a few random hosts that can take the environment; None if no host can."""
 
-    def takes(node: NodeState, count: int) -> bool:
+    def takes(node: HostState, count: int) -> bool:
         return node.takes(want.template, count) and not (want.is_now and node.is_busy)
 
-    def drawn(count: int) -> list[NodeState]:
+    def drawn(count: int) -> list[HostState]:
         if want.packs:
-            return _first(nodes, lambda node: takes(node, count), PACKED)
-        return _drawn(nodes, lambda node: takes(node, count), random, choices)
+            return _first_eligible(nodes, lambda node: takes(node, count), PACKED)
+        return _draw_eligible(nodes, lambda node: takes(node, count), random, choices)
 
     found = drawn(want.siblings)
     if not found and want.siblings > 1:
         found = drawn(1)
-    return best(found, want)
+    return best_host(found, want)
 
 
-def _first(
-    nodes: Drawable, is_eligible: Callable[[NodeState], bool], count: int
-) -> list[NodeState]:
+def _first_eligible(
+    nodes: Drawable, is_eligible: Callable[[HostState], bool], count: int
+) -> list[HostState]:
     """The first eligible hosts in the order in which they joined."""
     eligible = (node for node in map(nodes.__getitem__, range(len(nodes))) if is_eligible(node))
     return list(islice(eligible, count))
 
 
-def _drawn(
-    nodes: Drawable, is_eligible: Callable[[NodeState], bool], random: Random, choices: int
-) -> list[NodeState]:
+def _draw_eligible(
+    nodes: Drawable, is_eligible: Callable[[HostState], bool], random: Random, choices: int
+) -> list[HostState]:
     """Draw different eligible hosts, all of them if there are no more."""
     size = len(nodes)
-    found: dict[int, NodeState] = {}
+    found: dict[int, HostState] = {}
     if size > 2 * choices:
         # Most draws hit while the pool is not nearly full; past this a look at all is cheaper.
         for _ in range(3 * choices):
@@ -119,58 +119,60 @@ MAX_GROUPS = 10_000
 
 
 @dataclass(slots=True)
-class Placer:
+class GroupPlacer:
     """Places environments on the hosts of one pool."""
 
-    nodes: Members
+    hosts: Hosts
     packs: bool = False
     """True to let hosts become empty, for a pool that removes empty ones."""
     random: Random = field(default_factory=Random)  # noqa: S311 - nothing secret depends on it
-    _homes: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
+    _group_hosts: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
     """Hosts of groups by run and group."""
 
-    def offer(self, batch: Batch) -> Offer | None:
+    def offer(self, batch: LaunchBatch) -> Offer | None:
         """An offer for the next environment of a batch; None if no host takes it now."""
-        template = batch.line.template
-        if batch.line.snapshot_id:
-            holders = self.nodes.holders(batch.key.run_id, batch.line.snapshot_id)
-            node = best((each for each in holders if not each.is_busy), Want(template))
+        template = batch.placement_class.template
+        if batch.placement_class.snapshot_id:
+            holders = self.hosts.holders(batch.key.run_id, batch.placement_class.snapshot_id)
+            node = best_host(
+                (each for each in holders if not each.is_busy), PlacementRequest(template)
+            )
         else:
-            node = self._home(batch.key.run_id, batch.request.group_id)
+            node = self._group_host(batch.key.run_id, batch.request.group_id)
             if node is None or not node.takes(template):
                 siblings = len(batch.waiting) if batch.request.group_id else 1
-                node = self._choice(Want(template, siblings))
+                node = self._choice(PlacementRequest(template, siblings))
         if node is None or node.is_busy:  # a group waits for its own
             return None
         return Offer(node.node_id, node.cost(template).cpu_ms)
 
-    def reserve(self, turn: Turn) -> NodeState | None:
+    def reserve(self, turn: Turn) -> HostState | None:
         """Reserve the offered host for a turn; None if that host is lost meanwhile."""
-        node = self.nodes.get(turn.offer.node_id)
+        node = self.hosts.get(turn.offer.node_id)
         if node is not None:
-            node.reserve(turn.batch.line.template)
-            self._settle(turn.batch.key.run_id, turn.batch.request.group_id, node)
+            node.reserve(turn.batch.placement_class.template)
+            self._remember_group_host(turn.batch.key.run_id, turn.batch.request.group_id, node)
         return node
 
-    def prepare(self, run_id: str, group_id: str, want: Want) -> NodeState | None:
+    def prepare(self, run_id: str, group_id: str, want: PlacementRequest) -> HostState | None:
         """Choose the host of a group that starts soon."""
-        node = self._home(run_id, group_id)
+        node = self._group_host(run_id, group_id)
         if node is None or not node.takes(want.template):
             node = self._choice(want._replace(is_now=False))
         if node is not None:
-            self._settle(run_id, group_id, node)
+            self._remember_group_host(run_id, group_id, node)
         return node
 
-    def _choice(self, want: Want) -> NodeState | None:
-        return choice(self.nodes, want._replace(packs=self.packs), self.random)
+    def _choice(self, want: PlacementRequest) -> HostState | None:
+        return choose_host(self.hosts, want._replace(packs=self.packs), self.random)
 
-    def _home(self, run_id: str, group_id: str) -> NodeState | None:
-        name = self._homes.get((run_id, group_id)) if group_id else None
-        return None if name is None else self.nodes.get(name)
+    def _group_host(self, run_id: str, group_id: str) -> HostState | None:
+        name = self._group_hosts.get((run_id, group_id)) if group_id else None
+        return None if name is None else self.hosts.get(name)
 
-    def _settle(self, run_id: str, group_id: str, node: NodeState) -> None:
+    def _remember_group_host(self, run_id: str, group_id: str, node: HostState) -> None:
         if not group_id:
             return
-        self._homes[run_id, group_id] = node.node_id
-        if len(self._homes) > MAX_GROUPS:
-            self._homes.popitem(last=False)
+        self._group_hosts[run_id, group_id] = node.node_id
+        if len(self._group_hosts) > MAX_GROUPS:
+            self._group_hosts.popitem(last=False)

@@ -19,10 +19,10 @@ AGE_STEP_S = 10
 """Resolution of lease ages in the report."""
 
 
-def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
+def make_report(broker: Broker) -> environments_pb2.WatchPoolResponse:
     """The pool as it is now; the stream adds the fields that change with every report."""
-    nodes = [node for node in broker.ledger.nodes if not node.draining]
-    figures = broker.figures
+    nodes = [node for node in broker.ledger.hosts if not node.draining]
+    figures = broker.statistics
     return environments_pb2.WatchPoolResponse(
         nodes=len(nodes),
         slots=sum(node.slots for node in nodes),
@@ -36,9 +36,11 @@ def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
         ),
         acquire_p50_ms=quantile(figures.acquire_ms, 0.5),
         acquire_p99_ms=quantile(figures.acquire_ms, 0.99),
-        opening=broker.ledger.nodes.opening,
-        ready=sum(level.paused_clones for node in nodes for level in node.levels.values()),
-        planned=broker.warming.planned,
+        opening=broker.ledger.hosts.opening,
+        ready=sum(
+            level.paused_clones for node in nodes for level in node.readiness_by_template.values()
+        ),
+        planned=broker.warm_targets.planned,
         warm_percent=figures.warm_percent,
         start_p50_ms=quantile(figures.start_ms, 0.5),
         start_p95_ms=quantile(figures.start_ms, 0.95),
@@ -46,7 +48,7 @@ def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
         lease_p95_seconds=quantile(figures.lease_s, 0.95),
         leased_by_run=broker.ledger.by_run,
         members=_members(broker),
-        held=_held(broker),
+        held=_held_figures(broker),
         plans=_plans(broker),
         lease_seconds=_lease_seconds(broker),
         first_starts=_first_starts(broker),
@@ -60,18 +62,18 @@ def unix_ms(at_s: float) -> int:
 
 def _members(broker: Broker) -> Iterator[environments_pb2.NodeFigures]:
     names = [template.name for template in broker.spec.templates]
-    for node in broker.ledger.nodes:
+    for node in broker.ledger.hosts:
         since_s = node.idle_since_s
         yield environments_pb2.NodeFigures(
             node_id=node.node_id,
-            held=node.held,
-            idle_since_unix_ms=0 if node.held or since_s is None else unix_ms(since_s),
-            cached=all(node.level(name).resident for name in names),
+            held=node.num_held,
+            idle_since_unix_ms=0 if node.num_held or since_s is None else unix_ms(since_s),
+            cached=all(node.readiness(name).resident for name in names),
             vacating=not node.is_open,
         )
 
 
-def _held(broker: Broker) -> Iterator[environments_pb2.HeldFigures]:
+def _held_figures(broker: Broker) -> Iterator[environments_pb2.HeldFigures]:
     began = Counter(
         (granted.template, granted.granted_s // AGE_STEP_S)
         for granted in broker.ledger.leases.values()
@@ -84,7 +86,7 @@ def _held(broker: Broker) -> Iterator[environments_pb2.HeldFigures]:
 
 
 def _plans(broker: Broker) -> Iterator[environments_pb2.PlanFigures]:
-    plans = broker.warming.plans
+    plans = broker.warm_targets.plans
     for run_id, plan in sorted(plans.current(now_s=time.monotonic()).items()):
         try:
             yield _plan(run_id, plan, plans.ratio(run_id))
@@ -117,7 +119,7 @@ def _plan(run_id: str, plan: Plan, ratio: float) -> environments_pb2.PlanFigures
 
 
 def _first_starts(broker: Broker) -> Iterator[environments_pb2.FirstStarts]:
-    for template, took_ms in sorted(broker.figures.first_ms.items()):
+    for template, took_ms in sorted(broker.statistics.first_ms.items()):
         yield environments_pb2.FirstStarts(
             template=template,
             count=len(took_ms),
@@ -127,7 +129,7 @@ def _first_starts(broker: Broker) -> Iterator[environments_pb2.FirstStarts]:
 
 
 def _lease_seconds(broker: Broker) -> Iterator[plan_pb2.LeaseQuantile]:
-    newest = sorted(broker.figures.lease_s)
+    newest = sorted(broker.statistics.lease_s)
     if not newest:
         return
     for share in SHARES:

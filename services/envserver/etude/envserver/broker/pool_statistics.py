@@ -11,36 +11,36 @@ NEWEST = 1_000
 WARM = frozenset({environments_pb2.START_SHELL, environments_pb2.START_PAUSED_CLONE})
 
 
-def _newest() -> deque[float]:
+def _bounded_samples() -> deque[float]:
     return deque(maxlen=NEWEST)
 
 
 @dataclass(slots=True)
-class Figures:
+class PoolStatistics:
     """Samples of the newest thousand of each kind."""
 
-    acquire_ms: deque[float] = field(default_factory=_newest)
+    acquire_ms: deque[float] = field(default_factory=_bounded_samples)
     """From request to lease."""
-    start_ms: deque[float] = field(default_factory=_newest)
+    start_ms: deque[float] = field(default_factory=_bounded_samples)
     """From order or first call to ready, as the host reports."""
-    warm: deque[float] = field(default_factory=_newest)
+    warm: deque[float] = field(default_factory=_bounded_samples)
     """1 for a start that found something ready, else 0."""
     first_ms: dict[str, deque[float]] = field(default_factory=dict)
     """The same of each host's first start of a template, by template."""
-    lease_s: deque[float] = field(default_factory=_newest)
+    lease_s: deque[float] = field(default_factory=_bounded_samples)
     """From grant to end."""
 
-    def granted(self, lease: environments_pb2.Lease, *, waited_s: float) -> None:
+    def record_grant(self, lease: environments_pb2.Lease, *, waited_s: float) -> None:
         """Record a granted lease."""
         self.acquire_ms.append(1000 * waited_s)
         if lease.start != environments_pb2.START_UNSPECIFIED:
-            self.started(lease.start, lease.start_ms)
+            self.record_start(lease.start, lease.start_ms)
 
-    def began(self, template: str, start_ms: int) -> None:
+    def record_first_start(self, template: str, start_ms: int) -> None:
         """Record a host's first start of a template."""
-        self.first_ms.setdefault(template, _newest()).append(float(start_ms))
+        self.first_ms.setdefault(template, _bounded_samples()).append(float(start_ms))
 
-    def started(self, start: environments_pb2.Start, start_ms: int) -> None:
+    def record_start(self, start: environments_pb2.Start, start_ms: int) -> None:
         """Record a start."""
         self.start_ms.append(float(start_ms))
         self.warm.append(float(start in WARM))

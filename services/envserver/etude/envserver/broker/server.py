@@ -11,7 +11,7 @@ from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.host_client import GrpcNodes
+from etude.envserver.broker.host_client import GrpcHostClient
 from etude.envserver.broker.service import BrokerService, PoolService
 from etude.envserver.settings import BrokerSettings
 from etude.v1 import environments_pb2, environments_pb2_grpc
@@ -23,7 +23,7 @@ QUIET_S, LATEST_S = 600.0, 3_600.0
 
 
 @dataclass(slots=True)
-class Pauses:
+class GarbageCollector:
     """Collects new objects often, and all objects only while the broker is idle.
 
     A full collection takes 200 ms with 30,000 leases, which hold no reference cycles: each launch
@@ -69,7 +69,7 @@ async def serve(broker_settings: BrokerSettings) -> None:
     provider = telemetry.setup(
         "etude-broker", otlp_endpoint=settings.otlp_endpoint, traces_file=settings.traces_file
     )
-    nodes = GrpcNodes()
+    nodes = GrpcHostClient()
     broker = Broker(pool.spec, nodes, pool.name, broker_settings.shard)
     services = environments_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("EnvBrokerService", "PoolService")]
@@ -88,7 +88,7 @@ async def serve(broker_settings: BrokerSettings) -> None:
         await server.ready()
         probes.ready = True
         async with asyncio.TaskGroup() as tasks:
-            pauses = Pauses(lambda: not len(broker.queue))
+            pauses = GarbageCollector(lambda: not len(broker.queue))
             tasks.create_task(pauses.run(stop), name="collect-garbage")
             await broker.run(stop)
         probes.ready = False

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from etude.common.errors import InvalidFieldError
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.pool_report import report, unix_ms
+from etude.envserver.broker.pool_report import make_report, unix_ms
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 WATCH_INTERVAL_S = 0.5
@@ -111,7 +111,7 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
     ) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
         last, sent_s, sequence = None, 0.0, 0
         while not self.stop.is_set():
-            present = report(self.broker)
+            present = make_report(self.broker)
             if present != last or time.monotonic() - sent_s >= WATCH_MAX_SILENCE_S:
                 last, sent_s, sequence = present, time.monotonic(), sequence + 1
                 answer = environments_pb2.WatchPoolResponse()
@@ -133,5 +133,5 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
             environments_pb2.DrainRequest, environments_pb2.DrainResponse
         ],
     ) -> environments_pb2.DrainResponse:
-        empty = self.broker.vacate(request.node_ids, hold_s=float(request.hold_seconds))
+        empty = self.broker.drain_hosts(request.node_ids, hold_s=float(request.hold_seconds))
         return environments_pb2.DrainResponse(empty_node_ids=empty)

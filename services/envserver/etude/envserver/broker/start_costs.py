@@ -11,7 +11,7 @@ CLONE_MS, SHELL_MS, SPAWN_MS, BOOT_MS = 1.2, 25.0, 48.0, 2_400.0
 """Wall time of the same starts, on an idle host."""
 
 
-class Cost(NamedTuple):
+class StartCost(NamedTuple):
     """One start."""
 
     cpu_ms: float
@@ -20,7 +20,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Level:
+class TemplateReadiness:
     """Readiness of a host for a template, less the starts ordered since its report."""
 
     paused_clones: int = 0
@@ -33,7 +33,7 @@ class Level:
     quarantined: str = ""
 
     @classmethod
-    def of(cls, told: environments_pb2.TemplateLevel) -> Self:
+    def from_message(cls, told: environments_pb2.TemplateLevel) -> Self:
         """A level from a heartbeat."""
         spawn_ms = float(told.start_p50_ms) or SPAWN_MS
         return cls(
@@ -47,18 +47,18 @@ class Level:
         )
 
     @property
-    def cost(self) -> Cost:
+    def cost(self) -> StartCost:
         """Cost of the next start."""
         if self.paused_clones:
-            return Cost(min(CLONE_CPU_MS, self.spawn_cpu_ms), min(CLONE_MS, self.spawn_ms))
+            return StartCost(min(CLONE_CPU_MS, self.spawn_cpu_ms), min(CLONE_MS, self.spawn_ms))
         if self.shells:
             share = SHELL_CPU_MS / SPAWN_CPU_MS
-            return Cost(share * self.spawn_cpu_ms, min(SHELL_MS, self.spawn_ms))
+            return StartCost(share * self.spawn_cpu_ms, min(SHELL_MS, self.spawn_ms))
         if self.resident:
-            return Cost(self.spawn_cpu_ms, self.spawn_ms)
-        return Cost(max(BOOT_CPU_MS, self.spawn_cpu_ms), max(BOOT_MS, self.spawn_ms))
+            return StartCost(self.spawn_cpu_ms, self.spawn_ms)
+        return StartCost(max(BOOT_CPU_MS, self.spawn_cpu_ms), max(BOOT_MS, self.spawn_ms))
 
-    def use(self) -> None:
+    def count_start(self) -> None:
         """Deduct one ordered start."""
         if self.paused_clones:
             self.paused_clones -= 1
@@ -68,5 +68,5 @@ class Level:
             self.resident = True
 
 
-UNTOLD = Level()
+UNREPORTED = TemplateReadiness()
 """A template that a host does not report: it starts without anything prepared."""

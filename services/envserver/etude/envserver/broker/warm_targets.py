@@ -8,8 +8,8 @@ from typing import NamedTuple
 from etude.common.plans.forecast import Supply, Wave, lead_s, peak
 from etude.common.plans.registry import Plans
 from etude.envserver import metrics
-from etude.envserver.broker.hosts import CLONE_BYTES, NodeState
-from etude.envserver.broker.start_costs import Level
+from etude.envserver.broker.hosts import CLONE_BYTES, HostState
+from etude.envserver.broker.start_costs import TemplateReadiness
 from etude.v1 import environments_pb2
 
 EVERY_S = 1.0
@@ -34,25 +34,25 @@ class Watermark:
     _changed_s: float = -math.inf
     _used_s: float = -math.inf
 
-    def short(self, most: int, *, now_s: float) -> None:
+    def record_shortage(self, most: int, *, now_s: float) -> None:
         """Record a start that found nothing ready."""
         self._used_s = now_s
         if now_s - self._changed_s >= DOUBLE_EVERY_S:
             self.size = min(most, max(LEAST_WATERMARK, 2 * self.size))
             self._changed_s = now_s
 
-    def used(self, *, now_s: float) -> None:
+    def record_hit(self, *, now_s: float) -> None:
         """Record a start that found something ready."""
         self._used_s = now_s
 
-    def idle(self, *, now_s: float) -> None:
+    def decay(self, *, now_s: float) -> None:
         """Halve the size after a minute without starts."""
         if self.size and now_s - max(self._used_s, self._changed_s) >= HALVE_AFTER_S:
             self.size = self.size // 2 if self.size > LEAST_WATERMARK else 0
             self._changed_s = now_s
 
 
-class Pin(NamedTuple):
+class GroupPin(NamedTuple):
     """An announced group."""
 
     template: str
@@ -61,7 +61,7 @@ class Pin(NamedTuple):
 
 
 @dataclass(slots=True)
-class Warming:
+class WarmTargets:
     """Warm-pool targets of a pool's hosts."""
 
     plans: Plans
@@ -71,39 +71,41 @@ class Warming:
     """By host, as decided last."""
     _decided_s: float = -math.inf
     _watermarks: dict[str, Watermark] = field(default_factory=dict)
-    _pins: dict[tuple[str, str], Pin] = field(default_factory=dict)
+    _pins: dict[tuple[str, str], GroupPin] = field(default_factory=dict)
 
-    def came(self, request: environments_pb2.LaunchBatchRequest, template: str, count: int) -> None:
+    def record_launch(
+        self, request: environments_pb2.LaunchBatchRequest, template: str, count: int
+    ) -> None:
         """Compare a launch with its plan. Plans are about groups: other launches do not count."""
         if request.group_id:
             self.plans.came(request.run_id, template, count)
             self._pins.pop((request.run_id, request.group_id), None)
 
-    def started(
+    def record_start(
         self, template: str, start: environments_pb2.Start, num_nodes: int, *, now_s: float
     ) -> None:
         """Update the watermark of a template by one start."""
         # Copies and deltas do not depend on what is kept ready.
         if start == environments_pb2.START_SPAWN:
             mark = self._watermarks.setdefault(template, Watermark())
-            mark.short(MOST_PER_NODE * num_nodes, now_s=now_s)
+            mark.record_shortage(MOST_PER_NODE * num_nodes, now_s=now_s)
         elif start in {environments_pb2.START_SHELL, environments_pb2.START_PAUSED_CLONE}:
-            self._watermarks.setdefault(template, Watermark()).used(now_s=now_s)
+            self._watermarks.setdefault(template, Watermark()).record_hit(now_s=now_s)
 
     def pin(
-        self, request: environments_pb2.PrepareGroupRequest, node: NodeState, *, now_s: float
+        self, request: environments_pb2.PrepareGroupRequest, node: HostState, *, now_s: float
     ) -> None:
         """Expect a group on a host."""
-        pin = Pin(request.template, node.node_id, now_s + PIN_S)
+        pin = GroupPin(request.template, node.node_id, now_s + PIN_S)
         self._pins[request.run_id, request.group_id] = pin
         if len(self._pins) > MAX_PINS:
             del self._pins[next(iter(self._pins))]
 
-    def of(self, node_id: str) -> list[environments_pb2.WarmTarget]:
+    def targets_of(self, node_id: str) -> list[environments_pb2.WarmTarget]:
         """Targets of one host."""
         return self._targets.get(node_id, [])
 
-    def refresh(self, nodes: Iterable[NodeState], *, now_s: float) -> None:
+    def refresh(self, nodes: Iterable[HostState], *, now_s: float) -> None:
         """Recompute the targets once a second, as often as hosts ask."""
         if now_s - self._decided_s >= EVERY_S:
             self._decided_s = now_s
@@ -113,11 +115,11 @@ class Warming:
             metrics.plan_error_ratio.set(self.plans.worst_ratio)
 
     def targets(
-        self, nodes: Iterable[NodeState], *, now_s: float
+        self, nodes: Iterable[HostState], *, now_s: float
     ) -> dict[str, list[environments_pb2.WarmTarget]]:
         """Compute targets by host. Plans and groups ask for paused clones, shortages for shells."""
         for mark in self._watermarks.values():
-            mark.idle(now_s=now_s)
+            mark.decay(now_s=now_s)
         self._pins = {key: pin for key, pin in self._pins.items() if pin.until_s > now_s}
         waves, nodes = self.plans.waves(now_s=now_s), list(nodes)
         found: dict[str, list[environments_pb2.WarmTarget]] = {}
@@ -128,16 +130,18 @@ class Warming:
         return found
 
     def _of(
-        self, template: str, nodes: list[NodeState], waves: list[Wave], now_s: float
+        self, template: str, nodes: list[HostState], waves: list[Wave], now_s: float
     ) -> Iterator[tuple[str, environments_pb2.WarmTarget]]:
-        open_nodes = [n for n in nodes if n.is_open and not n.level(template).quarantined]
+        open_nodes = [n for n in nodes if n.is_open and not n.readiness(template).quarantined]
         wanted = math.ceil(warm_target(waves, supply(open_nodes, template), now_s=now_s))
-        clones = apportioned(wanted, {n.node_id: _room(n, n.level(template)) for n in open_nodes})
+        clones = apportion(
+            wanted, {n.node_id: _max_clones(n, n.readiness(template)) for n in open_nodes}
+        )
         for pin in self._pins.values():
             if pin.template == template and pin.node_id in clones:
                 clones[pin.node_id] = max(1, clones[pin.node_id])
         mark = self._watermarks.get(template)
-        shells = apportioned(mark.size if mark else 0, {n.node_id: n.free for n in open_nodes})
+        shells = apportion(mark.size if mark else 0, {n.node_id: n.free for n in open_nodes})
         for node in open_nodes:
             name = node.node_id
             if clones[name] or shells[name]:
@@ -149,18 +153,18 @@ class Warming:
                 )
 
 
-def _room(node: NodeState, level: Level) -> int:
+def _max_clones(node: HostState, level: TemplateReadiness) -> int:
     """Most clones that a host may have ready, the present ones included."""
     if node.memory_bytes is None:
         return node.free
     return min(node.free, level.paused_clones + max(0, node.memory_bytes) // CLONE_BYTES)
 
 
-def supply(nodes: Iterable[NodeState], template: str) -> Supply:
+def supply(nodes: Iterable[HostState], template: str) -> Supply:
     """Speed at which some hosts make environments of a template ready."""
     slowest_ms, ready, per_second = 0.0, 0, 0.0
     for node in nodes:
-        level = node.level(template)
+        level = node.readiness(template)
         # The supply is about starts for which nothing is ready.
         bare = replace(level, paused_clones=0, shells=0)
         slowest_ms = max(slowest_ms, bare.cost.ready_ms, level.slow_ms)
@@ -179,7 +183,7 @@ def warm_target(waves: list[Wave], supplied: Supply, *, now_s: float) -> float:
     return peak(waves, now_s, lead_s(soon - supplied.ready, supplied) + AHEAD_S)
 
 
-def apportioned(total: int, room: dict[str, int]) -> dict[str, int]:
+def apportion(total: int, room: dict[str, int]) -> dict[str, int]:
     """Split a total in proportion to the room of each host, no part larger than its room.
 
     Largest remainders first, then by name, so that the same question has the same answer.
@@ -196,7 +200,7 @@ def apportioned(total: int, room: dict[str, int]) -> dict[str, int]:
 
 
 def ready_by(
-    nodes: Iterable[NodeState], templates: Iterable[str], *, now_unix_ms: int
+    nodes: Iterable[HostState], templates: Iterable[str], *, now_unix_ms: int
 ) -> list[environments_pb2.TemplateReady]:
     """Earliest time of one more environment of each template."""
     nodes, found = list(nodes), []

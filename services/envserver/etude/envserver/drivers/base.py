@@ -10,7 +10,7 @@ from etude.agent.workspace import Workspace
 from etude.agent.workspace.interface import Runner
 from etude.common.errors import Problem, UnavailableError, UserError, WrongStateError
 from etude.envserver.drivers.programs import Program, RunningProgram
-from etude.envserver.storage.folders import FolderContent, Limits
+from etude.envserver.storage.folders import FolderContent, FolderLimits
 from etude.envserver.storage.trees import Tree
 
 HEAD_BYTES, TAIL_BYTES = 16 * 1024, 48 * 1024
@@ -205,7 +205,7 @@ class Sandbox(Protocol):
         """Run a shell command in the workspace."""
         ...
 
-    async def content(self, limits: Limits) -> FolderContent:
+    async def content(self, limits: FolderLimits) -> FolderContent:
         """Read the regular files of the workspace.
 
         Raises:
@@ -230,7 +230,7 @@ class Sandbox(Protocol):
         """
         raise CapMissingError("of this lease", "memory", "it grades in fresh sandboxes only")
 
-    async def save(self, folder: Path, limits: Limits) -> Saved:
+    async def save(self, folder: Path, limits: FolderLimits) -> Saved:
         """Write a snapshot to an empty folder of the host; the sandbox continues.
 
         Raises:

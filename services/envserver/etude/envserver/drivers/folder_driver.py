@@ -31,10 +31,10 @@ from etude.envserver.drivers.base import (
 from etude.envserver.drivers.folder_jobs import FolderJobs
 from etude.envserver.drivers.piped_program import PipedProgram
 from etude.envserver.drivers.programs import Program, RunningProgram
-from etude.envserver.egress.environment_egress import Gate
+from etude.envserver.egress.environment_egress import EnvironmentEgress
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage import folders
-from etude.envserver.storage.folders import FolderContent, Limits, Owner
+from etude.envserver.storage.folders import FolderContent, FolderLimits, Owner
 from etude.envserver.storage.trees import Tree
 
 _WORKSPACE = "workspace"
@@ -74,7 +74,7 @@ class FolderSandbox(Sandbox):
         owner: Owner,
         *,
         launch: Launch | None = None,
-        gate: Gate | None = None,
+        gate: EnvironmentEgress | None = None,
     ) -> None:
         """Create nothing yet.
 
@@ -123,8 +123,8 @@ class FolderSandbox(Sandbox):
     def _write(self, tree: Tree) -> None:
         partial = self._root.with_name(f"{_WORKSPACE}.partial")
         if partial.exists():
-            folders.remove(partial)
-        folders.write(partial, tree, self._owner)
+            folders.remove_folder(partial)
+        folders.write_tree(partial, tree, self._owner)
         partial.rename(self._root)
 
     @override
@@ -134,13 +134,13 @@ class FolderSandbox(Sandbox):
         )
 
     @override
-    async def content(self, limits: Limits) -> FolderContent:
+    async def content(self, limits: FolderLimits) -> FolderContent:
         if limits == folders.SMALL:
-            return folders.read(self._root, limits)  # a thread would cost more than the read
-        return await asyncio.to_thread(folders.read, self._root, limits)
+            return folders.read_tree(self._root, limits)  # a thread would cost more than the read
+        return await asyncio.to_thread(folders.read_tree, self._root, limits)
 
     @override
-    async def save(self, folder: Path, limits: Limits) -> Saved:
+    async def save(self, folder: Path, limits: FolderLimits) -> Saved:
         with crossing(SandboxError, f"saving {self._root}"):
             lease = self._root.parent
             return await asyncio.to_thread(
@@ -230,12 +230,12 @@ class FolderDriver(Driver, ABC):
                 )
             )
         finally:
-            await asyncio.to_thread(folders.remove, folder)
+            await asyncio.to_thread(folders.remove_folder, folder)
 
     def _prepare(self, folder: Path, work: Verification) -> None:
         folder.mkdir()
-        folders.write(folder / _WORKSPACE, work.workspace, self.owner())
-        folders.write(folder / "tests", work.tests, self.owner())
+        folders.write_tree(folder / _WORKSPACE, work.workspace, self.owner())
+        folders.write_tree(folder / "tests", work.tests, self.owner())
 
     @override
     def is_repeatable(self, command: str) -> bool:

@@ -9,16 +9,16 @@ from blake3 import blake3
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.base import Saved
 from etude.envserver.storage import copies, folders
-from etude.envserver.storage.folders import Limits, Owner
+from etude.envserver.storage.folders import FolderLimits, Owner
 
-_UNLIMITED = Limits(max_files=sys.maxsize, max_bytes=sys.maxsize)
+_UNLIMITED = FolderLimits(max_files=sys.maxsize, max_bytes=sys.maxsize)
 """For restores: a snapshot has been within its limits when it was saved."""
 
 Parts = Mapping[str, Owner]
 """Folders of a lease, by name, and their owners there."""
 
 
-def save(lease: Path, parts: Parts, target: Path, limits: Limits) -> Saved:
+def save(lease: Path, parts: Parts, target: Path, limits: FolderLimits) -> Saved:
     """Copy the folders that exist.
 
     Args:
@@ -36,7 +36,7 @@ def save(lease: Path, parts: Parts, target: Path, limits: Limits) -> Saved:
         if (lease / name).exists():
             left = limits._replace(max_bytes=limits.max_bytes - num_bytes)
             owner = folders.current_owner()
-            copied = copies.copy(lease / name, target / name, limits=left, owner=owner)
+            copied = copies.copy_folder(lease / name, target / name, limits=left, owner=owner)
             num_bytes += copied.num_bytes
             digest.update(f"{name} {copied.digest}\n".encode())
     return Saved(num_bytes=num_bytes, digest=digest.hexdigest())
@@ -52,13 +52,13 @@ def prepare(source: Path, parts: Parts, lease: Path, saved: Saved) -> None:
     digest = blake3()
     for name, owner in parts.items():
         partial = _beside(lease, name, "partial")
-        folders.remove(partial)
+        folders.remove_folder(partial)
         if (source / name).exists():
-            copied = copies.copy(source / name, partial, limits=_UNLIMITED, owner=owner)
+            copied = copies.copy_folder(source / name, partial, limits=_UNLIMITED, owner=owner)
             digest.update(f"{name} {copied.digest}\n".encode())
     if digest.hexdigest() != saved.digest:
         for name in parts:
-            folders.remove(_beside(lease, name, "partial"))
+            folders.remove_folder(_beside(lease, name, "partial"))
         raise CorruptError(f"{source} is not what was saved")
 
 
@@ -66,13 +66,13 @@ def replace(parts: Parts, lease: Path) -> None:
     """Replace the present folders by the prepared ones."""
     for name in parts:
         former, partial = (_beside(lease, name, end) for end in ("former", "partial"))
-        folders.remove(former)
+        folders.remove_folder(former)
         if (lease / name).exists():
             (lease / name).rename(former)
         if partial.exists():
             partial.rename(lease / name)
     for name in parts:
-        folders.remove(_beside(lease, name, "former"))
+        folders.remove_folder(_beside(lease, name, "former"))
 
 
 def _beside(lease: Path, name: str, end: str) -> Path:

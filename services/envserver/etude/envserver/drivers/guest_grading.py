@@ -16,10 +16,10 @@ from etude.envserver.drivers.base import (
     SandboxError,
     Verification,
 )
-from etude.envserver.guest.calls import Caller
+from etude.envserver.guest.calls import GuestCaller
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.guest.workspace_files import place
+from etude.envserver.guest.workspace_files import write_tree
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.isolation.sandbox_layout import INSIDE_UID, LOGS, TESTS
 
@@ -53,14 +53,14 @@ mkdir -m 755 {LOGS}
 chown {INSIDE_UID}:{INSIDE_UID} {LOGS}"""
 
 
-async def fresh(channel: Caller, work: Verification) -> Outcome:
+async def fresh(channel: GuestCaller, work: Verification) -> Outcome:
     """Grade in a fresh guest."""
-    await place(channel, work.workspace, root=HOME)
-    await place(channel, work.tests, root=TESTS)
+    await write_tree(channel, work.workspace, root=HOME)
+    await write_tree(channel, work.tests, root=TESTS)
     return await _graded(channel, work)
 
 
-async def forked(channel: Caller, work: Verification) -> Outcome:
+async def forked(channel: GuestCaller, work: Verification) -> Outcome:
     """Grade in a fork of the agent's guest.
 
     Raises:
@@ -68,12 +68,12 @@ async def forked(channel: Caller, work: Verification) -> Outcome:
     """
     await _end_agents_processes(channel)
     await _as_root(channel, _CLEAR, _CLEAR_LIMIT_S, what="cleared of what the agent left")
-    await place(channel, work.workspace, root=HOME)
-    await place(channel, work.tests, root=TESTS, uid=ROOT_UID)
+    await write_tree(channel, work.workspace, root=HOME)
+    await write_tree(channel, work.tests, root=TESTS, uid=ROOT_UID)
     return await _graded(channel, work)
 
 
-async def _end_agents_processes(channel: Caller) -> None:
+async def _end_agents_processes(channel: GuestCaller) -> None:
     agents = GuestCommands(channel=channel, uid=INSIDE_UID)
     left = ""
     for _ in range(_ENDS):
@@ -84,7 +84,7 @@ async def _end_agents_processes(channel: Caller) -> None:
     raise SandboxError(f"processes of the agent do not end: {left[:200]}")
 
 
-async def _as_root(channel: Caller, script: str, limit_s: float, *, what: str) -> str:
+async def _as_root(channel: GuestCaller, script: str, limit_s: float, *, what: str) -> str:
     """Run a script as root and return its output.
 
     Raises:
@@ -97,7 +97,7 @@ async def _as_root(channel: Caller, script: str, limit_s: float, *, what: str) -
     return said
 
 
-async def _graded(channel: Caller, work: Verification) -> Outcome:
+async def _graded(channel: GuestCaller, work: Verification) -> Outcome:
     commands = GuestCommands(channel=channel, head_bytes=0, tail_bytes=GRADE_OUTPUT_BYTES)
     done = await commands.run(work.command, work.timeout_s)
     logs = GuestWorkspace(channel, commands.run, cwd=LOGS)

@@ -27,15 +27,15 @@ from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import jail_with_kvm
 from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
 from etude.envserver.images import built_image as builder
-from etude.envserver.images.build_cache import Cache, hold
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.build_cache import BuildCache, hold
+from etude.envserver.images.built_image import BuiltImage
 
 if TYPE_CHECKING:
     from etude.envserver.drivers.gvisor.driver import GvisorDriver
     from etude.envserver.drivers.process.driver import ProcessDriver
     from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
     from etude.envserver.drivers.vm.qemu.driver import QemuDriver
-    from etude.envserver.egress.environment_egress import Egress
+    from etude.envserver.egress.environment_egress import PoolEgress
 
 log = logging.getLogger(__name__)
 
@@ -91,14 +91,14 @@ async def _selected(spec: EnvPoolSpec, place: Place) -> Driver:
             return await _best(spec, place)
 
 
-def _egress(spec: EnvPoolSpec, place: Place) -> "Egress | None":
+def _egress(spec: EnvPoolSpec, place: Place) -> "PoolEgress | None":
     if spec.network.egress is EgressPolicy.NONE:
         return None
-    from etude.envserver.egress.credentials import Secrets
-    from etude.envserver.egress.environment_egress import Egress
+    from etude.envserver.egress.credentials import SecretFiles
+    from etude.envserver.egress.environment_egress import PoolEgress
 
     templates = {template.name: template.egress for template in spec.templates}
-    return Egress(spec.network, templates, secrets=Secrets(place.secrets))
+    return PoolEgress(spec.network, templates, secrets=SecretFiles(place.secrets))
 
 
 async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
@@ -225,7 +225,7 @@ async def _firecracker(spec: EnvPoolSpec, place: Place) -> "FirecrackerDriver":
     )
 
 
-async def _images(spec: EnvPoolSpec, place: Place) -> dict[str, Image]:
+async def _images(spec: EnvPoolSpec, place: Place) -> dict[str, BuiltImage]:
     return {
         template.name: await asyncio.to_thread(_image, template, index, spec.store, place)
         for index, template in enumerate(spec.templates)
@@ -233,7 +233,7 @@ async def _images(spec: EnvPoolSpec, place: Place) -> dict[str, Image]:
 
 
 async def _accelerated(
-    images: Mapping[str, Image], machine: Machine, place: Place, egress: "Egress | None"
+    images: Mapping[str, BuiltImage], machine: Machine, place: Place, egress: "PoolEgress | None"
 ) -> "QemuDriver":
     from etude.envserver.drivers.vm.qemu import kvm_probe
     from etude.envserver.drivers.vm.qemu.driver import QemuDriver
@@ -249,7 +249,7 @@ async def _accelerated(
     return QemuDriver(scratch=place.scratch, images=images, machine=machine, egress=egress)
 
 
-def _image(template: Template, index: int, access: StoreAccess | None, place: Place) -> Image:
+def _image(template: Template, index: int, access: StoreAccess | None, place: Place) -> BuiltImage:
     where = f"spec.templates[{index}].image"
     if template.image is None:
         raise DriverUnavailableError(
@@ -258,7 +258,7 @@ def _image(template: Template, index: int, access: StoreAccess | None, place: Pl
             fix="name one of `etude images ls`, or set spec.isolation.driver to Process",
         )
     try:
-        found = _found(template.image, Cache(place.images), access or StoreAccess())
+        found = _found(template.image, BuildCache(place.images), access or StoreAccess())
     except CorruptError as error:
         raise DriverUnavailableError(str(error), where=where, fix="build it again") from error
     except StoreError as error:
@@ -279,19 +279,19 @@ def _image(template: Template, index: int, access: StoreAccess | None, place: Pl
     return found
 
 
-def _found(name: str, cache: Cache, access: StoreAccess) -> Image | None:
+def _found(name: str, cache: BuildCache, access: StoreAccess) -> BuiltImage | None:
     """Find the image and hold it against removal while this process lives."""
     found = _image_of(name, cache, access)
     return found if found is not None and hold(found.folder) is not None else None
 
 
-def _image_of(name: str, cache: Cache, access: StoreAccess) -> Image | None:
+def _image_of(name: str, cache: BuildCache, access: StoreAccess) -> BuiltImage | None:
     """Find the image in a store or a folder, or the newest one here of this name or address."""
     if name.startswith("s3://"):
         from etude.envserver.images import image_store
 
         prefix, _, reference = name.rpartition("/")
-        return image_store.fetch(reference, source_for(prefix, access), cache)
+        return image_store.fetch_image(reference, source_for(prefix, access), cache)
     if name.startswith("file://"):
-        return builder.read(Path(unquote(urlparse(name).path)))
-    return builder.newest(name, cache)
+        return builder.read_image(Path(unquote(urlparse(name).path)))
+    return builder.newest_image(name, cache)

@@ -12,7 +12,7 @@ CHUNK_BYTES = 64 << 10
 _CLOSE_S = 2.0
 
 
-class Wire(Protocol):
+class ByteStream(Protocol):
     """Bytes in both directions. Every method raises OSError once the other side has gone."""
 
     async def read(self) -> bytes:
@@ -33,7 +33,7 @@ class Wire(Protocol):
 
 
 @dataclass(slots=True)
-class SocketWire(Wire):
+class SocketStream(ByteStream):
     """A connection of this process."""
 
     reader: asyncio.StreamReader

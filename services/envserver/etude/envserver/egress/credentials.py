@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.common.errors import EtudeError
-from etude.envserver.egress.policy import Credential
+from etude.envserver.egress.policy import RuleCredential
 
 _MAX_BYTES = 8 << 10
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -22,12 +22,12 @@ class CredentialError(EtudeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Secrets:
+class SecretFiles:
     """A folder with one folder for each Secret, and a file for each of its keys."""
 
     folder: Path | None = None
 
-    def value(self, wanted: Credential) -> bytes:
+    def value(self, wanted: RuleCredential) -> bytes:
         """Read the header's value, each time again, so that a changed Secret takes effect.
 
         Raises:
@@ -48,11 +48,11 @@ class Secrets:
         return data
 
 
-class EchoedError(EtudeError):
+class CredentialEchoError(EtudeError):
     """A server echoes the credential that it was given."""
 
 
-def watched(value: bytes) -> frozenset[bytes]:
+def watched_parts(value: bytes) -> frozenset[bytes]:
     """Parts of a header's value that must not come back: all of it, its token, a password in it."""
     parts = {value, *value.split()}
     scheme, _, rest = value.partition(b" ")
@@ -80,9 +80,9 @@ class EchoGuard:
         """
         for part in parts:
             if any(secret in part for secret in self.secrets):
-                raise EchoedError("the server sends the credential back")
+                raise CredentialEchoError("the server sends the credential back")
 
-    def passed(self, data: bytes) -> bytes:
+    def filter(self, data: bytes) -> bytes:
         """Add data; returns the bytes that may be passed on.
 
         Raises:
@@ -94,7 +94,7 @@ class EchoGuard:
         self._held = data[len(data) - held :]
         return data[: len(data) - held]
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """Return the held bytes at the end of the stream."""
         held, self._held = self._held, b""
         return held

@@ -8,28 +8,28 @@ from dataclasses import dataclass, field
 
 from etude.common.api.pool.network import EgressPolicy, EgressRule, Network
 from etude.envserver import metrics
-from etude.envserver.egress.credentials import Secrets
-from etude.envserver.egress.limits import MAX_CONNECTIONS, Account
-from etude.envserver.egress.policy import Credential, Mode, Rule, Verdict
-from etude.envserver.egress.upstream import Lookups, Upstream
+from etude.envserver.egress.credentials import SecretFiles
+from etude.envserver.egress.limits import MAX_CONNECTIONS, EgressAccount
+from etude.envserver.egress.policy import AllowRule, EgressVerdict, RuleCredential, RuleMode
+from etude.envserver.egress.upstream import HostLookups, Upstream
 
 log = logging.getLogger(__name__)
 
 _MAX_LOGGED = 255
 _PUBLIC = (
-    Rule(name="public-tunnel", host="*"),
-    Rule(name="public-http", host="*", port=80, mode=Mode.HTTP),
+    AllowRule(name="public-tunnel", host="*"),
+    AllowRule(name="public-http", host="*", port=80, mode=RuleMode.HTTP),
 )
 
 
 @dataclass(slots=True, kw_only=True)
-class Trip:
+class EgressAttempt:
     """One attempt to connect, from the first byte to the last."""
 
     method: str = ""
     host: str = ""
     port: int = 0
-    verdict: Verdict = Verdict.MALFORMED
+    verdict: EgressVerdict = EgressVerdict.MALFORMED
     rule: str = ""
     why: str = ""
     sent_bytes: int = 0
@@ -38,18 +38,20 @@ class Trip:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Gate:
+class EnvironmentEgress:
     """The egress of one environment."""
 
     lease_id: str
-    rules: Sequence[Rule]
+    rules: Sequence[AllowRule]
     upstream: Upstream
-    secrets: Secrets
-    account: Account
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONNECTIONS))
-    lookups: Lookups = field(default_factory=Lookups)
+    secrets: SecretFiles
+    account: EgressAccount
+    connection_slots: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(MAX_CONNECTIONS)
+    )
+    lookups: HostLookups = field(default_factory=HostLookups)
 
-    def count(self, trip: Trip, *, sent: int = 0, received: int = 0) -> None:
+    def count(self, trip: EgressAttempt, *, sent: int = 0, received: int = 0) -> None:
         """Count bytes before they are passed on.
 
         Raises:
@@ -59,9 +61,9 @@ class Gate:
         trip.received_bytes += received
         metrics.egress_bytes.labels("sent").inc(sent)
         metrics.egress_bytes.labels("received").inc(received)
-        self.account.passed(sent + received)
+        self.account.count_bytes(sent + received)
 
-    def enter(self, trip: Trip) -> None:
+    def log_attempt(self, trip: EgressAttempt) -> None:
         """Log a finished attempt, its host name escaped: it comes from the environment."""
         metrics.egress_attempts.labels(trip.verdict.value).inc()
         log.info(
@@ -81,26 +83,26 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Egress:
+class PoolEgress:
     """The egress settings of a pool."""
 
     network: Network
     templates: Mapping[str, Sequence[str] | None]
     """By template: names of the rules that it may use; None is all."""
     upstream: Upstream = field(default_factory=Upstream)
-    secrets: Secrets = field(default_factory=Secrets)
+    secrets: SecretFiles = field(default_factory=SecretFiles)
 
-    def gate(self, template: str, lease_id: str) -> Gate | None:
+    def for_environment(self, template: str, lease_id: str) -> EnvironmentEgress | None:
         """The egress of an environment of this template; None if it has none."""
         listed = self.templates.get(template, ())
         rules = [rule for rule in _rules(self.network) if listed is None or rule.name in listed]
         if not rules:
             return None
-        account = Account(max_bytes=self.network.max_mib << 20)
-        return Gate(lease_id, rules, self.upstream, self.secrets, account)
+        account = EgressAccount(max_bytes=self.network.max_mib << 20)
+        return EnvironmentEgress(lease_id, rules, self.upstream, self.secrets, account)
 
 
-def _rules(network: Network) -> Sequence[Rule]:
+def _rules(network: Network) -> Sequence[AllowRule]:
     match network.egress:
         case EgressPolicy.NONE:
             return ()
@@ -110,16 +112,18 @@ def _rules(network: Network) -> Sequence[Rule]:
             return [_rule(each) for each in network.listed]
 
 
-def _rule(each: EgressRule) -> Rule:
+def _rule(each: EgressRule) -> AllowRule:
     given = each.credential
     credential = None
     if given is not None:
-        credential = Credential(header=given.header, secret=given.secret_ref.name, key=given.key)
-    return Rule(
+        credential = RuleCredential(
+            header=given.header, secret=given.secret_ref.name, key=given.key
+        )
+    return AllowRule(
         name=each.name,
         host=each.host,
         port=each.effective_port,
-        mode=Mode(each.mode.value),
+        mode=RuleMode(each.mode.value),
         methods=tuple(method.value for method in each.methods),
         paths=each.paths,
         credential=credential,

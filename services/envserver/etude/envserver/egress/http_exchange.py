@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import h11
 
 from etude.envserver.egress import proxy_request
-from etude.envserver.egress.byte_streams import Wire
-from etude.envserver.egress.credentials import EchoedError, EchoGuard, watched
-from etude.envserver.egress.environment_egress import Gate, Trip
+from etude.envserver.egress.byte_streams import ByteStream
+from etude.envserver.egress.credentials import CredentialEchoError, EchoGuard, watched_parts
+from etude.envserver.egress.environment_egress import EgressAttempt, EnvironmentEgress
 from etude.envserver.egress.proxy_request import Headers
 
 IDLE_S = 60.0
@@ -17,7 +17,9 @@ IDLE_S = 60.0
 _MAX_HEAD_BYTES = 64 << 10
 
 
-async def answer(client: Wire, connection: h11.Connection, status: int, body: bytes) -> None:
+async def send_answer(
+    client: ByteStream, connection: h11.Connection, status: int, body: bytes
+) -> None:
     """Send a short response of the proxy itself."""
     headers = [
         ("content-type", "text/plain; charset=utf-8"),
@@ -31,14 +33,14 @@ async def answer(client: Wire, connection: h11.Connection, status: int, body: by
 
 
 @dataclass(slots=True)
-class Exchange:
+class HttpExchange:
     """One request and its answer."""
 
-    client: Wire
+    client: ByteStream
     inward: h11.Connection
-    server: Wire
-    gate: Gate
-    trip: Trip
+    server: ByteStream
+    gate: EnvironmentEgress
+    trip: EgressAttempt
     is_limited: bool
     """True if a rule restricts more than the host of the request."""
     _outward: h11.Connection = field(init=False)
@@ -65,8 +67,8 @@ class Exchange:
             ProtocolError: either side breaks the protocol.
         """
         if secret is not None:
-            self._guard = EchoGuard(watched(secret[1]))
-        given = proxy_request.outgoing(request.headers, is_limited=self.is_limited)
+            self._guard = EchoGuard(watched_parts(secret[1]))
+        given = proxy_request.outgoing_headers(request.headers, is_limited=self.is_limited)
         is_chunked = proxy_request.is_chunked(request.headers)
         headers = _outgoing(given, host, secret, is_chunked=is_chunked)
         await self._send(
@@ -92,11 +94,11 @@ class Exchange:
             if isinstance(event, h11.Response):
                 await self._reply(self._head(event))
             elif isinstance(event, h11.Data):
-                data = self._guard.passed(bytes(event.data))
+                data = self._guard.filter(bytes(event.data))
                 if data:
                     await self._reply(h11.Data(data=data))
             elif isinstance(event, h11.EndOfMessage):
-                rest = self._guard.rest()
+                rest = self._guard.flush()
                 if rest:
                     await self._reply(h11.Data(data=rest))
                 await self._reply(h11.EndOfMessage())
@@ -111,10 +113,10 @@ class Exchange:
                 name == b"content-encoding" and value.strip().lower() != b"identity"
                 for name, value in response.headers
             ):
-                raise EchoedError(
+                raise CredentialEchoError(
                     "the response is compressed, so it cannot be checked for the credential"
                 )
-        headers = [*proxy_request.forwarded(response.headers), (b"connection", b"close")]
+        headers = [*proxy_request.forwarded_headers(response.headers), (b"connection", b"close")]
         return h11.Response(
             status_code=response.status_code, headers=headers, reason=response.reason
         )
@@ -126,7 +128,9 @@ class Exchange:
             async with asyncio.timeout(IDLE_S):
                 await self.client.write(data)
 
-    async def _events(self, connection: h11.Connection, wire: Wire) -> AsyncIterator[h11.Event]:
+    async def _events(
+        self, connection: h11.Connection, wire: ByteStream
+    ) -> AsyncIterator[h11.Event]:
         """Events of one side, up to its end."""
         while True:
             event = connection.next_event()

@@ -20,7 +20,7 @@ class OverLimitError(EtudeError):
 
 
 @dataclass(slots=True)
-class Account:
+class EgressAccount:
     """Usage of one environment so far."""
 
     max_bytes: int
@@ -49,7 +49,7 @@ class Account:
         self._names.add(host)
         return True
 
-    def passed(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """Count bytes before they are passed on.
 
         Raises:

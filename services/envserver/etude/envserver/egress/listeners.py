@@ -6,17 +6,17 @@ import socket
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from etude.envserver.egress.byte_streams import CHUNK_BYTES, SocketWire
-from etude.envserver.egress.environment_egress import Gate
-from etude.envserver.egress.proxy import serve
+from etude.envserver.egress.byte_streams import CHUNK_BYTES, SocketStream
+from etude.envserver.egress.environment_egress import EnvironmentEgress
+from etude.envserver.egress.proxy import serve_connection
 
 _AGAIN_S = 1.0
 
 
-class Door:
+class EgressListener:
     """One listening socket of an environment, until it is closed."""
 
-    def __init__(self, listener: socket.socket, gate: Gate) -> None:
+    def __init__(self, listener: socket.socket, gate: EnvironmentEgress) -> None:
         listener.setblocking(False)  # noqa: FBT003 - the only way to say it
         self._listener = listener
         self._gate = gate
@@ -42,22 +42,22 @@ class Door:
             # Acquired after accept: an idle listener must not hold a slot that another one needs.
             # One connection of each listener waits here, the others in its backlog.
             try:
-                await self._gate.places.acquire()
+                await self._gate.connection_slots.acquire()
             except BaseException:
                 connection.close()
                 raise
             task = asyncio.create_task(self._serve(connection), name="egress connection")
             self._serving.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_served)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
-        self._gate.places.release()
+        self._gate.connection_slots.release()
 
     async def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):  # it has gone before it was looked at
             reader, writer = await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES)
-            await serve(SocketWire(reader, writer), self._gate)
+            await serve_connection(SocketStream(reader, writer), self._gate)
 
 
 class _Key(NamedTuple):
@@ -66,14 +66,14 @@ class _Key(NamedTuple):
     """Number of the command whose network it is; empty for the whole lease's."""
 
 
-class Doors:
+class EgressListeners:
     """The listeners of all environments of a host."""
 
     def __init__(self) -> None:
-        self._gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
-        self._open: dict[_Key, Door] = {}
+        self._gates: WeakValueDictionary[str, EnvironmentEgress] = WeakValueDictionary()
+        self._open: dict[_Key, EgressListener] = {}
 
-    def lead_through(self, gate: Gate) -> None:
+    def allow(self, gate: EnvironmentEgress) -> None:
         """Allow listeners for this environment, for as long as its egress object lives."""
         self._gates[gate.lease_id] = gate
 
@@ -87,7 +87,7 @@ class Doors:
         if gate is None:
             listener.close()
             return
-        self._open[_Key(lease, number)] = Door(listener, gate)
+        self._open[_Key(lease, number)] = EgressListener(listener, gate)
 
     def close(self, lease: str = "", *, number: str = "") -> None:
         """Close the listener of a lease's shared network, or that of one command."""

@@ -26,7 +26,7 @@ METADATA_NAMES = frozenset(
 """Names of the services that give machines of a cloud their credentials."""
 
 
-class Mode(StrEnum):
+class RuleMode(StrEnum):
     """Protocol between environment, proxy and the rule's host."""
 
     TUNNEL = "Tunnel"
@@ -37,7 +37,7 @@ class Mode(StrEnum):
     """Requests in plain text up to the node, which speaks TLS from there on."""
 
 
-class Verdict(StrEnum):
+class EgressVerdict(StrEnum):
     """Verdict on an attempt, as in logs and metrics."""
 
     ALLOWED = "allowed"
@@ -60,7 +60,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credential:
+class RuleCredential:
     """A header that the node adds, and the environment never sees."""
 
     header: str
@@ -70,19 +70,19 @@ class Credential:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class AllowRule:
     """One host, or all hosts below one name, that an environment may reach."""
 
     name: str
     host: str
     """Exact, or `*.` and a suffix, or `*` for every public host."""
     port: int = 443
-    mode: Mode = Mode.TUNNEL
+    mode: RuleMode = RuleMode.TUNNEL
     methods: tuple[str, ...] = ()
     """All, if there are none."""
     paths: tuple[str, ...] = ()
     """Prefixes, whole segments of them; all, if there are none."""
-    credential: Credential | None = None
+    credential: RuleCredential | None = None
 
     @property
     def is_limited(self) -> bool:
@@ -91,7 +91,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class EgressRequest:
     """A request of an environment to its proxy."""
 
     host: str
@@ -107,16 +107,16 @@ class Attempt:
         return self.method == "CONNECT"
 
 
-class Decision(NamedTuple):
+class EgressDecision(NamedTuple):
     """A verdict, and the rule behind it where there is one."""
 
-    verdict: Verdict
-    rule: Rule | None = None
+    verdict: EgressVerdict
+    rule: AllowRule | None = None
     host: str = ""
     """Canonical, if it is a name."""
 
 
-def canonical(host: str) -> str | None:
+def canonical_host(host: str) -> str | None:
     """Canonical spelling of a host's name; None for anything else, addresses above all."""
     name = host.lower().removesuffix(".")
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
@@ -124,27 +124,27 @@ def canonical(host: str) -> str | None:
     return None if _NUMERIC.fullmatch(name.rpartition(".")[2]) else name
 
 
-def decide(rules: Sequence[Rule], attempt: Attempt) -> Decision:
+def decide(rules: Sequence[AllowRule], attempt: EgressRequest) -> EgressDecision:
     """Decide on an attempt: allowed by the first rule that allows it, else refused."""
-    host = canonical(attempt.host)
+    host = canonical_host(attempt.host)
     if host is None or not 0 < attempt.port <= _MAX_PORT:
-        return Decision(Verdict.ADDRESS)
+        return EgressDecision(EgressVerdict.ADDRESS)
     if host in METADATA_NAMES:
-        return Decision(Verdict.ADDRESS, None, host)
-    nearest = Decision(Verdict.NOT_LISTED, None, host)
+        return EgressDecision(EgressVerdict.ADDRESS, None, host)
+    nearest = EgressDecision(EgressVerdict.NOT_LISTED, None, host)
     for rule in rules:
-        if not _names(rule, host, attempt):
+        if not _rule_names(rule, host, attempt):
             continue
         verdict = _verdict(rule, attempt)
-        nearest = Decision(verdict, rule, host)
-        if verdict is Verdict.ALLOWED:
+        nearest = EgressDecision(verdict, rule, host)
+        if verdict is EgressVerdict.ALLOWED:
             break
     return nearest
 
 
-def _names(rule: Rule, host: str, attempt: Attempt) -> bool:
+def _rule_names(rule: AllowRule, host: str, attempt: EgressRequest) -> bool:
     ports = {rule.port}
-    if rule.mode is Mode.HTTPS and not attempt.is_tunnel:
+    if rule.mode is RuleMode.HTTPS and not attempt.is_tunnel:
         # http://host/ is what a client writes when the node speaks TLS on its behalf.
         ports.add(80)
     if attempt.port not in ports:
@@ -156,14 +156,14 @@ def _names(rule: Rule, host: str, attempt: Attempt) -> bool:
     return host == rule.host
 
 
-def _verdict(rule: Rule, attempt: Attempt) -> Verdict:
-    if attempt.is_tunnel is not (rule.mode is Mode.TUNNEL):
-        return Verdict.WRONG_MODE
+def _verdict(rule: AllowRule, attempt: EgressRequest) -> EgressVerdict:
+    if attempt.is_tunnel is not (rule.mode is RuleMode.TUNNEL):
+        return EgressVerdict.WRONG_MODE
     if rule.methods and attempt.method not in rule.methods:
-        return Verdict.METHOD
+        return EgressVerdict.METHOD
     if rule.paths and not _is_below(rule.paths, attempt.path):
-        return Verdict.PATH
-    return Verdict.ALLOWED
+        return EgressVerdict.PATH
+    return EgressVerdict.ALLOWED
 
 
 def _is_below(prefixes: Sequence[str], path: str) -> bool:

@@ -12,44 +12,44 @@ import h11
 
 from etude.envserver import metrics
 from etude.envserver.egress import policy, proxy_request
-from etude.envserver.egress.byte_streams import Wire
-from etude.envserver.egress.credentials import CredentialError, EchoedError
-from etude.envserver.egress.environment_egress import Gate, Trip
-from etude.envserver.egress.http_exchange import Exchange, answer
+from etude.envserver.egress.byte_streams import ByteStream
+from etude.envserver.egress.credentials import CredentialEchoError, CredentialError
+from etude.envserver.egress.environment_egress import EgressAttempt, EnvironmentEgress
+from etude.envserver.egress.http_exchange import HttpExchange, send_answer
 from etude.envserver.egress.limits import SPENT, OverLimitError
-from etude.envserver.egress.policy import Decision, Mode, Rule, Verdict
-from etude.envserver.egress.proxy_request import Asked, MalformedError
-from etude.envserver.egress.tunnels import TunnelRefusedError, tunnel
-from etude.envserver.egress.upstream import NotPublicError, Target, UnreachableError
+from etude.envserver.egress.policy import AllowRule, EgressDecision, EgressVerdict, RuleMode
+from etude.envserver.egress.proxy_request import MalformedError, ProxyRequest
+from etude.envserver.egress.tunnels import TunnelRefusedError, run_tunnel
+from etude.envserver.egress.upstream import NotPublicError, UnreachableError, UpstreamTarget
 
 HEAD_S = 20.0
 """For the head of a request, from a client that may have been frozen meanwhile."""
 MAX_HEAD_BYTES = 32 << 10
 
 _STATUS = {
-    Verdict.MALFORMED: 400,
-    Verdict.LIMIT: 429,
-    Verdict.UNREACHABLE: 502,
-    Verdict.CREDENTIAL: 502,
+    EgressVerdict.MALFORMED: 400,
+    EgressVerdict.LIMIT: 429,
+    EgressVerdict.UNREACHABLE: 502,
+    EgressVerdict.CREDENTIAL: 502,
 }
 
 
-class RefusedError(Exception):
+class EgressRefusedError(Exception):
     """A refused attempt."""
 
-    def __init__(self, verdict: Verdict, why: str) -> None:
+    def __init__(self, verdict: EgressVerdict, why: str) -> None:
         super().__init__(why)
         self.verdict = verdict
 
 
-async def serve(client: Wire, gate: Gate) -> None:
+async def serve_connection(client: ByteStream, gate: EnvironmentEgress) -> None:
     """Serve a connection to its end, and log it; it is closed then."""
-    trip = Trip()
+    trip = EgressAttempt()
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
     metrics.egress_connections.inc()
     try:
         await _serve(client, connection, gate, trip)
-    except RefusedError as refusal:
+    except EgressRefusedError as refusal:
         trip.verdict, trip.why = refusal.verdict, str(refusal)
         status = _STATUS.get(refusal.verdict, 403)
         await _refuse(client, connection, status, f"{refusal.verdict.value}: {refusal}")
@@ -61,48 +61,52 @@ async def serve(client: Wire, gate: Gate) -> None:
         trip.why = str(error) or type(error).__name__
     finally:
         metrics.egress_connections.dec()
-        gate.enter(trip)
+        gate.log_attempt(trip)
         await client.close()
 
 
-async def _serve(client: Wire, connection: h11.Connection, gate: Gate, trip: Trip) -> None:
+async def _serve(
+    client: ByteStream, connection: h11.Connection, gate: EnvironmentEgress, trip: EgressAttempt
+) -> None:
     await asyncio.sleep(gate.account.wait_s(time.monotonic()))
     request = await _head(client, connection)
-    wanted = _asked(request, trip)
+    wanted = _parse_request(request, trip)
     if gate.account.is_spent:
-        raise RefusedError(Verdict.LIMIT, SPENT)
+        raise EgressRefusedError(EgressVerdict.LIMIT, SPENT)
     decision = policy.decide(gate.rules, wanted.attempt)
     rule = _allowed(decision, wanted, trip)
     if not gate.account.may_name(decision.host):
-        raise RefusedError(Verdict.LIMIT, "too many different hosts")
+        raise EgressRefusedError(EgressVerdict.LIMIT, "too many different hosts")
     secret = _secret(gate, rule)
-    server = await _connected(gate, Target(decision.host, rule.port, rule.mode is Mode.HTTPS))
-    trip.verdict = Verdict.ALLOWED
+    server = await _connect(
+        gate, UpstreamTarget(decision.host, rule.port, rule.mode is RuleMode.HTTPS)
+    )
+    trip.verdict = EgressVerdict.ALLOWED
     try:
         if wanted.attempt.is_tunnel:
-            await tunnel(client, connection, server, decision.host, gate, trip)
+            await run_tunnel(client, connection, server, decision.host, gate, trip)
         else:
             host = decision.host if rule.port in {80, 443} else f"{decision.host}:{rule.port}"
-            exchange = Exchange(client, connection, server, gate, trip, rule.is_limited)
+            exchange = HttpExchange(client, connection, server, gate, trip, rule.is_limited)
             await exchange.run(request, wanted.target, host, secret)
     except TunnelRefusedError as refusal:
         # The client was told that the tunnel is open: no answer is possible.
-        trip.verdict, trip.why = Verdict.NOT_TLS, str(refusal)
+        trip.verdict, trip.why = EgressVerdict.NOT_TLS, str(refusal)
     except OverLimitError as error:
-        raise RefusedError(Verdict.LIMIT, str(error)) from error
-    except EchoedError as error:
-        raise RefusedError(Verdict.CREDENTIAL, str(error)) from error
+        raise EgressRefusedError(EgressVerdict.LIMIT, str(error)) from error
+    except CredentialEchoError as error:
+        raise EgressRefusedError(EgressVerdict.CREDENTIAL, str(error)) from error
     finally:
         await server.close()
 
 
-async def _head(client: Wire, connection: h11.Connection) -> h11.Request:
+async def _head(client: ByteStream, connection: h11.Connection) -> h11.Request:
     async with asyncio.timeout(HEAD_S):
         while True:
             try:
                 event = connection.next_event()
             except h11.RemoteProtocolError as error:
-                raise RefusedError(Verdict.MALFORMED, str(error)) from error
+                raise EgressRefusedError(EgressVerdict.MALFORMED, str(error)) from error
             if isinstance(event, h11.Request):
                 return event
             if event is not h11.NEED_DATA:
@@ -110,64 +114,64 @@ async def _head(client: Wire, connection: h11.Connection) -> h11.Request:
             connection.receive_data(await client.read())
 
 
-def _asked(request: h11.Request, trip: Trip) -> Asked:
+def _parse_request(request: h11.Request, trip: EgressAttempt) -> ProxyRequest:
     trip.method = request.method.decode("ascii", "replace")
     trip.host = request.target.decode("ascii", "replace")
     try:
-        wanted = proxy_request.asked(request)
+        wanted = proxy_request.parse_request(request)
     except MalformedError as error:
-        raise RefusedError(Verdict.MALFORMED, str(error)) from error
+        raise EgressRefusedError(EgressVerdict.MALFORMED, str(error)) from error
     trip.host, trip.port = wanted.attempt.host, wanted.attempt.port
     return wanted
 
 
-def _allowed(decision: Decision, wanted: Asked, trip: Trip) -> Rule:
+def _allowed(decision: EgressDecision, wanted: ProxyRequest, trip: EgressAttempt) -> AllowRule:
     trip.host = decision.host or wanted.attempt.host
     trip.rule = decision.rule.name if decision.rule is not None else ""
-    if decision.verdict is Verdict.ALLOWED and decision.rule is not None:
+    if decision.verdict is EgressVerdict.ALLOWED and decision.rule is not None:
         return decision.rule
     whats = {
-        Verdict.NOT_LISTED: "this pool does not list it",
-        Verdict.ADDRESS: "only names of public hosts are reached from here",
-        Verdict.WRONG_MODE: _mode(decision.rule),
-        Verdict.METHOD: f"this pool lists it without {wanted.attempt.method}",
-        Verdict.PATH: "this pool lists other paths of it",
+        EgressVerdict.NOT_LISTED: "this pool does not list it",
+        EgressVerdict.ADDRESS: "only names of public hosts are reached from here",
+        EgressVerdict.WRONG_MODE: _mode(decision.rule),
+        EgressVerdict.METHOD: f"this pool lists it without {wanted.attempt.method}",
+        EgressVerdict.PATH: "this pool lists other paths of it",
     }
     what = whats.get(decision.verdict, "")
-    raise RefusedError(decision.verdict, f"{trip.host} port {trip.port}: {what}")
+    raise EgressRefusedError(decision.verdict, f"{trip.host} port {trip.port}: {what}")
 
 
-def _mode(rule: Rule | None) -> str:
-    if rule is not None and rule.mode is Mode.TUNNEL:
+def _mode(rule: AllowRule | None) -> str:
+    if rule is not None and rule.mode is RuleMode.TUNNEL:
         return "it is reached by https:// only"
     return "it is reached by http:// only; the proxy itself speaks TLS where its rule says so"
 
 
-def _secret(gate: Gate, rule: Rule) -> tuple[bytes, bytes] | None:
+def _secret(gate: EnvironmentEgress, rule: AllowRule) -> tuple[bytes, bytes] | None:
     if rule.credential is None:
         return None
     try:
         value = gate.secrets.value(rule.credential)
     except CredentialError as error:
-        raise RefusedError(Verdict.CREDENTIAL, str(error)) from error
+        raise EgressRefusedError(EgressVerdict.CREDENTIAL, str(error)) from error
     return rule.credential.header.lower().encode("ascii"), value
 
 
-async def _connected(gate: Gate, target: Target) -> Wire:
+async def _connect(gate: EnvironmentEgress, target: UpstreamTarget) -> ByteStream:
     try:
         return await gate.upstream.connect(target, gate.lookups)
     except NotPublicError as error:
-        raise RefusedError(Verdict.ADDRESS, str(error)) from error
+        raise EgressRefusedError(EgressVerdict.ADDRESS, str(error)) from error
     except UnreachableError as error:
-        raise RefusedError(Verdict.UNREACHABLE, str(error)) from error
+        raise EgressRefusedError(EgressVerdict.UNREACHABLE, str(error)) from error
 
 
-async def _refuse(client: Wire, connection: h11.Connection, status: int, why: str) -> None:
+async def _refuse(client: ByteStream, connection: h11.Connection, status: int, why: str) -> None:
     """Answer the client with the refusal, if its state allows an answer."""
     if connection.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
         return
     try:
         async with asyncio.timeout(HEAD_S):
-            await answer(client, connection, status, f"etude refuses: {why}\n".encode())
+            await send_answer(client, connection, status, f"etude refuses: {why}\n".encode())
     except (OSError, TimeoutError, h11.LocalProtocolError, ssl.SSLError):
         return

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import h11
 
-from etude.envserver.egress.policy import Attempt
+from etude.envserver.egress.policy import EgressRequest
 
 _HOST = r"(?P<host>[^\s/?#@:\[\]\\%]{1,255}|\[[0-9A-Fa-f:.%a-z]{1,80}\])"
 _AUTHORITY = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})")
@@ -37,15 +37,15 @@ class MalformedError(ValueError):
     """The request is not one to a proxy."""
 
 
-class Asked(NamedTuple):
+class ProxyRequest(NamedTuple):
     """A request to the proxy."""
 
-    attempt: Attempt
+    attempt: EgressRequest
     target: str
     """Path and query, as the server gets them."""
 
 
-def asked(request: h11.Request) -> Asked:
+def parse_request(request: h11.Request) -> ProxyRequest:
     """Parse a request.
 
     Raises:
@@ -58,17 +58,17 @@ def asked(request: h11.Request) -> Asked:
         if match is None:
             raise MalformedError("CONNECT wants host:port")
         host, port = match["host"], int(match["port"])
-        return Asked(Attempt(host=host, port=port, method=method), "")
+        return ProxyRequest(EgressRequest(host=host, port=port, method=method), "")
     match = _ABSOLUTE.fullmatch(target)
     if match is None:
         raise MalformedError("this is a proxy: ask for http://host/path, or CONNECT host:port")
     path = match["path"] or "/"
     port = int(match["port"] or 80)
-    attempt = Attempt(host=match["host"], port=port, method=method, path=path)
-    return Asked(attempt, path + (match["query"] or ""))
+    attempt = EgressRequest(host=match["host"], port=port, method=method, path=path)
+    return ProxyRequest(attempt, path + (match["query"] or ""))
 
 
-def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def forwarded_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Headers to forward to the other side."""
     given = [(name.lower(), value) for name, value in headers]
     named = {
@@ -82,7 +82,7 @@ def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
     return [(name, value) for name, value in given if name not in dropped]
 
 
-def outgoing(
+def outgoing_headers(
     headers: Iterable[tuple[bytes, bytes]], *, is_limited: bool
 ) -> list[tuple[bytes, bytes]]:
     """Headers of a request to forward to the server.
@@ -93,7 +93,7 @@ def outgoing(
     """
     dropped = _OVERRIDES if is_limited else frozenset()
     # Behind CGI and its successors X_A is X-A, which may be one that is dropped or replaced.
-    kept = [each for each in forwarded(headers) if b"_" not in each[0]]
+    kept = [each for each in forwarded_headers(headers) if b"_" not in each[0]]
     return [each for each in kept if each[0] not in dropped]
 
 

@@ -15,7 +15,7 @@ class NotTlsError(ValueError):
     """The bytes are not a TLS ClientHello."""
 
 
-class Hello(NamedTuple):
+class ClientHello(NamedTuple):
     """Result of parsing the bytes so far."""
 
     is_complete: bool
@@ -47,7 +47,7 @@ class _Cursor:
         return self.at >= len(self.data)
 
 
-def read(data: bytes) -> Hello:
+def read_hello(data: bytes) -> ClientHello:
     """Parse the first bytes of a connection.
 
     Raises:
@@ -57,8 +57,8 @@ def read(data: bytes) -> Hello:
     if message is None:
         if len(data) > MAX_BYTES:
             raise NotTlsError("its first message is too long")
-        return Hello(is_complete=False)
-    return Hello(is_complete=True, server_name=_server_name(message))
+        return ClientHello(is_complete=False)
+    return ClientHello(is_complete=True, server_name=_server_name(message))
 
 
 def _message(data: bytes) -> bytes | None:

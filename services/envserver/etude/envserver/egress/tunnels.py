@@ -5,8 +5,8 @@ import asyncio
 import h11
 
 from etude.envserver.egress import policy, tls_client_hello
-from etude.envserver.egress.byte_streams import Wire
-from etude.envserver.egress.environment_egress import Gate, Trip
+from etude.envserver.egress.byte_streams import ByteStream
+from etude.envserver.egress.environment_egress import EgressAttempt, EnvironmentEgress
 
 IDLE_S = 120.0
 """Without a byte in either direction: idle keep-alive connections."""
@@ -17,8 +17,13 @@ class TunnelRefusedError(Exception):
     """The tunnel does not begin with TLS for the host that it was opened for."""
 
 
-async def tunnel(
-    client: Wire, connection: h11.Connection, server: Wire, host: str, gate: Gate, trip: Trip
+async def run_tunnel(
+    client: ByteStream,
+    connection: h11.Connection,
+    server: ByteStream,
+    host: str,
+    gate: EnvironmentEgress,
+    trip: EgressAttempt,
 ) -> None:
     """Open a tunnel, check its ClientHello, and copy bytes until both sides are done.
 
@@ -28,23 +33,23 @@ async def tunnel(
         OSError: either side has gone.
     """
     await client.write(connection.send(h11.Response(status_code=200, headers=[])) or b"")
-    first = await _first(client, connection.trailing_data[0], host)
-    up = _Way(client, server, gate, trip, is_sent=True)
-    down = _Way(server, client, gate, trip, is_sent=False)
-    await up.put(first)
+    first = await _read_client_hello(client, connection.trailing_data[0], host)
+    up = _Direction(client, server, gate, trip, is_sent=True)
+    down = _Direction(server, client, gate, trip, is_sent=False)
+    await up.send(first)
     ways = {
         asyncio.create_task(up.run(), name="tunnel up"),
         asyncio.create_task(down.run(), name="tunnel down"),
     }
     try:
-        await _ended(ways, up, down)
+        await _wait_for_both(ways, up, down)
     finally:
         for way in ways:
             way.cancel()
         await asyncio.wait(ways)
 
 
-async def _first(client: Wire, seen: bytes, host: str) -> bytes:
+async def _read_client_hello(client: ByteStream, seen: bytes, host: str) -> bytes:
     """Read the client's first message.
 
     Raises:
@@ -53,19 +58,19 @@ async def _first(client: Wire, seen: bytes, host: str) -> bytes:
     data = bytes(seen)
     try:
         async with asyncio.timeout(HELLO_S):
-            while not (found := tls_client_hello.read(data)).is_complete:
+            while not (found := tls_client_hello.read_hello(data)).is_complete:
                 more = await client.read()
                 if not more:
                     raise TunnelRefusedError("the client sent nothing")
                 data += more
     except tls_client_hello.NotTlsError as error:
         raise TunnelRefusedError(str(error)) from error
-    if policy.canonical(found.server_name) != host:
+    if policy.canonical_host(found.server_name) != host:
         raise TunnelRefusedError(f"it is meant for {found.server_name[:255]!r}")
     return data
 
 
-async def _ended(ways: set[asyncio.Task[None]], *both: "_Way") -> None:
+async def _wait_for_both(ways: set[asyncio.Task[None]], *both: "_Direction") -> None:
     """Wait until both directions are done.
 
     Raises:
@@ -84,10 +89,18 @@ async def _ended(ways: set[asyncio.Task[None]], *both: "_Way") -> None:
             raise TimeoutError("the tunnel is idle")
 
 
-class _Way:
+class _Direction:
     """One direction of a tunnel."""
 
-    def __init__(self, source: Wire, sink: Wire, gate: Gate, trip: Trip, *, is_sent: bool) -> None:
+    def __init__(
+        self,
+        source: ByteStream,
+        sink: ByteStream,
+        gate: EnvironmentEgress,
+        trip: EgressAttempt,
+        *,
+        is_sent: bool,
+    ) -> None:
         self.num_bytes = 0
         self._source, self._sink = source, sink
         self._gate, self._trip, self._is_sent = gate, trip, is_sent
@@ -95,10 +108,10 @@ class _Way:
     async def run(self) -> None:
         """Copy everything, and then the end."""
         while data := await self._source.read():
-            await self.put(data)
+            await self.send(data)
         await self._sink.finish()
 
-    async def put(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
         """Send some bytes.
 
         Raises:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from typing_extensions import override
 
 from etude.common.errors import EtudeError
-from etude.envserver.egress.byte_streams import SocketWire, Wire
+from etude.envserver.egress.byte_streams import ByteStream, SocketStream
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -55,7 +55,7 @@ def is_public(text: str) -> bool:
     return address in _UNICAST and _is_plain(address)
 
 
-def public(addresses: Iterable[str]) -> tuple[str, ...]:
+def public_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
     """All of them if each is public, else none.
 
     One private address among public ones is an attempt to have it used at the second try.
@@ -105,7 +105,7 @@ class Resolver(Protocol):
 class Connector(Protocol):
     """Opens connections to addresses."""
 
-    async def connect(self, address: str, port: int, *, tls_name: str | None) -> Wire:
+    async def connect(self, address: str, port: int, *, tls_name: str | None) -> ByteStream:
         """Open a connection; with a name, TLS to a server that proves it.
 
         Raises:
@@ -131,7 +131,7 @@ class SystemResolver(Resolver):
 
 
 @dataclass(slots=True)
-class KnownNames(Resolver):
+class FixedResolver(Resolver):
     """A resolver with fixed answers, for tests; of several answers, each look-up takes the next."""
 
     names: Mapping[str, Sequence[Sequence[str]]]
@@ -149,11 +149,11 @@ class KnownNames(Resolver):
 
 
 @dataclass(slots=True, eq=False)
-class Lookups:
+class HostLookups:
     """Look-ups of one environment: few at a time, each answer cached for a while."""
 
     kept_s: float = _KEPT_S
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_OWN_LOOKUPS))
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_OWN_LOOKUPS))
     _answers: dict[str, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
     """By host: expiry on the loop's clock, and addresses."""
     _under_way: dict[str, asyncio.Task[tuple[str, ...]]] = field(default_factory=dict)
@@ -165,9 +165,9 @@ class Lookups:
             OSError: there is no such host, or no name server answers.
         """
         if not self._is_known(host):
-            await self.places.acquire()
+            await self.slots.acquire()
             if self._is_known(host):
-                self.places.release()
+                self.slots.release()
             else:
                 asking = self._ask(resolver, host)
                 self._under_way[host] = asyncio.create_task(asking, name="egress look-up")
@@ -186,7 +186,7 @@ class Lookups:
             found = tuple(await resolver.addresses(host))
         finally:
             del self._under_way[host]
-            self.places.release()
+            self.slots.release()
         self._answers[host] = (asyncio.get_running_loop().time() + self.kept_s, found)
         return found
 
@@ -199,14 +199,14 @@ class SocketConnector(Connector):
     """Trusted authorities for TLS servers."""
 
     @override
-    async def connect(self, address: str, port: int, *, tls_name: str | None) -> Wire:
+    async def connect(self, address: str, port: int, *, tls_name: str | None) -> ByteStream:
         secured = {} if tls_name is None else {"ssl": self.context, "server_hostname": tls_name}
         reader, writer = await asyncio.open_connection(address, port, **secured)  # type: ignore[arg-type] # the two belong together
-        return SocketWire(reader, writer)
+        return SocketStream(reader, writer)
 
 
 @dataclass(slots=True)
-class Detours(Connector):
+class RedirectingConnector(Connector):
     """A connector for tests: redirects known addresses to ports of this machine."""
 
     ports: Mapping[tuple[str, int], int]
@@ -215,7 +215,7 @@ class Detours(Connector):
     reached: list[tuple[str, int]] = field(default_factory=list)
 
     @override
-    async def connect(self, address: str, port: int, *, tls_name: str | None) -> Wire:
+    async def connect(self, address: str, port: int, *, tls_name: str | None) -> ByteStream:
         there = self.ports.get((address, port))
         if there is None:
             raise ConnectionRefusedError(f"no listener at {address} port {port}")
@@ -223,7 +223,7 @@ class Detours(Connector):
         return await self.by.connect("127.0.0.1", there, tls_name=tls_name)
 
 
-class Target(NamedTuple):
+class UpstreamTarget(NamedTuple):
     """Destination of a connection."""
 
     host: str
@@ -238,7 +238,7 @@ class Upstream:
     resolver: Resolver = field(default_factory=SystemResolver)
     connector: Connector = field(default_factory=SocketConnector)
 
-    async def connect(self, target: Target, lookups: Lookups) -> Wire:
+    async def connect(self, target: UpstreamTarget, lookups: HostLookups) -> ByteStream:
         """Connect to a host by its canonical name.
 
         Args:
@@ -255,12 +255,12 @@ class Upstream:
         except (OSError, UnicodeError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise UnreachableError(f"{target.host} cannot be looked up: {why}") from error
-        checked = public(found)
+        checked = public_addresses(found)
         if not checked:
             raise NotPublicError(f"{target.host} is not on the public network")
         return await self._first(checked[:_MAX_ADDRESSES], target)
 
-    async def _first(self, checked: Sequence[str], target: Target) -> Wire:
+    async def _first(self, checked: Sequence[str], target: UpstreamTarget) -> ByteStream:
         why = "no answer"
         tls_name = target.host if target.is_tls else None
         for address in checked:

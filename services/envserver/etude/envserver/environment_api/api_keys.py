@@ -21,7 +21,7 @@ _PREFIX = "etude_"
 _MAX_KEY = 256
 
 
-class Role(StrEnum):
+class KeyRole(StrEnum):
     """Permissions of a key."""
 
     FULL = "full"
@@ -30,15 +30,15 @@ class Role(StrEnum):
     """Tools of environments, as a policy in production has them; no reset, step or state."""
 
 
-class Caller(NamedTuple):
+class ApiCaller(NamedTuple):
     """Owner of the key of a request."""
 
     name: str
-    role: Role
+    role: KeyRole
 
 
 class _Entry(NamedTuple):
-    caller: Caller
+    caller: ApiCaller
     digest: bytes
 
 
@@ -56,12 +56,12 @@ class BadKeysError(UserError):
         super().__init__(Problem("InvalidKeys", what, where, fix))
 
 
-class Keys(NamedTuple):
+class ApiKeys(NamedTuple):
     """The keys of one environment API."""
 
     entries: Sequence[_Entry]
 
-    def caller(self, key: str) -> Caller:
+    def identify(self, key: str) -> ApiCaller:
         """Identify the owner of a key.
 
         Raises:
@@ -77,7 +77,7 @@ class Keys(NamedTuple):
         return found
 
 
-def load(path: Path) -> Keys:
+def load_keys(path: Path) -> ApiKeys:
     """Read the keys of a file.
 
     Raises:
@@ -95,7 +95,7 @@ def load(path: Path) -> Keys:
     names = [entry.caller.name for entry in entries]
     if not names or len(set(names)) < len(names):
         raise BadKeysError("holds no key, or two of one name", str(path))
-    return Keys(entries)
+    return ApiKeys(entries)
 
 
 def _entry(words: Sequence[str], where: str) -> _Entry:
@@ -103,11 +103,11 @@ def _entry(words: Sequence[str], where: str) -> _Entry:
         case [name, "full" | "tools" as role, digest] if _NAME.fullmatch(
             name
         ) and _DIGEST.fullmatch(digest):
-            return _Entry(Caller(name, Role(role)), bytes.fromhex(digest))
+            return _Entry(ApiCaller(name, KeyRole(role)), bytes.fromhex(digest))
     raise BadKeysError("is not `name role digest`", where)
 
 
-def made(name: str, role: Role) -> tuple[str, str]:
+def make_key(name: str, role: KeyRole) -> tuple[str, str]:
     """Make a key, and its line in the key file.
 
     Raises:

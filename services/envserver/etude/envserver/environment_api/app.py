@@ -9,23 +9,23 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from etude.common.errors import UnknownIdError
-from etude.envserver.environment_api.api_keys import Keys
+from etude.envserver.environment_api.api_keys import ApiKeys
 from etude.envserver.environment_api.e2b import envd_processes
-from etude.envserver.environment_api.e2b.control_plane import E2bApi
-from etude.envserver.environment_api.e2b.envd_files import Files
-from etude.envserver.environment_api.mcp_server import McpEdge
-from etude.envserver.environment_api.middleware import Guard, handlers
-from etude.envserver.environment_api.openenv.routes import OpenEnvEdge
-from etude.envserver.environment_api.pool_client import Pool
-from etude.envserver.environment_api.sandboxes import Sandbox, Sandboxes
+from etude.envserver.environment_api.e2b.control_plane import E2bControlPlane
+from etude.envserver.environment_api.e2b.envd_files import EnvdFiles
+from etude.envserver.environment_api.mcp_server import McpServer
+from etude.envserver.environment_api.middleware import RequestLimits, error_handlers
+from etude.envserver.environment_api.openenv.routes import OpenEnvServer
+from etude.envserver.environment_api.pool_client import PoolClient
+from etude.envserver.environment_api.sandboxes import ClientSandbox, ClientSandboxes
 
 
 @dataclass(frozen=True, slots=True)
-class Envd:
+class EnvdRoutes:
     """Routes of envd, which elsewhere runs in each sandbox: a header names the sandbox here."""
 
-    pool: Pool
-    sandboxes: Sandboxes
+    pool: PoolClient
+    sandboxes: ClientSandboxes
 
     def routes(self) -> list[Route]:
         """List the routes."""
@@ -39,19 +39,19 @@ class Envd:
 
     async def _process(self, request: Request) -> Response:
         sandbox = self._sandbox(request)
-        return await envd_processes.call(sandbox, request.path_params["method"], request)
+        return await envd_processes.answer_rpc(sandbox, request.path_params["method"], request)
 
     async def _filesystem(self, request: Request) -> Response:
-        files = Files(self.pool, self._sandbox(request))
+        files = EnvdFiles(self.pool, self._sandbox(request))
         return await files.call(request.path_params["method"], request)
 
     async def _download(self, request: Request) -> Response:
-        files = Files(self.pool, self._sandbox(request))
+        files = EnvdFiles(self.pool, self._sandbox(request))
         data = await files.download(request.query_params.get("path", ""))
         return Response(data, media_type="application/octet-stream")
 
     async def _upload(self, request: Request) -> Response:
-        files = Files(self.pool, self._sandbox(request))
+        files = EnvdFiles(self.pool, self._sandbox(request))
         return JSONResponse(await files.upload(request))
 
     async def _health(self, request: Request) -> Response:
@@ -62,20 +62,20 @@ class Envd:
             return JSONResponse({"code": 502, "message": str(error)}, 502)
         return Response(status_code=204)
 
-    def _sandbox(self, request: Request) -> Sandbox:
+    def _sandbox(self, request: Request) -> ClientSandbox:
         found = self.sandboxes.find(request.headers.get("e2b-sandbox-id", ""))
         found.check_token(request.headers.get("x-access-token", ""))
         return found
 
 
-def application(
-    keys: Keys, pool: Pool, sandboxes: Sandboxes, mcp: McpEdge, *, memory_mib: int
+def build_application(
+    keys: ApiKeys, pool: PoolClient, sandboxes: ClientSandboxes, mcp: McpServer, *, memory_mib: int
 ) -> ASGIApp:
     """Build the application of the environment API."""
     routes = [
         *mcp.routes(),
-        *OpenEnvEdge(keys, pool, sandboxes).routes(),
-        *E2bApi(keys, sandboxes, memory_mib).routes(),
-        *Envd(pool, sandboxes).routes(),
+        *OpenEnvServer(keys, pool, sandboxes).routes(),
+        *E2bControlPlane(keys, sandboxes, memory_mib).routes(),
+        *EnvdRoutes(pool, sandboxes).routes(),
     ]
-    return Guard(Starlette(routes=routes, exception_handlers=handlers()))
+    return RequestLimits(Starlette(routes=routes, exception_handlers=error_handlers()))

@@ -19,9 +19,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from etude.envserver.environment_api import tool_calls
-from etude.envserver.environment_api.api_keys import Keys, UnknownKeyError
-from etude.envserver.environment_api.pool_client import Pool, told
-from etude.envserver.environment_api.sandboxes import Sandbox, Sandboxes
+from etude.envserver.environment_api.api_keys import ApiKeys, UnknownKeyError
+from etude.envserver.environment_api.pool_client import PoolClient, public_error
+from etude.envserver.environment_api.sandboxes import ClientSandbox, ClientSandboxes
 
 _SANDBOX = "etude.sandbox"
 _MAX_BODY_BYTES = 1 << 20
@@ -30,12 +30,12 @@ Context = ServerRequestContext[None, Request]
 
 
 @dataclass(slots=True)
-class McpEdge:
+class McpServer:
     """Lists and calls the tools of sandboxes."""
 
-    keys: Keys
-    pool: Pool
-    sandboxes: Sandboxes
+    keys: ApiKeys
+    pool: PoolClient
+    sandboxes: ClientSandboxes
     _manager: StreamableHTTPSessionManager = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,17 +59,17 @@ class McpEdge:
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of a client that may use the sandbox's tools."""
         request = Request(scope)
-        scope[_SANDBOX] = self._admitted(request)
+        scope[_SANDBOX] = self._admit(request)
         await self._manager.handle_request(scope, receive, send)
 
-    def _admitted(self, request: Request) -> Sandbox:
+    def _admit(self, request: Request) -> ClientSandbox:
         sandbox = self.sandboxes.find(request.path_params["name"])
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise UnknownKeyError("give the sandbox's token for tools: Authorization: Bearer …")
         if not sandbox.is_tools_token(token):
-            caller = self.keys.caller(token)
-            return self.sandboxes.of(caller, sandbox.name)
+            caller = self.keys.identify(token)
+            return self.sandboxes.find_own(caller, sandbox.name)
         return sandbox
 
     async def _list(
@@ -78,7 +78,7 @@ class McpEdge:
         return mcp_types.ListToolsResult(
             tools=[
                 mcp_types.Tool(name=name, description=text, input_schema=dict(parameters))
-                for name, text, parameters in tool_calls.descriptions()
+                for name, text, parameters in tool_calls.tool_descriptions()
             ]
         )
 
@@ -92,13 +92,13 @@ class McpEdge:
         """
         if context.request is None:
             raise MCPError(INTERNAL_ERROR, "the message did not come in an HTTP request")
-        sandbox: Sandbox = context.request.scope[_SANDBOX]
+        sandbox: ClientSandbox = context.request.scope[_SANDBOX]
         try:
-            answer = await tool_calls.call(
+            answer = await tool_calls.call_tool(
                 self.pool, sandbox.lease, params.name, params.arguments or {}
             )
         except grpc.aio.AioRpcError as error:
-            raise MCPError(INTERNAL_ERROR, told(error)[1]) from error
+            raise MCPError(INTERNAL_ERROR, public_error(error)[1]) from error
         content = mcp_types.TextContent(type="text", text=answer.text)
         return mcp_types.CallToolResult(content=[content], is_error=answer.is_error)
 
@@ -107,8 +107,8 @@ class McpEdge:
 class _Endpoint:
     """An ASGI application, which a route does not wrap as it would wrap a function."""
 
-    edge: McpEdge
+    server: McpServer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        await self.edge.answer(scope, receive, send)
+        await self.server.answer(scope, receive, send)

@@ -26,14 +26,14 @@ QUEUE_S = 30
 TOOLSET = "Standard"
 
 
-class NoPlaceError(UnavailableError):
+class NoEnvironmentError(UnavailableError):
     """The pool has no environment to give."""
 
     reason = "LaunchFailed"
 
 
 @dataclass(slots=True)
-class Pool:
+class PoolClient:
     """One broker, and the hosts of its leases."""
 
     target: str
@@ -60,10 +60,10 @@ class Pool:
         limit_s = QUEUE_S + channels.CONTROL_DEADLINE_S
         async for outcome in self._broker().LaunchBatch(request, timeout=limit_s):
             if not outcome.HasField("lease"):
-                raise NoPlaceError(f"{outcome.failure.reason}: {outcome.failure.message}")
+                raise NoEnvironmentError(f"{outcome.failure.reason}: {outcome.failure.message}")
             self._leases[outcome.lease.lease_id] = outcome.lease
             return outcome.lease
-        raise NoPlaceError("the broker gave no answer")
+        raise NoEnvironmentError("the broker gave no answer")
 
     async def release(self, lease: environments_pb2.Lease) -> None:
         """End an environment; if the broker cannot be reached, it ends when its lease expires."""
@@ -89,19 +89,19 @@ class Pool:
         for channel in self._channels.values():
             await channel.close()
 
-    def tools(
+    def tools_stub(
         self, lease: environments_pb2.Lease
     ) -> "environments_pb2_grpc.EnvNodeServiceAsyncStub":
         """Stub of the service that runs the lease's tools."""
         return environments_pb2_grpc.EnvNodeServiceStub(self._channel(lease.endpoint))
 
-    def access(
+    def access_stub(
         self, lease: environments_pb2.Lease
     ) -> "environment_access_pb2_grpc.EnvAccessServiceAsyncStub":
         """Stub of the service for the lease's files and programs."""
         return environment_access_pb2_grpc.EnvAccessServiceStub(self._channel(lease.endpoint))
 
-    def state(
+    def state_stub(
         self, lease: environments_pb2.Lease
     ) -> "environment_state_pb2_grpc.EnvStateServiceAsyncStub":
         """Stub of the service that pauses and resumes the lease."""
@@ -147,7 +147,7 @@ def http_status(code: grpc.StatusCode) -> int:
     return _STATUS.get(code, 500)
 
 
-def told(error: EtudeError | grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
+def public_error(error: EtudeError | grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
     """Code and text of an error that a caller may see."""
     if isinstance(error, EtudeError):
         return error.code, str(error)

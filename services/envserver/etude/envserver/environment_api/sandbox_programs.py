@@ -25,7 +25,7 @@ News = pb2.ExecResponse
 
 
 @dataclass(slots=True, eq=False)
-class RunningProgram:
+class SharedProgram:
     """One program and its listeners."""
 
     opened: pb2.ExecOpen
@@ -93,23 +93,23 @@ class RunningProgram:
                 queue.put_nowait(None)
 
 
-class Started(NamedTuple):
+class StartedProgram(NamedTuple):
     """A new program, and its first listener's queue."""
 
-    program: RunningProgram
+    program: SharedProgram
     queue: "asyncio.Queue[News | None]"
 
 
 @dataclass(slots=True)
-class Programs:
+class SandboxPrograms:
     """All programs of one sandbox."""
 
     access: "environment_access_pb2_grpc.EnvAccessServiceAsyncStub"
     lease: environments_pb2.Lease
-    _running: dict[int, RunningProgram] = field(default_factory=dict)
+    _running: dict[int, SharedProgram] = field(default_factory=dict)
     _pumps: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def start(self, opened: pb2.ExecOpen, tag: str) -> Started:
+    async def start(self, opened: pb2.ExecOpen, tag: str) -> StartedProgram:
         """Start a program; it ends with its sandbox or with its own time.
 
         Raises:
@@ -122,20 +122,20 @@ class Programs:
         if not isinstance(first, News):
             raise UnknownIdError("The sandbox was not found")
         is_terminal = opened.HasField("terminal")
-        program = RunningProgram(opened, tag, first.started.number, call, is_terminal)
+        program = SharedProgram(opened, tag, first.started.number, call, is_terminal)
         self._running[program.number] = program
         queue = program.subscribe()  # before anything can be missed
         pump = asyncio.create_task(program.pump(), name=f"program {program.number}")
         self._pumps.add(pump)
         pump.add_done_callback(self._pumps.discard)
         pump.add_done_callback(lambda _: self._running.pop(program.number, None))
-        return Started(program, queue)
+        return StartedProgram(program, queue)
 
-    def running(self) -> Sequence[RunningProgram]:
+    def running(self) -> Sequence[SharedProgram]:
         """Programs that have not ended."""
         return list(self._running.values())
 
-    def find(self, number: int | None, tag: str | None) -> RunningProgram:
+    def find(self, number: int | None, tag: str | None) -> SharedProgram:
         """A running program by its number or its tag.
 
         Raises:

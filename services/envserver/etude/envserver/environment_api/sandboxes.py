@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import grpc
 
 from etude.common.errors import FullError, UnknownIdError
-from etude.envserver.environment_api.api_keys import Caller, UnknownKeyError
-from etude.envserver.environment_api.pool_client import TTL_S, Pool
-from etude.envserver.environment_api.sandbox_programs import Programs
+from etude.envserver.environment_api.api_keys import ApiCaller, UnknownKeyError
+from etude.envserver.environment_api.pool_client import TTL_S, PoolClient
+from etude.envserver.environment_api.sandbox_programs import SandboxPrograms
 from etude.v1 import environment_state_pb2, environments_pb2
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ STATE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class SandboxRequest:
     """A client's request for a sandbox."""
 
     template: str
@@ -39,18 +39,18 @@ class Wish:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Sandbox:
+class ClientSandbox:
     """One sandbox."""
 
     name: str
     owner: str
-    wish: Wish
+    request: SandboxRequest
     lease: environments_pb2.Lease
     token: str
     """Token for this sandbox's files and programs."""
     tools_token: str
     """Token for this sandbox's tools, and nothing else."""
-    programs: Programs
+    programs: SandboxPrograms
     started_s: float = field(default_factory=time.time)
     ends_s: float = 0.0
     is_paused: bool = False
@@ -70,23 +70,23 @@ class Sandbox:
 
 
 @dataclass(slots=True)
-class Sandboxes:
+class ClientSandboxes:
     """All sandboxes of this process. They end with it: a lease outlives it by a minute at most."""
 
-    pool: Pool
+    pool: PoolClient
     workspace: str
     """URI of their first files."""
     most: int
-    _held: dict[str, Sandbox] = field(default_factory=dict)
+    _held: dict[str, ClientSandbox] = field(default_factory=dict)
     _opening: int = 0
 
     async def create(
         self,
-        caller: Caller,
-        wish: Wish,
+        caller: ApiCaller,
+        wish: SandboxRequest,
         *,
         request_key: str = "",
-    ) -> Sandbox:
+    ) -> ClientSandbox:
         """Create one; the same request key again gives the same.
 
         Raises:
@@ -103,20 +103,20 @@ class Sandboxes:
         for held in self._held.values():
             if held.lease.lease_id == lease.lease_id and held.owner == caller.name:
                 return held
-        made = Sandbox(
+        made = ClientSandbox(
             name=secrets.token_hex(10),
             owner=caller.name,
-            wish=wish,
+            request=wish,
             lease=lease,
             token=secrets.token_urlsafe(32),
             tools_token=secrets.token_urlsafe(32),
-            programs=Programs(self.pool.access(lease), lease),
+            programs=SandboxPrograms(self.pool.access_stub(lease), lease),
             ends_s=time.time() + wish.life_s,
         )
         self._held[made.name] = made
         return made
 
-    def find(self, name: str) -> Sandbox:
+    def find(self, name: str) -> ClientSandbox:
         """The sandbox of this name, of any owner.
 
         Raises:
@@ -127,7 +127,7 @@ class Sandboxes:
             raise UnknownIdError(f"The sandbox was not found: {name[:80]!r}")
         return found
 
-    def of(self, caller: Caller, name: str) -> Sandbox:
+    def find_own(self, caller: ApiCaller, name: str) -> ClientSandbox:
         """The caller's own sandbox of this name.
 
         Raises:
@@ -138,13 +138,13 @@ class Sandboxes:
             raise UnknownIdError(f"The sandbox was not found: {name[:80]!r}")
         return found
 
-    def all_of(self, caller: Caller) -> Iterator[Sandbox]:
+    def list_own(self, caller: ApiCaller) -> Iterator[ClientSandbox]:
         """The caller's sandboxes, oldest first."""
         for name in list(self._held):
             with contextlib.suppress(UnknownIdError):
-                yield self.of(caller, name)
+                yield self.find_own(caller, name)
 
-    def keep(self, sandbox: Sandbox, life_s: int) -> None:
+    def extend(self, sandbox: ClientSandbox, life_s: int) -> None:
         """Set its remaining lifetime.
 
         Raises:
@@ -152,25 +152,25 @@ class Sandboxes:
         """
         self.find(sandbox.name).ends_s = time.time() + life_s
 
-    async def pause(self, sandbox: Sandbox) -> None:
+    async def pause(self, sandbox: ClientSandbox) -> None:
         """Save its files, and nothing that runs, for a day or until it is resumed."""
         request = environment_state_pb2.PauseRequest(
             lease_id=sandbox.lease.lease_id, control_token=sandbox.lease.control_token
         )
-        await self.pool.state(sandbox.lease).Pause(request, timeout=STATE_S)
+        await self.pool.state_stub(sandbox.lease).Pause(request, timeout=STATE_S)
         sandbox.is_paused, sandbox.ends_s = True, time.time() + MAX_LIFE_S
 
-    async def resume(self, sandbox: Sandbox, life_s: int) -> None:
+    async def resume(self, sandbox: ClientSandbox, life_s: int) -> None:
         """Resume it with this lifetime."""
         request = environment_state_pb2.ResumeRequest(
             lease_id=sandbox.lease.lease_id,
             control_token=sandbox.lease.control_token,
             ttl_seconds=TTL_S,
         )
-        await self.pool.state(sandbox.lease).Resume(request, timeout=STATE_S)
+        await self.pool.state_stub(sandbox.lease).Resume(request, timeout=STATE_S)
         sandbox.is_paused, sandbox.ends_s = False, time.time() + life_s
 
-    async def end(self, sandbox: Sandbox) -> None:
+    async def end(self, sandbox: ClientSandbox) -> None:
         """Kill it."""
         if self._held.pop(sandbox.name, None) is not None:
             log.info("sandbox %s of %s ends", sandbox.name, sandbox.owner)
@@ -191,8 +191,8 @@ class Sandboxes:
             ]
             await asyncio.gather(*(self._expire(sandbox) for sandbox in over))
 
-    async def _expire(self, sandbox: Sandbox) -> None:
-        if sandbox.wish.pauses and not sandbox.is_paused and self.pool.is_alive(sandbox.lease):
+    async def _expire(self, sandbox: ClientSandbox) -> None:
+        if sandbox.request.pauses and not sandbox.is_paused and self.pool.is_alive(sandbox.lease):
             try:
                 await self.pause(sandbox)
             except grpc.aio.AioRpcError as error:

@@ -16,17 +16,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.envserver.environment_api import api_keys
-from etude.envserver.environment_api.app import application
-from etude.envserver.environment_api.mcp_server import McpEdge
-from etude.envserver.environment_api.pool_client import Pool
-from etude.envserver.environment_api.sandboxes import Sandboxes
-from etude.envserver.environment_api.settings import EdgeSettings
+from etude.envserver.environment_api.app import build_application
+from etude.envserver.environment_api.mcp_server import McpServer
+from etude.envserver.environment_api.pool_client import PoolClient
+from etude.envserver.environment_api.sandboxes import ClientSandboxes
+from etude.envserver.environment_api.settings import EnvironmentApiSettings
 
 HEAD_S = 10.0
 """From a connection's start, or from the first byte of a request, to the end of its headers."""
 
 
-class PatientProtocol(H11Protocol):
+class HeaderTimeoutProtocol(H11Protocol):
     """Closes connections that send their headers too slowly; uvicorn has no such limit."""
 
     head_s = HEAD_S
@@ -35,25 +35,25 @@ class PatientProtocol(H11Protocol):
     @override
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._wait()
+        self._start_timer()
 
     @override
     def data_received(self, data: bytes) -> None:
         if self.conn.their_state is h11.IDLE and self._timer is None:
-            self._wait()
+            self._start_timer()
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._stop_waiting()
+            self._stop_timer()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._stop_timer()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
+    def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self.head_s, self.transport.close)
 
-    def _stop_waiting(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -74,17 +74,17 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: EdgeSettings) -> None:
+async def serve(settings: EnvironmentApiSettings) -> None:
     """Listen until SIGTERM; the sandboxes end with this process."""
-    pool = Pool(settings.broker_target)
-    sandboxes = Sandboxes(pool, settings.workspace, settings.max_sandboxes)
-    known = api_keys.load(settings.keys_file)
-    mcp = McpEdge(known, pool, sandboxes)
-    app = application(known, pool, sandboxes, mcp, memory_mib=settings.memory_mib)
+    pool = PoolClient(settings.broker_target)
+    sandboxes = ClientSandboxes(pool, settings.workspace, settings.max_sandboxes)
+    known = api_keys.load_keys(settings.keys_file)
+    mcp = McpServer(known, pool, sandboxes)
+    app = build_application(known, pool, sandboxes, mcp, memory_mib=settings.memory_mib)
     probes = Probes(settings.probe_port, settings.host)
     stop, left = asyncio.Event(), asyncio.Event()
-    with listening(settings.host, settings.port) as listener:
-        server = _Server(config(app))
+    with open_listener(settings.host, settings.port) as listener:
+        server = _Server(http_config(app))
         with shutdown_signals(stop):
             await probes.start()
             async with mcp.running(), asyncio.TaskGroup() as group:
@@ -101,13 +101,13 @@ async def serve(settings: EdgeSettings) -> None:
             await probes.stop()
 
 
-def config(app: ASGIApp) -> uvicorn.Config:
+def http_config(app: ASGIApp) -> uvicorn.Config:
     """Configuration of the HTTP server."""
     # Neither log may show an address, which may hold a key.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return uvicorn.Config(
         app,
-        http=PatientProtocol,
+        http=HeaderTimeoutProtocol,
         lifespan="off",
         # Addresses hold the keys of clients that can send no header.
         access_log=False,
@@ -122,7 +122,7 @@ def config(app: ASGIApp) -> uvicorn.Config:
 
 
 @contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
+def open_listener(host: str, port: int) -> Iterator[socket.socket]:
     """Open a listening socket; fails immediately if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:

@@ -14,7 +14,7 @@ RUN_ID = "edge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeSettings:
+class EnvironmentApiSettings:
     """Settings of the environment API."""
 
     host: str

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etude.agent.toolsets import schema, toolset
-from etude.envserver.environment_api.pool_client import TOOLSET, Pool
+from etude.envserver.environment_api.pool_client import TOOLSET, PoolClient
 from etude.v1 import environments_pb2
 
 _DEADLINE_S = 900.0
 """Longer than any tool's own limit."""
 
 
-class Description(NamedTuple):
+class ToolDescription(NamedTuple):
     """One tool."""
 
     name: str
@@ -25,25 +25,25 @@ class Description(NamedTuple):
     """A JSON schema."""
 
 
-class Answer(NamedTuple):
+class ToolAnswer(NamedTuple):
     """Output of a tool."""
 
     text: str
     is_error: bool
 
 
-def descriptions() -> Sequence[Description]:
+def tool_descriptions() -> Sequence[ToolDescription]:
     """Describe every tool."""
     found = []
     for name, tool in toolset(TOOLSET).tools.items():
         function: Any = schema(name, tool)["function"]
-        found.append(Description(name, function["description"], function["parameters"]))
+        found.append(ToolDescription(name, function["description"], function["parameters"]))
     return found
 
 
-async def call(
-    pool: Pool, lease: environments_pb2.Lease, name: str, arguments: Mapping[str, Any]
-) -> Answer:
+async def call_tool(
+    pool: PoolClient, lease: environments_pb2.Lease, name: str, arguments: Mapping[str, Any]
+) -> ToolAnswer:
     """Run one tool; its refusal is an answer, too."""
     wanted = environments_pb2.ToolCall(
         call_id=secrets.token_hex(8), name=name, arguments_json=json.dumps(arguments)
@@ -51,6 +51,6 @@ async def call(
     request = environments_pb2.RunTurnRequest(
         lease_id=lease.lease_id, agent_token=lease.agent_token, calls=[wanted]
     )
-    answer = await pool.tools(lease).RunTurn(request, timeout=_DEADLINE_S)
+    answer = await pool.tools_stub(lease).RunTurn(request, timeout=_DEADLINE_S)
     result = answer.results[0]
-    return Answer(result.content.decode("utf-8", "replace"), result.is_error)
+    return ToolAnswer(result.content.decode("utf-8", "replace"), result.is_error)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import frames
-from etude.envserver.guest.frames import Flag, Frame, Kind
+from etude.envserver.guest.frames import Frame, FrameFlag, FrameKind
 from etude.v1 import guest_pb2
 
 MAX_REPLY_BYTES = 16 << 20
@@ -27,7 +27,7 @@ class ReplyTooLargeError(WorkspaceLostError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class GuestRequest:
     """An operation for a guest."""
 
     operation: guest_pb2.GuestCall
@@ -41,7 +41,7 @@ class Request:
     """The same id gets the same result again, and nothing is done twice."""
 
 
-class Reply(NamedTuple):
+class GuestReply(NamedTuple):
     """Outcome of a call."""
 
     result: guest_pb2.GuestResult
@@ -53,10 +53,10 @@ class Reply(NamedTuple):
     """True if nothing is missing: a long answer of an earlier call is not kept."""
 
 
-class Caller(Protocol):
+class GuestCaller(Protocol):
     """Calls a guest, which may have to be resumed first."""
 
-    async def call(self, request: Request) -> Reply:
+    async def call(self, request: GuestRequest) -> GuestReply:
         """Send a call and wait for its result. Cancelling cancels it in the guest too.
 
         Raises:
@@ -67,7 +67,7 @@ class Caller(Protocol):
         ...
 
 
-class OnStream(Protocol):
+class StreamHandler(Protocol):
     """Handler of the frames of one open stream."""
 
     call_id: bytes
@@ -86,7 +86,7 @@ class OnStream(Protocol):
         ...
 
 
-def encoded(stream: int, request: Request, token: bytes) -> Iterator[bytes]:
+def encode_call(stream: int, request: GuestRequest, token: bytes) -> Iterator[bytes]:
     """Encode a CALL in as many frames as it needs.
 
     Raises:
@@ -102,8 +102,8 @@ def encoded(stream: int, request: Request, token: bytes) -> Iterator[bytes]:
         raise ValueError(f"a call of {len(body)} bytes; guests take {frames.MAX_CALL_BYTES}")
     while len(body) > frames.MAX_PAYLOAD:
         piece, body = body[: frames.MAX_PAYLOAD], body[frames.MAX_PAYLOAD :]
-        yield Frame(stream, Kind.CALL, Flag.MORE, piece).encoded()
-    yield Frame(stream, Kind.CALL, 0, body).encoded()
+        yield Frame(stream, FrameKind.CALL, FrameFlag.MORE, piece).encoded()
+    yield Frame(stream, FrameKind.CALL, 0, body).encoded()
 
 
 def sync_message(token: bytes, wall_ns: int) -> guest_pb2.GuestSync:
@@ -115,12 +115,12 @@ def sync_message(token: bytes, wall_ns: int) -> guest_pb2.GuestSync:
 
 
 @dataclass(slots=True)
-class OpenCall(OnStream):
+class OpenCall(StreamHandler):
     """The state of one stream until its result."""
 
     stream: int
     max_bytes: int
-    future: asyncio.Future[Reply]
+    future: asyncio.Future[GuestReply]
     call_id: bytes
     _channels: dict[int, bytearray] = field(default_factory=dict)
     _total: int = 0
@@ -132,11 +132,11 @@ class OpenCall(OnStream):
     @override
     def take(self, frame: Frame) -> int:
         # Held data is bounded by max_bytes, whatever credit a guest assumes.
-        if frame.kind is Kind.CREDIT:
-            self._credit = min(self._credit + frames.number(frame), frames.MAX_CREDIT)
+        if frame.kind is FrameKind.CREDIT:
+            self._credit = min(self._credit + frames.frame_number(frame), frames.MAX_CREDIT)
             self._credited.set()
             return 0
-        if frame.kind is Kind.DATA:
+        if frame.kind is FrameKind.DATA:
             return self._take_data(frame)
         self._take_result(frame)
         return 0
@@ -157,9 +157,9 @@ class OpenCall(OnStream):
             piece = view[: min(len(view), self._credit, frames.MAX_PAYLOAD)]
             view = view[len(piece) :]
             self._credit -= len(piece)
-            yield Frame(self.stream, Kind.DATA, 0 if view else Flag.END, bytes(piece))
+            yield Frame(self.stream, FrameKind.DATA, 0 if view else FrameFlag.END, bytes(piece))
         if not data:
-            yield Frame(self.stream, Kind.DATA, Flag.END)
+            yield Frame(self.stream, FrameKind.DATA, FrameFlag.END)
 
     def _take_data(self, frame: Frame) -> int:
         size = len(frame.payload)
@@ -180,10 +180,10 @@ class OpenCall(OnStream):
             return
         result = guest_pb2.GuestResult.FromString(frame.payload)
         self.future.set_result(
-            Reply(
+            GuestReply(
                 result,
                 {channel: bytes(data) for channel, data in self._channels.items()},
-                bool(frame.flags & Flag.REPLAYED),
-                not frame.flags & Flag.NOT_KEPT,
+                bool(frame.flags & FrameFlag.REPLAYED),
+                not frame.flags & FrameFlag.NOT_KEPT,
             )
         )

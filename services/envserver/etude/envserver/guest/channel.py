@@ -18,9 +18,15 @@ from typing_extensions import override
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import calls, frames
-from etude.envserver.guest.calls import Caller, OnStream, OpenCall, Reply, Request
+from etude.envserver.guest.calls import (
+    GuestCaller,
+    GuestReply,
+    GuestRequest,
+    OpenCall,
+    StreamHandler,
+)
 from etude.envserver.guest.connections import GuestConnection
-from etude.envserver.guest.frames import BadFrameError, Frame, Kind
+from etude.envserver.guest.frames import BadFrameError, Frame, FrameKind
 from etude.v1 import guest_pb2
 
 _HELD_BYTES = 16 << 10
@@ -28,7 +34,7 @@ _HELD_BYTES = 16 << 10
 
 
 @dataclass(slots=True)
-class Outbox:
+class WriteBuffer:
     """Write buffer: frames of one turn of the loop leave in one piece.
 
     A guest that waits is interrupted by each piece, and an emulated one pays more for that than for
@@ -43,7 +49,7 @@ class Outbox:
         """Bytes that the stream has not taken yet."""
         return len(self._held) + self.writer.transport.get_write_buffer_size()
 
-    def put(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Write it before this turn of the loop ends, behind all that was put before."""
         if not self._held:
             asyncio.get_running_loop().call_soon(self.flush)
@@ -87,7 +93,7 @@ class GuestLostError(WorkspaceLostError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class GuestIdentity:
     """Identity that makes a restored clone a sandbox of its own."""
 
     env_id: str
@@ -108,7 +114,7 @@ class ResetState(NamedTuple):
 
 
 @dataclass(slots=True)
-class GuestChannel(Caller):
+class GuestChannel(GuestCaller):
     """One epoch after the other over one stream; start with reset(), then sync()."""
 
     reader: asyncio.StreamReader
@@ -117,13 +123,15 @@ class GuestChannel(Caller):
     ack_timeout_s: float = ACK_TIMEOUT_S
     last_ack_timeout_s: float = LAST_ACK_TIMEOUT_S
     token: bytes = b""
-    _outbox: Outbox = field(init=False)
-    _parser: frames.Parser = field(default_factory=lambda: frames.Parser(frames.FROM_GUEST))
+    _outbox: WriteBuffer = field(init=False)
+    _parser: frames.FrameParser = field(
+        default_factory=lambda: frames.FrameParser(frames.FROM_GUEST)
+    )
     _epoch: int = 0
     _nonce: bytes = b""
     _last_stream: int = 0
-    _open: dict[int, OnStream] = field(default_factory=dict)
-    _awaited: dict[tuple[Kind, bytes], asyncio.Future[Frame]] = field(default_factory=dict)
+    _open: dict[int, StreamHandler] = field(default_factory=dict)
+    _awaited: dict[tuple[FrameKind, bytes], asyncio.Future[Frame]] = field(default_factory=dict)
     _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
     _bulk: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one connection that writes: all of them together may not fill the port."""
@@ -131,7 +139,7 @@ class GuestChannel(Caller):
     _lost: str = ""
 
     def __post_init__(self) -> None:
-        self._outbox = Outbox(self.writer)
+        self._outbox = WriteBuffer(self.writer)
 
     @property
     def is_lost(self) -> bool:
@@ -144,7 +152,7 @@ class GuestChannel(Caller):
         Raises:
             GuestLostError: it sends nothing, or something else.
         """
-        frame = await self._answer(Kind.HELLO, b"", timeout_s)
+        frame = await self._answer(FrameKind.HELLO, b"", timeout_s)
         if frame is None:
             raise self._give_up(f"the guest did not say hello in {timeout_s:g} s")
         return self._decoded(guest_pb2.GuestHello(), frame.payload)
@@ -161,18 +169,18 @@ class GuestChannel(Caller):
         self._last_stream = 0
         self._nonce = secrets.token_bytes(frames.NONCE_BYTES)
         self._parser.seek_ack(self._nonce)
-        again = frames.reset(self._nonce, self._epoch).encoded()
+        again = frames.reset_frame(self._nonce, self._epoch).encoded()
         for padding, timeout_s in (
             (b"", self.ack_timeout_s),
             (frames.PADDING, self.last_ack_timeout_s),
         ):
             self._write(padding + again)
-            frame = await self._answer(Kind.RESET_ACK, self._nonce, timeout_s)
+            frame = await self._answer(FrameKind.RESET_ACK, self._nonce, timeout_s)
             if frame is not None:
                 return self._state(frame)
         raise self._give_up("the guest answers no RESET")
 
-    async def sync(self, identity: Identity) -> None:
+    async def sync(self, identity: GuestIdentity) -> None:
         """Give the guest its clock, randomness, names and token.
 
         Raises:
@@ -181,8 +189,8 @@ class GuestChannel(Caller):
         body = calls.sync_message(identity.token, time.time_ns())
         body.env_id, body.generation = identity.env_id, identity.generation
         body.hostname, body.machine_id = identity.hostname, identity.machine_id
-        self._write(Frame(0, Kind.SYNC, 0, body.SerializeToString()).encoded())
-        frame = await self._answer(Kind.SYNC_ACK, b"", GRACE_S)
+        self._write(Frame(0, FrameKind.SYNC, 0, body.SerializeToString()).encoded())
+        frame = await self._answer(FrameKind.SYNC_ACK, b"", GRACE_S)
         if frame is None:
             raise self._give_up("the guest answers no SYNC")
         ack = self._decoded(guest_pb2.GuestSyncAck(), frame.payload)
@@ -193,24 +201,24 @@ class GuestChannel(Caller):
     async def ping(self, *, timeout_s: float = CANCEL_S) -> bool:
         """True if the guest answers in time."""
         payload = secrets.token_bytes(8)
-        self._write(Frame(0, Kind.PING, 0, payload).encoded())
-        return await self._answer(Kind.PONG, payload, timeout_s) is not None
+        self._write(Frame(0, FrameKind.PING, 0, payload).encoded())
+        return await self._answer(FrameKind.PONG, payload, timeout_s) is not None
 
     @override
-    async def call(self, request: Request) -> Reply:
+    async def call(self, request: GuestRequest) -> GuestReply:
         async with self._places:
             self._check()
             self._last_stream += 1
             stream = self._last_stream
-            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[GuestReply] = asyncio.get_running_loop().create_future()
             call = OpenCall(stream, request.max_bytes, future, request.call_id)
             self._open[stream] = call
             try:
-                self._write(b"".join(calls.encoded(stream, request, self.token)))
+                self._write(b"".join(calls.encode_call(stream, request, self.token)))
                 return await self._result(call, request)
             except (asyncio.CancelledError, calls.ReplyTooLargeError):
                 if not self._lost:
-                    self._write(Frame(stream, Kind.CANCEL).encoded())
+                    self._write(Frame(stream, FrameKind.CANCEL).encoded())
                 raise
             finally:
                 self._open.pop(stream, None)
@@ -231,9 +239,9 @@ class GuestChannel(Caller):
         self._open[made.stream] = made
         made.on_end = lambda: self._forget(made)
         operation = guest_pb2.GuestCall(accept=guest_pb2.GuestAccept(port=port))
-        request = Request(operation=operation, call_id=made.call_id)
+        request = GuestRequest(operation=operation, call_id=made.call_id)
         try:
-            self._write(b"".join(calls.encoded(made.stream, request, self.token)))
+            self._write(b"".join(calls.encode_call(made.stream, request, self.token)))
             await made.accepted
         except BaseException:
             await made.close()
@@ -249,7 +257,7 @@ class GuestChannel(Caller):
         """Send a signal to the process group of the call with this id, if it still runs."""
         for call in self._open.values():
             if call.call_id == call_id:
-                frame = Frame(call.stream, Kind.SIGNAL, 0, number.to_bytes(4, "little"))
+                frame = Frame(call.stream, FrameKind.SIGNAL, 0, number.to_bytes(4, "little"))
                 self._write(frame.encoded())
 
     async def close(self) -> None:
@@ -261,22 +269,22 @@ class GuestChannel(Caller):
         with contextlib.suppress(OSError):
             await self.writer.wait_closed()
 
-    async def _result(self, call: OpenCall, request: Request) -> Reply:
+    async def _result(self, call: OpenCall, request: GuestRequest) -> GuestReply:
         if request.data is None:
-            return await self._answered(call, request)
+            return await self._await_reply(call, request)
         sending = self._send_data(call, request.data)
         sender = asyncio.create_task(sending, name=f"guest stream {call.stream}")
         try:
-            return await self._answered(call, request)
+            return await self._await_reply(call, request)
         finally:
             sender.cancel()
             await asyncio.wait([sender])
 
-    async def _answered(self, call: OpenCall, request: Request) -> Reply:
+    async def _await_reply(self, call: OpenCall, request: GuestRequest) -> GuestReply:
         limit_s = None if request.deadline_s is None else request.deadline_s + GRACE_S
         done, _ = await asyncio.wait([call.future], timeout=limit_s)
         if not done:
-            self._write(Frame(call.stream, Kind.CANCEL).encoded())
+            self._write(Frame(call.stream, FrameKind.CANCEL).encoded())
             done, _ = await asyncio.wait([call.future], timeout=CANCEL_S)
         if not done:
             raise self._give_up(f"a call had no answer in {limit_s:g} s")
@@ -288,7 +296,7 @@ class GuestChannel(Caller):
                 self._write(frame.encoded())
                 await self.writer.drain()
 
-    async def _answer(self, kind: Kind, key: bytes, timeout_s: float) -> Frame | None:
+    async def _answer(self, kind: FrameKind, key: bytes, timeout_s: float) -> Frame | None:
         self._check()
         if self._task is None:
             self._task = asyncio.create_task(self._read(), name="guest channel")
@@ -316,21 +324,21 @@ class GuestChannel(Caller):
     def _take(self, frame: Frame) -> None:
         if frame.stream:
             self._take_on_stream(frame)
-        elif frame.kind is Kind.PING:
-            self._write(frame._replace(kind=Kind.PONG).encoded())
-        elif frame.kind is Kind.EVENT:
+        elif frame.kind is FrameKind.PING:
+            self._write(frame._replace(kind=FrameKind.PONG).encoded())
+        elif frame.kind is FrameKind.EVENT:
             self.on_event(guest_pb2.GuestEvent.FromString(frame.payload))
         else:
             self._resolve(frame)
 
     def _resolve(self, frame: Frame) -> None:
-        key = frame.payload if frame.kind is Kind.PONG else b""
-        if frame.kind is Kind.RESET_ACK:
+        key = frame.payload if frame.kind is FrameKind.PONG else b""
+        if frame.kind is FrameKind.RESET_ACK:
             key = frames.reset_fields(frame).nonce
         future = self._awaited.get((frame.kind, key))
         if future is not None and not future.done():
             future.set_result(frame)
-        elif frame.kind not in {Kind.PONG, Kind.HELLO} and key != self._nonce:
+        elif frame.kind not in {FrameKind.PONG, FrameKind.HELLO} and key != self._nonce:
             # A late PONG and a second answer to the same RESET are honest, this is not.
             raise BadFrameError(f"unexpected {frame.kind.name}")
 
@@ -342,11 +350,11 @@ class GuestChannel(Caller):
             return  # cancelled a moment ago
         granted = call.take(frame)
         if granted:
-            self._write(frames.credit(frame.stream, granted).encoded())
+            self._write(frames.credit_frame(frame.stream, granted).encoded())
 
     def _write(self, data: bytes) -> None:
         self._check()
-        self._outbox.put(data)
+        self._outbox.write(data)
         if self._outbox.num_unsent > _MAX_UNSENT_BYTES + len(data):
             raise self._give_up("the guest does not listen")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES
 from etude.envserver.guest import replies
-from etude.envserver.guest.calls import Caller, Reply, Request
+from etude.envserver.guest.calls import GuestCaller, GuestReply, GuestRequest
 from etude.envserver.isolation import sandbox_layout
 from etude.v1 import guest_pb2
 
@@ -29,7 +29,7 @@ DEFAULT_LIMITS = guest_pb2.GuestLimits(
 class GuestCommands:
     """Runs commands one after the other or at the same time; each starts in the workspace."""
 
-    channel: Caller
+    channel: GuestCaller
     environment: Mapping[str, str] = field(default_factory=lambda: dict(sandbox_layout.ENVIRONMENT))
     limits: guest_pb2.GuestLimits = field(default_factory=lambda: DEFAULT_LIMITS)
     head_bytes: int = HEAD_BYTES
@@ -59,11 +59,11 @@ class GuestCommands:
             uid=self.uid,
         )
         # The guest's own limit comes first; the deadline is for a guest that forgets it.
-        request = Request(operation=call, deadline_s=timeout_s + _SPARE_S)
-        return result(replies.check(await self.channel.call(request), ""))
+        request = GuestRequest(operation=call, deadline_s=timeout_s + _SPARE_S)
+        return exec_result(replies.check_reply(await self.channel.call(request), ""))
 
 
-def result(reply: Reply) -> ExecResult:
+def exec_result(reply: GuestReply) -> ExecResult:
     """Result of a command for tools."""
     done = reply.result.exec
     return ExecResult(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from etude.common.errors import EtudeError
-from etude.envserver.egress.byte_streams import Wire
+from etude.envserver.egress.byte_streams import ByteStream
 from etude.envserver.guest import frames
-from etude.envserver.guest.calls import OnStream
-from etude.envserver.guest.frames import BadFrameError, Flag, Frame, Kind
+from etude.envserver.guest.calls import StreamHandler
+from etude.envserver.guest.frames import BadFrameError, Frame, FrameFlag, FrameKind
 from etude.v1 import guest_pb2
 
 LINGER_S = 5.0
@@ -26,7 +26,7 @@ class PortTakenError(EtudeError):
 
 
 @dataclass(slots=True, eq=False)
-class GuestConnection(OnStream, Wire):
+class GuestConnection(StreamHandler, ByteStream):
     """One stream of a channel. Its buffer is bounded by the credit that it was given."""
 
     stream: int
@@ -51,9 +51,9 @@ class GuestConnection(OnStream, Wire):
 
     @override
     def take(self, frame: Frame) -> int:
-        if frame.kind is Kind.CREDIT:
-            self._credit = min(self._credit + frames.number(frame), frames.MAX_CREDIT)
-        elif frame.kind is Kind.DATA:
+        if frame.kind is FrameKind.CREDIT:
+            self._credit = min(self._credit + frames.frame_number(frame), frames.MAX_CREDIT)
+        elif frame.kind is FrameKind.DATA:
             self._take_data(frame)
         else:
             self._take_result(guest_pb2.GuestResult.FromString(frame.payload))
@@ -78,7 +78,7 @@ class GuestConnection(OnStream, Wire):
         data = self._inbox.popleft()
         self._unreturned += len(data)
         if self._unreturned >= frames.WINDOW // 2 and not self._gone:
-            self._send(frames.credit(self.stream, self._unreturned))
+            self._send(frames.credit_frame(self.stream, self._unreturned))
             self._held -= self._unreturned
             self._unreturned = 0
         return data
@@ -94,13 +94,13 @@ class GuestConnection(OnStream, Wire):
                 piece = view[: min(len(view), self._credit, frames.MAX_PAYLOAD)]
                 view = view[len(piece) :]
                 self._credit -= len(piece)
-                self._send(Frame(self.stream, Kind.DATA, 0, bytes(piece)))
+                self._send(Frame(self.stream, FrameKind.DATA, 0, bytes(piece)))
 
     @override
     async def finish(self) -> None:
         if not self._has_finished:
             self._has_finished = True
-            self._send(Frame(self.stream, Kind.DATA, Flag.END))
+            self._send(Frame(self.stream, FrameKind.DATA, FrameFlag.END))
 
     @override
     async def close(self) -> None:
@@ -111,14 +111,14 @@ class GuestConnection(OnStream, Wire):
                     async with asyncio.timeout(LINGER_S):
                         while await self.read():
                             pass
-                        await self._ended()
+                        await self._is_ended()
             if not self._gone:
                 with contextlib.suppress(OSError):
-                    self._send(Frame(self.stream, Kind.CANCEL))
+                    self._send(Frame(self.stream, FrameKind.CANCEL))
         finally:
             self._end("the connection was closed")
 
-    async def _ended(self) -> None:
+    async def _is_ended(self) -> None:
         while not self._gone:
             await self._stir()
 
@@ -140,7 +140,7 @@ class GuestConnection(OnStream, Wire):
             raise BadFrameError("more data than there was credit for")
         if frame.payload:
             self._inbox.append(frame.payload)
-        self._has_all = bool(frame.flags & Flag.END)
+        self._has_all = bool(frame.flags & FrameFlag.END)
 
     def _take_result(self, result: guest_pb2.GuestResult) -> None:
         if not self.accepted.done():

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 
-from etude.envserver.egress.environment_egress import Gate
-from etude.envserver.egress.proxy import serve
+from etude.envserver.egress.environment_egress import EnvironmentEgress
+from etude.envserver.egress.proxy import serve_connection
 from etude.envserver.egress.proxy_variables import PORT
 from etude.envserver.guest.channel import GuestChannel, GuestLostError
 from etude.envserver.guest.connections import GuestConnection, PortTakenError
@@ -15,10 +15,10 @@ _AGAIN_S = 1.0
 """Delay before asking a guest again whose port is in use."""
 
 
-class GuestDoor:
+class GuestEgressListener:
     """The proxy port of one guest, for as long as its channel is not lost or reset."""
 
-    def __init__(self, channel: GuestChannel, gate: Gate) -> None:
+    def __init__(self, channel: GuestChannel, gate: EnvironmentEgress) -> None:
         """Begin to accept connections.
 
         Args:
@@ -37,7 +37,7 @@ class GuestDoor:
             task.cancel()
 
     async def _accept(self) -> None:
-        places = self._gate.places
+        places = self._gate.connection_slots
         told = False
         while True:
             await places.acquire()
@@ -64,10 +64,12 @@ class GuestDoor:
             self._begin(connection)
 
     def _begin(self, connection: GuestConnection) -> None:
-        task = asyncio.create_task(serve(connection, self._gate), name="egress connection")
+        task = asyncio.create_task(
+            serve_connection(connection, self._gate), name="egress connection"
+        )
         self._serving.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_served)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
-        self._gate.places.release()
+        self._gate.connection_slots.release()

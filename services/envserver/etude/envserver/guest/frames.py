@@ -32,7 +32,7 @@ PADDING = bytes(MAX_LENGTH)
 has."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Type of a frame."""
 
     HELLO = 0x01
@@ -51,7 +51,7 @@ class Kind(IntEnum):
     EVENT = 0x20
 
 
-class Flag(IntFlag):
+class FrameFlag(IntFlag):
     """Bits whose meaning depends on the kind of frame."""
 
     END = 0x01
@@ -66,29 +66,36 @@ class Flag(IntFlag):
 
 FROM_GUEST = frozenset(
     {
-        *(Kind.HELLO, Kind.RESET_ACK, Kind.SYNC_ACK, Kind.PING, Kind.PONG),
-        *(Kind.RESULT, Kind.DATA, Kind.CREDIT, Kind.EVENT),
+        *(FrameKind.HELLO, FrameKind.RESET_ACK, FrameKind.SYNC_ACK, FrameKind.PING, FrameKind.PONG),
+        *(FrameKind.RESULT, FrameKind.DATA, FrameKind.CREDIT, FrameKind.EVENT),
     }
 )
 FROM_HOST = frozenset(
     {
-        *(Kind.RESET, Kind.SYNC, Kind.PING, Kind.PONG),
-        *(Kind.CALL, Kind.DATA, Kind.CREDIT, Kind.CANCEL, Kind.SIGNAL),
+        *(FrameKind.RESET, FrameKind.SYNC, FrameKind.PING, FrameKind.PONG),
+        *(FrameKind.CALL, FrameKind.DATA, FrameKind.CREDIT, FrameKind.CANCEL, FrameKind.SIGNAL),
     }
 )
 _ON_STREAMS = frozenset(
     {
-        *(Kind.CALL, Kind.RESULT, Kind.DATA, Kind.CREDIT, Kind.CANCEL, Kind.SIGNAL),
+        *(
+            FrameKind.CALL,
+            FrameKind.RESULT,
+            FrameKind.DATA,
+            FrameKind.CREDIT,
+            FrameKind.CANCEL,
+            FrameKind.SIGNAL,
+        ),
     }
 )
 _SIZES = {
-    Kind.RESET: (_RESET.size, _RESET.size),
-    Kind.RESET_ACK: (NONCE_BYTES + _EPOCH.size, MAX_PAYLOAD),
-    Kind.PING: (0, MAX_PING_BYTES),
-    Kind.PONG: (0, MAX_PING_BYTES),
-    Kind.CREDIT: (4, 4),
-    Kind.CANCEL: (0, 0),
-    Kind.SIGNAL: (4, 4),
+    FrameKind.RESET: (_RESET.size, _RESET.size),
+    FrameKind.RESET_ACK: (NONCE_BYTES + _EPOCH.size, MAX_PAYLOAD),
+    FrameKind.PING: (0, MAX_PING_BYTES),
+    FrameKind.PONG: (0, MAX_PING_BYTES),
+    FrameKind.CREDIT: (4, 4),
+    FrameKind.CANCEL: (0, 0),
+    FrameKind.SIGNAL: (4, 4),
 }
 
 
@@ -100,7 +107,7 @@ class Frame(NamedTuple):
     """One frame."""
 
     stream: int
-    kind: Kind
+    kind: FrameKind
     flags: int = 0
     payload: bytes = b""
 
@@ -115,14 +122,14 @@ class Frame(NamedTuple):
         return header + self.payload
 
 
-def reset(nonce: bytes, epoch: int) -> Frame:
+def reset_frame(nonce: bytes, epoch: int) -> Frame:
     """Frame that begins an epoch."""
-    return Frame(0, Kind.RESET, 0, _RESET.pack(MAGIC, nonce, epoch))
+    return Frame(0, FrameKind.RESET, 0, _RESET.pack(MAGIC, nonce, epoch))
 
 
-def reset_ack(nonce: bytes, epoch: int, body: bytes) -> Frame:
+def reset_ack_frame(nonce: bytes, epoch: int, body: bytes) -> Frame:
     """Frame that answers a RESET."""
-    return Frame(0, Kind.RESET_ACK, 0, nonce + _EPOCH.pack(epoch) + body)
+    return Frame(0, FrameKind.RESET_ACK, 0, nonce + _EPOCH.pack(epoch) + body)
 
 
 class ResetFields(NamedTuple):
@@ -135,26 +142,26 @@ class ResetFields(NamedTuple):
 
 def reset_fields(frame: Frame) -> ResetFields:
     """The parts of a RESET or a RESET_ACK."""
-    payload = frame.payload.removeprefix(MAGIC) if frame.kind is Kind.RESET else frame.payload
+    payload = frame.payload.removeprefix(MAGIC) if frame.kind is FrameKind.RESET else frame.payload
     nonce, rest = payload[:NONCE_BYTES], payload[NONCE_BYTES:]
     return ResetFields(nonce, _EPOCH.unpack_from(rest)[0], rest[_EPOCH.size :])
 
 
-def credit(stream: int, num_bytes: int) -> Frame:
+def credit_frame(stream: int, num_bytes: int) -> Frame:
     """Frame that permits more DATA."""
-    return Frame(stream, Kind.CREDIT, 0, _LENGTH.pack(num_bytes))
+    return Frame(stream, FrameKind.CREDIT, 0, _LENGTH.pack(num_bytes))
 
 
-def number(frame: Frame) -> int:
+def frame_number(frame: Frame) -> int:
     """The u32 of a CREDIT or a SIGNAL."""
     return int(_LENGTH.unpack(frame.payload)[0])
 
 
 @dataclass(slots=True)
-class Parser:
+class FrameParser:
     """Parser of the frames of one kind of peer; can seek the next RESET or its answer."""
 
-    kinds: Collection[Kind]
+    kinds: Collection[FrameKind]
     """Kinds that this peer may send."""
     _held: bytearray = field(default_factory=bytearray)
     _seek: Callable[[], Frame | None] | None = None
@@ -206,13 +213,13 @@ class Parser:
     def _checked(self, stream: int, kind: int, flags: int, payload: bytes) -> Frame:
         if kind not in self.kinds:
             raise BadFrameError(f"a frame of type {kind:#x}")
-        known = Kind(kind)
+        known = FrameKind(kind)
         low, high = _SIZES.get(known, (0, MAX_PAYLOAD))
         if not low <= len(payload) <= high:
             raise BadFrameError(f"{known.name} with {len(payload)} bytes")
         if (stream > 0) is not (known in _ON_STREAMS):
             raise BadFrameError(f"{known.name} on stream {stream}")
-        if known is Kind.RESET and not payload.startswith(MAGIC):
+        if known is FrameKind.RESET and not payload.startswith(MAGIC):
             raise BadFrameError("RESET without its magic")
         return Frame(stream, known, flags, payload)
 
@@ -227,7 +234,7 @@ class Parser:
         payload = bytes(self._held[: _RESET.size])
         del self._held[: _RESET.size]
         self._seek = None
-        return Frame(0, Kind.RESET, 0, payload)
+        return Frame(0, FrameKind.RESET, 0, payload)
 
     def _found_ack(self) -> Frame | None:
         while (at := self._held.find(self._nonce)) >= 0:
@@ -246,6 +253,6 @@ class Parser:
 
 def _is_ack(header: bytes | bytearray) -> bool:
     length, stream, kind, flags = _HEADER.unpack(header)
-    smallest = MIN_LENGTH + _SIZES[Kind.RESET_ACK][0]
+    smallest = MIN_LENGTH + _SIZES[FrameKind.RESET_ACK][0]
     fits = smallest <= length <= MAX_LENGTH
-    return fits and (stream, kind, flags) == (0, Kind.RESET_ACK, 0)
+    return fits and (stream, kind, flags) == (0, FrameKind.RESET_ACK, 0)

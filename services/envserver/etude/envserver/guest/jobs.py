@@ -8,7 +8,7 @@ from typing_extensions import override
 from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import LOG_BYTES, TERM_GRACE_S
 from etude.envserver.guest import replies
-from etude.envserver.guest.calls import CONTROLLERS_JOBS, Caller, Reply, Request
+from etude.envserver.guest.calls import CONTROLLERS_JOBS, GuestCaller, GuestReply, GuestRequest
 from etude.envserver.guest.commands import DEFAULT_LIMITS
 from etude.envserver.isolation import sandbox_layout
 from etude.v1 import guest_pb2
@@ -26,7 +26,7 @@ _FAULTS = {
 class GuestJobs(Jobs):
     """The background commands of one sandbox."""
 
-    channel: Caller
+    channel: GuestCaller
     environment: Mapping[str, str] = field(default_factory=lambda: dict(sandbox_layout.ENVIRONMENT))
     limits: guest_pb2.GuestLimits = field(default_factory=lambda: DEFAULT_LIMITS)
     cwd: str = ""
@@ -63,10 +63,10 @@ class GuestJobs(Jobs):
             ),
             cwd=self.cwd,
         )
-        reply = await self.channel.call(Request(operation=call, deadline_s=_DEADLINE_S))
+        reply = await self.channel.call(GuestRequest(operation=call, deadline_s=_DEADLINE_S))
         if reply.result.status == guest_pb2.GUEST_STATUS_BUSY:
             raise JobError(JobFault.TOO_MANY)
-        number = replies.check(reply, "").result.exec.job
+        number = replies.check_reply(reply, "").result.exec.job
         self._running.add(number)
         return number
 
@@ -103,18 +103,18 @@ class GuestJobs(Jobs):
         asked = guest_pb2.GuestJob(job=job, operation=guest_pb2.GUEST_JOB_OPERATION_KILL)
         self._state(await self._ask(asked, wait_s=TERM_GRACE_S))
 
-    async def _ask(self, asked: guest_pb2.GuestJob, *, wait_s: float = 0) -> Reply:
+    async def _ask(self, asked: guest_pb2.GuestJob, *, wait_s: float = 0) -> GuestReply:
         if self.is_controllers is not (asked.job > CONTROLLERS_JOBS):
             raise JobError(JobFault.NO_SUCH_JOB, asked.job)
         call = guest_pb2.GuestCall(job=asked)
-        request = Request(operation=call, deadline_s=_DEADLINE_S + wait_s)
+        request = GuestRequest(operation=call, deadline_s=_DEADLINE_S + wait_s)
         reply = await self.channel.call(request)
         fault = _FAULTS.get(reply.result.status)
         if fault is not None:
             raise JobError(fault, asked.job)
-        return replies.check(reply, "")
+        return replies.check_reply(reply, "")
 
-    def _state(self, reply: Reply) -> JobState:
+    def _state(self, reply: GuestReply) -> JobState:
         found = reply.result.exec
         if not found.is_running:
             self._running.discard(found.job)

@@ -17,7 +17,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from etude.envserver.guest import frames
-from etude.envserver.guest.frames import BadFrameError, Flag, Frame, Kind
+from etude.envserver.guest.frames import BadFrameError, Frame, FrameFlag, FrameKind
 from etude.envserver.guest.reference_accept import Door, accept
 from etude.envserver.guest.reference_calls import Call, RefusedError, Writer
 from etude.envserver.guest.reference_files import FILES, Marks
@@ -45,7 +45,9 @@ class Agent:
     sessions: Sessions = field(default_factory=Sessions)
     marks: Marks = field(default_factory=dict)
     door: Door = field(default_factory=Door)
-    _parser: frames.Parser = field(default_factory=lambda: frames.Parser(frames.FROM_HOST))
+    _parser: frames.FrameParser = field(
+        default_factory=lambda: frames.FrameParser(frames.FROM_HOST)
+    )
     _calls: dict[int, Call] = field(default_factory=dict)
     _parts: dict[int, bytes] = field(default_factory=dict)
     _last_stream: int = 0
@@ -66,7 +68,7 @@ class Agent:
         self.writer.connect(writer)
         if is_first:
             hello = guest_pb2.GuestHello(protocol=1, version="1", boot_id=self._boot_id)
-            self.writer.send(Frame(0, Kind.HELLO, 0, hello.SerializeToString()))
+            self.writer.send(Frame(0, FrameKind.HELLO, 0, hello.SerializeToString()))
         while data := await reader.read(_READ_BYTES):
             self._feed(data)
             await self.writer.drain()
@@ -85,21 +87,21 @@ class Agent:
 
     def _take(self, frame: Frame) -> None:
         match frame.kind:
-            case Kind.RESET:
+            case FrameKind.RESET:
                 self._reset(frames.reset_fields(frame))
-            case Kind.SYNC:
+            case FrameKind.SYNC:
                 self._sync(guest_pb2.GuestSync.FromString(frame.payload))
-            case Kind.PING:
-                self.writer.send(frame._replace(kind=Kind.PONG))
-            case Kind.CALL:
+            case FrameKind.PING:
+                self.writer.send(frame._replace(kind=FrameKind.PONG))
+            case FrameKind.CALL:
                 self._call(frame)
-            case Kind.PONG:
+            case FrameKind.PONG:
                 pass
             case _:
                 call = self._calls.get(frame.stream)
                 if call is not None:
                     call.take(frame)
-                elif frame.kind is Kind.DATA and frame.channel:
+                elif frame.kind is FrameKind.DATA and frame.channel:
                     return
 
     def _reset(self, asked: frames.ResetFields) -> None:
@@ -112,12 +114,12 @@ class Agent:
         self._calls.clear()
         self._parts.clear()
         self._last_stream = 0
-        self.writer.send(frames.reset_ack(asked.nonce, asked.epoch, ack.SerializeToString()))
+        self.writer.send(frames.reset_ack_frame(asked.nonce, asked.epoch, ack.SerializeToString()))
 
     def _sync(self, sync: guest_pb2.GuestSync) -> None:
         self._token_sha256, self._generation = sync.token_sha256, sync.generation
         ack = guest_pb2.GuestSyncAck(generation=sync.generation)
-        self.writer.send(Frame(0, Kind.SYNC_ACK, 0, ack.SerializeToString()))
+        self.writer.send(Frame(0, FrameKind.SYNC_ACK, 0, ack.SerializeToString()))
 
     def _call(self, frame: Frame) -> None:
         stream = frame.stream
@@ -127,7 +129,7 @@ class Agent:
         if stream in self._calls or is_used or len(body) > frames.MAX_CALL_BYTES:
             raise BadFrameError("a stream is never used again")
         self._last_stream = max(self._last_stream, stream)
-        if frame.flags & Flag.MORE:
+        if frame.flags & FrameFlag.MORE:
             self._parts[stream] = body
             return
         call = Call(stream, self.writer, self.root, self.uid)
@@ -171,7 +173,7 @@ class Agent:
 
     def _job_ended(self, ended: guest_pb2.GuestJobExit) -> None:
         event = guest_pb2.GuestEvent(job_exit=ended)
-        self.writer.send(Frame(0, Kind.EVENT, 0, event.SerializeToString()))
+        self.writer.send(Frame(0, FrameKind.EVENT, 0, event.SerializeToString()))
 
 
 async def _unknown(_call: Call, _agent: object) -> None:

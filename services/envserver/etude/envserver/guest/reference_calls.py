@@ -8,7 +8,7 @@ from typing import Any
 from etude.agent.workspace import WorkspaceError
 from etude.common.errors import EtudeError
 from etude.envserver.guest import frames
-from etude.envserver.guest.frames import BadFrameError, Flag, Frame, Kind
+from etude.envserver.guest.frames import BadFrameError, Frame, FrameFlag, FrameKind
 from etude.envserver.guest.replies import FAULTS
 from etude.v1 import guest_pb2
 
@@ -102,19 +102,19 @@ class Call:
             BadFrameError: data for an output.
         """
         match frame.kind:
-            case Kind.CREDIT:
-                self._credit = min(self._credit + frames.number(frame), frames.MAX_CREDIT)
-            case Kind.CANCEL:
+            case FrameKind.CREDIT:
+                self._credit = min(self._credit + frames.frame_number(frame), frames.MAX_CREDIT)
+            case FrameKind.CANCEL:
                 self.end(guest_pb2.GUEST_STATUS_CANCELLED)
-            case Kind.SIGNAL:
-                self.on_signal(frames.number(frame))
+            case FrameKind.SIGNAL:
+                self.on_signal(frames.frame_number(frame))
             case _:
                 self._take_data(frame)
         self._stirred.set()
 
     def tell(self, channel: int) -> None:
         """Send a frame without data: there is something to have."""
-        self._send(Frame(self.stream, Kind.DATA, channel << 1))
+        self._send(Frame(self.stream, FrameKind.DATA, channel << 1))
 
     def _take_data(self, frame: Frame) -> None:
         if frame.channel:
@@ -123,7 +123,7 @@ class Call:
         if self._window < 0 or self._has_all:
             self.end(guest_pb2.GUEST_STATUS_INVALID)
         self._inbox += [frame.payload] if frame.payload else []
-        self._has_all = bool(frame.flags & Flag.END)
+        self._has_all = bool(frame.flags & FrameFlag.END)
 
     def end(self, why: "guest_pb2.GuestStatus") -> None:
         """Stop before the time."""
@@ -142,7 +142,7 @@ class Call:
         self._unreturned += len(piece)
         if self._unreturned >= frames.WINDOW // 2:
             self._window += self._unreturned
-            self.writer.send(frames.credit(self.stream, self._unreturned))
+            self.writer.send(frames.credit_frame(self.stream, self._unreturned))
             self._unreturned = 0
         return piece
 
@@ -153,7 +153,7 @@ class Call:
 
     def end_data(self, channel: int) -> None:
         """Say that a channel has no more."""
-        self._send(Frame(self.stream, Kind.DATA, channel << 1 | Flag.END))
+        self._send(Frame(self.stream, FrameKind.DATA, channel << 1 | FrameFlag.END))
 
     async def piece(self, channel: int, data: bytes) -> None:
         """Send some bytes of a channel, as the host's credit allows."""
@@ -165,7 +165,7 @@ class Call:
             piece = bytes(view[: min(self._credit, frames.MAX_PAYLOAD)])
             view = view[len(piece) :]
             self._credit -= len(piece)
-            self._send(Frame(self.stream, Kind.DATA, channel << 1, piece))
+            self._send(Frame(self.stream, FrameKind.DATA, channel << 1, piece))
             await self.writer.drain()
 
     async def run(self, operation: Operation, agent: object) -> list[Frame]:
@@ -194,7 +194,7 @@ class Call:
             self.refuse(RefusedError(guest_pb2.GUEST_STATUS_BUSY, busy))
             return
         for frame in answer:
-            flags = frame.flags | (Flag.REPLAYED if frame.kind is Kind.RESULT else 0)
+            flags = frame.flags | (FrameFlag.REPLAYED if frame.kind is FrameKind.RESULT else 0)
             self._send(frame._replace(stream=self.stream, flags=flags))
 
     def _failure(self, error: Exception) -> guest_pb2.GuestResult:
@@ -217,10 +217,10 @@ class Call:
         short = guest_pb2.GuestResult(status=result.status, fault=result.fault)
         if result.HasField("path"):
             short.path = result.path
-        return [frame._replace(flags=Flag.NOT_KEPT, payload=short.SerializeToString())]
+        return [frame._replace(flags=FrameFlag.NOT_KEPT, payload=short.SerializeToString())]
 
     def _result(self, result: guest_pb2.GuestResult) -> Frame:
-        return Frame(self.stream, Kind.RESULT, 0, result.SerializeToString())
+        return Frame(self.stream, FrameKind.RESULT, 0, result.SerializeToString())
 
     def _send(self, frame: Frame) -> None:
         self._kept_bytes += len(frame.payload)

@@ -19,13 +19,13 @@ from etude.agent.workspace import (
 )
 from etude.envserver.guest.reference_calls import Call, Operation, RefusedError
 from etude.envserver.storage import folders, trees
-from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 from etude.envserver.storage.trees import File
 from etude.v1 import guest_pb2
 
 Marks = dict[str, Mapping[str, File]]
 """Named states of the workspace."""
-_MARK = Limits(max_files=100_000, max_bytes=1 << 30)
+_MARK = FolderLimits(max_files=100_000, max_bytes=1 << 30)
 _KINDS = {
     FileKind.FILE: guest_pb2.GUEST_KIND_FILE,
     FileKind.FOLDER: guest_pb2.GUEST_KIND_FOLDER,
@@ -199,7 +199,7 @@ async def _mark(call: Call, agent: _HasMarks) -> None:
     if not name or (name not in agent.marks and len(agent.marks) >= _MAX_MARKS):
         wrong = "no name for a mark, or too many of them"
         raise RefusedError(guest_pb2.GUEST_STATUS_INVALID, wrong)
-    agent.marks[name] = folders.read(Path(call.folder), _MARK).tree
+    agent.marks[name] = folders.read_tree(Path(call.folder), _MARK).tree
 
 
 async def _diff(call: Call, agent: _HasMarks) -> guest_pb2.GuestResult:
@@ -207,10 +207,10 @@ async def _diff(call: Call, agent: _HasMarks) -> guest_pb2.GuestResult:
     if asked.mark and asked.mark not in agent.marks:
         raise RefusedError(guest_pb2.GUEST_STATUS_NOT_FOUND, "no such mark")
     try:
-        found = folders.read(Path(call.folder), Limits(asked.max_files, asked.max_bytes))
+        found = folders.read_tree(Path(call.folder), FolderLimits(asked.max_files, asked.max_bytes))
     except TooLargeError as error:
         raise WorkspaceError(PathFault.TOO_MANY, "") from error
-    diff = trees.difference(agent.marks.get(asked.mark, {}), found.tree)
+    diff = trees.tree_difference(agent.marks.get(asked.mark, {}), found.tree)
     await call.data(0, diff.SerializeToString())
     return guest_pb2.GuestResult(is_plain=found.is_plain)
 

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError, Message
 
 from etude.agent.workspace import PathFault, WorkspaceError, WorkspaceLostError
 from etude.agent.workspace.interface import shown
-from etude.envserver.guest.calls import Reply
+from etude.envserver.guest.calls import GuestReply
 from etude.v1 import guest_pb2
 
 _M = TypeVar("_M", bound=Message)
@@ -35,7 +35,7 @@ _SHOWN = frozenset(
 """Faults that the kernel reports; the folder on the host shortens the path of these only."""
 
 
-def check(reply: Reply, path: str) -> Reply:
+def check_reply(reply: GuestReply, path: str) -> GuestReply:
     """Check that the guest did as asked; returns the reply.
 
     Raises:
@@ -53,19 +53,19 @@ def check(reply: Reply, path: str) -> Reply:
     raise WorkspaceError(fault, result.path if result.HasField("path") else named)
 
 
-def sure(reply: Reply, path: str) -> Reply:
+def require_reply(reply: GuestReply, path: str) -> GuestReply:
     """Check a reply to an operation of the platform, where no fault is the policy's.
 
     Raises:
         WorkspaceLostError: the guest failed, for any reason.
     """
     try:
-        return check(reply, path)
+        return check_reply(reply, path)
     except WorkspaceError as error:
         raise WorkspaceLostError(f"the guest failed: {error}") from error
 
 
-def body(reply: Reply, channel: int, message: _M) -> _M:
+def decode_body(reply: GuestReply, channel: int, message: _M) -> _M:
     """Decode the message that came as DATA.
 
     Raises:

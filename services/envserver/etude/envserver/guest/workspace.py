@@ -28,7 +28,7 @@ from etude.agent.workspace import (
 from etude.agent.workspace.jobs import Jobs, NoJobs
 from etude.agent.workspace.notes import MemoryNotes, Notes
 from etude.envserver.guest import replies
-from etude.envserver.guest.calls import Caller, Reply, ReplyTooLargeError, Request
+from etude.envserver.guest.calls import GuestCaller, GuestReply, GuestRequest, ReplyTooLargeError
 from etude.v1 import guest_pb2
 
 _KINDS = {
@@ -54,7 +54,7 @@ _MAX_MATCHES_BYTES = 64 << 20
 class GuestWorkspace(Workspace):
     """The files of one sandbox; commands go to the given runner."""
 
-    channel: Caller
+    channel: GuestCaller
     run: Runner
     codebase: Codebase = field(default_factory=Codebase)
     notes: Notes = field(default_factory=MemoryNotes)
@@ -92,7 +92,7 @@ class GuestWorkspace(Workspace):
         prefix = clean and clean + "/"
         call = self._call(list=guest_pb2.GuestList(path=clean))
         reply = await self._ask(call, path, max_bytes=_MAX_NAMES_BYTES)
-        entries = replies.body(reply, 0, guest_pb2.GuestEntries()).entries
+        entries = replies.decode_body(reply, 0, guest_pb2.GuestEntries()).entries
         return [_info(prefix + entry.name, entry.kind, entry.size) for entry in entries]
 
     @override
@@ -103,7 +103,7 @@ class GuestWorkspace(Workspace):
         if reply.result.status == guest_pb2.GUEST_STATUS_UNSUPPORTED:
             found = await self._walk("", "", hidden=patterns.names_hidden(pattern))
             return patterns.globbed(pattern, _sorted(info.path for info in found))
-        return list(replies.body(reply, 0, guest_pb2.GuestPaths()).paths)
+        return list(replies.decode_body(reply, 0, guest_pb2.GuestPaths()).paths)
 
     @override
     async def grep(self, query: GrepQuery) -> Sequence[FileMatches]:
@@ -122,7 +122,7 @@ class GuestWorkspace(Workspace):
         wanted = {info.path for info in found if info.size <= MAX_FILE_BYTES}
         call = self._call(hashes=guest_pb2.GuestHashes())
         reply = await self._ask(call, "", max_bytes=_MAX_NAMES_BYTES)
-        files = replies.body(reply, 0, guest_pb2.GuestDigests()).files
+        files = replies.decode_body(reply, 0, guest_pb2.GuestDigests()).files
         return {file.path: file.sha256 for file in files if file.path in wanted}
 
     @override
@@ -154,7 +154,7 @@ class GuestWorkspace(Workspace):
             return None
         if reply.result.status == guest_pb2.GUEST_STATUS_UNSUPPORTED:
             return None
-        return replies.body(reply, 1, guest_pb2.GuestMatches())
+        return replies.decode_body(reply, 1, guest_pb2.GuestMatches())
 
     async def _host_grep(
         self, matcher: patterns.Matcher, query: GrepQuery, start: str
@@ -186,7 +186,7 @@ class GuestWorkspace(Workspace):
     async def _walk(self, start: str, path: str, *, hidden: bool) -> Sequence[FileInfo]:
         call = self._call(walk=guest_pb2.GuestWalk(path=start, hidden=hidden))
         reply = await self._ask(call, path, max_bytes=_MAX_NAMES_BYTES)
-        entries = replies.body(reply, 0, guest_pb2.GuestEntries()).entries
+        entries = replies.decode_body(reply, 0, guest_pb2.GuestEntries()).entries
         return [_info(entry.name, entry.kind, entry.size) for entry in entries]
 
     def _call(self, **operation: object) -> guest_pb2.GuestCall:
@@ -199,13 +199,15 @@ class GuestWorkspace(Workspace):
         *,
         data: bytes | None = None,
         max_bytes: int = MAX_FILE_BYTES + (1 << 20),
-    ) -> Reply:
+    ) -> GuestReply:
         reply = await self.channel.call(
-            Request(operation=operation, data=data, deadline_s=_DEADLINE_S, max_bytes=max_bytes)
+            GuestRequest(
+                operation=operation, data=data, deadline_s=_DEADLINE_S, max_bytes=max_bytes
+            )
         )
         if reply.result.status == guest_pb2.GUEST_STATUS_UNSUPPORTED:
             return reply
-        return replies.check(reply, path)
+        return replies.check_reply(reply, path)
 
 
 def _info(path: str, kind: int, size: int) -> FileInfo:

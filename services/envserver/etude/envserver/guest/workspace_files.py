@@ -7,9 +7,9 @@ from google.protobuf.message import DecodeError
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import replies
-from etude.envserver.guest.calls import Caller, Reply, ReplyTooLargeError, Request
+from etude.envserver.guest.calls import GuestCaller, GuestReply, GuestRequest, ReplyTooLargeError
 from etude.envserver.guest.channel import GuestLostError
-from etude.envserver.storage.folders import FolderContent, Limits, TooLargeError
+from etude.envserver.storage.folders import FolderContent, FolderLimits, TooLargeError
 from etude.envserver.storage.trees import File, Tree
 from etude.v1 import environments_pb2, guest_pb2
 
@@ -19,17 +19,21 @@ _PER_FILE_BYTES = 2048
 """A path, and the overhead of a message for a file."""
 
 
-async def mark(channel: Caller, name: str) -> None:
+async def mark_workspace(channel: GuestCaller, name: str) -> None:
     """Record the present files, for later comparison.
 
     Raises:
         WorkspaceLostError: the guest failed.
     """
     call = guest_pb2.GuestCall(mark=guest_pb2.GuestMark(name=name))
-    replies.sure(await channel.call(Request(operation=call, deadline_s=_DEADLINE_S)), "")
+    replies.require_reply(
+        await channel.call(GuestRequest(operation=call, deadline_s=_DEADLINE_S)), ""
+    )
 
 
-async def changes(channel: Caller, name: str, limits: Limits) -> environments_pb2.WorkspaceDiff:
+async def changed_files(
+    channel: GuestCaller, name: str, limits: FolderLimits
+) -> environments_pb2.WorkspaceDiff:
     """Changes since the mark, in the order of the paths.
 
     Raises:
@@ -42,7 +46,7 @@ async def changes(channel: Caller, name: str, limits: Limits) -> environments_pb
     return ordered
 
 
-async def content(channel: Caller, limits: Limits) -> FolderContent:
+async def workspace_content(channel: GuestCaller, limits: FolderLimits) -> FolderContent:
     """Read all regular files.
 
     Raises:
@@ -55,9 +59,9 @@ async def content(channel: Caller, limits: Limits) -> FolderContent:
     return FolderContent(tree, reply.result.is_plain)
 
 
-async def _diff(channel: Caller, name: str, limits: Limits) -> Reply:
+async def _diff(channel: GuestCaller, name: str, limits: FolderLimits) -> GuestReply:
     diff = guest_pb2.GuestDiff(mark=name, max_files=limits.max_files, max_bytes=limits.max_bytes)
-    request = Request(
+    request = GuestRequest(
         operation=guest_pb2.GuestCall(diff=diff),
         deadline_s=_DEADLINE_S,
         max_bytes=limits.max_bytes + limits.max_files * _PER_FILE_BYTES,
@@ -71,10 +75,10 @@ async def _diff(channel: Caller, name: str, limits: Limits) -> Reply:
         raise TooLargeError(too_large) from error
     if reply.result.fault == guest_pb2.GUEST_FAULT_TOO_MANY:
         raise TooLargeError(too_large)
-    return replies.sure(reply, "")
+    return replies.require_reply(reply, "")
 
 
-def _decoded(reply: Reply) -> environments_pb2.WorkspaceDiff:
+def _decoded(reply: GuestReply) -> environments_pb2.WorkspaceDiff:
     try:
         return environments_pb2.WorkspaceDiff.FromString(reply.data.get(0, b""))
     except DecodeError as error:
@@ -84,7 +88,9 @@ def _decoded(reply: Reply) -> environments_pb2.WorkspaceDiff:
 _PLACE_DEADLINE_S = 60.0
 
 
-async def place(channel: Caller, tree: Tree, *, root: str, uid: int | None = None) -> None:
+async def write_tree(
+    channel: GuestCaller, tree: Tree, *, root: str, uid: int | None = None
+) -> None:
     """Write every file of a tree below a folder of the guest; not atomic.
 
     Args:
@@ -118,8 +124,8 @@ def _write(path: str, file: File) -> guest_pb2.GuestWrite:
     )
 
 
-async def _ask(channel: Caller, call: guest_pb2.GuestCall, file: File) -> None:
+async def _ask(channel: GuestCaller, call: guest_pb2.GuestCall, file: File) -> None:
     reply = await channel.call(
-        Request(operation=call, data=file.content, deadline_s=_PLACE_DEADLINE_S)
+        GuestRequest(operation=call, data=file.content, deadline_s=_PLACE_DEADLINE_S)
     )
-    replies.sure(reply, call.write.path)
+    replies.require_reply(reply, call.write.path)

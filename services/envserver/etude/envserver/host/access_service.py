@@ -23,8 +23,8 @@ from etude.envserver.drivers import programs
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.programs import Program, RunningProgram, Size, Stream
 from etude.envserver.host import controller_access
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.host import Node
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.host import Host
 from etude.v1 import environment_access_pb2 as pb2
 from etude.v1 import environment_access_pb2_grpc
 
@@ -53,7 +53,7 @@ class _OfLease(Protocol):
 class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
     """Translates between the wire and an environment."""
 
-    node: Node
+    host: Host
 
     @override
     async def Exec(
@@ -65,7 +65,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         if not request.HasField("open"):
             raise InvalidFieldError("open", "the first message says what to run")
         environment = self._find(request.open)
-        async with environment.running(program_of(request.open)) as running:
+        async with environment.run_program(parse_program(request.open)) as running:
             started = pb2.ExecStarted(number=running.number)
             yield pb2.ExecResponse(started=started)
             feeder = asyncio.create_task(_feed(request_iterator, running), name="exec input")
@@ -100,9 +100,9 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
     ) -> pb2.WriteFileResponse:
         first = await anext(aiter(request_iterator), pb2.WriteFileRequest())
         self._find(first)
-        data = bytearray(_checked("chunk", first.chunk))
+        data = bytearray(_check_chunk("chunk", first.chunk))
         async for request in request_iterator:
-            data += _checked("chunk", request.chunk)
+            data += _check_chunk("chunk", request.chunk)
             if len(data) > MAX_FILE_BYTES:
                 raise WorkspaceError(PathFault.TOO_LARGE, first.path)
         async with self._files(first) as sandbox:
@@ -148,7 +148,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         context: Context[pb2.MoveFileRequest, pb2.MoveFileResponse],
     ) -> pb2.MoveFileResponse:
         async with self._files(request) as sandbox:
-            info = await controller_access.move(sandbox, request.path, request.new_path)
+            info = await controller_access.move_path(sandbox, request.path, request.new_path)
         return pb2.MoveFileResponse(entry=_entry(info))
 
     @override
@@ -158,11 +158,11 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         context: Context[pb2.RemoveFileRequest, pb2.RemoveFileResponse],
     ) -> pb2.RemoveFileResponse:
         async with self._files(request) as sandbox:
-            await controller_access.remove(sandbox, request.path)
+            await controller_access.remove_path(sandbox, request.path)
         return pb2.RemoveFileResponse()
 
-    def _find(self, request: _OfLease) -> Environment:
-        environment = self.node.find(request.lease_id)
+    def _find(self, request: _OfLease) -> LeasedEnvironment:
+        environment = self.host.find(request.lease_id)
         environment.check_control(request.control_token)
         return environment
 
@@ -173,12 +173,12 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         Raises:
             UnknownIdError: the lease is not here, or a name is not there.
         """
-        async with self._find(request).visited() as sandbox:
-            with _missing():
+        async with self._find(request).open_files() as sandbox:
+            with _translate_missing():
                 yield sandbox
 
 
-def program_of(request: pb2.ExecOpen) -> Program:
+def parse_program(request: pb2.ExecOpen) -> Program:
     """Parse the program that a client wants to run.
 
     Raises:
@@ -237,7 +237,7 @@ async def _feed(requests: AsyncIterator[pb2.ExecRequest], running: RunningProgra
 async def _step(request: pb2.ExecRequest, running: RunningProgram) -> None:
     match request.WhichOneof("step"):
         case "stdin":
-            await running.write(_checked("stdin", request.stdin))
+            await running.write(_check_chunk("stdin", request.stdin))
         case "close_stdin":
             running.close_input()
         case "signal" if 0 < request.signal <= _MAX_SIGNAL:
@@ -248,7 +248,7 @@ async def _step(request: pb2.ExecRequest, running: RunningProgram) -> None:
             raise InvalidFieldError(str(other or "step"), "is not a step of a running program")
 
 
-def _checked(field: str, data: bytes) -> bytes:
+def _check_chunk(field: str, data: bytes) -> bytes:
     """Check the size of a piece of a stream; returns it.
 
     Raises:
@@ -277,7 +277,7 @@ def _pages(infos: Sequence[FileInfo]) -> Iterator[Sequence[FileInfo]]:
 
 
 @contextlib.contextmanager
-def _missing() -> Iterator[None]:
+def _translate_missing() -> Iterator[None]:
     """Turn a missing file into an unknown id; other errors of a path stay.
 
     Raises:

@@ -29,46 +29,46 @@ async def make_folder(sandbox: Sandbox, path: str) -> bool:
         if (await sandbox.workspace.stat(clean)).kind is not FileKind.FOLDER:
             raise WrongStateError(f"{clean}: exists and is not a folder")
         return False
-    await _do(sandbox, "mkdir", "-p", "--", f"./{clean}")
+    await _run_program(sandbox, "mkdir", "-p", "--", f"./{clean}")
     return True
 
 
-async def move(sandbox: Sandbox, path: str, new_path: str) -> FileInfo:
+async def move_path(sandbox: Sandbox, path: str, new_path: str) -> FileInfo:
     """Give a file or folder another path.
 
     Raises:
         WorkspaceError: a path cannot be used.
         WrongStateError: a folder stands at the new path.
     """
-    old, new = _inside(path), _inside(new_path)
+    old, new = _require_below_root(path), _require_below_root(new_path)
     await sandbox.workspace.stat(old)
     with contextlib.suppress(WorkspaceError):
         if (await sandbox.workspace.stat(new)).kind is FileKind.FOLDER:
             raise WrongStateError(f"{new}: a folder exists already")
     await make_folder(sandbox, new.rpartition("/")[0])
-    await _do(sandbox, "mv", "-f", "--", f"./{old}", f"./{new}")
+    await _run_program(sandbox, "mv", "-f", "--", f"./{old}", f"./{new}")
     return await sandbox.workspace.stat(new)
 
 
-async def remove(sandbox: Sandbox, path: str) -> None:
+async def remove_path(sandbox: Sandbox, path: str) -> None:
     """Remove a file, or a folder with its content.
 
     Raises:
         WorkspaceError: the path cannot be used.
     """
-    clean = _inside(path)
+    clean = _require_below_root(path)
     await sandbox.workspace.stat(clean)
-    await _do(sandbox, "rm", "-rf", "--", f"./{clean}")
+    await _run_program(sandbox, "rm", "-rf", "--", f"./{clean}")
 
 
-def _inside(path: str) -> str:
+def _require_below_root(path: str) -> str:
     clean = relative(path)
     if not clean:
         raise WorkspaceError(PathFault.IS_A_FOLDER, path)
     return clean
 
 
-async def _do(sandbox: Sandbox, *argv: str) -> None:
+async def _run_program(sandbox: Sandbox, *argv: str) -> None:
     running = await sandbox.start(Program(argv=argv, timeout_s=_LIMIT_S))
     words = bytearray()
     try:
@@ -90,7 +90,7 @@ END_S = 5.0
 
 
 @dataclass(slots=True)
-class Programs:
+class ControllerPrograms:
     """The running programs of one lease."""
 
     _running: set[RunningProgram] = field(default_factory=set)

@@ -26,11 +26,16 @@ from etude.common.errors import (
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Driver, Outcome, Sandbox, SandboxError
 from etude.envserver.drivers.programs import Program, RunningProgram
-from etude.envserver.host.controller_access import Programs
-from etude.envserver.host.leases.call_results import Results, digest, exec_result, fitting
-from etude.envserver.host.leases.records import CALLS, CallLog, History, Record
+from etude.envserver.host.controller_access import ControllerPrograms
+from etude.envserver.host.leases.call_results import (
+    CallResults,
+    call_digest,
+    exec_result,
+    truncate_results,
+)
+from etude.envserver.host.leases.records import CALLS, CallHistory, CallLog, LeaseRecord
 from etude.envserver.host.result_cache import ResultCache
-from etude.envserver.host.workspace_sources import Source
+from etude.envserver.host.workspace_sources import WorkspaceSource
 from etude.envserver.storage import folders, trees
 from etude.v1 import environments_pb2
 
@@ -42,11 +47,11 @@ _CHANGES = frozenset({Access.WRITE, Access.ALL})
 
 
 @dataclass(slots=True)
-class Environment:
+class LeasedEnvironment:
     """One lease: its sandbox, its calls and their results, changed by one turn at a time."""
 
-    record: Record
-    source: Source
+    record: LeaseRecord
+    source: WorkspaceSource
     toolset: Toolset
     folder: Path
     """The lease's own folder."""
@@ -56,17 +61,17 @@ class Environment:
     """On the monotonic clock."""
     is_paused: bool = False
     """True while it is saved on disk: nothing can be done with it before it is resumed."""
-    is_torn: bool = False
+    is_half_restored: bool = False
     """True after a failed rollback: only another rollback is possible."""
     _sandbox: Sandbox = field(init=False)
     _log: CallLog = field(init=False)
     _codebase: Codebase = field(init=False)
-    _results: Results = field(default_factory=Results)
+    _results: CallResults = field(default_factory=CallResults)
     _identity: str | None = None
     """Identity of the workspace if known; empty if it cannot be computed."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _running: set[asyncio.Task[list[environments_pb2.ToolResult]]] = field(default_factory=set)
-    _programs: Programs = field(default_factory=Programs)
+    _programs: ControllerPrograms = field(default_factory=ControllerPrograms)
     _num_visits: int = 0
     """Count of changes from outside."""
     _closed: bool = False
@@ -97,7 +102,7 @@ class Environment:
         return self._sandbox
 
     @property
-    def results(self) -> Results:
+    def results(self) -> CallResults:
         """Results of its calls; used while the turn is held."""
         return self._results
 
@@ -113,7 +118,7 @@ class Environment:
             UnknownIdError: the lease has ended.
         """
         if self._closed:
-            raise self._ended()
+            raise self._lease_ended_error()
 
     def check_ready(self) -> None:
         """Check that the sandbox runs.
@@ -124,10 +129,10 @@ class Environment:
         self.check_open()
         if self.is_paused:
             raise WrongStateError(f"lease {self.lease_id} is paused: resume it first")
-        if self.is_torn:
+        if self.is_half_restored:
             raise WrongStateError(f"lease {self.lease_id} is half rolled back: roll it back again")
 
-    def spend(self) -> None:
+    def close_for_calls(self) -> None:
         """Refuse all later calls; the turn is held."""
         self._closed = True
 
@@ -137,10 +142,10 @@ class Environment:
             await self._sandbox.begin(self.source.tree)
             self._identity = self.source.key
 
-    def recall(self, found: History) -> None:
+    def replace_history(self, found: CallHistory) -> None:
         """Replace the results by those of this history; the call log holds it already."""
         self._log.close()
-        self._results = Results()
+        self._results = CallResults()
         self._results.add(list(found.results.values()), found.digests)
         self._codebase, self._identity = Codebase(self.source.index), None
 
@@ -163,7 +168,7 @@ class Environment:
         if not _is_same(token, self.record.held.lease.control_token):
             raise ForbiddenError(f"lease {self.lease_id}: this takes the control token")
 
-    async def take_over(self, found: History) -> bool:
+    async def take_over(self, found: CallHistory) -> bool:
         """Continue where an earlier process stopped.
 
         Returns:
@@ -171,7 +176,7 @@ class Environment:
         """
         if not self._sandbox.is_whole:
             return False
-        if found.before is not None and (await self._present_identity() or None) != found.before:
+        if found.before is not None and (await self._workspace_identity() or None) != found.before:
             return False
         self._results.add(list(found.results.values()), found.digests)
         return True
@@ -187,7 +192,7 @@ class Environment:
             UnknownIdError: the lease ended meanwhile.
             CancelledError: the caller is gone; the turn goes on.
         """
-        digests = {call.call_id: digest(call) for call in calls}
+        digests = {call.call_id: call_digest(call) for call in calls}
         if len(digests) < len(calls) or "" in digests:
             raise InvalidFieldError("calls", "each call needs an id of its own")
         if len(calls) > MAX_CALLS:
@@ -201,7 +206,7 @@ class Environment:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise self._ended() from None
+                raise self._lease_ended_error() from None
             raise
 
     async def diff(self) -> environments_pb2.WorkspaceDiff:
@@ -224,10 +229,10 @@ class Environment:
                 log.warning("lease %s submits an empty diff: %s", self.lease_id, error)
                 metrics.errors.labels("diff").inc()
                 return environments_pb2.WorkspaceDiff()
-            return trees.difference(self.source.tree, found.tree)
+            return trees.tree_difference(self.source.tree, found.tree)
 
     @contextlib.asynccontextmanager
-    async def visited(self) -> AsyncIterator[Sandbox]:
+    async def open_files(self) -> AsyncIterator[Sandbox]:
         """Open the files for the controller, between two turns.
 
         Raises:
@@ -242,7 +247,7 @@ class Environment:
                 self._identity = None
 
     @contextlib.asynccontextmanager
-    async def running(self, program: Program) -> AsyncIterator[RunningProgram]:
+    async def run_program(self, program: Program) -> AsyncIterator[RunningProgram]:
         """Run a program next to the turns; it ends with the block.
 
         Raises:
@@ -250,7 +255,7 @@ class Environment:
             FullError: there are too many.
         """
         async with self._turn:
-            running = await self._programs.start(partial(self._begun, program))
+            running = await self._programs.start(partial(self._start_program, program))
         try:
             yield running
         finally:
@@ -258,7 +263,7 @@ class Environment:
             self._num_visits += 1
             self._identity = None
 
-    async def _begun(self, program: Program) -> RunningProgram:
+    async def _start_program(self, program: Program) -> RunningProgram:
         await self._open_for_visit()
         return await self._sandbox.start(program)
 
@@ -282,7 +287,7 @@ class Environment:
             self._log.close()
             try:
                 await self._sandbox.close()
-                await asyncio.to_thread(folders.remove, self.folder)
+                await asyncio.to_thread(folders.remove_folder, self.folder)
             except OSError:
                 log.exception("the files of lease %s stay on the disk", self.lease_id)
 
@@ -290,7 +295,7 @@ class Environment:
         """End the controller's programs."""
         await self._programs.end()
 
-    def _ended(self) -> UnknownIdError:
+    def _lease_ended_error(self) -> UnknownIdError:
         return UnknownIdError(f"lease {self.lease_id} has ended")
 
     async def _run_turn(
@@ -316,7 +321,7 @@ class Environment:
         changes = any(self._may_change(call) for call in parsed)
         before = ""
         if changes:
-            before = await self._present_identity()
+            before = await self._workspace_identity()
             self._log.begin(before)
             self._identity = None
         try:
@@ -324,7 +329,7 @@ class Environment:
             workspace.codebase = self._codebase
             outcomes = await run_calls(self.toolset, workspace, parsed)
         except (UnavailableError, OSError) as error:
-            if changes and (not before or await self._present_identity() != before):
+            if changes and (not before or await self._workspace_identity() != before):
                 self._closed = True
                 lost = f"lease {self.lease_id} was lost in a turn: {error}"
                 raise UnknownIdError(lost) from error
@@ -333,7 +338,7 @@ class Environment:
             messages.to_result_message(call.call_id, outcome)
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
-        response = environments_pb2.RunTurnResponse(results=fitting(results))
+        response = environments_pb2.RunTurnResponse(results=truncate_results(results))
         fresh = {call.call_id: digests[call.call_id] for call in calls}
         self._results.add(response.results, fresh)
         if changes:
@@ -343,7 +348,7 @@ class Environment:
         tool = self.toolset.tools.get(call.name) if isinstance(call, Call) else None
         return tool is not None and tool.access in _CHANGES
 
-    async def _present_identity(self) -> str:
+    async def _workspace_identity(self) -> str:
         """Identity of the workspace, empty if it cannot be computed cheaply.
 
         That is if it is too large or has special files, and while programs or jobs run.
@@ -353,7 +358,7 @@ class Environment:
         if self._identity is None:
             try:
                 found = await self._sandbox.content(folders.SMALL)
-                self._identity = trees.identity(found.tree) if found.is_plain else ""
+                self._identity = trees.tree_identity(found.tree) if found.is_plain else ""
             except folders.TooLargeError:
                 self._identity = ""
             except FileNotFoundError:
@@ -368,13 +373,13 @@ class Environment:
 
     async def _exec(self, command: str, timeout_s: float) -> ExecResult:
         is_repeatable = self.driver.is_repeatable(command)
-        before = await self._present_identity() if is_repeatable else ""
+        before = await self._workspace_identity() if is_repeatable else ""
         visits = self._num_visits
 
         async def compute() -> tuple[Outcome, bool]:
             self._identity = None
             outcome = await self._sandbox.run(command, timeout_s)
-            is_same = bool(before) and await self._present_identity() == before
+            is_same = bool(before) and await self._workspace_identity() == before
             return outcome, is_same and visits == self._num_visits
 
         if before:

@@ -10,9 +10,9 @@ from etude.envserver.drivers.base import (
     SandboxError,
     Verification,
 )
-from etude.envserver.host.environment import Environment
+from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.leases.lease_fields import ISOLATION
-from etude.envserver.host.leases.start_tracker import Starts
+from etude.envserver.host.leases.start_tracker import StartTracker
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.isolation.sandbox_layout import LOGS
 from etude.envserver.storage import trees
@@ -29,7 +29,7 @@ class Grader:
 
     driver: Driver
     cache: ResultCache
-    starts: Starts = field(default_factory=Starts)
+    starts: StartTracker = field(default_factory=StartTracker)
     """Records how the sandboxes of grades started."""
 
     async def grade(
@@ -38,7 +38,7 @@ class Grader:
         job: environments_pb2.GradeJob,
         *,
         template: str,
-        fork: Environment | None = None,
+        fork: LeasedEnvironment | None = None,
     ) -> environments_pb2.GradeResponse:
         """Run the verifier.
 
@@ -58,7 +58,7 @@ class Grader:
         trees.check_layout(tests, "files")
         work = Verification(
             template=template,
-            workspace=trees.patched(source, job.diff, job.artefacts),
+            workspace=trees.apply_diff(source, job.diff, job.artefacts),
             tests=tests,
             command=job.command,
             timeout_s=job.timeout_seconds,
@@ -66,9 +66,9 @@ class Grader:
         )
         mode = job.mode or environments_pb2.GRADE_MODE_CLEAN
         if mode == environments_pb2.GRADE_MODE_CLEAN:
-            outcome = await self._fresh(work, fork)
+            outcome = await self._grade_clean(work, fork)
         else:
-            outcome = await self._forked(fork, work)
+            outcome = await self._grade_fork(fork, work)
         return environments_pb2.GradeResponse(
             exit_code=outcome.exit_code,
             output=outcome.output,
@@ -81,22 +81,26 @@ class Grader:
             ),
         )
 
-    async def _fresh(self, work: Verification, lease: Environment | None) -> Outcome:
+    async def _grade_clean(self, work: Verification, lease: LeasedEnvironment | None) -> Outcome:
         async def compute() -> tuple[Outcome, bool]:
             with crossing(SandboxError, "grading"):
                 outcome = await self.driver.verify(work)
             if lease is not None and outcome.begun is not None:
-                self.starts.graded(lease, outcome.begun)
+                self.starts.record_grade(lease, outcome.begun)
             return outcome, True
 
         if not self.driver.is_repeatable(work.command):
             outcome, _ = await compute()
             return outcome
-        parts = (work.template, trees.identity(work.workspace), trees.identity(work.tests))
+        parts = (
+            work.template,
+            trees.tree_identity(work.workspace),
+            trees.tree_identity(work.tests),
+        )
         key = " ".join(("grade", *parts, work.command, work.reward_path, str(work.timeout_s)))
         return await self.cache.get(key, compute)
 
-    async def _forked(self, fork: Environment | None, work: Verification) -> Outcome:
+    async def _grade_fork(self, fork: LeasedEnvironment | None, work: Verification) -> Outcome:
         if not self.driver.caps.memory:
             why = "a fork without what runs in it is a fresh sandbox: grade it clean"
             raise CapMissingError(self.driver.name, "memory", why)
@@ -114,7 +118,7 @@ class Grader:
                 )
             with crossing(SandboxError, f"grading in lease {fork.lease_id}"):
                 await fork.make_workspace()
-                fork.spend()
+                fork.close_for_calls()
                 return await fork.sandbox.verify(work)
 
 

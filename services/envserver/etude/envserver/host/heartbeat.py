@@ -11,9 +11,9 @@ import grpc
 
 from etude.common import broker_shards
 from etude.envserver.host import warm_minimum
-from etude.envserver.host.host import Node
+from etude.envserver.host.host import Host
 from etude.envserver.host.leases.lease_fields import ISOLATION
-from etude.envserver.host.warm_minimum import NOTHING, Ahead
+from etude.envserver.host.warm_minimum import NO_MINIMUM, WarmMinimum
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -30,15 +30,15 @@ DEADLINE_S = 2.0
 
 
 @dataclass(slots=True)
-class Heartbeat:
+class HostHeartbeat:
     """Sends each broker the state of its runs' leases, and carries out the answers."""
 
-    node: Node
+    host: Host
     brokers: "Sequence[environments_pb2_grpc.EnvBrokerServiceAsyncStub]"
     """Brokers of the pool, in their order."""
     node_id: str
     draining: bool = False
-    ahead: Ahead = NOTHING
+    minimum: WarmMinimum = NO_MINIMUM
     """Warm-pool bounds of the pool."""
     _warm: dict[int, Sequence[environments_pb2.WarmTarget]] = field(
         default_factory=dict, init=False
@@ -57,45 +57,47 @@ class Heartbeat:
     async def run(self, stop: asyncio.Event) -> None:
         """Send heartbeats until told to stop."""
         while not stop.is_set():
-            await self.beat()
+            await self.send()
             # While no renewal can arrive, a lease that looks expired may be in use.
             if not self._unheard:
-                await self._without_waiting(self._expire())
+                await self._run_in_background(self._expire())
             try:
                 async with asyncio.timeout(INTERVAL_S):
                     await stop.wait()
             except TimeoutError:
                 continue
 
-    async def beat(self) -> None:
+    async def send(self) -> None:
         """Send one heartbeat to all brokers; a silent one changes nothing on this host."""
-        held, count = self.node.held(), len(self.brokers)
+        held, count = self.host.held_leases(), len(self.brokers)
         shares: list[list[environments_pb2.HeldLease]] = [[] for _ in self.brokers]
         for each in held:
             shares[broker_shards.shard_of(each.run_id, count)].append(each)
-        for news in self.node.starts.news():
+        for news in self.host.start_tracker.take_beginnings():
             self._news[broker_shards.shard_of(news.run_id, count)].append(news.beginning)
-        beats = (self._beat(index, share, len(held)) for index, share in enumerate(shares))
+        beats = (
+            self._send_to_broker(index, share, len(held)) for index, share in enumerate(shares)
+        )
         await asyncio.gather(*beats)
-        ready, awaited = self.node.driver.readiness(), self.node.starts.awaited()
-        wanted = warm_minimum.wanted(self._warm.values(), ready, awaited, self.ahead)
-        self.node.driver.keep_warm(wanted, max_shells=self.ahead.max_shells)
+        ready, awaited = self.host.driver.readiness(), self.host.start_tracker.num_awaited()
+        wanted = warm_minimum.combined_targets(self._warm.values(), ready, awaited, self.minimum)
+        self.host.driver.keep_warm(wanted, max_shells=self.minimum.max_shells)
 
-    async def _beat(
+    async def _send_to_broker(
         self, index: int, held: Sequence[environments_pb2.HeldLease], num_held: int
     ) -> None:
         """Send one broker its share: slots with leases of other brokers' runs do not count."""
-        readiness, news = self.node.driver.readiness(), list(self._news[index])
+        readiness, news = self.host.driver.readiness(), list(self._news[index])
         request = environments_pb2.HeartbeatRequest(
             node_id=self.node_id,
-            endpoint=self.node.endpoint,
-            driver=self.node.driver.name,
-            isolation=ISOLATION[self.node.driver.strength],
-            slots=max(0, self.node.slots - (num_held - len(held))),
+            endpoint=self.host.endpoint,
+            driver=self.host.driver.name,
+            isolation=ISOLATION[self.host.driver.strength],
+            slots=max(0, self.host.slots - (num_held - len(held))),
             held=held,
             snapshots=self._snapshots(index),
             draining=self.draining,
-            levels=warm_minimum.levels(readiness, self.node.starts.awaited()),
+            levels=warm_minimum.template_levels(readiness, self.host.start_tracker.num_awaited()),
             free_memory_bytes=readiness.free_memory_bytes,
             queue_ms=round(readiness.queue_ms),
             begun=news,
@@ -112,15 +114,15 @@ class Heartbeat:
         self._warm[index] = list(answer.warm)
         for _ in news:
             self._news[index].popleft()
-        self.node.renew(answer.renewed)
-        await self._without_waiting(self.node.close(list(answer.close_lease_ids)))
+        self.host.renew(answer.renewed)
+        await self._run_in_background(self.host.close(list(answer.close_lease_ids)))
 
     async def _expire(self) -> None:
         async with self._expiring:
-            expired = await self.node.expire(now_s=time.monotonic())
+            expired = await self.host.expire(now_s=time.monotonic())
             log.log(logging.INFO if expired else logging.DEBUG, "expired: %s", expired)
 
-    async def _without_waiting(self, work: Coroutine[None, None, None]) -> None:
+    async def _run_in_background(self, work: Coroutine[None, None, None]) -> None:
         """Run slow work in the background: a host that misses three heartbeats is lost."""
         task = asyncio.create_task(work, name="end leases")
         self._errands.add(task)
@@ -129,4 +131,8 @@ class Heartbeat:
 
     def _snapshots(self, index: int) -> Iterable[environments_pb2.HeldSnapshot]:
         shard = broker_shards.Shard(index, len(self.brokers))
-        return [each for each in self.node.states.snapshots.held() if shard.serves(each.run_id)]
+        return [
+            each
+            for each in self.host.states.snapshots.held_snapshots()
+            if shard.serves(each.run_id)
+        ]

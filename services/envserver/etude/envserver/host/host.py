@@ -20,16 +20,16 @@ from etude.common.errors import (
 )
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Driver, SandboxError, Start
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.launch_source import Grounds
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.launch_source import LaunchSources
 from etude.envserver.host.leases import expired_leases, lease_fields, records
-from etude.envserver.host.leases.expired_leases import Kept
-from etude.envserver.host.leases.records import LEASE_ID, Record
-from etude.envserver.host.leases.start_tracker import Starts
+from etude.envserver.host.leases.expired_leases import ExpiredLeases
+from etude.envserver.host.leases.records import LEASE_ID, LeaseRecord
+from etude.envserver.host.leases.start_tracker import StartTracker
 from etude.envserver.host.result_cache import ResultCache
-from etude.envserver.host.snapshots.environment_state import States
-from etude.envserver.host.snapshots.local_snapshots import Snapshot, Snapshots
-from etude.envserver.host.workspace_sources import Source, Sources
+from etude.envserver.host.snapshots.environment_state import EnvironmentStates
+from etude.envserver.host.snapshots.local_snapshots import LocalSnapshot, LocalSnapshots
+from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
 from etude.envserver.storage import folders
 from etude.v1 import environments_pb2
 
@@ -41,11 +41,11 @@ RETRY_AFTER_S = 2.0
 
 
 @dataclass(slots=True)
-class Node:
+class Host:
     """Holds leases, at most one per slot."""
 
     driver: Driver
-    sources: Sources
+    sources: WorkspaceSources
     slots: int
     templates: Collection[str]
     """Templates whose trust allows this driver's isolation."""
@@ -54,32 +54,34 @@ class Node:
     refused: Mapping[str, str] = field(default_factory=dict)
     """The pool's other templates, with the reason why each may not run here."""
     cache: ResultCache = field(default_factory=ResultCache)
-    starts: Starts = field(default_factory=Starts)
-    states: States = field(init=False)
-    kept: Kept = field(init=False)
-    _held: dict[str, Environment] = field(default_factory=dict)
+    start_tracker: StartTracker = field(default_factory=StartTracker)
+    states: EnvironmentStates = field(init=False)
+    expired_leases: ExpiredLeases = field(init=False)
+    _held: dict[str, LeasedEnvironment] = field(default_factory=dict)
     _endings: set[asyncio.Task[None]] = field(default_factory=set)
     _opening: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.states = States(self.driver, Snapshots(self.driver.leases.parent / "snapshots"))
-        self.kept = Kept(self.states)
+        self.states = EnvironmentStates(
+            self.driver, LocalSnapshots(self.driver.leases.parent / "snapshots")
+        )
+        self.expired_leases = ExpiredLeases(self.states)
 
-    def find(self, lease_id: str) -> Environment:
+    def find(self, lease_id: str) -> LeasedEnvironment:
         """The environment of a lease.
 
         Raises:
             UnknownIdError: this host does not hold it, or no longer.
             WrongStateError: it has expired and is kept.
         """
-        if lease_id in self.kept:
+        if lease_id in self.expired_leases:
             raise WrongStateError(f"lease {lease_id!r} has expired and is kept: resume it first")
         found = self._held.get(lease_id)
         if found is None:
             raise UnknownIdError(f"this host holds no lease {lease_id!r}")
         return found
 
-    def held(self) -> list[environments_pb2.HeldLease]:
+    def held_leases(self) -> list[environments_pb2.HeldLease]:
         """Every lease, for the broker."""
         leases = [environment.record.held for environment in self._held.values()]
         for held in leases:
@@ -92,9 +94,9 @@ class Node:
     ) -> Sequence[environments_pb2.LaunchBatchResponse]:
         """Open environments; one outcome per lease, in order. A held lease stays as it is."""
         try:
-            source, snapshot = await self._grounds.of(request)
+            source, snapshot = await self._launch_source.resolve(request)
         except EtudeError as error:
-            return [_failure(held.index, _reason(error), str(error)) for held in request.leases]
+            return [_failure(held.index, _reason_of(error), str(error)) for held in request.leases]
         opening = (self._open(held, request, source, snapshot) for held in request.leases)
         return await asyncio.gather(*opening)
 
@@ -102,16 +104,16 @@ class Node:
         """End leases; those that are not held have ended already."""
         ending = []
         for lease_id in lease_ids:
-            if self.kept.was_just_resumed(lease_id):
+            if self.expired_leases.was_just_resumed(lease_id):
                 continue
             environment = self._held.pop(lease_id, None)
             if environment is None:
                 continue
-            self.starts.ended(environment)
-            if expired_leases.is_to_be_kept(environment) and expired_leases.has_expired(
+            self.start_tracker.untrack(environment)
+            if expired_leases.pauses_on_expiry(environment) and expired_leases.has_expired(
                 environment
             ):
-                self.kept.keep(environment)
+                self.expired_leases.keep(environment)
             else:
                 ending.append(environment)
         self._count()
@@ -133,13 +135,13 @@ class Node:
             await self.close([lease_id])
         over = [lease_id for lease_id, env in self._held.items() if env.deadline_s <= now_s]
         for lease_id in over:
-            if expired_leases.is_to_be_kept(self._held[lease_id]):
-                self.starts.ended(self._held[lease_id])
-                self.kept.keep(self._held.pop(lease_id))
-        await asyncio.gather(self.close(over), self.kept.expire(now_s=now_s))
-        runs = self.kept.runs() | {env.record.held.run_id for env in self._held.values()}
+            if expired_leases.pauses_on_expiry(self._held[lease_id]):
+                self.start_tracker.untrack(self._held[lease_id])
+                self.expired_leases.keep(self._held.pop(lease_id))
+        await asyncio.gather(self.close(over), self.expired_leases.expire(now_s=now_s))
+        runs = self.expired_leases.runs() | {env.record.held.run_id for env in self._held.values()}
         now_unix_ms = round(1000 * time.time())
-        await self.states.snapshots.collect(runs, now_s=now_s, now_unix_ms=now_unix_ms)
+        await self.states.snapshots.remove_expired(runs, now_s=now_s, now_unix_ms=now_unix_ms)
         return over
 
     def renew(self, expiries: Iterable[environments_pb2.LeaseExpiry]) -> None:
@@ -162,12 +164,12 @@ class Node:
             FullError: all slots are taken.
             EtudeError: the driver failed.
         """
-        environment = self.kept.get(lease_id) or self.find(lease_id)
+        environment = self.expired_leases.get(lease_id) or self.find(lease_id)
         environment.check_control(control_token)
-        if lease_id in self.kept:
+        if lease_id in self.expired_leases:
             if self._is_full():
                 raise FullError(f"all {self.slots} slots are taken", retry_after_s=RETRY_AFTER_S)
-            self._held[lease_id] = self.kept.resume(lease_id)
+            self._held[lease_id] = self.expired_leases.resume(lease_id)
             expires_unix_ms = round(1000 * (time.time() + ttl_s))
             self.renew(
                 [environments_pb2.LeaseExpiry(lease_id=lease_id, expires_unix_ms=expires_unix_ms)]
@@ -190,12 +192,12 @@ class Node:
                 await self._take_over(folder)
             except EtudeError as error:
                 log.warning("lease %s is not adopted: %s", folder.name, error)
-                removed += await asyncio.to_thread(_remove_or_say, folder)
+                removed += await asyncio.to_thread(_remove_or_log, folder)
         self._count()
         return len(self._held), removed
 
     async def _take_over(self, folder: Path) -> None:
-        record = records.load(folder)
+        record = records.load_record(folder)
         source = await self.sources.get(record.uri)
         if source.key != record.source_key:
             raise CorruptError(f"{record.uri} is no longer what the lease started from")
@@ -205,26 +207,26 @@ class Node:
         if not was_put_back:
             await self._continue(environment, folder)
         if until_unix_ms:
-            self.kept.add(environment, for_s=until_unix_ms / 1000 - time.time())
+            self.expired_leases.add(environment, for_s=until_unix_ms / 1000 - time.time())
         else:
             self._held[record.lease_id] = environment
-            self.starts.opened(environment)
+            self.start_tracker.track(environment)
 
-    async def _continue(self, environment: Environment, folder: Path) -> None:
+    async def _continue(self, environment: LeasedEnvironment, folder: Path) -> None:
         """Adopt the results of a lease's calls.
 
         Raises:
             SandboxError: a turn was cut off, and its effect is unknown.
         """
-        if not await environment.take_over(records.history(folder / records.CALLS)):
+        if not await environment.take_over(records.read_calls(folder / records.CALLS)):
             raise SandboxError("a turn was cut off after it had changed the workspace")
 
     async def _open(
         self,
         held: environments_pb2.HeldLease,
         request: environments_pb2.OpenEnvironmentsRequest,
-        source: Source,
-        snapshot: Snapshot | None,
+        source: WorkspaceSource,
+        snapshot: LocalSnapshot | None,
     ) -> environments_pb2.LaunchBatchResponse:
         started_s = time.monotonic()
         lease = held.lease
@@ -244,14 +246,14 @@ class Node:
             environment = self._environment(record, source, lease_fields.seconds_left(lease))
             await self._make(environment, snapshot, started_s)
             self._held[lease.lease_id] = environment
-            self.starts.opened(environment)
+            self.start_tracker.track(environment)
         except EtudeError as error:
             return _failure(held.index, error.reason, str(error))
         finally:
             self._opening.discard(lease.lease_id)
         self._count()
         if self.driver.begins is not None:
-            start = str(self._start(request))
+            start = str(self._start_kind(request))
             metrics.starts.labels(start).inc()
             metrics.start_seconds.labels(start).observe(time.monotonic() - started_s)
         return _success(record.held)
@@ -260,13 +262,13 @@ class Node:
         self,
         held: environments_pb2.HeldLease,
         request: environments_pb2.OpenEnvironmentsRequest,
-        source: Source,
-    ) -> Record:
+        source: WorkspaceSource,
+    ) -> LeaseRecord:
         granted = environments_pb2.HeldLease()
         granted.CopyFrom(held)
         granted.lease.endpoint = self.endpoint
-        lease_fields.write(granted.lease, self.driver, self._start(request))
-        return Record(
+        lease_fields.fill_lease(granted.lease, self.driver, self._start_kind(request))
+        return LeaseRecord(
             held=granted,
             template=request.template,
             uri=request.workspace.uri,
@@ -277,7 +279,7 @@ class Node:
         )
 
     async def _make(
-        self, environment: Environment, snapshot: Snapshot | None, started_s: float
+        self, environment: LeasedEnvironment, snapshot: LocalSnapshot | None, started_s: float
     ) -> None:
         """Make the lease's folder, with the content of its snapshot; all or nothing."""
         record, folder = environment.record, environment.folder
@@ -288,11 +290,13 @@ class Node:
                 if snapshot is not None:
                     await self.states.start_from(environment, snapshot)
                 record.held.lease.start_ms = round(1000 * (time.monotonic() - started_s))
-                await asyncio.to_thread(records.save, folder, record)
+                await asyncio.to_thread(records.save_record, folder, record)
                 failed.pop_all()
 
-    def _environment(self, record: Record, source: Source, least_s: float) -> Environment:
-        return Environment(
+    def _environment(
+        self, record: LeaseRecord, source: WorkspaceSource, least_s: float
+    ) -> LeasedEnvironment:
+        return LeasedEnvironment(
             record=record,
             source=source,
             toolset=toolset(record.toolset),
@@ -304,8 +308,8 @@ class Node:
         )
 
     @property
-    def _grounds(self) -> Grounds:
-        return Grounds(
+    def _launch_source(self) -> LaunchSources:
+        return LaunchSources(
             driver=self.driver,
             sources=self.sources,
             states=self.states,
@@ -316,24 +320,24 @@ class Node:
     def _is_full(self) -> bool:
         return len(self._held) + len(self._opening) >= self.slots
 
-    def _start(self, request: environments_pb2.OpenEnvironmentsRequest) -> Start | None:
+    def _start_kind(self, request: environments_pb2.OpenEnvironmentsRequest) -> Start | None:
         return Start.DELTA if request.snapshot_id else self.driver.begins
 
     def _count(self) -> None:
         metrics.environments.labels("leased").set(len(self._held))
-        metrics.environments.labels("kept").set(len(self.kept))
+        metrics.environments.labels("kept").set(len(self.expired_leases))
 
 
-def _remove_or_say(folder: Path) -> bool:
+def _remove_or_log(folder: Path) -> bool:
     try:
-        folders.remove(folder)
+        folders.remove_folder(folder)
     except OSError:
         log.exception("%s stays on the disk", folder)
         return False
     return True
 
 
-def _reason(error: EtudeError) -> str:
+def _reason_of(error: EtudeError) -> str:
     return error.problem.reason if isinstance(error, UserError) else error.reason
 
 

@@ -10,9 +10,9 @@ from etude.agent.toolsets import toolset
 from etude.common.errors import CorruptError, EtudeError, InvalidFieldError, UnknownIdError
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Driver, SandboxError
-from etude.envserver.host.snapshots.environment_state import States
-from etude.envserver.host.snapshots.local_snapshots import Snapshot
-from etude.envserver.host.workspace_sources import Source, Sources
+from etude.envserver.host.snapshots.environment_state import EnvironmentStates
+from etude.envserver.host.snapshots.local_snapshots import LocalSnapshot
+from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
 from etude.v1 import environments_pb2
 
 RESERVE_BYTES = 256 << 20
@@ -26,30 +26,30 @@ _ON_EXPIRY = frozenset(
 )
 
 
-class WeakWallError(EtudeError):
+class WeakIsolationError(EtudeError):
     """The template is not trusted enough for this driver."""
 
     reason = "WeakIsolation"
 
 
-class Ground(NamedTuple):
+class LaunchSource(NamedTuple):
     """First files, and the snapshot that replaces them if there is one."""
 
-    source: Source
-    snapshot: Snapshot | None
+    source: WorkspaceSource
+    snapshot: LocalSnapshot | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grounds:
+class LaunchSources:
     """Validates launch orders and finds their sources."""
 
     driver: Driver
-    sources: Sources
-    states: States
+    sources: WorkspaceSources
+    states: EnvironmentStates
     templates: Collection[str]
     refused: Mapping[str, str]
 
-    async def of(self, request: environments_pb2.OpenEnvironmentsRequest) -> Ground:
+    async def resolve(self, request: environments_pb2.OpenEnvironmentsRequest) -> LaunchSource:
         """Validate an order and find its source.
 
         Raises:
@@ -59,15 +59,15 @@ class Grounds:
         snapshot = self._snapshot(request)
         self._check(request)
         if snapshot is None:
-            return Ground(await self.sources.get(request.workspace.uri), None)
+            return LaunchSource(await self.sources.get(request.workspace.uri), None)
         source = await self.sources.get(snapshot.origin.uri)
         if source.key != snapshot.origin.source_key:
             raise CorruptError(f"{source.uri} is no longer what the snapshot's lease started from")
-        return Ground(source, snapshot)
+        return LaunchSource(source, snapshot)
 
     def _check(self, request: environments_pb2.OpenEnvironmentsRequest) -> None:
         if request.template in self.refused:
-            raise WeakWallError(self.refused[request.template])
+            raise WeakIsolationError(self.refused[request.template])
         if request.template not in self.templates:
             raise UnknownIdError(f"this pool has no template {request.template!r}")
         self.driver.check(request.template)
@@ -84,7 +84,7 @@ class Grounds:
                 " free some space or give the host a larger scratch volume"
             )
 
-    def _snapshot(self, request: environments_pb2.OpenEnvironmentsRequest) -> Snapshot | None:
+    def _snapshot(self, request: environments_pb2.OpenEnvironmentsRequest) -> LocalSnapshot | None:
         """Find the snapshot that replaces the first files.
 
         Raises:

@@ -17,14 +17,14 @@ from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strengt
 from etude.envserver.drivers.selection import Place, selected
 from etude.envserver.host.access_service import AccessService
 from etude.envserver.host.grading import Grader
-from etude.envserver.host.heartbeat import MAX_BACKOFF_MS, Heartbeat
-from etude.envserver.host.host import Node
-from etude.envserver.host.service import NodeService
-from etude.envserver.host.snapshots.snapshot_store import Shelf
+from etude.envserver.host.heartbeat import MAX_BACKOFF_MS, HostHeartbeat
+from etude.envserver.host.host import Host
+from etude.envserver.host.service import HostService
+from etude.envserver.host.snapshots.snapshot_store import SnapshotStore
 from etude.envserver.host.snapshots.state_service import StateService
-from etude.envserver.host.warm_minimum import Ahead, ahead
-from etude.envserver.host.workspace_sources import Sources, embedder
-from etude.envserver.settings import NodeSettings
+from etude.envserver.host.warm_minimum import WarmMinimum, read_minimum
+from etude.envserver.host.workspace_sources import WorkspaceSources, load_embedder
+from etude.envserver.settings import HostSettings
 from etude.v1 import (
     environment_access_pb2,
     environment_access_pb2_grpc,
@@ -41,7 +41,7 @@ _MEETS = {
 }
 
 
-class Admission(NamedTuple):
+class IsolationAdmission(NamedTuple):
     """Templates of a pool that the driver may run, and those that it may not."""
 
     served: frozenset[str]
@@ -49,7 +49,9 @@ class Admission(NamedTuple):
     """Reason by template."""
 
 
-def admission(spec: EnvPoolSpec, driver: str, strength: Strength, *, allow_weak: bool) -> Admission:
+def check_isolation(
+    spec: EnvPoolSpec, driver: str, strength: Strength, *, allow_weak: bool
+) -> IsolationAdmission:
     """Check which templates of a pool may run in this driver's isolation.
 
     Raises:
@@ -71,7 +73,7 @@ def admission(spec: EnvPoolSpec, driver: str, strength: Strength, *, allow_weak:
         if template.trust is Trust.UNTRUSTED and strength is Strength.WEAK and not allow_weak
     }
     names = {template.name for template in spec.templates}
-    return Admission(frozenset(names - refused.keys()), refused)
+    return IsolationAdmission(frozenset(names - refused.keys()), refused)
 
 
 log = logging.getLogger(__name__)
@@ -80,13 +82,13 @@ DRAIN_S = 20.0
 """Grace for running calls; leases and their files stay for the next process."""
 
 
-async def serve(settings: NodeSettings) -> None:
+async def serve(settings: HostSettings) -> None:
     """Start the driver, continue a predecessor's leases, serve until SIGTERM."""
     pool = role_inputs.read_pool(settings.server.pool_file)
     settings.scratch.mkdir(parents=True, exist_ok=True)
     place = Place(scratch=settings.scratch, images=settings.images, secrets=settings.egress_secrets)
     driver = await selected(pool.spec, place)
-    node = _node(pool, driver, settings)
+    node = _build_host(pool, driver, settings)
     provider = telemetry.setup(
         "etude-node",
         otlp_endpoint=settings.server.otlp_endpoint,
@@ -96,15 +98,15 @@ async def serve(settings: NodeSettings) -> None:
     held, removed = await node.take_over()
     log.info("adopted %d leases, removed %d folders", held, removed)
     try:
-        kept = ahead(pool.spec, driver)
-        await _serve(node, settings, _shelf(pool, driver), kept)
+        kept = read_minimum(pool.spec, driver)
+        await _serve(node, settings, _snapshot_store(pool, driver), kept)
     finally:
         await driver.stop()
         provider.shutdown()
 
 
-def _node(pool: ResolvedPool, driver: Driver, settings: NodeSettings) -> Node:
-    admitted = admission(
+def _build_host(pool: ResolvedPool, driver: Driver, settings: HostSettings) -> Host:
+    admitted = check_isolation(
         pool.spec, driver.name, driver.strength, allow_weak=settings.allow_weak_isolation
     )
     if not admitted.served:
@@ -114,10 +116,12 @@ def _node(pool: ResolvedPool, driver: Driver, settings: NodeSettings) -> Node:
             fix="set trust: Trusted, or start the host with ETUDE_ALLOW_WEAK_ISOLATION=1",
         )
     access = pool.spec.store or StoreAccess()
-    return Node(
+    return Host(
         driver=driver,
-        sources=Sources(
-            settings.scratch, access, embedder=embedder(pool.spec.search, settings.scratch, access)
+        sources=WorkspaceSources(
+            settings.scratch,
+            access,
+            embedder=load_embedder(pool.spec.search, settings.scratch, access),
         ),
         slots=pool.spec.slots_per_replica,
         templates=admitted.served,
@@ -125,21 +129,23 @@ def _node(pool: ResolvedPool, driver: Driver, settings: NodeSettings) -> Node:
     )
 
 
-def _shelf(pool: ResolvedPool, driver: Driver) -> Shelf | None:
+def _snapshot_store(pool: ResolvedPool, driver: Driver) -> SnapshotStore | None:
     uri = pool.spec.snapshots_uri
     if uri is None:
         return None
-    return Shelf(role_inputs.store_for(uri, pool.spec.store or StoreAccess()), driver)
+    return SnapshotStore(role_inputs.store_for(uri, pool.spec.store or StoreAccess()), driver)
 
 
-async def _serve(node: Node, settings: NodeSettings, shelf: Shelf | None, kept: Ahead) -> None:
+async def _serve(
+    node: Host, settings: HostSettings, shelf: SnapshotStore | None, kept: WarmMinimum
+) -> None:
     names = (
         environments_pb2.DESCRIPTOR.services_by_name["EnvNodeService"].full_name,
         environment_access_pb2.DESCRIPTOR.services_by_name["EnvAccessService"].full_name,
         environment_state_pb2.DESCRIPTOR.services_by_name["EnvStateService"].full_name,
     )
     server = rpc_server.Server(names, settings.server.host, settings.server.port)
-    service = NodeService(node, Grader(node.driver, node.cache, node.starts))
+    service = HostService(node, Grader(node.driver, node.cache, node.start_tracker))
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(service, server.grpc_server)
     environment_access_pb2_grpc.add_EnvAccessServiceServicer_to_server(
         AccessService(node), server.grpc_server
@@ -151,13 +157,15 @@ async def _serve(node: Node, settings: NodeSettings, shelf: Shelf | None, kept: 
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
         if shelf is not None:
-            await stack.enter_async_context(shelf.swept(node.states.snapshots.quota.ttl_s))
+            await stack.enter_async_context(
+                shelf.sweep_periodically(node.states.snapshots.quota.ttl_s)
+            )
         brokers = []
         for target in settings.broker_targets:
             channel = channels.dial(target, max_backoff_ms=MAX_BACKOFF_MS)
             await stack.enter_async_context(channel)
             brokers.append(environments_pb2_grpc.EnvBrokerServiceStub(channel))
-        heartbeat = Heartbeat(node, brokers, settings.server.pod, ahead=kept)
+        heartbeat = HostHeartbeat(node, brokers, settings.server.pod, minimum=kept)
         with shutdown_signals(stop):
             await probes.start()
             await server.start()
@@ -167,6 +175,6 @@ async def _serve(node: Node, settings: NodeSettings, shelf: Shelf | None, kept: 
             await heartbeat.run(stop)
             probes.ready = False
             service.draining = heartbeat.draining = True
-            await heartbeat.beat()
+            await heartbeat.send()
             await server.stop(DRAIN_S)
             await probes.stop()

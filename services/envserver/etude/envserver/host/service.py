@@ -13,9 +13,9 @@ from etude.common import telemetry
 from etude.common.errors import InvalidFieldError, UnavailableError
 from etude.common.rpc import channels
 from etude.envserver import metrics
-from etude.envserver.host.environment import Environment
+from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.grading import MAX_JOB_BYTES, Grader
-from etude.envserver.host.host import Node
+from etude.envserver.host.host import Host
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 tracer = trace.get_tracer("etude.envserver")
@@ -24,10 +24,10 @@ _KINDS = {1: "tool", 2: "timeout", 3: "invalid"}
 
 
 @dataclass(slots=True)
-class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
+class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
     """Translates between the wire and the host."""
 
-    node: Node
+    host: Host
     grader: Grader
     draining: bool = False
 
@@ -41,7 +41,7 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
     ) -> environments_pb2.OpenEnvironmentsResponse:
         if self.draining:
             raise UnavailableError("this host is shutting down")
-        return environments_pb2.OpenEnvironmentsResponse(outcomes=await self.node.open(request))
+        return environments_pb2.OpenEnvironmentsResponse(outcomes=await self.host.open(request))
 
     @override
     async def CloseEnvironments(
@@ -51,7 +51,7 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
             environments_pb2.CloseEnvironmentsRequest, environments_pb2.CloseEnvironmentsResponse
         ],
     ) -> environments_pb2.CloseEnvironmentsResponse:
-        await self.node.close(request.lease_ids)
+        await self.host.close(request.lease_ids)
         return environments_pb2.CloseEnvironmentsResponse()
 
     @override
@@ -62,13 +62,13 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
             environments_pb2.RunTurnRequest, environments_pb2.RunTurnResponse
         ],
     ) -> environments_pb2.RunTurnResponse:
-        environment = self.node.find(request.lease_id)
+        environment = self.host.find(request.lease_id)
         environment.check_agent(request.agent_token)
         started_ns = time.time_ns()
         results = await environment.run_turn(request.calls)
         with telemetry.attached(context.invocation_metadata()):
             for call, result in zip(request.calls, results, strict=True):
-                _record(call, result, started_ns, environment.toolset.tools.keys())
+                _record_call(call, result, started_ns, environment.toolset.tools.keys())
         return environments_pb2.RunTurnResponse(results=results)
 
     @override
@@ -79,7 +79,7 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
             environments_pb2.DiffRequest, environments_pb2.DiffResponse
         ],
     ) -> AsyncIterator[environments_pb2.DiffResponse]:
-        environment = self.node.find(request.lease_id)
+        environment = self.host.find(request.lease_id)
         environment.check_control(request.control_token)
         diff = await environment.diff()
         for chunk in channels.chunks(diff.SerializeToString()):
@@ -106,18 +106,18 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
                 fork=environment,
             )
         if job.mode == environments_pb2.GRADE_MODE_FORK:
-            await self.node.states.drop_graded(environment)
+            await self.host.states.drop_graded(environment)
         metrics.grade_seconds.observe(time.monotonic() - started_s)
         return response
 
     async def _job(
         self, requests: AsyncIterator[environments_pb2.GradeRequest]
-    ) -> tuple[Environment, environments_pb2.GradeJob]:
-        environment: Environment | None = None
+    ) -> tuple[LeasedEnvironment, environments_pb2.GradeJob]:
+        environment: LeasedEnvironment | None = None
         data = bytearray()
         async for request in requests:
             if environment is None:
-                environment = self.node.find(request.lease_id)
+                environment = self.host.find(request.lease_id)
                 environment.check_control(request.control_token)
             data += request.chunk
             if len(data) > MAX_JOB_BYTES:
@@ -130,7 +130,7 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
             raise InvalidFieldError("chunk", f"the chunks are not a GradeJob: {error}") from error
 
 
-def _record(
+def _record_call(
     call: environments_pb2.ToolCall,
     result: environments_pb2.ToolResult,
     started_ns: int,

@@ -10,7 +10,7 @@ from etude.envserver.drivers.base import Driver, DriverUnavailableError, Readine
 from etude.v1 import environments_pb2
 
 
-class Ahead(NamedTuple):
+class WarmMinimum(NamedTuple):
     """Bounds for what is kept ready."""
 
     paused: Mapping[str, int]
@@ -20,11 +20,11 @@ class Ahead(NamedTuple):
     max_shells: int = MAX_SHELLS
 
 
-NOTHING = Ahead({})
+NO_MINIMUM = WarmMinimum({})
 """No minimum: brokers alone decide."""
 
 
-def ahead(spec: EnvPoolSpec, driver: Driver) -> Ahead:
+def read_minimum(spec: EnvPoolSpec, driver: Driver) -> WarmMinimum:
     """Read the bounds of a pool, on a host whose driver has started.
 
     Raises:
@@ -43,10 +43,10 @@ def ahead(spec: EnvPoolSpec, driver: Driver) -> Ahead:
             where=asked,
             fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
         )
-    return Ahead(paused, warm.shells_per_replica, warm.max_shells_per_replica)
+    return WarmMinimum(paused, warm.shells_per_replica, warm.max_shells_per_replica)
 
 
-def levels(
+def template_levels(
     readiness: Readiness, awaited: Mapping[str, int]
 ) -> list[environments_pb2.TemplateLevel]:
     """Levels of each template for a heartbeat: what is ready for future leases.
@@ -71,11 +71,11 @@ def levels(
     ]
 
 
-def wanted(
+def combined_targets(
     orders: Iterable[Sequence[environments_pb2.WarmTarget]],
     readiness: Readiness,
     awaited: Mapping[str, int],
-    ahead: Ahead = NOTHING,
+    ahead: WarmMinimum = NO_MINIMUM,
 ) -> list[Warmth]:
     """Targets of all brokers together, plus what is kept for leases that they have granted.
 

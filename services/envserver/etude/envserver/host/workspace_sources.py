@@ -22,14 +22,14 @@ CACHE_BYTES = 256 << 20
 MAX_SOURCE_BYTES = 64 << 20
 EMPTY = "empty:"
 """The URI of a workspace without files."""
-MACHINE_FILES = frozenset(
+IMAGE_FILES = frozenset(
     {"Dockerfile", ".dockerignore", "docker-compose.yaml", "docker-compose.yml"}
 )
 """Files that describe the image, next to the files of the workspace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class WorkspaceSource:
     """The first files of a workspace. Content behind a URI never changes."""
 
     uri: str
@@ -42,7 +42,7 @@ class Source:
 
 
 @dataclass(slots=True)
-class Sources:
+class WorkspaceSources:
     """The sources in use, least recently used out first."""
 
     scratch: Path
@@ -52,10 +52,10 @@ class Sources:
     cache_bytes: int = CACHE_BYTES
     embedder: "Embedder | None" = None
     """Embedder of searches, the one that the policy was trained with; None is the built-in one."""
-    _kept: OrderedDict[str, Source] = field(default_factory=OrderedDict)
-    _loading: dict[str, asyncio.Task[Source]] = field(default_factory=dict)
+    _kept: OrderedDict[str, WorkspaceSource] = field(default_factory=OrderedDict)
+    _loading: dict[str, asyncio.Task[WorkspaceSource]] = field(default_factory=dict)
 
-    async def get(self, uri: str) -> Source:
+    async def get(self, uri: str) -> WorkspaceSource:
         """The source behind a URI.
 
         Raises:
@@ -72,42 +72,42 @@ class Sources:
         self._keep(source)
         return source
 
-    def _keep(self, source: Source) -> None:
+    def _keep(self, source: WorkspaceSource) -> None:
         self._kept[source.uri] = source
         while (
             len(self._kept) > 1 and sum(s.num_bytes for s in self._kept.values()) > self.cache_bytes
         ):
             self._kept.popitem(last=False)
 
-    def _read(self, uri: str) -> Source:
+    def _read(self, uri: str) -> WorkspaceSource:
         if uri == EMPTY:
             return self._source(uri, {})
         folder = materialise(uri, self.scratch, self.access)
         if not folder.is_dir():
-            raise _refused(uri, "is not a folder")
+            raise _invalid_workspace(uri, "is not a folder")
         files = read_files(folder)
         num_bytes = sum(map(len, files.values()))
         if num_bytes > MAX_SOURCE_BYTES:
-            raise _refused(uri, f"holds {num_bytes} bytes, more than {MAX_SOURCE_BYTES}")
+            raise _invalid_workspace(uri, f"holds {num_bytes} bytes, more than {MAX_SOURCE_BYTES}")
         tree = {
             path: File(content, bool((folder / path).stat().st_mode & 0o100))
             for path, content in files.items()
-            if path not in MACHINE_FILES
+            if path not in IMAGE_FILES
         }
         return self._source(uri, tree)
 
-    def _source(self, uri: str, tree: Tree) -> Source:
+    def _source(self, uri: str, tree: Tree) -> WorkspaceSource:
         contents = {path: file.content for path, file in tree.items()}
-        return Source(
+        return WorkspaceSource(
             uri=uri,
             tree=tree,
-            key=trees.identity(tree),
+            key=trees.tree_identity(tree),
             num_bytes=sum(map(len, contents.values())),
             index=SharedIndex(contents, self.embedder),
         )
 
 
-def _refused(uri: str, what: str) -> UserError:
+def _invalid_workspace(uri: str, what: str) -> UserError:
     fix = "point the workspace at a folder of plain files"
     return UserError(Problem(reason="InvalidWorkspace", what=what, where=uri, fix=fix))
 
@@ -116,7 +116,7 @@ if TYPE_CHECKING:
     from etude.agent.search.embedders.interface import Embedder
 
 
-def embedder(search: SearchSettings, scratch: Path, access: StoreAccess) -> "Embedder | None":
+def load_embedder(search: SearchSettings, scratch: Path, access: StoreAccess) -> "Embedder | None":
     """Load the embedder that the pool names; None for the built-in one.
 
     Raises:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from etude.common.errors import Problem, UserError
 from etude.envserver.images import host_programs, oci
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.layers import Root
-from etude.envserver.images.spec import Base, DebianBase, digest
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.layers import RootFilesystem
+from etude.envserver.images.spec import DebianBase, ImageBase, digest
 
 _DEBOOTSTRAP_LIMIT_S = 3_600.0
 _LEFTOVERS = (
@@ -26,7 +26,7 @@ _FOLDERS = (
 )
 
 
-def root(base: Base, cache: Cache, say: Callable[[str], None]) -> Root:
+def make_base(base: ImageBase, cache: BuildCache, say: Callable[[str], None]) -> RootFilesystem:
     """Make the root file system of a base, unless it is cached.
 
     Raises:
@@ -43,7 +43,7 @@ def root(base: Base, cache: Cache, say: Callable[[str], None]) -> Root:
         address = digest("debian", base.debian.to_json())
     elif base.oci is not None:
         words = f"unpack {base.oci.digest}"
-        build = functools.partial(oci.unpack, Path(base.oci.layout), base.oci.digest)
+        build = functools.partial(oci.unpack_layout, Path(base.oci.layout), base.oci.digest)
         address = digest("oci", base.oci.digest)
     else:
         words, build = "busybox", _busybox
@@ -58,7 +58,7 @@ def root(base: Base, cache: Cache, say: Callable[[str], None]) -> Root:
         _finish(tree)
 
     cache.entry("rootfs", address, fill)
-    return Root(cache=cache, address=address, layers=(f"rootfs/{address}/tree",))
+    return RootFilesystem(cache=cache, address=address, layers=(f"rootfs/{address}/tree",))
 
 
 def _debian(base: DebianBase, tree: Path) -> None:
@@ -66,16 +66,18 @@ def _debian(base: DebianBase, tree: Path) -> None:
     if base.packages:
         words.append(f"--include={','.join(base.packages)}")
     words += [base.suite, str(tree), base.mirror]
-    host_programs.run(words, what="debootstrap", cwd=tree.parent, timeout_s=_DEBOOTSTRAP_LIMIT_S)
+    host_programs.run_program(
+        words, what="debootstrap", cwd=tree.parent, timeout_s=_DEBOOTSTRAP_LIMIT_S
+    )
 
 
 def _busybox_version() -> str:
-    path = Path(host_programs.find("busybox"))
+    path = Path(host_programs.find_program("busybox"))
     return digest(path.read_bytes().hex())
 
 
 def _busybox(tree: Path) -> None:
-    source = host_programs.find("busybox")
+    source = host_programs.find_program("busybox")
     for name in _FOLDERS:
         (tree / name).mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, tree / "bin/busybox")

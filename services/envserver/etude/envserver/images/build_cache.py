@@ -12,7 +12,7 @@ from pathlib import Path
 _PARTIAL = "partial"
 
 
-class Cache:
+class BuildCache:
     """Entries are complete or absent, also after kill -9 and with concurrent builders."""
 
     def __init__(self, root: Path) -> None:

@@ -9,24 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from etude.envserver.images import base_filesystem, guest_kernel, host_programs
-from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import FILES, MANIFEST, UPPER
 from etude.envserver.images.initramfs import AGENT, INIT, SERVICES, initramfs
-from etude.envserver.images.layers import Root
+from etude.envserver.images.layers import RootFilesystem
 from etude.envserver.images.setup_step import PlacedFile
-from etude.envserver.images.spec import Disk, File, ImageSpec, digest
+from etude.envserver.images.spec import Disk, ImageFile, ImageSpec, digest
 
 _MKE2FS_LIMIT_S = 300.0
 
 
-def address_of(spec: ImageSpec, agent: Path) -> str:
+def image_address(spec: ImageSpec, agent: Path) -> str:
     """Address of the image of a spec with this agent."""
     made_of = [spec.to_json(), hashlib.sha256(agent.read_bytes()).hexdigest(), INIT]
     return digest("image", *made_of, guest_kernel.MODULES)
 
 
-def fill(
-    spec: ImageSpec, agent: Path, cache: Cache, say: Callable[[str], None], folder: Path
+def fill_image(
+    spec: ImageSpec, agent: Path, cache: BuildCache, say: Callable[[str], None], folder: Path
 ) -> None:
     """Write an image into an empty folder.
 
@@ -48,19 +48,21 @@ def fill(
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
-def _add_kernel(package: str, cache: Cache, say: Callable[[str], None], folder: Path) -> None:
+def _add_kernel(package: str, cache: BuildCache, say: Callable[[str], None], folder: Path) -> None:
     address = digest("kernel", package, guest_kernel.MODULES)
     if cache.find("kernels", address) is None:
         say(f"kernel: download {package} …")
-    found = cache.entry("kernels", address, functools.partial(guest_kernel.fetch, package))
+    found = cache.entry("kernels", address, functools.partial(guest_kernel.fetch_kernel, package))
     shutil.copyfile(found / "vmlinuz", folder / "vmlinuz")
-    busybox = Path(host_programs.find("busybox")).read_bytes()
+    busybox = Path(host_programs.find_program("busybox")).read_bytes()
     packed = initramfs(busybox=busybox, modules=found / "modules")
     (folder / "initramfs.gz").write_bytes(packed)
 
 
-def _root(spec: ImageSpec, agent: Path, cache: Cache, say: Callable[[str], None]) -> Root:
-    root = base_filesystem.root(spec.base, cache, say)
+def _root(
+    spec: ImageSpec, agent: Path, cache: BuildCache, say: Callable[[str], None]
+) -> RootFilesystem:
+    root = base_filesystem.make_base(spec.base, cache, say)
     with cache.scratch() as scratch:
         root = root.with_files(
             [_written(file, scratch / str(number)) for number, file in enumerate(_files(spec))]
@@ -73,16 +75,16 @@ def _root(spec: ImageSpec, agent: Path, cache: Cache, say: Callable[[str], None]
     return root.with_files([PlacedFile(source=str(agent.resolve()), path=AGENT, mode=0o755)])
 
 
-def _files(spec: ImageSpec) -> list[File]:
+def _files(spec: ImageSpec) -> list[ImageFile]:
     """The spec's files, and the script that starts its services."""
     if not spec.services:
         return list(spec.files)
     # A shell each: settings of one do not reach the next.
     scripts = [f"/bin/sh -e -c {shlex.quote(service.start)}\n" for service in spec.services]
-    return [*spec.files, File(path=SERVICES, text="".join(scripts), mode="0700")]
+    return [*spec.files, ImageFile(path=SERVICES, text="".join(scripts), mode="0700")]
 
 
-def _written(file: File, source: Path) -> PlacedFile:
+def _written(file: ImageFile, source: Path) -> PlacedFile:
     source.write_bytes(file.text.encode())
     return PlacedFile(source=str(source), path=file.path, mode=int(file.mode, 8))
 
@@ -92,7 +94,7 @@ def _make_disk(disk: Disk, path: Path) -> None:
         file.truncate(disk.size_mib << 20)
     # A clone's disk is thrown away with it, so a journal would only cost writes.
     words = ("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", str(path))
-    host_programs.run(words, what="disk", cwd=path.parent, timeout_s=_MKE2FS_LIMIT_S)
+    host_programs.run_program(words, what="disk", cwd=path.parent, timeout_s=_MKE2FS_LIMIT_S)
 
 
 def _sha256(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etude.common.errors import CorruptError
-from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.build_cache import BuildCache
 
 if TYPE_CHECKING:
     from etude.envserver.images.spec import ImageSpec
@@ -20,7 +20,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class BuiltImage:
     """A built image: the immutable files that a guest boots."""
 
     folder: Path
@@ -54,8 +54,12 @@ class Image:
 
 
 def build(
-    spec: "ImageSpec", *, agent: Path, cache: Cache, say: Callable[[str], None] = lambda _: None
-) -> Image:
+    spec: "ImageSpec",
+    *,
+    agent: Path,
+    cache: BuildCache,
+    say: Callable[[str], None] = lambda _: None,
+) -> BuiltImage:
     """Build the image of a spec, unless it is cached.
 
     Args:
@@ -70,15 +74,15 @@ def build(
     # What makes an image reads archives and YAML; a node, which starts often, makes none.
     from etude.envserver.images import builder  # noqa: PLC0415
 
-    address = builder.address_of(spec, agent)
+    address = builder.image_address(spec, agent)
     found = cache.find("images", address)
     if found is None:
-        fill = functools.partial(builder.fill, spec, agent, cache, say)
+        fill = functools.partial(builder.fill_image, spec, agent, cache, say)
         found = cache.entry("images", address, fill)
-    return read(found)
+    return read_image(found)
 
 
-def read(folder: Path) -> Image:
+def read_image(folder: Path) -> BuiltImage:
     """Read the image in a folder of the cache.
 
     Raises:
@@ -92,7 +96,7 @@ def read(folder: Path) -> Image:
         has_services = bool(found.get("spec", {}).get("services"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as cause:
         raise CorruptError(f"{path}: {cause}; remove the folder and build again") from cause
-    return Image(
+    return BuiltImage(
         folder=folder,
         name=str(name),
         address=folder.name,
@@ -101,7 +105,7 @@ def read(folder: Path) -> Image:
     )
 
 
-def images(cache: Cache, kind: str = "images") -> list[Image]:
+def list_images(cache: BuildCache, kind: str = "images") -> list[BuiltImage]:
     """List the images of a kind in the cache, oldest first, without those removed meanwhile.
 
     Raises:
@@ -110,14 +114,14 @@ def images(cache: Cache, kind: str = "images") -> list[Image]:
     found = []
     for folder in cache.entries(kind):
         try:
-            found.append(read(folder))
+            found.append(read_image(folder))
         except CorruptError:
             if folder.is_dir():
                 raise
     return found
 
 
-def newest(name: str, cache: Cache) -> Image | None:
+def newest_image(name: str, cache: BuildCache) -> BuiltImage | None:
     """The newest image of this name or address."""
-    fitting = [each for each in images(cache) if name in {each.name, each.address}]
+    fitting = [each for each in list_images(cache) if name in {each.name, each.address}]
     return fitting[-1] if fitting else None

@@ -17,12 +17,12 @@ from etude.common.run_folder.state import images_folder
 from etude.envserver import exit_codes
 from etude.envserver.images import built_image as builder
 from etude.envserver.images import command_removal, image_store
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.images.spec import read_spec
 
 
-def agent_of(given: Path | None, environment: Mapping[str, str], home: Path) -> Path:
+def find_agent(given: Path | None, environment: Mapping[str, str], home: Path) -> Path:
     """Find the guest's agent: the given one, $ETUDE_GUEST, or the one that was built last.
 
     Raises:
@@ -41,7 +41,7 @@ def agent_of(given: Path | None, environment: Mapping[str, str], home: Path) -> 
 def main(arguments: Sequence[str]) -> int:
     """Build an image, list what was built, push one, or remove some."""
     given = _parser().parse_args(arguments)
-    cache = Cache(given.cache or images_folder())
+    cache = BuildCache(given.cache or images_folder())
     try:
         match given.verb:
             case "build":
@@ -53,11 +53,11 @@ def main(arguments: Sequence[str]) -> int:
             case _:
                 _list(cache, as_json=given.json)
     except (UserError, OSError) as error:
-        return exit_codes.explain(error)
+        return exit_codes.report_error(error)
     except StoreError as error:
         fix = "check the URL, --endpoint and the AWS_… variables: etude storage check URL"
         where = getattr(given, "url", None) or given.image
-        return exit_codes.explain(UserError(Problem("Unreachable", str(error), where, fix)))
+        return exit_codes.report_error(UserError(Problem("Unreachable", str(error), where, fix)))
     except CorruptError as error:
         sys.stderr.write(f"{error}\n")
         return exit_codes.NO
@@ -82,26 +82,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _build(given: argparse.Namespace, cache: Cache) -> None:
-    say = _teller()
-    agent = agent_of(given.agent, os.environ, Path.home())
+def _build(given: argparse.Namespace, cache: BuildCache) -> None:
+    say = _progress_printer()
+    agent = find_agent(given.agent, os.environ, Path.home())
     image = builder.build(read_spec(given.spec), agent=agent, cache=cache, say=say)
     say(f"{image.name}: {_mib(image):.0f} MiB")
     sys.stdout.write(f"{image.folder}\n")
 
 
-def _push(given: argparse.Namespace, cache: Cache) -> None:
-    image = builder.newest(given.image, cache)
+def _push(given: argparse.Namespace, cache: BuildCache) -> None:
+    image = builder.newest_image(given.image, cache)
     if image is None:
         fix = "build it first: etude images build SPEC; etude images ls shows what there is"
         raise UserError(Problem("NotFound", "is not an image in the cache", given.image, fix))
     store = open_store(given.url, endpoint=given.endpoint, region=given.region)
-    name = image_store.push(image, store, _teller())
+    name = image_store.push_image(image, store, _progress_printer())
     sys.stdout.write(f"{given.url.rstrip('/')}/{name}\n")
 
 
-def _list(cache: Cache, *, as_json: bool) -> None:
-    for image in builder.images(cache):
+def _list(cache: BuildCache, *, as_json: bool) -> None:
+    for image in builder.list_images(cache):
         built_s = image.folder.stat().st_mtime
         if as_json:
             row = {"name": image.name, "address": image.address, "folder": str(image.folder)}
@@ -111,7 +111,7 @@ def _list(cache: Cache, *, as_json: bool) -> None:
         sys.stdout.write(f"{image.name:24} {image.address}  {_mib(image):6.0f} MiB  {built}\n")
 
 
-def _teller() -> Callable[[str], None]:
+def _progress_printer() -> Callable[[str], None]:
     """Make a function that prints progress with the time."""
     began_s = time.monotonic()
 
@@ -122,7 +122,7 @@ def _teller() -> Callable[[str], None]:
     return say
 
 
-def _mib(image: Image) -> float:
+def _mib(image: BuiltImage) -> float:
     """Disk space of the image: an empty file system is mostly holes."""
     return sum((image.folder / name).stat().st_blocks for name in image.files) / 2048
 

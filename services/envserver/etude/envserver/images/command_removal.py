@@ -11,8 +11,8 @@ from etude.common.blobs import Store, open_store
 from etude.common.errors import Problem, UserError
 from etude.common.store_urls import bucket_of
 from etude.envserver.images import image_references, removal
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.removal import Kept
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.removal import StoredImage
 
 VERBS = ("rm", "prune")
 DAY_S = 86_400.0
@@ -45,29 +45,29 @@ def add_verbs(verbs: Verbs) -> list[argparse.ArgumentParser]:
     return [rm, prune]
 
 
-def run(given: argparse.Namespace, cache: Cache) -> int:
+def run(given: argparse.Namespace, cache: BuildCache) -> int:
     """Remove images, and print the outcome of each.
 
     Raises:
         UserError: an image is in use, or there is none.
         StoreError: the store failed.
     """
-    image, url = _wanted(given)
+    image, url = _parse_target(given)
     if url is not None and not given.pools:
         raise UserError(_UNKNOWN_USE)
-    named = image_references.named(given.pools)
+    named = image_references.named_images(given.pools)
     store = None if url is None else open_store(url, endpoint=given.endpoint, region=given.region)
-    kept = removal.here(cache) if store is None else removal.there(store)
+    kept = removal.list_cached(cache) if store is None else removal.list_stored(store)
     if image is None:
         before_s = time.time() - DAY_S * given.older_than
         going = removal.prunable(kept, named, before_s=before_s)
     else:
-        going = removal.chosen(kept, image, named, url=url)
+        going = removal.select_removable(kept, image, named, url=url)
     if given.dry_run:
         sys.stdout.write("".join(f"would remove {_row(each)}\n" for each in going))
         return 0
     is_held = False
-    for each, is_gone in _removed(cache, store, going):
+    for each, is_gone in _remove(cache, store, going):
         is_held = is_held or not is_gone
         sys.stdout.write(f"{'removed' if is_gone else 'in use, kept'} {_row(each)}\n")
     if is_held and image is not None:
@@ -76,24 +76,28 @@ def run(given: argparse.Namespace, cache: Cache) -> int:
     return 0
 
 
-class _Wanted(NamedTuple):
+class _RemovalTarget(NamedTuple):
     image: str | None
     """None: all that may be removed."""
     url: str | None
     """Folder of a store; None: the cache."""
 
 
-def _wanted(given: argparse.Namespace) -> _Wanted:
+def _parse_target(given: argparse.Namespace) -> _RemovalTarget:
     """Parse the images to remove.
 
     Raises:
         UserError: the URL is not a bucket's; a local folder may hold anything else.
     """
     if given.verb == "prune":
-        return _Wanted(None, None if given.url is None else _bucket(given.url, "URL"))
+        return _RemovalTarget(None, None if given.url is None else _bucket(given.url, "URL"))
     prefix, _, image = given.image.rpartition("/")
     is_here = "://" not in given.image
-    return _Wanted(given.image, None) if is_here else _Wanted(image, _bucket(prefix, "IMAGE"))
+    return (
+        _RemovalTarget(given.image, None)
+        if is_here
+        else _RemovalTarget(image, _bucket(prefix, "IMAGE"))
+    )
 
 
 def _bucket(url: str, argument: str) -> str:
@@ -110,13 +114,13 @@ def _bucket(url: str, argument: str) -> str:
     return url
 
 
-def _removed(
-    cache: Cache, store: Store | None, going: Sequence[Kept]
-) -> Iterator[tuple[Kept, bool]]:
+def _remove(
+    cache: BuildCache, store: Store | None, going: Sequence[StoredImage]
+) -> Iterator[tuple[StoredImage, bool]]:
     if store is None:
-        return removal.remove_here(cache, going)
-    return removal.remove_there(store, going)
+        return removal.remove_cached(cache, going)
+    return removal.remove_stored(store, going)
 
 
-def _row(each: Kept) -> str:
+def _row(each: StoredImage) -> str:
     return f"{each.name or '-':24} {each.address}  {each.num_bytes / 2**20:6.0f} MiB"

@@ -23,10 +23,10 @@ from etude.envserver.drivers.vm.jail import KVM, jail_with_kvm
 from etude.envserver.drivers.vm.qemu import kvm_probe
 from etude.envserver.drivers.vm.qemu.command_line import Machine
 from etude.envserver.images import built_image as builder
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.built_image import Image
-from etude.envserver.images.command import agent_of
-from etude.envserver.images.spec import Base, DebianBase, File, ImageSpec
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.built_image import BuiltImage
+from etude.envserver.images.command import find_agent
+from etude.envserver.images.spec import DebianBase, ImageBase, ImageFile, ImageSpec
 from etude.envserver.isolation.sandbox_layout import TOOLS
 
 NAME = "demo"
@@ -37,10 +37,10 @@ def spec() -> ImageSpec:
     command = PYTEST.format(python="/usr/bin/python3", tools=TOOLS)
     return ImageSpec(
         name=NAME,
-        base=Base(debian=DebianBase(packages=("python3", "ripgrep"))),
+        base=ImageBase(debian=DebianBase(packages=("python3", "ripgrep"))),
         files=(
-            File(path=f"{TOOLS}/bin/pytest", text=command, mode="0755"),
-            File(path=f"{TOOLS}/lib/minitest.py", text=Path(minitest.__file__).read_text()),
+            ImageFile(path=f"{TOOLS}/bin/pytest", text=command, mode="0755"),
+            ImageFile(path=f"{TOOLS}/lib/minitest.py", text=Path(minitest.__file__).read_text()),
         ),
     )
 
@@ -55,18 +55,18 @@ def main(arguments: Sequence[str]) -> int:
     if given.only_with_kvm and not os.access(KVM, os.R_OK | os.W_OK):
         return _answer("", "tcg", f"{KVM} cannot be opened")
     try:
-        agent = agent_of(None, os.environ, Path.home())
-        image = builder.build(spec(), agent=agent, cache=Cache(images_folder()), say=_say)
+        agent = find_agent(None, os.environ, Path.home())
+        image = builder.build(spec(), agent=agent, cache=BuildCache(images_folder()), say=_say)
         verdict = asyncio.run(_verdict(image))
     except (UserError, OSError) as error:
-        return exit_codes.explain(error)
+        return exit_codes.report_error(error)
     except VmmError as error:
         sys.stderr.write(f"{error}\n")
         return exit_codes.NO
     return _answer(image.address, "kvm" if verdict.works else "tcg", verdict.why)
 
 
-async def _verdict(image: Image) -> kvm_probe.Verdict:
+async def _verdict(image: BuiltImage) -> kvm_probe.Verdict:
     with tempfile.TemporaryDirectory(prefix="etude-probe-") as scratch:
         machine = Machine(tsc_khz=host_cpu.host_tsc_khz())
         return await kvm_probe.kvm(image, machine, jail=jail_with_kvm(), scratch=Path(scratch))

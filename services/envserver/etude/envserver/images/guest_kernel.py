@@ -20,7 +20,7 @@ _MAX_HOPS = 3
 """A meta package names the package of one kernel version, which may be named by another."""
 
 
-def fetch(package: str, target: Path) -> None:
+def fetch_kernel(package: str, target: Path) -> None:
     """Fill a folder with `vmlinuz` and the modules of a Debian kernel package.
 
     Raises:
@@ -31,7 +31,7 @@ def fetch(package: str, target: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
         archive = _download(package, work)
         words = ("dpkg-deb", "-x", str(archive), str(work / "tree"))
-        host_programs.run(words, what=package, cwd=work, timeout_s=_UNPACK_LIMIT_S)
+        host_programs.run_program(words, what=package, cwd=work, timeout_s=_UNPACK_LIMIT_S)
         if found := sorted((work / "tree" / "boot").glob("vmlinuz-*")):
             _keep(package, found[-1], work / "tree", target)
             shutil.rmtree(work)
@@ -44,14 +44,14 @@ def _download(package: str, folder: Path) -> Path:
     folder.mkdir()
     # apt's own user could not write into a private folder.
     words = ("apt-get", "-o", "APT::Sandbox::User=root", "-qq", "download", package)
-    host_programs.run(words, what=package, cwd=folder, timeout_s=_DOWNLOAD_LIMIT_S)
+    host_programs.run_program(words, what=package, cwd=folder, timeout_s=_DOWNLOAD_LIMIT_S)
     (archive,) = folder.glob("*.deb")
     return archive
 
 
 def _named_by(package: str, archive: Path) -> str:
     words = ("dpkg-deb", "-f", str(archive), "Depends")
-    depends = host_programs.run(
+    depends = host_programs.run_program(
         words, what=package, cwd=archive.parent, timeout_s=_UNPACK_LIMIT_S
     ).strip()
     names = [each.split()[0] for each in depends.split(",") if each.strip()]

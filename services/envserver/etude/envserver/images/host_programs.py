@@ -20,7 +20,7 @@ _PACKAGES = {
 """Debian package of each program."""
 
 
-def find(program: str) -> str:
+def find_program(program: str) -> str:
     """Find a program.
 
     Raises:
@@ -34,13 +34,13 @@ def find(program: str) -> str:
     return found
 
 
-def run(words: Sequence[str], *, what: str, cwd: Path, timeout_s: float) -> str:
+def run_program(words: Sequence[str], *, what: str, cwd: Path, timeout_s: float) -> str:
     """Run a program to its end; returns its stdout.
 
     Raises:
         UserError: it failed or took too long; the message ends with its last words.
     """
-    command = (find(words[0]), *words[1:])
+    command = (find_program(words[0]), *words[1:])
     try:
         done = subprocess.run(
             command,
@@ -52,16 +52,18 @@ def run(words: Sequence[str], *, what: str, cwd: Path, timeout_s: float) -> str:
         )
     except subprocess.TimeoutExpired as cause:
         raise UserError(
-            failed(what, f"took longer than {timeout_s:.0f} s", cause.output or b"")
+            build_failure(what, f"took longer than {timeout_s:.0f} s", cause.output or b"")
         ) from cause
     if done.returncode != 0:
         raise UserError(
-            failed(what, f"{words[0]} ended with {done.returncode}", done.stdout + done.stderr)
+            build_failure(
+                what, f"{words[0]} ended with {done.returncode}", done.stdout + done.stderr
+            )
         )
     return done.stdout.decode(errors="replace")
 
 
-def failed(what: str, how: str, output: bytes) -> Problem:
+def build_failure(what: str, how: str, output: bytes) -> Problem:
     """Describe the failure of a part of a build."""
     tail = output.decode(errors="replace")[-_TAIL_CHARACTERS:].strip()
     return Problem("BuildFailed", f"{how}\n{tail}", what, "repair what it names")

@@ -13,7 +13,7 @@ _KINDS = ("EnvPool", "RLRun")
 _FIX = "give manifests: kubectl get envp,rlr -A -o yaml > pools.yaml"
 
 
-def named(files: Sequence[Path]) -> frozenset[str]:
+def named_images(files: Sequence[Path]) -> frozenset[str]:
     """Images that the templates of pools and runs in some files name.
 
     Lists are taken as `kubectl get envp,rlr -A -o yaml` prints them.

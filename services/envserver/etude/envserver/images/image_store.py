@@ -12,8 +12,14 @@ from etude.common.blobs import Store
 from etude.common.blobs.store import MissingError
 from etude.common.errors import CorruptError
 from etude.envserver.images import built_image
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.built_image import FILES, MANIFEST, MAX_MANIFEST_BYTES, UPPER, Image
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.built_image import (
+    FILES,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    UPPER,
+    BuiltImage,
+)
 
 KIND = "fetched"
 """Folder of fetched images in the cache."""
@@ -23,7 +29,7 @@ _MAX_FILE_BYTES = 64 << 30
 _KNOWN = frozenset({*FILES, UPPER})
 
 
-def reference(image: Image) -> str:
+def image_reference(image: BuiltImage) -> str:
     """Name of an image in a store: 32 digits of the SHA-256 of its manifest.
 
     The manifest has the SHA-256 of every file, so the name verifies the content.
@@ -36,7 +42,7 @@ def is_reference(name: str) -> bool:
     return _REFERENCE.fullmatch(name) is not None
 
 
-def push(image: Image, store: Store, say: Callable[[str], None]) -> str:
+def push_image(image: BuiltImage, store: Store, say: Callable[[str], None]) -> str:
     """Upload an image under its reference, skipping present files; returns the reference.
 
     The manifest comes last: without it there is no image.
@@ -44,7 +50,7 @@ def push(image: Image, store: Store, say: Callable[[str], None]) -> str:
     Raises:
         StoreError: the store failed.
     """
-    name = reference(image)
+    name = image_reference(image)
     for file in image.files:
         key = f"{name}/{file}"
         size = (image.folder / file).stat().st_size
@@ -56,14 +62,14 @@ def push(image: Image, store: Store, say: Callable[[str], None]) -> str:
     return name
 
 
-def fetch(name: str, store: Store, cache: Cache) -> Image:
+def fetch_image(name: str, store: Store, cache: BuildCache) -> BuiltImage:
     """Fetch the image of a reference from the store, unless it is cached.
 
     Raises:
         CorruptError: the store holds something else under this name, or only a part.
         StoreError: the store failed.
     """
-    return built_image.read(cache.entry(KIND, name, functools.partial(_fill, name, store)))
+    return built_image.read_image(cache.entry(KIND, name, functools.partial(_fill, name, store)))
 
 
 def _fill(name: str, store: Store, folder: Path) -> None:

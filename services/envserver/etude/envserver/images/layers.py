@@ -15,53 +15,53 @@ from typing import NamedTuple
 
 from etude.common.errors import UserError
 from etude.envserver.images import host_programs
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.setup_step import Job, PlacedFile
-from etude.envserver.images.spec import Step, digest
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.setup_step import PlacedFile, SetupJob
+from etude.envserver.images.spec import SetupStep, digest
 
 _FILES_LIMIT_S, _PACK_LIMIT_S = 120.0, 1_800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
+class RootFilesystem:
     """A root file system in the cache."""
 
-    cache: Cache
+    cache: BuildCache
     address: str
     """Digest of its inputs."""
     layers: tuple[str, ...]
     """Folders relative to the cache's, the topmost first."""
 
-    def with_files(self, files: Sequence[PlacedFile]) -> "Root":
+    def with_files(self, files: Sequence[PlacedFile]) -> "RootFilesystem":
         """Add files of the host."""
         if not files:
             return self
         made_of = [[file.path, file.mode, _sha256(Path(file.source))] for file in files]
 
-        def make(folder: Path) -> Job:
+        def make(folder: Path) -> SetupJob:
             return dataclasses.replace(self._job(folder), files=tuple(files))
 
         address = digest(self.address, "files", made_of)
-        return self._layer(address, make, _How("files", _FILES_LIMIT_S))
+        return self._layer(address, make, _JobDescription("files", _FILES_LIMIT_S))
 
-    def with_step(self, step: Step) -> "Root":
+    def with_step(self, step: SetupStep) -> "RootFilesystem":
         """Run a setup command.
 
         Raises:
             UserError: the command failed, or took longer than it may.
         """
 
-        def make(folder: Path) -> Job:
+        def make(folder: Path) -> SetupJob:
             return dataclasses.replace(self._job(folder), script=step.run, network=step.network)
 
-        how = _How(f"setup: {step.run[:200]}", float(step.timeout_seconds))
+        how = _JobDescription(f"setup: {step.run[:200]}", float(step.timeout_seconds))
         return self._layer(self._address(step), make, how)
 
-    def is_kept(self, step: Step) -> bool:
+    def is_kept(self, step: SetupStep) -> bool:
         """True if `with_step` finds its result in the cache."""
         return self.cache.find("layers", self._address(step)) is not None
 
-    def _address(self, step: Step) -> str:
+    def _address(self, step: SetupStep) -> str:
         return digest(self.address, "step", step.run, step.network)
 
     def pack(self, target: Path) -> None:
@@ -72,7 +72,7 @@ class Root:
         """
         # lz4: the guest unpacks it with emulated instructions; zstd is a third smaller and slower.
         words = ("-comp", "lz4", "-noappend", "-quiet", "-no-progress", "-mkfs-time", "0")
-        program = host_programs.find("mksquashfs")
+        program = host_programs.find_program("mksquashfs")
         with self.cache.scratch() as scratch:
             merged = scratch / "merged"
             merged.mkdir()
@@ -80,13 +80,19 @@ class Root:
                 # The kernel lays no single folder over nothing.
                 source = str(self.cache.root / self.layers[0])
                 command = ("mksquashfs", source, str(target), *words)
-                host_programs.run(command, what="squashfs", cwd=scratch, timeout_s=_PACK_LIMIT_S)
+                host_programs.run_program(
+                    command, what="squashfs", cwd=scratch, timeout_s=_PACK_LIMIT_S
+                )
                 return
             outside = (program, str(merged), str(target), *words)
-            job = Job(layers=self.layers, upper="", work="", merged=str(merged), outside=outside)
-            _run(job, self.cache.root, _How("squashfs", _PACK_LIMIT_S))
+            job = SetupJob(
+                layers=self.layers, upper="", work="", merged=str(merged), outside=outside
+            )
+            _run(job, self.cache.root, _JobDescription("squashfs", _PACK_LIMIT_S))
 
-    def _layer(self, address: str, make: Callable[[Path], Job], how: "_How") -> "Root":
+    def _layer(
+        self, address: str, make: Callable[[Path], SetupJob], how: "_JobDescription"
+    ) -> "RootFilesystem":
         def build(folder: Path) -> None:
             for name in ("upper", "work", "merged"):
                 (folder / name).mkdir()
@@ -98,21 +104,21 @@ class Root:
 
         self.cache.entry("layers", address, build)
         layers = (f"layers/{address}/upper", *self.layers)
-        return Root(cache=self.cache, address=address, layers=layers)
+        return RootFilesystem(cache=self.cache, address=address, layers=layers)
 
-    def _job(self, folder: Path) -> Job:
+    def _job(self, folder: Path) -> SetupJob:
         upper, work, merged = (str(folder / name) for name in ("upper", "work", "merged"))
-        return Job(layers=self.layers, upper=upper, work=work, merged=merged)
+        return SetupJob(layers=self.layers, upper=upper, work=work, merged=merged)
 
 
-class _How(NamedTuple):
+class _JobDescription(NamedTuple):
     """Name of a job in errors, and its time limit."""
 
     what: str
     timeout_s: float
 
 
-def _run(job: Job, cwd: Path, how: _How) -> None:
+def _run(job: SetupJob, cwd: Path, how: _JobDescription) -> None:
     """Run a job in a process of its own.
 
     Raises:
@@ -135,11 +141,13 @@ def _run(job: Job, cwd: Path, how: _How) -> None:
         process.wait()
         if isinstance(cause, subprocess.TimeoutExpired):
             took = f"took longer than {how.timeout_s:.0f} s"
-            raise UserError(host_programs.failed(how.what, took, cause.output or b"")) from cause
+            raise UserError(
+                host_programs.build_failure(how.what, took, cause.output or b"")
+            ) from cause
         raise
     if process.returncode != 0:
         ended = f"ended with {process.returncode}"
-        raise UserError(host_programs.failed(how.what, ended, output))
+        raise UserError(host_programs.build_failure(how.what, ended, output))
 
 
 def _sha256(path: Path) -> str:

@@ -27,7 +27,7 @@ _IMAGE_MANIFESTS = {
 }
 
 
-def unpack(layout: Path, digest: str, tree: Path) -> None:
+def unpack_layout(layout: Path, digest: str, tree: Path) -> None:
     """Fill a folder with the layers of one manifest, each checked against its digest.
 
     Raises:
@@ -41,7 +41,7 @@ def unpack(layout: Path, digest: str, tree: Path) -> None:
     for number, layer in enumerate(layers):
         match layer:
             case {"digest": str(name), "mediaType": str(kind)}:
-                left -= _lay(_blob(layout, name), kind, tree, left)
+                left -= _apply_layer(_blob(layout, name), kind, tree, left)
             case _:
                 raise UserError(
                     _bad(layout, f"{digest}: layers.{number}: lacks digest or mediaType")
@@ -77,7 +77,7 @@ def _blob(layout: Path, digest: str) -> Path:
     return path
 
 
-def _lay(blob: Path, kind: str, tree: Path, limit_bytes: int) -> int:
+def _apply_layer(blob: Path, kind: str, tree: Path, limit_bytes: int) -> int:
     """Apply one layer to the tree; returns its size in bytes.
 
     Raises:
@@ -85,7 +85,7 @@ def _lay(blob: Path, kind: str, tree: Path, limit_bytes: int) -> int:
     """
     size = 0
     try:
-        with _opened(blob, kind) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        with _open_layer(blob, kind) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 size += member.size
                 if size > limit_bytes:
@@ -97,7 +97,7 @@ def _lay(blob: Path, kind: str, tree: Path, limit_bytes: int) -> int:
 
 
 @contextlib.contextmanager
-def _opened(blob: Path, kind: str) -> Iterator[IO[bytes]]:
+def _open_layer(blob: Path, kind: str) -> Iterator[IO[bytes]]:
     with contextlib.ExitStack() as stack:
         stream: IO[bytes] = stack.enter_context(blob.open("rb"))
         if kind.endswith("+zstd"):

@@ -8,15 +8,15 @@ from pathlib import Path
 from etude.common.blobs import Store
 from etude.common.errors import Problem, UserError
 from etude.envserver.images import built_image, image_store
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.built_image import MANIFEST, Image
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.built_image import MANIFEST, BuiltImage
 
 KINDS = ("images", image_store.KIND)
 """Folders of the cache: built images, and fetched ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredImage:
     """One image, in the cache or a store."""
 
     kind: str
@@ -35,17 +35,21 @@ class Kept:
         return self.address in found or (self.is_newest and self.name in found)
 
 
-def here(cache: Cache) -> list[Kept]:
+def list_cached(cache: BuildCache) -> list[StoredImage]:
     """List the images of a cache, oldest first in each folder."""
-    return [each for kind in KINDS for each in _kept(built_image.images(cache, kind), kind)]
+    return [
+        each
+        for kind in KINDS
+        for each in _present_images(built_image.list_images(cache, kind), kind)
+    ]
 
 
-def _kept(found: Sequence[Image], kind: str) -> Iterator[Kept]:
+def _present_images(found: Sequence[BuiltImage], kind: str) -> Iterator[StoredImage]:
     """Images of one listing that still exist."""
     newest = {image.name: image.address for image in found if kind == "images"}
     for image in found:
         with contextlib.suppress(FileNotFoundError):
-            yield Kept(
+            yield StoredImage(
                 kind=kind,
                 name=image.name,
                 address=image.address,
@@ -55,7 +59,7 @@ def _kept(found: Sequence[Image], kind: str) -> Iterator[Kept]:
             )
 
 
-def there(store: Store) -> list[Kept]:
+def list_stored(store: Store) -> list[StoredImage]:
     """List the images of a store's folder, incomplete ones too."""
     sizes: dict[str, int] = {}
     changed_s: dict[str, float] = {}
@@ -65,12 +69,14 @@ def there(store: Store) -> list[Kept]:
             sizes[address] = sizes.get(address, 0) + info.size
             changed_s[address] = max(changed_s.get(address, 0.0), info.modified_s)
     return [
-        Kept(kind="", name="", address=each, num_bytes=size, changed_s=changed_s[each])
+        StoredImage(kind="", name="", address=each, num_bytes=size, changed_s=changed_s[each])
         for each, size in sorted(sizes.items())
     ]
 
 
-def prunable(kept: Iterable[Kept], references: Collection[str], *, before_s: float) -> list[Kept]:
+def prunable(
+    kept: Iterable[StoredImage], references: Collection[str], *, before_s: float
+) -> list[StoredImage]:
     """Old images that no template names, by address or as the newest of a name.
 
     The newest image of each name stays, named or not: it is what a build would make again.
@@ -82,9 +88,9 @@ def prunable(kept: Iterable[Kept], references: Collection[str], *, before_s: flo
     ]
 
 
-def chosen(
-    kept: Sequence[Kept], image: str, references: Collection[str], *, url: str | None = None
-) -> list[Kept]:
+def select_removable(
+    kept: Sequence[StoredImage], image: str, references: Collection[str], *, url: str | None = None
+) -> list[StoredImage]:
     """Select the images of a name or address for removal.
 
     Args:
@@ -110,13 +116,15 @@ def chosen(
     return found
 
 
-def remove_here(cache: Cache, going: Iterable[Kept]) -> Iterator[tuple[Kept, bool]]:
+def remove_cached(
+    cache: BuildCache, going: Iterable[StoredImage]
+) -> Iterator[tuple[StoredImage, bool]]:
     """Remove images; yields each with True if removed: an image that a host boots stays."""
     for each in going:
         yield each, cache.remove(each.kind, each.address)
 
 
-def remove_there(store: Store, going: Iterable[Kept]) -> Iterator[tuple[Kept, bool]]:
+def remove_stored(store: Store, going: Iterable[StoredImage]) -> Iterator[tuple[StoredImage, bool]]:
     """Remove images from a store: first the manifests, without which the rest is no image."""
     for each in going:
         keys = [info.key for info in store.list(f"{each.address}/")]

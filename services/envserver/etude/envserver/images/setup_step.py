@@ -45,7 +45,7 @@ class PlacedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SetupJob:
     """One command; folders are relative to the folder that the process starts in."""
 
     layers: tuple[str, ...]
@@ -64,7 +64,7 @@ class Job:
     network: bool = False
 
     @classmethod
-    def decoded(cls, text: str) -> "Job":
+    def decoded(cls, text: str) -> "SetupJob":
         """The job in the text of `json.dumps(dataclasses.asdict(job))`."""
         fields = json.loads(text)
         fields["files"] = tuple(PlacedFile(**each) for each in fields["files"])
@@ -78,7 +78,7 @@ def main() -> None:
         SystemExit: with the exit code of the command.
     """
     _die_with_parent()
-    job = Job.decoded(sys.argv[1])
+    job = SetupJob.decoded(sys.argv[1])
     syscalls.unshare(_NAMESPACES | (0 if job.network else syscalls.NEW_NETWORK), "namespaces")
     syscalls.mount("none", "/", None, syscalls.RECURSIVE | syscalls.PRIVATE)
     syscalls.mount("overlay", job.merged, "overlay", 0, _overlay(job))
@@ -90,7 +90,7 @@ def main() -> None:
     raise SystemExit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def _overlay(job: Job) -> str:
+def _overlay(job: SetupJob) -> str:
     lower = f"lowerdir={':'.join(job.layers)}"
     return f"{lower},upperdir={job.upper},workdir={job.work}" if job.upper else lower
 
@@ -100,7 +100,7 @@ def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _inside(job: Job) -> None:
+def _inside(job: SetupJob) -> None:
     if job.outside:
         _become(job.outside)
     contents = [(file, Path(file.source).read_bytes()) for file in job.files]

@@ -55,7 +55,7 @@ class OciBase(Model):
     """The manifest in it: a tag may come to mean something else."""
 
 
-class Base(Model):
+class ImageBase(Model):
     """Base of the root file system: exactly one of the fields."""
 
     debian: DebianBase | None = None
@@ -70,7 +70,7 @@ class Base(Model):
         return self
 
 
-class File(Model):
+class ImageFile(Model):
     """One file that is put into the root before the setup steps."""
 
     path: AbsolutePath
@@ -78,7 +78,7 @@ class File(Model):
     mode: Annotated[str, Field(pattern=r"^0[0-7]{3}$")] = "0644"
 
 
-class Step(Model):
+class SetupStep(Model):
     """One setup command, run as root inside the finished root."""
 
     run: Annotated[str, Field(min_length=1, max_length=65_536)]
@@ -106,9 +106,9 @@ class ImageSpec(Model):
     """An image: what the guest boots, before anything of a task is in it."""
 
     name: Name
-    base: Base = Base(debian=DebianBase())
-    files: Annotated[tuple[File, ...], Field(max_length=10_000)] = ()
-    setup: Annotated[tuple[Step, ...], Field(max_length=64)] = ()
+    base: ImageBase = ImageBase(debian=DebianBase())
+    files: Annotated[tuple[ImageFile, ...], Field(max_length=10_000)] = ()
+    setup: Annotated[tuple[SetupStep, ...], Field(max_length=64)] = ()
     """Cached one by one: a changed step repeats only itself and the following ones."""
     services: Annotated[tuple[Service, ...], Field(max_length=16)] = ()
     """Started one after the other when a VM boots, before anything of a task is in it."""
@@ -156,7 +156,7 @@ def _absolute(spec: ImageSpec, folder: Path) -> ImageSpec:
         return spec
     layout = str((folder / spec.base.oci.layout).resolve())
     oci = spec.base.oci.model_copy(update={"layout": layout})
-    return spec.model_copy(update={"base": Base(oci=oci)})
+    return spec.model_copy(update={"base": ImageBase(oci=oci)})
 
 
 def _fields(error: ValidationError) -> str:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from etude.agent.workspace.interface import MAX_DEPTH
-from etude.envserver.storage.folders import Limits, Owner, TooLargeError, current_owner
+from etude.envserver.storage.folders import FolderLimits, Owner, TooLargeError, current_owner
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -37,7 +37,7 @@ _LOOKS = 3
 """Attempts at a name that keeps changing; then it is left out."""
 
 
-class Copied(NamedTuple):
+class CopiedFolder(NamedTuple):
     """Size and digest of a copy."""
 
     num_bytes: int
@@ -46,7 +46,7 @@ class Copied(NamedTuple):
     """The same for the same names, kinds, modes and content."""
 
 
-def copy(source: Path, target: Path, *, limits: Limits, owner: Owner) -> Copied:
+def copy_folder(source: Path, target: Path, *, limits: FolderLimits, owner: Owner) -> CopiedFolder:
     """Copy a folder into a new one.
 
     Args:
@@ -63,12 +63,12 @@ def copy(source: Path, target: Path, *, limits: Limits, owner: Owner) -> Copied:
     target.mkdir(mode=0o700)
     here = os.open(target, _FOLDER)
     try:
-        with readable(source, None, _FOLDER) as there:
+        with open_readable(source, None, _FOLDER) as there:
             copier.folder(there, here, "")
         copier.finish(here, source.lstat())
     finally:
         os.close(here)
-    return Copied(copier.num_bytes, copier.digest.hexdigest())
+    return CopiedFolder(copier.num_bytes, copier.digest.hexdigest())
 
 
 class _ChangedError(Exception):
@@ -76,7 +76,7 @@ class _ChangedError(Exception):
 
 
 class _Copier:
-    def __init__(self, limits: Limits, owner: Owner) -> None:
+    def __init__(self, limits: FolderLimits, owner: Owner) -> None:
         self.num_bytes = 0
         self.digest = blake3()
         self._limits = limits
@@ -113,7 +113,7 @@ class _Copier:
         os.utime(target, ns=(status.st_mtime_ns, status.st_mtime_ns))
 
     def _entry(self, source: int, target: int, name: str, path: str) -> None:
-        with _unchanged():
+        with _detect_change():
             status = os.stat(name, dir_fd=source, follow_symlinks=False)
         kind = stat.S_IFMT(status.st_mode)
         if kind not in _KEPT:
@@ -123,21 +123,21 @@ class _Copier:
         with contextlib.ExitStack() as opened:
             match kind:
                 case stat.S_IFREG:
-                    there = opened.enter_context(_source(name, source, _READ))
-                    self._say(*said)
+                    there = opened.enter_context(_open_source(name, source, _READ))
+                    self._hash(*said)
                     self._file(there, target, name, status)
                 case stat.S_IFDIR:
-                    there = opened.enter_context(_source(name, source, _FOLDER))
-                    self._say(*said)
+                    there = opened.enter_context(_open_source(name, source, _FOLDER))
+                    self._hash(*said)
                     self._inside(there, target, name, status, f"{path}{name}/")
                 case stat.S_IFLNK:
-                    with _unchanged():
+                    with _detect_change():
                         leads_to = os.readlink(name, dir_fd=source)
-                    self._say(*said, os.fsencode(leads_to))
+                    self._hash(*said, os.fsencode(leads_to))
                     os.symlink(leads_to, name, dir_fd=target)
-                    self._give_away(target, name)
+                    self._set_owner(target, name)
                 case _:
-                    self._say(*said)
+                    self._hash(*said)
                     self._pipe(target, name, status)
 
     def _inside(
@@ -153,10 +153,10 @@ class _Copier:
 
     def _pipe(self, target: int, name: str, status: os.stat_result) -> None:
         os.mkfifo(name, dir_fd=target)
-        self._give_away(target, name)
+        self._set_owner(target, name)
         handle = os.open(name, _HANDLE, dir_fd=target)
         try:
-            os.chmod(_entry(handle), status.st_mode & _PERMISSIONS)  # noqa: PTH101 - a descriptor
+            os.chmod(_proc_path(handle), status.st_mode & _PERMISSIONS)  # noqa: PTH101 - a descriptor
         finally:
             os.close(handle)
 
@@ -170,18 +170,18 @@ class _Copier:
 
     def _content(self, source: int, target: int) -> None:
         status = os.fstat(source)
-        self._say(b"%d" % status.st_size)
-        is_cloned = self._cloned(source, target)
+        self._hash(b"%d" % status.st_size)
+        is_cloned = self._try_clone(source, target)
         os.ftruncate(target, status.st_size)
         # The clone is the host's own by now; the digest has to be of it.
         for offset, block in blocks(target if is_cloned else source, status.st_size):
             self.num_bytes += len(block)
             self._check()
-            self._say(b"%d" % offset, block)
+            self._hash(b"%d" % offset, block)
             if not is_cloned:
                 write_all(target, block, offset)
 
-    def _cloned(self, source: int, target: int) -> bool:
+    def _try_clone(self, source: int, target: int) -> bool:
         """Share the file's blocks between both; False if the file system cannot."""
         if self._can_clone:
             try:
@@ -190,11 +190,11 @@ class _Copier:
                 self._can_clone = False
         return self._can_clone
 
-    def _give_away(self, target: int, name: str) -> None:
+    def _set_owner(self, target: int, name: str) -> None:
         if self._owner is not None:
             os.chown(name, *self._owner, dir_fd=target, follow_symlinks=False)
 
-    def _say(self, *parts: bytes) -> None:
+    def _hash(self, *parts: bytes) -> None:
         for part in parts:
             self.digest.update(b"%d:" % len(part))
             self.digest.update(part)
@@ -208,7 +208,7 @@ class _Copier:
 
 
 @contextlib.contextmanager
-def _unchanged() -> Iterator[None]:
+def _detect_change() -> Iterator[None]:
     """Turn errors of a name that has changed into one error, apart from those of the disk.
 
     Raises:
@@ -224,15 +224,15 @@ def _unchanged() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _source(name: str, parent: int, flags: int) -> Iterator[int]:
+def _open_source(name: str, parent: int, flags: int) -> Iterator[int]:
     """Open a file or folder to copy, checked to be one.
 
     Raises:
         _ChangedError: it is neither any more.
     """
     with contextlib.ExitStack() as opened:
-        with _unchanged():
-            descriptor = opened.enter_context(readable(name, parent, flags))
+        with _detect_change():
+            descriptor = opened.enter_context(open_readable(name, parent, flags))
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
         if kind != (stat.S_IFDIR if flags == _FOLDER else stat.S_IFREG):
             raise _ChangedError
@@ -274,7 +274,7 @@ def write_all(descriptor: int, block: bytes, offset: int) -> None:
 
 
 @contextlib.contextmanager
-def readable(name: str | Path, parent: int | None, flags: int) -> Iterator[int]:
+def open_readable(name: str | Path, parent: int | None, flags: int) -> Iterator[int]:
     """Open a file or folder for reading, even if its modes forbid that to its owner.
 
     Args:
@@ -285,7 +285,7 @@ def readable(name: str | Path, parent: int | None, flags: int) -> Iterator[int]:
     try:
         descriptor = os.open(name, flags, dir_fd=parent)
     except PermissionError:
-        with _permitted(name, parent, flags) as descriptor:
+        with _open_permitted(name, parent, flags) as descriptor:
             yield descriptor
         return
     try:
@@ -295,10 +295,10 @@ def readable(name: str | Path, parent: int | None, flags: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _permitted(name: str | Path, parent: int | None, flags: int) -> Iterator[int]:
+def _open_permitted(name: str | Path, parent: int | None, flags: int) -> Iterator[int]:
     handle = os.open(name, _HANDLE, dir_fd=parent)
     try:
-        entry = _entry(handle)
+        entry = _proc_path(handle)
         status = os.fstat(handle)
         os.chmod(entry, 0o700)  # noqa: PTH101 - a descriptor
         try:
@@ -313,6 +313,6 @@ def _permitted(name: str | Path, parent: int | None, flags: int) -> Iterator[int
         os.close(handle)
 
 
-def _entry(handle: int) -> str:
+def _proc_path(handle: int) -> str:
     """Path of a handle in /proc: chmod works on it, and follows no link."""
     return f"/proc/self/fd/{handle}"

@@ -31,15 +31,15 @@ def current_owner() -> Owner:
     return Owner(os.geteuid(), os.getegid())
 
 
-class Limits(NamedTuple):
+class FolderLimits(NamedTuple):
     """Limits on reading a folder."""
 
     max_files: int
     max_bytes: int
 
 
-DIFF = Limits(max_files=20_000, max_bytes=64 << 20)
-SMALL = Limits(max_files=256, max_bytes=1 << 20)
+DIFF = FolderLimits(max_files=20_000, max_bytes=64 << 20)
+SMALL = FolderLimits(max_files=256, max_bytes=1 << 20)
 """Cheap enough to read around every command."""
 
 
@@ -57,7 +57,7 @@ class FolderContent(NamedTuple):
     """True if the tree is complete: no links, no devices, no empty folders, nothing unreadable."""
 
 
-def write(folder: Path, tree: Tree, owner: Owner) -> None:
+def write_tree(folder: Path, tree: Tree, owner: Owner) -> None:
     """Write a new folder with these files, for a process of this owner."""
     folder.mkdir()
     made = {""}
@@ -95,7 +95,7 @@ def _parents(path: str) -> Iterator[str]:
         at = path.find("/", at + 1)
 
 
-def read(folder: Path, limits: Limits) -> FolderContent:
+def read_tree(folder: Path, limits: FolderLimits) -> FolderContent:
     """Read the regular files below a folder that a hostile process may have filled.
 
     Raises:
@@ -112,7 +112,7 @@ def read(folder: Path, limits: Limits) -> FolderContent:
 
 
 class _Reader:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: FolderLimits) -> None:
         self.tree: dict[str, File] = {}
         self.is_plain = True
         self._limits = limits
@@ -120,7 +120,7 @@ class _Reader:
         self._bytes = 0
 
     def folder(self, descriptor: int, prefix: str) -> None:
-        found = list(self._found(descriptor))
+        found = list(self._scan(descriptor))
         if prefix and not found:
             self.is_plain = False
         for entry in found:
@@ -128,18 +128,18 @@ class _Reader:
             if entry.is_file(follow_symlinks=False):
                 self._file(descriptor, entry.name, path)
             elif entry.is_dir(follow_symlinks=False):
-                self._inside(descriptor, entry.name, path)
+                self._descend(descriptor, entry.name, path)
             else:
                 self.is_plain = False
 
-    def _found(self, descriptor: int) -> Iterator["os.DirEntry[str]"]:
+    def _scan(self, descriptor: int) -> Iterator["os.DirEntry[str]"]:
         with os.scandir(descriptor) as entries:
             for entry in entries:
                 self._entries += 1
                 self._check()
                 yield entry
 
-    def _inside(self, folder: int, name: str, path: str) -> None:
+    def _descend(self, folder: int, name: str, path: str) -> None:
         if path.count("/") >= MAX_DEPTH:
             raise TooLargeError(f"the workspace has folders more than {MAX_DEPTH} deep")
         try:
@@ -182,24 +182,24 @@ def _is_text(path: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in path)
 
 
-def remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder with everything in it, whatever depth and modes its owner left behind.
 
     Inner folders are moved to the top one by one: their paths may be longer than any call takes,
     and their levels more than a process has descriptors.
     """
     try:
-        top = _opened(folder)
+        top = _open_folder(folder)
     except FileNotFoundError:
         return
     except NotADirectoryError:
         folder.unlink()
         return
     try:
-        while found := _some(top):
+        while found := _list_some(top):
             for entry in found:
                 if entry.is_dir(follow_symlinks=False):
-                    _emptied(entry.name, top)
+                    _empty_folder(entry.name, top)
                     os.rmdir(entry.name, dir_fd=top)
                 else:
                     os.unlink(entry.name, dir_fd=top)
@@ -208,21 +208,21 @@ def remove(folder: Path) -> None:
     folder.rmdir()
 
 
-def _some(folder: int) -> list["os.DirEntry[str]"]:
+def _list_some(folder: int) -> list["os.DirEntry[str]"]:
     """The first 10,000 entries of a folder, which may have millions."""
     with os.scandir(folder) as entries:
         return list(itertools.islice(entries, _AT_ONCE))
 
 
-def _emptied(name: str, top: int) -> None:
+def _empty_folder(name: str, top: int) -> None:
     """Move the folders inside a folder up to the top one, and remove all else in it."""
-    inner = _opened(name, top)
+    inner = _open_folder(name, top)
     try:
-        while found := _some(inner):
+        while found := _list_some(inner):
             for entry in found:
                 if entry.is_dir(follow_symlinks=False):
                     # Moving a folder writes to it, so its modes come first.
-                    os.close(_opened(entry.name, inner))
+                    os.close(_open_folder(entry.name, inner))
                     os.rename(entry.name, uuid.uuid4().hex, src_dir_fd=inner, dst_dir_fd=top)
                 else:
                     os.unlink(entry.name, dir_fd=inner)
@@ -230,7 +230,7 @@ def _emptied(name: str, top: int) -> None:
         os.close(inner)
 
 
-def _opened(name: str | Path, parent: int | None = None) -> int:
+def _open_folder(name: str | Path, parent: int | None = None) -> int:
     """Open a folder, after giving its owner all permissions on it."""
     handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
     try:

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from etude.agent.workspace.interface import MAX_DEPTH
 from etude.common.errors import CorruptError
 from etude.envserver.storage import copies
-from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 
 _LENGTH = struct.Struct(">I")
 _BLOCK = struct.Struct(">QI")
@@ -40,7 +40,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Reader(Protocol):
+class ByteReader(Protocol):
     """Bytes in order."""
 
     def read(self, size: int, /) -> bytes:
@@ -48,7 +48,7 @@ class Reader(Protocol):
         ...
 
 
-def pack(folder: Path, name: str) -> Iterator[bytes]:
+def pack_folder(folder: Path, name: str) -> Iterator[bytes]:
     """Serialise an entry of a folder and everything below it; each folder comes before its content.
 
     Raises:
@@ -56,11 +56,11 @@ def pack(folder: Path, name: str) -> Iterator[bytes]:
         CorruptError: an entry is not a file, folder, link or pipe.
         OSError: something cannot be read.
     """
-    with copies.readable(folder, None, _FOLDER) as here:
-        yield from _packed(here, name, name)
+    with copies.open_readable(folder, None, _FOLDER) as here:
+        yield from _pack_entry(here, name, name)
 
 
-def _packed(parent: int, name: str, path: str) -> Iterator[bytes]:
+def _pack_entry(parent: int, name: str, path: str) -> Iterator[bytes]:
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     kind = _KINDS.get(stat.S_IFMT(status.st_mode))
     if kind is None:
@@ -80,19 +80,19 @@ def _packed(parent: int, name: str, path: str) -> Iterator[bytes]:
     text = json.dumps(head).encode()
     yield _LENGTH.pack(len(text)) + text
     if kind == "file":
-        with copies.readable(name, parent, _READ) as there:
+        with copies.open_readable(name, parent, _READ) as there:
             for offset, block in copies.blocks(there, status.st_size):
                 yield _BLOCK.pack(offset, len(block)) + block
         yield _BLOCK.pack(0, 0)
     if kind == "folder":
-        with copies.readable(name, parent, _FOLDER) as there:
+        with copies.open_readable(name, parent, _FOLDER) as there:
             with os.scandir(there) as entries:
                 names = sorted(entry.name for entry in entries)
             for each in names:
-                yield from _packed(there, each, f"{path}/{each}")
+                yield from _pack_entry(there, each, f"{path}/{each}")
 
 
-def unpack(stream: Reader, folder: Path, limits: Limits) -> int:
+def unpack_folder(stream: ByteReader, folder: Path, limits: FolderLimits) -> int:
     """Write the content of a stream into an empty folder; returns the bytes of content.
 
     Raises:
@@ -100,11 +100,11 @@ def unpack(stream: Reader, folder: Path, limits: Limits) -> int:
         TooLargeError: it holds more than the limits allow.
         OSError: something cannot be written.
     """
-    with copies.readable(folder, None, _FOLDER) as here:
+    with copies.open_readable(folder, None, _FOLDER) as here:
         unpacker = _Unpacker(stream, here, limits)
         try:
             while length := stream.read(_LENGTH.size):
-                unpacker.entry(length)
+                unpacker.unpack_entry(length)
             unpacker.finish()
         finally:
             unpacker.close()
@@ -123,20 +123,20 @@ class _Open(NamedTuple):
 
 @dataclass(slots=True)
 class _Unpacker:
-    stream: Reader
+    stream: ByteReader
     folder: int
     """A descriptor."""
-    limits: Limits
+    limits: FolderLimits
     num_bytes: int = 0
     _entries: int = 0
     _folders: list[_Open] = field(default_factory=list)
     """The open folders, the innermost last."""
 
-    def entry(self, length: bytes) -> None:
+    def unpack_entry(self, length: bytes) -> None:
         self._entries += 1
         self._check()
         try:
-            head = json.loads(self._exactly(self._length(length)))
+            head = json.loads(self._read_exactly(self._head_length(length)))
             name, kind, mode = str(head["name"]), str(head["kind"]), int(head["mode"])
             parent, time_ns = self._parent(name), int(head["mtime_ns"])
             if mode & ~_PERMISSIONS or kind not in _KINDS.values() or abs(time_ns) >= _FAR:
@@ -148,17 +148,17 @@ class _Unpacker:
     def finish(self) -> None:
         """Set the modes of the finished folders, the inner ones first."""
         while self._folders:
-            self._leave()
+            self._finish_folder()
 
     def close(self) -> None:
         """Close all folders, finished or not."""
         while self._folders:
             os.close(self._folders.pop().descriptor)
 
-    def _leave(self) -> None:
+    def _finish_folder(self) -> None:
         left = self._folders.pop()
         try:
-            _dress(left.descriptor, left)
+            _apply_mode(left.descriptor, left)
         finally:
             os.close(left.descriptor)
 
@@ -182,7 +182,7 @@ class _Unpacker:
                 descriptor = os.open(last, _CREATE, 0o600, dir_fd=parent)
                 try:
                     self._fill(descriptor, made.name, size)
-                    _dress(descriptor, made)
+                    _apply_mode(descriptor, made)
                 finally:
                     os.close(descriptor)
 
@@ -194,14 +194,14 @@ class _Unpacker:
         """
         os.ftruncate(descriptor, size)
         while True:
-            offset, length = _BLOCK.unpack(self._exactly(_BLOCK.size))
+            offset, length = _BLOCK.unpack(self._read_exactly(_BLOCK.size))
             if not length:
                 return
             if length > _MAX_BLOCK_BYTES or offset + length > size:
                 raise CorruptError(f"{name!r} has a block outside its {size} bytes")
             self.num_bytes += length
             self._check()
-            copies.write_all(descriptor, self._exactly(length), offset)
+            copies.write_all(descriptor, self._read_exactly(length), offset)
 
     def _parent(self, name: str) -> int:
         """A descriptor of the folder that an entry belongs to.
@@ -213,12 +213,12 @@ class _Unpacker:
         _check_depth(name)
         is_name = last not in {"", ".", ".."} and len(os.fsencode(last)) <= _MAX_NAME_BYTES
         while is_name and self._folders and (not slash or self._folders[-1].name != parent):
-            self._leave()
+            self._finish_folder()
         if not is_name or "\0" in name or bool(slash) != bool(self._folders):
             raise CorruptError(f"{name[:200]!r} is not a place in this folder")
         return self._folders[-1].descriptor if slash else self.folder
 
-    def _length(self, packed: bytes) -> int:
+    def _head_length(self, packed: bytes) -> int:
         """Length of a head.
 
         Raises:
@@ -229,7 +229,7 @@ class _Unpacker:
         found: int = _LENGTH.unpack(packed)[0]
         return found
 
-    def _exactly(self, size: int) -> bytes:
+    def _read_exactly(self, size: int) -> bytes:
         """Read exactly this many bytes.
 
         Raises:
@@ -258,6 +258,6 @@ def _check_depth(path: str) -> None:
         raise TooLargeError(f"it has folders more than {_MAX_FOLDERS} deep")
 
 
-def _dress(descriptor: int, wanted: _Open) -> None:
+def _apply_mode(descriptor: int, wanted: _Open) -> None:
     os.utime(descriptor, ns=(wanted.time_ns, wanted.time_ns))
     os.fchmod(descriptor, wanted.mode)

@@ -22,7 +22,7 @@ Tree = Mapping[str, File]
 """Files by relative path with forward slashes."""
 
 
-def identity(tree: Tree) -> str:
+def tree_identity(tree: Tree) -> str:
     """Digest of a tree: independent of order, owner and age of its files."""
     hasher = blake3()
     for path in sorted(tree):
@@ -34,7 +34,7 @@ def identity(tree: Tree) -> str:
     return hasher.hexdigest()
 
 
-def difference(before: Tree, after: Tree) -> environments_pb2.WorkspaceDiff:
+def tree_difference(before: Tree, after: Tree) -> environments_pb2.WorkspaceDiff:
     """Changes that turn one tree into the other."""
     written = [path for path in sorted(after) if after[path] != before.get(path)]
     return environments_pb2.WorkspaceDiff(
@@ -48,7 +48,7 @@ def difference(before: Tree, after: Tree) -> environments_pb2.WorkspaceDiff:
     )
 
 
-def patched(
+def apply_diff(
     tree: Tree, diff: environments_pb2.WorkspaceDiff, artefacts: Iterable[str]
 ) -> dict[str, File]:
     """Apply the changes whose paths match a pattern; no pattern allows all.

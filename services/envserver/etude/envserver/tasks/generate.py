@@ -49,10 +49,10 @@ class Sizes:
         }
         for name, size in given.items():
             if size < 1:
-                raise exit_codes.wrong_option(name, f"is {size}", "use a number from 1")
+                raise exit_codes.option_error(name, f"is {size}", "use a number from 1")
         total = sum(given.values())
         if total > MAX_PROBLEMS:
-            raise exit_codes.wrong_option(
+            raise exit_codes.option_error(
                 ", ".join(given),
                 f"are {total} problems together",
                 f"ask for at most {MAX_PROBLEMS} in all",
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
         sizes = Sizes(train=given.train, held_out=given.held_out, traces=given.traces)
         found = generate(given.out, seed=given.seed, sizes=sizes)
     except (UserError, OSError) as error:
-        return exit_codes.explain(error)
+        return exit_codes.report_error(error)
     sys.stdout.write(
         f"{found['train']} training tasks, {found['held_out']} held-out tasks,"
         f" {found['traces']} demonstrations of {found['transcript_tokens_mean']:.0f} tokens\n"

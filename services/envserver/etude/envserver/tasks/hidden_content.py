@@ -20,7 +20,7 @@ Files = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class HiddenUnit:
     """Lines of which no single file of the workspace may hold most."""
 
     rule: str
@@ -36,21 +36,21 @@ class Unit:
         return max(1, math.ceil(_SHARE * len(self.lines)))
 
 
-def hashes(tests: Files, solution: Files) -> dict[str, str]:
+def hidden_hashes(tests: Files, solution: Files) -> dict[str, str]:
     """Names of the hidden files by SHA-256."""
     named = {f"tests/{path}": data for path, data in tests.items()}
     named |= {f"solution/{path}": data for path, data in solution.items()}
     return {_sha256(data): name for name, data in named.items() if len(data) >= MIN_FILE_BYTES}
 
 
-def units(workspace: Files, tests: Files, solution: Files) -> list[Unit]:
+def hidden_units(workspace: Files, tests: Files, solution: Files) -> list[HiddenUnit]:
     """Lines of the solution and the hidden tests that the workspace's own files do not hold."""
     found = [unit for path, data in solution.items() for unit in _of(path, data, workspace, "gold")]
     found += [unit for path, data in tests.items() for unit in _of(path, data, workspace, "tests")]
     return [unit for unit in found if _is_telling(unit.lines)]
 
 
-def _of(path: str, data: bytes, workspace: Files, kind: str) -> Iterator[Unit]:
+def _of(path: str, data: bytes, workspace: Files, kind: str) -> Iterator[HiddenUnit]:
     folder = "solution" if kind == "gold" else "tests"
     rule, name = f"{kind}-lines", f"{folder}/{path}"
     text = data.decode(errors="replace")
@@ -58,7 +58,9 @@ def _of(path: str, data: bytes, workspace: Files, kind: str) -> Iterator[Unit]:
         for target, added in _added(text):
             known = workspace.get(target, b"")
             lines = _lines(added, known)
-            yield Unit(rule=rule, name=f"{name} ({target})", lines=lines, exempt=_hash_of(known))
+            yield HiddenUnit(
+                rule=rule, name=f"{name} ({target})", lines=lines, exempt=_hash_of(known)
+            )
         return
     counterpart = _counterpart(path, workspace)
     mentioned = [
@@ -66,7 +68,7 @@ def _of(path: str, data: bytes, workspace: Files, kind: str) -> Iterator[Unit]:
     ]
     known = workspace.get(counterpart, b"") if counterpart else b""
     exempt = tuple(digest for content in (known, *mentioned) for digest in _hash_of(content))
-    yield Unit(rule=rule, name=name, lines=_lines(text.splitlines(), known), exempt=exempt)
+    yield HiddenUnit(rule=rule, name=name, lines=_lines(text.splitlines(), known), exempt=exempt)
 
 
 def _added(diff: str) -> Iterator[tuple[str, list[str]]]:

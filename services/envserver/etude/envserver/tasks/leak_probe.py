@@ -39,7 +39,7 @@ _SAFE = {
 }
 
 
-class Probe:
+class LeakProbe:
     """Collects the leaks of a workspace."""
 
     def __init__(self, units: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ class Probe:
         for name in ("refs", "objects"):
             (folder / name).mkdir(exist_ok=True)
         self._loose_ends(folder, where)
-        git = Git(folder)
+        git = GitRepository(folder)
         try:
             self._history(git, where)
             self._objects(git, where)
@@ -114,7 +114,7 @@ class Probe:
             if path.stat().st_size:
                 self.add("reflog", f"{where}/{path.relative_to(folder)}", "names earlier commits")
 
-    def _history(self, git: "Git", where: str) -> None:
+    def _history(self, git: "GitRepository", where: str) -> None:
         branch = git.text("symbolic-ref", "-q", "HEAD", fails=True).strip()
         for ref in git.text("for-each-ref", "--format=%(refname)").split():
             if ref != branch:
@@ -133,7 +133,7 @@ class Probe:
             what = f"has {count} commits; one is enough, or set metadata.etude_keeps_history"
             self.add("history", where, what)
 
-    def _objects(self, git: "Git", where: str) -> None:
+    def _objects(self, git: "GitRepository", where: str) -> None:
         found = git.text("fsck", "--unreachable", "--no-reflogs", "--no-progress", fails=True)
         for line in [each for each in found.splitlines() if each][:5]:
             self.add("stray-objects", where, f"git fsck says: {line}")
@@ -141,7 +141,7 @@ class Probe:
             self.content(f"{where}: object {name}", data)
 
 
-class Git:
+class GitRepository:
     """Git in one repository."""
 
     def __init__(self, folder: Path) -> None:
@@ -233,7 +233,7 @@ def main(arguments: list[str]) -> int:
     """Look, and write the report."""
     workspace = Path(arguments[0] if arguments else "/workspace")
     report = Path(arguments[1] if len(arguments) > 1 else "/logs/report.json")
-    probe = Probe(json.loads(Path(__file__).with_name("units.json").read_bytes()))
+    probe = LeakProbe(json.loads(Path(__file__).with_name("units.json").read_bytes()))
     probe.folder(workspace, "environment/")
     probe.folder(Path(__file__).with_name("extra"), "image.yaml: ")
     for folder in repositories(workspace):

@@ -23,12 +23,12 @@ from etude.common.harbor import task as harbor_task
 from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 from etude.envserver.drivers.base import Verification
-from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.envserver.images.spec import read_spec
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks import hidden_content, runner
-from etude.envserver.tasks.runner import Bench
-from etude.envserver.tasks.verify import chosen_folders, readable
+from etude.envserver.tasks.runner import TaskRunner
+from etude.envserver.tasks.verify import chosen_folders, readable_tasks
 
 _REPORT = "/logs/report.json"
 _LIMIT_S = 600.0
@@ -39,7 +39,7 @@ _FETCH = re.compile(
 )
 
 
-class _Found(BaseModel):
+class _ReportedFinding(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rule: str = Field(max_length=40)
@@ -47,15 +47,15 @@ class _Found(BaseModel):
     what: str = Field(max_length=400)
 
 
-class _Report(BaseModel):
+class _ProbeReport(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    findings: tuple[_Found, ...] = Field(max_length=200)
+    findings: tuple[_ReportedFinding, ...] = Field(max_length=200)
     scanned: int = Field(ge=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class LeakFinding:
     """One leak of a task, or one use of a network."""
 
     rule: str
@@ -64,43 +64,43 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class LintResult:
     """Result of linting one task."""
 
     task_id: str
     scanned: int = 0
     """Files and git objects that were compared."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[LeakFinding, ...] = ()
 
 
 @dataclass(slots=True)
-class Linter:
+class TaskLinter:
     """Lints tasks by a probe inside sandboxes."""
 
-    bench: Bench
-    sources: Sources
+    bench: TaskRunner
+    sources: WorkspaceSources
 
-    async def look(self, folder: Path) -> Looked:
+    async def lint_task(self, folder: Path) -> LintResult:
         """Lint the task in this folder."""
         try:
             task = harbor_task.read_task(folder)
             report = await self._report(task)
         except EtudeError as error:
-            unreadable = Finding(rule="unreadable", where=folder.name, what=str(error))
-            return Looked(task_id=folder.name, findings=(unreadable,))
-        inside = [Finding(rule=f.rule, where=f.where, what=f.what) for f in report.findings]
+            unreadable = LeakFinding(rule="unreadable", where=folder.name, what=str(error))
+            return LintResult(task_id=folder.name, findings=(unreadable,))
+        inside = [LeakFinding(rule=f.rule, where=f.where, what=f.what) for f in report.findings]
         found = (*_network(task), *inside)
-        return Looked(task_id=task.task_id, scanned=report.scanned, findings=found)
+        return LintResult(task_id=task.task_id, scanned=report.scanned, findings=found)
 
-    async def _report(self, task: HarborTask) -> _Report:
+    async def _report(self, task: HarborTask) -> _ProbeReport:
         source = await self.sources.get(task.environment.absolute().as_uri())
         workspace = {path: file.content for path, file in source.tree.items()}
         tests, solution = task.tests(), task.solution()
         units = {
-            "hashes": hidden_content.hashes(tests, solution),
+            "hashes": hidden_content.hidden_hashes(tests, solution),
             "units": [
                 {**asdict(unit), "needed": unit.needed}
-                for unit in hidden_content.units(workspace, tests, solution)
+                for unit in hidden_content.hidden_units(workspace, tests, solution)
             ],
             "keeps_history": task.keeps_history,
         }
@@ -117,12 +117,12 @@ class Linter:
             )
         )
         try:
-            return _Report.model_validate_json(outcome.collected or b"")
+            return _ProbeReport.model_validate_json(outcome.collected or b"")
         except ValidationError:
             tail = outcome.output[-300:].decode(errors="replace")
             what = f"the probe left no report, exit code {outcome.exit_code}: {tail!r}"
-            found = _Found(rule="unreadable", where="environment", what=what[:400])
-            return _Report(findings=(found,), scanned=0)
+            found = _ReportedFinding(rule="unreadable", where="environment", what=what[:400])
+            return _ProbeReport(findings=(found,), scanned=0)
 
 
 def _probe() -> bytes:
@@ -143,7 +143,7 @@ def _of_image(task: HarborTask) -> Mapping[str, bytes]:
     return found
 
 
-def _network(task: HarborTask) -> Iterator[Finding]:
+def _network(task: HarborTask) -> Iterator[LeakFinding]:
     """Find lines of scripts that use a network: in a sandbox they wait, then fail."""
     scripts = {f"tests/{path}": data for path, data in task.tests().items()}
     scripts |= {f"solution/{path}": data for path, data in task.solution().items()}
@@ -154,14 +154,14 @@ def _network(task: HarborTask) -> Iterator[Finding]:
             code = line.strip()
             if not code.startswith("#") and _FETCH.search(code):
                 what = f"wants a network, which sandboxes do not have: {code[:120]}"
-                yield Finding(rule="network", where=f"{path} line {number}", what=what)
+                yield LeakFinding(rule="network", where=f"{path} line {number}", what=what)
 
 
-async def lint(
+async def lint_tasks(
     folders: Sequence[Path],
-    chosen: runner.Choice | None = None,
-    say: Callable[[Looked], None] = lambda _: None,
-) -> list[Looked]:
+    chosen: runner.RunnerChoice | None = None,
+    say: Callable[[LintResult], None] = lambda _: None,
+) -> list[LintResult]:
     """Lint the tasks in these folders, in order.
 
     Args:
@@ -172,18 +172,18 @@ async def lint(
     Raises:
         UserError: this machine has no sandbox for it.
     """
-    chosen = chosen or runner.Choice()
-    found = list[Looked]()
+    chosen = chosen or runner.RunnerChoice()
+    found = list[LintResult]()
     with tempfile.TemporaryDirectory(prefix="etude-lint-") as scratch:
-        async with runner.opened(chosen, readable(folders), Path(scratch)) as bench:
-            linter = Linter(bench, Sources(Path(scratch) / "sources"))
+        async with runner.open_runner(chosen, readable_tasks(folders), Path(scratch)) as bench:
+            linter = TaskLinter(bench, WorkspaceSources(Path(scratch) / "sources"))
             for folder in folders:
-                found.append(await linter.look(folder))
+                found.append(await linter.lint_task(folder))
                 say(found[-1])
     return found
 
 
-def _say(looked: Looked, *, as_json: bool) -> None:
+def _print_result(looked: LintResult, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(f"{json.dumps(asdict(looked))}\n")
     for found in looked.findings if not as_json else ():
@@ -202,10 +202,10 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         folders = chosen_folders(given.folder, given.limit)
-        say = partial(_say, as_json=given.json)
-        found = asyncio.run(lint(folders, runner.choice(given), say))
+        say = partial(_print_result, as_json=given.json)
+        found = asyncio.run(lint_tasks(folders, runner.parse_choice(given), say))
     except UserError as error:
-        return exit_codes.explain(error)
+        return exit_codes.report_error(error)
     clean = sum(not looked.findings for looked in found)
     if not given.json:
         scanned = sum(looked.scanned for looked in found)

@@ -20,7 +20,7 @@ _NAMES = {"process": DriverName.PROCESS, "qemu-microvm": DriverName.QEMU_MICRO_V
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class RunnerChoice:
     """Driver and image to run tasks in."""
 
     driver: DriverName = DriverName.PROCESS
@@ -29,11 +29,11 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class TaskRunner:
     """A started driver, and the template of each image."""
 
     driver: Driver
-    choice: Choice
+    choice: RunnerChoice
     templates: Mapping[str, str]
 
     def grader(self) -> Grader:
@@ -58,14 +58,14 @@ class Bench:
         return self.templates[_image(task, self.choice)]
 
 
-def _image(task: HarborTask, choice: Choice) -> str:
+def _image(task: HarborTask, choice: RunnerChoice) -> str:
     return task.image or choice.image if choice.driver is DriverName.QEMU_MICRO_VM else ""
 
 
 @contextlib.asynccontextmanager
-async def opened(
-    choice: Choice, tasks: Sequence[HarborTask], scratch: Path
-) -> AsyncIterator[Bench]:
+async def open_runner(
+    choice: RunnerChoice, tasks: Sequence[HarborTask], scratch: Path
+) -> AsyncIterator[TaskRunner]:
     """Start a driver for these tasks; it ends with the block.
 
     Raises:
@@ -84,7 +84,7 @@ async def opened(
     driver = await selection.selected(spec, Place(scratch=scratch, images=images_folder()))
     await driver.start()
     try:
-        yield Bench(driver=driver, choice=choice, templates=templates)
+        yield TaskRunner(driver=driver, choice=choice, templates=templates)
     finally:
         await driver.stop()
 
@@ -95,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", default="", help="booted for tasks that name none")
 
 
-def choice(given: argparse.Namespace) -> Choice:
+def parse_choice(given: argparse.Namespace) -> RunnerChoice:
     """Parse the options of the runner.
 
     Raises:
@@ -105,4 +105,4 @@ def choice(given: argparse.Namespace) -> Choice:
     if given.image and driver is DriverName.PROCESS:
         fix = "add --driver qemu-microvm"
         raise UserError(Problem("Usage", "is for microVMs only", "--image", fix))
-    return Choice(driver=driver, image=given.image)
+    return RunnerChoice(driver=driver, image=given.image)

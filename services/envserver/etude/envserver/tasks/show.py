@@ -17,7 +17,7 @@ MAX_LINES = 60
 """Lines shown of one file; the rest is counted."""
 
 
-def rendered(task: HarborTask) -> str:
+def render_task(task: HarborTask) -> str:
     """Render a task as text."""
     return "\n".join(_sections(task)) + "\n"
 
@@ -57,9 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("task", type=Path, help="a task folder")
     given = parser.parse_args(arguments)
     try:
-        sys.stdout.write(rendered(harbor_task.read_task(exit_codes.existing(given.task))))
+        sys.stdout.write(render_task(harbor_task.read_task(exit_codes.require_folder(given.task))))
     except UserError as error:
-        return exit_codes.explain(error)
+        return exit_codes.report_error(error)
     return 0
 
 

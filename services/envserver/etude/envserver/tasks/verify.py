@@ -21,9 +21,9 @@ from etude.common.harbor import task as harbor_task
 from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 from etude.envserver.host.grading import Grader
-from etude.envserver.host.workspace_sources import Sources
+from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.envserver.tasks import runner
-from etude.envserver.tasks.runner import Bench
+from etude.envserver.tasks.runner import TaskRunner
 from etude.v1 import environments_pb2
 
 SOLUTION = "solution"
@@ -35,7 +35,7 @@ _NETWORK = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TaskProof:
     """Result of verifying one task."""
 
     task_id: str
@@ -48,7 +48,7 @@ class Verdict:
     def row(self) -> str:
         """One line of the table."""
         state = "proved" if not self.findings else "NOT PROVED"
-        return f"{self.task_id:40} {_shown(self.nothing)} {_shown(self.solution)}  {state}"
+        return f"{self.task_id:40} {_format_reward(self.nothing)} {_format_reward(self.solution)}  {state}"
 
 
 HEADING = f"{'task':40} {'nothing':>8} {'solution':>8}"
@@ -63,26 +63,26 @@ class _Attempt:
 
 
 @dataclass(slots=True)
-class Proof:
+class TaskVerifier:
     """Verifies tasks with a host's own grader."""
 
     grader: Grader
-    sources: Sources
-    bench: Bench
+    sources: WorkspaceSources
+    bench: TaskRunner
 
-    async def verdict(self, folder: Path) -> Verdict:
+    async def verify_task(self, folder: Path) -> TaskProof:
         """Verify the task in this folder."""
         try:
             task = harbor_task.read_task(folder)
             return await self._verdict(task)
         except EtudeError as error:
-            return Verdict(task_id=folder.name, findings=(str(error),))
+            return TaskProof(task_id=folder.name, findings=(str(error),))
 
-    async def _verdict(self, task: HarborTask) -> Verdict:
+    async def _verdict(self, task: HarborTask) -> TaskProof:
         found = [f"key {key} is not known" for key in task.unknown_keys]
         template = self.bench.template(task)
         nothing = await self._attempt(task, template, task.tests(), task.command)
-        found += _judged("doing nothing", nothing, 0.0)
+        found += _compare_reward("doing nothing", nothing, 0.0)
         solution = {f"{SOLUTION}/{path}": data for path, data in task.solution().items()}
         solved = _Attempt(reward=None, finding="it has no solution/")
         if solution:
@@ -90,10 +90,10 @@ class Proof:
                 f"({task.solution_env}bash /tests/{SOLUTION}/solve.sh) && {{ {task.command}; }}"
             )
             solved = await self._attempt(task, template, task.tests() | solution, command)
-            found += _judged("its solution", solved, 1.0)
+            found += _compare_reward("its solution", solved, 1.0)
         else:
             found.append(solved.finding)
-        return Verdict(
+        return TaskProof(
             task_id=task.task_id,
             nothing=nothing.reward,
             solution=solved.reward,
@@ -126,7 +126,7 @@ class Proof:
             return _Attempt(reward=None, finding=str(error))
 
 
-def _judged(what: str, attempt: _Attempt, expected: float) -> list[str]:
+def _compare_reward(what: str, attempt: _Attempt, expected: float) -> list[str]:
     if attempt.reward is None:
         return [f"{what}: {attempt.finding}"]
     if attempt.reward == expected:
@@ -139,15 +139,15 @@ def _network(output: bytes) -> str:
     return "; it wants a network, which sandboxes do not have" if _NETWORK.search(output) else ""
 
 
-def _shown(reward: float | None) -> str:
+def _format_reward(reward: float | None) -> str:
     return f"{'-' if reward is None else f'{reward:g}':>8}"
 
 
-async def verify(
+async def verify_tasks(
     folders: Sequence[Path],
-    chosen: runner.Choice | None = None,
-    say: Callable[[Verdict], None] = lambda _: None,
-) -> list[Verdict]:
+    chosen: runner.RunnerChoice | None = None,
+    say: Callable[[TaskProof], None] = lambda _: None,
+) -> list[TaskProof]:
     """Verify the tasks in these folders, in order.
 
     Args:
@@ -158,16 +158,16 @@ async def verify(
     Raises:
         UserError: this machine has no sandbox for it.
     """
-    chosen = chosen or runner.Choice()
-    found = list[Verdict]()
+    chosen = chosen or runner.RunnerChoice()
+    found = list[TaskProof]()
     with tempfile.TemporaryDirectory(prefix="etude-verify-") as scratch:
-        async with runner.opened(chosen, readable(folders), Path(scratch)) as bench:
-            proof = Proof(bench.grader(), Sources(Path(scratch) / "sources"), bench)
+        async with runner.open_runner(chosen, readable_tasks(folders), Path(scratch)) as bench:
+            proof = TaskVerifier(bench.grader(), WorkspaceSources(Path(scratch) / "sources"), bench)
             places = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 
-            async def one(folder: Path) -> Verdict:
+            async def one(folder: Path) -> TaskProof:
                 async with places:
-                    return await proof.verdict(folder)
+                    return await proof.verify_task(folder)
 
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(f), name=f"verify {f.name}") for f in folders]
@@ -177,7 +177,7 @@ async def verify(
     return found
 
 
-def readable(folders: Sequence[Path]) -> list[HarborTask]:
+def readable_tasks(folders: Sequence[Path]) -> list[HarborTask]:
     """Read the tasks that can be read; the others are reported when it is their turn."""
     found = []
     for folder in folders:
@@ -196,13 +196,13 @@ def chosen_folders(folder: Path, limit: int) -> list[Path]:
         UserError: there is no task.
     """
     if limit < 0:
-        raise exit_codes.wrong_option("--limit", f"is {limit}", "use 0 for all, or more")
-    is_task = (exit_codes.existing(folder) / "task.toml").is_file()
+        raise exit_codes.option_error("--limit", f"is {limit}", "use 0 for all, or more")
+    is_task = (exit_codes.require_folder(folder) / "task.toml").is_file()
     folders = [folder] if is_task else harbor_task.task_folders(folder)
     return folders[: limit or None]
 
 
-def _say(verdict: Verdict, *, as_json: bool) -> None:
+def _print_proof(verdict: TaskProof, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(f"{json.dumps(asdict(verdict))}\n")
     else:
@@ -224,10 +224,10 @@ def main(arguments: Sequence[str]) -> int:
         folders = chosen_folders(given.folder, given.limit)
         if not given.json:
             sys.stdout.write(f"{HEADING}\n")
-        say = partial(_say, as_json=given.json)
-        found = asyncio.run(verify(folders, runner.choice(given), say))
+        say = partial(_print_proof, as_json=given.json)
+        found = asyncio.run(verify_tasks(folders, runner.parse_choice(given), say))
     except UserError as error:
-        return exit_codes.explain(error)
+        return exit_codes.report_error(error)
     proved = sum(not verdict.findings for verdict in found)
     if not given.json:
         sys.stdout.write(f"{proved} of {len(folders)} tasks: solution 1, doing nothing 0\n")

@@ -15,7 +15,7 @@ from etude.envserver.drivers import folder_snapshots
 from etude.envserver.drivers.base import Saved
 from etude.envserver.drivers.gvisor.container import CONFIG
 from etude.envserver.storage import folders
-from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 
 IMAGE = "image"
 _CODE_DIGITS = 64
@@ -23,7 +23,7 @@ _CODE_DIGITS = 64
 _PART_BYTES = 8 << 20
 
 
-def sealed(target: Path, config: bytes, lease: Path, limits: Limits) -> Saved:
+def sealed(target: Path, config: bytes, lease: Path, limits: FolderLimits) -> Saved:
     """Measure a new checkpoint, and add the bundle's config and the tools' notes to it.
 
     Args:

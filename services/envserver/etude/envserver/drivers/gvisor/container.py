@@ -18,8 +18,8 @@ from etude.envserver.drivers.gvisor import bundle
 from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError, tail
 from etude.envserver.drivers.process_identity import ProcessId
 from etude.envserver.drivers.running_jobs import LiveJobs
-from etude.envserver.guest.calls import Caller, Reply, Request
-from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
+from etude.envserver.guest.calls import GuestCaller, GuestReply, GuestRequest
+from etude.envserver.guest.channel import GuestChannel, GuestIdentity, GuestLostError
 from etude.v1 import guest_pb2
 
 _TO, _FROM = "to-agent", "from-agent"
@@ -61,7 +61,7 @@ _NAME = "etude-"
 
 
 @dataclass(slots=True, eq=False)
-class Container(Caller):
+class Container(GuestCaller):
     """A container; its folder is also its bundle."""
 
     runsc: Runsc
@@ -149,7 +149,7 @@ class Container(Caller):
         return (self.folder / CONFIG).read_bytes()
 
     @override
-    async def call(self, request: Request) -> Reply:
+    async def call(self, request: GuestRequest) -> GuestReply:
         channel = await self._connected()
         with self._jobs.watching(request.operation):
             reply = await channel.call(request)
@@ -236,7 +236,7 @@ class Container(Caller):
         self._is_met = True
         channel.on_event = self._told
         token = secrets.token_bytes(_TOKEN_BYTES)
-        named = Identity(env_id=self.name, token=token, generation=self.generation)
+        named = GuestIdentity(env_id=self.name, token=token, generation=self.generation)
         await channel.sync(named)
 
     def _told(self, event: guest_pb2.GuestEvent) -> None:

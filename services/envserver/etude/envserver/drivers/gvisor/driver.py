@@ -42,21 +42,21 @@ from etude.envserver.drivers.gvisor.container import Container
 from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError
 from etude.envserver.drivers.gvisor.sandbox import FOLDER, GvisorSandbox, Making, current
 from etude.envserver.images import host_programs
-from etude.envserver.images.build_cache import Cache
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage import folders
 
 _LIMIT_S = 900.0
 
 
-async def unpacked(image: Image, scratch: Path) -> Path:
+async def unpacked(image: BuiltImage, scratch: Path) -> Path:
     """Unpack an image's root, read-only for all.
 
     Raises:
         UserError: unsquashfs is missing or failed.
     """
-    cache = Cache(scratch / "roots")
+    cache = BuildCache(scratch / "roots")
     build = functools.partial(_unpack, image)
     entry = await asyncio.to_thread(cache.entry, "root", image.address, build)
     return entry / "root"
@@ -64,14 +64,14 @@ async def unpacked(image: Image, scratch: Path) -> Path:
 
 def prune(scratch: Path, used: set[str]) -> None:
     """Remove the roots of images that no template names any more."""
-    for entry in Cache(scratch / "roots").entries("root"):
+    for entry in BuildCache(scratch / "roots").entries("root"):
         if entry.name not in used:
             shutil.rmtree(entry)
 
 
-def _unpack(image: Image, folder: Path) -> None:
+def _unpack(image: BuiltImage, folder: Path) -> None:
     words = ("unsquashfs", "-no-progress", "-quiet", "-dest", str(folder / "root"), str(image.root))
-    host_programs.run(words, what="root", cwd=folder, timeout_s=_LIMIT_S)
+    host_programs.run_program(words, what="root", cwd=folder, timeout_s=_LIMIT_S)
     for name in ("tests", "logs", "var/tmp"):
         (folder / "root" / name).mkdir(parents=True, exist_ok=True)
     # Whatever the umask is; the folders above it belong to root alone.
@@ -92,7 +92,7 @@ class GvisorDriver(Driver):
 
     scratch: Path
     """Private folder of the host."""
-    images: Mapping[str, Image]
+    images: Mapping[str, BuiltImage]
     """Image of each pool template, by the template's name."""
     memory_mib: int
     """Size limit of one environment's workspace."""
@@ -164,7 +164,7 @@ class GvisorDriver(Driver):
             finally:
                 await container.destroy()
         finally:
-            await asyncio.to_thread(folders.remove, folder)
+            await asyncio.to_thread(folders.remove_folder, folder)
 
     @override
     def is_repeatable(self, command: str) -> bool:
@@ -180,13 +180,13 @@ class GvisorDriver(Driver):
     async def _try_out(self) -> None:
         """Start a container of the first image until it answers: runsc on PATH proves little."""
         folder = self.scratch / f"try-{next(_numbers)}"
-        folders.remove(folder)
+        folders.remove_folder(folder)
         folder.mkdir(mode=0o700)
         try:
             container = await self._begin(next(iter(self._roots)), folder)
             await container.destroy()
         finally:
-            await asyncio.to_thread(folders.remove, folder)
+            await asyncio.to_thread(folders.remove_folder, folder)
 
     async def _keep_sweeping(self) -> None:
         while True:

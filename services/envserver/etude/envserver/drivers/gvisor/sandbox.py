@@ -28,8 +28,8 @@ from etude.envserver.guest import workspace_files
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.guest.workspace_files import place
-from etude.envserver.storage.folders import FolderContent, Limits
+from etude.envserver.guest.workspace_files import write_tree
+from etude.envserver.storage.folders import FolderContent, FolderLimits
 from etude.envserver.storage.trees import Tree
 
 FOLDER, CURRENT, PAUSED = "gvisor", "current", "paused"
@@ -114,7 +114,7 @@ class GvisorSandbox(Sandbox):
         self._folder.mkdir(mode=0o700, exist_ok=True)
         container = await self._making.begin(self._new_folder())
         try:
-            await place(container, tree, root=HOME)
+            await write_tree(container, tree, root=HOME)
         except BaseException:
             await container.destroy()
             raise
@@ -127,15 +127,15 @@ class GvisorSandbox(Sandbox):
         return guest_grading.outcome(done)
 
     @override
-    async def content(self, limits: Limits) -> FolderContent:
-        return await workspace_files.content(self._running, limits)
+    async def content(self, limits: FolderLimits) -> FolderContent:
+        return await workspace_files.workspace_content(self._running, limits)
 
     @override
     async def start(self, program: Program) -> RunningProgram:
         return await job_programs.started(self.workspace.jobs, program)
 
     @override
-    async def save(self, folder: Path, limits: Limits) -> Saved:
+    async def save(self, folder: Path, limits: FolderLimits) -> Saved:
         container = self._running
         with crossing(SandboxError, f"saving {self._folder}"):
             async with self._making.places:

@@ -37,8 +37,8 @@ from etude.envserver.drivers.folder_driver import CAPS, Command, FolderDriver, F
 from etude.envserver.drivers.piped_program import PipedProgram
 from etude.envserver.drivers.process import messages
 from etude.envserver.drivers.programs import Program
-from etude.envserver.egress.environment_egress import Egress
-from etude.envserver.egress.listeners import Doors
+from etude.envserver.egress.environment_egress import PoolEgress
+from etude.envserver.egress.listeners import EgressListeners
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.isolation.sandbox_layout import Layout
 from etude.envserver.storage.folders import Owner
@@ -70,7 +70,7 @@ class ProcessDriver(FolderDriver):
     name: str = "process"
     strength: Strength = Strength.WEAK
     caps: Caps = _CAPS
-    egress: Egress | None = None
+    egress: PoolEgress | None = None
     """Egress policy; None denies everything."""
     leases: Path = field(init=False)
     _channel: socket.socket | None = None
@@ -81,7 +81,7 @@ class ProcessDriver(FolderDriver):
     _next_id: int = 0
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _places: asyncio.Semaphore = field(init=False)
-    _doors: Doors = field(default_factory=Doors)
+    _doors: EgressListeners = field(default_factory=EgressListeners)
 
     def __post_init__(self) -> None:
         self.leases = self.scratch / "leases"
@@ -111,9 +111,11 @@ class ProcessDriver(FolderDriver):
 
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
-        gate = self.egress.gate(template, folder.name) if self.egress is not None else None
+        gate = (
+            self.egress.for_environment(template, folder.name) if self.egress is not None else None
+        )
         if gate is not None:
-            self._doors.lead_through(gate)
+            self._doors.allow(gate)
         return FolderSandbox(folder, runner, self.run, self.owner(), launch=self.launch, gate=gate)
 
     @override

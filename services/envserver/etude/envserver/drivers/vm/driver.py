@@ -42,8 +42,8 @@ from etude.envserver.drivers.vm.start.warm_pool import Stock
 from etude.envserver.drivers.vm.suspend.idle_policy import Patience
 from etude.envserver.drivers.vm.suspend.lease_vm import TOUCHED_BYTES, Bed, Home, asleep
 from etude.envserver.drivers.vm.vmm_processes import MACHINE, Places
-from etude.envserver.egress.environment_egress import Egress
-from etude.envserver.images.built_image import Image
+from etude.envserver.egress.environment_egress import PoolEgress
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage import folders
 
@@ -62,10 +62,10 @@ class MachineDriver(Driver):
 
     scratch: Path
     """Private folder of the host."""
-    images: Mapping[str, Image]
+    images: Mapping[str, BuiltImage]
     """Image of each pool template, by the template's name."""
     jail: Jail = field(default_factory=Jail)
-    egress: Egress | None = None
+    egress: PoolEgress | None = None
     """Egress policy; None denies everything."""
     caps: Caps = CAPS
     begins: Start | None = None
@@ -91,7 +91,7 @@ class MachineDriver(Driver):
         self.leases = self.scratch / "leases"
 
     @abstractmethod
-    async def base(self, image: Image) -> Base:
+    async def base(self, image: BuiltImage) -> Base:
         """Load the cached template of an image, or boot and cache it.
 
         Raises:
@@ -146,7 +146,9 @@ class MachineDriver(Driver):
             bed=self._bed,
             places=self.lanes.places,
             patience=self.patience,
-            gate=self.egress.gate(template, folder.name) if self.egress is not None else None,
+            gate=self.egress.for_environment(template, folder.name)
+            if self.egress is not None
+            else None,
         )
         return VmSandbox(folder, runner, home, home.find(self._found(folder)))
 
@@ -170,7 +172,7 @@ class MachineDriver(Driver):
             finally:
                 self.lanes.places.give()
         finally:
-            folders.remove(folder)
+            folders.remove_folder(folder)
 
     @override
     def has_services(self, template: str) -> bool:
@@ -189,7 +191,7 @@ class MachineDriver(Driver):
             if asleep(lease) is None:
                 raise
             # The suspended state on disk is as of the last call.
-            folders.remove(lease / MACHINE)
+            folders.remove_folder(lease / MACHINE)
             return None
 
     def _warmth(self, template: str) -> Warmth:
@@ -221,7 +223,7 @@ class MachineDriver(Driver):
         folder.mkdir(mode=0o700)
         return folder
 
-    def _unbootable(self, image: Image, error: Exception) -> DriverUnavailableError:
+    def _unbootable(self, image: BuiltImage, error: Exception) -> DriverUnavailableError:
         # The notes hold the end of the console, where the VM has one.
         notes = "\n".join(getattr(error, "__notes__", ())).strip()
         said = f"; its console ends with: {notes[-_MAX_TOLD:]}" if notes else ""

@@ -9,8 +9,8 @@ from etude.agent.workspace import WorkspaceError
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.interface import Base, Delta, Monitor
 from etude.envserver.drivers.vm.prewarm import rehearse
-from etude.envserver.guest.calls import Request
-from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
+from etude.envserver.guest.calls import GuestRequest
+from etude.envserver.guest.channel import GuestChannel, GuestIdentity, GuestLostError
 from etude.v1 import guest_pb2
 
 BOOT_LIMIT_S = 120.0
@@ -21,7 +21,7 @@ _READ = guest_pb2.GuestCall(read=guest_pb2.GuestRead(path="passwd"), cwd="/etc")
 _READ_LIMIT_S = 30.0
 _SAVED_LIMIT_S = 2.0
 """For a saved guest, which may not answer while others wait."""
-_NOBODYS = Identity(env_id="", token=b"", generation=0)
+_NOBODYS = GuestIdentity(env_id="", token=b"", generation=0)
 """Identity of templates: the agent refuses every call until a clone has its own."""
 
 
@@ -31,7 +31,7 @@ class Guest:
 
     vm: Monitor
     channel: GuestChannel
-    identity: Identity
+    identity: GuestIdentity
     """Identity of its last SYNC."""
     jobs: frozenset[int] = frozenset()
     """Background commands that ran when it was connected."""
@@ -177,7 +177,7 @@ async def taken_up(found: Monitor, *, name: str, generation: int, is_stopped: bo
         VmmError: the VMM failed.
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
-    identity = Identity(env_id=name, token=token, generation=generation)
+    identity = GuestIdentity(env_id=name, token=token, generation=generation)
     guest = Guest(found, await connected(found), identity, is_met=False)
     if is_stopped:
         return guest
@@ -236,7 +236,7 @@ async def _at_rest(
 
 def _reads(limit_s: float) -> Callable[[GuestChannel], Awaitable[None]]:
     async def read(channel: GuestChannel) -> None:
-        await channel.call(Request(operation=_READ, deadline_s=limit_s))
+        await channel.call(GuestRequest(operation=_READ, deadline_s=limit_s))
 
     return read
 
@@ -263,12 +263,12 @@ async def connected(vm: Monitor) -> GuestChannel:
     return GuestChannel(reader, writer)
 
 
-def _identity(name: str, *, generation: int) -> Identity:
+def _identity(name: str, *, generation: int) -> GuestIdentity:
     token = secrets.token_bytes(_TOKEN_BYTES)
     if generation > 1:
         # Host name and machine id stay: the environment does not notice the resume.
-        return Identity(env_id=name, token=token, generation=generation)
-    return Identity(
+        return GuestIdentity(env_id=name, token=token, generation=generation)
+    return GuestIdentity(
         env_id=name,
         token=token,
         generation=generation,

@@ -4,7 +4,7 @@ from etude.agent.workspace.interface import HOME
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.guest.workspace_files import place
+from etude.envserver.guest.workspace_files import write_tree
 from etude.envserver.isolation.sandbox_layout import INSIDE_UID, LOGS, TESTS
 from etude.envserver.storage.trees import File
 
@@ -51,7 +51,7 @@ async def rehearse(channel: GuestChannel) -> None:
     for _ in range(_REHEARSALS):
         # Two at a time, for both workers of the agent.
         tree = {f"{_SCRATCH}-{number}": File(bytes(4096 * number)) for number in range(2)}
-        await place(channel, tree, root=HOME)
+        await write_tree(channel, tree, root=HOME)
         for path in tree:
             await files.read(path)
             await files.delete(path)

@@ -30,9 +30,9 @@ from etude.envserver.guest import workspace_files
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
-from etude.envserver.guest.workspace_files import place
+from etude.envserver.guest.workspace_files import write_tree
 from etude.envserver.isolation import sandbox_layout
-from etude.envserver.storage.folders import FolderContent, Limits
+from etude.envserver.storage.folders import FolderContent, FolderLimits
 from etude.envserver.storage.trees import Tree
 
 
@@ -95,7 +95,7 @@ class VmSandbox(Sandbox):
         self._folder.mkdir(mode=0o700)
         guest, begun = await self._home.launch(self._folder)
         try:
-            await place(guest, tree, root=HOME)
+            await write_tree(guest, tree, root=HOME)
             async with guest.awake():
                 await guest.machine.keep()
         except BaseException:
@@ -109,8 +109,8 @@ class VmSandbox(Sandbox):
         return guest_grading.outcome(await commands.run(command, timeout_s))
 
     @override
-    async def content(self, limits: Limits) -> FolderContent:
-        return await workspace_files.content(self._running, limits)
+    async def content(self, limits: FolderLimits) -> FolderContent:
+        return await workspace_files.workspace_content(self._running, limits)
 
     @override
     async def verify(self, work: Verification) -> Outcome:
@@ -118,7 +118,7 @@ class VmSandbox(Sandbox):
         return await guest_grading.forked(self._running, work)
 
     @override
-    async def save(self, folder: Path, limits: Limits) -> Saved:
+    async def save(self, folder: Path, limits: FolderLimits) -> Saved:
         with crossing(SandboxError, f"saving {self._folder}"):
             return await snapshots.save(self._running, self._folder.parent, folder, limits)
 

@@ -7,7 +7,7 @@ USER_HOME = "/home/user"
 """Home of E2B's sandboxes; here it is the workspace."""
 
 
-def inside(path: str) -> str:
+def workspace_path(path: str) -> str:
     """Path in the workspace of a client's path; relative paths start there.
 
     Raises:
@@ -19,7 +19,7 @@ def inside(path: str) -> str:
     return relative(path)
 
 
-def shown(path: str, *, like: str) -> str:
+def client_path(path: str, *, like: str) -> str:
     """Absolute path for a client, below the home that the client used."""
     home = HOME if like == HOME or like.startswith(HOME + "/") else USER_HOME
     return f"{home}/{path}" if path else home

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from etude.common.errors import EtudeError, InvalidFieldError
 from etude.envserver.environment_api.api_keys import UnknownKeyError
-from etude.envserver.environment_api.pool_client import told
+from etude.envserver.environment_api.pool_client import public_error
 
 Json = dict[str, Any]
 Errors = (EtudeError, grpc.aio.AioRpcError)
@@ -39,9 +39,9 @@ _STATUS = {
 }
 
 
-def problem(error: EtudeError | grpc.aio.AioRpcError) -> Json:
+def error_body(error: EtudeError | grpc.aio.AioRpcError) -> Json:
     """Body of an error for a Connect client."""
-    code, message = told(error)
+    code, message = public_error(error)
     if isinstance(error, UnknownKeyError):
         return {"code": "unauthenticated", "message": message}
     if code is grpc.StatusCode.CANCELLED:
@@ -49,12 +49,12 @@ def problem(error: EtudeError | grpc.aio.AioRpcError) -> Json:
     return {"code": code.name.lower(), "message": message}
 
 
-def refused(found: Json) -> JSONResponse:
+def error_response(found: Json) -> JSONResponse:
     """Response to a call that failed as a whole."""
     return JSONResponse(found, _STATUS.get(found["code"], 500))
 
 
-async def message(request: Request) -> Json:
+async def read_message(request: Request) -> Json:
     """Read the one message of a request, with or without an envelope.
 
     Raises:
@@ -77,7 +77,7 @@ async def message(request: Request) -> Json:
     return found
 
 
-def streamed(events: AsyncIterator[Json], *, keepalive_s: float | None) -> StreamingResponse:
+def stream_response(events: AsyncIterator[Json], *, keepalive_s: float | None) -> StreamingResponse:
     """Response that streams events, with keepalives in pauses."""
     return StreamingResponse(_enveloped(events, keepalive_s), media_type=STREAM_TYPE)
 
@@ -90,7 +90,7 @@ async def _enveloped(
         async for event in _with_pauses(events, keepalive_s):
             yield _envelope(0, {"event": event})
     except Errors as error:
-        trailer = {"error": problem(error)}
+        trailer = {"error": error_body(error)}
     yield _envelope(_END, trailer)
 
 
@@ -123,7 +123,7 @@ def _envelope(flags: int, content: Mapping[str, Any]) -> bytes:
     return _HEADER.pack(flags, len(data)) + data
 
 
-def text(content: Mapping[str, Any], name: str) -> str:
+def text_field(content: Mapping[str, Any], name: str) -> str:
     """A text field, empty if absent.
 
     Raises:
@@ -135,7 +135,7 @@ def text(content: Mapping[str, Any], name: str) -> str:
     return found
 
 
-def nested(content: Mapping[str, Any], name: str) -> Json:
+def object_field(content: Mapping[str, Any], name: str) -> Json:
     """An object field, empty if absent.
 
     Raises:
@@ -147,7 +147,7 @@ def nested(content: Mapping[str, Any], name: str) -> Json:
     return found
 
 
-def number(content: Mapping[str, Any], name: str, *, most: int) -> int:
+def number_field(content: Mapping[str, Any], name: str, *, most: int) -> int:
     """A count, 0 if absent.
 
     Raises:
@@ -161,13 +161,13 @@ def number(content: Mapping[str, Any], name: str, *, most: int) -> int:
     return found
 
 
-def texts(content: Mapping[str, Any], name: str) -> dict[str, str]:
+def text_map_field(content: Mapping[str, Any], name: str) -> dict[str, str]:
     """A field that maps text to text.
 
     Raises:
         InvalidFieldError: it is something else.
     """
-    found = nested(content, name)
+    found = object_field(content, name)
     if not all(isinstance(value, str) for value in found.values()):
         raise InvalidFieldError(name, "has a value that is not text")
     return found

@@ -14,10 +14,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from etude.common.errors import InvalidFieldError, WrongStateError
-from etude.envserver.environment_api.api_keys import Caller, Keys, Role, UnknownKeyError
+from etude.envserver.environment_api.api_keys import ApiCaller, ApiKeys, KeyRole, UnknownKeyError
 from etude.envserver.environment_api.e2b import connect_protocol
 from etude.envserver.environment_api.e2b.connect_protocol import Json
-from etude.envserver.environment_api.sandboxes import MAX_LIFE_S, Sandbox, Sandboxes, Wish
+from etude.envserver.environment_api.sandboxes import (
+    MAX_LIFE_S,
+    ClientSandbox,
+    ClientSandboxes,
+    SandboxRequest,
+)
 
 ENVD_VERSION = "0.5.7"
 """Version whose features clients may expect: uploads as they are, and input that ends."""
@@ -31,11 +36,11 @@ _REFUSED = ("network", "mcp", "iam", "volumeMounts", "autoResume")
 
 
 @dataclass(frozen=True, slots=True)
-class E2bApi:
+class E2bControlPlane:
     """The routes of the control plane."""
 
-    keys: Keys
-    sandboxes: Sandboxes
+    keys: ApiKeys
+    sandboxes: ClientSandboxes
     memory_mib: int
     """Of each sandbox."""
 
@@ -56,9 +61,9 @@ class E2bApi:
             Route(one + "/pause", self._pause, methods=["POST"]),
         ]
 
-    def _caller(self, request: Request) -> Caller:
-        caller = self.keys.caller(request.headers.get("x-api-key", ""))
-        if caller.role is not Role.FULL:
+    def _caller(self, request: Request) -> ApiCaller:
+        caller = self.keys.identify(request.headers.get("x-api-key", ""))
+        if caller.role is not KeyRole.FULL:
             raise UnknownKeyError(f"key {caller.name} is valid for tools only")
         return caller
 
@@ -70,16 +75,16 @@ class E2bApi:
                 raise InvalidFieldError(name, "is not supported by this API")
         if content.get("allow_internet_access"):
             raise InvalidFieldError("allow_internet_access", "sandboxes here have no network")
-        wish = Wish(
-            template=connect_protocol.text(content, "templateID"),
+        wish = SandboxRequest(
+            template=connect_protocol.text_field(content, "templateID"),
             life_s=_life_s(content),
             metadata=_metadata(content),
-            env=connect_protocol.texts(content, "envVars"),
+            env=connect_protocol.text_map_field(content, "envVars"),
             pauses=bool(content.get("autoPause")),
         )
         key = request.headers.get("idempotency-key", "")[:255]
         made = await self.sandboxes.create(caller, wish, request_key=key)
-        return JSONResponse(_created(made), 201)
+        return JSONResponse(_describe_new(made), 201)
 
     async def _list(self, request: Request) -> Response:
         caller = self._caller(request)
@@ -90,72 +95,73 @@ class E2bApi:
         states = request.query_params.get("state", "running,paused").split(",")
         found = [
             sandbox
-            for sandbox in self.sandboxes.all_of(caller)
-            if wanted.items() <= sandbox.wish.metadata.items()
+            for sandbox in self.sandboxes.list_own(caller)
+            if wanted.items() <= sandbox.request.metadata.items()
             and _state(sandbox) in states
-            and request.query_params.get("template", sandbox.wish.template) == sandbox.wish.template
+            and request.query_params.get("template", sandbox.request.template)
+            == sandbox.request.template
         ]
-        start = connect_protocol.number(request.query_params, "nextToken", most=1 << 20)
-        limit = connect_protocol.number(request.query_params, "limit", most=_PAGE) or _PAGE
-        page = [_shown(sandbox, self.memory_mib) for sandbox in found[start : start + limit]]
+        start = connect_protocol.number_field(request.query_params, "nextToken", most=1 << 20)
+        limit = connect_protocol.number_field(request.query_params, "limit", most=_PAGE) or _PAGE
+        page = [_describe(sandbox, self.memory_mib) for sandbox in found[start : start + limit]]
         more = {"x-next-token": str(start + limit)} if len(found) > start + limit else {}
         return JSONResponse(page, headers=more)
 
     async def _get(self, request: Request) -> Response:
-        sandbox = self._found(request)
+        sandbox = self._sandbox(request)
         token = {"envdAccessToken": sandbox.token, "domain": None}
-        return JSONResponse(_shown(sandbox, self.memory_mib) | token)
+        return JSONResponse(_describe(sandbox, self.memory_mib) | token)
 
     async def _kill(self, request: Request) -> Response:
-        await self.sandboxes.end(self._found(request))
+        await self.sandboxes.end(self._sandbox(request))
         return Response(status_code=204)
 
     async def _timeout(self, request: Request) -> Response:
-        sandbox = self._found(request)
+        sandbox = self._sandbox(request)
         content = await _content(request)
         sandbox.ends_s = time.time() + _life_s(content)
         return Response(status_code=204)
 
     async def _connect(self, request: Request) -> Response:
-        sandbox = self._found(request)
+        sandbox = self._sandbox(request)
         content = await _content(request)
         if sandbox.is_paused:
             await self.sandboxes.resume(sandbox, _life_s(content))
-            return JSONResponse(_created(sandbox), 201)
+            return JSONResponse(_describe_new(sandbox), 201)
         if "timeout" in content:
             sandbox.ends_s = max(sandbox.ends_s, time.time() + _life_s(content))
-        return JSONResponse(_created(sandbox))
+        return JSONResponse(_describe_new(sandbox))
 
     async def _pause(self, request: Request) -> Response:
-        sandbox = self._found(request)
+        sandbox = self._sandbox(request)
         if sandbox.is_paused:
             raise WrongStateError(f"sandbox {sandbox.name} is paused already")
         await self.sandboxes.pause(sandbox)
         return Response(status_code=204)
 
-    def _found(self, request: Request) -> Sandbox:
-        return self.sandboxes.of(self._caller(request), request.path_params["name"])
+    def _sandbox(self, request: Request) -> ClientSandbox:
+        return self.sandboxes.find_own(self._caller(request), request.path_params["name"])
 
 
 async def _content(request: Request) -> Json:
-    return await connect_protocol.message(request)
+    return await connect_protocol.read_message(request)
 
 
 def _life_s(content: Json) -> int:
-    wanted = connect_protocol.number(content, "timeout", most=MAX_LIFE_S)
+    wanted = connect_protocol.number_field(content, "timeout", most=MAX_LIFE_S)
     return wanted if "timeout" in content else _DEFAULT_LIFE_S
 
 
 def _metadata(content: Json) -> Mapping[str, str]:
-    metadata = connect_protocol.texts(content, "metadata")
+    metadata = connect_protocol.text_map_field(content, "metadata")
     if len(json.dumps(metadata)) > _MAX_METADATA:
         raise InvalidFieldError("metadata", f"is longer than {_MAX_METADATA >> 10} KiB")
     return metadata
 
 
-def _created(sandbox: Sandbox) -> dict[str, Any]:
+def _describe_new(sandbox: ClientSandbox) -> dict[str, Any]:
     return {
-        "templateID": sandbox.wish.template,
+        "templateID": sandbox.request.template,
         "sandboxID": sandbox.name,
         "clientID": "etude",
         "envdVersion": ENVD_VERSION,
@@ -165,9 +171,9 @@ def _created(sandbox: Sandbox) -> dict[str, Any]:
     }
 
 
-def _shown(sandbox: Sandbox, memory_mib: int) -> dict[str, Any]:
+def _describe(sandbox: ClientSandbox, memory_mib: int) -> dict[str, Any]:
     return {
-        "templateID": sandbox.wish.template,
+        "templateID": sandbox.request.template,
         "sandboxID": sandbox.name,
         "clientID": "etude",
         "startedAt": _time(sandbox.started_s),
@@ -178,11 +184,11 @@ def _shown(sandbox: Sandbox, memory_mib: int) -> dict[str, Any]:
         "diskSizeMB": memory_mib,
         "state": _state(sandbox),
         "envdVersion": ENVD_VERSION,
-        "metadata": dict(sandbox.wish.metadata),
+        "metadata": dict(sandbox.request.metadata),
     }
 
 
-def _state(sandbox: Sandbox) -> str:
+def _state(sandbox: ClientSandbox) -> str:
     return "paused" if sandbox.is_paused else "running"
 
 

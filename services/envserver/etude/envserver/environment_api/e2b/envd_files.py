@@ -13,10 +13,10 @@ from etude.agent.workspace import MAX_FILE_BYTES, PathFault, WorkspaceError
 from etude.common.errors import InvalidFieldError, ReusedIdError
 from etude.common.rpc import channels
 from etude.envserver.environment_api.e2b import connect_protocol
-from etude.envserver.environment_api.e2b.client_paths import inside, shown
+from etude.envserver.environment_api.e2b.client_paths import client_path, workspace_path
 from etude.envserver.environment_api.e2b.connect_protocol import Json
-from etude.envserver.environment_api.pool_client import Pool
-from etude.envserver.environment_api.sandboxes import Sandbox
+from etude.envserver.environment_api.pool_client import PoolClient
+from etude.envserver.environment_api.sandboxes import ClientSandbox
 from etude.v1 import environment_access_pb2 as pb2
 
 MAX_FILES = 100
@@ -32,17 +32,17 @@ _KINDS = {
 }
 
 
-class Files:
+class EnvdFiles:
     """The files of one sandbox."""
 
-    def __init__(self, pool: Pool, sandbox: Sandbox) -> None:
+    def __init__(self, pool: PoolClient, sandbox: ClientSandbox) -> None:
         """Prepare the calls.
 
         Args:
             pool: where the sandbox is from.
             sandbox: whose files these are.
         """
-        self._access = pool.access(sandbox.lease)
+        self._access = pool.access_stub(sandbox.lease)
         self._key = {
             "lease_id": sandbox.lease.lease_id,
             "control_token": sandbox.lease.control_token,
@@ -51,15 +51,15 @@ class Files:
     async def call(self, method: str, request: Request) -> Response:
         """Answer one RPC of filesystem.Filesystem."""
         answer = self._methods.get(method)
-        content = await connect_protocol.message(request)
+        content = await connect_protocol.read_message(request)
         if answer is None:
             message = f"no filesystem.{method[:80]}"
-            return connect_protocol.refused({"code": "unimplemented", "message": message})
+            return connect_protocol.error_response({"code": "unimplemented", "message": message})
         return JSONResponse(await answer(content))
 
     async def download(self, path: str) -> bytes:
         """Read a whole file."""
-        request = pb2.ReadFileRequest(**self._key, path=inside(path))
+        request = pb2.ReadFileRequest(**self._key, path=workspace_path(path))
         chunks = [
             piece.chunk async for piece in self._access.ReadFile(request, timeout=_DEADLINE_S)
         ]
@@ -83,14 +83,14 @@ class Files:
                 ]
         body = await request.body()
         if request.headers.get("content-encoding", "identity") == "gzip":
-            body = _unpacked(body, path)
+            body = _decompress(body, path)
         return [await self._write(path, body)]
 
     async def _write(self, path: str, data: bytes) -> Json:
-        if not inside(path):
+        if not workspace_path(path):
             raise InvalidFieldError("path", "names no file")
         requests = [
-            pb2.WriteFileRequest(**self._key, path=inside(path), chunk=chunk)
+            pb2.WriteFileRequest(**self._key, path=workspace_path(path), chunk=chunk)
             for chunk in channels.chunks(data)
         ]
         answer = await self._access.WriteFile(iter(requests), timeout=_DEADLINE_S)
@@ -108,16 +108,16 @@ class Files:
         }
 
     async def _stat(self, content: Json) -> Json:
-        path = connect_protocol.text(content, "path")
-        request = pb2.StatFileRequest(**self._key, path=inside(path))
+        path = connect_protocol.text_field(content, "path")
+        request = pb2.StatFileRequest(**self._key, path=workspace_path(path))
         answer = await self._access.StatFile(request, timeout=_DEADLINE_S)
         return {"entry": _entry(answer.entry, like=path)}
 
     async def _list(self, content: Json) -> Json:
-        path = connect_protocol.text(content, "path")
-        depth = connect_protocol.number(content, "depth", most=_MAX_DEPTH) or 1
+        path = connect_protocol.text_field(content, "path")
+        depth = connect_protocol.number_field(content, "depth", most=_MAX_DEPTH) or 1
         entries: list[Json] = []
-        level = [inside(path)]
+        level = [workspace_path(path)]
         while level and depth:
             folders, level = level, []
             for folder in folders:
@@ -141,26 +141,30 @@ class Files:
             call.cancel()
 
     async def _make(self, content: Json) -> Json:
-        path = connect_protocol.text(content, "path")
-        request = pb2.MakeFolderRequest(**self._key, path=inside(path))
+        path = connect_protocol.text_field(content, "path")
+        request = pb2.MakeFolderRequest(**self._key, path=workspace_path(path))
         answer = await self._access.MakeFolder(request, timeout=_DEADLINE_S)
         if not answer.is_new:
-            raise ReusedIdError(f"directory already exists: {shown(inside(path), like=path)}")
-        entry = pb2.FileEntry(path=inside(path), kind=pb2.FILE_KIND_FOLDER)
+            raise ReusedIdError(
+                f"directory already exists: {client_path(workspace_path(path), like=path)}"
+            )
+        entry = pb2.FileEntry(path=workspace_path(path), kind=pb2.FILE_KIND_FOLDER)
         return {"entry": _entry(entry, like=path)}
 
     async def _move(self, content: Json) -> Json:
         path, to = (
-            connect_protocol.text(content, "source"),
-            connect_protocol.text(content, "destination"),
+            connect_protocol.text_field(content, "source"),
+            connect_protocol.text_field(content, "destination"),
         )
-        request = pb2.MoveFileRequest(**self._key, path=inside(path), new_path=inside(to))
+        request = pb2.MoveFileRequest(
+            **self._key, path=workspace_path(path), new_path=workspace_path(to)
+        )
         answer = await self._access.MoveFile(request, timeout=_DEADLINE_S)
         return {"entry": _entry(answer.entry, like=to)}
 
     async def _remove(self, content: Json) -> Json:
-        path = connect_protocol.text(content, "path")
-        request = pb2.RemoveFileRequest(**self._key, path=inside(path))
+        path = connect_protocol.text_field(content, "path")
+        request = pb2.RemoveFileRequest(**self._key, path=workspace_path(path))
         await self._access.RemoveFile(request, timeout=_DEADLINE_S)
         return {}
 
@@ -169,9 +173,9 @@ def _entry(entry: pb2.FileEntry, *, like: str) -> dict[str, Any]:
     """An entry in envd's form. Owner and modes are the same for every file here."""
     is_folder = entry.kind == pb2.FILE_KIND_FOLDER
     return {
-        "name": entry.path.rpartition("/")[2] or shown("", like=like).rpartition("/")[2],
+        "name": entry.path.rpartition("/")[2] or client_path("", like=like).rpartition("/")[2],
         "type": _KINDS[entry.kind],
-        "path": shown(entry.path, like=like),
+        "path": client_path(entry.path, like=like),
         "size": str(entry.size),
         "mode": 0o755 if is_folder else 0o644,
         "permissions": "drwxr-xr-x" if is_folder else "-rw-r--r--",
@@ -180,7 +184,7 @@ def _entry(entry: pb2.FileEntry, *, like: str) -> dict[str, Any]:
     }
 
 
-def _unpacked(body: bytes, path: str) -> bytes:
+def _decompress(body: bytes, path: str) -> bytes:
     """Decompress a gzip stream, up to the largest size of a file.
 
     Raises:

@@ -18,21 +18,21 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from etude.common.errors import EtudeError
-from etude.envserver.environment_api.api_keys import Keys, Role
+from etude.envserver.environment_api.api_keys import ApiKeys, KeyRole
 from etude.envserver.environment_api.openenv.session import (
     Action,
     ErrorCode,
     Observation,
+    OpenEnvSession,
     ResetRequest,
-    Session,
     SessionError,
     State,
     StepRequest,
-    parsed,
-    rpc,
+    answer_rpc,
+    parse_model,
 )
-from etude.envserver.environment_api.pool_client import Pool
-from etude.envserver.environment_api.sandboxes import Sandboxes
+from etude.envserver.environment_api.pool_client import PoolClient
+from etude.envserver.environment_api.sandboxes import ClientSandboxes
 
 _BASE = "/openenv/{key}/{template}"
 _VERSION = "1.0.0"
@@ -46,16 +46,16 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class OpenEnvEdge:
+class OpenEnvServer:
     """Environments as OpenEnv's clients know them."""
 
-    keys: Keys
-    pool: Pool
-    sandboxes: Sandboxes
+    keys: ApiKeys
+    pool: PoolClient
+    sandboxes: ClientSandboxes
 
     def routes(self) -> list[BaseRoute]:
         """List the routes."""
-        answers: dict[str, Callable[[Session, Request], Awaitable[Response]]] = {
+        answers: dict[str, Callable[[OpenEnvSession, Request], Awaitable[Response]]] = {
             "GET /health": _health,
             "GET /metadata": _metadata,
             "GET /schema": _schema,
@@ -71,47 +71,47 @@ class OpenEnvEdge:
             routes.append(Route(_BASE + path, self._endpoint(answer), methods=[method]))
         return [
             *routes,
-            WebSocketRoute(_BASE + "/ws", self._talk),
-            WebSocketRoute(_BASE + "/mcp", self._talk_mcp),
+            WebSocketRoute(_BASE + "/ws", self._serve_socket),
+            WebSocketRoute(_BASE + "/mcp", self._serve_mcp_socket),
         ]
 
     def _endpoint(
-        self, answer: Callable[[Session, Request], Awaitable[Response]]
+        self, answer: Callable[[OpenEnvSession, Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             async with self._session(request) as session:
                 try:
                     return await answer(session, request)
                 except SessionError as error:
-                    return JSONResponse({"detail": _told(error)}, _status(error.error_code))
+                    return JSONResponse({"detail": _error_body(error)}, _status(error.error_code))
 
         return endpoint
 
     @contextlib.asynccontextmanager
-    async def _session(self, connection: HTTPConnection) -> AsyncIterator[Session]:
-        caller = self.keys.caller(connection.path_params["key"])
+    async def _session(self, connection: HTTPConnection) -> AsyncIterator[OpenEnvSession]:
+        caller = self.keys.identify(connection.path_params["key"])
         template = connection.path_params["template"]
-        session = Session(self.pool, self.sandboxes, caller, template)
+        session = OpenEnvSession(self.pool, self.sandboxes, caller, template)
         try:
             yield session
         finally:
             await session.close()
 
-    async def _talk(self, socket: WebSocket) -> None:
-        async with self._listening(socket) as session:
+    async def _serve_socket(self, socket: WebSocket) -> None:
+        async with self._accept_socket(socket) as session:
             await session.open()
-            while (message := await _received(socket)) is not None:
+            while (message := await _receive_json(socket)) is not None:
                 if message == {"type": "close"}:
                     return
-                await socket.send_json(await _answered(session, message))
+                await socket.send_json(await _answer_message(session, message))
 
-    async def _talk_mcp(self, socket: WebSocket) -> None:
-        async with self._listening(socket) as session:
-            while (message := await _received(socket)) is not None:
-                await socket.send_json(await rpc(session, message))
+    async def _serve_mcp_socket(self, socket: WebSocket) -> None:
+        async with self._accept_socket(socket) as session:
+            while (message := await _receive_json(socket)) is not None:
+                await socket.send_json(await answer_rpc(session, message))
 
     @contextlib.asynccontextmanager
-    async def _listening(self, socket: WebSocket) -> AsyncIterator[Session]:
+    async def _accept_socket(self, socket: WebSocket) -> AsyncIterator[OpenEnvSession]:
         """A session that lasts as long as its connection."""
         try:
             async with self._session(socket) as session:
@@ -120,13 +120,13 @@ class OpenEnvEdge:
                     with contextlib.suppress(WebSocketDisconnect):
                         yield session
                 except SessionError as error:
-                    await socket.send_json({"type": "error", "data": _told(error)})
+                    await socket.send_json({"type": "error", "data": _error_body(error)})
                     await socket.close()
         except EtudeError:
             await socket.close(_REFUSED)
 
 
-async def _received(socket: WebSocket) -> object:
+async def _receive_json(socket: WebSocket) -> object:
     """Receive the next message; what is not JSON is answered with an error and skipped.
 
     Raises:
@@ -144,19 +144,19 @@ async def _received(socket: WebSocket) -> object:
             with contextlib.suppress(ValueError, RecursionError):
                 return json.loads(text)
         error = SessionError(ErrorCode.INVALID_JSON, why)
-        await socket.send_json({"type": "error", "data": _told(error)})
+        await socket.send_json({"type": "error", "data": _error_body(error)})
 
 
-async def _answered(session: Session, message: object) -> Json:
+async def _answer_message(session: OpenEnvSession, message: object) -> Json:
     content = message if isinstance(message, dict) else {}
     try:
-        return await _performed(session, content.get("type"), content.get("data"))
+        return await _perform(session, content.get("type"), content.get("data"))
     except SessionError as error:
-        return {"type": "error", "data": _told(error)}
+        return {"type": "error", "data": _error_body(error)}
 
 
-async def _performed(session: Session, kind: object, data: object) -> Json:
-    is_simulation = session.caller.role is Role.FULL
+async def _perform(session: OpenEnvSession, kind: object, data: object) -> Json:
+    is_simulation = session.caller.role is KeyRole.FULL
     match kind:
         case "reset" if is_simulation:
             return {
@@ -168,13 +168,13 @@ async def _performed(session: Session, kind: object, data: object) -> Json:
         case "state" if is_simulation:
             return {"type": "state", "data": session.state.model_dump()}
         case "mcp":
-            return {"type": "mcp", "data": await rpc(session, data)}
+            return {"type": "mcp", "data": await answer_rpc(session, data)}
         case _:
             what = f"Unknown message type: {str(kind)[:80]}"
             raise SessionError(ErrorCode.UNKNOWN_TYPE, what)
 
 
-def _told(error: SessionError) -> Json:
+def _error_body(error: SessionError) -> Json:
     told: Json = {"message": str(error), "code": error.error_code.value}
     return told | ({"errors": error.details} if error.details else {})
 
@@ -189,16 +189,16 @@ def _status(code: ErrorCode) -> int:
     return statuses.get(code, 500)
 
 
-async def _health(_: Session, __: Request) -> Response:
+async def _health(_: OpenEnvSession, __: Request) -> Response:
     return JSONResponse({"status": "healthy"})
 
 
-async def _metadata(session: Session, _: Request) -> Response:
+async def _metadata(session: OpenEnvSession, _: Request) -> Response:
     what = "A repository and the tools to work in it; one environment for each episode."
     return JSONResponse({"name": session.template, "description": what, "version": "1"})
 
 
-async def _schema(_: Session, __: Request) -> Response:
+async def _schema(_: OpenEnvSession, __: Request) -> Response:
     models: dict[str, type[BaseModel]] = {
         "action": Action,
         "observation": Observation,
@@ -207,8 +207,8 @@ async def _schema(_: Session, __: Request) -> Response:
     return JSONResponse({name: model.model_json_schema() for name, model in models.items()})
 
 
-async def _openapi(session: Session, _: Request) -> Response:
-    paths = (*_ALWAYS, *(_SIMULATION if session.caller.role is Role.FULL else ()))
+async def _openapi(session: OpenEnvSession, _: Request) -> Response:
+    paths = (*_ALWAYS, *(_SIMULATION if session.caller.role is KeyRole.FULL else ()))
     described = {
         path: {_method(path): {"responses": {"200": {"description": "OK"}}}} for path in paths
     }
@@ -220,32 +220,32 @@ def _method(path: str) -> str:
     return "post" if path in {"/mcp", "/reset", "/step"} else "get"
 
 
-async def _mcp(session: Session, request: Request) -> Response:
-    return JSONResponse(await rpc(session, await _body(request)))
+async def _mcp(session: OpenEnvSession, request: Request) -> Response:
+    return JSONResponse(await answer_rpc(session, await _body(request)))
 
 
-async def _reset(session: Session, request: Request) -> Response:
+async def _reset(session: OpenEnvSession, request: Request) -> Response:
     _require_simulation(session)
     content = await _body(request) or {}
-    parsed(ResetRequest, content)
+    parse_model(ResetRequest, content)
     return JSONResponse(await session.reset(content))
 
 
-async def _step(session: Session, request: Request) -> Response:
+async def _step(session: OpenEnvSession, request: Request) -> Response:
     _require_simulation(session)
-    step = parsed(StepRequest, await _body(request))
+    step = parse_model(StepRequest, await _body(request))
     answer = await session.step(step.action.model_dump(), timeout_s=step.timeout_s)
     headers = {"X-Request-ID": quote(step.request_id)} if step.request_id else None
     return JSONResponse(answer, headers=headers)
 
 
-async def _state(session: Session, _: Request) -> Response:
+async def _state(session: OpenEnvSession, _: Request) -> Response:
     _require_simulation(session)
     return JSONResponse(session.state.model_dump())
 
 
-def _require_simulation(session: Session) -> None:
-    if session.caller.role is not Role.FULL:
+def _require_simulation(session: OpenEnvSession) -> None:
+    if session.caller.role is not KeyRole.FULL:
         raise SessionError(ErrorCode.UNKNOWN_TYPE, "Not Found")
 
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from etude.common.errors import EtudeError, FullError, UnknownIdError
 from etude.envserver.environment_api import tool_calls
-from etude.envserver.environment_api.api_keys import Caller
-from etude.envserver.environment_api.pool_client import Pool, told
-from etude.envserver.environment_api.sandboxes import Sandbox, Sandboxes, Wish
+from etude.envserver.environment_api.api_keys import ApiCaller
+from etude.envserver.environment_api.pool_client import PoolClient, public_error
+from etude.envserver.environment_api.sandboxes import ClientSandbox, ClientSandboxes, SandboxRequest
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -97,42 +97,42 @@ class SessionError(EtudeError):
 
 
 @dataclass(slots=True)
-class Session:
+class OpenEnvSession:
     """One client's environment; every episode has one of its own."""
 
-    pool: Pool
-    sandboxes: Sandboxes
-    caller: Caller
+    pool: PoolClient
+    sandboxes: ClientSandboxes
+    caller: ApiCaller
     template: str
     state: State = field(default_factory=State)
-    _sandbox: Sandbox | None = None
+    _sandbox: ClientSandbox | None = None
 
-    async def open(self) -> Sandbox:
+    async def open(self) -> ClientSandbox:
         """The environment, launched if there is none.
 
         Raises:
             SessionError: none can be launched.
         """
         if self._sandbox is None:
-            wish = Wish(template=self.template, life_s=LIFE_S, metadata={}, env={})
+            wish = SandboxRequest(template=self.template, life_s=LIFE_S, metadata={}, env={})
             try:
                 self._sandbox = await self.sandboxes.create(self.caller, wish)
             except FullError as error:
                 raise SessionError(ErrorCode.CAPACITY_REACHED, str(error)) from error
             except (EtudeError, grpc.aio.AioRpcError) as error:
-                raise SessionError(ErrorCode.FACTORY_ERROR, told(error)[1]) from error
+                raise SessionError(ErrorCode.FACTORY_ERROR, public_error(error)[1]) from error
         return self._sandbox
 
     async def reset(self, content: object) -> dict[str, Any]:
         """Begin an episode in a fresh environment."""
-        request = parsed(ResetRequest, content)
+        request = parse_model(ResetRequest, content)
         await self.close()
         await self.open()
         episode_id = request.episode_id or secrets.token_hex(8)
         self.state = State(episode_id=episode_id)
         tools: list[dict[str, JsonValue]] = [
             {"name": name, "description": text, "parameters": dict(parameters)}
-            for name, text, parameters in tool_calls.descriptions()
+            for name, text, parameters in tool_calls.tool_descriptions()
         ]
         return _result(Observation(text="", tools=tools), done=False)
 
@@ -142,7 +142,7 @@ class Session:
         Raises:
             SessionError: it is invalid, the platform failed, or it took too long.
         """
-        action = parsed(Action, content)
+        action = parse_model(Action, content)
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self.call(action.tool, action.arguments)
@@ -153,7 +153,7 @@ class Session:
         is_done = action.tool == _FINISH and not answer.is_error
         return _result(Observation(text=answer.text, is_error=answer.is_error), done=is_done)
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> tool_calls.Answer:
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> tool_calls.ToolAnswer:
         """Call a tool.
 
         Raises:
@@ -161,10 +161,10 @@ class Session:
         """
         sandbox = await self.open()
         try:
-            self.sandboxes.keep(sandbox, LIFE_S)
-            return await tool_calls.call(self.pool, sandbox.lease, tool, arguments)
+            self.sandboxes.extend(sandbox, LIFE_S)
+            return await tool_calls.call_tool(self.pool, sandbox.lease, tool, arguments)
         except (UnknownIdError, grpc.aio.AioRpcError) as error:
-            raise SessionError(ErrorCode.EXECUTION_ERROR, told(error)[1]) from error
+            raise SessionError(ErrorCode.EXECUTION_ERROR, public_error(error)[1]) from error
 
     async def close(self) -> None:
         """End the environment."""
@@ -173,7 +173,7 @@ class Session:
             await self.sandboxes.end(sandbox)
 
 
-async def rpc(session: Session, raw: object) -> dict[str, Any]:
+async def answer_rpc(session: OpenEnvSession, raw: object) -> dict[str, Any]:
     """Answer one JSON-RPC message that lists or calls tools."""
     message = raw if isinstance(raw, dict) else {}
     number, params = message.get("id"), message.get("params") or {}
@@ -182,7 +182,7 @@ async def rpc(session: Session, raw: object) -> dict[str, Any]:
             case "tools/list", dict():
                 result: dict[str, Any] = {"tools": _mcp_tools()}
             case "tools/call", {"name": str(name), **rest}:
-                result = await _called(session, name, rest.get("arguments") or {})
+                result = await _call_tool(session, name, rest.get("arguments") or {})
             case str(method), _ if method not in {"tools/list", "tools/call"}:
                 return _rpc_error(number, -32601, f"no method {method[:80]!r}")
             case str(), _:
@@ -197,11 +197,11 @@ async def rpc(session: Session, raw: object) -> dict[str, Any]:
 def _mcp_tools() -> list[dict[str, Any]]:
     return [
         {"name": name, "description": text, "inputSchema": dict(parameters)}
-        for name, text, parameters in tool_calls.descriptions()
+        for name, text, parameters in tool_calls.tool_descriptions()
     ]
 
 
-async def _called(session: Session, name: str, arguments: object) -> dict[str, Any]:
+async def _call_tool(session: OpenEnvSession, name: str, arguments: object) -> dict[str, Any]:
     answer = await session.call(name, arguments if isinstance(arguments, dict) else {})
     return {"content": [{"type": "text", "text": answer.text}], "isError": answer.is_error}
 
@@ -211,7 +211,7 @@ def _rpc_error(number: object, code: int, message: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": number, "error": error}
 
 
-def parsed(model: type[_M], content: object) -> _M:
+def parse_model(model: type[_M], content: object) -> _M:
     """Parse the content of a client's message.
 
     Raises:

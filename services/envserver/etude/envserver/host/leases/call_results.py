@@ -18,7 +18,7 @@ MAX_STORED_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
-class Results:
+class CallResults:
     """Results and digests of calls by id."""
 
     _kept: OrderedDict[str, environments_pb2.ToolResult] = field(default_factory=OrderedDict)
@@ -65,7 +65,7 @@ class Results:
             self._digests.pop(call_id, None)
 
 
-def digest(call: environments_pb2.ToolCall) -> str:
+def call_digest(call: environments_pb2.ToolCall) -> str:
     """Digest of a call, without its id."""
     return blake3(f"{call.name}\0{call.arguments_json}".encode()).hexdigest(length=8)
 
@@ -83,7 +83,7 @@ def exec_result(outcome: Outcome) -> ExecResult:
     )
 
 
-def fitting(
+def truncate_results(
     results: Sequence[environments_pb2.ToolResult],
 ) -> list[environments_pb2.ToolResult]:
     """Drop the content of results that do not fit into one turn."""

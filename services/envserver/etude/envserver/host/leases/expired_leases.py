@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, field
 
 from etude.common.errors import EtudeError
-from etude.envserver.host.environment import Environment
+from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.leases import lease_fields
-from etude.envserver.host.snapshots.environment_state import States
+from etude.envserver.host.snapshots.environment_state import EnvironmentStates
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -21,11 +21,11 @@ SLACK_S = 2.0
 
 
 @dataclass(slots=True)
-class Kept:
+class ExpiredLeases:
     """Paused leases. They take no slot: resuming one needs a free one."""
 
-    states: States
-    _environments: dict[str, Environment] = field(default_factory=dict)
+    states: EnvironmentStates
+    _environments: dict[str, LeasedEnvironment] = field(default_factory=dict)
     _resumed_s: dict[str, float] = field(default_factory=dict)
     """When leases were resumed, for SLACK_S."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -36,11 +36,11 @@ class Kept:
     def __len__(self) -> int:
         return len(self._environments)
 
-    def get(self, lease_id: str) -> Environment | None:
+    def get(self, lease_id: str) -> LeasedEnvironment | None:
         """The environment of a kept lease."""
         return self._environments.get(lease_id)
 
-    def resume(self, lease_id: str) -> Environment:
+    def resume(self, lease_id: str) -> LeasedEnvironment:
         """Remove a lease that is resumed."""
         self._resumed_s[lease_id] = time.monotonic()
         return self._environments.pop(lease_id)
@@ -52,12 +52,12 @@ class Kept:
         """
         return time.monotonic() - self._resumed_s.get(lease_id, -math.inf) < SLACK_S
 
-    def add(self, environment: Environment, *, for_s: float) -> None:
+    def add(self, environment: LeasedEnvironment, *, for_s: float) -> None:
         """Add one that a predecessor kept."""
         environment.deadline_s = time.monotonic() + for_s
         self._environments[environment.lease_id] = environment
 
-    def keep(self, environment: Environment) -> None:
+    def keep(self, environment: LeasedEnvironment) -> None:
         """Pause an expired environment, after its running turn."""
         self.add(environment, for_s=KEEP_S)
         task = asyncio.create_task(self._pause(environment), name=f"keep {environment.lease_id}")
@@ -80,7 +80,7 @@ class Kept:
         """Runs of the kept leases."""
         return {each.record.held.run_id for each in self._environments.values()}
 
-    async def _pause(self, environment: Environment) -> None:
+    async def _pause(self, environment: LeasedEnvironment) -> None:
         until_unix_ms = round(1000 * (time.time() + KEEP_S))
         try:
             await self.states.pause(environment, until_unix_ms=until_unix_ms)
@@ -90,11 +90,11 @@ class Kept:
             await environment.close()
 
 
-def is_to_be_kept(environment: Environment) -> bool:
+def pauses_on_expiry(environment: LeasedEnvironment) -> bool:
     """True if it is paused, not ended, when its lease expires."""
     return environment.record.on_expiry == environments_pb2.ON_EXPIRY_PAUSE
 
 
-def has_expired(environment: Environment) -> bool:
+def has_expired(environment: LeasedEnvironment) -> bool:
     """True if its time is over by this host's clock."""
     return lease_fields.seconds_left(environment.record.held.lease) < SLACK_S

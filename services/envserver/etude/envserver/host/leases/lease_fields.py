@@ -27,7 +27,7 @@ def seconds_left(lease: environments_pb2.Lease) -> float:
     return lease.expires_unix_ms / 1000 - time.time()
 
 
-def write(lease: environments_pb2.Lease, driver: Driver, start: Start | None) -> None:
+def fill_lease(lease: environments_pb2.Lease, driver: Driver, start: Start | None) -> None:
     """Fill in the fields of a lease that describe its environment."""
     lease.driver = driver.name
     lease.isolation = ISOLATION[driver.strength]

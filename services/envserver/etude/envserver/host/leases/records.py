@@ -28,7 +28,7 @@ PAUSED, ROLLBACK = "paused.json", "rollback.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class LeaseRecord:
     """One lease as it was granted."""
 
     held: environments_pb2.HeldLease
@@ -48,7 +48,7 @@ class Record:
         return self.held.lease.lease_id
 
 
-class History(NamedTuple):
+class CallHistory(NamedTuple):
     """Results of a lease's calls, read from its log."""
 
     results: Mapping[str, environments_pb2.ToolResult]
@@ -60,9 +60,9 @@ class History(NamedTuple):
     was cut off."""
 
 
-def save(folder: Path, record: Record) -> None:
+def save_record(folder: Path, record: LeaseRecord) -> None:
     """Make the lease durable; its folder must exist."""
-    put(
+    write_json(
         folder / STATE,
         {
             "held": base64.b64encode(record.held.SerializeToString()).decode(),
@@ -76,7 +76,7 @@ def save(folder: Path, record: Record) -> None:
     )
 
 
-def put(path: Path, value: Mapping[str, object]) -> None:
+def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Write a value as JSON, durably and atomically."""
     partial = path.with_name(f"{path.name}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -89,7 +89,7 @@ def put(path: Path, value: Mapping[str, object]) -> None:
     _sync_folder(path.parent)
 
 
-def found(path: Path) -> Mapping[str, Any] | None:
+def read_json(path: Path) -> Mapping[str, Any] | None:
     """Read a JSON object, None if there is no file.
 
     Raises:
@@ -114,7 +114,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def load(folder: Path) -> Record:
+def load_record(folder: Path) -> LeaseRecord:
     """Read the lease of a folder.
 
     Raises:
@@ -123,7 +123,7 @@ def load(folder: Path) -> Record:
     try:
         raw = json.loads((folder / STATE).read_bytes())
         held = environments_pb2.HeldLease.FromString(base64.b64decode(raw.pop("held")))
-        record = Record(held=held, **raw)
+        record = LeaseRecord(held=held, **raw)
     except (OSError, ValueError, TypeError, KeyError, DecodeError) as cause:
         raise CorruptError(f"{folder / STATE}: {cause}") from cause
     if record.lease_id != folder.name:
@@ -174,7 +174,7 @@ def write_calls(
     partial.rename(path)
 
 
-def history(path: Path) -> History:
+def read_calls(path: Path) -> CallHistory:
     """Read a call log back; a last line that was cut off counts as not written.
 
     Raises:
@@ -199,4 +199,4 @@ def history(path: Path) -> History:
             before = None
         except (ValueError, KeyError, TypeError, DecodeError) as cause:
             raise CorruptError(f"{path} line {number}: {cause}") from cause
-    return History(results, digests, before)
+    return CallHistory(results, digests, before)

@@ -22,26 +22,31 @@ from etude.envserver.drivers.base import (
     SandboxError,
     Saved,
 )
-from etude.envserver.host.environment import Environment
+from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.leases import records
 from etude.envserver.host.leases.records import CALLS, PAUSED, ROLLBACK
-from etude.envserver.host.snapshots.local_snapshots import SAVED, Origin, Snapshot, Snapshots
-from etude.envserver.storage.folders import Limits
+from etude.envserver.host.snapshots.local_snapshots import (
+    SAVED,
+    LocalSnapshot,
+    LocalSnapshots,
+    SnapshotOrigin,
+)
+from etude.envserver.storage.folders import FolderLimits
 
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class States:
+class EnvironmentStates:
     """Operations on the state of one host's environments."""
 
     driver: Driver
-    snapshots: Snapshots
+    snapshots: LocalSnapshots
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def snapshot(
-        self, environment: Environment, snapshot_id: str, *, with_memory: bool
-    ) -> Snapshot:
+        self, environment: LeasedEnvironment, snapshot_id: str, *, with_memory: bool
+    ) -> LocalSnapshot:
         """Save an environment, or return the snapshot of the same id.
 
         Raises:
@@ -52,14 +57,14 @@ class States:
         if with_memory and not self.driver.caps.memory:
             raise CapMissingError(self.driver.name, "memory", "its snapshots hold files only")
 
-        async def write(folder: Path, limits: Limits) -> Saved:
+        async def write(folder: Path, limits: FolderLimits) -> Saved:
             saved = await environment.sandbox.save(folder / SAVED, limits)
             results = environment.results
             calls = folder / CALLS, results.digests(), results.everything()
             await asyncio.to_thread(records.write_calls, *calls)
             return saved
 
-        async def work() -> Snapshot:
+        async def work() -> LocalSnapshot:
             environment.check_ready()
             with crossing(SandboxError, f"lease {environment.lease_id}"):
                 await environment.make_workspace()
@@ -73,7 +78,7 @@ class States:
 
         return await self._between_turns(environment, work)
 
-    async def rollback(self, environment: Environment, snapshot_id: str) -> None:
+    async def rollback(self, environment: LeasedEnvironment, snapshot_id: str) -> None:
         """Restore an environment to a snapshot that it has taken.
 
         Raises:
@@ -84,7 +89,7 @@ class States:
         origin = origin_of(environment)
 
         async def work() -> None:
-            if not environment.is_torn:
+            if not environment.is_half_restored:
                 environment.check_ready()
             snapshot = self.snapshots.find(
                 origin.run_id, snapshot_id, lease_id=environment.lease_id
@@ -92,35 +97,35 @@ class States:
             intent = environment.folder / ROLLBACK
             what = f"lease {environment.lease_id}"
             with crossing(SandboxError, what):
-                records.put(intent, {"snapshot": snapshot.folder.name})
+                records.write_json(intent, {"snapshot": snapshot.folder.name})
                 try:
                     with crossing(SandboxError, what):
-                        await self._put_back(environment, snapshot)
+                        await self._restore(environment, snapshot)
                 except HalfRestoredError:
                     # This process may repeat it, and the next one has to.
-                    environment.is_torn = True
+                    environment.is_half_restored = True
                     raise
                 except EtudeError:
-                    if not environment.is_torn:
+                    if not environment.is_half_restored:
                         intent.unlink()
                     raise
 
         await self._between_turns(environment, work)
 
-    async def continue_rollback(self, environment: Environment) -> bool:
+    async def continue_rollback(self, environment: LeasedEnvironment) -> bool:
         """Repeat a predecessor's unfinished rollback; False if there was none.
 
         Raises:
             EtudeError: that is not possible, and the environment is lost.
         """
-        said = records.found(environment.folder / ROLLBACK)
+        said = records.read_json(environment.folder / ROLLBACK)
         if said is None:
             return False
         with crossing(SandboxError, f"lease {environment.lease_id}"):
-            await self._put_back(environment, self.snapshots.named(str(said.get("snapshot"))))
+            await self._restore(environment, self.snapshots.in_folder(str(said.get("snapshot"))))
         return True
 
-    async def drop(self, environment: Environment, snapshot_id: str) -> None:
+    async def drop(self, environment: LeasedEnvironment, snapshot_id: str) -> None:
         """Remove a snapshot that an environment has taken.
 
         Raises:
@@ -134,13 +139,13 @@ class States:
 
         await self._between_turns(environment, work)
 
-    async def drop_graded(self, environment: Environment) -> None:
+    async def drop_graded(self, environment: LeasedEnvironment) -> None:
         """Remove the snapshot from which an environment was forked to be graded."""
         key = environment.record.held.run_id, environment.record.snapshot_id
         with contextlib.suppress(UnknownIdError):  # it started from none, or from one that is gone
             await self.snapshots.drop(self.snapshots.find(*key))
 
-    async def start_from(self, environment: Environment, snapshot: Snapshot) -> None:
+    async def start_from(self, environment: LeasedEnvironment, snapshot: LocalSnapshot) -> None:
         """Give a new environment the state of a snapshot, and none of its calls.
 
         Raises:
@@ -149,7 +154,7 @@ class States:
         async with self.snapshots.using(snapshot) as folder:
             await environment.sandbox.restore(folder, snapshot.saved)
 
-    async def pause(self, environment: Environment, *, until_unix_ms: int = 0) -> None:
+    async def pause(self, environment: LeasedEnvironment, *, until_unix_ms: int = 0) -> None:
         """Save an environment to the disk, and stop it.
 
         Args:
@@ -164,7 +169,7 @@ class States:
         async def work() -> None:
             marker = environment.folder / PAUSED
             with crossing(SandboxError, f"lease {environment.lease_id}"):
-                records.put(marker, {"until_unix_ms": until_unix_ms})
+                records.write_json(marker, {"until_unix_ms": until_unix_ms})
                 was_paused, environment.is_paused = environment.is_paused, True
                 try:
                     with crossing(SandboxError, f"lease {environment.lease_id}"):
@@ -178,7 +183,7 @@ class States:
 
         await self._between_turns(environment, work)
 
-    async def resume(self, environment: Environment) -> None:
+    async def resume(self, environment: LeasedEnvironment) -> None:
         """Resume a paused environment.
 
         Raises:
@@ -194,7 +199,7 @@ class States:
 
         await self._between_turns(environment, work)
 
-    async def continue_pause(self, environment: Environment) -> int | None:
+    async def continue_pause(self, environment: LeasedEnvironment) -> int | None:
         """Finish a predecessor's pause.
 
         Returns:
@@ -204,7 +209,7 @@ class States:
         Raises:
             CorruptError: its record is damaged.
         """
-        said = records.found(environment.folder / PAUSED)
+        said = records.read_json(environment.folder / PAUSED)
         if said is None:
             return None
         until_unix_ms = said.get("until_unix_ms")
@@ -222,7 +227,7 @@ class States:
         if not self.driver.caps.files:
             raise CapMissingError(self.driver.name, "files", why)
 
-    async def _put_back(self, environment: Environment, snapshot: Snapshot) -> None:
+    async def _restore(self, environment: LeasedEnvironment, snapshot: LocalSnapshot) -> None:
         """Restore files and calls; after an error both are unchanged.
 
         Raises:
@@ -233,17 +238,17 @@ class States:
         async with self.snapshots.using(snapshot) as folder:
             # What can fail for want of space comes first.
             await asyncio.to_thread(shutil.copyfile, snapshot.folder / CALLS, partial)
-            found = records.history(partial)
+            found = records.read_calls(partial)
             await environment.end_programs()
             await environment.sandbox.restore(folder, snapshot.saved)
             with crossing(HalfRestoredError, f"the calls of lease {environment.lease_id}"):
                 partial.rename(calls)
-                environment.recall(found)
+                environment.replace_history(found)
                 (environment.folder / ROLLBACK).unlink()
-            environment.is_torn = False
+            environment.is_half_restored = False
 
     async def _between_turns(
-        self, environment: Environment, work: Callable[[], Awaitable[_T]]
+        self, environment: LeasedEnvironment, work: Callable[[], Awaitable[_T]]
     ) -> _T:
         async def alone() -> _T:
             async with environment.turn:
@@ -256,10 +261,10 @@ class States:
         return await asyncio.shield(task)
 
 
-def origin_of(environment: Environment) -> Origin:
+def origin_of(environment: LeasedEnvironment) -> SnapshotOrigin:
     """Origin of an environment's snapshots."""
     record = environment.record
-    return Origin(
+    return SnapshotOrigin(
         run_id=record.held.run_id,
         lease_id=record.lease_id,
         template=record.template,

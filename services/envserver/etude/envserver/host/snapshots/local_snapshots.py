@@ -32,7 +32,7 @@ from etude.envserver.drivers.base import SandboxError, Saved
 from etude.envserver.host.leases import records
 from etude.envserver.host.leases.records import CALLS, STATE
 from etude.envserver.storage import folders
-from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ RETRY_AFTER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quota:
+class SnapshotQuota:
     """Quotas of snapshots on a host."""
 
     max_snapshots: int = 512
@@ -70,7 +70,7 @@ class NoRoomError(FullError):
         super().__init__(f"{what}: drop snapshots that are not needed", retry_after_s=RETRY_AFTER_S)
 
 
-class Origin(NamedTuple):
+class SnapshotOrigin(NamedTuple):
     """Lease, run and first files of a snapshot."""
 
     run_id: str
@@ -82,11 +82,11 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class LocalSnapshot:
     """The saved state of one environment."""
 
     snapshot_id: str
-    origin: Origin
+    origin: SnapshotOrigin
     saved: Saved
     has_memory: bool
     created_unix_ms: int
@@ -98,17 +98,17 @@ class Snapshot:
         return self.origin.run_id, self.snapshot_id
 
 
-Write = Callable[[Path, Limits], Awaitable[Saved]]
+Write = Callable[[Path, FolderLimits], Awaitable[Saved]]
 """Saves into an empty folder, within limits, with a call log next to it."""
 
 
 @dataclass(slots=True)
-class Snapshots:
+class LocalSnapshots:
     """Snapshots by run and id. A snapshot in use is removed only after its last reader."""
 
     folder: Path
-    quota: Quota = field(default_factory=Quota)
-    _kept: dict[tuple[str, str], Snapshot] = field(default_factory=dict)
+    quota: SnapshotQuota = field(default_factory=SnapshotQuota)
+    _kept: dict[tuple[str, str], LocalSnapshot] = field(default_factory=dict)
     _making: Counter[str] = field(default_factory=Counter)
     """Snapshots being made, by run."""
     _making_keys: set[tuple[str, str]] = field(default_factory=set)
@@ -120,7 +120,7 @@ class Snapshots:
     _seen_s: dict[str, float] = field(default_factory=dict)
     """When each run last held a lease, by the monotonic clock."""
 
-    def held(self) -> list[environments_pb2.HeldSnapshot]:
+    def held_snapshots(self) -> list[environments_pb2.HeldSnapshot]:
         """Every snapshot, for the broker."""
         return [
             environments_pb2.HeldSnapshot(
@@ -131,7 +131,7 @@ class Snapshots:
             for each in self._kept.values()
         ]
 
-    def find(self, run_id: str, snapshot_id: str, *, lease_id: str | None = None) -> Snapshot:
+    def find(self, run_id: str, snapshot_id: str, *, lease_id: str | None = None) -> LocalSnapshot:
         """Find a run's snapshot, or only one of a given lease.
 
         Raises:
@@ -142,7 +142,7 @@ class Snapshots:
             raise UnknownIdError(f"this host holds no such snapshot {snapshot_id[:128]!r}")
         return found
 
-    def named(self, name: str) -> Snapshot:
+    def in_folder(self, name: str) -> LocalSnapshot:
         """The snapshot in the folder of this name.
 
         Raises:
@@ -154,7 +154,7 @@ class Snapshots:
         raise UnknownIdError(f"this host holds no snapshot in {name}")
 
     @contextlib.asynccontextmanager
-    async def using(self, snapshot: Snapshot) -> AsyncIterator[Path]:
+    async def using(self, snapshot: LocalSnapshot) -> AsyncIterator[Path]:
         """Folder of the driver's files, which stay while the block runs."""
         self._uses[snapshot.folder] += 1
         try:
@@ -165,11 +165,11 @@ class Snapshots:
                 del self._uses[snapshot.folder]
                 if snapshot.folder in self._doomed:
                     self._doomed.discard(snapshot.folder)
-                    await asyncio.to_thread(_remove_or_say, snapshot.folder)
+                    await asyncio.to_thread(_remove_or_log, snapshot.folder)
 
     async def take(
-        self, snapshot_id: str, origin: Origin, write: Write, *, has_memory: bool
-    ) -> Snapshot:
+        self, snapshot_id: str, origin: SnapshotOrigin, write: Write, *, has_memory: bool
+    ) -> LocalSnapshot:
         """Make a snapshot, or return the existing one.
 
         Raises:
@@ -200,7 +200,7 @@ class Snapshots:
         self._count()
         return made
 
-    async def drop(self, snapshot: Snapshot) -> None:
+    async def drop(self, snapshot: LocalSnapshot) -> None:
         """Remove a snapshot, after its last reader."""
         self._kept.pop(snapshot.key, None)
         # From here on a successor would not find it either.
@@ -208,10 +208,12 @@ class Snapshots:
         if self._uses[snapshot.folder]:
             self._doomed.add(snapshot.folder)
         else:
-            await asyncio.to_thread(_remove_or_say, snapshot.folder)
+            await asyncio.to_thread(_remove_or_log, snapshot.folder)
         self._count()
 
-    async def collect(self, runs: Collection[str], *, now_s: float, now_unix_ms: int) -> list[str]:
+    async def remove_expired(
+        self, runs: Collection[str], *, now_s: float, now_unix_ms: int
+    ) -> list[str]:
         """Remove snapshots that are too old, and those of runs without leases."""
         self._seen_s.update(dict.fromkeys(runs, now_s))
         over = [
@@ -230,7 +232,7 @@ class Snapshots:
         self._seen_s = {run: seen for run, seen in self._seen_s.items() if run in living}
         return [snapshot.snapshot_id for snapshot in over]
 
-    def expires_unix_ms(self, snapshot: Snapshot) -> int:
+    def expires_unix_ms(self, snapshot: LocalSnapshot) -> int:
         """Latest time of its removal."""
         return snapshot.created_unix_ms + round(1000 * self.quota.ttl_s)
 
@@ -242,22 +244,28 @@ class Snapshots:
                 snapshot = _load(folder)
             except CorruptError as error:
                 log.warning("snapshot %s is not adopted: %s", folder.name, error)
-                _remove_or_say(folder)
+                _remove_or_log(folder)
             else:
                 self._kept[snapshot.key] = snapshot
         self._count()
         return len(self._kept)
 
     async def _make(
-        self, snapshot_id: str, origin: Origin, write: Write, limits: Limits, *, has_memory: bool
-    ) -> Snapshot:
+        self,
+        snapshot_id: str,
+        origin: SnapshotOrigin,
+        write: Write,
+        limits: FolderLimits,
+        *,
+        has_memory: bool,
+    ) -> LocalSnapshot:
         folder = self.folder / secrets.token_hex(12)
         try:
             with crossing(SandboxError, f"snapshot {snapshot_id}"):
                 (folder / SAVED).mkdir(mode=0o700, parents=True)
                 saved = await write(folder, limits)
                 self._check_bytes(origin.run_id, saved.num_bytes)
-                made = Snapshot(
+                made = LocalSnapshot(
                     snapshot_id=snapshot_id,
                     origin=origin,
                     saved=saved,
@@ -267,14 +275,14 @@ class Snapshots:
                 )
                 await asyncio.to_thread(_commit, made)
         except TooLargeError as error:
-            await asyncio.to_thread(_remove_or_say, folder)
+            await asyncio.to_thread(_remove_or_log, folder)
             raise NoRoomError(f"snapshot {snapshot_id!r} does not fit: {error}") from error
         except EtudeError:
-            await asyncio.to_thread(_remove_or_say, folder)
+            await asyncio.to_thread(_remove_or_log, folder)
             raise
         return made
 
-    def _room(self, run_id: str) -> Limits:
+    def _room(self, run_id: str) -> FolderLimits:
         """Limits of one more snapshot of a run.
 
         Raises:
@@ -298,7 +306,7 @@ class Snapshots:
             raise NoRoomError(
                 f"the disk keeps its last {self.quota.reserve_bytes >> 20} MiB for leases"
             )
-        return Limits(max_files=self.quota.max_entries, max_bytes=min(left, free))
+        return FolderLimits(max_files=self.quota.max_entries, max_bytes=min(left, free))
 
     def _check_bytes(self, run_id: str, num_bytes: int) -> None:
         """Check the quota again: several snapshots may have been made at a time.
@@ -315,7 +323,7 @@ class Snapshots:
         metrics.snapshot_bytes.set(sum(each.saved.num_bytes for each in self._kept.values()))
 
 
-def _commit(made: Snapshot) -> None:
+def _commit(made: LocalSnapshot) -> None:
     said = {
         "snapshot_id": made.snapshot_id,
         "origin": made.origin._asdict(),
@@ -323,22 +331,22 @@ def _commit(made: Snapshot) -> None:
         "has_memory": made.has_memory,
         "created_unix_ms": made.created_unix_ms,
     }
-    records.put(made.folder / STATE, said)
+    records.write_json(made.folder / STATE, said)
 
 
-def _load(folder: Path) -> Snapshot:
+def _load(folder: Path) -> LocalSnapshot:
     """Read the snapshot of a folder.
 
     Raises:
         CorruptError: there is none, or it cannot be read.
     """
-    said = records.found(folder / STATE)
+    said = records.read_json(folder / STATE)
     if said is None or not (folder / CALLS).exists():
         raise CorruptError(f"{folder}: was never finished")
     try:
-        return Snapshot(
+        return LocalSnapshot(
             snapshot_id=said["snapshot_id"],
-            origin=Origin(**said["origin"]),
+            origin=SnapshotOrigin(**said["origin"]),
             saved=Saved(**said["saved"]),
             has_memory=said["has_memory"],
             created_unix_ms=said["created_unix_ms"],
@@ -348,8 +356,8 @@ def _load(folder: Path) -> Snapshot:
         raise CorruptError(f"{folder / STATE}: {cause}") from cause
 
 
-def _remove_or_say(folder: Path) -> None:
+def _remove_or_log(folder: Path) -> None:
     try:
-        folders.remove(folder)
+        folders.remove_folder(folder)
     except OSError:
         log.exception("%s stays on the disk", folder)

@@ -25,9 +25,14 @@ from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, StoreError, UnknownIdError, WrongStateError, crossing
 from etude.envserver.drivers.base import CapMissingError, Driver, SandboxError, Saved
 from etude.envserver.host.leases.records import CALLS
-from etude.envserver.host.snapshots.local_snapshots import SAVED, Origin, Snapshot, Snapshots
+from etude.envserver.host.snapshots.local_snapshots import (
+    SAVED,
+    LocalSnapshot,
+    LocalSnapshots,
+    SnapshotOrigin,
+)
 from etude.envserver.storage import packing
-from etude.envserver.storage.folders import Limits
+from etude.envserver.storage.folders import FolderLimits
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +47,14 @@ SLACK_S = 3_600.0
 """How much longer than on its host a snapshot stays in the store: clocks differ."""
 
 
-class Shared(NamedTuple):
+class SharedSnapshot(NamedTuple):
     """A snapshot in the store."""
 
     digest: str
     num_bytes: int
 
 
-class Wanted(NamedTuple):
+class SharedSnapshotRef(NamedTuple):
     """Reference to a shared snapshot of a run."""
 
     snapshot_id: str
@@ -57,20 +62,20 @@ class Wanted(NamedTuple):
     """Digest of the manifest, from share()."""
 
 
-class NoShelfError(WrongStateError):
+class NoSnapshotStoreError(WrongStateError):
     """The pool has no snapshot store."""
 
     reason = "NoSnapshotStore"
 
 
 @dataclass(slots=True)
-class Shelf:
+class SnapshotStore:
     """The shared snapshots of a pool's hosts."""
 
     store: Store
     driver: Driver
 
-    async def share(self, snapshots: Snapshots, snapshot: Snapshot) -> Shared:
+    async def share(self, snapshots: LocalSnapshots, snapshot: LocalSnapshot) -> SharedSnapshot:
         """Upload a snapshot; the same one again changes nothing.
 
         Raises:
@@ -87,11 +92,15 @@ class Shelf:
         what = f"sharing snapshot {snapshot.snapshot_id}"
         with crossing(SandboxError, what):
             async with snapshots.using(snapshot) as saved:
-                return await asyncio.to_thread(self._put, snapshot, saved.parent)
+                return await asyncio.to_thread(self._upload, snapshot, saved.parent)
 
     async def fetch(
-        self, snapshots: Snapshots, origin: Origin, wanted: Wanted, snapshot_id: str
-    ) -> Snapshot:
+        self,
+        snapshots: LocalSnapshots,
+        origin: SnapshotOrigin,
+        wanted: SharedSnapshotRef,
+        snapshot_id: str,
+    ) -> LocalSnapshot:
         """Download a shared snapshot to this host.
 
         Args:
@@ -107,31 +116,31 @@ class Shelf:
             EtudeError: of Snapshots.take().
         """
 
-        async def write(folder: Path, limits: Limits) -> Saved:
-            return await asyncio.to_thread(self._get, folder, limits, origin, wanted)
+        async def write(folder: Path, limits: FolderLimits) -> Saved:
+            return await asyncio.to_thread(self._download, folder, limits, origin, wanted)
 
         return await snapshots.take(snapshot_id, origin, write, has_memory=False)
 
     async def remove(self, run_id: str, snapshot_id: str) -> None:
         """Remove a snapshot from the store; what cannot be removed now is swept later."""
         try:
-            await asyncio.to_thread(self._remove, place(run_id, snapshot_id))
+            await asyncio.to_thread(self._remove, store_prefix(run_id, snapshot_id))
         except StoreError as error:
             log.warning(
                 "shared snapshot %s is not removed now, the sweep will: %s", snapshot_id, error
             )
 
     @contextlib.asynccontextmanager
-    async def swept(self, ttl_s: float) -> AsyncIterator[None]:
+    async def sweep_periodically(self, ttl_s: float) -> AsyncIterator[None]:
         """Remove expired objects hourly, while the block runs."""
-        sweeping = asyncio.create_task(self._keep_swept(ttl_s + SLACK_S), name="sweep snapshots")
+        sweeping = asyncio.create_task(self._sweep_forever(ttl_s + SLACK_S), name="sweep snapshots")
         try:
             yield
         finally:
             sweeping.cancel()
             await asyncio.wait([sweeping])
 
-    async def _keep_swept(self, older_than_s: float) -> None:
+    async def _sweep_forever(self, older_than_s: float) -> None:
         while True:
             try:
                 removed = await asyncio.to_thread(self.sweep, older_than_s)
@@ -152,10 +161,10 @@ class Shelf:
         self.store.delete(old)
         return len(old)
 
-    def _put(self, snapshot: Snapshot, folder: Path) -> Shared:
-        prefix = place(*snapshot.key)
+    def _upload(self, snapshot: LocalSnapshot, folder: Path) -> SharedSnapshot:
+        prefix = store_prefix(*snapshot.key)
         parts: list[tuple[int, str]] = []
-        for number, part in enumerate(_cut(_stream(folder))):
+        for number, part in enumerate(_split_into_parts(_stream(folder))):
             self.store.put(f"{prefix}/part-{number:06d}", part)
             parts.append((len(part), blake3(part).hexdigest()))
         said = {
@@ -168,10 +177,12 @@ class Shelf:
         }
         manifest = json.dumps(said, sort_keys=True).encode()
         self.store.put(f"{prefix}/{MANIFEST}", manifest)
-        return Shared(blake3(manifest).hexdigest(), sum(size for size, _ in parts))
+        return SharedSnapshot(blake3(manifest).hexdigest(), sum(size for size, _ in parts))
 
-    def _get(self, folder: Path, limits: Limits, origin: Origin, wanted: Wanted) -> Saved:
-        prefix = place(origin.run_id, wanted.snapshot_id)
+    def _download(
+        self, folder: Path, limits: FolderLimits, origin: SnapshotOrigin, wanted: SharedSnapshotRef
+    ) -> Saved:
+        prefix = store_prefix(origin.run_id, wanted.snapshot_id)
         try:
             said = self._manifest(prefix, wanted.digest)
             self._check(said, origin)
@@ -182,7 +193,7 @@ class Shelf:
                 f"the manifest of {wanted.snapshot_id!r} is none: {cause!r}"
             ) from cause
         (folder / SAVED).rmdir()
-        packing.unpack(_Parts(self.store, prefix, iter(parts)), folder, limits)
+        packing.unpack_folder(_PartReader(self.store, prefix, iter(parts)), folder, limits)
         if not (folder / SAVED).is_dir() or not (folder / CALLS).is_file():
             raise CorruptError(f"shared snapshot {wanted.snapshot_id!r} lacks files or calls")
         return saved
@@ -208,13 +219,13 @@ class Shelf:
             raise CorruptError(f"{key}: is of another version")
         return said
 
-    def _check(self, said: dict[str, Any], origin: Origin) -> None:
+    def _check(self, said: dict[str, Any], origin: SnapshotOrigin) -> None:
         """Check that a snapshot fits a lease.
 
         Raises:
             CorruptError: it is of another driver, template or first files.
         """
-        was = Origin(**said["origin"])
+        was = SnapshotOrigin(**said["origin"])
         pairs = (
             ("driver", said["driver"], self.driver.name),
             ("run", was.run_id, origin.run_id),
@@ -231,7 +242,7 @@ class Shelf:
         self.store.delete(sorted(keys, key=lambda key: not key.endswith(f"/{MANIFEST}")))
 
 
-def place(run_id: str, snapshot_id: str) -> str:
+def store_prefix(run_id: str, snapshot_id: str) -> str:
     """Prefix of a run's snapshot in the store."""
     run, snapshot = (blake3(name.encode()).hexdigest(length=16) for name in (run_id, snapshot_id))
     return f"{run}/{snapshot}"
@@ -240,10 +251,10 @@ def place(run_id: str, snapshot_id: str) -> str:
 def _stream(folder: Path) -> Iterator[bytes]:
     """A snapshot's folder as a stream, without its state file, which the manifest replaces."""
     for entry in (SAVED, CALLS):
-        yield from packing.pack(folder, entry)
+        yield from packing.pack_folder(folder, entry)
 
 
-def _cut(stream: Iterator[bytes]) -> Iterator[bytes]:
+def _split_into_parts(stream: Iterator[bytes]) -> Iterator[bytes]:
     """Split the stream into parts of one size; one part at least."""
     part = bytearray()
     for piece in stream:
@@ -255,7 +266,7 @@ def _cut(stream: Iterator[bytes]) -> Iterator[bytes]:
 
 
 @dataclass(slots=True)
-class _Parts(packing.Reader):
+class _PartReader(packing.ByteReader):
     """The stream joined from its parts."""
 
     store: Store
@@ -269,14 +280,14 @@ class _Parts(packing.Reader):
     def read(self, size: int, /) -> bytes:
         found = bytearray()
         while len(found) < size:
-            if self._position == len(self._part) and not self._next():
+            if self._position == len(self._part) and not self._fetch_next_part():
                 break
             piece = self._part[self._position : self._position + size - len(found)]
             self._position += len(piece)
             found += piece
         return bytes(found)
 
-    def _next(self) -> bool:
+    def _fetch_next_part(self) -> bool:
         """Fetch the next part.
 
         Raises:

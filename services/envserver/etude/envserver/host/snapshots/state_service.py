@@ -6,10 +6,14 @@ import grpc
 from typing_extensions import override
 
 from etude.common.errors import InvalidFieldError, UnknownIdError
-from etude.envserver.host.environment import Environment
-from etude.envserver.host.host import Node
+from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.host import Host
 from etude.envserver.host.snapshots.environment_state import origin_of
-from etude.envserver.host.snapshots.snapshot_store import NoShelfError, Shelf, Wanted
+from etude.envserver.host.snapshots.snapshot_store import (
+    NoSnapshotStoreError,
+    SharedSnapshotRef,
+    SnapshotStore,
+)
 from etude.v1 import environment_state_pb2, environment_state_pb2_grpc
 
 RESUMED_S = 120
@@ -22,8 +26,8 @@ MAX_TTL_S = 86_400
 class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
     """Translates between the wire and the host."""
 
-    node: Node
-    shelf: Shelf | None = None
+    host: Host
+    store: SnapshotStore | None = None
     """Store of shared snapshots, if the pool has one."""
 
     @override
@@ -35,7 +39,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         ],
     ) -> environment_state_pb2.SnapshotResponse:
         environment = self._controlled(request.lease_id, request.control_token)
-        states = self.node.states
+        states = self.host.states
         made = await states.snapshot(
             environment, request.snapshot_id, with_memory=request.with_memory
         )
@@ -56,7 +60,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         ],
     ) -> environment_state_pb2.RollbackResponse:
         environment = self._controlled(request.lease_id, request.control_token)
-        await self.node.states.rollback(environment, request.snapshot_id)
+        await self.host.states.rollback(environment, request.snapshot_id)
         return environment_state_pb2.RollbackResponse()
 
     @override
@@ -68,7 +72,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         ],
     ) -> environment_state_pb2.PauseResponse:
         environment = self._controlled(request.lease_id, request.control_token)
-        await self.node.states.pause(environment)
+        await self.host.states.pause(environment)
         return environment_state_pb2.PauseResponse()
 
     @override
@@ -81,7 +85,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
     ) -> environment_state_pb2.ResumeResponse:
         if request.ttl_seconds > MAX_TTL_S:
             raise InvalidFieldError("ttl_seconds", f"must be at most {MAX_TTL_S}")
-        expires_unix_ms = await self.node.resume(
+        expires_unix_ms = await self.host.resume(
             request.lease_id, request.control_token, ttl_s=request.ttl_seconds or RESUMED_S
         )
         return environment_state_pb2.ResumeResponse(expires_unix_ms=expires_unix_ms)
@@ -98,11 +102,11 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         missing = []
         for snapshot_id in request.snapshot_ids:
             try:
-                await self.node.states.drop(environment, snapshot_id)
+                await self.host.states.drop(environment, snapshot_id)
             except UnknownIdError:
                 missing.append(snapshot_id)
-            if self.shelf is not None:
-                await self.shelf.remove(environment.record.held.run_id, snapshot_id)
+            if self.store is not None:
+                await self.store.remove(environment.record.held.run_id, snapshot_id)
         return environment_state_pb2.DropSnapshotsResponse(missing_snapshot_ids=missing)
 
     @override
@@ -114,9 +118,9 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         ],
     ) -> environment_state_pb2.ShareResponse:
         whose = origin_of(self._controlled(request.lease_id, request.control_token))
-        snapshots = self.node.states.snapshots
+        snapshots = self.host.states.snapshots
         found = snapshots.find(whose.run_id, request.snapshot_id, lease_id=whose.lease_id)
-        shared = await self._shelf().share(snapshots, found)
+        shared = await self._require_store().share(snapshots, found)
         return environment_state_pb2.ShareResponse(
             digest=shared.digest, size_bytes=shared.num_bytes
         )
@@ -130,22 +134,22 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         ],
     ) -> environment_state_pb2.FetchResponse:
         whose = origin_of(self._controlled(request.lease_id, request.control_token))
-        wanted = Wanted(request.shared_snapshot_id, request.digest)
-        snapshots = self.node.states.snapshots
-        await self._shelf().fetch(snapshots, whose, wanted, request.snapshot_id)
+        wanted = SharedSnapshotRef(request.shared_snapshot_id, request.digest)
+        snapshots = self.host.states.snapshots
+        await self._require_store().fetch(snapshots, whose, wanted, request.snapshot_id)
         return environment_state_pb2.FetchResponse()
 
-    def _shelf(self) -> Shelf:
+    def _require_store(self) -> SnapshotStore:
         """The store of shared snapshots.
 
         Raises:
             NoShelfError: the pool has none.
         """
-        if self.shelf is None:
-            raise NoShelfError("this pool has no snapshot store: set spec.snapshotsUri")
-        return self.shelf
+        if self.store is None:
+            raise NoSnapshotStoreError("this pool has no snapshot store: set spec.snapshotsUri")
+        return self.store
 
-    def _controlled(self, lease_id: str, token: str) -> Environment:
-        environment = self.node.find(lease_id)
+    def _controlled(self, lease_id: str, token: str) -> LeasedEnvironment:
+        environment = self.host.find(lease_id)
         environment.check_control(token)
         return environment

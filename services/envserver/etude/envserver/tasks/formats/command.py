@@ -17,23 +17,23 @@ from etude.common.errors import UserError
 from etude.common.harbor import task as folders
 from etude.envserver import exit_codes
 from etude.envserver.tasks.formats import harbor, swebench, verifiers
-from etude.envserver.tasks.formats.imported_task import Imported, RefusedError
-from etude.envserver.tasks.formats.task_image import Layout
+from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
+from etude.envserver.tasks.formats.task_image import OciLayout
 
 _MAX_TIMEOUT_S = 86_400
 _LAYOUT = re.compile(r"([^=\s]+)=(.+)@(sha256:[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Import:
+class PendingImport:
     """One task to import."""
 
     name: str
     """Name until it has an id."""
-    take: Callable[[], Imported]
+    take: Callable[[], ImportedTask]
 
 
-def write(task: Imported, out: Path) -> None:
+def write_task(task: ImportedTask, out: Path) -> None:
     """Write the task's folder and read it back: only valid tasks get a folder.
 
     Raises:
@@ -42,7 +42,7 @@ def write(task: Imported, out: Path) -> None:
     """
     target = out / task.task_id
     if target.exists():
-        raise RefusedError(str(target), "exists already", "name a new folder with --out")
+        raise ImportRefusedError(str(target), "exists already", "name a new folder with --out")
     partial = out / f".{task.task_id}.partial" / task.task_id
     try:
         for path, file in task.files.items():
@@ -58,14 +58,14 @@ def write(task: Imported, out: Path) -> None:
         shutil.rmtree(partial.parent, ignore_errors=True)
 
 
-def run(imports: Iterable[Import], out: Path) -> int:
+def run_imports(imports: Iterable[PendingImport], out: Path) -> int:
     """Import every task that can be imported; the exit code tells if all could."""
     out.mkdir(parents=True, exist_ok=True)
     taken = refused = 0
     for each in imports:
         try:
             task = each.take()
-            write(task, out)
+            write_task(task, out)
         except UserError as error:
             refused += 1
             sys.stderr.write(f"{each.name}: {error}\n")
@@ -79,50 +79,50 @@ def run(imports: Iterable[Import], out: Path) -> int:
     return exit_codes.NO if refused else 0
 
 
-def _layouts(given: Sequence[str]) -> dict[str, Layout]:
+def _layouts(given: Sequence[str]) -> dict[str, OciLayout]:
     found = {}
     for text in given:
         match = _LAYOUT.fullmatch(text)
         if match is None:
-            raise exit_codes.wrong_option("--oci", f"is {text!r}", "give IMAGE=FOLDER@sha256:…")
-        found[match[1]] = Layout(str(Path(match[2]).resolve()), match[3])
+            raise exit_codes.option_error("--oci", f"is {text!r}", "give IMAGE=FOLDER@sha256:…")
+        found[match[1]] = OciLayout(str(Path(match[2]).resolve()), match[3])
     return found
 
 
-def _swebench(given: argparse.Namespace) -> Iterator[Import]:
+def _swebench(given: argparse.Namespace) -> Iterator[PendingImport]:
     if not 0 < given.timeout <= _MAX_TIMEOUT_S:
-        raise exit_codes.wrong_option("--timeout", f"is {given.timeout}", "give seconds, to a day")
-    options = swebench.Options(
-        repositories=exit_codes.existing(given.repositories),
+        raise exit_codes.option_error("--timeout", f"is {given.timeout}", "give seconds, to a day")
+    options = swebench.SwebenchOptions(
+        repositories=exit_codes.require_folder(given.repositories),
         test_command=given.test_command,
         image=given.image,
         timeout_s=given.timeout,
     )
     with tempfile.TemporaryDirectory(prefix="etude-import-") as scratch:
-        importer = swebench.Importer(options=options, scratch=Path(scratch))
-        for place, text in swebench.rows(given.rows):
-            yield Import(name=place, take=partial(_row, importer, text))
+        importer = swebench.SwebenchImporter(options=options, scratch=Path(scratch))
+        for place, text in swebench.read_rows(given.rows):
+            yield PendingImport(name=place, take=partial(_row, importer, text))
 
 
-def _row(importer: swebench.Importer, text: bytes) -> Imported:
-    return importer.imported(swebench.row(text))
+def _row(importer: swebench.SwebenchImporter, text: bytes) -> ImportedTask:
+    return importer.import_row(swebench.parse_row(text))
 
 
-def _verifiers(given: argparse.Namespace) -> Iterator[Import]:
-    options = verifiers.Options(
-        tests=exit_codes.existing(given.tests) if given.tests else None,
-        environment=exit_codes.existing(given.environment) if given.environment else None,
+def _verifiers(given: argparse.Namespace) -> Iterator[PendingImport]:
+    options = verifiers.VerifiersOptions(
+        tests=exit_codes.require_folder(given.tests) if given.tests else None,
+        environment=exit_codes.require_folder(given.environment) if given.environment else None,
         image=given.image,
     )
-    for number, (place, text) in enumerate(swebench.rows(given.rows)):
-        yield Import(name=place, take=partial(verifiers.imported, number, text, options))
+    for number, (place, text) in enumerate(swebench.read_rows(given.rows)):
+        yield PendingImport(name=place, take=partial(verifiers.import_row, number, text, options))
 
 
-def _harbor(given: argparse.Namespace) -> Iterator[Import]:
+def _harbor(given: argparse.Namespace) -> Iterator[PendingImport]:
     layouts = _layouts(given.oci)
-    places = [exit_codes.existing(place) for place in given.folders]
-    for folder in harbor.found_in(places):
-        yield Import(name=str(folder), take=partial(harbor.imported, folder, layouts))
+    places = [exit_codes.require_folder(place) for place in given.folders]
+    for folder in harbor.find_tasks(places):
+        yield PendingImport(name=str(folder), take=partial(harbor.import_task, folder, layouts))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -154,9 +154,9 @@ def main(arguments: Sequence[str]) -> int:
     """Import, say what was taken, and what was refused and why."""
     given = _parser().parse_args(arguments)
     try:
-        return run(given.imports(given), given.out)
+        return run_imports(given.imports(given), given.out)
     except (UserError, OSError) as error:
-        return exit_codes.explain(error)
+        return exit_codes.report_error(error)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from etude.envserver.tasks.formats.imported_task import RefusedError
+from etude.envserver.tasks.formats.imported_task import ImportRefusedError
 
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]+)\s*=\s*(.*)")
 _CONTINUES = re.compile(r"\\[ \t]*$")
@@ -25,10 +25,10 @@ class Instruction(NamedTuple):
     flags: Mapping[str, str]
     text: str
 
-    def refuse(self, why: str) -> RefusedError:
+    def refuse(self, why: str) -> ImportRefusedError:
         """The error that names this line."""
         shown = f"{self.word} {self.text}".strip()[:80]
-        return RefusedError(f"environment/Dockerfile line {self.line}", f"`{shown}`: {why}")
+        return ImportRefusedError(f"environment/Dockerfile line {self.line}", f"`{shown}`: {why}")
 
 
 def instructions(text: str) -> Iterator[Instruction]:
@@ -61,7 +61,7 @@ def _logical(text: str) -> Iterator[tuple[int, str]]:
             match = _DIRECTIVE.fullmatch(stripped) if may_direct else None
             if match and match[1].lower() == "escape" and match[2] != "\\":
                 where = f"environment/Dockerfile line {number}"
-                raise RefusedError(where, f"`{stripped}`: only \\ continues lines here")
+                raise ImportRefusedError(where, f"`{stripped}`: only \\ continues lines here")
             may_direct = may_direct and match is not None
             continue
         may_direct = False
@@ -74,7 +74,7 @@ def _logical(text: str) -> Iterator[tuple[int, str]]:
         yield begun, "".join(parts)
 
 
-def expanded(found: Instruction, text: str, values: Mapping[str, str]) -> str:
+def expand_variables(found: Instruction, text: str, values: Mapping[str, str]) -> str:
     """The text with its variables replaced.
 
     Raises:

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from etude.envserver.storage.trees import File, Tree
-from etude.envserver.tasks.formats.dockerfile import Instruction, expanded, instructions
-from etude.envserver.tasks.formats.imported_task import RefusedError
+from etude.envserver.tasks.formats.dockerfile import Instruction, expand_variables, instructions
+from etude.envserver.tasks.formats.imported_task import ImportRefusedError
 
 _NO_EFFECT = {"LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL"}
 """CMD too: a task's container waits for commands, and nothing is published."""
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
 
 @dataclass(slots=True)
-class Recipe:
+class DockerfileRecipe:
     """The steps of a Dockerfile."""
 
     base: str = ""
@@ -84,7 +84,7 @@ class Recipe:
             "platform"
         }:
             raise found.refuse("images are linux/amd64")
-        words = expanded(found, found.text, self._values).split()
+        words = expand_variables(found, found.text, self._values).split()
         if len(words) not in {1, 3} or words[0] == "scratch":
             raise found.refuse("names no image to begin from")
         self.base, self.base_line = words[0], found.line
@@ -93,20 +93,22 @@ class Recipe:
         name, _, default = found.text.partition("=")
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise found.refuse("give one NAME=default")
-        self._values.setdefault(name, expanded(found, "".join(_words(found, default)), {}))
+        self._values.setdefault(
+            name, expand_variables(found, "".join(_split_words(found, default)), {})
+        )
 
     def _env(self, found: Instruction, context: Tree) -> None:
-        words = _words(found, found.text)
+        words = _split_words(found, found.text)
         if words and "=" not in words[0]:
             words = [f"{words[0]}={' '.join(words[1:])}"]
         for word in words:
             name, _, value = word.partition("=")
             if not _BUILD_ONLY.fullmatch(name):
                 raise found.refuse(f"commands of an agent see a fixed environment without {name}")
-            self._values[name] = expanded(found, value, self._values)
+            self._values[name] = expand_variables(found, value, self._values)
 
     def _workdir(self, found: Instruction, context: Tree) -> None:
-        path = expanded(found, found.text.strip("\"'"), self._values)
+        path = expand_variables(found, found.text.strip("\"'"), self._values)
         if not path:
             raise found.refuse("names no folder")
         self.folder = posixpath.normpath(posixpath.join(self.folder, path))
@@ -128,8 +130,8 @@ class Recipe:
     def _copy(self, found: Instruction, context: Tree) -> None:
         if found.flags.keys() - {"chmod", "link"}:
             raise found.refuse("of the flags of COPY only --chmod and --link are read")
-        words = _listed(found) or _words(found, found.text)
-        words = [expanded(found, word, self._values) for word in words]
+        words = _listed(found) or _split_words(found, found.text)
+        words = [expand_variables(found, word, self._values) for word in words]
         if len(words) < 2:
             raise found.refuse("names no source and destination")
         *sources, target = words
@@ -137,7 +139,7 @@ class Recipe:
         path = posixpath.normpath(posixpath.join(self.folder, target))
         files = dict[str, File]()
         for source in sources:
-            files |= self._taken(found, context, source, path, is_folder=is_folder)
+            files |= self._copied_files(found, context, source, path, is_folder=is_folder)
         mode = found.flags.get("chmod")
         if mode is not None:
             if not re.fullmatch(r"[0-7]{3,4}", mode):
@@ -145,7 +147,7 @@ class Recipe:
             files = {p: f._replace(executable=bool(int(mode, 8) & 0o100)) for p, f in files.items()}
         self.steps.append(Copy(found.line, files))
 
-    def _taken(
+    def _copied_files(
         self, found: Instruction, context: Tree, source: str, target: str, *, is_folder: bool
     ) -> dict[str, File]:
         pattern = posixpath.normpath(source).lstrip("/")
@@ -168,17 +170,17 @@ class Recipe:
         return is_folder or target in self.folders
 
 
-_STEPS: Mapping[str, Callable[[Recipe, Instruction, Tree], None]] = {
-    "FROM": Recipe._from,
-    "ARG": Recipe._arg,
-    "ENV": Recipe._env,
-    "WORKDIR": Recipe._workdir,
-    "RUN": Recipe._run,
-    "COPY": Recipe._copy,
+_STEPS: Mapping[str, Callable[[DockerfileRecipe, Instruction, Tree], None]] = {
+    "FROM": DockerfileRecipe._from,
+    "ARG": DockerfileRecipe._arg,
+    "ENV": DockerfileRecipe._env,
+    "WORKDIR": DockerfileRecipe._workdir,
+    "RUN": DockerfileRecipe._run,
+    "COPY": DockerfileRecipe._copy,
 }
 
 
-def followed(text: str, context: Tree) -> Recipe:
+def follow_dockerfile(text: str, context: Tree) -> DockerfileRecipe:
     """Interpret a Dockerfile.
 
     Args:
@@ -188,12 +190,12 @@ def followed(text: str, context: Tree) -> Recipe:
     Raises:
         RefusedError: a line needs a container engine, or is not read here.
     """
-    recipe = Recipe()
+    recipe = DockerfileRecipe()
     files = {path: file for path, file in context.items() if path not in _MACHINE_FILES}
     for found in instructions(text):
         recipe.follow(found, files)
     if not recipe.base:
-        raise RefusedError("environment/Dockerfile", "has no FROM")
+        raise ImportRefusedError("environment/Dockerfile", "has no FROM")
     return recipe
 
 
@@ -208,7 +210,7 @@ def _listed(found: Instruction) -> list[str] | None:
     return words if isinstance(words, list) and all(isinstance(w, str) for w in words) else None
 
 
-def _words(found: Instruction, text: str) -> list[str]:
+def _split_words(found: Instruction, text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as cause:

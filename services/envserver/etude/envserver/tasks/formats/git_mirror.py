@@ -9,7 +9,7 @@ from typing import IO, NamedTuple
 
 from etude.common.harbor.task import MAX_FILE_BYTES, MAX_FILES, MAX_FOLDER_BYTES
 from etude.envserver.storage.trees import File
-from etude.envserver.tasks.formats.imported_task import RefusedError
+from etude.envserver.tasks.formats.imported_task import ImportRefusedError
 
 _LIMIT_S = 600.0
 _REGULAR, _EXECUTABLE, _LINK = "100644", "100755", "120000"
@@ -24,7 +24,7 @@ class Checkout(NamedTuple):
     """Links to what is no file of the commit, and submodules."""
 
 
-class Changes(NamedTuple):
+class PatchChanges(NamedTuple):
     """Files that a patch writes and deletes."""
 
     written: dict[str, File]
@@ -32,7 +32,7 @@ class Changes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mirror:
+class GitMirror:
     """The objects of one repository, seen from an empty scratch repository."""
 
     source: Path
@@ -77,7 +77,7 @@ class Mirror:
                     left_out.append(entry.path)
         return Checkout(dict(sorted(files.items())), tuple(left_out))
 
-    def changes(self, commit: str, patch: str, what: str) -> Changes:
+    def changes(self, commit: str, patch: str, what: str) -> PatchChanges:
         """Apply a patch to a commit.
 
         Args:
@@ -89,14 +89,14 @@ class Mirror:
             RefusedError: it does not apply.
         """
         if not patch.strip():
-            return Changes({}, ())
+            return PatchChanges({}, ())
         self._run("read-tree", commit)
         text = patch if patch.endswith("\n") else patch + "\n"
         try:
             self._run("apply", "--cached", "--whitespace=nowarn", "-", data=text.encode())
-        except RefusedError as cause:
+        except ImportRefusedError as cause:
             reason = cause.problem.what
-            raise RefusedError(what, f"does not apply to {commit}: {reason}") from cause
+            raise ImportRefusedError(what, f"does not apply to {commit}: {reason}") from cause
         listed = self._run("diff-index", "--cached", "--raw", "--no-renames", "-z", commit)
         parts = listed.decode("utf-8", "surrogateescape").split("\0")
         entries, deleted = list[_Entry](), list[str]()
@@ -108,20 +108,20 @@ class Mirror:
             elif mode in {_REGULAR, _EXECUTABLE}:
                 entries.append(_Entry(mode, name, path))
             else:
-                raise RefusedError(what, f"makes {path!r}, which is no regular file")
+                raise ImportRefusedError(what, f"makes {path!r}, which is no regular file")
         contents = self._contents(entries)
         written = {
             entry.path: File(data, entry.mode == _EXECUTABLE)
             for entry, data in zip(entries, contents, strict=True)
         }
-        return Changes(written, tuple(deleted))
+        return PatchChanges(written, tuple(deleted))
 
     def _check(self, commit: str) -> None:
         if len(commit) not in {40, 64} or not set(commit) <= set("0123456789abcdef"):
             raise self._refuse(f"{commit[:80]!r} is no full name of a commit")
         try:
             kind = self._run("cat-file", "-t", commit).strip()
-        except RefusedError as cause:
+        except ImportRefusedError as cause:
             raise self._refuse(f"there is no commit {commit}") from cause
         if kind != b"commit":
             raise self._refuse(f"{commit} is a {kind.decode()}, no commit")
@@ -188,8 +188,10 @@ class Mirror:
         settings = [word for each in _SAFE for word in ("-c", each)]
         return ["git", f"--git-dir={self.scratch}", *settings, *words]
 
-    def _refuse(self, what: str) -> RefusedError:
-        return RefusedError(str(self.source), what, "fetch the mirror again, or leave the row out")
+    def _refuse(self, what: str) -> ImportRefusedError:
+        return ImportRefusedError(
+            str(self.source), what, "fetch the mirror again, or leave the row out"
+        )
 
 
 class _Entry(NamedTuple):
@@ -212,7 +214,7 @@ _ENVIRONMENT: Mapping[str, str] = {
 }
 
 
-def opened(source: Path, scratch: Path) -> Mirror:
+def open_mirror(source: Path, scratch: Path) -> GitMirror:
     """Open a mirror: a folder with a repository, bare or not, or a bundle.
 
     Args:
@@ -229,7 +231,7 @@ def opened(source: Path, scratch: Path) -> Mirror:
         capture_output=True,
     )
     if source.is_file():
-        mirror = Mirror(source=source, scratch=scratch, objects=scratch / "objects")
+        mirror = GitMirror(source=source, scratch=scratch, objects=scratch / "objects")
         mirror.unbundle()
         return mirror
     for objects in (source / "objects", source / ".git" / "objects"):
@@ -237,8 +239,10 @@ def opened(source: Path, scratch: Path) -> Mirror:
             info = scratch / "objects" / "info"
             info.mkdir(exist_ok=True)
             (info / "alternates").write_text(f"{objects.resolve()}\n")
-            return Mirror(source=source, scratch=scratch, objects=objects)
-    raise RefusedError(str(source), "is neither a repository nor a bundle", "git clone --mirror")
+            return GitMirror(source=source, scratch=scratch, objects=objects)
+    raise ImportRefusedError(
+        str(source), "is neither a repository nor a bundle", "git clone --mirror"
+    )
 
 
 def _entry(line: bytes) -> _Entry:

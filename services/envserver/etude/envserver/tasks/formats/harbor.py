@@ -10,15 +10,15 @@ from etude.common.harbor import task
 from etude.common.harbor.task_file import WORKSPACE, TaskFile
 from etude.envserver.storage.trees import File, Tree
 from etude.envserver.tasks.formats import dockerfile_recipe, task_image, toml
-from etude.envserver.tasks.formats.imported_task import Imported, RefusedError
-from etude.envserver.tasks.formats.task_image import Layout, Machine
+from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
+from etude.envserver.tasks.formats.task_image import OciLayout, TaskImage
 
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _SHELL = re.compile(rb"#!\s*(/usr)?/bin/(env\s+)?(ba)?sh\b")
 _NETWORK = {"allow_internet", "network_mode", "allowed_hosts"}
 
 
-def imported(folder: Path, layouts: Mapping[str, Layout]) -> Imported:
+def import_task(folder: Path, layouts: Mapping[str, OciLayout]) -> ImportedTask:
     """The task in a Harbor folder.
 
     Args:
@@ -32,8 +32,8 @@ def imported(folder: Path, layouts: Mapping[str, Layout]) -> Imported:
     found = _files(folder)
     raw = _table(found)
     notes = _without_network(raw)
-    workdir = _taken(raw, "environment", "workdir")
-    if _taken(raw, "environment", "docker_image") is not None:
+    workdir = _take_key(raw, "environment", "workdir")
+    if _take_key(raw, "environment", "docker_image") is not None:
         notes.append("environment.docker_image is not pulled: the Dockerfile is followed")
     context = {
         path.removeprefix("environment/"): file
@@ -47,15 +47,15 @@ def imported(folder: Path, layouts: Mapping[str, Layout]) -> Imported:
     notes += [f"key {key} is not known, and left out" for key in settings.unknown()]
     if made.is_needed:
         notes.append(f"needs its image: etude images build {task_id}/image.yaml")
-    files["image.yaml"] = File(task_image.text(made.spec).encode())
+    files["image.yaml"] = File(task_image.spec_text(made.spec).encode())
     files["task.toml"] = File(_text(raw, settings, made).encode())
-    return Imported(task_id, files, tuple(notes))
+    return ImportedTask(task_id, files, tuple(notes))
 
 
 def _task_id(folder: Path) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")
     if not name:
-        raise RefusedError(str(folder), "its name holds no letter or digit")
+        raise ImportRefusedError(str(folder), "its name holds no letter or digit")
     return name[:128]
 
 
@@ -76,15 +76,15 @@ def _table(found: Tree) -> dict[str, Any]:
     for name in ("task.toml", "instruction.md", "tests/test.sh"):
         if name not in found:
             steps = " (tasks of several steps are not read)" if name != "task.toml" else ""
-            raise RefusedError(name, f"is missing{steps}")
+            raise ImportRefusedError(name, f"is missing{steps}")
     for name in ("tests/test.sh", "solution/solve.sh"):
         data = found[name].content if name in found else b""
         if data.startswith(b"#!") and not _SHELL.match(data):
-            raise RefusedError(name, "its first line names another program than sh and bash")
+            raise ImportRefusedError(name, "its first line names another program than sh and bash")
     try:
         return tomllib.loads(found["task.toml"].content.decode())
     except (ValueError, RecursionError) as cause:
-        raise RefusedError("task.toml", f"is not TOML: {cause}") from cause
+        raise ImportRefusedError("task.toml", f"is not TOML: {cause}") from cause
 
 
 def _without_network(raw: dict[str, Any]) -> list[str]:
@@ -101,29 +101,37 @@ def _without_network(raw: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _taken(raw: dict[str, Any], section: str, key: str) -> str | None:
+def _take_key(raw: dict[str, Any], section: str, key: str) -> str | None:
     table = raw.get(section)
     value = table.pop(key, None) if isinstance(table, dict) else None
     if value is not None and not isinstance(value, str):
-        raise RefusedError("task.toml", f"{section}.{key}: is no text")
+        raise ImportRefusedError("task.toml", f"{section}.{key}: is no text")
     return value or None
 
 
 def _machine(
-    context: Tree, workdir: str | None, name: str, layouts: Mapping[str, Layout]
-) -> Machine:
+    context: Tree, workdir: str | None, name: str, layouts: Mapping[str, OciLayout]
+) -> TaskImage:
     compose = [path for path in _COMPOSE if path in context]
     if compose:
-        raise RefusedError(f"environment/{compose[0]}", "describes services; one machine is run")
+        raise ImportRefusedError(
+            f"environment/{compose[0]}", "describes services; one machine is run"
+        )
     if context.get(".dockerignore", File(b"")).content.strip():
-        raise RefusedError("environment/.dockerignore", "is not read; remove what it leaves out")
+        raise ImportRefusedError(
+            "environment/.dockerignore", "is not read; remove what it leaves out"
+        )
     dockerfile = context.get("Dockerfile")
     if dockerfile is None:
-        raise RefusedError("environment/Dockerfile", "is missing; no image is pulled instead of it")
-    followed = dockerfile_recipe.followed(dockerfile.content.decode(errors="replace"), context)
+        raise ImportRefusedError(
+            "environment/Dockerfile", "is missing; no image is pulled instead of it"
+        )
+    followed = dockerfile_recipe.follow_dockerfile(
+        dockerfile.content.decode(errors="replace"), context
+    )
     if workdir is not None:
         followed.folder = workdir
-    return task_image.machine(followed, name, layouts)
+    return task_image.make_task_image(followed, name, layouts)
 
 
 def _parts(found: Tree) -> dict[str, File]:
@@ -135,36 +143,36 @@ def _parts(found: Tree) -> dict[str, File]:
 def _settings(raw: dict[str, Any], folder: str) -> TaskFile:
     artifacts = raw.get("artifacts")
     if isinstance(artifacts, list):
-        raw["artifacts"] = [_moved(each, folder) for each in artifacts]
-    return task.settings(toml.written(raw).encode(), Path("task.toml"))
+        raw["artifacts"] = [_relocate(each, folder) for each in artifacts]
+    return task.settings(toml.write_toml(raw).encode(), Path("task.toml"))
 
 
-def _moved(artifact: object, folder: str) -> object:
+def _relocate(artifact: object, folder: str) -> object:
     """An artifact's source, moved to its place here."""
     if isinstance(artifact, str) and artifact.startswith(f"{folder}/"):
         return f"{WORKSPACE}/{artifact.removeprefix(f'{folder}/')}"
     if isinstance(artifact, dict) and "source" in artifact:
-        return {**artifact, "source": _moved(artifact["source"], folder)}
+        return {**artifact, "source": _relocate(artifact["source"], folder)}
     return artifact
 
 
-def _text(raw: Mapping[str, Any], settings: TaskFile, made: Machine) -> str:
+def _text(raw: Mapping[str, Any], settings: TaskFile, made: TaskImage) -> str:
     unknown = set(settings.unknown())
     table = {
-        name: _known(value, unknown, f"{name}.") if isinstance(value, dict) else value
+        name: _keep_known(value, unknown, f"{name}.") if isinstance(value, dict) else value
         for name, value in raw.items()
         if name not in unknown
     }
     if made.is_needed:
         table["metadata"] = {**table.get("metadata", {}), "etude_image": made.spec.name}
-    return toml.written(table)
+    return toml.write_toml(table)
 
 
-def _known(table: Mapping[str, Any], unknown: set[str], path: str) -> dict[str, Any]:
+def _keep_known(table: Mapping[str, Any], unknown: set[str], path: str) -> dict[str, Any]:
     return {name: value for name, value in table.items() if f"{path}{name}" not in unknown}
 
 
-def found_in(places: Sequence[Path]) -> list[Path]:
+def find_tasks(places: Sequence[Path]) -> list[Path]:
     """The task folders among these, and in those that are sets of them.
 
     Raises:

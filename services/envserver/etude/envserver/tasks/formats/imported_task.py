@@ -6,7 +6,7 @@ from etude.common.errors import Problem, UserError
 from etude.envserver.storage.trees import File
 
 
-class RefusedError(UserError):
+class ImportRefusedError(UserError):
     """A task that cannot be imported; the message names the place and the rule."""
 
     def __init__(
@@ -15,7 +15,7 @@ class RefusedError(UserError):
         super().__init__(Problem("InvalidTask", what=what, where=where, fix=fix))
 
 
-class Imported(NamedTuple):
+class ImportedTask(NamedTuple):
     """A task folder that is not written yet."""
 
     task_id: str

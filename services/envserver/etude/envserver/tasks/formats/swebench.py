@@ -21,8 +21,8 @@ from pydantic import (
 from etude.common.errors import Problem, UserError
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks.formats import git_mirror, toml
-from etude.envserver.tasks.formats.git_mirror import Changes, Mirror
-from etude.envserver.tasks.formats.imported_task import Imported, RefusedError
+from etude.envserver.tasks.formats.git_mirror import GitMirror, PatchChanges
+from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
 
 MAX_ROW_BYTES = 16 << 20
 TEST_COMMAND = "python3 -m pytest -rA --tb=short -p no:cacheprovider"
@@ -53,7 +53,7 @@ def _listed(value: object) -> object:
 _Tests = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 
 
-class Row(BaseModel):
+class SwebenchRow(BaseModel):
     """One instance of the benchmark."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -72,7 +72,7 @@ class Row(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class SwebenchOptions:
     """Settings of an import that rows do not contain."""
 
     repositories: Path
@@ -83,14 +83,14 @@ class Options:
 
 
 @dataclass(slots=True)
-class Importer:
+class SwebenchImporter:
     """Makes tasks of rows; each mirror is opened once."""
 
-    options: Options
+    options: SwebenchOptions
     scratch: Path
-    _mirrors: dict[str, Mirror] = field(default_factory=dict)
+    _mirrors: dict[str, GitMirror] = field(default_factory=dict)
 
-    def imported(self, row: Row) -> Imported:
+    def import_row(self, row: SwebenchRow) -> ImportedTask:
         """The task of a row.
 
         Raises:
@@ -106,18 +106,20 @@ class Importer:
             files |= _solution(row, gold)
         files["instruction.md"] = File(row.problem_statement.strip().encode() + b"\n")
         files["task.toml"] = File(self._settings(row).encode())
-        return Imported(row.instance_id, files, (*_notes(row), *_left_out(checkout.left_out)))
+        return ImportedTask(row.instance_id, files, (*_notes(row), *_left_out(checkout.left_out)))
 
-    def _mirror(self, repo: str) -> Mirror:
+    def _mirror(self, repo: str) -> GitMirror:
         if repo not in self._mirrors:
             folder = self.scratch / str(len(self._mirrors))
-            self._mirrors[repo] = git_mirror.opened(_found(repo, self.options.repositories), folder)
+            self._mirrors[repo] = git_mirror.open_mirror(
+                _find_mirror(repo, self.options.repositories), folder
+            )
         return self._mirrors[repo]
 
-    def _tests(self, row: Row, changes: Changes) -> dict[str, File]:
+    def _tests(self, row: SwebenchRow, changes: PatchChanges) -> dict[str, File]:
         named = [p for p in changes.written if p.endswith(".py") and not p.endswith("conftest.py")]
         if not named and self.options.test_command == TEST_COMMAND:
-            raise RefusedError("test_patch", "writes no Python file", "give --test-command")
+            raise ImportRefusedError("test_patch", "writes no Python file", "give --test-command")
         expected = {
             "fail_to_pass": row.fail_to_pass,
             "pass_to_pass": row.pass_to_pass,
@@ -131,11 +133,11 @@ class Importer:
         found["tests/test.sh"] = File(b"#!/bin/bash\nexec python3 /tests/grade.py\n")
         return found
 
-    def _settings(self, row: Row) -> str:
+    def _settings(self, row: SwebenchRow) -> str:
         metadata = {"repo": row.repo, "base_commit": row.base_commit}
         if self.options.image:
             metadata["etude_image"] = self.options.image
-        return toml.written(
+        return toml.write_toml(
             {
                 "schema_version": "1.4",
                 "source": "swe-bench",
@@ -146,7 +148,7 @@ class Importer:
         )
 
 
-def rows(path: Path) -> Iterator[tuple[str, bytes]]:
+def read_rows(path: Path) -> Iterator[tuple[str, bytes]]:
     """Place and text of every row of a JSONL file.
 
     Raises:
@@ -166,35 +168,35 @@ def rows(path: Path) -> Iterator[tuple[str, bytes]]:
         raise UserError(Problem("NotFound", what, str(path), "name a file of rows")) from cause
 
 
-def row(text: bytes) -> Row:
+def parse_row(text: bytes) -> SwebenchRow:
     """The row in a line.
 
     Raises:
         RefusedError: it is none; the message names the field.
     """
     if len(text) > MAX_ROW_BYTES:
-        raise RefusedError("row", f"is longer than {MAX_ROW_BYTES} bytes")
+        raise ImportRefusedError("row", f"is longer than {MAX_ROW_BYTES} bytes")
     try:
-        return Row.model_validate(json.loads(text))
+        return SwebenchRow.model_validate(json.loads(text))
     except ValidationError as cause:
         first = cause.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "row"
-        raise RefusedError(where, first["msg"].removeprefix("Value error, ")) from cause
+        raise ImportRefusedError(where, first["msg"].removeprefix("Value error, ")) from cause
     except (ValueError, RecursionError) as cause:
-        raise RefusedError("row", f"is no JSON: {cause}") from cause
+        raise ImportRefusedError("row", f"is no JSON: {cause}") from cause
 
 
-def _found(repo: str, folder: Path) -> Path:
+def _find_mirror(repo: str, folder: Path) -> Path:
     flat = repo.replace("/", "__")
     names = (repo, f"{repo}.git", flat, f"{flat}.git", f"{flat}.bundle")
     for name in names:
         if not {".", ".."} & {*name.split("/")} and (folder / name).exists():
             return folder / name
     fix = f"where there is a network: git clone --mirror https://github.com/{repo} {flat}.git"
-    raise RefusedError(str(folder), f"holds no mirror of {repo}", fix)
+    raise ImportRefusedError(str(folder), f"holds no mirror of {repo}", fix)
 
 
-def _solution(row: Row, gold: Changes) -> dict[str, File]:
+def _solution(row: SwebenchRow, gold: PatchChanges) -> dict[str, File]:
     found = {f"solution/files/{path}": file for path, file in gold.written.items()}
     deleted = "".join(f"rm -f -- {shlex.quote(path)}\n" for path in gold.deleted)
     found["solution/solve.sh"] = File(_SOLVE.format(deleted=deleted).encode())
@@ -202,7 +204,7 @@ def _solution(row: Row, gold: Changes) -> dict[str, File]:
     return found
 
 
-def _notes(row: Row) -> Iterator[str]:
+def _notes(row: SwebenchRow) -> Iterator[str]:
     for key in sorted(row.model_extra or ()):
         if key not in _NOT_READ:
             yield f"key {re.sub(r'[^ -~]', '?', key)[:60]} is not read"

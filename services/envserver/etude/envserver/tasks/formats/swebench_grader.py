@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
     reward = Path(arguments[1] if len(arguments) > 1 else "/logs/verifier/reward.txt")
     here = Path(__file__).parent
     expected = json.loads((here / "expected.json").read_bytes())
-    _put(here / "files", workspace, expected["deleted"])
+    _write_files(here / "files", workspace, expected["deleted"])
     exit_code, log = _run(expected["command"], workspace, reward.parent)
     sys.stdout.write(log[-8_000:])
     found = statuses(log)
@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _put(files: Path, workspace: Path, deleted: Iterable[str]) -> None:
+def _write_files(files: Path, workspace: Path, deleted: Iterable[str]) -> None:
     for path in deleted:
         (workspace / path).unlink(missing_ok=True)
     if files.is_dir():

@@ -14,16 +14,16 @@ from pydantic import ValidationError
 from etude.common.harbor.task_file import WORKSPACE
 from etude.envserver.images.spec import (
     MAX_SPEC_BYTES,
-    Base,
     DebianBase,
+    ImageBase,
+    ImageFile,
     ImageSpec,
     OciBase,
-    Step,
+    SetupStep,
 )
-from etude.envserver.images.spec import File as ImageFile
 from etude.envserver.storage.trees import File
-from etude.envserver.tasks.formats.dockerfile_recipe import Copy, Recipe, Run
-from etude.envserver.tasks.formats.imported_task import RefusedError
+from etude.envserver.tasks.formats.dockerfile_recipe import Copy, DockerfileRecipe, Run
+from etude.envserver.tasks.formats.imported_task import ImportRefusedError
 
 _DOCKERFILE = "environment/Dockerfile"
 _CONTEXT = "/opt/etude-context"
@@ -60,14 +60,14 @@ rm -rf {_CONTEXT} /tmp/found
 """
 
 
-class Layout(NamedTuple):
+class OciLayout(NamedTuple):
     """The name of an OCI layout on this machine, for an image that a Dockerfile names."""
 
     folder: str
     digest: str
 
 
-class Machine(NamedTuple):
+class TaskImage(NamedTuple):
     """Image and workspace of a task."""
 
     workspace: dict[str, File]
@@ -79,7 +79,9 @@ class Machine(NamedTuple):
     """True if the task relies on more than its workspace, Python and the usual programs."""
 
 
-def machine(recipe: Recipe, name: str, layouts: Mapping[str, Layout]) -> Machine:
+def make_task_image(
+    recipe: DockerfileRecipe, name: str, layouts: Mapping[str, OciLayout]
+) -> TaskImage:
     """Make image and workspace from a recipe.
 
     Args:
@@ -100,16 +102,18 @@ def machine(recipe: Recipe, name: str, layouts: Mapping[str, Layout]) -> Machine
     is_needed = is_built or recipe.folder != WORKSPACE or base.oci is not None
     files = dict[str, str]()
     if recipe.folder != WORKSPACE:
-        setup.append(Step(run=_link(recipe.folder)))
+        setup.append(SetupStep(run=_link(recipe.folder)))
     if is_built:
         files, steps = _built(recipe)
         files[f"{_CONTEXT}/workspace"] = _sums(workspace)
-        setup += [*steps, Step(run=_PROVE)]
+        setup += [*steps, SetupStep(run=_PROVE)]
     spec = _spec(name, base, files, setup)
-    return Machine(workspace, recipe.folder, spec, is_needed)
+    return TaskImage(workspace, recipe.folder, spec, is_needed)
 
 
-def _spec(name: str, base: Base, files: Mapping[str, str], setup: list[Step]) -> ImageSpec:
+def _spec(
+    name: str, base: ImageBase, files: Mapping[str, str], setup: list[SetupStep]
+) -> ImageSpec:
     try:
         made = ImageSpec(
             name=name,
@@ -117,15 +121,17 @@ def _spec(name: str, base: Base, files: Mapping[str, str], setup: list[Step]) ->
             files=tuple(ImageFile(path=path, text=content) for path, content in files.items()),
             setup=tuple(setup),
         )
-        if len(text(made)) <= MAX_SPEC_BYTES:
+        if len(spec_text(made)) <= MAX_SPEC_BYTES:
             return made
         what = f"makes an image spec of more than {MAX_SPEC_BYTES} bytes"
     except ValidationError as cause:
         what = f"makes no image spec: {cause.errors()[0]['msg']}"
-    raise RefusedError(_DOCKERFILE, what, "join RUN lines; COPY large files after the last RUN")
+    raise ImportRefusedError(
+        _DOCKERFILE, what, "join RUN lines; COPY large files after the last RUN"
+    )
 
 
-def text(spec: ImageSpec) -> str:
+def spec_text(spec: ImageSpec) -> str:
     """The spec as `etude images build` reads it."""
     return yaml.safe_dump(spec.to_json(), sort_keys=False, allow_unicode=True)
 
@@ -134,25 +140,29 @@ def _check_folder(folder: str) -> None:
     top = folder.split("/")[1:]
     if folder == "/":
         what = "names no WORKDIR, so nothing says where the workspace is"
-        raise RefusedError(_DOCKERFILE, what, "add WORKDIR /workspace")
+        raise ImportRefusedError(_DOCKERFILE, what, "add WORKDIR /workspace")
     is_system = top[0] in _SYSTEM or (len(top) == 1 and top[0] in _SYSTEM_TOO)
     is_below = folder.startswith((f"{WORKSPACE}/", "/tests/", "/logs/"))
     if folder != WORKSPACE and (is_system or is_below):
-        raise RefusedError(_DOCKERFILE, f"its workspace {folder} belongs to the system")
+        raise ImportRefusedError(_DOCKERFILE, f"its workspace {folder} belongs to the system")
 
 
-def _base(recipe: Recipe, layouts: Mapping[str, Layout]) -> tuple[Base, list[Step]]:
+def _base(
+    recipe: DockerfileRecipe, layouts: Mapping[str, OciLayout]
+) -> tuple[ImageBase, list[SetupStep]]:
     if (layout := layouts.get(recipe.base)) is not None:
-        return Base(oci=OciBase(layout=layout.folder, digest=layout.digest)), []
+        return ImageBase(oci=OciBase(layout=layout.folder, digest=layout.digest)), []
     if match := _DEBIAN.fullmatch(recipe.base):
         suite = _SUITES.get(match[1], match[1])
-        return Base(debian=DebianBase(suite=suite, packages=_TOOLS)), []
+        return ImageBase(debian=DebianBase(suite=suite, packages=_TOOLS)), []
     if match := _PYTHON.fullmatch(recipe.base):
         suite = _SUITES[match[1]]
         if match[3] in {None, suite}:
             packages = (*_TOOLS, "python3-pip", "python3-venv")
-            return Base(debian=DebianBase(suite=suite, packages=packages)), [Step(run=_LIKE_PYTHON)]
-    raise RefusedError(
+            return ImageBase(debian=DebianBase(suite=suite, packages=packages)), [
+                SetupStep(run=_LIKE_PYTHON)
+            ]
+    raise ImportRefusedError(
         f"{_DOCKERFILE} line {recipe.base_line}",
         f"`FROM {recipe.base[:80]}`: nothing is pulled; only debian:12, debian:13, python:3.11 and"
         " python:3.13 are made from Debian's archive",
@@ -177,8 +187,8 @@ def _link(folder: str) -> str:
     return _LINK.format(folder=quoted, parent=parent, workspace=WORKSPACE)
 
 
-def _built(recipe: Recipe) -> tuple[dict[str, str], list[Step]]:
-    files, steps = dict[str, str](), list[Step]()
+def _built(recipe: DockerfileRecipe) -> tuple[dict[str, str], list[SetupStep]]:
+    files, steps = dict[str, str](), list[SetupStep]()
     for step in recipe.steps:
         if isinstance(step, Run):
             steps.append(_setup(step.script, step.line))
@@ -192,12 +202,12 @@ def _built(recipe: Recipe) -> tuple[dict[str, str], list[Step]]:
     return files, steps
 
 
-def _setup(script: str, line: int) -> Step:
+def _setup(script: str, line: int) -> SetupStep:
     try:
-        return Step(run=script, network=True)
+        return SetupStep(run=script, network=True)
     except ValidationError as cause:
         where = f"{_DOCKERFILE} line {line}"
-        raise RefusedError(where, f"is no setup step: {cause.errors()[0]['msg']}") from cause
+        raise ImportRefusedError(where, f"is no setup step: {cause.errors()[0]['msg']}") from cause
 
 
 def _placed(name: str, path: str, *, executable: bool) -> Iterator[str]:

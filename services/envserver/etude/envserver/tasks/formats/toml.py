@@ -7,7 +7,7 @@ from datetime import date, time
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def written(table: Mapping[str, object]) -> str:
+def write_toml(table: Mapping[str, object]) -> str:
     """The text of a document: plain keys first, then a section for each table.
 
     Raises:

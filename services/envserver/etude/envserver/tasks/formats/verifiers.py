@@ -18,7 +18,7 @@ from etude.common.harbor import task as folders
 from etude.common.harbor.task_file import WORKSPACE
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks.formats import harbor, toml
-from etude.envserver.tasks.formats.imported_task import Imported, RefusedError
+from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
 
 MAX_ROW_BYTES = 16 << 20
 TIMEOUT_S = 600.0
@@ -30,7 +30,7 @@ class _Timeout(BaseModel):
     scoring: float | None = Field(default=None, gt=0, le=86_400, allow_inf_nan=False)
 
 
-class Row(BaseModel):
+class VerifiersRow(BaseModel):
     """The data of one task; what the taskset added to it is for its tests."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -51,7 +51,7 @@ class Row(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class VerifiersOptions:
     """Settings of an import that rows do not contain."""
 
     tests: Path | None = None
@@ -59,7 +59,7 @@ class Options:
     image: str = ""
 
 
-def imported(number: int, text: bytes, options: Options) -> Imported:
+def import_row(number: int, text: bytes, options: VerifiersOptions) -> ImportedTask:
     """The task of a row.
 
     Args:
@@ -76,62 +76,66 @@ def imported(number: int, text: bytes, options: Options) -> Imported:
     if options.tests is None:
         if not row.task_dir:
             fix = "give one folder of tests for all rows: --tests FOLDER"
-            raise RefusedError("row", "is rewarded by code of its package", fix)
-        return harbor.imported(Path(row.task_dir), {})
+            raise ImportRefusedError("row", "is rewarded by code of its package", fix)
+        return harbor.import_task(Path(row.task_dir), {})
     files = {"instruction.md": File(_instruction(row).encode() + b"\n")}
     for part, folder in (("tests", options.tests), ("environment", options.environment)):
         read = folders.read_files(folder) if folder is not None else {}
         files |= {f"{part}/{path}": File(data) for path, data in read.items()}
     files["tests/row.json"] = File(json.dumps(found, indent=1).encode() + b"\n")
     files["task.toml"] = File(_settings(row, options).encode())
-    return Imported(_task_id(row, number), files, tuple(_notes(row, options)))
+    return ImportedTask(_task_id(row, number), files, tuple(_notes(row, options)))
 
 
 def _object(text: bytes) -> dict[str, Any]:
     if len(text) > MAX_ROW_BYTES:
-        raise RefusedError("row", f"is longer than {MAX_ROW_BYTES} bytes")
+        raise ImportRefusedError("row", f"is longer than {MAX_ROW_BYTES} bytes")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as cause:
-        raise RefusedError("row", f"is no JSON: {cause}") from cause
+        raise ImportRefusedError("row", f"is no JSON: {cause}") from cause
     match found:
         case {"nodes": list(), "task": {"data": dict(data)}} | dict(data):
             return data
         case _:
-            raise RefusedError("row", "is no object")
+            raise ImportRefusedError("row", "is no object")
 
 
-def _row(found: Mapping[str, Any]) -> Row:
+def _row(found: Mapping[str, Any]) -> VerifiersRow:
     try:
-        return Row.model_validate(found)
+        return VerifiersRow.model_validate(found)
     except ValidationError as cause:
         first = cause.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise RefusedError(where, first["msg"].removeprefix("Value error, ")) from cause
+        raise ImportRefusedError(where, first["msg"].removeprefix("Value error, ")) from cause
 
 
-def _task_id(row: Row, number: int) -> str:
+def _task_id(row: VerifiersRow, number: int) -> str:
     given = row.id or row.name or f"task-{row.idx if row.idx is not None else number}"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", given).strip("-._")[:128]
     return name or f"task-{number}"
 
 
-def _instruction(row: Row) -> str:
-    prompt = [row.prompt] if isinstance(row.prompt, str) else [_said(m) for m in row.prompt or []]
+def _instruction(row: VerifiersRow) -> str:
+    prompt = (
+        [row.prompt]
+        if isinstance(row.prompt, str)
+        else [_message_text(m) for m in row.prompt or []]
+    )
     parts = [row.system_prompt or "", *prompt]
     text = "\n\n".join(part.strip() for part in parts if part.strip())
     if not text:
-        raise RefusedError("prompt", "is empty")
+        raise ImportRefusedError("prompt", "is empty")
     try:
         text.encode()
     except UnicodeEncodeError as cause:
-        raise RefusedError("prompt", "holds half a character") from cause
+        raise ImportRefusedError("prompt", "holds half a character") from cause
     return text
 
 
-def _said(message: Mapping[str, JsonValue]) -> str:
+def _message_text(message: Mapping[str, JsonValue]) -> str:
     if message.get("role") not in {"system", "user"}:
-        raise RefusedError("prompt", "begins in the middle of a conversation")
+        raise ImportRefusedError("prompt", "begins in the middle of a conversation")
     match message.get("content"):
         case str(text):
             return text
@@ -143,12 +147,12 @@ def _said(message: Mapping[str, JsonValue]) -> str:
                 return "\n".join(str(text) for text in texts)
         case _:
             pass
-    raise RefusedError("prompt", "holds more than text")
+    raise ImportRefusedError("prompt", "holds more than text")
 
 
-def _settings(row: Row, options: Options) -> str:
+def _settings(row: VerifiersRow, options: VerifiersOptions) -> str:
     metadata = {"etude_image": options.image} if options.image else {}
-    return toml.written(
+    return toml.write_toml(
         {
             "schema_version": "1.4",
             "source": "verifiers",
@@ -159,7 +163,7 @@ def _settings(row: Row, options: Options) -> str:
     )
 
 
-def _notes(row: Row, options: Options) -> Iterator[str]:
+def _notes(row: VerifiersRow, options: VerifiersOptions) -> Iterator[str]:
     if row.image and not options.image:
         yield f"image {row.image!r} is not pulled; name one that is here with --image"
     if row.workdir not in {None, WORKSPACE}:

@@ -14,14 +14,14 @@ from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
 from etude.envserver.drivers.vm.firecracker.jail import Programs
 from etude.envserver.drivers.vm.host_cpu import host_processor
 from etude.envserver.drivers.vm.jail import KVM
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 OLDEST = (1, 13)
 """First release that can track dirty pages after a load, by the field name used here."""
 _LIMIT_S = 30.0
 
 
-def compat_key(program: Path, machine: FireMachine, image: Image) -> str:
+def compat_key(program: Path, machine: FireMachine, image: BuiltImage) -> str:
     """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root.
 
     Raises:

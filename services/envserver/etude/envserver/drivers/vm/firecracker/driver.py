@@ -31,7 +31,7 @@ from etude.envserver.drivers.vm.prewarm import warm_up
 from etude.envserver.drivers.vm.start.cpu_budget import Work
 from etude.envserver.drivers.vm.vmm_processes import recorded
 from etude.envserver.guest.channel import GuestLostError
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class FirecrackerDriver(MachineDriver):
         return FirePlaces(scratch=self.scratch)
 
     @override
-    async def base(self, image: Image) -> FireTemplate:
+    async def base(self, image: BuiltImage) -> FireTemplate:
         try:
             return await self._template(image)
         except (VmmError, GuestLostError, CorruptError, OSError) as error:
@@ -63,7 +63,7 @@ class FirecrackerDriver(MachineDriver):
             os.close(self._ground.netns)
             self._ground = None
 
-    async def _template(self, image: Image) -> FireTemplate:
+    async def _template(self, image: BuiltImage) -> FireTemplate:
         kept = Kept(folder=self._estate.templates, key=self._estate.key)
         ground, users = self._standing(), self._known_users()
         key = await asyncio.to_thread(compat_key, self.programs.firecracker, self.machine, image)
@@ -82,7 +82,9 @@ class FirecrackerDriver(MachineDriver):
             users=users,
         )
 
-    async def _boot(self, image: Image, kept: Kept, key: str, ground: Ground, users: Users) -> None:
+    async def _boot(
+        self, image: BuiltImage, kept: Kept, key: str, ground: Ground, users: Users
+    ) -> None:
         folder = self._boot_folder()
         kernel = folder.with_name(f"{folder.name}.vmlinux")
         try:
@@ -112,6 +114,6 @@ class FirecrackerDriver(MachineDriver):
         return self._users
 
 
-def _unpack(image: Image, target: Path) -> None:
+def _unpack(image: BuiltImage, target: Path) -> None:
     target.write_bytes(vmlinux(image.kernel.read_bytes()))
     target.chmod(0o444)

@@ -35,7 +35,7 @@ from etude.envserver.drivers.vm.interface import Base, Delta, Monitor, own
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu.template import address_of
 from etude.envserver.guest.channel import GuestChannel
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 SNAPSHOT_LIMIT_S = 300.0
 """For a full memory on a slow disk."""
@@ -203,7 +203,7 @@ def _watch(found: FireVm, users: Users, uid: int) -> None:
 
 
 async def booted(
-    image: Image,
+    image: BuiltImage,
     kernel: Path,
     running: FireVm,
     *,
@@ -279,7 +279,7 @@ async def _first_connection(running: FireVm) -> GuestChannel:
             return GuestChannel(reader, writer)
 
 
-def _keep(running: FireVm, image: Image, target: Path) -> None:
+def _keep(running: FireVm, image: BuiltImage, target: Path) -> None:
     size = running.machine.memory_bytes
     found = jail.opened(running.cell, MEMORY, size_bytes=size)
     try:

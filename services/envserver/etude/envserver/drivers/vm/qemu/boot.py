@@ -26,7 +26,7 @@ from etude.envserver.drivers.vm.qemu.template import (
     taken_apart,
 )
 from etude.envserver.guest.channel import GuestChannel
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 KEPT_BYTES = 1 << 16
 _READ_BYTES = 1 << 14
@@ -72,7 +72,7 @@ class Booting:
 
     vm: vm.Vm
     console: Console
-    image: Image
+    image: BuiltImage
     memory: int
     root: int
     disk: Disk | None
@@ -88,7 +88,7 @@ class Booting:
 
 
 async def boot(
-    image: Image, machine: Machine, *, folder: Path, jail: Jail, disk: Disk | None = None
+    image: BuiltImage, machine: Machine, *, folder: Path, jail: Jail, disk: Disk | None = None
 ) -> Booting:
     """Boot a VM from its image; its agent answers seconds later.
 
@@ -186,7 +186,7 @@ def _frozen(disk: Disk | None) -> tuple[int, ...]:
 
 
 async def booted(
-    image: Image,
+    image: BuiltImage,
     machine: Machine,
     *,
     folder: Path,

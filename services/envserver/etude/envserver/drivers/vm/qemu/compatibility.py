@@ -10,12 +10,12 @@ from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.host_cpu import host_processor
 from etude.envserver.drivers.vm.qemu import command_line as machines
 from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Boot, Machine, Wiring
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 _VERSION_LIMIT_S = 30.0
 
 
-def compat_key(machine: Machine, image: Image) -> str:
+def compat_key(machine: Machine, image: BuiltImage) -> str:
     """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root.
 
     Raises:

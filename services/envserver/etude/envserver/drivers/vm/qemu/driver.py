@@ -27,7 +27,7 @@ from etude.envserver.drivers.vm.qemu.template_cache import Kept
 from etude.envserver.drivers.vm.start.cpu_budget import Work
 from etude.envserver.drivers.vm.start.starter import Starter
 from etude.envserver.guest.channel import GuestLostError
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class QemuDriver(MachineDriver):
         await MachineDriver.stop(self)
 
     @override
-    async def base(self, image: Image) -> Template:
+    async def base(self, image: BuiltImage) -> Template:
         kept = Kept(folder=self._estate.templates, key=self._estate.key)
         began_s = time.monotonic()
         found = await asyncio.to_thread(kept.find, image, self.machine, self._estate.lenders())
@@ -106,7 +106,7 @@ class QemuDriver(MachineDriver):
         self._branches.append(branches)
         return replace(starter, stems=keeper, branches=branches)
 
-    async def _booted(self, image: Image) -> Template:
+    async def _booted(self, image: BuiltImage) -> Template:
         folder = self._boot_folder()
         try:
             async with self.lanes.turn(Work.BOOT):

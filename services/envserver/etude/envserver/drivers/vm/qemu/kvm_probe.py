@@ -17,7 +17,7 @@ from etude.envserver.drivers.vm.jail import KVM, Jail
 from etude.envserver.drivers.vm.qemu import boot
 from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
 from etude.envserver.drivers.vm.qemu.compatibility import qemu_version
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 BOOT_LIMIT_S = 3.0
 """With KVM the agent answers in half a second."""
@@ -34,7 +34,7 @@ class Verdict:
     """Explanation in one line."""
 
 
-async def kvm(image: Image, machine: Machine, *, jail: Jail, scratch: Path) -> Verdict:
+async def kvm(image: BuiltImage, machine: Machine, *, jail: Jail, scratch: Path) -> Verdict:
     """Probe this machine, VMM and kernel, or read the cached result in scratch.
 
     Raises:
@@ -51,7 +51,7 @@ async def kvm(image: Image, machine: Machine, *, jail: Jail, scratch: Path) -> V
     return verdict
 
 
-def _facts(image: Image, jail: Jail) -> dict[str, str]:
+def _facts(image: BuiltImage, jail: Jail) -> dict[str, str]:
     """List what the result depends on."""
     return {
         "boot": _BOOT_ID.read_text(encoding="ascii").strip(),
@@ -69,7 +69,7 @@ def _write(path: Path, text: str) -> None:
     partial.rename(path)
 
 
-async def _boot(image: Image, machine: Machine, jail: Jail, scratch: Path) -> Verdict:
+async def _boot(image: BuiltImage, machine: Machine, jail: Jail, scratch: Path) -> Verdict:
     if not os.access(KVM, os.R_OK | os.W_OK):
         return Verdict(works=False, why=f"{KVM} cannot be opened")
     folder = Path(tempfile.mkdtemp(prefix="probe-", dir=scratch))

@@ -32,7 +32,7 @@ from etude.envserver.drivers.vm.qemu.template import (
     address_of,
     taken_apart,
 )
-from etude.envserver.images.built_image import Image
+from etude.envserver.images.built_image import BuiltImage
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Kept:
         shutil.rmtree(self.folder / template.compat_key, ignore_errors=True)
         partial.rename(self.folder / template.compat_key)
 
-    def find(self, image: Image, machine: Machine, lenders: Lenders) -> Template | None:
+    def find(self, image: BuiltImage, machine: Machine, lenders: Lenders) -> Template | None:
         """Find and verify the template of an image for a VM. Call it on a thread.
 
         Args:

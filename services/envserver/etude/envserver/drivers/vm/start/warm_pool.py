@@ -202,7 +202,7 @@ class Stock:
         now_s = time.monotonic()
         self._backoff = self._backoff.failed(now_s=now_s)
         self.trouble = str(error)
-        metrics.stock_failures.inc()
+        metrics.warm_start_failures.inc()
         wait_s = self._backoff.until_s - now_s
         log.warning("warm pool is not refilled for %g s: %s", wait_s, error)
 
@@ -215,6 +215,6 @@ class Stock:
 
     def _count(self) -> None:
         held = self.held
-        metrics.stock.labels("paused_clone").inc(held.paused - self._counted.paused)
-        metrics.stock.labels("shell").inc(held.shells - self._counted.shells)
+        metrics.warm_vms.labels("paused_clone").inc(held.paused - self._counted.paused)
+        metrics.warm_vms.labels("shell").inc(held.shells - self._counted.shells)
         self._counted = held

@@ -16,7 +16,7 @@ from etude.envserver import metrics
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.start.start_scheduler import Places
 from etude.envserver.drivers.vm.suspend.idle_policy import Idleness, Patience, State, Step
-from etude.envserver.guest.calls import Caller, Reply, Request
+from etude.envserver.guest.calls import GuestCaller, GuestReply, GuestRequest
 from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _NONE = Patience(linger_s=0.0, job_s=0.0, frozen_s=0.0)
 
 
-class Sleeper(Caller, Protocol):
+class Sleeper(GuestCaller, Protocol):
     """A VM that can be frozen and suspended between calls. Steps raise UnavailableError."""
 
     on_jobs: Callable[[int], None]
@@ -78,7 +78,7 @@ class Sleeper(Caller, Protocol):
         ...
 
 
-class RestingGuest(Caller):
+class RestingGuest(GuestCaller):
     """Freezes an idle VM, suspends it to disk later, and resumes it for calls."""
 
     def __init__(
@@ -128,7 +128,7 @@ class RestingGuest(Caller):
         return state is State.ENDED or (state in in_memory and self.machine.is_lost)
 
     @override
-    async def call(self, request: Request) -> Reply:
+    async def call(self, request: GuestRequest) -> GuestReply:
         async with self.awake():
             return await self.machine.call(request)
 
@@ -214,7 +214,7 @@ class RestingGuest(Caller):
             self._failed(step, error)
         else:
             self._seen = self._seen.done(step, now_s=time.monotonic())
-            metrics.rests.labels(step.value).inc()
+            metrics.suspensions.labels(step.value).inc()
             self._step = None
             self._settle("")
             self._act()

@@ -31,9 +31,9 @@ from etude.envserver.drivers.vm.start.starter import Started, Starter
 from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest, Sleeper
 from etude.envserver.drivers.vm.suspend.idle_policy import Patience, State
 from etude.envserver.drivers.vm.vmm_processes import MACHINE
-from etude.envserver.egress.environment_egress import Gate
-from etude.envserver.guest.calls import Reply, Request
-from etude.envserver.guest.egress_listener import GuestDoor
+from etude.envserver.egress.environment_egress import EnvironmentEgress
+from etude.envserver.guest.calls import GuestReply, GuestRequest
+from etude.envserver.guest.egress_listener import GuestEgressListener
 from etude.envserver.storage.folders import TooLargeError
 from etude.v1 import guest_pb2
 
@@ -76,7 +76,7 @@ class Clone(Sleeper):
         starter: Callable[[], Starter],
         bed: Bed,
         guest: Guest | None,
-        gate: Gate | None = None,
+        gate: EnvironmentEgress | None = None,
     ) -> None:
         """Wrap a running VM, or one that is suspended.
 
@@ -88,7 +88,7 @@ class Clone(Sleeper):
             gate: its egress, if it has any.
         """
         self._gate = gate
-        self._door: GuestDoor | None = None
+        self._door: GuestEgressListener | None = None
         self._lease, self._starter, self._bed = lease, starter, bed
         self._guest = guest
         self._jobs = LiveJobs(guest.jobs if guest is not None else ())
@@ -113,7 +113,7 @@ class Clone(Sleeper):
             raise VmmError(f"record of VM {guest.vm.pid} cannot be written: {cause}") from cause
 
     @override
-    async def call(self, request: Request) -> Reply:
+    async def call(self, request: GuestRequest) -> GuestReply:
         call = request.operation
         with self._jobs.watching(call):
             reply = await self._awake.channel.call(request)
@@ -240,7 +240,9 @@ class Clone(Sleeper):
         """Serve its egress connections; earlier ones ended with its last RESET."""
         if self._door is not None:
             self._door.close()
-        self._door = GuestDoor(guest.channel, self._gate) if self._gate is not None else None
+        self._door = (
+            GuestEgressListener(guest.channel, self._gate) if self._gate is not None else None
+        )
 
     def _told(self, event: guest_pb2.GuestEvent) -> None:
         self._jobs.told(event)
@@ -268,7 +270,7 @@ class Home:
     places: Places
     """Slots for running VMs."""
     patience: Patience
-    gate: Gate | None = None
+    gate: EnvironmentEgress | None = None
     """Its egress, if it has any."""
 
     async def launch(self, folder: Path) -> Launched:

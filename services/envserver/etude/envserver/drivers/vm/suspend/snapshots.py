@@ -17,7 +17,7 @@ from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest
 from etude.envserver.drivers.vm.suspend.idle_policy import State
 from etude.envserver.drivers.vm.suspend.lease_vm import Bed, asleep
 from etude.envserver.storage import folders
-from etude.envserver.storage.folders import Limits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 
 DELTA = "delta"
 _PARTIAL = "restored.partial"
@@ -25,7 +25,7 @@ _CODE_DIGITS = 64
 """Length of the VM's part of a digest; that of the tools' notes follows."""
 
 
-async def save(guest: RestingGuest, lease: Path, target: Path, limits: Limits) -> Saved:
+async def save(guest: RestingGuest, lease: Path, target: Path, limits: FolderLimits) -> Saved:
     """Save a VM and its tools' notes to an empty folder; it continues.
 
     Raises:

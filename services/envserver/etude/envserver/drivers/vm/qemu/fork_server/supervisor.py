@@ -136,7 +136,7 @@ class StemKeeper:
 
     async def _failed(self, error: Exception, stem: Stem | None) -> None:
         self._backoff = self._backoff.failed(now_s=time.monotonic())
-        metrics.stem_failures.inc()
+        metrics.fork_failures.inc()
         log.warning("VMs are started without the fork server for a while: %s", error)
         if stem is not None:
             with contextlib.suppress(OSError):
