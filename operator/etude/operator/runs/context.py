@@ -1,54 +1,66 @@
-"""Context of a run's status conditions."""
+"""Context of one pass over a run."""
 
 from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.run.status import RLRunStatus
 from etude.operator.actions import Moment
+from etude.operator.builders.run import Platform
 from etude.operator.conditions import Fact, holds
 from etude.operator.runs.capacity.kueue import Quota
-from etude.operator.runs.lifecycle import intents
+from etude.operator.runs.lifecycle.limits import SILENCE_LIMIT_S
 from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """Input of the status conditions of a run."""
+class RunContext:
+    """Input of the decisions about a run and of its status conditions."""
 
     run: RLRun
-    """With its new status, conditions still as they were."""
+    """For the conditions with its new status, in which they are not yet updated."""
     seen: Seen
     now: Moment
+    platform: Platform
     problem: Fact | None
-    """Why the run is not accepted."""
+    """Problem of the run itself; its children are left alone until that is fixed."""
     is_running: bool
-    """Whether the run should hold pods."""
+    """The run should hold pods."""
     quota: Quota | None = None
-    """What the queue says of a run that should hold pods; None of any other."""
+    """Quota state of a run that should hold pods; None for any other."""
     ending: Fact | None = None
     """Complete or Failed, once the run is over."""
 
     @property
-    def status(self) -> RLRunStatus:
-        """The new status so far."""
-        return self.run.status
+    def is_queued(self) -> bool:
+        """The run waits for quota."""
+        return self.quota is not None and not self.quota.allows_pods
+
+    @property
+    def is_resting(self) -> bool:
+        """The run needs no children that do not exist yet."""
+        return not (self.is_running or self.is_queued)
+
+    @property
+    def unaccepted(self) -> Fact | None:
+        """The problem of the run, else the rejection of its last decision."""
+        return self.problem or self.seen.problem
 
     @property
     def report(self) -> run_pb2.RunStatus | None:
-        """The newest report, if its controller is still there."""
+        """The newest report, if the controller is connected."""
         return self.seen.report.status if self.seen.report.is_connected else None
 
     @property
     def samples_now(self) -> bool:
         """The active phase needs engines, environments and rewards."""
-        active = self.status.active_phase or self.run.spec.phases[0].name
+        active = self.run.status.active_phase or self.run.spec.phases[0].name
         return any(p.is_rl for p in self.run.spec.phases if p.name == active)
 
     @property
     def has_connection(self) -> bool:
         """The controller reports, or did so within SILENCE_LIMIT_S."""
-        return self.report is not None or (self.seen.report.status is not None and self._lately)
+        heard_once = self.seen.report.status is not None
+        return self.report is not None or (heard_once and self._is_recently_silent)
 
     @property
     def is_awaited(self) -> bool:
@@ -57,11 +69,11 @@ class View:
         A new operator connects to every run when it starts. Until a report arrives, conditions that
         need one keep the value that the last operator recorded.
         """
-        was_ready = holds(self.status.conditions, "Ready")
-        return self.seen.report.status is None and was_ready and self._lately
+        was_ready = holds(self.run.status.conditions, "Ready")
+        return self.seen.report.status is None and was_ready and self._is_recently_silent
 
     @property
-    def _lately(self) -> bool:
+    def _is_recently_silent(self) -> bool:
         """The controller has been silent for less than SILENCE_LIMIT_S."""
         silent = self.seen.report.silent_since_s
-        return silent is not None and self.now.monotonic_s - silent < intents.SILENCE_LIMIT_S
+        return silent is not None and self.now.monotonic_s - silent < SILENCE_LIMIT_S

@@ -6,7 +6,7 @@ is answered by runs/lifecycle/failure_policy.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import RLRunStatus
@@ -18,12 +18,8 @@ from etude.operator.conditions import Fact
 from etude.operator.integrations import apis, cert_manager
 from etude.operator.manifests import (
     MADE_ONCE,
-    STAYING,
     Manifest,
-    Ref,
     is_applied,
-    is_deleting,
-    labels,
     ref,
     uid,
 )
@@ -31,9 +27,8 @@ from etude.operator.runs import acceptance, bookkeeping
 from etude.operator.runs import status as run_status
 from etude.operator.runs.capacity import disruptions, engine_count, gangs, idle_roles, kueue
 from etude.operator.runs.capacity.disruptions import replacements
-from etude.operator.runs.capacity.kueue import Quota
 from etude.operator.runs.checkpoints import registry
-from etude.operator.runs.context import View
+from etude.operator.runs.context import RunContext
 from etude.operator.runs.lifecycle import cleanup, commands, holds, intents, limits, transitions
 from etude.operator.runs.observe import Seen, asks_for_pods
 
@@ -42,32 +37,6 @@ WATCHFUL_S = 5.0
 
 INSTALL_S = 30.0
 """Time between two passes that wait for an installation or for quota."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """Input of one pass over a run."""
-
-    run: RLRun
-    seen: Seen
-    now: Moment
-    platform: Platform
-    problem: Fact | None
-    """Problem of the run itself; its children are left alone until that is fixed."""
-    is_running: bool
-    """The run should hold pods."""
-    quota: Quota | None = None
-    """Quota state of a run that should hold pods; None for any other."""
-
-    @property
-    def is_queued(self) -> bool:
-        """The run waits for quota."""
-        return self.quota is not None and not self.quota.allows_pods
-
-    @property
-    def is_resting(self) -> bool:
-        """The run needs no children that do not exist yet."""
-        return not (self.is_running or self.is_queued)
 
 
 def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[RLRunStatus]:
@@ -82,7 +51,7 @@ def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[
     if problem is not None and acceptance.is_blind(run, problem):
         return Decision(status=acceptance.status(run, problem, now), requeue_after_s=INSTALL_S)
     said = kueue.quota(run, seen)
-    course = Course(
+    context = RunContext(
         run=run,
         seen=seen,
         now=now,
@@ -93,25 +62,25 @@ def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[
     )
     ending = run_status.ending_of(run) or _fulfilled(run, seen)
     if ending is not None:
-        return _over(course, ending)
-    recorded = _recorded(course)
+        return _over(context, ending)
+    recorded = _recorded(context)
     if recorded is not None:
         return Decision(status=recorded, requeue_after_s=0.0)
-    status = _status(course, None)
+    status = _status(context)
     return Decision(
         status=status,
-        actions=tuple(_actions(course)),
-        requeue_after_s=_look_again_s(course),
-        is_passing=_is_coming_up(course, status),
+        actions=tuple(_actions(context)),
+        requeue_after_s=_look_again_s(context),
+        is_passing=_is_coming_up(context, status),
     )
 
 
-def _is_coming_up(course: Course, status: RLRunStatus) -> bool:
+def _is_coming_up(context: RunContext, status: RLRunStatus) -> bool:
     """The run starts: it is accepted and not Ready yet."""
-    run = course.run
+    run = context.run
     return (
-        course.is_running
-        and not (course.problem or course.seen.problem or run.status.intent)
+        context.is_running
+        and not (context.unaccepted or run.status.intent)
         and run.status.observed_generation == run.metadata.generation
         and not any(conditions.holds(each.conditions, "Ready") for each in (run.status, status))
     )
@@ -140,55 +109,48 @@ def _fulfilled(run: RLRun, seen: Seen) -> Fact | None:
     return Fact(kind, holds=True, reason=intent.reason, message=intent.message)
 
 
-def _over(course: Course, ending: Fact) -> Decision[RLRunStatus]:
-    course = Course(
-        run=course.run,
-        seen=course.seen,
-        now=course.now,
-        platform=course.platform,
-        problem=None,
-        is_running=False,
-    )
-    run, seen, now = course.run, course.seen, course.now
+def _over(context: RunContext, ending: Fact) -> Decision[RLRunStatus]:
+    context = replace(context, problem=None, is_running=False, quota=None, ending=ending)
+    run, seen, now = context.run, context.seen, context.now
     actions = (
         *registry.happenings(run, seen),
-        *_children(course),
+        *_children(context),
         *disruptions.hurried(seen.pods),
         *kueue.told(run, seen, now, ending),
         *cleanup.deletions(run, seen, ending.type, now),
     )
     again_s = cleanup.next_s(run, ending.type, now)
-    return Decision(status=_status(course, ending), actions=actions, requeue_after_s=again_s)
+    return Decision(status=_status(context), actions=actions, requeue_after_s=again_s)
 
 
-def _recorded(course: Course) -> RLRunStatus | None:
+def _recorded(context: RunContext) -> RLRunStatus | None:
     """The status with a decision that must be recorded first; None if there is none."""
-    run, now = course.run, course.now
-    if course.problem is not None and run.status.resolved is None:
+    run, now = context.run, context.now
+    if context.problem is not None and run.status.resolved is None:
         return None
-    next_up = intents.undertaking(run, course.seen, now)
+    next_up = intents.undertaking(run, context.seen, now)
     if next_up.intent != run.status.intent:
-        return bookkeeping.undertaken(run, course.seen, next_up, now)
+        return bookkeeping.undertaken(run, context.seen, next_up, now)
     if holds.kept(run, now) != run.status.hold:
         return run.status.model_copy(update={"hold": None})
-    count = engine_count.decided(run, course.seen)
-    if course.is_running and engine_count.is_another(count, run.status.engines):
+    count = engine_count.decided(run, context.seen)
+    if context.is_running and engine_count.is_another(count, run.status.engines):
         return run.status.model_copy(update={"engines": count})
-    released = idle_roles.decided(run, course.seen, now)
-    if course.is_running and released != run.status.released:
+    released = idle_roles.decided(run, context.seen, now)
+    if context.is_running and released != run.status.released:
         return run.status.model_copy(update={"released": released})
-    return _begun(course)
+    return _begun(context)
 
 
-def _begun(course: Course) -> RLRunStatus | None:
+def _begun(context: RunContext) -> RLRunStatus | None:
     """The status of a run that is about to get pods or to be queued; None if it is recorded."""
-    run, now = course.run, course.now
-    if course.problem is not None:
+    run, now = context.run, context.now
+    if context.problem is not None:
         return None
-    if course.is_running and run.status.active.since is None:
-        return bookkeeping.started(run, course.seen, course.platform, now)
-    if course.is_queued:
-        accepted = bookkeeping.accepted(run, course.seen, course.platform, now)
+    if context.is_running and run.status.active.since is None:
+        return bookkeeping.started(run, context.seen, context.platform, now)
+    if context.is_queued:
+        accepted = bookkeeping.accepted(run, context.seen, context.platform, now)
         is_known = (accepted.resolved, accepted.resumption) == (
             run.status.resolved,
             run.status.resumption,
@@ -197,98 +159,80 @@ def _begun(course: Course) -> RLRunStatus | None:
     return None
 
 
-def _status(course: Course, ending: Fact | None) -> RLRunStatus:
+def _status(context: RunContext) -> RLRunStatus:
     run = bookkeeping.observed(
-        course.run,
-        course.seen,
-        course.now,
-        is_running=course.is_running,
-        is_over=ending is not None,
+        context.run,
+        context.seen,
+        context.now,
+        is_running=context.is_running,
+        is_over=context.ending is not None,
     )
-    view = View(
-        run=run,
-        seen=course.seen,
-        now=course.now,
-        problem=course.problem or course.seen.problem,
-        is_running=course.is_running,
-        quota=course.quota,
-        ending=ending,
-    )
-    return run_status.concluded(view)
+    return run_status.concluded(replace(context, run=run))
 
 
-def _actions(course: Course) -> Iterator[Action]:
-    yield from registry.happenings(course.run, course.seen)
-    if course.problem is None or not course.is_running:
-        yield from _children(course)
-    yield from kueue.told(course.run, course.seen, course.now, None)
-    yield from replacements(course.run, course.seen)
-    yield from disruptions.hurried(course.seen.pods)
-    yield from commands.orders(course.run, course.seen)
-    yield from registry.retirements(course.run, course.seen)
+def _actions(context: RunContext) -> Iterator[Action]:
+    yield from registry.happenings(context.run, context.seen)
+    if context.problem is None or not context.is_running:
+        yield from _children(context)
+    yield from kueue.told(context.run, context.seen, context.now, None)
+    yield from replacements(context.run, context.seen)
+    yield from disruptions.hurried(context.seen.pods)
+    yield from commands.orders(context.run, context.seen)
+    yield from registry.retirements(context.run, context.seen)
 
 
-def _children(course: Course) -> Iterator[Action]:
+def _children(context: RunContext) -> Iterator[Action]:
     """Children that differ from the desired ones; none are created for a run without pods."""
-    run = course.run
+    run = context.run
     resolved = run.status.resolved
     if resolved is None:
         return
     shape = RunShape(
         images=resolved.images,
         attempts=transitions.attempts_of(run),
-        brokers={name: pool.spec.brokers for name, pool in course.seen.pools.items()},
-        engines=engine_count.kept(run, course.seen),
-        is_running=course.is_running,
-        is_queued=course.is_queued,
-        has_place=kueue.has_place(run, course.seen, is_wanted=not course.is_resting),
-        priority=kueue.priority(run, course.seen),
-        flavors=course.quota.flavors if course.quota is not None else {},
+        brokers={name: pool.spec.brokers for name, pool in context.seen.pools.items()},
+        engines=engine_count.kept(run, context.seen),
+        is_running=context.is_running,
+        is_queued=context.is_queued,
+        has_place=kueue.has_place(run, context.seen, is_wanted=not context.is_resting),
+        priority=kueue.priority(run, context.seen),
+        flavors=context.quota.flavors if context.quota is not None else {},
     )
-    made = desired.run_children(run, shape, course.platform)
-    wanted = cert_manager.possible(made, course.seen.served)
+    made = desired.run_children(run, shape, context.platform)
+    wanted = cert_manager.possible(made, context.seen.served)
     for manifest in wanted:
-        live = course.seen.children.get(ref(manifest))
-        if live is not None and _clings(course, live):
+        live = context.seen.children.get(ref(manifest))
+        if live is not None and _clings(context, live):
             yield Delete(ref=ref(live), uid=uid(live))
             continue
-        is_missing = live is None and course.problem is None and not course.is_resting
+        is_missing = live is None and context.problem is None and not context.is_resting
         if is_missing or (live is not None and not _is_as_made(live, manifest)):
             yield Apply(manifest=manifest, manager=names.RUN_FIELD_MANAGER)
-    yield from _prunings(course, {ref(manifest) for manifest in wanted})
+    yield from cleanup.prune(run, context.seen, {ref(manifest) for manifest in wanted})
 
 
-def _clings(course: Course, live: Manifest) -> bool:
+def _clings(context: RunContext, live: Manifest) -> bool:
     """The child keeps pods of a run that should hold none, and the cluster rejects its change.
 
     A later policy may reject what was admitted once; its pods must not stay for ever.
     """
-    return not course.is_running and ref(live) in course.seen.refused and asks_for_pods(live)
+    return not context.is_running and ref(live) in context.seen.refused and asks_for_pods(live)
 
 
 def _is_as_made(live: Manifest, manifest: Manifest) -> bool:
     return manifest["kind"] in MADE_ONCE or is_applied(live, manifest)
 
 
-def _prunings(course: Course, wanted: set[Ref]) -> Iterator[Delete]:
-    """Children of parts that left the spec; objects that others gave this owner are kept."""
-    ours = desired.run_labels(course.run).items()
-    for key, live in course.seen.children.items():
-        is_part = key.kind not in STAYING and ours <= labels(live).items()
-        if is_part and key not in wanted and not is_deleting(live):
-            yield Delete(ref=key, uid=uid(live))
-
-
-def _look_again_s(course: Course) -> float | None:
+def _look_again_s(context: RunContext) -> float | None:
     """Seconds after which time alone may change the decision; None if it cannot."""
-    run, seen, now = course.run, course.seen, course.now
+    run, seen, now = context.run, context.seen, context.now
     waits: list[float] = []
-    is_unsigned = cert_manager.is_absent(course.platform.tls, seen.served)
-    if apis.is_missing(course.problem) or is_unsigned or course.is_queued:
+    is_unsigned = cert_manager.is_absent(context.platform.tls, seen.served)
+    if apis.is_missing(context.problem) or is_unsigned or context.is_queued:
         waits.append(INSTALL_S)
     if run.status.intent is not None:
         waits.append(WATCHFUL_S)
-    if not course.is_running:
+    if not context.is_running:
         return min(waits, default=None)
     waits += [*gangs.waits_s(run, seen, now), *idle_roles.waits_s(run, seen)]
     left = limits.progress_left_s(run, seen, now)
@@ -297,7 +241,7 @@ def _look_again_s(course: Course) -> float | None:
     elif run.status.intent is None and not (seen.is_registered and seen.has_saved):
         waits.append(limits.verification_left_s(run, seen, now))
     if seen.report.silent_since_s is not None:
-        waits.append(seen.report.silent_since_s + intents.SILENCE_LIMIT_S - now.monotonic_s)
+        waits.append(seen.report.silent_since_s + limits.SILENCE_LIMIT_S - now.monotonic_s)
     waits += limits.deadlines_left_s(run, seen, now)
     budget_s = limits.left_s(run, now)
     if budget_s is not None and budget_s != float("inf"):

@@ -11,7 +11,7 @@ from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
 from etude.operator.runs.capacity import gangs, plan_accuracy
-from etude.operator.runs.context import View
+from etude.operator.runs.context import RunContext
 from etude.operator.runs.lifecycle import limits
 from etude.v1 import run_pb2
 
@@ -21,44 +21,44 @@ TOLD = {"Ready", "Progressing", "Degraded"}
 """Conditions that depend on the controller's report."""
 
 
-def concluded(view: View) -> RLRunStatus:
+def concluded(context: RunContext) -> RLRunStatus:
     """The status with every condition, and the phase derived from them."""
-    found = facts(view)
-    return view.status.model_copy(
+    found = facts(context)
+    return context.run.status.model_copy(
         update={
             "conditions": conditions(
                 found,
-                view.status.conditions,
-                generation=view.run.metadata.generation,
-                now=rfc3339(view.now.wall_s),
+                context.run.status.conditions,
+                generation=context.run.metadata.generation,
+                now=rfc3339(context.now.wall_s),
             ),
-            "phase": phase(view, found),
+            "phase": phase(context, found),
         }
     )
 
 
-def facts(view: View) -> list[Fact]:
+def facts(context: RunContext) -> list[Fact]:
     """Every condition of the run; always all, so that none is left over."""
     found = [
-        view.problem or yes("Accepted", Reason.ACCEPTED),
-        _quota_reserved(view),
-        _pods_scheduled(view),
-        _roles_ready(view),
-        _environments_ready(view),
-        _ready(view),
-        _progressing(view),
-        _checkpoint_healthy(view),
-        _suspended(view),
-        _stalled(view),
-        _degraded(view),
-        *_endings(view),
+        context.unaccepted or yes("Accepted", Reason.ACCEPTED),
+        _quota_reserved(context),
+        _pods_scheduled(context),
+        _roles_ready(context),
+        _environments_ready(context),
+        _ready(context),
+        _progressing(context),
+        _checkpoint_healthy(context),
+        _suspended(context),
+        _stalled(context),
+        _degraded(context),
+        *_endings(context),
     ]
-    return [*_remembered(view, found)] if view.is_awaited else found
+    return [*_remembered(context, found)] if context.is_awaited else found
 
 
-def _remembered(view: View, found: Sequence[Fact]) -> Iterator[Fact]:
+def _remembered(context: RunContext, found: Sequence[Fact]) -> Iterator[Fact]:
     """The facts, with the last recorded value of those that need the controller."""
-    before = {each.type: each for each in view.status.conditions}
+    before = {each.type: each for each in context.run.status.conditions}
     is_unheard = any(f == _unheard() for f in found)
     for fact in found:
         known = before.get(fact.type)
@@ -73,23 +73,23 @@ def _unheard() -> Fact:
     return no("Ready", Reason.CONTROLLER_UNREACHABLE, message)
 
 
-def phase(view: View, found: Sequence[Fact]) -> str:
+def phase(context: RunContext, found: Sequence[Fact]) -> str:
     """The phase for kubectl: the first word that applies."""
     fact = {f.type: f for f in found}
-    intent = view.status.intent
-    report = view.report
-    attempt = max((role.attempt for role in view.status.roles), default=0)
+    intent = context.run.status.intent
+    report = context.report
+    attempt = max((role.attempt for role in context.run.status.roles), default=0)
     state = report.state if report is not None else State.RUN_STATE_UNSPECIFIED
     words = (
-        (bool(view.run.metadata.deletion_timestamp), "Terminating"),
+        (bool(context.run.metadata.deletion_timestamp), "Terminating"),
         (fact["Failed"].holds, "Failed"),
         (fact["Complete"].holds, "Succeeded"),
         (fact["Suspended"].holds, "Suspended"),
         (intent is not None and intent.type in SUSPENDING, "Suspending"),
         (not fact["Accepted"].holds, "Pending"),
-        (_is_queued(view), "Queued"),
-        (not _are_pods_ready(view), "Restarting" if attempt else "Provisioning"),
-        (view.is_awaited and fact["Ready"].holds, view.status.phase),
+        (_is_queued(context), "Queued"),
+        (not _are_pods_ready(context), "Restarting" if attempt else "Provisioning"),
+        (context.is_awaited and fact["Ready"].holds, context.run.status.phase),
         (state in {State.RUN_STATE_UNSPECIFIED, State.RUN_STATE_LOADING}, "Initializing"),
         (state == State.RUN_STATE_CHECKPOINTING, "Checkpointing"),
         (state == State.RUN_STATE_EVALUATING, "Evaluating"),
@@ -97,65 +97,65 @@ def phase(view: View, found: Sequence[Fact]) -> str:
     return next((word for applies, word in words if applies), "Running")
 
 
-def _needed(view: View) -> list[RoleStatus]:
+def _needed(context: RunContext) -> list[RoleStatus]:
     """Roles that the active phase needs."""
-    return [r for r in view.status.roles if r.name == names.TRAINER or view.samples_now]
+    return [r for r in context.run.status.roles if r.name == names.TRAINER or context.samples_now]
 
 
-def _are_pods_ready(view: View) -> bool:
+def _are_pods_ready(context: RunContext) -> bool:
     """The pods of the active phase are ready; engines above the minimum may come later."""
-    engines = view.run.spec.roles.inference
+    engines = context.run.spec.roles.inference
     least = {names.INFERENCE: engines.least} if engines is not None else {}
     return all(
         role.desired > 0 and role.ready >= min(role.desired, least.get(role.name, role.desired))
-        for role in _needed(view)
+        for role in _needed(context)
     )
 
 
-def _all_pods(view: View) -> list[Manifest]:
-    return [pod for pods in view.seen.pods.values() for pod in pods]
+def _all_pods(context: RunContext) -> list[Manifest]:
+    return [pod for pods in context.seen.pods.values() for pod in pods]
 
 
-def _resting(view: View) -> str | None:
+def _resting(context: RunContext) -> str | None:
     """The reason for which the run holds no pods on purpose; None if it should hold some."""
-    if view.ending is not None:
+    if context.ending is not None:
         return Reason.FINISHED
-    if view.quota is not None and _is_queued(view):
-        return view.quota.reason
-    return None if view.is_running else Reason.SUSPENDED
+    if context.quota is not None and _is_queued(context):
+        return context.quota.reason
+    return None if context.is_running else Reason.SUSPENDED
 
 
-def _is_queued(view: View) -> bool:
-    return view.quota is not None and not view.quota.allows_pods
+def _is_queued(context: RunContext) -> bool:
+    return context.quota is not None and not context.quota.allows_pods
 
 
-def _quota_reserved(view: View) -> Fact:
-    if view.quota is not None:
-        return view.quota.fact
-    return no("QuotaReserved", _resting(view) or Reason.SUSPENDED)
+def _quota_reserved(context: RunContext) -> Fact:
+    if context.quota is not None:
+        return context.quota.fact
+    return no("QuotaReserved", _resting(context) or Reason.SUSPENDED)
 
 
-def _pods_scheduled(view: View) -> Fact:
-    resting = _resting(view)
+def _pods_scheduled(context: RunContext) -> Fact:
+    resting = _resting(context)
     if resting is not None:
         return no("PodsScheduled", resting)
-    gang = gangs.wait(view.run, view.seen, view.now)
+    gang = gangs.wait(context.run, context.seen, context.now)
     if gang is not None and gang.left_s <= 0:
         return no("PodsScheduled", Reason.GANG_TIMEOUT, gang.words)
     if gang is not None and gang.is_refused:
         return no("PodsScheduled", Reason.UNSCHEDULABLE, gang.words)
-    words = pod_failures.unschedulable(_all_pods(view))
+    words = pod_failures.unschedulable(_all_pods(context))
     reason = Reason.UNSCHEDULABLE if words else Reason.SCHEDULED
     return Fact("PodsScheduled", holds=not words, reason=reason, message=words)
 
 
-def _roles_ready(view: View) -> Fact:
-    resting = _resting(view)
+def _roles_ready(context: RunContext) -> Fact:
+    resting = _resting(context)
     if resting is not None:
         return no("RolesReady", resting)
-    if _are_pods_ready(view):
+    if _are_pods_ready(context):
         return yes("RolesReady", Reason.PODS_READY)
-    pods = _all_pods(view)
+    pods = _all_pods(context)
     for reasons, reason in (
         (pod_failures.PULL_FAILURES, Reason.IMAGE_PULL_FAILED),
         (pod_failures.CRASHES, Reason.CRASH_LOOPING),
@@ -163,48 +163,48 @@ def _roles_ready(view: View) -> Fact:
         words = pod_failures.trouble(pods, reasons)
         if words:
             return no("RolesReady", reason, words)
-    missing = ", ".join(r.name for r in _needed(view) if r.ready < r.desired or not r.desired)
+    missing = ", ".join(r.name for r in _needed(context) if r.ready < r.desired or not r.desired)
     return no("RolesReady", Reason.PODS_NOT_READY, f"{missing} not ready")
 
 
-def _environments_ready(view: View) -> Fact:
-    resting = _resting(view)
+def _environments_ready(context: RunContext) -> Fact:
+    resting = _resting(context)
     if resting is not None:
         return no("EnvironmentsReady", resting)
-    if not view.status.environments:
+    if not context.run.status.environments:
         return yes("EnvironmentsReady", Reason.NOT_NEEDED)
-    if view.status.released is not None:
-        return yes("EnvironmentsReady", Reason.NOT_NEEDED, view.status.released.message)
-    missing = [e.pool for e in view.status.environments if not e.ready]
+    if context.run.status.released is not None:
+        return yes("EnvironmentsReady", Reason.NOT_NEEDED, context.run.status.released.message)
+    missing = [e.pool for e in context.run.status.environments if not e.ready]
     if not missing:
         return yes("EnvironmentsReady", Reason.POOLS_AVAILABLE)
     message = f"pool {', '.join(missing)} not available"
     return no("EnvironmentsReady", Reason.POOL_WARMING, message)
 
 
-def _ready(view: View) -> Fact:
-    firsts = [view.problem, _pods_scheduled(view), _roles_ready(view)]
-    if view.samples_now:
-        firsts.append(_environments_ready(view))
+def _ready(context: RunContext) -> Fact:
+    firsts = [context.unaccepted, _pods_scheduled(context), _roles_ready(context)]
+    if context.samples_now:
+        firsts.append(_environments_ready(context))
     for fact in firsts:
         if fact is not None and not fact.holds:
             return no("Ready", fact.reason, fact.message)
-    if not view.has_connection:
+    if not context.has_connection:
         return _unheard()
     return yes("Ready", Reason.CONTROLLER_CONNECTED)
 
 
-def _progressing(view: View) -> Fact:
-    resting = _resting(view)
-    if resting is not None or view.problem is not None:
+def _progressing(context: RunContext) -> Fact:
+    resting = _resting(context)
+    if resting is not None or context.unaccepted is not None:
         return no("Progressing", resting or Reason.WAITING_FOR_ROLES)
-    report = view.report
+    report = context.report
     waits = (
-        (not _are_pods_ready(view), Reason.WAITING_FOR_ROLES, _roles_ready(view).message),
+        (not _are_pods_ready(context), Reason.WAITING_FOR_ROLES, _roles_ready(context).message),
         (
-            view.samples_now and not _environments_ready(view).holds,
+            context.samples_now and not _environments_ready(context).holds,
             Reason.WAITING_FOR_ENVIRONMENTS,
-            _environments_ready(view).message,
+            _environments_ready(context).message,
         ),
         (report is None, Reason.CONTROLLER_UNREACHABLE, "the controller does not report"),
         (
@@ -212,7 +212,7 @@ def _progressing(view: View) -> Fact:
             Reason.LOADING,
             "the controller loads its state",
         ),
-        (_stalled(view).holds, Reason.NO_PROGRESS, _stalled(view).message),
+        (_stalled(context).holds, Reason.NO_PROGRESS, _stalled(context).message),
     )
     for applies, reason, message in waits:
         if applies:
@@ -220,11 +220,11 @@ def _progressing(view: View) -> Fact:
     return yes("Progressing", Reason.STEPS_FINISH)
 
 
-def _checkpoint_healthy(view: View) -> Fact:
-    intent = view.status.intent
+def _checkpoint_healthy(context: RunContext) -> Fact:
+    intent = context.run.status.intent
     if intent is not None and intent.reason == Reason.SUSPEND_TIMEOUT:
         return no("CheckpointHealthy", Reason.SUSPEND_TIMEOUT, intent.message)
-    newest = next(iter(view.seen.checkpoints), None)
+    newest = next(iter(context.seen.checkpoints), None)
     if newest is None:
         return yes("CheckpointHealthy", Reason.NO_CHECKPOINT)
     if is_ready(newest):
@@ -239,52 +239,52 @@ def _checkpoint_healthy(view: View) -> Fact:
     return yes("CheckpointHealthy", Reason.VERIFYING)
 
 
-def _suspended(view: View) -> Fact:
-    intent = view.status.intent
-    if view.ending is not None:
+def _suspended(context: RunContext) -> Fact:
+    intent = context.run.status.intent
+    if context.ending is not None:
         return no("Suspended", Reason.FINISHED)
     if intent is not None and intent.type in SUSPENDING:
         return no("Suspended", Reason.SUSPENDING, "a checkpoint is written, then pods are released")
-    if view.run.spec.suspend and view.seen.is_gone:
+    if context.run.spec.suspend and context.seen.is_gone:
         return yes("Suspended", Reason.BY_USER, "spec.suspend is true")
-    hold = view.status.hold
-    if hold is not None and view.seen.is_gone:
+    hold = context.run.status.hold
+    if hold is not None and context.seen.is_gone:
         return yes("Suspended", hold.reason, hold.message)
     return no("Suspended", Reason.NOT_SUSPENDED)
 
 
-def _stalled(view: View) -> Fact:
-    intent = view.status.intent
+def _stalled(context: RunContext) -> Fact:
+    intent = context.run.status.intent
     if intent is not None and intent.reason == Reason.NO_PROGRESS:
         return yes("Stalled", Reason.NO_PROGRESS, intent.message)
-    left_s = limits.progress_left_s(view.run, view.seen, view.now)
-    if view.is_running and left_s is not None and left_s <= 0:
+    left_s = limits.progress_left_s(context.run, context.seen, context.now)
+    if context.is_running and left_s is not None and left_s <= 0:
         return yes("Stalled", Reason.NO_PROGRESS, "no step finished within the deadline")
     return no("Stalled", Reason.HEALTHY)
 
 
-def _degraded(view: View) -> Fact:
-    report = view.report
+def _degraded(context: RunContext) -> Fact:
+    report = context.report
     is_over = report is not None and report.state in {
         State.RUN_STATE_FAILED,
         State.RUN_STATE_DONE,
         State.RUN_STATE_SUSPENDED,
     }
-    if report is not None and report.reason and not is_over and view.ending is None:
+    if report is not None and report.reason and not is_over and context.ending is None:
         return yes("Degraded", report.reason[:64], report.message)
-    if view.is_running and view.status.restarts.counted and not _are_pods_ready(view):
-        last = view.status.last_failure
+    if context.is_running and context.run.status.restarts.counted and not _are_pods_ready(context):
+        last = context.run.status.last_failure
         message = f"{last.pod or last.role}: {last.message}" if last else ""
         return yes("Degraded", Reason.ROLE_FAILED, message)
-    if view.is_running and view.seen.mistrusted:
-        return yes("Degraded", Reason.PLAN_UNRELIABLE, plan_accuracy.words(view.seen.mistrusted))
+    if context.is_running and context.seen.mistrusted:
+        return yes("Degraded", Reason.PLAN_UNRELIABLE, plan_accuracy.words(context.seen.mistrusted))
     return no("Degraded", Reason.HEALTHY)
 
 
-def _endings(view: View) -> list[Fact]:
+def _endings(context: RunContext) -> list[Fact]:
     return [
-        view.ending
-        if view.ending is not None and view.ending.type == kind
+        context.ending
+        if context.ending is not None and context.ending.type == kind
         else no(kind, Reason.NOT_FINISHED)
         for kind in ("Complete", "Failed")
     ]

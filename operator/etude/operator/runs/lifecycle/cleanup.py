@@ -1,4 +1,4 @@
-"""Deletion of a finished run and its children by TTL and deletion policy."""
+"""Cleanup of children: of a finished run by TTL and deletion policy, and of parts that left."""
 
 from collections.abc import Iterator, Set
 
@@ -6,7 +6,7 @@ from etude.common.api.kinds import RLRun
 from etude.operator.actions import Delete, Moment
 from etude.operator.builders import run as desired
 from etude.operator.clock import seconds
-from etude.operator.manifests import Ref, is_deleting, labels, uid
+from etude.operator.manifests import STAYING, Manifest, Ref, is_deleting, labels, uid
 from etude.operator.runs.observe import Seen
 
 _KINDS = {
@@ -52,8 +52,22 @@ def _left(run: RLRun, ending: str, now: Moment) -> Iterator[tuple[str, float]]:
             yield rule.policy, rule.ttl_seconds - since_s
 
 
+def prune(run: RLRun, seen: Seen, wanted: Set[Ref]) -> Iterator[Delete]:
+    """Deletion of children whose part left the spec; objects that others gave this owner stay."""
+    for key, live in _live_parts(run, seen):
+        if key.kind not in STAYING and key not in wanted:
+            yield Delete(ref=key, uid=uid(live))
+
+
 def _of_kinds(run: RLRun, seen: Seen, kinds: Set[str]) -> Iterator[Delete]:
+    for key, live in _live_parts(run, seen):
+        if key.kind in kinds:
+            yield Delete(ref=key, uid=uid(live))
+
+
+def _live_parts(run: RLRun, seen: Seen) -> Iterator[tuple[Ref, Manifest]]:
+    """Children with the run's labels that are not terminating."""
     ours = desired.run_labels(run).items()
     for key, live in seen.children.items():
-        if key.kind in kinds and ours <= labels(live).items() and not is_deleting(live):
-            yield Delete(ref=key, uid=uid(live))
+        if ours <= labels(live).items() and not is_deleting(live):
+            yield key, live

@@ -14,9 +14,6 @@ from etude.operator.runs.lifecycle.transitions import Undertaking
 from etude.operator.runs.observe import Seen
 from etude.v1 import run_pb2
 
-SILENCE_LIMIT_S = 30.0
-"""A controller whose pod is Ready must report within this, or it is treated as gone."""
-
 
 def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     """The present intent until it is carried out, then the next one."""
@@ -139,7 +136,7 @@ def _has_saved(run: RLRun, seen: Seen, now: Moment) -> bool:
         return True  # nothing that could still be saved
     report = seen.report
     if not report.is_connected:
-        return _silence_s(run, seen, now) > SILENCE_LIMIT_S
+        return _silence_s(run, seen, now) > limits.SILENCE_LIMIT_S
     is_over = report.status is not None and report.status.state in limits.OVER
     return is_over and seen.is_registered and seen.has_saved
 

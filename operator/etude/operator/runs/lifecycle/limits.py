@@ -26,6 +26,9 @@ EVALUATION_LIMIT_S = 3_600.0
 STEPS_WITHOUT_PROGRESS = 3
 """Slowest steps that may pass without one finishing."""
 
+SILENCE_LIMIT_S = 30.0
+"""A controller whose pod is Ready must report within this, or it is treated as gone."""
+
 OVER = (run_pb2.RUN_STATE_SUSPENDED, run_pb2.RUN_STATE_DONE, run_pb2.RUN_STATE_FAILED)
 
 
