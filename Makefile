@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo check fix test test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator search-model system-deps buf
+.PHONY: help demo check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -34,10 +34,14 @@ fix: $(READY) ## format and repair what can be repaired
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster and microVM tests where Go and the rights are present
+test: $(READY) ## unit and contract tests, and a real line through each part, in ten minutes (needs neither Go nor root)
+	$(RUN) pytest -m "not long" --numprocesses=auto tests/unit tests/contract --ignore=tests/contract/chart
+	$(RUN) pytest -m smoke --numprocesses=auto tests/integration tests/contract/chart
+
+test-system: $(READY) $(if $(ROOT),system-deps) ## everything else short of test-long: clusters, VMs, chart, attacks, faults, many examples of each property (Go, root)
 	$(RUN) python hack/testbed/build.py --if-possible
-	$(RUN) pytest -m "not long" --numprocesses=auto tests/unit tests/contract
-	$(RUN) pytest -m "not long" --numprocesses=auto tests/cluster tests/operator_faults/test_crash_plans.py tests/integration tests/attacks
+	$(RUN) pytest -m "hypothesis and not long" --hypothesis-profile=full --numprocesses=auto tests/unit tests/contract
+	$(RUN) pytest -m "not long" --numprocesses=auto tests/contract/chart tests/cluster tests/operator_faults/test_crash_plans.py tests/integration tests/attacks
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu

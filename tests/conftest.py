@@ -22,10 +22,12 @@ os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 SHARED = ("tests/cluster/", "tests/integration/gvisor/")
 """Suites whose tests share one cluster, or the list of containers of a host."""
 
-# Tests do not assert timings: a busy machine is not a failure. Before landing each run draws the
-# same examples; at a desk they are new ones.
-settings.register_profile("etude", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("etude")
+# Tests do not assert timings: a busy machine is not a failure. In CI each run draws the same
+# examples; at a desk they are new ones. `make test` draws few, `make test-system` many
+# (--hypothesis-profile=full).
+settings.register_profile("full", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("quick", settings.get_profile("full"), max_examples=20)
+settings.load_profile("quick")
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist is untyped

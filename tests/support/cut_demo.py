@@ -31,15 +31,21 @@ def make_data(store: Store, tasks: int = TASKS) -> None:
 
 def cut_demo(store: Store, prefix: str) -> dict[str, Any]:
     """The demo's manifest, with the cluster's store and a few steps of each phase."""
-    text = (ROOT / "examples" / "demo" / "rlrun.yaml").read_bytes()
-    run: dict[str, Any] = json.loads(json.dumps(yaml_documents.read(text)[0].value))
-    spec = run["spec"]
-    spec["storage"] = {
+    run = short_demo()
+    run["spec"]["storage"] = {
         "uri": f"s3://etude/{prefix}",
         "endpoint": store["endpoint"],
         "region": "us-east-1",
         "secretRef": {"name": "s3"},
     }
+    return run
+
+
+def short_demo() -> dict[str, Any]:
+    """The demo's manifest with a few steps of each phase."""
+    text = (ROOT / "examples" / "demo" / "rlrun.yaml").read_bytes()
+    run: dict[str, Any] = json.loads(json.dumps(yaml_documents.read(text)[0].value))
+    spec = run["spec"]
     for phase, steps in zip(spec["phases"], (2, 20, 3), strict=True):
         phase["maxSteps"] = steps
         phase["optimizer"]["warmupSteps"] = 0

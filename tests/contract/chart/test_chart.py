@@ -35,6 +35,7 @@ def rules(chart: Rendered) -> Iterator[Mapping[str, Any]]:
         yield from manifest["rules"]
 
 
+@pytest.mark.smoke
 def test_the_chart_passes_helms_own_lint() -> None:
     done = helm("lint", "--strict", str(CHART), "--set", f"image={IMAGE}")
     assert "0 chart(s) failed" in done.stdout

@@ -26,6 +26,7 @@ async def run(
     return await driver.run(Command(command=command, workspace=workspace, timeout_s=timeout_s))
 
 
+@pytest.mark.smoke
 async def test_the_tests_of_a_repository_run_in_the_warm_interpreter(
     driver: ProcessDriver, make_workspace: MakeWorkspace
 ) -> None:

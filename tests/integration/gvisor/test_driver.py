@@ -32,6 +32,7 @@ async def begun(driver: GvisorDriver, name: str) -> GvisorSandbox:
     return found
 
 
+@pytest.mark.smoke
 async def test_commands_are_a_user_without_rights_a_network_or_the_hosts_files(
     driver: GvisorDriver, tmp_path: Path
 ) -> None:

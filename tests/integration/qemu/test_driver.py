@@ -64,6 +64,7 @@ async def begun(driver: QemuDriver, name: str) -> Sandbox:
     return found
 
 
+@pytest.mark.smoke
 async def test_a_sandbox_holds_the_first_files_and_what_commands_make_of_them(
     driver: QemuDriver,
 ) -> None:

@@ -53,6 +53,7 @@ def _repaired(problem: Problem) -> dict[str, str]:
     return {problem.repository.target.path: problem.repository.target.source()}
 
 
+@pytest.mark.smoke
 async def test_a_group_is_scored_by_hidden_tests_in_sandboxes(stack: Any, stub: "Stub") -> None:
     problem, task = stack.problems[0], stack.tasks[0]
     target = problem.repository.target
