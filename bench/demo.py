@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from etude.cli.demo.result import FIRST_STEP_S, TOTAL_S
-from etude.cli.demo.stopwatch import Stopwatch, stopwatch
-from etude.cli.process_usage import looks
+from etude.cli.demo.stopwatch import Stopwatch, read_stopwatch
+from etude.cli.process_usage import read_measurements
 from etude.common.run_folder.record import FolderRecord, latest
 
 OUT = Path(__file__).parent / "out" / "demo.json"
@@ -36,10 +36,10 @@ def stages(rows: Sequence[dict[str, Any]], times: Stopwatch) -> dict[str, float]
     """Seconds to the first step, of each phase without its evaluations, and of all of these."""
     moments = [r for r in rows if r["kind"] in {"step", "eval", "version"}]
     first = next(r for r in moments if r["kind"] == "step")
-    found = {"start": times.at(first["time_s"])}
+    found = {"start": times.seconds_before(first["time_s"])}
     before = found["start"]
     for row in moments[moments.index(first) :]:
-        now = times.at(row["time_s"])
+        now = times.seconds_before(row["time_s"])
         stage = "evaluations" if row["kind"] == "eval" else row.get("phase", "versions")
         found[stage] = found.get(stage, 0.0) + max(0.0, now - before)
         before = max(before, now)
@@ -64,7 +64,7 @@ def main() -> None:
         sys.exit(done.returncode or 1)
     figures = json.loads(verdict.read_text())
     rows = [dict(row) for row in latest(FolderRecord(run).rows())]
-    times = stopwatch(run, [float(row["time_s"]) for row in (*rows, *looks(run))])
+    times = read_stopwatch(run, [float(row["time_s"]) for row in (*rows, *read_measurements(run))])
     spent = stages(rows, times)
     for title, table in {"ratio": ratios(figures), "stage, seconds": spent}.items():
         print(f"\n{title}")

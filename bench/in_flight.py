@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from etude.cli.verbs.weights import source_of
+from etude.cli.verbs.weights import find_source_model
 from etude.common.blobs import Store, open_store
 from etude.common.weights import (
     VersionId,
@@ -236,7 +236,7 @@ def unusable(run: Path, count: int) -> str:
 async def measured(run: Path, count: int, scratch: Path) -> dict[str, float]:
     """The figures, printed as they come."""
     console = Console(highlight=False)
-    model = source_of(str(run))
+    model = find_source_model(str(run))
     store = open_store(run.as_uri())
     versions = accepted_chain(store)[-2 * count :]
     idle, busy = versions[:count], versions[count:]

@@ -12,7 +12,7 @@ import yaml
 from tests.support import testbeds
 from tests.support.testbeds import Program
 
-from etude.cli.kubectl.verbs.checkpoint import request
+from etude.cli.kubectl.verbs.checkpoint import checkpoint_request
 
 ROOT = Path(__file__).parents[2]
 GOOD = yaml.safe_load((Path(__file__).parent / "bad_manifests.yaml").read_text())["good"]
@@ -242,7 +242,7 @@ def test_whoever_may_create_checkpoints_asks_a_run_for_one(
 ) -> None:
     install()
     refusal(kubectl, namespace, checkpoint(reason="Final", runRef={"name": "demo"}))
-    asked = request({"metadata": {"name": "demo", "uid": "1"}})
+    asked = checkpoint_request({"metadata": {"name": "demo", "uid": "1"}})
     admit(kubectl, namespace, asked)
     by_hand = {**asked, "metadata": {"name": "before-the-change"}}
     by_hand["spec"] = {"reason": "Manual", "runRef": {"name": "demo"}}
@@ -253,7 +253,7 @@ def test_a_request_for_a_checkpoint_says_nothing_of_what_it_holds(
     install: Install, kubectl: Program, namespace: str
 ) -> None:
     install()
-    asked = request({"metadata": {"name": "demo", "uid": "1"}})
+    asked = checkpoint_request({"metadata": {"name": "demo", "uid": "1"}})
     held: list[dict[str, Any]] = [
         {"step": 7},
         {"metrics": {"reward": "1"}},

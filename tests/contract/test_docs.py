@@ -54,7 +54,7 @@ def etude_words(command: str) -> list[str] | None:
 def plugin_words(command: str) -> list[str] | None:
     """The words for `kubectl etude` without those of kubectl itself."""
     words = shlex.split(command)
-    return list(flags.split(words[2:]).own) if words[:2] == ["kubectl", "etude"] else None
+    return list(flags.split_flags(words[2:]).own) if words[:2] == ["kubectl", "etude"] else None
 
 
 def named() -> list[tuple[str, str]]:

@@ -10,9 +10,9 @@ from tests.support.seen_runs import checkpoint, condition, event, pool, run, see
 from typer.main import get_command
 
 from etude.cli.kubectl.diagnose.advice import ADVICE, CONTROLLERS_OWN, FOUND_HERE
-from etude.cli.kubectl.diagnose.diagnosis import Explanation, State
-from etude.cli.kubectl.diagnose.observed import Seen
-from etude.cli.kubectl.diagnose.why import explain
+from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState
+from etude.cli.kubectl.diagnose.observed import RunObjects
+from etude.cli.kubectl.diagnose.why import diagnose
 from etude.cli.kubectl.main import app
 from etude.operator.reasons import Reason
 
@@ -22,19 +22,19 @@ HERE = {"Progressing": ("False", Reason.WAITING_FOR_ROLES)}
 """A run that does not progress, so that what its parts say counts."""
 
 
-def of_run(kind: str, status: str, reason: Reason) -> Seen:
+def of_run(kind: str, status: str, reason: Reason) -> RunObjects:
     stuck = [condition(k, *what) for k, what in HERE.items() if k != kind]
     late = [] if kind in {"CheckpointHealthy", "Degraded"} else stuck
     return seen(run(*late, condition(kind, status, reason, WORDS)))
 
 
-def of_pool(kind: str, status: str, reason: Reason) -> Seen:
+def of_pool(kind: str, status: str, reason: Reason) -> RunObjects:
     stuck = condition("Progressing", "False", Reason.WAITING_FOR_ENVIRONMENTS)
     unavailable = condition("Available", "False", Reason.POOL_WARMING)
     return seen(run(stuck), pool(unavailable, condition(kind, status, reason, WORDS)))
 
 
-def leaving_checkpoint(reason: Reason) -> Seen:
+def leaving_checkpoint(reason: Reason) -> RunObjects:
     leaving = checkpoint(3, deletionTimestamp=seen_runs.before(60))
     leaving["status"] = {"conditions": [condition("Ready", "False", reason, WORDS)]}
     return seen(leaving_run(), leaving)
@@ -46,12 +46,12 @@ def leaving_run() -> seen_runs.Manifest:
     return leaving
 
 
-def rolled_back() -> Seen:
+def rolled_back() -> RunObjects:
     left = run(phases=[{"name": "sft", "state": "OfTheFuture"}])
     return seen(left, events=[event(left, Reason.INVALID_STATUS, WORDS)])
 
 
-def suspending() -> Seen:
+def suspending() -> RunObjects:
     intent = {"type": "Suspend", "reason": "ByUser", "since": seen_runs.before(5)}
     return seen(run(condition("Suspended", "False", Reason.SUSPENDING, WORDS), intent=intent))
 
@@ -154,8 +154,8 @@ WELL = {
 """Reasons that keep nobody waiting."""
 
 
-def answer(what: Seen) -> Explanation:
-    return explain(what, seen_runs.NOW)
+def answer(what: RunObjects) -> Diagnosis:
+    return diagnose(what, seen_runs.NOW)
 
 
 def test_every_reason_is_explained() -> None:
@@ -173,15 +173,15 @@ def test_each_trouble_is_named_with_its_words_and_a_way_out(reason: Reason) -> N
     assert WORDS in "\n".join(found.evidence)
     assert found.do
     assert "{" not in found.do
-    assert found.state is not State.OVER or reason is Reason.DATA_ORPHANED
+    assert found.state is not RunState.OVER or reason is Reason.DATA_ORPHANED
 
 
 @pytest.mark.parametrize("of", [of_run, of_pool])
 def test_a_spec_that_the_operator_cannot_read_is_no_role_that_failed(
-    of: Callable[[str, str, Reason], Seen],
+    of: Callable[[str, str, Reason], RunObjects],
 ) -> None:
     found = answer(of("Accepted", "False", Reason.INVALID_SPEC))
-    assert found.state is State.STANDS_STILL
+    assert found.state is RunState.STANDS_STILL
     assert "the operator cannot read a field of the spec" in found.cause
     assert "the operator is older than the CRDs" in found.do
     assert "failed" not in found.cause + found.do
@@ -194,14 +194,14 @@ def test_a_spec_that_the_operator_cannot_read_is_no_role_that_failed(
 def test_no_reason_of_a_run_that_is_well_is_taken_for_a_cause(reason: Reason) -> None:
     kinds = [kind for kind, (_, usual) in seen_runs.FINE.items() if usual == reason] or ["Accepted"]
     changed = [condition(kind, seen_runs.FINE[kind][0], reason, WORDS) for kind in kinds]
-    assert answer(seen(run(*changed))).state is State.PROGRESSES
+    assert answer(seen(run(*changed))).state is RunState.PROGRESSES
 
 
 def test_a_run_that_is_complete_needs_nothing() -> None:
     finished = [condition(kind, "False", Reason.FINISHED) for kind in ("RolesReady", "Progressing")]
     done = condition("Complete", "True", Reason.ALL_PHASES_DONE, "every phase is done")
     found = answer(seen(run(*finished, done)))
-    assert (found.state, found.reason, found.do) == (State.OVER, "AllPhasesDone", "")
+    assert (found.state, found.reason, found.do) == (RunState.OVER, "AllPhasesDone", "")
 
 
 @pytest.mark.parametrize("reason", sorted(ADVICE))

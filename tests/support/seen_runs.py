@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from etude.cli.kubectl.diagnose.observed import Seen, seen_of
+from etude.cli.kubectl.diagnose.observed import RunObjects, sort_objects
 
 Manifest = dict[str, Any]
 
@@ -151,8 +151,8 @@ def event(about: Manifest, reason: str, message: str, seconds_ago: float = 0) ->
     }
 
 
-def seen(what: Manifest, *around: Manifest, events: Iterable[Manifest] = ()) -> Seen:
+def seen(what: Manifest, *around: Manifest, events: Iterable[Manifest] = ()) -> RunObjects:
     """The run in a namespace with these objects; its pool is there and well unless another is."""
     pools = [each for each in around if each["kind"] == "EnvPool"] or [pool()]
     others = [each for each in around if each["kind"] != "EnvPool"]
-    return seen_of(what, [*pools, *others], list(events))
+    return sort_objects(what, [*pools, *others], list(events))

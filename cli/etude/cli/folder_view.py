@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from etude.cli.live_view import PodLine, View
+from etude.cli.live_view import PodLine, RunView
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import EnvironmentStatus, RLRunStatus
 from etude.common.run_folder.state import LocalPod, LocalState, read_state
@@ -20,18 +20,18 @@ RECENT_STEPS = 10
 
 
 @dataclass(slots=True)
-class Viewer:
+class FolderViewer:
     """Follows one run folder; each look reads only the rows that were appended since the last."""
 
     folder: Path
     _rows: list[Row] = field(default_factory=list, init=False)
     _offset: int = field(default=0, init=False)
 
-    def view(self) -> View:
+    def view(self) -> RunView:
         """The present picture of the run."""
         self._read_more()
         state = read_state(self.folder)
-        return view_of(self.folder.name, state, self._rows)
+        return build_view(self.folder.name, state, self._rows)
 
     def _read_more(self) -> None:
         path = self.folder / "metrics.jsonl"
@@ -54,7 +54,7 @@ def _rows(data: bytes) -> Iterator[Row]:
                 yield row
 
 
-def view_of(name: str, state: LocalState | None, rows: Sequence[Row]) -> View:
+def build_view(name: str, state: LocalState | None, rows: Sequence[Row]) -> RunView:
     """The values of the view, from the runtime's state and the metrics rows."""
     status = _status(state)
     active = status.active_phase
@@ -64,7 +64,7 @@ def view_of(name: str, state: LocalState | None, rows: Sequence[Row]) -> View:
     last = steps[-1] if steps else {}
     step = int(last.get("step", status.step.current if status.step else 0))
     rollouts = status.rollouts
-    return View(
+    return RunView(
         name=name,
         phase=status.phase or ("Starting" if state else "Not started"),
         active_phase=active,

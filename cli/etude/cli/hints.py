@@ -28,7 +28,7 @@ _BY_REASON = {
 }
 
 
-def of_system(error: OSError) -> Problem:
+def system_problem(error: OSError) -> Problem:
     """The problem of an error of the operating system."""
     unknown = "check the path" if error.filename else "etude doctor checks this machine"
     return Problem(
@@ -39,7 +39,7 @@ def of_system(error: OSError) -> Problem:
     )
 
 
-def of_ours(error: EtudeError) -> str:
+def format_error(error: EtudeError) -> str:
     """The message of an Etude error, with a suggested fix."""
     return f"{error}\n  fix: {_fix(error)}  [{error.reason}]"
 

@@ -28,7 +28,7 @@ class PodLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class RunView:
     """Values that the picture shows."""
 
     name: str
@@ -73,7 +73,7 @@ def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
-def picture(view: View) -> RenderableType:
+def draw_view(view: RunView) -> RenderableType:
     """The whole view; works from 80 columns on."""
     parts: list[RenderableType] = [_headline(view)]
     if view.why:
@@ -86,7 +86,7 @@ def picture(view: View) -> RenderableType:
     )
 
 
-def plain(view: View) -> str:
+def format_view(view: RunView) -> str:
     """The facts of the view as one line for logs."""
     facts = [view.phase]
     if view.active_phase:
@@ -105,7 +105,7 @@ def plain(view: View) -> str:
     return " | ".join(facts)
 
 
-def _headline(view: View) -> Text:
+def _headline(view: RunView) -> Text:
     colour = {"Running": "green", "Succeeded": "green", "Failed": "red"}.get(view.phase, "yellow")
     line = Text()
     line.append(view.phase, style=f"bold {colour}")
@@ -122,11 +122,11 @@ def _duration(seconds: float) -> str:
     return f"{minutes} m {rest:02d} s" if minutes else f"{rest} s"
 
 
-def _progress(view: View) -> RenderableType:
+def _progress(view: RunView) -> RenderableType:
     return ProgressBar(total=max(1, view.target), completed=view.step, width=76)
 
 
-def _facts(view: View) -> Table:
+def _facts(view: RunView) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
@@ -155,7 +155,7 @@ def _trend(values: Sequence[float]) -> str:
     return " → ".join(f"{value:.2f}" for value in values[-4:])
 
 
-def _pods(view: View) -> Table:
+def _pods(view: RunView) -> Table:
     table = Table.grid(padding=(0, 2))
     for pod in view.pods:
         colour = "green" if pod.state == "Ready" else "yellow"
@@ -167,13 +167,13 @@ REDRAWS_PER_SECOND = 2
 PLAIN_INTERVAL_S = 10.0
 
 
-class Viewing(Protocol):
+class RunViewer(Protocol):
     """Source of the present view of a run."""
 
-    def view(self) -> View: ...
+    def view(self) -> RunView: ...
 
 
-def show(viewer: Viewing, *, as_lines: bool, is_over: Callable[[], bool]) -> None:
+def show_run(viewer: RunViewer, *, as_lines: bool, is_over: Callable[[], bool]) -> None:
     """Draw until the run is over, and once more after that."""
     screen = console()
     if as_lines or not screen.is_terminal:
@@ -181,18 +181,18 @@ def show(viewer: Viewing, *, as_lines: bool, is_over: Callable[[], bool]) -> Non
         return
     with Live(console=screen, refresh_per_second=REDRAWS_PER_SECOND) as live:
         while not is_over():
-            live.update(picture(viewer.view()))
+            live.update(draw_view(viewer.view()))
             time.sleep(1 / REDRAWS_PER_SECOND)
-        live.update(picture(viewer.view()))
+        live.update(draw_view(viewer.view()))
 
 
-def _show_lines(viewer: Viewing, is_over: Callable[[], bool]) -> None:
+def _show_lines(viewer: RunViewer, is_over: Callable[[], bool]) -> None:
     shown = ""
     last = 0.0
     while not is_over():
-        line = plain(viewer.view())
+        line = format_view(viewer.view())
         if line != shown and time.monotonic() - last >= PLAIN_INTERVAL_S:
             say(line)
             shown, last = line, time.monotonic()
         time.sleep(0.5)
-    say(plain(viewer.view()))
+    say(format_view(viewer.view()))

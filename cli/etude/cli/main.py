@@ -7,7 +7,7 @@ from collections.abc import Callable
 import typer
 
 from etude.cli.examples import epilog
-from etude.cli.output import explained
+from etude.cli.output import exit_with_problem
 from etude.cli.verbs import (
     audit,
     demo,
@@ -56,5 +56,5 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows no box or dot
-    with explained():
+    with exit_with_problem():
         app()

@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.text import Text
 from typing_extensions import override
 
-from etude.cli.hints import of_ours, of_system
+from etude.cli.hints import format_error, system_problem
 from etude.common.errors import EtudeError, UserError
 
 
@@ -60,12 +60,12 @@ _HARMLESS = (
 """Characters that act on a terminal, and their visible replacements."""
 
 
-def harmless(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Text of a store, a file or a user without characters that act on a terminal."""
     return text.translate(_HARMLESS)
 
 
-class Screen(Console):
+class SafeConsole(Console):
     """Prints text literally: no markup, no names of emoji, no commands to the terminal.
 
     Colour needs a style or a rich Text.
@@ -92,23 +92,23 @@ class Screen(Console):
     @override
     def render_str(self, text: str, **options: Any) -> Text:
         # Strings in tables are measured here and drawn here.
-        return super().render_str(harmless(text), **options)
+        return super().render_str(escape_controls(text), **options)
 
     @override
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         if isinstance(renderable, Text):
-            shown = harmless(renderable.plain)
+            shown = escape_controls(renderable.plain)
             if shown != renderable.plain:
                 renderable = renderable.copy()
                 renderable.plain = shown
         return super().render(renderable, options)
 
 
-def console(*, to_stderr: bool = False) -> Screen:
+def console(*, to_stderr: bool = False) -> SafeConsole:
     """A console: data goes to stdout, everything else to stderr; NO_COLOR is honoured."""
-    return Screen(to_stderr=to_stderr)
+    return SafeConsole(to_stderr=to_stderr)
 
 
 def print_whole(picture: RenderableType) -> None:
@@ -127,12 +127,12 @@ def print_row(row: object) -> None:
 
 def say(text: str) -> None:
     """Print one line for people to stderr."""
-    sys.stderr.write(harmless(text) + "\n")
+    sys.stderr.write(escape_controls(text) + "\n")
     sys.stderr.flush()
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def exit_with_problem() -> Iterator[None]:
     """Turn our errors into three-part messages and exit codes, never into a stack trace.
 
     Raises:
@@ -144,10 +144,10 @@ def explained() -> Iterator[None]:
         say(error.problem.text())
         raise SystemExit(CODES.get(error.problem.reason, Exit.INVALID)) from error
     except EtudeError as error:
-        say(of_ours(error))
+        say(format_error(error))
         raise SystemExit(Exit.NO) from error
     except OSError as error:
-        say(of_system(error).text())
+        say(system_problem(error).text())
         raise SystemExit(Exit.NO) from error
     except KeyboardInterrupt as error:
         raise SystemExit(Exit.INTERRUPTED) from error

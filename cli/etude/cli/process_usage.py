@@ -16,7 +16,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 FILE = "resources.jsonl"
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """Memory and CPU time of a process tree."""
 
     pss_bytes: int
@@ -32,7 +32,7 @@ class ResourceLog:
     folder: Path
     runtime_pid: int
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Measure once."""
         children = _children()
         total = _sum(_descendants(self.runtime_pid, children))
@@ -51,14 +51,14 @@ class ResourceLog:
             file.write(json.dumps(row) + "\n")
 
 
-def looks(folder: Path) -> list[dict[str, Any]]:
+def read_measurements(folder: Path) -> list[dict[str, Any]]:
     """Every measurement of a run, oldest first; a torn last line is left out."""
     path = folder / FILE
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
-def tree(root: int) -> list[int]:
+def process_tree(root: int) -> list[int]:
     """The process and all its living descendants."""
     return _descendants(root, _children())
 
@@ -80,9 +80,9 @@ def _descendants(root: int, children: dict[int, list[int]]) -> list[int]:
     return found
 
 
-def _sum(pids: Iterable[int]) -> Usage:
+def _sum(pids: Iterable[int]) -> ProcessUsage:
     used = [(_pss(pid), _cpu_s(pid)) for pid in pids]
-    return Usage(sum(pss for pss, _ in used), round(sum(cpu for _, cpu in used), 2))
+    return ProcessUsage(sum(pss for pss, _ in used), round(sum(cpu for _, cpu in used), 2))
 
 
 def _stat(pid: int) -> list[str]:

@@ -53,7 +53,7 @@ def folder_of(run: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
+class LocalRuntime:
     """The local runtime of one run, as a process that this one started."""
 
     process: subprocess.Popen[bytes]
@@ -61,14 +61,14 @@ class Runtime:
     log_start: int
     """Offset of its first line in the log that all runtimes of the run share."""
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         """Its log from its start on, indented."""
         with _log(self.folder).open("rb") as file:
             file.seek(self.log_start)
             text = file.read(MAX_WORDS).decode(errors="replace")
-        return indented(text.splitlines())
+        return indent_lines(text.splitlines())
 
-    def last_words(self, lines: int = 12) -> str:
+    def read_log_end(self, lines: int = 12) -> str:
         """The end of its log, indented."""
         path = _log(self.folder)
         if not path.is_file():
@@ -77,10 +77,10 @@ class Runtime:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self.log_start, end - MAX_WORDS))
             text = file.read().decode(errors="replace")
-        return indented(text.splitlines()[-lines:])
+        return indent_lines(text.splitlines()[-lines:])
 
 
-def start(manifest: Path, folder: Path, settings: Sequence[str] = ()) -> Runtime:
+def start_runtime(manifest: Path, folder: Path, settings: Sequence[str] = ()) -> LocalRuntime:
     """Start the local runtime of a run in a session of its own.
 
     Ctrl-C in the terminal must reach this process alone, which then asks the runtime to stop.
@@ -110,10 +110,10 @@ def start(manifest: Path, folder: Path, settings: Sequence[str] = ()) -> Runtime
         process = subprocess.Popen(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
-        return Runtime(process=process, folder=folder, log_start=log.tell())
+        return LocalRuntime(process=process, folder=folder, log_start=log.tell())
 
 
-def await_state(runtime: Runtime) -> "LocalState | None":
+def await_state(runtime: LocalRuntime) -> "LocalState | None":
     """Wait for the first state of a started runtime; None when the run was complete before.
 
     Raises:
@@ -121,8 +121,8 @@ def await_state(runtime: Runtime) -> "LocalState | None":
         SystemExit: it refused to start; its log is printed and its exit code kept.
     """
     try:
-        with told_to_stop(_interrupted):
-            state = _started(runtime)
+        with handle_stop_signals(_raise_interrupt):
+            state = _wait_for_state(runtime)
     except BaseException:
         # A signal to stop before the first state: the run must not go on unwatched.
         runtime.process.terminate()
@@ -130,13 +130,13 @@ def await_state(runtime: Runtime) -> "LocalState | None":
     if state is not None or runtime.process.poll() == Exit.DONE:
         return state
     if (code := runtime.process.poll()) is not None:
-        say(runtime.said())
+        say(runtime.read_log())
         raise SystemExit(exit_code(code))
     runtime.process.terminate()
     raise UserError(
         Problem(
             "Unreachable",
-            what=f"the local runtime did not start in {START_TIMEOUT_S:.0f} s:\n{runtime.said()}",
+            what=f"the local runtime did not start in {START_TIMEOUT_S:.0f} s:\n{runtime.read_log()}",
             where=str(runtime.folder),
             fix="correct what it says; etude doctor checks this machine",
         )
@@ -144,7 +144,7 @@ def await_state(runtime: Runtime) -> "LocalState | None":
 
 
 @contextmanager
-def told_to_stop(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Handle the signals that stop this process, inside the block."""
     before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
@@ -154,11 +154,11 @@ def told_to_stop(handler: Callable[[int, FrameType | None], None]) -> Iterator[N
             signal.signal(number, previous)
 
 
-def _interrupted(_number: int, _frame: FrameType | None) -> None:
+def _raise_interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _started(runtime: Runtime) -> "LocalState | None":
+def _wait_for_state(runtime: LocalRuntime) -> "LocalState | None":
     """The runtime's first state; None when it ended before, or wrote none in time."""
     from etude.common.run_folder.state import read_state  # noqa: PLC0415 - keeps other verbs fast
 
@@ -210,12 +210,12 @@ def name_of(manifest: Path) -> str:
     )
 
 
-def indented(lines: Sequence[str]) -> str:
+def indent_lines(lines: Sequence[str]) -> str:
     """Indent the output of another process."""
     return "\n".join("    " + line for line in lines)
 
 
-def ask_to_stop(folder: Path, *, now: bool) -> None:
+def stop_runtime(folder: Path, *, now: bool) -> None:
     """Signal the runtime to save a checkpoint and stop, or to stop immediately.
 
     Raises:
@@ -223,13 +223,13 @@ def ask_to_stop(folder: Path, *, now: bool) -> None:
     """
     # The second signal is the runtime's order to stop without waiting.
     for _ in range(2 if now else 1):
-        if (pid := _awaited_pid(folder)) is not None:
+        if (pid := _wait_for_pid(folder)) is not None:
             with suppress(ProcessLookupError):  # it ended meanwhile
                 os.kill(pid, signal.SIGTERM)
             time.sleep(0.2)
 
 
-def _awaited_pid(folder: Path) -> int | None:
+def _wait_for_pid(folder: Path) -> int | None:
     """The runtime's process id; None once there is no runtime.
 
     Raises:

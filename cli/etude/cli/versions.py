@@ -10,24 +10,24 @@ from etude.common.weights.protocol.versions import all_published
 from etude.common.weights.replicas.mirror import Mirror
 
 
-def copy_of(store: Store, text: str, folder: Path) -> Mirror:
+def copy_version(store: Store, text: str, folder: Path) -> Mirror:
     """A copy of a version.
 
     Raises:
         UserError: the store has no such version, or misses a part of it.
     """
-    version = version_of(store, text)
+    version = find_version(store, text)
     mirror = Mirror(store, folder)
     try:
         mirror.move_to(version)
     except MissingError as error:
         if store.head(version.manifest_key) is None:
-            raise UserError(not_there(store, version)) from error
+            raise UserError(missing_version(store, version)) from error
         raise UserError(_not_whole(version, error)) from error
     return mirror
 
 
-def not_there(store: Store, version: VersionId) -> Problem:
+def missing_version(store: Store, version: VersionId) -> Problem:
     """The problem of a version that is not in the store."""
     what = f"version {version} is not in the store"
     return Problem("NotFound", what, store.url, "etude weights ls shows what there is")
@@ -38,7 +38,7 @@ def _not_whole(version: VersionId, error: Exception) -> Problem:
     return Problem("NotFound", str(error), f"version {version}", fix)
 
 
-def version_of(store: Store, text: str) -> VersionId:
+def find_version(store: Store, text: str) -> VersionId:
     """The version that a user named; `newest` is the newest accepted one without quarantine.
 
     Raises:
@@ -60,7 +60,7 @@ def _newest(store: Store) -> VersionId:
     """
     chain, refused = accepted_chain(store), quarantined(store)
     if not chain:
-        raise UserError(none_count(store, store.url))
+        raise UserError(no_accepted_version(store, store.url))
     sound = [version for version in chain if version not in refused]
     if not sound:
         fix = "the run publishes anew when it goes on; etude weights ls shows what there is"
@@ -70,7 +70,7 @@ def _newest(store: Store) -> VersionId:
     return sound[-1]
 
 
-def none_count(store: Store, run: str) -> Problem:
+def no_accepted_version(store: Store, run: str) -> Problem:
     """The problem of a store without an accepted version."""
     count = len(all_published(store))
     if not count:

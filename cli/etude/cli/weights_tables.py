@@ -21,7 +21,7 @@ _STYLES = {
 }
 
 
-def rows_of(found: Iterable[Surveyed]) -> Iterator[dict[str, object]]:
+def version_rows(found: Iterable[Surveyed]) -> Iterator[dict[str, object]]:
     """One flat object per version, for programs."""
     for each in found:
         row: dict[str, object] = {
@@ -73,7 +73,7 @@ def _cells(each: Surveyed) -> list[str]:
     return [
         str(each.version),
         str(manifest.step),
-        size(manifest.num_bytes),
+        format_size(manifest.num_bytes),
         "all" if manifest.is_complete else f"{share:.3%}",
         "" if bits is None else f"{bits:.1f}",
         manifest.state[:8],
@@ -108,15 +108,15 @@ def object_table(found: Sequence[StoredObject]) -> Table:
     table.add_column("KEY", overflow="fold")
     for each in found:
         what = "manifest" if each.rank is None else f"rank {each.rank}"
-        index = "" if each.index_bytes is None else size(each.index_bytes)
-        stored = "missing" if each.bytes is None else size(each.bytes)
+        index = "" if each.index_bytes is None else format_size(each.index_bytes)
+        stored = "missing" if each.bytes is None else format_size(each.bytes)
         table.add_row(what, stored, index, each.key)
     total = sum(each.bytes or 0 for each in found)
-    table.add_row("in all", size(total), "", "", style="bold")
+    table.add_row("in all", format_size(total), "", "", style="bold")
     return table
 
 
-def who_reads(store: Store) -> Iterator[str]:
+def reader_lines(store: Store) -> Iterator[str]:
     """A line for each reader that holds versions in the store."""
     for lease in seen_leases(store):
         if lease.is_readable:
@@ -151,7 +151,7 @@ def _difference(name: str, each: "Difference") -> tuple[str, ...]:
     )
 
 
-def size(num_bytes: int) -> str:
+def format_size(num_bytes: int) -> str:
     """A size for people, in binary units."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):

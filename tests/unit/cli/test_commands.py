@@ -11,7 +11,7 @@ import pytest
 from tests.support.warm_etude import etude
 
 from etude.cli.demo.inputs import PREFIX
-from etude.cli.demo.inputs import manifest as manifest_of_demo
+from etude.cli.demo.inputs import find_manifest as manifest_of_demo
 from etude.cli.examples import EXAMPLES
 from etude.cli.verbs.serve import newest_model
 from etude.operator.local import run_folder

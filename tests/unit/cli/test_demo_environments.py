@@ -3,7 +3,7 @@
 import pytest
 
 from etude.cli.demo import inputs
-from etude.cli.demo.driver import Driver, chosen, in_short
+from etude.cli.demo.driver import DemoDriver, choose_settings, last_line
 from etude.common.api import yaml_documents
 from etude.common.api.kinds import RLRun
 from etude.common.api.pool.spec import DriverName
@@ -17,22 +17,22 @@ TCG = {"image": IMAGE, "accelerator": "tcg", "why": "/dev/kvm cannot be opened"}
 @pytest.mark.parametrize(
     ("driver", "found", "takes_machines"),
     [
-        (Driver.AUTO, KVM, True),
-        (Driver.AUTO, TCG, False),
-        (Driver.QEMU_MICRO_VM, TCG, True),
-        (Driver.PROCESS, KVM, False),
+        (DemoDriver.AUTO, KVM, True),
+        (DemoDriver.AUTO, TCG, False),
+        (DemoDriver.QEMU_MICRO_VM, TCG, True),
+        (DemoDriver.PROCESS, KVM, False),
     ],
 )
 def test_the_demo_takes_machines_where_they_are_fast_or_asked_for(
-    driver: Driver, found: dict[str, str], *, takes_machines: bool
+    driver: DemoDriver, found: dict[str, str], *, takes_machines: bool
 ) -> None:
-    assert bool(chosen(driver, found)) is takes_machines
+    assert bool(choose_settings(driver, found)) is takes_machines
 
 
 def test_the_settings_make_the_manifest_one_of_machines() -> None:
-    value = yaml_documents.read(inputs.manifest().read_bytes())[0].value
+    value = yaml_documents.read(inputs.find_manifest().read_bytes())[0].value
     assert isinstance(value, dict)
-    run = RLRun.model_validate(localize.with_settings(value, chosen(Driver.AUTO, KVM)))
+    run = RLRun.model_validate(localize.with_settings(value, choose_settings(DemoDriver.AUTO, KVM)))
     pool = run.spec.roles.environments[0].pool_template
     assert pool is not None
     assert pool.isolation.driver is DriverName.QEMU_MICRO_VM
@@ -41,5 +41,5 @@ def test_the_settings_make_the_manifest_one_of_machines() -> None:
 
 @pytest.mark.parametrize("words", ["denied", "could not access KVM\n-accel kvm: denied\n"])
 def test_why_there_are_no_machines_is_one_line(words: str) -> None:
-    assert in_short(words).endswith("denied")
-    assert "\n" not in in_short(words)
+    assert last_line(words).endswith("denied")
+    assert "\n" not in last_line(words)

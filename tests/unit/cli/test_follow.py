@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from etude.cli.output import Exit
-from etude.cli.runs import STOP_SIGNALS, Runtime, ask_to_stop, await_state
-from etude.cli.verbs.run import follow
+from etude.cli.runs import STOP_SIGNALS, LocalRuntime, await_state, stop_runtime
+from etude.cli.verbs.run import follow_run
 
 RUNTIME = """
 import signal
@@ -40,8 +40,8 @@ def test_a_signal_to_the_watcher_asks_the_runtime_to_stop(
     runtime = started()
     timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
     timer.start()
-    watched = Runtime(process=runtime, folder=tmp_path, log_start=0)
-    assert follow(watched, as_lines=True, again="etude demo") == Exit.INTERRUPTED
+    watched = LocalRuntime(process=runtime, folder=tmp_path, log_start=0)
+    assert follow_run(watched, as_lines=True, again="etude demo") == Exit.INTERRUPTED
     assert runtime.returncode == 130
     assert "run it again to resume: etude demo" in capsys.readouterr().err
     assert signal.getsignal(number) is before
@@ -58,7 +58,9 @@ def test_a_runtime_that_was_killed_is_told_by_its_signal_and_its_own_words(
         file.write("words of its own\n")
     runtime = started()
     runtime.kill()
-    found = follow(Runtime(process=runtime, folder=tmp_path, log_start=start), as_lines=True)
+    found = follow_run(
+        LocalRuntime(process=runtime, folder=tmp_path, log_start=start), as_lines=True
+    )
     said = capsys.readouterr().err
     assert found == Exit.NO
     assert "words of its own" in said
@@ -73,7 +75,9 @@ def test_a_view_that_fails_takes_the_run_along(tmp_path: Path) -> None:
 
     runtime = started()
     with pytest.raises(OSError, match="No space left"):
-        follow(Runtime(process=runtime, folder=tmp_path, log_start=0), as_lines=True, on_look=full)
+        follow_run(
+            LocalRuntime(process=runtime, folder=tmp_path, log_start=0), as_lines=True, on_look=full
+        )
     assert runtime.returncode == 130
 
 
@@ -86,7 +90,7 @@ def test_a_signal_while_the_run_starts_takes_it_along(
     timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        await_state(Runtime(process=runtime, folder=tmp_path, log_start=0))
+        await_state(LocalRuntime(process=runtime, folder=tmp_path, log_start=0))
     assert runtime.wait(10) == 130
     assert signal.getsignal(number) is before
 
@@ -102,6 +106,6 @@ def test_a_stop_waits_for_a_runtime_that_has_not_said_its_process_yet(tmp_path: 
 
         timer = threading.Timer(0.3, says)
         timer.start()
-        ask_to_stop(tmp_path, now=False)
+        stop_runtime(tmp_path, now=False)
         timer.join()
     assert runtime.wait(10) == 130

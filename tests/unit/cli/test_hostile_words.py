@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from tests.support.publishing import TrainedPolicy
 
-from etude.cli.output import Screen, harmless, say
+from etude.cli.output import SafeConsole, escape_controls, say
 from etude.common import weights
 from etude.common.blobs import open_store
 from etude.common.weights import VersionId
@@ -35,7 +35,7 @@ def etude(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 def drawn(thing: object) -> str:
     written = io.StringIO()
-    Screen(file=written, width=100).print(thing)
+    SafeConsole(file=written, width=100).print(thing)
     return written.getvalue()
 
 
@@ -49,7 +49,7 @@ def table(cell: str | Text) -> Table:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_every_way_to_print_shows_a_text_and_obeys_none(name: str) -> None:
     for thing in (name, Text(name), table(name), Panel(name, title=Text(name))):
-        assert harmless(name) in drawn(thing)
+        assert escape_controls(name) in drawn(thing)
     for thing in (name, Text(name), table(name), table(Text(name)), Panel(name, title=Text(name))):
         assert not any(c in drawn(thing) for c in "\x1b\x07\x9b\u202e")
 
@@ -83,7 +83,7 @@ def test_tensors_are_compared_under_their_own_names(folder: Path) -> None:
     done = etude("weights", "diff", f"file://{folder}", "1.0", "1.1")
     assert done.returncode == 0, done.stderr
     for name in HOSTILE:
-        assert harmless(name) in done.stdout.decode()
+        assert escape_controls(name) in done.stdout.decode()
     assert b"\x1b" not in done.stdout
     rows = etude("weights", "diff", f"file://{folder}", "1.0", "1.1", "--json").stdout
     assert b"\x1b" not in rows

@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from etude.cli.live_view import PodLine, View, picture, plain, sparkline
+from etude.cli.live_view import PodLine, RunView, draw_view, format_view, sparkline
 
-VIEW = View(
+VIEW = RunView(
     name="demo",
     phase="Running",
     active_phase="rl",
@@ -30,10 +30,10 @@ VIEW = View(
 )
 
 
-def drawn(view: View, width: int) -> str:
+def drawn(view: RunView, width: int) -> str:
     written = io.StringIO()
     screen = Console(file=written, width=width, force_terminal=False, color_system=None)
-    screen.print(picture(view))
+    screen.print(draw_view(view))
     return written.getvalue()
 
 
@@ -46,13 +46,15 @@ def test_the_view_fits_the_terminal_and_shows_what_matters(width: int) -> None:
 
 
 def test_a_run_that_waits_says_why() -> None:
-    view = View(name="demo", phase="Provisioning", why="waiting: inference 0/1 ready")
+    view = RunView(name="demo", phase="Provisioning", why="waiting: inference 0/1 ready")
     assert "waiting: inference 0/1 ready" in drawn(view, 80)
-    assert plain(view) == "Provisioning | version 0 | waiting: inference 0/1 ready"
+    assert format_view(view) == "Provisioning | version 0 | waiting: inference 0/1 ready"
 
 
 def test_a_log_line_holds_step_reward_and_held_out_success() -> None:
-    assert plain(VIEW).startswith("Running | rl 12/40 | reward 0.62 | held-out 0.68 | version 13")
+    assert format_view(VIEW).startswith(
+        "Running | rl 12/40 | reward 0.62 | held-out 0.68 | version 13"
+    )
 
 
 def test_a_sparkline_keeps_its_width_and_its_ends() -> None:

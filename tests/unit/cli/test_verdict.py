@@ -2,10 +2,10 @@
 
 import pytest
 
-from etude.cli.demo.result import Outcome, UnjudgedError, outcome
-from etude.cli.demo.stopwatch import Session, Stopwatch
+from etude.cli.demo.result import DemoResult, IncompleteRecordError, measure_demo
+from etude.cli.demo.stopwatch import DemoSession, Stopwatch
 
-TIMES = Stopwatch((Session(100.0, 265.0),))
+TIMES = Stopwatch((DemoSession(100.0, 265.0),))
 
 
 def habits(malformed, edit_errors, read_first, tests_after):
@@ -61,14 +61,14 @@ def rows(
     ]
 
 
-def judged(**changes) -> Outcome:
-    return outcome(rows(**changes), times=TIMES, lost=0, peak_rss_gib=4.25)
+def judged(**changes) -> DemoResult:
+    return measure_demo(rows(**changes), times=TIMES, lost=0, peak_rss_gib=4.25)
 
 
 def test_a_good_run_meets_every_target_and_says_so_in_one_line() -> None:
     result = judged()
     assert result.misses() == []
-    assert result.line() == (
+    assert result.summary() == (
         "demo: held-out T=1 0.35 -> 0.85, greedy 0.45 -> 0.97 | first optimiser step 10 s"
         " | RL 60 s | total 165 s | versions 1 | rollouts 160, lost 0 | peak RSS 4.2 GiB"
     )
@@ -97,13 +97,13 @@ def test_a_missed_target_is_named(changes, complaint: str) -> None:
 
 
 def test_a_lost_rollout_fails_the_demo() -> None:
-    result = outcome(rows(), times=TIMES, lost=1, peak_rss_gib=4.0)
+    result = measure_demo(rows(), times=TIMES, lost=1, peak_rss_gib=4.0)
     assert result.misses() == ["1 rollouts are unaccounted for"]
 
 
 def test_a_slow_machine_is_named_and_no_failure() -> None:
-    times = Stopwatch((Session(-300.0, 400.0),))
-    result = outcome(rows(), times=times, lost=0, peak_rss_gib=4.0)
+    times = Stopwatch((DemoSession(-300.0, 400.0),))
+    result = measure_demo(rows(), times=times, lost=0, peak_rss_gib=4.0)
     assert result.misses() == []
     assert result.delays() == [
         "first optimiser step 410 s, more than 120",
@@ -114,11 +114,13 @@ def test_a_slow_machine_is_named_and_no_failure() -> None:
 
 @pytest.mark.parametrize("cut", [slice(0, 3), slice(0, -1)])
 def test_a_run_without_evaluations_cannot_be_judged(cut: slice) -> None:
-    with pytest.raises(UnjudgedError, match="no evaluation, sampled and greedy, at both ends"):
-        outcome(rows()[cut], times=TIMES, lost=0, peak_rss_gib=0)
+    with pytest.raises(
+        IncompleteRecordError, match="no evaluation, sampled and greedy, at both ends"
+    ):
+        measure_demo(rows()[cut], times=TIMES, lost=0, peak_rss_gib=0)
 
 
 def test_a_run_that_was_never_evaluated_greedily_cannot_be_judged() -> None:
     record = [{**row, "greedy_success": None} for row in rows()]
-    with pytest.raises(UnjudgedError):
-        outcome(record, times=TIMES, lost=0, peak_rss_gib=0)
+    with pytest.raises(IncompleteRecordError):
+        measure_demo(record, times=TIMES, lost=0, peak_rss_gib=0)

@@ -12,7 +12,7 @@ from etude.common.errors import Problem, UserError
 _POOL = "spec.roles.environments[repos].poolTemplate"
 
 
-class Driver(StrEnum):
+class DemoDriver(StrEnum):
     """Sandbox drivers that the demo takes, by their names in a pool's spec."""
 
     AUTO = "Auto"
@@ -20,28 +20,28 @@ class Driver(StrEnum):
     PROCESS = "Process"
 
 
-def settings(driver: Driver) -> list[str]:
+def driver_settings(driver: DemoDriver) -> list[str]:
     """The demo's pool on this driver, as settings of its manifest.
 
     Raises:
         UserError: microVMs are demanded, and this host cannot run them.
     """
-    if driver is Driver.PROCESS:
+    if driver is DemoDriver.PROCESS:
         return []
-    found = _machines(only_with_kvm=driver is Driver.AUTO)
-    changes = chosen(driver, found)
+    found = _probe_image(only_with_kvm=driver is DemoDriver.AUTO)
+    changes = choose_settings(driver, found)
     if not changes:
-        why = in_short(found["why"])
+        why = last_line(found["why"])
         say(f"environments are processes, for microVMs would be slow here: {why}")
     return changes
 
 
-def in_short(words: str) -> str:
+def last_line(words: str) -> str:
     """The last line of a VMM's output, which names the cause."""
     return words.strip().rpartition("\n")[2]
 
 
-def chosen(driver: Driver, found: Mapping[str, str]) -> list[str]:
+def choose_settings(driver: DemoDriver, found: Mapping[str, str]) -> list[str]:
     """Settings that put the demo into microVMs, or none.
 
     Auto takes microVMs where the processor runs their instructions. Where QEMU translates them,
@@ -51,16 +51,18 @@ def chosen(driver: Driver, found: Mapping[str, str]) -> list[str]:
         driver: what was asked for.
         found: image, and the accelerator that was found for it.
     """
-    if driver is Driver.PROCESS or (driver is Driver.AUTO and found["accelerator"] != "kvm"):
+    if driver is DemoDriver.PROCESS or (
+        driver is DemoDriver.AUTO and found["accelerator"] != "kvm"
+    ):
         return []
     return [
-        f"{_POOL}.isolation.driver={Driver.QEMU_MICRO_VM}",
+        f"{_POOL}.isolation.driver={DemoDriver.QEMU_MICRO_VM}",
         # Quoted: an address of digits alone would be a number.
         f"{_POOL}.templates[python].image={json.dumps(found['image'])}",
     ]
 
 
-def _machines(*, only_with_kvm: bool) -> dict[str, str]:
+def _probe_image(*, only_with_kvm: bool) -> dict[str, str]:
     # The environments part is never imported here: it runs as another process, as in a cluster.
     words = [sys.executable, "-m", "etude.envserver.images.demo"]
     options = ["--only-with-kvm"] if only_with_kvm else []
@@ -74,7 +76,7 @@ def _machines(*, only_with_kvm: bool) -> dict[str, str]:
         Problem(
             "DriverUnavailable",
             what="this host cannot run microVMs: see above",
-            where=f"--driver {Driver.QEMU_MICRO_VM}",
+            where=f"--driver {DemoDriver.QEMU_MICRO_VM}",
             fix="make system-deps as root, python hack/guest.py; or --driver Process",
         )
     )

@@ -12,7 +12,7 @@ PREFIX = Path("inputs") / "etude" / "demo"
 """Folder of s3://etude/demo/… inside a local run folder."""
 
 
-def manifest() -> Path:
+def find_manifest() -> Path:
     """The demo's RLRun, from the repository or from the installed package.
 
     Raises:
@@ -33,7 +33,7 @@ def manifest() -> Path:
     )
 
 
-def prepare(folder: Path, seed: int) -> None:
+def prepare_inputs(folder: Path, seed: int) -> None:
     """Generate the inputs of one seed, unless they are complete already.
 
     Raises:

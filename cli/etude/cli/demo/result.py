@@ -17,7 +17,7 @@ FIRST_STEP_S, TOTAL_S = 120.0, 600.0
 """Limits on two idle cores; a slower demo is reported and does not fail."""
 
 
-class Range(NamedTuple):
+class TargetRange(NamedTuple):
     """A figure's name and its bounds."""
 
     name: str
@@ -25,22 +25,22 @@ class Range(NamedTuple):
     high: float = float("inf")
 
 
-TARGETS: Mapping[str, Range] = {
-    "held_out_before": Range("held-out T=1 after the warm-up", 0.25, 0.45),
+TARGETS: Mapping[str, TargetRange] = {
+    "held_out_before": TargetRange("held-out T=1 after the warm-up", 0.25, 0.45),
     # A warm-up that already solves more leaves nothing to show.
-    "greedy_before": Range("held-out greedy after the warm-up", 0.30, 0.60),
-    "malformed_before": Range("malformed calls a rollout after the warm-up", high=0.1),
-    "edit_errors_before": Range("edits refused after the warm-up (greedy)", high=0.5),
-    "held_out_after": Range("held-out T=1 at the end", 0.72),
-    "greedy_after": Range("held-out greedy at the end", 0.88),
-    "reward_last": Range("training reward of the last ten steps", 0.72),
-    "read_first_after": Range("first edit after reading that file (greedy)", 0.95),
-    "tests_after": Range("tests run after the last edit (greedy)", 0.9),
+    "greedy_before": TargetRange("held-out greedy after the warm-up", 0.30, 0.60),
+    "malformed_before": TargetRange("malformed calls a rollout after the warm-up", high=0.1),
+    "edit_errors_before": TargetRange("edits refused after the warm-up (greedy)", high=0.5),
+    "held_out_after": TargetRange("held-out T=1 at the end", 0.72),
+    "greedy_after": TargetRange("held-out greedy at the end", 0.88),
+    "reward_last": TargetRange("training reward of the last ten steps", 0.72),
+    "read_first_after": TargetRange("first edit after reading that file (greedy)", 0.95),
+    "tests_after": TargetRange("tests run after the last edit (greedy)", 0.9),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DemoResult:
     """The figures of one demo."""
 
     held_out_before: float
@@ -64,7 +64,7 @@ class Outcome:
     """Rollouts of the accepted groups that were neither trained nor accounted for."""
     peak_rss_gib: float
 
-    def line(self) -> str:
+    def summary(self) -> str:
         """The last line of the demo."""
         return (
             f"demo: held-out T=1 {self.held_out_before:.2f} -> {self.held_out_after:.2f},"
@@ -113,11 +113,13 @@ class Outcome:
         ]
 
 
-class UnjudgedError(ValueError):
+class IncompleteRecordError(ValueError):
     """The record lacks an evaluation that the result needs."""
 
 
-def outcome(rows: Sequence[Row], *, times: Stopwatch, lost: int, peak_rss_gib: float) -> Outcome:
+def measure_demo(
+    rows: Sequence[Row], *, times: Stopwatch, lost: int, peak_rss_gib: float
+) -> DemoResult:
     """The figures of a finished run.
 
     Args:
@@ -134,11 +136,13 @@ def outcome(rows: Sequence[Row], *, times: Stopwatch, lost: int, peak_rss_gib: f
     sampled = [r for r in rows if r.get("kind") == "eval" and "success" in r]
     greedy = [r for r in sampled if r.get("greedy_success") is not None]
     if not rl or len(sampled) < 2 or len(greedy) < 2:
-        raise UnjudgedError("the record holds no evaluation, sampled and greedy, at both ends")
+        raise IncompleteRecordError(
+            "the record holds no evaluation, sampled and greedy, at both ends"
+        )
     supervised = [r for r in steps if "reward_mean" not in r]
     rl_started = float(supervised[-1]["time_s"]) if supervised else float(rl[0]["time_s"])
     rewards = [float(r["reward_mean"]) for r in rl]
-    return Outcome(
+    return DemoResult(
         held_out_before=float(sampled[0]["success"]),
         held_out_after=float(sampled[-1]["success"]),
         greedy_before=float(greedy[0]["greedy_success"]),
@@ -149,8 +153,8 @@ def outcome(rows: Sequence[Row], *, times: Stopwatch, lost: int, peak_rss_gib: f
         tests_after=_habit(greedy[-1], "greedy", "tests_after_edit"),
         reward_first=fmean(rewards[:5]),
         reward_last=fmean(rewards[-10:]),
-        first_step_s=times.at(float(steps[0]["time_s"])),
-        rl_s=times.at(float(sampled[-1]["time_s"])) - times.at(rl_started),
+        first_step_s=times.seconds_before(float(steps[0]["time_s"])),
+        rl_s=times.seconds_before(float(sampled[-1]["time_s"])) - times.seconds_before(rl_started),
         total_s=times.total_s,
         versions=sum(r.get("kind") == "version" for r in rows),
         rollouts=sum(int(r.get("rollouts", 0)) for r in rl),

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 FILE = "demo-times.jsonl"
 
 
-class Session(NamedTuple):
+class DemoSession(NamedTuple):
     """From one start of the command to its end, in Unix time."""
 
     started_s: float
@@ -19,9 +19,9 @@ class Session(NamedTuple):
 class Stopwatch(NamedTuple):
     """Counts the time of all sessions, and none between them."""
 
-    sessions: tuple[Session, ...]
+    sessions: tuple[DemoSession, ...]
 
-    def at(self, time_s: float) -> float:
+    def seconds_before(self, time_s: float) -> float:
         """Seconds of work before a Unix time."""
         return sum(
             max(0.0, min(time_s, session.ended_s) - session.started_s) for session in self.sessions
@@ -33,13 +33,13 @@ class Stopwatch(NamedTuple):
         return sum(session.ended_s - session.started_s for session in self.sessions)
 
 
-def note(folder: Path, what: Literal["started", "ended"], time_s: float) -> None:
+def record_session(folder: Path, what: Literal["started", "ended"], time_s: float) -> None:
     """Record that the command started or ended."""
     with (folder / FILE).open("a") as file:
         file.write(json.dumps({"what": what, "time_s": time_s}) + "\n")
 
 
-def stopwatch(folder: Path, signs: Iterable[float]) -> Stopwatch:
+def read_stopwatch(folder: Path, signs: Iterable[float]) -> Stopwatch:
     """The sessions of a run folder.
 
     Args:
@@ -54,5 +54,5 @@ def stopwatch(folder: Path, signs: Iterable[float]) -> Stopwatch:
     sessions = []
     for start, following in zip(starts, [*starts[1:], float("inf")], strict=True):
         before = bisect_left(ends, following)
-        sessions.append(Session(start, max(start, ends[before - 1]) if before else start))
+        sessions.append(DemoSession(start, max(start, ends[before - 1]) if before else start))
     return Stopwatch(tuple(sessions))

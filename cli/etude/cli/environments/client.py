@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from etude.cli.environments.lease_store import Environment
+from etude.cli.environments.lease_store import EnvironmentLease
 from etude.common.errors import Problem, UserError
 from etude.common.rpc import channels
 from etude.v1 import (
@@ -47,7 +47,7 @@ _REASONS = {
 
 
 @contextlib.contextmanager
-def explained(where: str) -> Iterator[None]:
+def problems_of_calls(where: str) -> Iterator[None]:
     """Turn a gRPC error into a message in three parts.
 
     Raises:
@@ -62,7 +62,7 @@ def explained(where: str) -> Iterator[None]:
         raise UserError(Problem(reason, what, where, fix)) from error
 
 
-class Wish(NamedTuple):
+class EnvironmentRequest(NamedTuple):
     """Request for environments of a broker."""
 
     template: str
@@ -75,7 +75,7 @@ class Wish(NamedTuple):
     number: int = 1
 
 
-async def launch(broker: str, wish: Wish) -> list[Environment]:
+async def launch_environments(broker: str, wish: EnvironmentRequest) -> list[EnvironmentLease]:
     """Launch environments.
 
     Raises:
@@ -95,47 +95,49 @@ async def launch(broker: str, wish: Wish) -> list[Environment]:
     async with channels.dial(broker) as channel:
         stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
         limit_s = wish.wait_s + channels.CONTROL_DEADLINE_S
-        with explained(f"broker {broker}"):
+        with problems_of_calls(f"broker {broker}"):
             outcomes = [each async for each in stub.LaunchBatch(request, timeout=limit_s)]
     made = [
-        Environment(lease=outcome.lease, template=wish.template, broker=broker, ttl_s=wish.ttl_s)
+        EnvironmentLease(
+            lease=outcome.lease, template=wish.template, broker=broker, ttl_s=wish.ttl_s
+        )
         for outcome in outcomes
         if outcome.HasField("lease")
     ]
     for failure in (outcome.failure for outcome in outcomes if outcome.HasField("failure")):
-        await release(broker, [environment.name for environment in made])
+        await release_leases(broker, [environment.name for environment in made])
         fix = "put right what it says; etude env create --help shows the options"
         raise UserError(Problem(failure.reason, failure.message, f"broker {broker}", fix))
     return made
 
 
-def saved_as(environment: Environment, snapshot: str) -> str:
+def make_snapshot_id(environment: EnvironmentLease, snapshot: str) -> str:
     """The id of a snapshot, unique among the snapshots of all people."""
     return f"{environment.name}-{snapshot}"
 
 
-async def snapshot(environment: Environment, name: str) -> int:
+async def save_snapshot(environment: EnvironmentLease, name: str) -> int:
     """Save an environment, which goes on; returns the size in bytes."""
-    snapshot_id = saved_as(environment, name)
+    snapshot_id = make_snapshot_id(environment, name)
     request = environment_state_pb2.SnapshotRequest(**_key(environment), snapshot_id=snapshot_id)
     async with channels.dial(environment.lease.endpoint) as channel:
         stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
-        with explained(f"environment {environment.name}"):
+        with problems_of_calls(f"environment {environment.name}"):
             return (await stub.Snapshot(request, timeout=_STATE_S)).size_bytes
 
 
-async def share(environment: Environment, name: str) -> str:
+async def share_snapshot(environment: EnvironmentLease, name: str) -> str:
     """Copy a snapshot to the pool's store; returns the reference for restore()."""
-    snapshot_id = saved_as(environment, name)
+    snapshot_id = make_snapshot_id(environment, name)
     request = environment_state_pb2.ShareRequest(**_key(environment), snapshot_id=snapshot_id)
     async with channels.dial(environment.lease.endpoint) as channel:
         stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
-        with explained(f"environment {environment.name}"):
+        with problems_of_calls(f"environment {environment.name}"):
             shared = await stub.Share(request, timeout=_STATE_S)
     return f"{snapshot_id}@{shared.digest}"
 
 
-async def restore(environment: Environment, reference: str) -> None:
+async def restore_shared(environment: EnvironmentLease, reference: str) -> None:
     """Load a shared snapshot into an environment.
 
     Raises:
@@ -147,13 +149,13 @@ async def restore(environment: Environment, reference: str) -> None:
         raise UserError(Problem("Usage", "is not a shared snapshot", reference, fix))
     request = environment_state_pb2.FetchRequest(
         **_key(environment),
-        snapshot_id=saved_as(environment, f"from-{uuid.uuid4().hex[:12]}"),
+        snapshot_id=make_snapshot_id(environment, f"from-{uuid.uuid4().hex[:12]}"),
         shared_snapshot_id=shared,
         digest=digest,
     )
     async with channels.dial(environment.lease.endpoint) as channel:
         stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
-        with explained(f"environment {environment.name}"):
+        with problems_of_calls(f"environment {environment.name}"):
             await stub.Fetch(request, timeout=_STATE_S)
             back = environment_state_pb2.RollbackRequest(
                 **_key(environment), snapshot_id=request.snapshot_id
@@ -161,46 +163,46 @@ async def restore(environment: Environment, reference: str) -> None:
             await stub.Rollback(back, timeout=_STATE_S)
 
 
-async def rollback(environment: Environment, name: str) -> None:
+async def roll_back(environment: EnvironmentLease, name: str) -> None:
     """Roll an environment back to one of its snapshots."""
-    snapshot_id = saved_as(environment, name)
+    snapshot_id = make_snapshot_id(environment, name)
     request = environment_state_pb2.RollbackRequest(**_key(environment), snapshot_id=snapshot_id)
     async with channels.dial(environment.lease.endpoint) as channel:
         stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
-        with explained(f"environment {environment.name}"):
+        with problems_of_calls(f"environment {environment.name}"):
             await stub.Rollback(request, timeout=_STATE_S)
 
 
-def _key(environment: Environment) -> dict[str, Any]:
+def _key(environment: EnvironmentLease) -> dict[str, Any]:
     lease = environment.lease
     return {"lease_id": lease.lease_id, "control_token": lease.control_token}
 
 
-async def release(broker: str, names: Sequence[str]) -> None:
+async def release_leases(broker: str, names: Sequence[str]) -> None:
     """End leases; those that have ended count as done."""
     async with channels.dial(broker) as channel:
         stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
         request = environments_pb2.ReleaseLeasesRequest(lease_ids=names)
-        with explained(f"broker {broker}"):
+        with problems_of_calls(f"broker {broker}"):
             await stub.ReleaseLeases(request, timeout=channels.CONTROL_DEADLINE_S)
 
 
 @contextlib.asynccontextmanager
-async def opened(
-    environment: Environment,
+async def access_environment(
+    environment: EnvironmentLease,
 ) -> AsyncIterator["environment_access_pb2_grpc.EnvAccessServiceAsyncStub"]:
     """Stub of an environment's access service; the lease is renewed meanwhile if it is ours."""
     async with channels.dial(environment.lease.endpoint) as channel:
         renewing = asyncio.create_task(_renew(environment), name="renew")
         try:
-            with explained(f"environment {environment.name}"):
+            with problems_of_calls(f"environment {environment.name}"):
                 yield environment_access_pb2_grpc.EnvAccessServiceStub(channel)
         finally:
             renewing.cancel()
             await asyncio.wait([renewing])
 
 
-async def _renew(environment: Environment) -> None:
+async def _renew(environment: EnvironmentLease) -> None:
     if not environment.broker:
         return
     request = environments_pb2.RenewLeasesRequest(

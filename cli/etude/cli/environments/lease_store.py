@@ -15,7 +15,7 @@ from etude.v1 import environments_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class EnvironmentLease:
     """One lease, and where it came from."""
 
     lease: environments_pb2.Lease
@@ -41,7 +41,7 @@ def folder(env: Mapping[str, str] = os.environ) -> Path:
     return Path(env.get("ETUDE_ENVIRONMENTS") or Path(state) / "etude" / "environments")
 
 
-def keep(environment: Environment) -> None:
+def store_lease(environment: EnvironmentLease) -> None:
     """Store a lease, readable by this user alone: it holds tokens."""
     place = folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,12 +60,12 @@ def keep(environment: Environment) -> None:
     partial.rename(place / f"{environment.name}.json")
 
 
-def forget(name: str) -> None:
+def remove_lease(name: str) -> None:
     """Drop a lease that has ended."""
     (folder() / f"{name}.json").unlink(missing_ok=True)
 
 
-def kept() -> list[Environment]:
+def stored_leases() -> list[EnvironmentLease]:
     """Every stored lease that has not expired, by name."""
     found = []
     for path in sorted(folder().glob("*.json")):
@@ -75,20 +75,20 @@ def kept() -> list[Environment]:
     return found
 
 
-def of_run(run_folder: Path) -> list[Environment]:
+def run_leases(run_folder: Path) -> list[EnvironmentLease]:
     """The leases that the hosts of a local run hold for its rollouts."""
     paths = run_folder.glob("scratch/*/leases/*/state.json")
     return [found for path in sorted(paths) if (found := _read(path, "held")) is not None]
 
 
-def chosen(name: str, environments: Iterable[Environment]) -> Environment:
+def find_environment(name: str, environments: Iterable[EnvironmentLease]) -> EnvironmentLease:
     """The environment whose name is this or begins with it.
 
     Raises:
         UserError: there is none, or more than one.
     """
     everything = list(environments)
-    found = [e for e in everything if e.name == name] or list(_beginning(name, everything))
+    found = [e for e in everything if e.name == name] or list(_with_prefix(name, everything))
     if len(found) == 1:
         return found[0]
     what = f"{len(found)} environments begin with this" if found else "no environment of yours"
@@ -96,19 +96,19 @@ def chosen(name: str, environments: Iterable[Environment]) -> Environment:
     raise UserError(Problem("NotFound", what, name or "environment", fix))
 
 
-def _beginning(name: str, environments: Iterable[Environment]) -> Iterator[Environment]:
+def _with_prefix(name: str, environments: Iterable[EnvironmentLease]) -> Iterator[EnvironmentLease]:
     return (each for each in environments if name and each.name.startswith(name))
 
 
-def _read(path: Path, key: str) -> Environment | None:
+def _read(path: Path, key: str) -> EnvironmentLease | None:
     """The lease in a file; None for a half-written or foreign file."""
     try:
         raw = json.loads(path.read_bytes())
         data = base64.b64decode(raw[key])
         if key == "held":
             lease = environments_pb2.HeldLease.FromString(data).lease
-            return Environment(lease=lease, template=str(raw["template"]))
-        return Environment(
+            return EnvironmentLease(lease=lease, template=str(raw["template"]))
+        return EnvironmentLease(
             lease=environments_pb2.Lease.FromString(data),
             template=str(raw["template"]),
             broker=str(raw["broker"]),

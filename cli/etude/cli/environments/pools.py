@@ -11,7 +11,7 @@ from etude.common.run_folder.state import LocalPod, LocalState, read_state
 _ADDRESS = re.compile(r"[A-Za-z0-9][-A-Za-z0-9.]*:[0-9]{1,5}|\[[0-9A-Fa-f:]+\]:[0-9]{1,5}")
 
 
-class Pool(NamedTuple):
+class PoolBroker(NamedTuple):
     """A broker and the names of its templates."""
 
     broker: str
@@ -19,7 +19,7 @@ class Pool(NamedTuple):
     """Empty if only the broker's address is known."""
 
 
-def pool_of(where: str, name: str = "") -> Pool:
+def find_pool(where: str, name: str = "") -> PoolBroker:
     """The pool behind a run's name or folder, or behind host:port.
 
     Args:
@@ -30,7 +30,7 @@ def pool_of(where: str, name: str = "") -> Pool:
         UserError: there is no such run, it does not run, or has no such pool.
     """
     if _ADDRESS.fullmatch(where):
-        return Pool(where, ())
+        return PoolBroker(where, ())
     folder = runs.folder_of(where)
     state = read_state(folder)
     if state is None or not is_running(folder):
@@ -42,7 +42,7 @@ def pool_of(where: str, name: str = "") -> Pool:
         names = ", ".join(pod.name for pod in ready) or "none yet"
         fix = f"give --pool: there is {names}"
         raise UserError(Problem("NotFound", f"no pool {name!r} to choose", str(folder), fix))
-    return Pool(f"127.0.0.1:{found[0].ports['grpc']}", _templates(state, found[0]))
+    return PoolBroker(f"127.0.0.1:{found[0].ports['grpc']}", _templates(state, found[0]))
 
 
 def _templates(state: LocalState, broker: LocalPod) -> tuple[str, ...]:

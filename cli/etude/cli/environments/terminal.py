@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from etude.cli.environments.lease_store import Environment
+from etude.cli.environments.lease_store import EnvironmentLease
 from etude.v1 import environment_access_pb2 as pb2
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def opening(environment: Environment, argv: Sequence[str], **fields: Any) -> pb2.ExecOpen:  # noqa: ANN401 - fields of the message
+def open_message(environment: EnvironmentLease, argv: Sequence[str], **fields: Any) -> pb2.ExecOpen:  # noqa: ANN401 - fields of the message
     """The message that starts a program."""
     return pb2.ExecOpen(
         lease_id=environment.name,
@@ -43,13 +43,13 @@ def opening(environment: Environment, argv: Sequence[str], **fields: Any) -> pb2
     )
 
 
-def present_size() -> pb2.TerminalSize:
+def terminal_size() -> pb2.TerminalSize:
     """The size of this process's terminal."""
     rows, columns = termios.tcgetwinsize(sys.stdout.fileno())
     return pb2.TerminalSize(rows=rows or 24, columns=columns or 80)
 
 
-async def attached(
+async def attach(
     access: "environment_access_pb2_grpc.EnvAccessServiceAsyncStub",
     opening: pb2.ExecOpen,
     *,
@@ -108,7 +108,7 @@ def _raw(steps: Steps) -> Iterator[None]:
 
     def resized() -> None:
         with contextlib.suppress(asyncio.QueueFull):
-            steps.put_nowait(pb2.ExecRequest(resize=present_size()))
+            steps.put_nowait(pb2.ExecRequest(resize=terminal_size()))
 
     loop, keyboard = asyncio.get_running_loop(), sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)

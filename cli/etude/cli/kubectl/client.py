@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from etude.cli.kubectl import errors, flags
 from etude.cli.kubectl.manifests import Manifest
-from etude.cli.output import harmless
+from etude.cli.output import escape_controls
 from etude.common.errors import Problem, UserError
 
 REQUEST_LIMIT = "--request-timeout=20s"
@@ -34,7 +34,7 @@ class Kubectl:
         Raises:
             UserError: it does not exist, access is denied, or the API server does not answer.
         """
-        found: Manifest = json.loads(self.said("get", *what, "-o", "json", *self._limit()))
+        found: Manifest = json.loads(self.run("get", *what, "-o", "json", *self._limit()))
         return found
 
     def items(self, *what: str) -> list[Manifest]:
@@ -53,7 +53,7 @@ class Kubectl:
             UserError: it does not exist, access is denied, or the change is refused.
         """
         words = ("patch", kind, name, "--type=merge", "-p", json.dumps(change), "-o", "json")
-        changed: Manifest = json.loads(self.said(*words, *self._limit()))
+        changed: Manifest = json.loads(self.run(*words, *self._limit()))
         return changed
 
     def create(self, manifest: Manifest) -> Manifest:
@@ -63,10 +63,10 @@ class Kubectl:
             UserError: access is denied, or the object is refused.
         """
         words = ("create", "-f", "-", "-o", "json", *self._limit())
-        made: Manifest = json.loads(self.said(*words, given=json.dumps(manifest)))
+        made: Manifest = json.loads(self.run(*words, given=json.dumps(manifest)))
         return made
 
-    def said(self, *words: str, given: str | None = None) -> str:
+    def run(self, *words: str, given: str | None = None) -> str:
         """Run one command and return its output.
 
         Args:
@@ -76,11 +76,11 @@ class Kubectl:
         Raises:
             UserError: it fails, with its error message as a problem.
         """
-        done = self._done(words, given)
+        done = self._call(words, given)
         if self._is_verbose:
-            sys.stderr.write(harmless(done.stderr))
+            sys.stderr.write(escape_controls(done.stderr))
         if done.returncode:
-            raise UserError(errors.problem(done.stderr, self._about(words)))
+            raise UserError(errors.parse_error(done.stderr, self._subject(words)))
         return done.stdout
 
     def stream(self, *words: str) -> "subprocess.Popen[str]":
@@ -102,7 +102,7 @@ class Kubectl:
         """True if a flag asks for kubectl's log."""
         return any(flag == "--v" or flag.startswith(("-v", "--v=")) for flag in self.flags)
 
-    def _done(self, words: Sequence[str], given: str | None) -> "subprocess.CompletedProcess[str]":
+    def _call(self, words: Sequence[str], given: str | None) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             self._command(words),
             input=given,
@@ -119,14 +119,14 @@ class Kubectl:
             raise UserError(Problem("Usage", "there is no kubectl on PATH", "this machine", fix))
         return [program, *self.flags, *words]
 
-    def _about(self, words: Sequence[str]) -> str:
+    def _subject(self, words: Sequence[str]) -> str:
         """Subject of a command for messages, such as `run demo -n lab`."""
         if words[0] in {"get", "patch"}:
             kind, name = NOUNS.get(words[1], words[1]), words[2]
         else:
             kind, name = "pod", words[1]
         what = "kubectl" if name.startswith("-") else f"{kind} {name}"
-        return " ".join((what, *flags.shown(self.flags)))
+        return " ".join((what, *flags.redact_flags(self.flags)))
 
     def _limit(self) -> tuple[str, ...]:
         given = any(flag.startswith("--request-timeout") for flag in self.flags)

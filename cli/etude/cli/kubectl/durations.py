@@ -5,7 +5,7 @@ from datetime import datetime
 UNITS = (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1))
 
 
-def parsed(when: str) -> datetime:
+def parse_time(when: str) -> datetime:
     """Parse a time of Kubernetes.
 
     Raises:
@@ -14,12 +14,12 @@ def parsed(when: str) -> datetime:
     return datetime.fromisoformat(when)
 
 
-def ago(when: str, now: datetime) -> str:
+def format_ago(when: str, now: datetime) -> str:
     """The time since then, in words."""
-    return f"{span((now - parsed(when)).total_seconds())} ago"
+    return f"{format_duration((now - parse_time(when)).total_seconds())} ago"
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration in its two largest units; a negative one, from clocks that differ, counts as 0."""
     whole = max(0, round(seconds))
     for unit, size, smaller, rest in UNITS:

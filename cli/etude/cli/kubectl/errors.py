@@ -14,7 +14,7 @@ _QUIET = re.compile(r"^[EWI]\d{4} \d\d:\d\d:\d\d|^Warning: ")
 """Lines of kubectl's own log, and warnings of the API server: not errors."""
 
 
-class Kind(NamedTuple):
+class KnownError(NamedTuple):
     """One known error message."""
 
     words: re.Pattern[str]
@@ -61,7 +61,7 @@ def _unreachable(match: re.Match[str], where: str) -> Problem:
     return Problem("Unreachable", match[0], where, fix)
 
 
-def _hiccup(match: re.Match[str], where: str) -> Problem:
+def _transient(match: re.Match[str], where: str) -> Problem:
     fix = "it usually passes: try again; kubectl get --raw '/readyz?verbose' shows failed checks"
     what = f"the API server does not answer as it should: {match[0].strip()}"
     return Problem("Unreachable", what, where, fix)
@@ -92,15 +92,15 @@ def _not_started(match: re.Match[str], where: str) -> Problem:
     return Problem("NotFound", what, where, "kubectl etude why RUN says what it waits for")
 
 
-KINDS = (
-    Kind(
+KNOWN_ERRORS = (
+    KnownError(
         re.compile(
             r"ValidatingAdmissionPolicy '(?P<policy>[^']*)' with binding '[^']*' denied request:"
             r" *(?P<why>.*)"
         ),
         _denied,
     ),
-    Kind(
+    KnownError(
         re.compile(
             r'admission webhook "(?P<policy>[^"]*)" denied the request'
             r"(?: without explanation|:) *(?P<why>.*)"
@@ -108,60 +108,64 @@ KINDS = (
         _denied,
     ),
     # Its words are those of a network that fails, but not of the one to the API server.
-    Kind(re.compile(r'(failed calling webhook "|conversion webhook for ).*'), _webhook_failed),
-    Kind(re.compile(r'previous terminated container "(?P<container>[^"]*)"'), _no_earlier),
-    Kind(re.compile(r"is waiting to start: (?P<why>.*)"), _not_started),
-    Kind(
+    KnownError(
+        re.compile(r'(failed calling webhook "|conversion webhook for ).*'), _webhook_failed
+    ),
+    KnownError(re.compile(r'previous terminated container "(?P<container>[^"]*)"'), _no_earlier),
+    KnownError(re.compile(r"is waiting to start: (?P<why>.*)"), _not_started),
+    KnownError(
         re.compile(
             r'forbidden: User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)"'
             r' in API group "(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)")?'
         ),
         _forbidden,
     ),
-    Kind(
+    KnownError(
         re.compile(r"the server doesn't have a resource type \"(?P<kind>[^\"]*)\""), _not_installed
     ),
-    Kind(
+    KnownError(
         re.compile(r'no matches for kind "(?P<kind>[^"]*)" in version "etude.dev'), _not_installed
     ),
-    Kind(re.compile(r'\(NotFound\): (?P<kind>\S+) "(?P<name>[^"]*)" not found'), _not_found),
-    Kind(re.compile(r"\(Unauthorized\)|must be logged in to the server"), _unauthorized),
-    Kind(
+    KnownError(re.compile(r'\(NotFound\): (?P<kind>\S+) "(?P<name>[^"]*)" not found'), _not_found),
+    KnownError(re.compile(r"\(Unauthorized\)|must be logged in to the server"), _unauthorized),
+    KnownError(
         re.compile(r".*(context \"[^\"]*\" does not exist|context was not found).*"), _bad_context
     ),
-    Kind(re.compile(r".*(stat .*: no such file|error loading config file).*"), _bad_context),
-    Kind(
+    KnownError(re.compile(r".*(stat .*: no such file|error loading config file).*"), _bad_context),
+    KnownError(
         re.compile(r"(The connection to the server|Unable to connect to the server).*"),
         _unreachable,
     ),
-    Kind(re.compile(r"(Get \\?\"https?://|dial tcp|Client\.Timeout exceeded).*"), _unreachable),
-    Kind(
+    KnownError(
+        re.compile(r"(Get \\?\"https?://|dial tcp|Client\.Timeout exceeded).*"), _unreachable
+    ),
+    KnownError(
         re.compile(
             r"Error from server \((ServiceUnavailable|TooManyRequests|Timeout|ServerTimeout"
             r"|InternalError)\): .*"
         ),
-        _hiccup,
+        _transient,
     ),
-    Kind(
+    KnownError(
         re.compile(r".*etcdserver: (leader changed|no leader|request timed out|too many).*"),
-        _hiccup,
+        _transient,
     ),
-    Kind(
+    KnownError(
         re.compile(
             r".*(unexpected EOF|connection reset by peer|client connection lost|GOAWAY|: EOF$).*",
             re.MULTILINE,
         ),
-        _hiccup,
+        _transient,
     ),
-    Kind(re.compile(r"The RLRun .* is invalid: .*"), _refused),
+    KnownError(re.compile(r"The RLRun .* is invalid: .*"), _refused),
 )
 
 
-def problem(said: str, where: str) -> Problem:
+def parse_error(said: str, where: str) -> Problem:
     """The problem of the first known error message; kubectl's last line otherwise."""
-    lines = list(spoken(said.splitlines()))
+    lines = list(lines_for_people(said.splitlines()))
     heard = "\n".join(lines)  # without its log, which has whole answers in it at -v 8
-    for kind in KINDS:
+    for kind in KNOWN_ERRORS:
         match = kind.words.search(heard)
         if match is not None:
             return kind.problem(match, where)
@@ -169,6 +173,6 @@ def problem(said: str, where: str) -> Problem:
     return Problem("KubectlFailed", last, where, "repeat it with kubectl alone: it says the same")
 
 
-def spoken(lines: Iterable[str]) -> Iterable[str]:
+def lines_for_people(lines: Iterable[str]) -> Iterable[str]:
     """The lines for people: without log lines and warnings."""
     return (line.strip() for line in lines if line.strip() and not _QUIET.match(line))

@@ -23,7 +23,7 @@ SECRET = {"--token", "--password"}
 """Flags whose values are secret and left out of messages."""
 
 
-class Words(NamedTuple):
+class CommandLine(NamedTuple):
     """A command line in two parts."""
 
     flags: tuple[str, ...]
@@ -32,7 +32,7 @@ class Words(NamedTuple):
     """For the verb."""
 
 
-def split(words: Sequence[str]) -> Words:
+def split_flags(words: Sequence[str]) -> CommandLine:
     """Take kubectl's flags out of a command line; what follows `--` is left as it is.
 
     Raises:
@@ -54,10 +54,10 @@ def split(words: Sequence[str]) -> Words:
             flags.append(word)
         else:
             own.append(word)
-    return Words(tuple(flags), tuple(own))
+    return CommandLine(tuple(flags), tuple(own))
 
 
-def shown(flags: Sequence[str]) -> list[str]:
+def redact_flags(flags: Sequence[str]) -> list[str]:
     """Flags for a message, secrets replaced: it may end up in the log of a job."""
     found: list[str] = []
     for flag in flags:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import typer
 
 from etude.cli.kubectl.client import Kubectl
-from etude.cli.kubectl.flags import split
+from etude.cli.kubectl.flags import split_flags
 from etude.cli.kubectl.verbs import logs, show, suspend
-from etude.cli.output import explained
+from etude.cli.output import exit_with_problem
 
 EXAMPLES = {
     "status": ("kubectl etude status demo", "kubectl etude status demo -n lab -o json"),
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows no box or dot
-    with explained():
-        given = split(sys.argv[1:] if arguments is None else arguments)
+    with exit_with_problem():
+        given = split_flags(sys.argv[1:] if arguments is None else arguments)
         kubectl = Kubectl(flags=given.flags)
         app(list(given.own), obj=kubectl, prog_name="kubectl etude")
 

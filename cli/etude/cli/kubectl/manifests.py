@@ -9,18 +9,18 @@ ENDS = ("Complete", "Failed")
 """Conditions that end a run."""
 
 
-def name(manifest: Manifest) -> str:
+def name_of(manifest: Manifest) -> str:
     """The object's metadata.name."""
     return str(manifest["metadata"]["name"])
 
 
-def labels(manifest: Manifest) -> Mapping[str, str]:
+def labels_of(manifest: Manifest) -> Mapping[str, str]:
     """The object's labels."""
     found: Mapping[str, str] = manifest["metadata"].get("labels") or {}
     return found
 
 
-def condition(manifest: Manifest, kind: str) -> Manifest:
+def condition_of(manifest: Manifest, kind: str) -> Manifest:
     """One condition of an object's status; empty without one."""
     found = manifest.get("status", {}).get("conditions") or ()
     return next((each for each in found if each.get("type") == kind), {})
@@ -50,4 +50,4 @@ def event_time(event: Manifest) -> str:
 
 def terminal_condition(run: Manifest) -> str:
     """The condition by which a run is over; empty while it is not."""
-    return next((kind for kind in ENDS if condition(run, kind).get("status") == "True"), "")
+    return next((kind for kind in ENDS if condition_of(run, kind).get("status") == "True"), "")

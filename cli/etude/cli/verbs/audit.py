@@ -17,7 +17,7 @@ def audit(
     name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
 ) -> None:
     """Judge a run by its own journal: accepted = trained + dropped + queued, nothing twice."""
-    account = account_of(runs.folder_of(name))
+    account = audit_folder(runs.folder_of(name))
     console().print_json(json.dumps(account), ensure_ascii=True)
     for finding in account["findings"]:
         say(finding)
@@ -25,7 +25,7 @@ def audit(
         raise SystemExit(Exit.NO)
 
 
-def account_of(folder: Path) -> dict[str, Any]:
+def audit_folder(folder: Path) -> dict[str, Any]:
     """The account of a run folder, from a process of the trainer's part."""
     command = [sys.executable, "-m", "etude.trainer.commands.audit", f"file://{folder.resolve()}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -11,20 +11,22 @@ import typer
 from rich.table import Table
 
 from etude.cli import runs
-from etude.cli.demo.driver import Driver
+from etude.cli.demo.driver import DemoDriver
 from etude.cli.output import Exit, console, say
-from etude.cli.verbs.audit import account_of
+from etude.cli.verbs.audit import audit_folder
 from etude.cli.verbs.report import write_report
-from etude.cli.verbs.run import follow
+from etude.cli.verbs.run import follow_run
 
 
 def demo(
     *,
-    seed: Annotated[int, typer.Option(help="Data, tasks, weights and order follow from it.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Data, tasks, weights and order follow_run from it.")
+    ] = 0,
     folder: Annotated[Path | None, typer.Option("--dir", help="Run folder; runs/demo.")] = None,
     driver: Annotated[
-        Driver, typer.Option(help="What environments are; Auto: microVMs where they are fast.")
-    ] = Driver.AUTO,
+        DemoDriver, typer.Option(help="What environments are; Auto: microVMs where they are fast.")
+    ] = DemoDriver.AUTO,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Change a field: spec.path=value.")
     ] = None,
@@ -33,48 +35,48 @@ def demo(
     """Warm a small policy up, train it with reinforcement learning, and show that it got better."""
     from etude.cli.demo import driver as demo_driver
     from etude.cli.demo import inputs
-    from etude.cli.demo.stopwatch import note
+    from etude.cli.demo.stopwatch import record_session
     from etude.cli.process_usage import ResourceLog
 
     started_s = time.time()
     target = folder or runs.ROOT / ("demo" if seed == 0 else f"demo-{seed}")
-    inputs.prepare(target, seed)
+    inputs.prepare_inputs(target, seed)
     seeds = [f"spec.model.seed={seed}"]
     seeds += [f"spec.phases.{index}.seed={seed}" for index in range(3)]
-    changes = [*seeds, *demo_driver.settings(driver), *(settings or [])]
-    runtime = runs.start(inputs.manifest(), target, changes)
+    changes = [*seeds, *demo_driver.driver_settings(driver), *(settings or [])]
+    runtime = runs.start_runtime(inputs.find_manifest(), target, changes)
     if runs.await_state(runtime) is not None:
-        note(target, "started", started_s)
+        record_session(target, "started", started_s)
         memory = ResourceLog(target, runtime.process.pid)
         again = f"etude demo --seed {seed} --dir {target}"
-        code = follow(runtime, as_lines=plain, on_look=memory.look, again=again)
-        note(target, "ended", time.time())
+        code = follow_run(runtime, as_lines=plain, on_look=memory.measure, again=again)
+        record_session(target, "ended", time.time())
         if code:
             raise SystemExit(code)
     _show(target)
 
 
 def _show(folder: Path) -> None:
-    from etude.cli.demo.result import UnjudgedError, outcome
-    from etude.cli.demo.stopwatch import stopwatch
-    from etude.cli.process_usage import looks
+    from etude.cli.demo.result import IncompleteRecordError, measure_demo
+    from etude.cli.demo.stopwatch import read_stopwatch
+    from etude.cli.process_usage import read_measurements
     from etude.common.run_folder.record import FolderRecord, latest
 
     record = FolderRecord(folder)
     rows = latest(record.rows())
     _print_habits(folder, rows)
     say(f"report: {write_report(folder)}")
-    account = account_of(folder)
-    seen = looks(folder)
+    account = audit_folder(folder)
+    seen = read_measurements(folder)
     signs = [float(row["time_s"]) for row in (*record.rows(), *seen)]
     try:
-        result = outcome(
+        result = measure_demo(
             rows,
-            times=stopwatch(folder, signs),
+            times=read_stopwatch(folder, signs),
             lost=account["lost"] + len(account["findings"]),
             peak_rss_gib=max((look["total"]["pss_bytes"] for look in seen), default=0) / 2**30,
         )
-    except UnjudgedError as error:
+    except IncompleteRecordError as error:
         say(f"cannot be judged: {error}")
         raise SystemExit(Exit.NO) from error
     (folder / "demo.json").write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
@@ -83,7 +85,7 @@ def _show(folder: Path) -> None:
         say(f"missed: {miss}")
     for delay in result.delays():
         say(f"slow: {delay}")
-    console().print(result.line(), soft_wrap=True)
+    console().print(result.summary(), soft_wrap=True)
     if misses:
         raise SystemExit(Exit.NO)
 

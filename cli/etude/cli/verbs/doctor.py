@@ -16,7 +16,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check.")] = False,
 ) -> None:
     """Check this machine: interpreter, memory, disk, sandboxes, store, packages."""
-    from etude.cli.host_checks import Verdict, all_checks
+    from etude.cli.host_checks import CheckStatus, all_checks
 
     folder.mkdir(parents=True, exist_ok=True)
     findings = [check() for check in all_checks(folder)]
@@ -25,11 +25,11 @@ def doctor(
             print_row({"name": f.name, "verdict": f.verdict, "detail": f.detail, "fix": f.fix})
     else:
         table = Table(box=None, pad_edge=False)
-        colours = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+        colours = {CheckStatus.PASS: "green", CheckStatus.WARN: "yellow", CheckStatus.FAIL: "red"}
         for title in ("", "check", "found", "fix"):
             table.add_column(title)
         for f in findings:
             table.add_row(Text(f.verdict, colours[f.verdict]), f.name, f.detail, f.fix)
         console().print(table)
-    if any(f.verdict == Verdict.FAIL for f in findings):
+    if any(f.verdict == CheckStatus.FAIL for f in findings):
         raise SystemExit(Exit.NO)

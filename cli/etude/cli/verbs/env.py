@@ -17,7 +17,7 @@ from etude.cli.output import console, print_row, say
 from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from etude.cli.environments.lease_store import Environment
+    from etude.cli.environments.lease_store import EnvironmentLease
 
 app = typer.Typer(no_args_is_help=True, help="Make, enter and end environments by hand.")
 
@@ -57,20 +57,20 @@ def create(
     """Make an environment and print its name."""
     from etude.cli.environments import client, pools
 
-    found = pools.pool_of(pool, pool_name)
-    wish = client.Wish(
-        template=template or _only(found.templates, pool),
+    found = pools.find_pool(pool, pool_name)
+    wish = client.EnvironmentRequest(
+        template=template or _single_template(found.templates, pool),
         ttl_s=ttl,
         wait_s=wait,
-        uri=_uri(workspace),
+        uri=_workspace_uri(workspace),
     )
-    _keep(asyncio.run(client.launch(found.broker, wish)))
+    _store_leases(asyncio.run(client.launch_environments(found.broker, wish)))
 
 
 @app.command(epilog=epilog("env ls"))
 def ls(*, run: Run = "", as_json: AsJson = False) -> None:
     """List your environments; with --run also those that its rollouts use."""
-    environments = _known(run)
+    environments = _list_environments(run)
     if as_json:
         for each in environments:
             print_row(_row(each))
@@ -81,7 +81,8 @@ def ls(*, run: Run = "", as_json: AsJson = False) -> None:
     for each in environments:
         row = _row(each)
         table.add_row(
-            *(str(row[key]) for key in ("name", "template", "driver", "node")), _left(each)
+            *(str(row[key]) for key in ("name", "template", "driver", "node")),
+            _format_time_left(each),
         )
     console().print(table)
 
@@ -104,9 +105,9 @@ def exec_(
 
     What is piped in goes to the command; what is typed does not.
     """
-    environment = _chosen(name, run)
+    environment = _find_environment(name, run)
     words = command[1:] if command[0] == "--" else command
-    options = {"cwd": cwd, "timeout_seconds": timeout, "env": _pairs(env or ())}
+    options = {"cwd": cwd, "timeout_seconds": timeout, "env": _parse_pairs(env or ())}
     is_piped = not sys.stdin.isatty()
     raise SystemExit(asyncio.run(_run(environment, words, options, has_input=is_piped)))
 
@@ -121,7 +122,7 @@ def shell(
     """Open a shell in an environment, on a terminal where there is one; exit leaves it."""
     from etude.cli.environments import terminal
 
-    environment = _chosen(name, run)
+    environment = _find_environment(name, run)
     options: dict[str, object] = {"cwd": cwd, "timeout_seconds": 86_400}
     if terminal.is_terminal():
         options |= {"terminal": True, "env": {"TERM": os.environ.get("TERM", "xterm")}}
@@ -145,11 +146,13 @@ def snapshot(
     """Save an environment, which goes on; rollback puts it back."""
     from etude.cli.environments import client
 
-    environment = _own(name)
-    size = asyncio.run(client.snapshot(environment, snapshot_id))
+    environment = _find_own(name)
+    size = asyncio.run(client.save_snapshot(environment, snapshot_id))
     say(f"saved {environment.name} as {snapshot_id}, {size} bytes")
     if share:
-        console().print(asyncio.run(client.share(environment, snapshot_id)), soft_wrap=True)
+        console().print(
+            asyncio.run(client.share_snapshot(environment, snapshot_id)), soft_wrap=True
+        )
 
 
 @app.command(epilog=epilog("env rollback"))
@@ -160,8 +163,8 @@ def rollback(
     """Put an environment back to a snapshot; programs in it end."""
     from etude.cli.environments import client
 
-    environment = _own(name)
-    asyncio.run(client.rollback(environment, snapshot_id))
+    environment = _find_own(name)
+    asyncio.run(client.roll_back(environment, snapshot_id))
     say(f"{environment.name} is as it was at {snapshot_id}")
 
 
@@ -176,8 +179,8 @@ def restore(
     """
     from etude.cli.environments import client
 
-    environment = _own(name)
-    asyncio.run(client.restore(environment, shared))
+    environment = _find_own(name)
+    asyncio.run(client.restore_shared(environment, shared))
     say(f"{environment.name} is what was shared")
 
 
@@ -193,21 +196,21 @@ def fork(
     """Make environments that begin as this one is now, and print their names."""
     from etude.cli.environments import client
 
-    environment = _own(name)
+    environment = _find_own(name)
     snapshot_name = f"fork-{uuid.uuid4().hex[:12]}"
-    wish = client.Wish(
+    wish = client.EnvironmentRequest(
         template=environment.template,
         ttl_s=environment.ttl_s,
         wait_s=wait,
-        snapshot_id=client.saved_as(environment, snapshot_name),
+        snapshot_id=client.make_snapshot_id(environment, snapshot_name),
         number=count,
     )
 
-    async def work() -> "list[Environment]":
-        await client.snapshot(environment, snapshot_name)
-        return await client.launch(environment.broker, wish)
+    async def work() -> "list[EnvironmentLease]":
+        await client.save_snapshot(environment, snapshot_name)
+        return await client.launch_environments(environment.broker, wish)
 
-    _keep(asyncio.run(work()))
+    _store_leases(asyncio.run(work()))
 
 
 @app.command(epilog=epilog("env rm"))
@@ -218,14 +221,14 @@ def rm(
     from etude.cli.environments import client, lease_store
 
     for name in names:
-        environment = lease_store.chosen(name, lease_store.kept())
-        asyncio.run(client.release(environment.broker, [environment.name]))
-        lease_store.forget(environment.name)
+        environment = lease_store.find_environment(name, lease_store.stored_leases())
+        asyncio.run(client.release_leases(environment.broker, [environment.name]))
+        lease_store.remove_lease(environment.name)
         say(f"ended {environment.name}")
 
 
 async def _run(
-    environment: "Environment",
+    environment: "EnvironmentLease",
     words: Sequence[str],
     options: dict[str, object],
     *,
@@ -237,53 +240,55 @@ async def _run(
 
     fields = dict(options)
     if fields.pop("terminal", False):
-        fields["terminal"] = terminal.present_size()
-    opening = terminal.opening(environment, words, **fields)
-    async with client.opened(environment) as access:
+        fields["terminal"] = terminal.terminal_size()
+    opening = terminal.open_message(environment, words, **fields)
+    async with client.access_environment(environment) as access:
         try:
-            ending = await terminal.attached(access, opening, has_input=has_input)
+            ending = await terminal.attach(access, opening, has_input=has_input)
         except grpc.aio.AioRpcError as error:
             is_refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
             if not is_refused or not opening.HasField("terminal"):
                 raise
             say(f"line by line, as there is no terminal: {error.details()}")
             opening.ClearField("terminal")
-            ending = await terminal.attached(access, opening, has_input=has_input)
+            ending = await terminal.attach(access, opening, has_input=has_input)
     if ending.ended_for:
         say(f"ended by the limit on {ending.ended_for}")
     return ending.exit_code
 
 
-def _known(run: str) -> "list[Environment]":
+def _list_environments(run: str) -> "list[EnvironmentLease]":
     from etude.cli.environments import lease_store
 
-    return lease_store.kept() + (lease_store.of_run(runs.folder_of(run)) if run else [])
+    return lease_store.stored_leases() + (
+        lease_store.run_leases(runs.folder_of(run)) if run else []
+    )
 
 
-def _chosen(name: str, run: str) -> "Environment":
+def _find_environment(name: str, run: str) -> "EnvironmentLease":
     from etude.cli.environments import lease_store
 
-    environment = lease_store.chosen(name, _known(run))
+    environment = lease_store.find_environment(name, _list_environments(run))
     if not environment.broker:
         say("this environment is a rollout's: what you change counts in its result")
     return environment
 
 
-def _own(name: str) -> "Environment":
+def _find_own(name: str) -> "EnvironmentLease":
     from etude.cli.environments import lease_store
 
-    return lease_store.chosen(name, lease_store.kept())
+    return lease_store.find_environment(name, lease_store.stored_leases())
 
 
-def _keep(environments: "Sequence[Environment]") -> None:
+def _store_leases(environments: "Sequence[EnvironmentLease]") -> None:
     from etude.cli.environments import lease_store
 
     for environment in environments:
-        lease_store.keep(environment)
+        lease_store.store_lease(environment)
         console().print(environment.name)
 
 
-def _only(templates: tuple[str, ...], pool: str) -> str:
+def _single_template(templates: tuple[str, ...], pool: str) -> str:
     if len(templates) == 1:
         return templates[0]
     there = f": it has {', '.join(templates)}" if templates else ""
@@ -291,7 +296,7 @@ def _only(templates: tuple[str, ...], pool: str) -> str:
     raise UserError(Problem("Usage", what, pool, "give --template NAME"))
 
 
-def _uri(workspace: str) -> str:
+def _workspace_uri(workspace: str) -> str:
     if workspace == EMPTY or "://" in workspace:
         return workspace
     folder = Path(workspace)
@@ -301,14 +306,14 @@ def _uri(workspace: str) -> str:
     return folder.resolve().as_uri()
 
 
-def _pairs(settings: Sequence[str]) -> dict[str, str]:
+def _parse_pairs(settings: Sequence[str]) -> dict[str, str]:
     wrong = [setting for setting in settings if "=" not in setting or setting.startswith("=")]
     if wrong:
         raise UserError(Problem("Usage", f"{wrong[0]!r} sets nothing", "--env", "give NAME=VALUE"))
     return dict(setting.split("=", 1) for setting in settings)
 
 
-def _row(environment: "Environment") -> dict[str, object]:
+def _row(environment: "EnvironmentLease") -> dict[str, object]:
     lease = environment.lease
     return {
         "name": environment.name,
@@ -320,6 +325,6 @@ def _row(environment: "Environment") -> dict[str, object]:
     }
 
 
-def _left(environment: "Environment") -> str:
+def _format_time_left(environment: "EnvironmentLease") -> str:
     seconds = max(0, round(environment.left_s))
     return f"{seconds // 60} min {seconds % 60} s" if environment.broker else "with its rollout"

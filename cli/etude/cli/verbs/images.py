@@ -78,7 +78,7 @@ def push(
     S3 credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. What is there already is
     not sent again.
     """
-    _run("push", image, url, *_store(endpoint, region), cache=cache)
+    _run("push", image, url, *_store_options(endpoint, region), cache=cache)
 
 
 @app.command(epilog=epilog("images rm"))
@@ -98,7 +98,7 @@ def rm(
 
     Refused while a node of this machine boots it, or a manifest of --pools names it.
     """
-    words = [image, *_given(pools, dry_run=dry_run), *_store(endpoint, region)]
+    words = [image, *_pool_options(pools, dry_run=dry_run), *_store_options(endpoint, region)]
     _run("rm", *words, cache=cache)
 
 
@@ -124,15 +124,15 @@ def prune(  # noqa: PLR0913 - a verb has as many parameters as it has options
     store the manifests say all: --pools is needed.
     """
     words = [*((url,) if url else ()), "--older-than", str(older_than)]
-    words += [*_given(pools, dry_run=dry_run), *_store(endpoint, region)]
+    words += [*_pool_options(pools, dry_run=dry_run), *_store_options(endpoint, region)]
     _run("prune", *words, cache=cache)
 
 
-def _given(pools: list[Path] | None, *, dry_run: bool) -> list[str]:
+def _pool_options(pools: list[Path] | None, *, dry_run: bool) -> list[str]:
     files = [word for path in pools or () for word in ("--pools", str(path))]
     return [*files, *(("--dry-run",) if dry_run else ())]
 
 
-def _store(endpoint: str | None, region: str | None) -> list[str]:
+def _store_options(endpoint: str | None, region: str | None) -> list[str]:
     words = [*(("--endpoint", endpoint) if endpoint else ())]
     return [*words, *(("--region", region) if region else ())]

@@ -9,7 +9,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from etude.cli import runs
-from etude.cli.output import harmless
+from etude.cli.output import escape_controls
 from etude.common.errors import Problem, UserError
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -47,5 +47,5 @@ def logs(
 def _copy(path: Path, file: BinaryIO) -> None:
     for line in file:
         text = _COLOUR.sub("", line.decode(errors="replace").rstrip("\n"))
-        sys.stdout.write(f"{path.parent.name}/{path.stem}  {harmless(text)}\n")
+        sys.stdout.write(f"{path.parent.name}/{path.stem}  {escape_controls(text)}\n")
     sys.stdout.flush()

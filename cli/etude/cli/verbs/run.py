@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from etude.cli import runs
-from etude.cli.live_view import picture, show
-from etude.cli.output import Exit, Screen, console, say
+from etude.cli.live_view import draw_view, show_run
+from etude.cli.output import Exit, SafeConsole, console, say
 from etude.cli.verbs.report import write_report
 from etude.common.errors import Problem, UserError
 from etude.common.run_folder.lock import is_running
 
 if TYPE_CHECKING:
-    from etude.cli.folder_view import Viewer
+    from etude.cli.folder_view import FolderViewer
 
 SAVED_WIDTH = 96
 LOOK_INTERVAL_S = 5.0
@@ -37,7 +37,9 @@ def run(
         list[str] | None, typer.Option("--set", help="Change a field: spec.path=value.")
     ] = None,
     detach: Annotated[bool, typer.Option(help="Return once the run has started.")] = False,
-    plain_log: Annotated[bool, typer.Option("--plain", help="Lines instead of a picture.")] = False,
+    plain_log: Annotated[
+        bool, typer.Option("--plain", help="Lines instead of a draw_view.")
+    ] = False,
 ) -> None:
     """Run a manifest on this machine; run it again to resume. Ctrl-C saves and stops."""
     if not file.is_file():
@@ -45,7 +47,7 @@ def run(
             Problem("NotFound", what="no such file", where=str(file), fix="check the path")
         )
     target = folder or runs.ROOT / runs.name_of(file)
-    runtime = runs.start(file, target, settings or [])
+    runtime = runs.start_runtime(file, target, settings or [])
     state = runs.await_state(runtime)
     if state is None:
         _draw_once(target)
@@ -54,7 +56,7 @@ def run(
     if detach:
         say(f"started in process {state.pid}; etude watch {target}; etude stop {target}")
         return
-    code = follow(runtime, as_lines=plain_log)
+    code = follow_run(runtime, as_lines=plain_log)
     if code == Exit.DONE:
         say(f"report: {write_report(target)}")
     raise SystemExit(code)
@@ -63,8 +65,10 @@ def run(
 def watch(
     name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
     *,
-    plain_log: Annotated[bool, typer.Option("--plain", help="Lines instead of a picture.")] = False,
-    save: Annotated[Path | None, typer.Option(help="Write the picture to an SVG file.")] = None,
+    plain_log: Annotated[
+        bool, typer.Option("--plain", help="Lines instead of a draw_view.")
+    ] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the draw_view to an SVG file.")] = None,
 ) -> None:
     """Watch a run of this machine; Ctrl-C ends the watching, not the run."""
     folder = runs.folder_of(name)
@@ -87,15 +91,15 @@ def stop(
     if not is_running(folder):
         say(f"{folder} is not running")
         return
-    runs.ask_to_stop(folder, now=now)
+    runs.stop_runtime(folder, now=now)
     say("stopping" if now else "saving a checkpoint, then stopping")
     while is_running(folder):
         time.sleep(0.2)
     _draw_once(folder)
 
 
-def follow(
-    runtime: runs.Runtime,
+def follow_run(
+    runtime: runs.LocalRuntime,
     *,
     as_lines: bool,
     on_look: Callable[[], None] | None = None,
@@ -123,9 +127,9 @@ def follow(
         with suppress(OSError):  # the terminal that closed is where this would go
             say("\nsaving a checkpoint, then stopping; Ctrl-C again stops immediately")
 
-    with runs.told_to_stop(interrupted):
+    with runs.handle_stop_signals(interrupted):
         try:
-            _show(folder, as_lines=as_lines, is_over=_Watched(process, on_look).is_over)
+            _show(folder, as_lines=as_lines, is_over=_RuntimePoll(process, on_look).is_over)
             code = process.wait()
         except BaseException:
             # A full disk, a terminal that is gone: the run must not go on without its watcher.
@@ -137,7 +141,7 @@ def follow(
         say(f"stopped; run it again to resume: {again}")
         return Exit.INTERRUPTED
     if code:
-        say(runtime.last_words())
+        say(runtime.read_log_end())
         say(f"what each process said: etude logs {folder}; to try again: {again}")
     if code < 0:
         say(f"the local runtime was ended by signal {-code}")
@@ -145,7 +149,7 @@ def follow(
 
 
 @dataclass(slots=True)
-class _Watched:
+class _RuntimePoll:
     """Polls the end of the runtime, and calls a measurement now and then."""
 
     process: subprocess.Popen[bytes]
@@ -160,18 +164,18 @@ class _Watched:
 
 
 def _show(folder: Path, *, as_lines: bool, is_over: Callable[[], bool]) -> None:
-    show(_viewer(folder), as_lines=as_lines, is_over=is_over)
+    show_run(_viewer(folder), as_lines=as_lines, is_over=is_over)
 
 
-def _viewer(folder: Path) -> "Viewer":
-    from etude.cli.folder_view import Viewer  # the models of the API: for what is seen only
+def _viewer(folder: Path) -> "FolderViewer":
+    from etude.cli.folder_view import FolderViewer  # the models of the API: for what is seen only
 
-    return Viewer(folder)
+    return FolderViewer(folder)
 
 
 def _save(folder: Path, target: Path) -> None:
-    screen = Screen(width=SAVED_WIDTH, record=True, file=io.StringIO())
-    screen.print(picture(_viewer(folder).view()))
+    screen = SafeConsole(width=SAVED_WIDTH, record=True, file=io.StringIO())
+    screen.print(draw_view(_viewer(folder).view()))
     svg = screen.export_svg(title="etude watch")
     # rich names a font on a content network; a picture should load nothing.
     target.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL), encoding="utf-8")
@@ -179,4 +183,4 @@ def _save(folder: Path, target: Path) -> None:
 
 
 def _draw_once(folder: Path) -> None:
-    console().print(picture(_viewer(folder).view()))
+    console().print(draw_view(_viewer(folder).view()))

@@ -49,10 +49,10 @@ def init(
         bucket = make_bucket(url, endpoint=endpoint, region=region, with_rule=rule)
     except DeniedError as error:
         fix = "set credentials that may CreateBucket, ListBucket and PutLifecycleConfiguration"
-        raise UserError(Problem("PermissionDenied", _words(error, url), url, fix)) from error
+        raise UserError(Problem("PermissionDenied", _error_text(error, url), url, fix)) from error
     except StoreError as error:
         fix = "check --endpoint, --region and the bucket's name, and that the store is up"
-        raise UserError(Problem("Unreachable", _words(error, url), url, fix)) from error
+        raise UserError(Problem("Unreachable", _error_text(error, url), url, fix)) from error
     say(f"{'made' if bucket.is_new else 'found'} bucket {bucket.name}: {bucket.cleaning}")
 
 
@@ -90,5 +90,5 @@ def _table(found: "list[Verdict]") -> Table:
     return table
 
 
-def _words(error: StoreError, url: str) -> str:
+def _error_text(error: StoreError, url: str) -> str:
     return str(error).removeprefix(f"{url}: ")

@@ -9,7 +9,7 @@ import typer
 
 from etude.cli import runs
 from etude.cli.examples import epilog
-from etude.cli.verbs.weights import source_of
+from etude.cli.verbs.weights import find_source_model
 
 app = typer.Typer(no_args_is_help=True, help="Make, look at and verify tasks.")
 
@@ -152,5 +152,5 @@ def traces(
 ) -> None:
     """Print a run's rollouts as traces of the verifiers package, one JSON object per line."""
     folder = runs.folder_of(name)
-    tokenizer = model or source_of(name)
+    tokenizer = model or find_source_model(name)
     _run("etude.trainer.commands.traces", f"file://{folder.resolve()}", "--model", str(tokenizer))

@@ -45,7 +45,7 @@ def ls(
     """List every published version: what it changed, how it can be reached, whether it counts."""
     from etude.cli.versions import no_versions
     from etude.cli.weights.survey import survey
-    from etude.cli.weights_tables import chain_table, rows_of, who_reads
+    from etude.cli.weights_tables import chain_table, reader_lines, version_rows
     from etude.common.weights.protocol.epochs import strays
 
     store = _store(run, endpoint, region)
@@ -53,11 +53,11 @@ def ls(
     if not found:
         raise UserError(no_versions(run))
     if as_json:
-        for row in rows_of(found):
+        for row in version_rows(found):
             print_row(row)
     else:
         console().print(chain_table(found))
-        for line in who_reads(store):
+        for line in reader_lines(store):
             console().print(line)
     for key in strays(store):
         say(f"{store.url}/{key}: no epoch's record has this name; passed over")
@@ -75,17 +75,17 @@ def objects(
     as_json: AsJson = False,
 ) -> None:
     """List what a version consists of in the store: its manifest, and each rank's payload."""
-    from etude.cli.versions import not_there, version_of
+    from etude.cli.versions import find_version, missing_version
     from etude.cli.weights.survey import objects_of
     from etude.cli.weights_tables import object_table
     from etude.common.blobs import MissingError
 
     store = _store(run, endpoint, region)
-    wanted = version_of(store, version)
+    wanted = find_version(store, version)
     try:
         found = objects_of(store, wanted)
     except MissingError as error:
-        raise UserError(not_there(store, wanted)) from error
+        raise UserError(missing_version(store, wanted)) from error
     if as_json:
         for each in found:
             print_row(each._asdict())
@@ -98,7 +98,7 @@ def verify(
     run: Run, *, endpoint: Endpoint = None, region: Region = None, scratch: Scratch = None
 ) -> None:
     """Read every version, skip and keyframe, and prove that each leads to the published bits."""
-    from etude.cli.versions import none_count
+    from etude.cli.versions import no_accepted_version
     from etude.cli.weights.verification import UNPROVABLE
     from etude.cli.weights.verification import verify as verdicts
     from etude.common.weights.protocol.chain_view import take_view
@@ -106,7 +106,7 @@ def verify(
     store = _store(run, endpoint, region)
     seen = take_view(store)
     if not seen.chain:
-        raise UserError(none_count(store, run))
+        raise UserError(no_accepted_version(store, run))
     total, refused = len(seen.usable), len(seen.chain) - len(seen.usable)
     bad = ways = headless = 0
     versions: set[VersionId] = set()
@@ -140,14 +140,14 @@ def diff(  # noqa: PLR0913 - a verb has as many parameters as it has options
     as_json: AsJson = False,
 ) -> None:
     """Say which tensors differ between two versions, by how many elements and by how much."""
-    from etude.cli.versions import copy_of
+    from etude.cli.versions import copy_version
     from etude.cli.weights.differences import differences
     from etude.cli.weights_tables import difference_table
 
     store = _store(run, endpoint, region)
     with _folder(scratch) as folder:
-        one = copy_of(store, before, Path(folder) / "before")
-        other = copy_of(store, after, Path(folder) / "after")
+        one = copy_version(store, before, Path(folder) / "before")
+        other = copy_version(store, after, Path(folder) / "after")
         found = list(differences(one, other))
     if as_json:
         for each in found:
@@ -171,12 +171,12 @@ def export(  # noqa: PLR0913 - as above
     scratch: Scratch = None,
 ) -> None:
     """Write a version as a Hugging Face folder, bit for bit what the trainer published."""
-    from etude.cli.versions import copy_of
+    from etude.cli.versions import copy_version
     from etude.common.weights.tensors.model_folder import write_folder
 
-    source = model or source_of(run)
+    source = model or find_source_model(run)
     with _folder(scratch) as copy:
-        found = copy_of(_store(run, endpoint, region), version, Path(copy) / "copy").whole()
+        found = copy_version(_store(run, endpoint, region), version, Path(copy) / "copy").whole()
         written = write_folder(folder, schema=found.schema, words=found.words, source=source)
         say(f"version {found.ref.version}, state {found.ref.state}: {len(written)} files")
     console().print(str(folder), soft_wrap=True)
@@ -194,7 +194,7 @@ def _folder(scratch: Path | None) -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="etude-weights-", dir=scratch)
 
 
-def source_of(run: str) -> Path:
+def find_source_model(run: str) -> Path:
     """The model folder that a run on this machine started from.
 
     Raises:

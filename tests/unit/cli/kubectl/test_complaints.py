@@ -105,7 +105,7 @@ HICCUPS = (
 def test_a_complaint_is_told_with_its_way_out(
     said: str, reason: str, code: int, what: str, fix: str
 ) -> None:
-    found = errors.problem(said, "run demo")
+    found = errors.parse_error(said, "run demo")
     assert found.reason == reason
     assert CODES.get(reason, 4) == code
     assert what in found.what
@@ -118,7 +118,7 @@ def test_a_complaint_is_told_with_its_way_out(
 def test_what_an_api_server_says_that_is_not_itself_for_a_moment_is_nobody_who_answers(
     said: str,
 ) -> None:
-    found = errors.problem(said, "run demo")
+    found = errors.parse_error(said, "run demo")
     assert (found.reason, CODES[found.reason]) == ("Unreachable", 6)
     assert said in found.what
     assert "try again" in found.fix
@@ -132,10 +132,10 @@ def test_what_an_api_server_says_that_is_not_itself_for_a_moment_is_nobody_who_a
     ],
 )
 def test_what_does_not_pass_by_itself_is_no_hiccup(said: str) -> None:
-    assert errors.problem(said, "run demo").reason == "KubectlFailed"
+    assert errors.parse_error(said, "run demo").reason == "KubectlFailed"
 
 
 def test_words_that_we_do_not_know_are_passed_on_without_kubectls_own_log() -> None:
     said = "error: something new\nW0101 10:00:00.000000 1 x.go:1] noise\nWarning: deprecated\n"
-    assert errors.problem(said, "run demo").what == "error: something new"
-    assert "said nothing" in errors.problem("", "run demo").what
+    assert errors.parse_error(said, "run demo").what == "error: something new"
+    assert "said nothing" in errors.parse_error("", "run demo").what

@@ -11,7 +11,7 @@ from tests.support.seen_runs import condition, run
 from tests.support.stub_kubectl import Said, StubKubectl, complaint
 
 from etude.cli.kubectl import errors
-from etude.cli.kubectl.flags import SWITCHES, VALUED, split
+from etude.cli.kubectl.flags import SWITCHES, VALUED, split_flags
 from etude.common.errors import UserError
 
 OURS = st.sampled_from(["why", "demo", "-o", "json", "--wait", "--role", "trainer", "-f", "-A"])
@@ -28,19 +28,19 @@ THEIRS = st.one_of(
 @given(st.lists(st.one_of(OURS.map(lambda word: ("ours", (word,))), THEIRS.map(lambda w: ("", w)))))
 def test_each_word_goes_to_whom_it_is_for_in_its_order(parts: list[tuple[str, tuple[str]]]) -> None:
     typed = [word for _, words in parts for word in words]
-    found = split(typed)
+    found = split_flags(typed)
     assert list(found.own) == [w for whose, words in parts if whose for w in words]
     assert list(found.flags) == [w for whose, words in parts if not whose for w in words]
 
 
 def test_what_follows_two_dashes_is_ours() -> None:
-    found = split(["-n", "lab", "why", "--", "-n"])
+    found = split_flags(["-n", "lab", "why", "--", "-n"])
     assert found == (("-n", "lab"), ("why", "--", "-n"))
 
 
 def test_a_flag_without_its_value_is_a_usage_error() -> None:
     with pytest.raises(UserError, match="--context has no value"):
-        split(["why", "demo", "--context"])
+        split_flags(["why", "demo", "--context"])
 
 
 def test_the_log_that_kubectl_was_asked_for_is_shown(
@@ -56,7 +56,7 @@ def test_the_log_that_kubectl_was_asked_for_is_shown(
 
 def test_an_answer_in_kubectls_log_is_no_complaint() -> None:
     said = "I0501 12:00:00.000000 1 x.go:1] Response: dial tcp\nerror: something new"
-    assert errors.problem(said, "run demo").what == "error: something new"
+    assert errors.parse_error(said, "run demo").what == "error: something new"
 
 
 def test_no_message_has_a_password_in_it(stub: StubKubectl, etude: Callable[..., Any]) -> None:

@@ -9,8 +9,8 @@ import pytest
 from tests.support.seen_runs import condition, ended, pod, pool, run, seen
 from tests.support.stub_kubectl import Said, StubKubectl, complaint, shown
 
-from etude.cli.kubectl.logs import Line, Wanted, chosen, container_of
-from etude.cli.kubectl.manifests import name
+from etude.cli.kubectl.logs import LogLine, PodFilter, container_flag, select_pods
+from etude.cli.kubectl.manifests import name_of
 from etude.common.errors import UserError
 
 ALL = seen(
@@ -19,18 +19,18 @@ ALL = seen(
 
 
 def test_the_pods_of_a_run_are_its_own_and_those_of_its_pools() -> None:
-    assert [name(each) for each in chosen(ALL, Wanted())] == [
+    assert [name_of(each) for each in select_pods(ALL, PodFilter())] == [
         "demo-inference-0",
         "demo-trainer-0",
         "swe-node-0",
     ]
-    assert [name(each) for each in chosen(ALL, Wanted(role="node"))] == ["swe-node-0"]
+    assert [name_of(each) for each in select_pods(ALL, PodFilter(role="node"))] == ["swe-node-0"]
 
 
-@pytest.mark.parametrize("wanted", [Wanted(role="judge"), Wanted(attempt=3)])
-def test_a_role_or_attempt_without_pods_is_answered_with_what_there_is(wanted: Wanted) -> None:
+@pytest.mark.parametrize("wanted", [PodFilter(role="judge"), PodFilter(attempt=3)])
+def test_a_role_or_attempt_without_pods_is_answered_with_what_there_is(wanted: PodFilter) -> None:
     with pytest.raises(UserError) as refused:
-        chosen(ALL, wanted)
+        select_pods(ALL, wanted)
     assert (
         "inference (attempt 0), node (attempt 0), trainer (attempt 0)" in refused.value.problem.fix
     )
@@ -38,17 +38,17 @@ def test_a_role_or_attempt_without_pods_is_answered_with_what_there_is(wanted: W
 
 def test_a_run_without_pods_leads_to_why() -> None:
     with pytest.raises(UserError, match="kubectl etude why demo"):
-        chosen(seen(run()), Wanted())
+        select_pods(seen(run()), PodFilter())
 
 
 def test_a_line_does_nothing_to_the_terminal() -> None:
-    assert Line("", "demo-trainer-0", "a\x1b[2Jb").shown() == "demo-trainer-0  a␛[2Jb"
+    assert LogLine("", "demo-trainer-0", "a\x1b[2Jb").format() == "demo-trainer-0  a␛[2Jb"
 
 
 def test_the_container_of_the_role_is_read_whatever_stands_beside_it() -> None:
     beside = [{"name": "mesh"}, {"name": "trainer"}]
-    assert container_of(pod(containers=beside)) == ("--container=trainer",)
-    assert container_of(pod(containers=[{"name": "another"}])) == ()
+    assert container_flag(pod(containers=beside)) == ("--container=trainer",)
+    assert container_flag(pod(containers=[{"name": "another"}])) == ()
 
 
 FIRST = "2026-05-01T12:00:00.100000000Z one\n"

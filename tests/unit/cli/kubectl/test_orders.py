@@ -9,8 +9,8 @@ from tests.support import seen_runs
 from tests.support.stub_kubectl import StubKubectl, complaint, shown
 
 from etude.cli.kubectl.verbs import checkpoint, suspend
-from etude.cli.kubectl.verbs.checkpoint import request
-from etude.cli.kubectl.verbs.suspend import RESUME, answer_to
+from etude.cli.kubectl.verbs.checkpoint import checkpoint_request
+from etude.cli.kubectl.verbs.suspend import RESUME, resume_patch
 from etude.common.api.checkpoint.spec import CheckpointSpec
 from etude.common.errors import UserError
 from etude.operator import names
@@ -26,23 +26,23 @@ def run(reason: str | None, *, suspend: bool = False) -> dict[str, Any]:
 
 
 def test_a_run_that_its_spec_suspends_is_its_users_to_resume() -> None:
-    assert answer_to(run(None), {}) is None
-    assert answer_to(run(None, suspend=True), {}) is None
-    assert answer_to(run("FailureRule", suspend=True), {}) is None
-    assert answer_to({"metadata": {"name": "demo"}, "spec": {}}, {}) is None
+    assert resume_patch(run(None), {}) is None
+    assert resume_patch(run(None, suspend=True), {}) is None
+    assert resume_patch(run("FailureRule", suspend=True), {}) is None
+    assert resume_patch({"metadata": {"name": "demo"}, "spec": {}}, {}) is None
 
 
 def test_a_rule_is_overruled_by_an_annotation_that_names_this_very_hold() -> None:
-    assert answer_to(run("FailureRule"), {}) == {"metadata": {"annotations": {RESUME: SINCE}}}
+    assert resume_patch(run("FailureRule"), {}) == {"metadata": {"annotations": {RESUME: SINCE}}}
     assert RESUME == names.RESUME
 
 
 def test_a_spent_budget_has_to_be_raised() -> None:
     with pytest.raises(UserError, match="BudgetExceeded: why") as refused:
-        answer_to(run("BudgetExceeded"), {})
+        resume_patch(run("BudgetExceeded"), {})
     assert "--gpu-hours" in refused.value.problem.fix
     raised = {"spec": {"budget": {"gpuHours": "9"}}}
-    assert answer_to(run("BudgetExceeded"), {"gpuHours": "9"}) == raised
+    assert resume_patch(run("BudgetExceeded"), {"gpuHours": "9"}) == raised
 
 
 def suspended() -> dict[str, Any]:
@@ -200,4 +200,4 @@ def test_a_list_of_checkpoints_is_not_waited_for(etude: Callable[..., Any]) -> N
 
 
 def test_a_request_is_a_checkpoint_that_the_api_takes() -> None:
-    CheckpointSpec.model_validate(request(run(None))["spec"])
+    CheckpointSpec.model_validate(checkpoint_request(run(None))["spec"])

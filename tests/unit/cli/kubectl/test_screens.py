@@ -9,16 +9,16 @@ from tests.support.seen_runs import before, checkpoint, condition, event, pod, r
 from typer.testing import CliRunner
 
 from etude.cli.kubectl import main
-from etude.cli.kubectl.diagnose.observed import Seen, pace
-from etude.cli.kubectl.diagnose.why import explain
-from etude.cli.kubectl.durations import span
+from etude.cli.kubectl.diagnose.observed import RunObjects, steps_per_hour
+from etude.cli.kubectl.diagnose.why import diagnose
+from etude.cli.kubectl.durations import format_duration
 from etude.cli.kubectl.main import EXAMPLES
 from etude.cli.kubectl.views import live, status, top
-from etude.cli.live_view import plain
+from etude.cli.live_view import format_view
 from etude.cli.output import print_whole
 
 
-def shown(what: Seen) -> dict[str, str]:
+def shown(what: RunObjects) -> dict[str, str]:
     return dict(status.rows(what, seen_runs.NOW))
 
 
@@ -62,7 +62,7 @@ def test_of_a_traceback_the_last_line_is_shown() -> None:
     failed = condition("Degraded", "True", "RoleFailed", words)
     told = "Degraded is True, RoleFailed: … OSError: no room left"
     assert shown(seen(run(failed)))["condition"] == told
-    assert explain(seen(run(failed)), seen_runs.NOW).evidence[0] == "… OSError: no room left"
+    assert diagnose(seen(run(failed)), seen_runs.NOW).evidence[0] == "… OSError: no room left"
 
 
 def test_steps_per_hour_are_those_between_the_newest_two_checkpoints() -> None:
@@ -72,9 +72,9 @@ def test_steps_per_hour_are_those_between_the_newest_two_checkpoints() -> None:
         checkpoint(40, 1_800),
         checkpoint(40, 60),
     ]
-    assert pace(saved) == pytest.approx(20 / (3_540 / 3_600))
-    assert pace(saved[:1]) is None
-    assert pace([]) is None
+    assert steps_per_hour(saved) == pytest.approx(20 / (3_540 / 3_600))
+    assert steps_per_hour(saved[:1]) is None
+    assert steps_per_hour([]) is None
 
 
 def test_a_checkpoint_that_was_asked_for_says_nothing_of_the_pace() -> None:
@@ -83,7 +83,7 @@ def test_a_checkpoint_that_was_asked_for_says_nothing_of_the_pace() -> None:
     asked, held = checkpoint(0, 3_599), checkpoint(0, 3_601)
     asked["spec"]["reason"] = held["spec"]["reason"] = "Manual"
     held["status"] |= {"step": 201, "uri": "s3://runs/demo"}
-    assert pace([*saved, asked, held]) == pytest.approx(100)
+    assert steps_per_hour([*saved, asked, held]) == pytest.approx(100)
 
 
 def test_top_counts_the_gpus_of_any_maker() -> None:
@@ -101,17 +101,17 @@ def test_top_counts_the_gpus_of_any_maker() -> None:
         asking("inference", **{"nvidia.com/mig-1g.10gb": "2", "cpu": "4"}),
         asking("rewards", **{"nvidia.com/gpu": "1"}),
     )
-    assert top.line_of(seen(mixed, *pods)).gpus == 11
+    assert top.run_usage(seen(mixed, *pods)).gpus == 11
 
 
 def test_top_counts_what_is_requested_and_what_is_ready_and_sorts_by_it() -> None:
     gpus = [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "4"}}}]
     large = seen(run(), pod(containers=gpus), pod("inference", ready=False, containers=gpus))
     small = seen(run(name="another"))
-    lines = [top.line_of(each) for each in (small, large)]
-    first, second = top.ordered(lines, "gpus")
+    lines = [top.run_usage(each) for each in (small, large)]
+    first, second = top.sort_usages(lines, "gpus")
     assert (first.name, first.gpus, first.ready, first.pods) == ("demo", 8, 1, 2)
-    assert [each.name for each in top.ordered(lines, "name")] == ["another", "demo"]
+    assert [each.name for each in top.sort_usages(lines, "name")] == ["another", "demo"]
     assert second.gpus == 0
 
 
@@ -127,11 +127,11 @@ def test_the_live_view_keeps_the_rewards_of_every_step_it_saw_once() -> None:
 def test_the_live_view_says_why_a_run_stands_still_and_what_happened() -> None:
     stuck = run(condition("Progressing", "False", "Loading", "the controller loads its state"))
     what = seen(stuck, pod("trainer", ready=False), events=[event(stuck, "Loading", "a model")])
-    view = live.cluster_view(what, explain(what, seen_runs.NOW), [])
+    view = live.cluster_view(what, diagnose(what, seen_runs.NOW), [])
     assert "demo waits: " in view.why
     assert view.pods[0].state == "Running"
     assert view.events[-1].endswith("Loading: a model")
-    assert "demo waits: " in plain(view)
+    assert "demo waits: " in format_view(view)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_live_view_says_why_a_run_stands_still_and_what_happened() -> None:
     [(-5, "0 s"), (119, "119 s"), (120, "2 m 0 s"), (3_600, "1 h 0 m"), (90_061, "1 d 1 h")],
 )
 def test_a_span_is_told_in_its_two_largest_units(seconds: float, words: str) -> None:
-    assert span(seconds) == words
+    assert format_duration(seconds) == words
 
 
 @pytest.mark.parametrize("verb", sorted(main.VERBS))
@@ -168,8 +168,8 @@ def test_a_table_in_a_pipe_is_as_wide_as_it_needs_to_be(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     long = "a-name-of-forty-characters-is-the-longest"
-    line = top.line_of(seen(run(name=long)))
-    print_whole(top.table_of([line, line], with_namespace=True))
+    line = top.run_usage(seen(run(name=long)))
+    print_whole(top.usage_table([line, line], with_namespace=True))
     told = capsys.readouterr().out
     assert told.count(long) == 2
     assert len(told.splitlines()) == 3

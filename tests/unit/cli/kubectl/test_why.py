@@ -19,29 +19,29 @@ from tests.support.seen_runs import (
     waiting,
 )
 
-from etude.cli.kubectl.diagnose.diagnosis import Explanation, State
-from etude.cli.kubectl.diagnose.observed import Seen
-from etude.cli.kubectl.diagnose.why import explain
+from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState
+from etude.cli.kubectl.diagnose.observed import RunObjects
+from etude.cli.kubectl.diagnose.why import diagnose
 from etude.common.errors import UserError
 
 WAITS = condition("Progressing", "False", "WaitingForRoles", "trainer not ready")
 
 
-def why(what: Seen) -> Explanation:
-    return explain(what, seen_runs.NOW)
+def why(what: RunObjects) -> Diagnosis:
+    return diagnose(what, seen_runs.NOW)
 
 
-def of_pod(unready: seen_runs.Manifest, *events: seen_runs.Manifest) -> Explanation:
+def of_pod(unready: seen_runs.Manifest, *events: seen_runs.Manifest) -> Diagnosis:
     return why(seen(run(WAITS), unready, events=events))
 
 
-def told(found: Explanation) -> str:
+def told(found: Diagnosis) -> str:
     return "\n".join(found.lines())
 
 
 def test_a_run_whose_steps_finish_progresses_and_needs_nothing() -> None:
     found = why(seen(run(), pod()))
-    assert (found.state, found.reason, found.do) == (State.PROGRESSES, "StepsFinish", "")
+    assert (found.state, found.reason, found.do) == (RunState.PROGRESSES, "StepsFinish", "")
     assert "the last step, 12/60, finished 10 s ago" in told(found)
 
 
@@ -116,7 +116,7 @@ def test_a_role_that_is_started_anew_over_and_over_is_no_mere_start() -> None:
     degraded = condition("Degraded", "True", "RoleFailed", "demo-trainer-0: it ended")
     status: seen_runs.Manifest = {"lastFailure": failure, "restarts": {"total": 2, "counted": 2}}
     found = why(seen(run(WAITS, degraded, **status), pod(ready=False)))
-    assert found.state is State.STANDS_STILL
+    assert found.state is RunState.STANDS_STILL
     assert found.cause == (
         "demo-trainer-0 ended with exit code 78 (it refuses its configuration), restart 2 of 3"
     )
@@ -126,7 +126,7 @@ def test_a_role_that_is_started_anew_over_and_over_is_no_mere_start() -> None:
 def test_the_sentence_stays_the_same_while_nothing_changes() -> None:
     waiting_for_it = seen(run(WAITS, lastStepTime=before(400)), pod(ready=False))
     later = seen_runs.NOW + timedelta(seconds=7)
-    assert explain(waiting_for_it, later).sentence == why(waiting_for_it).sentence
+    assert diagnose(waiting_for_it, later).sentence == why(waiting_for_it).sentence
 
 
 def test_a_pod_on_its_way_out_holds_the_place_of_its_successor() -> None:
@@ -171,7 +171,7 @@ def test_pods_that_a_quota_keeps_from_being_made_wait_for_quota() -> None:
     }
     words = 'create Pod failed: pods "demo-trainer-0" is forbidden: exceeded quota: gpus'
     found = why(seen(run(WAITS), workload, events=[event(workload, "FailedCreate", words)]))
-    assert (found.reason, found.state) == ("WaitingForQuota", State.WAITS)
+    assert (found.reason, found.state) == ("WaitingForQuota", RunState.WAITS)
     assert words in told(found)
 
 
@@ -189,7 +189,7 @@ def test_pods_that_a_queue_holds_back_wait_for_quota() -> None:
 def test_a_pod_that_starts_is_waited_for_with_the_probes_words() -> None:
     starting = pod(ready=False)
     found = of_pod(starting, event(starting, "Unhealthy", "Startup probe failed: refused"))
-    assert (found.state, found.reason) == (State.WAITS, "PodsNotReady")
+    assert (found.state, found.reason) == (RunState.WAITS, "PodsNotReady")
     assert "Startup probe failed: refused" in told(found)
 
 
@@ -256,23 +256,23 @@ def test_a_pool_without_an_idle_slot_is_a_cause_once_nothing_finishes() -> None:
     assert found.reason == "NoIdleSlot"
     assert "64 leased, none idle, 7 asked for" in found.evidence
     busy = why(seen(run(), pod(), FULL))
-    assert busy.state is State.PROGRESSES
+    assert busy.state is RunState.PROGRESSES
     assert "beside it, every environment of pool swe is taken" in busy.evidence
 
 
 def test_a_silent_step_is_one_that_takes_longer_than_five_minutes() -> None:
     found = why(seen(run(lastStepTime=before(301)), pod()))
-    assert (found.reason, found.state) == ("SilentStep", State.WAITS)
+    assert (found.reason, found.state) == ("SilentStep", RunState.WAITS)
     assert "kubectl etude stacks demo" in found.do
     saving = why(seen(run(lastStepTime=before(301), phase="Checkpointing"), pod()))
-    assert saving.state is State.PROGRESSES
+    assert saving.state is RunState.PROGRESSES
     resumed = why(seen(run(lastStepTime=before(3_000), active={"since": before(60)}), pod()))
-    assert resumed.state is State.PROGRESSES
+    assert resumed.state is RunState.PROGRESSES
 
 
 def test_a_step_is_not_silent_where_steps_always_take_so_long() -> None:
     slow = [checkpoint(12, 0), checkpoint(6, 3_600)]
-    assert why(seen(run(lastStepTime=before(1_790)), pod(), *slow)).state is State.PROGRESSES
+    assert why(seen(run(lastStepTime=before(1_790)), pod(), *slow)).state is RunState.PROGRESSES
     assert why(seen(run(lastStepTime=before(1_810)), pod(), *slow)).reason == "SilentStep"
 
 
@@ -286,9 +286,9 @@ def test_a_controller_that_does_not_report_is_asked_for_its_stacks() -> None:
 def test_trouble_with_the_store_beside_finished_steps_is_told_and_no_standstill() -> None:
     words = "s3://runs: 503 SlowDown"
     degraded = condition("Degraded", "True", "StorageUnavailable", words)
-    assert why(seen(run(degraded), pod())).state is State.PROGRESSES
+    assert why(seen(run(degraded), pod())).state is RunState.PROGRESSES
     found = why(seen(run(degraded, lastStepTime=before(400)), pod()))
-    assert (found.state, found.reason) == (State.STANDS_STILL, "StorageUnavailable")
+    assert (found.state, found.reason) == (RunState.STANDS_STILL, "StorageUnavailable")
     assert words in found.evidence
 
 
@@ -312,7 +312,7 @@ def test_a_run_that_no_operator_looked_at_says_so() -> None:
 def test_a_run_that_rests_says_where_it_goes_on() -> None:
     saved = {"name": "demo-s00000012-abc", "step": 12, "time": before(60)}
     found = why(seen(run(condition("Suspended", "True", "ByUser"), lastCheckpoint=saved)))
-    assert (found.state, found.do) == (State.RESTS, "kubectl etude resume demo")
+    assert (found.state, found.do) == (RunState.RESTS, "kubectl etude resume demo")
     assert "it goes on after demo-s00000012-abc, step 12" in found.evidence
 
 
@@ -322,14 +322,14 @@ def test_a_suspension_names_the_checkpoint_that_it_waits_for() -> None:
     saved = checkpoint(12)
     saved["status"]["phase"] = "Verifying"
     found = why(seen(suspending, saved, checkpoint(6)))
-    assert found.state is State.WAITS
+    assert found.state is RunState.WAITS
     assert found.evidence == ("it began 40 s ago", "demo-s00000012 is Verifying")
     assert why(seen(suspending, checkpoint(12))).evidence == ("it began 40 s ago",)
 
 
 def test_a_run_that_is_about_to_fail_is_not_said_to_wait() -> None:
     intent = {"type": "Fail", "reason": "RestartsExhausted", "message": "3", "since": before(1)}
-    assert why(seen(run(WAITS, intent=intent))).state is State.FAILED
+    assert why(seen(run(WAITS, intent=intent))).state is RunState.FAILED
 
 
 def test_a_status_of_another_version_is_an_error_with_its_field() -> None:
@@ -359,7 +359,7 @@ def test_whatever_is_seen_there_is_an_answer(
 ) -> None:
     found = why(seen(run(*conditions), *pods))
     assert found.cause
-    assert found.do or found.state in {State.PROGRESSES, State.OVER}
+    assert found.do or found.state in {RunState.PROGRESSES, RunState.OVER}
     assert found.as_json()["reason"] == found.reason
 
 

@@ -22,7 +22,7 @@ class Advice(NamedTuple):
     runbook: str = STANDS_STILL
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """State of a run, as the diagnosis says it."""
 
     PROGRESSES = "progresses"
@@ -40,11 +40,11 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Diagnosis:
     """The first cause, its evidence, and a suggested fix."""
 
     run: str
-    state: State
+    state: RunState
     reason: str
     """Reason code: one of the reference, or of Kubernetes, or of the run's own processes."""
     cause: str
@@ -86,7 +86,7 @@ class Explanation:
         }
 
 
-def in_short(words: str) -> str:
+def last_line(words: str) -> str:
     """A message on one line: the last of several lines, which in a traceback says most."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     return f"… {lines[-1]}" if len(lines) > 1 else "".join(lines)

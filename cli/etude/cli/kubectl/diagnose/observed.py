@@ -9,8 +9,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from etude.cli.kubectl.client import CHECKPOINTS, POOLS, RUNS, Kubectl
-from etude.cli.kubectl.durations import parsed
-from etude.cli.kubectl.manifests import Manifest, labels, name
+from etude.cli.kubectl.durations import parse_time
+from etude.cli.kubectl.manifests import Manifest, labels_of, name_of
 from etude.cli.output import say
 from etude.common.api.run.status import RLRunStatus
 from etude.common.errors import Problem, UserError
@@ -24,7 +24,7 @@ KINDS = {"EnvPool": "pools", "Checkpoint": "checkpoints", "Pod": "pods", "Statef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RunObjects:
     """A run and the objects around it, as the API server shows them."""
 
     run: Manifest
@@ -42,7 +42,7 @@ class Seen:
     @property
     def name(self) -> str:
         """The run's name."""
-        return name(self.run)
+        return name_of(self.run)
 
     @property
     def status(self) -> RLRunStatus:
@@ -81,8 +81,8 @@ class Seen:
     def pods_of(self, pool: str | None = None) -> list[Manifest]:
         """The run's own pods, or those of one of its pools."""
         label, wanted = (RUN, self.name) if pool is None else (POOL, pool)
-        own = [pod for pod in self.pods if labels(pod).get(label) == wanted]
-        return own if pool is not None else [pod for pod in own if POOL not in labels(pod)]
+        own = [pod for pod in self.pods if labels_of(pod).get(label) == wanted]
+        return own if pool is not None else [pod for pod in own if POOL not in labels_of(pod)]
 
 
 def pool_names(run: Manifest) -> list[str]:
@@ -97,16 +97,18 @@ def pool_names(run: Manifest) -> list[str]:
     return found
 
 
-def seen_of(run: Manifest, around: Sequence[Manifest], events: Sequence[Manifest] = ()) -> Seen:
+def sort_objects(
+    run: Manifest, around: Sequence[Manifest], events: Sequence[Manifest] = ()
+) -> RunObjects:
     """Sort the objects of a namespace by their relation to a run."""
-    mine = name(run)
+    mine = name_of(run)
     pools = pool_names(run)
     found: dict[str, list[Manifest]] = {field: [] for field in KINDS.values()}
     for each in around:
         if _belongs(each, mine, pools):
             found[KINDS[each["kind"]]].append(each)
     found["checkpoints"].sort(key=_saved, reverse=True)
-    return Seen(
+    return RunObjects(
         run=run,
         pools=found["pools"],
         checkpoints=found["checkpoints"],
@@ -119,21 +121,21 @@ def seen_of(run: Manifest, around: Sequence[Manifest], events: Sequence[Manifest
 def _belongs(each: Manifest, run: str, pools: Sequence[str]) -> bool:
     match each["kind"]:
         case "EnvPool":
-            return name(each) in pools
+            return name_of(each) in pools
         case "Checkpoint":
             return bool((each["spec"].get("runRef") or {}).get("name") == run)
         case "Pod" | "StatefulSet":
-            return labels(each).get(RUN) == run or labels(each).get(POOL) in pools
+            return labels_of(each).get(RUN) == run or labels_of(each).get(POOL) in pools
         case _:
             return False
 
 
 def _saved(checkpoint: Manifest) -> tuple[int, str]:
     created = checkpoint["metadata"].get("creationTimestamp") or ""
-    return held(checkpoint)["step"], created
+    return checkpoint_facts(checkpoint)["step"], created
 
 
-def held(checkpoint: Manifest) -> Manifest:
+def checkpoint_facts(checkpoint: Manifest) -> Manifest:
     """Step, policy version and bytes of a checkpoint, from its status or its spec."""
     spec, status = checkpoint["spec"], checkpoint.get("status") or {}
     names = ("step", "policyVersion", "sizeBytes")
@@ -144,14 +146,14 @@ AROUND = (f"{POOLS},{CHECKPOINTS}", "pods,statefulsets.apps", "events")
 """Kinds around a run, grouped by the rights to list them."""
 
 
-class Listed(NamedTuple):
+class ListedObjects(NamedTuple):
     """Objects of some kinds, and the refusals for others."""
 
     items: list[Manifest]
     refused: tuple[Problem, ...] = ()
 
 
-def gather(kubectl: Kubectl, name: str, told: set[str] | None = None) -> Seen:
+def observe_run(kubectl: Kubectl, name: str, told: set[str] | None = None) -> RunObjects:
     """Observe a run and the objects around it, without kinds that may not be listed.
 
     Args:
@@ -163,29 +165,29 @@ def gather(kubectl: Kubectl, name: str, told: set[str] | None = None) -> Seen:
         UserError: there is no such run, or the API server does not answer.
     """
     with ThreadPoolExecutor() as pool:
-        asked = [pool.submit(_listed, kubectl, kinds) for kinds in AROUND]
+        asked = [pool.submit(_list_kinds, kubectl, kinds) for kinds in AROUND]
         run = kubectl.get(RUNS, name)
-        own, workloads, events = (_told(each.result(), told) for each in asked)
-    return seen_of(run, [*own, *workloads], events)
+        own, workloads, events = (_report_refusals(each.result(), told) for each in asked)
+    return sort_objects(run, [*own, *workloads], events)
 
 
-def gather_all(kubectl: Kubectl, scope: Sequence[str]) -> list[Seen]:
+def observe_runs(kubectl: Kubectl, scope: Sequence[str]) -> list[RunObjects]:
     """Observe every run of a namespace, or of all.
 
     Raises:
         UserError: runs may not be listed, or the API server does not answer.
     """
     with ThreadPoolExecutor() as pool:
-        asked = [pool.submit(_listed, kubectl, kinds, *scope) for kinds in AROUND[:2]]
+        asked = [pool.submit(_list_kinds, kubectl, kinds, *scope) for kinds in AROUND[:2]]
         runs = kubectl.items(RUNS, *scope)
-        around = [each for part in asked for each in _told(part.result())]
+        around = [each for part in asked for each in _report_refusals(part.result())]
     return [
-        seen_of(run, [each for each in around if _namespace(each) == _namespace(run)])
+        sort_objects(run, [each for each in around if _namespace(each) == _namespace(run)])
         for run in runs
     ]
 
 
-def _told(listed: Listed, told: set[str] | None = None) -> list[Manifest]:
+def _report_refusals(listed: ListedObjects, told: set[str] | None = None) -> list[Manifest]:
     known = set() if told is None else told
     for problem in listed.refused:
         if problem.what not in known:
@@ -198,17 +200,17 @@ def _namespace(manifest: Manifest) -> str:
     return str(manifest["metadata"]["namespace"])
 
 
-def _listed(kubectl: Kubectl, kinds: str, *scope: str) -> Listed:
+def _list_kinds(kubectl: Kubectl, kinds: str, *scope: str) -> ListedObjects:
     try:
-        return Listed(kubectl.items(kinds, *scope))
+        return ListedObjects(kubectl.items(kinds, *scope))
     except UserError as error:
         if error.problem.reason != "Forbidden":
             raise
         if "," not in kinds:
-            return Listed([], (error.problem,))
-        parts = [_listed(kubectl, kind, *scope) for kind in kinds.split(",")]
+            return ListedObjects([], (error.problem,))
+        parts = [_list_kinds(kubectl, kind, *scope) for kind in kinds.split(",")]
         items = [item for part in parts for item in part.items]
-        return Listed(items, tuple(each for part in parts for each in part.refused))
+        return ListedObjects(items, tuple(each for part in parts for each in part.refused))
 
 
 HOUR_S = 3_600.0
@@ -216,7 +218,7 @@ ASKED_FOR = {"Manual", "Imported"}
 """Reasons of checkpoints that a user created: their time is not that of their step."""
 
 
-def pace(checkpoints: Iterable[Manifest]) -> float | None:
+def steps_per_hour(checkpoints: Iterable[Manifest]) -> float | None:
     """Steps per hour between the newest two checkpoints of different steps that the run scheduled.
 
     Those are made when they are written, which tells how long it took.
@@ -233,7 +235,7 @@ def pace(checkpoints: Iterable[Manifest]) -> float | None:
         return None
     step, when = saved[0]
     for earlier, then in saved[1:]:
-        taken_s = (parsed(when) - parsed(then)).total_seconds()
+        taken_s = (parse_time(when) - parse_time(then)).total_seconds()
         if earlier < step and taken_s > 0:
             return (step - earlier) / taken_s * HOUR_S
     return None

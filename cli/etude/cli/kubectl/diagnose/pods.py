@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from etude.cli.kubectl.manifests import (
     Manifest,
-    condition,
+    condition_of,
     event_time,
     events_about,
     is_terminating,
-    name,
+    name_of,
 )
 
 PULLS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
@@ -22,7 +22,7 @@ STORE = re.compile(r"\b((Store|Refused|Denied|NoBucket)Error|StorageUnavailable)
 STUCK = {"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
 """Reasons of Events while nothing of a pod runs yet."""
 
-KEEPER = "certificates"
+CERTIFICATES = "certificates"
 """Sidecar that renews a pod's certificate."""
 
 EXITS = {
@@ -40,7 +40,7 @@ EXITS = {
 """Meaning of usual exit codes; 64 and 78 are those of sysexits.h."""
 
 
-class Finding(NamedTuple):
+class Blocker(NamedTuple):
     """One thing that keeps a pod, a workload or a pool from working."""
 
     reason: str
@@ -50,18 +50,18 @@ class Finding(NamedTuple):
     """Fix that is more specific than the advice for the reason; may be empty."""
 
 
-Look = Callable[[Manifest, Sequence[Manifest]], Finding | None]
+PodCheck = Callable[[Manifest, Sequence[Manifest]], Blocker | None]
 
 
 def is_ready(pod: Manifest) -> bool:
     """True if the pod answers its readiness probe."""
-    return condition(pod, "Ready").get("status") == "True"
+    return condition_of(pod, "Ready").get("status") == "True"
 
 
-def first_finding(pods: Iterable[Manifest], events: Sequence[Manifest]) -> Finding | None:
+def first_blocker(pods: Iterable[Manifest], events: Sequence[Manifest]) -> Blocker | None:
     """The first blocker of some pods: the worst kind first, then by name."""
-    staying = sorted((pod for pod in pods if not is_terminating(pod)), key=name)
-    for look in LOOKS:
+    staying = sorted((pod for pod in pods if not is_terminating(pod)), key=name_of)
+    for look in POD_CHECKS:
         for pod in staying:
             finding = look(pod, events_about(pod, events))
             if finding is not None:
@@ -69,28 +69,28 @@ def first_finding(pods: Iterable[Manifest], events: Sequence[Manifest]) -> Findi
     return None
 
 
-def _held(pod: Manifest, _events: Sequence[Manifest]) -> Finding | None:
-    scheduled = condition(pod, "PodScheduled")
+def _find_gated(pod: Manifest, _events: Sequence[Manifest]) -> Blocker | None:
+    scheduled = condition_of(pod, "PodScheduled")
     if scheduled.get("reason") != "SchedulingGated":
         return None
     gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates") or ())
     do = "admit its workload in the queue that holds it: kubectl get workloads, or free its quota"
-    return Finding("WaitingForQuota", f"{name(pod)} is held back by a gate", (gates,), do)
+    return Blocker("WaitingForQuota", f"{name_of(pod)} is held back by a gate", (gates,), do)
 
 
-def _unschedulable(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
-    scheduled = condition(pod, "PodScheduled")
+def _find_unschedulable(pod: Manifest, events: Sequence[Manifest]) -> Blocker | None:
+    scheduled = condition_of(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         words = scheduled.get("message") or "it says nothing"
-        evidence = (f"scheduler: {words}", *_wishes(pod["spec"]))
-        return Finding("Unschedulable", f"no node takes {name(pod)}", evidence)
+        evidence = (f"scheduler: {words}", *_node_requirements(pod["spec"]))
+        return Blocker("Unschedulable", f"no node takes {name_of(pod)}", evidence)
     if not scheduled and not pod["spec"].get("nodeName") and not events:
-        cause = f"no scheduler has looked at {name(pod)} yet"
-        return Finding("Unschedulable", cause, (), "look whether the cluster's scheduler runs")
+        cause = f"no scheduler has looked at {name_of(pod)} yet"
+        return Blocker("Unschedulable", cause, (), "look whether the cluster's scheduler runs")
     return None
 
 
-def _wishes(spec: Manifest) -> Iterator[str]:
+def _node_requirements(spec: Manifest) -> Iterator[str]:
     """Requirements of a pod on its node, in words."""
     selector = spec.get("nodeSelector") or {}
     if selector:
@@ -103,14 +103,16 @@ def _wishes(spec: Manifest) -> Iterator[str]:
         yield "it asks for " + ", ".join(f"{value} {key}" for key, value in requests.items())
 
 
-def _unpulled(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
+def _find_unpulled(pod: Manifest, events: Sequence[Manifest]) -> Blocker | None:
     for container in containers(pod):
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason") in PULLS:
             # A container that backs off repeats itself; the words of the registry are in an Event.
-            words = _last(events, {"Failed"}, "Failed to pull") or waiting.get("message", "")
-            cause = f"the image of {name(pod)} cannot be pulled: {container['image']}"
-            return Finding("ImagePullFailed", cause, (f"kubelet: {words}",), _pull_fix(words))
+            words = _last_message(events, {"Failed"}, "Failed to pull") or waiting.get(
+                "message", ""
+            )
+            cause = f"the image of {name_of(pod)} cannot be pulled: {container['image']}"
+            return Blocker("ImagePullFailed", cause, (f"kubelet: {words}",), _pull_fix(words))
     return None
 
 
@@ -136,22 +138,22 @@ def _pull_fix(words: str) -> str:
     return ""
 
 
-def _unmade(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
+def _find_uncreated(pod: Manifest, events: Sequence[Manifest]) -> Blocker | None:
     for container in containers(pod):
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason") in UNMADE:
-            words = waiting.get("message") or _last(events, {"Failed"})
-            cause = f"the container of {name(pod)} cannot be started"
-            return Finding(waiting["reason"], cause, (f"kubelet: {words}",), _missing_fix(words))
+            words = waiting.get("message") or _last_message(events, {"Failed"})
+            cause = f"the container of {name_of(pod)} cannot be started"
+            return Blocker(waiting["reason"], cause, (f"kubelet: {words}",), _missing_fix(words))
     return None
 
 
-def _stuck(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
+def _find_stuck(pod: Manifest, events: Sequence[Manifest]) -> Blocker | None:
     is_waiting = any("waiting" in each.get("state", {}) for each in containers(pod))
-    words = _last(events, STUCK)
+    words = _last_message(events, STUCK)
     if is_waiting and words:
-        cause = f"{name(pod)} has a node, but nothing of it starts"
-        return Finding("FailedMount", cause, (f"kubelet: {words}",), _missing_fix(words))
+        cause = f"{name_of(pod)} has a node, but nothing of it starts"
+        return Blocker("FailedMount", cause, (f"kubelet: {words}",), _missing_fix(words))
     return None
 
 
@@ -165,20 +167,22 @@ def _missing_fix(words: str) -> str:
     return "put right what the kubelet names"
 
 
-def _crashing(pod: Manifest, _events: Sequence[Manifest]) -> Finding | None:
+def _find_crashing(pod: Manifest, _events: Sequence[Manifest]) -> Blocker | None:
     for container in containers(pod):
         waiting = container.get("state", {}).get("waiting") or {}
-        ended = ended_of(container)
+        ended = terminated_state(container)
         is_down = "running" not in container.get("state", {})
         if waiting.get("reason") in CRASHES or (ended and is_down and ended.get("exitCode")):
             count = container.get("restartCount", 0)
             times = f", {count} restarts" if count else ""
-            end = End(name(pod), ended.get("exitCode"), ended.get("message") or "", times)
-            return end.finding("CrashLooping", is_out_of_memory=ended.get("reason") == "OOMKilled")
+            end = ContainerEnd(
+                name_of(pod), ended.get("exitCode"), ended.get("message") or "", times
+            )
+            return end.blocker("CrashLooping", is_out_of_memory=ended.get("reason") == "OOMKilled")
     return None
 
 
-class End(NamedTuple):
+class ContainerEnd(NamedTuple):
     """End of a role's process."""
 
     pod: str
@@ -188,34 +192,34 @@ class End(NamedTuple):
     times: str = ""
     """Number of restarts, as the end of a sentence."""
 
-    def finding(self, reason: str, *, is_out_of_memory: bool = False) -> Finding:
+    def blocker(self, reason: str, *, is_out_of_memory: bool = False) -> Blocker:
         """The blocker of this end; a failure of the object store has a reason of its own."""
         lines = [line.strip() for line in self.words.splitlines() if line.strip()]
         evidence = (f"its last line: {lines[-1]}",) if lines else ()
         if lines and STORE.search(lines[-1]):
             cause = f"{self.pod} cannot use the object store{self.times}"
-            return Finding("StorageUnavailable", cause, evidence)
+            return Blocker("StorageUnavailable", cause, evidence)
         code = "" if self.exit_code is None else f" with exit code {self.exit_code}"
         why = "out of memory" if is_out_of_memory else EXITS.get(self.exit_code or 0, "")
         meaning = f" ({why})" if why else ""
-        return Finding(reason, f"{self.pod} ended{code}{meaning}{self.times}", evidence)
+        return Blocker(reason, f"{self.pod} ended{code}{meaning}{self.times}", evidence)
 
 
-def _uncertified(pod: Manifest, _events: Sequence[Manifest]) -> Finding | None:
+def _find_uncertified(pod: Manifest, _events: Sequence[Manifest]) -> Blocker | None:
     """The certificate sidecar starts before every other container of the pod."""
     sidecars = pod.get("status", {}).get("initContainerStatuses") or ()
-    if not any(each["name"] == KEEPER and not each.get("started") for each in sidecars):
+    if not any(each["name"] == CERTIFICATES and not each.get("started") for each in sidecars):
         return None
-    do = f"kubectl logs {name(pod)} -c {KEEPER} says why; see docs/runbooks/certificates-expire.md"
-    return Finding("PodsNotReady", f"{name(pod)} has no certificate yet", (), do)
+    do = f"kubectl logs {name_of(pod)} -c {CERTIFICATES} says why; see docs/runbooks/certificates-expire.md"
+    return Blocker("PodsNotReady", f"{name_of(pod)} has no certificate yet", (), do)
 
 
-def _starting(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
+def _find_starting(pod: Manifest, events: Sequence[Manifest]) -> Blocker | None:
     if is_ready(pod) or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
         return None
-    words = _last(events, {"Unhealthy"}) or _last(events, {"Pulling"})
+    words = _last_message(events, {"Unhealthy"}) or _last_message(events, {"Pulling"})
     evidence = (f"kubelet: {words}",) if words else ()
-    return Finding("PodsNotReady", f"{name(pod)} is starting", evidence)
+    return Blocker("PodsNotReady", f"{name_of(pod)} is starting", evidence)
 
 
 def containers(pod: Manifest) -> Sequence[Manifest]:
@@ -224,7 +228,7 @@ def containers(pod: Manifest) -> Sequence[Manifest]:
     return found
 
 
-def ended_of(container: Manifest) -> Manifest:
+def terminated_state(container: Manifest) -> Manifest:
     """The terminated state of a container, now or before its last restart; empty without one."""
     for state in (container.get("state"), container.get("lastState")):
         ended: Manifest | None = (state or {}).get("terminated")
@@ -233,7 +237,7 @@ def ended_of(container: Manifest) -> Manifest:
     return {}
 
 
-def _last(events: Sequence[Manifest], reasons: set[str], start: str = "") -> str:
+def _last_message(events: Sequence[Manifest], reasons: set[str], start: str = "") -> str:
     """The newest message of these reasons, or an empty string."""
     found = [
         str(each.get("message", ""))
@@ -243,7 +247,16 @@ def _last(events: Sequence[Manifest], reasons: set[str], start: str = "") -> str
     return found[-1] if found else ""
 
 
-LOOKS: tuple[Look, ...] = (
-    *(_held, _unschedulable, _unpulled, _unmade, _crashing, _stuck, _uncertified, _starting),
+POD_CHECKS: tuple[PodCheck, ...] = (
+    *(
+        _find_gated,
+        _find_unschedulable,
+        _find_unpulled,
+        _find_uncreated,
+        _find_crashing,
+        _find_stuck,
+        _find_uncertified,
+        _find_starting,
+    ),
 )
 """The checks of a pod, the worst blocker first."""

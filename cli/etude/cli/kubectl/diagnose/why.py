@@ -7,21 +7,22 @@ from datetime import UTC, datetime
 from etude.cli.kubectl import manifests
 from etude.cli.kubectl.diagnose import pods
 from etude.cli.kubectl.diagnose.advice import advice
-from etude.cli.kubectl.diagnose.diagnosis import Explanation, State, in_short
-from etude.cli.kubectl.diagnose.observed import HOUR_S, ROLE, TRAINER, Seen, pace
-from etude.cli.kubectl.diagnose.pods import Finding
-from etude.cli.kubectl.diagnose.workloads import crowded_finding, pool_finding, uncreated_finding
-from etude.cli.kubectl.durations import ago, parsed, span
+from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState, last_line
+from etude.cli.kubectl.diagnose.observed import HOUR_S, ROLE, TRAINER, RunObjects
+from etude.cli.kubectl.diagnose.observed import steps_per_hour as pace
+from etude.cli.kubectl.diagnose.pods import Blocker
+from etude.cli.kubectl.diagnose.workloads import full_pool_blocker, pool_blocker, workload_blocker
+from etude.cli.kubectl.durations import format_ago, format_duration, parse_time
 from etude.common.api.meta import Condition
 from etude.common.api.run.lifecycle import FailurePolicy
 from etude.common.api.run.status import RLRunStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class DiagnosisContext:
     """The observed run that each check looks at."""
 
-    seen: Seen
+    seen: RunObjects
     now: datetime
     status: RLRunStatus = field(init=False)
     conditions: dict[str, Condition] = field(init=False)
@@ -31,27 +32,27 @@ class Case:
         object.__setattr__(self, "status", status)
         object.__setattr__(self, "conditions", {each.type: each for each in status.conditions})
 
-    def says(self, kind: str, status: str) -> Condition | None:
+    def find_condition(self, kind: str, status: str) -> Condition | None:
         """The condition of this type, if it has this status."""
         found = self.conditions.get(kind)
         return found if found is not None and found.status == status else None
 
-    def because(self, state: State, condition: Condition, *more: str) -> Explanation:
+    def from_condition(self, state: RunState, condition: Condition, *more: str) -> Diagnosis:
         """The diagnosis with a condition as its cause."""
-        told = in_short(condition.message)
+        told = last_line(condition.message)
         known = advice(condition.reason, condition.type)
-        finding = Finding(condition.reason, known.means, (told,) if told else (), known.do)
-        return self.found(state, finding, *more)
+        finding = Blocker(condition.reason, known.means, (told,) if told else (), known.do)
+        return self.from_blocker(state, finding, *more)
 
-    def found(self, state: State, finding: Finding, *more: str) -> Explanation:
+    def from_blocker(self, state: RunState, finding: Blocker, *more: str) -> Diagnosis:
         """The diagnosis with a blocker as its cause."""
-        return explanation(self.seen.name, state, finding, *more)
+        return make_diagnosis(self.seen.name, state, finding, *more)
 
 
-def explanation(run: str, state: State, finding: Finding, *more: str) -> Explanation:
+def make_diagnosis(run: str, state: RunState, finding: Blocker, *more: str) -> Diagnosis:
     """The diagnosis of a run with a blocker as its cause."""
     known = advice(finding.reason)
-    return Explanation(
+    return Diagnosis(
         run=run,
         state=state,
         reason=finding.reason,
@@ -74,24 +75,24 @@ BUSY = {"Checkpointing", "Evaluating"}
 """Phases in which no step is expected."""
 
 
-def explain(seen: Seen, now: datetime) -> Explanation:
+def diagnose(seen: RunObjects, now: datetime) -> Diagnosis:
     """Diagnose a run: the first cause that keeps it from progressing, if there is one.
 
     Raises:
         UserError: the status was written by an operator of another version.
     """
-    left_alone = _left_alone(seen)
+    left_alone = _check_unreadable(seen)
     if left_alone is not None:
         return left_alone
-    case = Case(seen=seen, now=now)
-    for question in QUESTIONS:
+    case = DiagnosisContext(seen=seen, now=now)
+    for question in CHECKS:
         answer = question(case)
         if answer is not None:
             return answer
-    return _progressing(case)
+    return _diagnose_progress(case)
 
 
-def _left_alone(seen: Seen) -> Explanation | None:
+def _check_unreadable(seen: RunObjects) -> Diagnosis | None:
     """The diagnosis for a status that neither the operator nor this command can read."""
     told = [
         each
@@ -100,56 +101,60 @@ def _left_alone(seen: Seen) -> Explanation | None:
     ]
     if not told or seen.is_readable:
         return None
-    finding = _by_reason("InvalidStatus", told[-1].get("message", ""))
-    return explanation(seen.name, State.STANDS_STILL, finding)
+    finding = _reason_blocker("InvalidStatus", told[-1].get("message", ""))
+    return make_diagnosis(seen.name, RunState.STANDS_STILL, finding)
 
 
-def _leaving(case: Case) -> Explanation | None:
+def _check_deleted(case: DiagnosisContext) -> Diagnosis | None:
     if not manifests.is_terminating(case.seen.run):
         return None
     for event in case.seen.events:
         if event.get("reason") == "DataOrphaned":
-            return case.found(State.OVER, _by_reason("DataOrphaned", event.get("message", "")))
+            return case.from_blocker(
+                RunState.OVER, _reason_blocker("DataOrphaned", event.get("message", ""))
+            )
     for checkpoint in case.seen.checkpoints:
-        ready = manifests.condition(checkpoint, "Ready")
+        ready = manifests.condition_of(checkpoint, "Ready")
         if manifests.is_terminating(checkpoint) and ready.get("reason") in {
             "Deleting",
             "DeletionFailed",
         }:
-            words = f"{manifests.name(checkpoint)}: {ready.get('message', '')}"
-            return case.found(State.STANDS_STILL, _by_reason(ready["reason"], words))
-    left = ", ".join(manifests.name(pod) for pod in case.seen.pods)
+            words = f"{manifests.name_of(checkpoint)}: {ready.get('message', '')}"
+            return case.from_blocker(RunState.STANDS_STILL, _reason_blocker(ready["reason"], words))
+    left = ", ".join(manifests.name_of(pod) for pod in case.seen.pods)
     evidence = (f"still there: {left}",) if left else ()
-    return case.found(State.OVER, Finding("Terminating", "it is being deleted", evidence))
+    return case.from_blocker(RunState.OVER, Blocker("Terminating", "it is being deleted", evidence))
 
 
-def _by_reason(reason: str, words: str) -> Finding:
-    return Finding(reason, advice(reason).means, (words,) if words else ())
+def _reason_blocker(reason: str, words: str) -> Blocker:
+    return Blocker(reason, advice(reason).means, (words,) if words else ())
 
 
-def _ended(case: Case) -> Explanation | None:
-    for kind, state in (("Failed", State.FAILED), ("Complete", State.OVER)):
-        ended = case.says(kind, "True")
+def _check_ended(case: DiagnosisContext) -> Diagnosis | None:
+    for kind, state in (("Failed", RunState.FAILED), ("Complete", RunState.OVER)):
+        ended = case.find_condition(kind, "True")
         if ended is not None:
-            return case.because(state, ended, _last_failure(case))
+            return case.from_condition(state, ended, _last_failure(case))
     intent = case.status.intent
     if intent is None or intent.type != "Fail":
         return None
     # Decided, though its pods are still terminating.
-    return case.found(State.FAILED, _by_reason(intent.reason, intent.message), _last_failure(case))
+    return case.from_blocker(
+        RunState.FAILED, _reason_blocker(intent.reason, intent.message), _last_failure(case)
+    )
 
 
-def _last_failure(case: Case) -> str:
+def _last_failure(case: DiagnosisContext) -> str:
     last = case.status.last_failure
     if last is None:
         return ""
     code = "" if last.exit_code is None else f", exit code {last.exit_code}"
     lines = last.message.strip().splitlines()
     words = f": {lines[-1].strip()}" if lines else ""
-    return f"last failure, {ago(last.time, case.now)}: {last.pod or last.role}{code}{words}"
+    return f"last failure, {format_ago(last.time, case.now)}: {last.pod or last.role}{code}{words}"
 
 
-def _unobserved(case: Case) -> Explanation | None:
+def _check_unobserved(case: DiagnosisContext) -> Diagnosis | None:
     """The diagnosis if the operator has not observed the present spec."""
     generation = case.seen.run["metadata"].get("generation", 0)
     looked = [each.observed_generation for each in case.status.conditions]
@@ -158,147 +163,157 @@ def _unobserved(case: Case) -> Explanation | None:
         return None
     said = "an older spec of the run" if looked else "nothing of the run"
     evidence = (f"observed generation {observed} of {generation}",)
-    finding = Finding("OperatorSilent", f"the operator has seen {said}", evidence)
-    return case.found(State.STANDS_STILL, finding)
+    finding = Blocker("OperatorSilent", f"the operator has seen {said}", evidence)
+    return case.from_blocker(RunState.STANDS_STILL, finding)
 
 
-def _resting(case: Case) -> Explanation | None:
-    saved = case.says("CheckpointHealthy", "False")
+def _check_suspended(case: DiagnosisContext) -> Diagnosis | None:
+    saved = case.find_condition("CheckpointHealthy", "False")
     late = saved if saved is not None and saved.reason == "SuspendTimeout" else None
     intent = case.status.intent
     if intent is not None and intent.type in {"Suspend", "Release"}:
         suspending = case.conditions.get("Suspended")
         shown = late or suspending
         if shown is not None:
-            began = f"it began {ago(intent.since, case.now)}"
-            return case.because(State.WAITS, shown, began, *_unverified(case))
-    suspended = case.says("Suspended", "True")
+            began = f"it began {format_ago(intent.since, case.now)}"
+            return case.from_condition(RunState.WAITS, shown, began, *_unverified_checkpoint(case))
+    suspended = case.find_condition("Suspended", "True")
     if suspended is None:
         return None
     newest = case.status.last_checkpoint
     at = "" if newest is None else f"it goes on after {newest.name}, step {newest.step}"
-    return case.because(State.RESTS, late or suspended, at)
+    return case.from_condition(RunState.RESTS, late or suspended, at)
 
 
-def _unverified(case: Case) -> Iterator[str]:
+def _unverified_checkpoint(case: DiagnosisContext) -> Iterator[str]:
     """The checkpoint that a suspension waits for, in words."""
     for newest in case.seen.checkpoints[:1]:
         phase = (newest.get("status") or {}).get("phase", "")
         if phase != "Ready":
-            yield f"{manifests.name(newest)} is {phase or 'not looked at yet'}"
+            yield f"{manifests.name_of(newest)} is {phase or 'not looked at yet'}"
 
 
-def _refused(case: Case) -> Explanation | None:
-    refused = case.says("Accepted", "False")
+def _check_refused(case: DiagnosisContext) -> Diagnosis | None:
+    refused = case.find_condition("Accepted", "False")
     if refused is None:
         return None
     is_again = refused.reason == "ClusterUnavailable"
-    return case.because(State.WAITS if is_again else State.STANDS_STILL, refused)
+    return case.from_condition(RunState.WAITS if is_again else RunState.STANDS_STILL, refused)
 
 
-def _queued(case: Case) -> Explanation | None:
+def _check_queued(case: DiagnosisContext) -> Diagnosis | None:
     """The diagnosis for a run without quota, which has no pods yet."""
-    queued = case.says("QuotaReserved", "False")
-    return None if queued is None else case.because(State.WAITS, queued)
+    queued = case.find_condition("QuotaReserved", "False")
+    return None if queued is None else case.from_condition(RunState.WAITS, queued)
 
 
-def _blocked(case: Case) -> Explanation | None:
+def _check_blocked(case: DiagnosisContext) -> Diagnosis | None:
     """The diagnosis from blockers of pods and pools; those that pass without help come last."""
-    if case.says("Progressing", "True"):
+    if case.find_condition("Progressing", "True"):
         return None
-    found = sorted(_findings(case), key=lambda each: each.reason in PASSING)
+    found = sorted(_find_blockers(case), key=lambda each: each.reason in PASSING)
     if not found:
         return None
     first, *others = found
-    state = State.WAITS if first.reason in PASSING | {"WaitingForQuota"} else State.STANDS_STILL
+    state = (
+        RunState.WAITS if first.reason in PASSING | {"WaitingForQuota"} else RunState.STANDS_STILL
+    )
     beside = (f"beside it, {each.cause}" for each in others)
-    return case.found(state, first, *beside, *_outgoing(case))
+    return case.from_blocker(state, first, *beside, *_terminating_pods(case))
 
 
-def _findings(case: Case) -> Iterator[Finding]:
+def _find_blockers(case: DiagnosisContext) -> Iterator[Blocker]:
     """The blockers of the pods that the active phase needs, then of its pools."""
     samples = case.seen.samples_now
     needed = [
-        pod for pod in case.seen.pods_of() if samples or manifests.labels(pod).get(ROLE) == TRAINER
+        pod
+        for pod in case.seen.pods_of()
+        if samples or manifests.labels_of(pod).get(ROLE) == TRAINER
     ]
     unready = [pod for pod in needed if not pods.is_ready(pod)]
-    pool = pool_finding(case.seen) if samples else None
-    uncreated = uncreated_finding(case.seen)
-    pod = pods.first_finding(unready, case.seen.events)
-    failed = _failed_before(case)
+    pool = pool_blocker(case.seen) if samples else None
+    uncreated = workload_blocker(case.seen)
+    pod = pods.first_blocker(unready, case.seen.events)
+    failed = _failed_role_blocker(case)
     if failed is not None and pod is not None and pod.reason == "PodsNotReady":
         pod = None  # it starts because it failed
     found = (uncreated, pod, failed, pool)
     return (each for each in found if each is not None)
 
 
-def _failed_before(case: Case) -> Finding | None:
+def _failed_role_blocker(case: DiagnosisContext) -> Blocker | None:
     """The blocker of a role that failed and is restarted, perhaps repeatedly."""
     last = case.status.last_failure
-    degraded = case.says("Degraded", "True")
+    degraded = case.find_condition("Degraded", "True")
     if last is None or degraded is None or degraded.reason != "RoleFailed":
         return None
     policy = case.seen.run["spec"].get("failurePolicy") or {}
     count, limit = case.status.restarts.counted, policy.get("maxRestarts", MAX_RESTARTS)
     times = f", restart {count} of {limit}"
-    end = pods.End(last.pod or last.role, last.exit_code, last.message, times)
-    found = end.finding("RoleFailed", is_out_of_memory=last.reason == "OOMKilled")
-    return found._replace(evidence=(*found.evidence, f"it ended {ago(last.time, case.now)}"))
+    end = pods.ContainerEnd(last.pod or last.role, last.exit_code, last.message, times)
+    found = end.blocker("RoleFailed", is_out_of_memory=last.reason == "OOMKilled")
+    return found._replace(evidence=(*found.evidence, f"it ended {format_ago(last.time, case.now)}"))
 
 
-def _roles_unready(case: Case) -> Explanation | None:
+def _check_roles(case: DiagnosisContext) -> Diagnosis | None:
     """The diagnosis from the operator's conditions if no pod says more."""
-    if case.says("Progressing", "True"):
+    if case.find_condition("Progressing", "True"):
         return None
     for kind in ("PodsScheduled", "RolesReady", "EnvironmentsReady"):
-        found = case.says(kind, "False")
+        found = case.find_condition(kind, "False")
         if found is not None:
-            state = State.WAITS if found.reason in PASSING else State.STANDS_STILL
-            return case.because(state, found, _last_failure(case), *_outgoing(case))
+            state = RunState.WAITS if found.reason in PASSING else RunState.STANDS_STILL
+            return case.from_condition(state, found, _last_failure(case), *_terminating_pods(case))
     return None
 
 
-def _outgoing(case: Case) -> Iterator[str]:
+def _terminating_pods(case: DiagnosisContext) -> Iterator[str]:
     """Terminating pods, which block their successors, in words."""
     for pod in case.seen.pods_of():
         if manifests.is_terminating(pod):
-            left_s = (parsed(pod["metadata"]["deletionTimestamp"]) - case.now).total_seconds()
-            yield f"{manifests.name(pod)} is terminating, which may take {span(left_s)}"
+            left_s = (parse_time(pod["metadata"]["deletionTimestamp"]) - case.now).total_seconds()
+            yield f"{manifests.name_of(pod)} is terminating, which may take {format_duration(left_s)}"
 
 
-def _stalled(case: Case) -> Explanation | None:
-    stalled = case.says("Stalled", "True")
-    return None if stalled is None else case.because(State.STANDS_STILL, stalled, _since(case))
+def _check_stalled(case: DiagnosisContext) -> Diagnosis | None:
+    stalled = case.find_condition("Stalled", "True")
+    return (
+        None
+        if stalled is None
+        else case.from_condition(RunState.STANDS_STILL, stalled, _last_step(case))
+    )
 
 
-def _unready_controller(case: Case) -> Explanation | None:
-    waiting = case.says("Progressing", "False") or case.says("Ready", "False")
+def _check_controller(case: DiagnosisContext) -> Diagnosis | None:
+    waiting = case.find_condition("Progressing", "False") or case.find_condition("Ready", "False")
     if waiting is None:
         return None
     is_loading = waiting.reason == "Loading"
-    return case.because(State.WAITS if is_loading else State.STANDS_STILL, waiting, _since(case))
+    return case.from_condition(
+        RunState.WAITS if is_loading else RunState.STANDS_STILL, waiting, _last_step(case)
+    )
 
 
-def _degraded(case: Case) -> Explanation | None:
+def _check_degraded(case: DiagnosisContext) -> Diagnosis | None:
     for kind, status in (("Degraded", "True"), ("CheckpointHealthy", "False")):
-        found = case.says(kind, status)
+        found = case.find_condition(kind, status)
         if found is not None:
-            state = State.STANDS_STILL if _is_silent(case) else State.PROGRESSES
-            return case.because(state, found, _since(case))
+            state = RunState.STANDS_STILL if _is_silent(case) else RunState.PROGRESSES
+            return case.from_condition(state, found, _last_step(case))
     return None
 
 
-def _silent(case: Case) -> Explanation | None:
+def _check_silent(case: DiagnosisContext) -> Diagnosis | None:
     if not _is_silent(case):
         return None
-    crowded = crowded_finding(case.seen)
+    crowded = full_pool_blocker(case.seen)
     if crowded is not None:
-        return case.found(State.WAITS, crowded, _since(case))
-    finding = Finding("SilentStep", advice("SilentStep").means)
-    return case.found(State.WAITS, finding, _since(case))
+        return case.from_blocker(RunState.WAITS, crowded, _last_step(case))
+    finding = Blocker("SilentStep", advice("SilentStep").means)
+    return case.from_blocker(RunState.WAITS, finding, _last_step(case))
 
 
-def _is_silent(case: Case) -> bool:
+def _is_silent(case: DiagnosisContext) -> bool:
     """True if no step finished for long, although the run has had pods for as long."""
     times = [each for each in (case.status.last_step_time, case.status.active.since) if each]
     if not times or case.status.phase in BUSY:
@@ -306,43 +321,43 @@ def _is_silent(case: Case) -> bool:
     steps_per_hour = pace(case.seen.checkpoints)
     usual_s = HOUR_S / steps_per_hour if steps_per_hour else 0.0
     limit_s = max(SILENT_S, USUAL_STEPS * usual_s)
-    return (case.now - max(map(parsed, times))).total_seconds() > limit_s
+    return (case.now - max(map(parse_time, times))).total_seconds() > limit_s
 
 
-def _since(case: Case) -> str:
+def _last_step(case: DiagnosisContext) -> str:
     last = case.status.last_step_time
     step = case.status.step
     if last is None:
         return ""
-    return f"the last step{f', {step.text},' if step else ''} finished {ago(last, case.now)}"
+    return f"the last step{f', {step.text},' if step else ''} finished {format_ago(last, case.now)}"
 
 
-def _progressing(case: Case) -> Explanation:
+def _diagnose_progress(case: DiagnosisContext) -> Diagnosis:
     found = case.conditions.get("Progressing")
     reason = found.reason if found is not None else "StepsFinish"
-    crowded = crowded_finding(case.seen)
-    beside = [*_findings(case), *([] if crowded is None else [crowded])]
+    crowded = full_pool_blocker(case.seen)
+    beside = [*_find_blockers(case), *([] if crowded is None else [crowded])]
     words = [f"beside it, {each.cause}" for each in beside]
-    return case.found(State.PROGRESSES, _by_reason(reason, _since(case)), *words)
+    return case.from_blocker(RunState.PROGRESSES, _reason_blocker(reason, _last_step(case)), *words)
 
 
-QUESTIONS: tuple[Callable[[Case], Explanation | None], ...] = (
-    _leaving,
-    _ended,
-    _unobserved,
-    _resting,
-    _refused,
-    _queued,
-    _blocked,
-    _roles_unready,
-    _stalled,
-    _unready_controller,
-    _degraded,
-    _silent,
+CHECKS: tuple[Callable[[DiagnosisContext], Diagnosis | None], ...] = (
+    _check_deleted,
+    _check_ended,
+    _check_unobserved,
+    _check_suspended,
+    _check_refused,
+    _check_queued,
+    _check_blocked,
+    _check_roles,
+    _check_stalled,
+    _check_controller,
+    _check_degraded,
+    _check_silent,
 )
 """The checks in causal order; the first that answers gives the cause."""
 
 
-def now() -> datetime:
+def utc_now() -> datetime:
     """The present time in UTC."""
     return datetime.now(UTC)

@@ -5,72 +5,76 @@ from collections.abc import Iterator
 from etude.cli.kubectl import manifests
 from etude.cli.kubectl.diagnose import pods
 from etude.cli.kubectl.diagnose.advice import advice
-from etude.cli.kubectl.diagnose.observed import Seen, pool_names
-from etude.cli.kubectl.diagnose.pods import Finding
+from etude.cli.kubectl.diagnose.observed import RunObjects, pool_names
+from etude.cli.kubectl.diagnose.pods import Blocker
 from etude.cli.kubectl.manifests import Manifest
 
 
-def pool_finding(seen: Seen) -> Finding | None:
+def pool_blocker(seen: RunObjects) -> Blocker | None:
     """The first blocker of a run's pools, in the order of its environments."""
-    there = {manifests.name(pool): pool for pool in seen.pools}
+    there = {manifests.name_of(pool): pool for pool in seen.pools}
     for name in pool_names(seen.run):
         pool = there.get(name)
-        finding = _missing(name) if pool is None else _trouble(seen, pool)
+        finding = _missing_pool(name) if pool is None else _find_pool_blocker(seen, pool)
         if finding is not None:
             return finding
     return None
 
 
-def _missing(name: str) -> Finding:
-    return Finding("PoolNotFound", f"pool {name} does not exist in this namespace")
+def _missing_pool(name: str) -> Blocker:
+    return Blocker("PoolNotFound", f"pool {name} does not exist in this namespace")
 
 
-def _trouble(seen: Seen, pool: Manifest) -> Finding | None:
-    name = manifests.name(pool)
+def _find_pool_blocker(seen: RunObjects, pool: Manifest) -> Blocker | None:
+    name = manifests.name_of(pool)
     accepted, available = (
-        manifests.condition(pool, "Accepted"),
-        manifests.condition(pool, "Available"),
+        manifests.condition_of(pool, "Accepted"),
+        manifests.condition_of(pool, "Available"),
     )
     if accepted.get("status") == "False" and available.get("status") != "True":
-        return _said(name, accepted)
+        return _condition_blocker(name, accepted)
     if not available:
-        return Finding("PoolWarming", f"the operator has not looked at pool {name} yet")
-    degraded = manifests.condition(pool, "Degraded")
+        return Blocker("PoolWarming", f"the operator has not looked at pool {name} yet")
+    degraded = manifests.condition_of(pool, "Degraded")
     if available["status"] == "False":
-        return _unavailable(seen, name, available, degraded)
+        return _find_unavailable(seen, name, available, degraded)
     return None
 
 
-def _unavailable(seen: Seen, name: str, available: Manifest, degraded: Manifest) -> Finding | None:
+def _find_unavailable(
+    seen: RunObjects, name: str, available: Manifest, degraded: Manifest
+) -> Blocker | None:
     """The blocker of a pool that grants nothing: from its pods, else from its conditions."""
     if available.get("reason") == "ScaledToZero":
-        return _said(name, available)._replace(do=f"kubectl scale envp {name} --replicas=N")
+        return _condition_blocker(name, available)._replace(
+            do=f"kubectl scale envp {name} --replicas=N"
+        )
     waiting = (pod for pod in seen.pods_of(name) if not pods.is_ready(pod))
-    finding = pods.first_finding(waiting, seen.events)
+    finding = pods.first_blocker(waiting, seen.events)
     if finding is not None and finding.reason != "PodsNotReady":
         refused = degraded.get("status") == "True" and degraded["reason"] == "DriverUnavailable"
         reason = "DriverUnavailable" if refused else finding.reason
         evidence = (f"pool {name} hands out no environments", *finding.evidence)
         return finding._replace(reason=reason, evidence=evidence)
-    return _said(name, degraded if degraded.get("status") == "True" else available)
+    return _condition_blocker(name, degraded if degraded.get("status") == "True" else available)
 
 
-def _said(name: str, condition: Manifest) -> Finding:
+def _condition_blocker(name: str, condition: Manifest) -> Blocker:
     """The blocker of a pool with a condition as its cause."""
     reason = condition["reason"]
     words = condition.get("message")
     known = advice(reason, condition["type"])
     cause = f"pool {name}: {known.means}"
-    return Finding(reason, cause, (words,) if words else (), known.do)
+    return Blocker(reason, cause, (words,) if words else (), known.do)
 
 
-def crowded_finding(seen: Seen) -> Finding | None:
+def full_pool_blocker(seen: RunObjects) -> Blocker | None:
     """The first pool of the run without an idle slot and with waiting requests."""
     for pool in seen.pools:
         slots = pool.get("status", {}).get("slots") or {}
         if int(slots.get("queued", 0)) and not int(slots.get("idle", 0)):
-            cause = f"every environment of pool {manifests.name(pool)} is taken"
-            return Finding("NoIdleSlot", cause, tuple(_figures(pool, slots)))
+            cause = f"every environment of pool {manifests.name_of(pool)} is taken"
+            return Blocker("NoIdleSlot", cause, tuple(_figures(pool, slots)))
     return None
 
 
@@ -80,7 +84,7 @@ def _figures(pool: Manifest, slots: Manifest) -> Iterator[str]:
     yield f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} nodes ready"
 
 
-def uncreated_finding(seen: Seen) -> Finding | None:
+def workload_blocker(seen: RunObjects) -> Blocker | None:
     """The first workload whose pods the API server refuses."""
     for workload in seen.sets:
         wanted = int(workload["spec"].get("replicas", 0))
@@ -92,12 +96,12 @@ def uncreated_finding(seen: Seen) -> Finding | None:
             if each.get("reason") == "FailedCreate"
         ]
         if words:
-            return _uncreated(manifests.name(workload), words[-1])
+            return _refused_pods(manifests.name_of(workload), words[-1])
     return None
 
 
-def _uncreated(workload: str, words: str) -> Finding:
+def _refused_pods(workload: str, words: str) -> Blocker:
     evidence = (f"API server: {words}",)
     if "exceeded quota" in words:
-        return Finding("WaitingForQuota", f"pods of {workload} wait for quota", evidence)
-    return Finding("Refused", f"the API server refuses the pods of {workload}", evidence)
+        return Blocker("WaitingForQuota", f"pods of {workload} wait for quota", evidence)
+    return Blocker("Refused", f"the API server refuses the pods of {workload}", evidence)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from etude.cli.kubectl.client import CHECKPOINTS, Kubectl
-from etude.cli.kubectl.manifests import condition
+from etude.cli.kubectl.manifests import condition_of
 from etude.cli.kubectl.verbs import suspend
 from etude.cli.output import say
 from etude.common.api.meta import API_VERSION
@@ -14,7 +14,7 @@ from etude.common.errors import Problem, UserError
 INTERVAL_S = 1.0
 
 
-def request(run: Mapping[str, Any]) -> dict[str, Any]:
+def checkpoint_request(run: Mapping[str, Any]) -> dict[str, Any]:
     """The Checkpoint object that requests a checkpoint of a run."""
     metadata = run["metadata"]
     return {
@@ -28,39 +28,41 @@ def request(run: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def save(kubectl: Kubectl, run: str, *, wait: bool, limit_s: float) -> Mapping[str, Any]:
+def save_checkpoint(kubectl: Kubectl, run: str, *, wait: bool, limit_s: float) -> Mapping[str, Any]:
     """Request a checkpoint, report its progress, and return the object.
 
     Raises:
         UserError: there is no such run, it cannot write one, or the request was refused.
     """
     before = suspend.get_active_run(kubectl, run, "save")
-    if wait and _rests(before):
+    if wait and _is_suspended(before):
         what = "it is suspended, and writes nothing until it is resumed"
         fix = f"kubectl etude resume {run} first; without --wait it is written after that"
         raise UserError(Problem("Conflict", what, f"run {run}", fix))
-    made = kubectl.create(request(before))
-    say(f"{made['metadata']['name']}: {_promise(before)}; it is kept until you delete it")
-    return _awaited(kubectl, run, made["metadata"]["name"], limit_s) if wait else made
+    made = kubectl.create(checkpoint_request(before))
+    say(f"{made['metadata']['name']}: {_describe_time(before)}; it is kept until you delete it")
+    return _wait_for_checkpoint(kubectl, run, made["metadata"]["name"], limit_s) if wait else made
 
 
-def _rests(run: Mapping[str, Any]) -> bool:
+def _is_suspended(run: Mapping[str, Any]) -> bool:
     """True if the run is suspended until a user resumes it."""
     return bool(run["spec"].get("suspend") or (run.get("status") or {}).get("hold"))
 
 
-def _promise(run: Mapping[str, Any]) -> str:
+def _describe_time(run: Mapping[str, Any]) -> str:
     """Time of the checkpoint in words: a run without pods keeps the request until it has some."""
     name = run["metadata"]["name"]
-    if _rests(run):
+    if _is_suspended(run):
         return f"{name} is suspended and writes it once it goes on: kubectl etude resume {name}"
     status = run.get("status") or {}
-    if condition(run, "Ready").get("status") == "True" and not status.get("intent"):
+    if condition_of(run, "Ready").get("status") == "True" and not status.get("intent"):
         return f"{name} writes it after its next step"
     return f"{name} does not run now and writes it once it does: kubectl etude why {name}"
 
 
-def _awaited(kubectl: Kubectl, run: str, name: str, limit_s: float) -> Mapping[str, Any]:
+def _wait_for_checkpoint(
+    kubectl: Kubectl, run: str, name: str, limit_s: float
+) -> Mapping[str, Any]:
     """Wait for a checkpoint and print each change of its state.
 
     Raises:
@@ -68,7 +70,7 @@ def _awaited(kubectl: Kubectl, run: str, name: str, limit_s: float) -> Mapping[s
     """
     deadline_s, told, left_out = time.monotonic() + limit_s, "", set[str]()
     while time.monotonic() < deadline_s:
-        found, words = _look(kubectl, run, name, left_out)
+        found, words = _observe_checkpoint(kubectl, run, name, left_out)
         if words != told:
             told = words
             say(f"{name}: {words}")
@@ -79,7 +81,7 @@ def _awaited(kubectl: Kubectl, run: str, name: str, limit_s: float) -> Mapping[s
     raise UserError(Problem("TimedOut", f"not yet after {limit_s:.0f} s: {told}", name, fix))
 
 
-def _look(
+def _observe_checkpoint(
     kubectl: Kubectl, run: str, name: str, left_out: set[str]
 ) -> tuple[Mapping[str, Any] | None, str]:
     """The object and its state in words; a network error does not end the wait.
@@ -93,15 +95,15 @@ def _look(
         if error.problem.reason != "Unreachable":
             raise
         return None, error.problem.what
-    words = _words(found)
-    if condition(found, "Ready").get("reason") == "WaitingForRun":
-        words = f"{words}; {suspend.look(kubectl, run, left_out).sentence}"
+    words = _describe(found)
+    if condition_of(found, "Ready").get("reason") == "WaitingForRun":
+        words = f"{words}; {suspend.observe_wait(kubectl, run, left_out).sentence}"
     return found, words
 
 
-def _words(found: Mapping[str, Any]) -> str:
+def _describe(found: Mapping[str, Any]) -> str:
     status = found.get("status") or {}
-    said = condition(found, "Ready").get("message") or ""
+    said = condition_of(found, "Ready").get("message") or ""
     if not status:
         said = "the operator has not looked at it yet"
     at = f" at step {status.get('step', 0)}" if status.get("uri") else ""
@@ -117,5 +119,5 @@ def _is_ready(found: Mapping[str, Any], name: str) -> bool:
     phase = (found.get("status") or {}).get("phase")
     if phase in {"Failed", "Corrupt"}:
         fix = f"delete it: kubectl delete checkpoint {name}"
-        raise UserError(Problem("Conflict", _words(found), f"checkpoint {name}", fix))
+        raise UserError(Problem("Conflict", _describe(found), f"checkpoint {name}", fix))
     return phase == "Ready"

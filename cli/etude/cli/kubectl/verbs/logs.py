@@ -28,12 +28,12 @@ def logs(
     if follow and previous:
         fix = "leave one of them out"
         raise UserError(Problem("Usage", "what is over does not go on", "-f and -p", fix))
-    wanted = reading.Wanted(role=role, attempt=attempt)
+    wanted = reading.PodFilter(role=role, attempt=attempt)
     if follow:
-        reading.Follower(context.obj, run, wanted).follow()
+        reading.LogFollower(context.obj, run, wanted).follow()
         return
-    found = reading.chosen(reading.run_pods(context.obj, run), wanted)
-    lines = reading.written(context.obj, found, previous=previous)
+    found = reading.select_pods(reading.get_run_pods(context.obj, run), wanted)
+    lines = reading.read_logs(context.obj, found, previous=previous)
     reading.print_lines(lines)
     if not lines:
         say(f"nothing was written yet; kubectl etude why {run} says what is waited for")
@@ -47,12 +47,14 @@ def stacks(
 ) -> None:
     """Print the stacks of every thread and asyncio task of a role; nothing is stopped."""
     from etude.cli.kubectl import logs as reading
-    from etude.cli.kubectl.logs import stacks_of
+    from etude.cli.kubectl.logs import read_stacks
 
-    found = reading.chosen(reading.run_pods(context.obj, run), reading.Wanted(role=role))
+    found = reading.select_pods(
+        reading.get_run_pods(context.obj, run), reading.PodFilter(role=role)
+    )
     for pod in found:
         try:
-            reading.print_lines(stacks_of(context.obj, pod))
+            reading.print_lines(read_stacks(context.obj, pod))
         except UserError as error:
             if len(found) == 1:
                 raise

@@ -36,26 +36,26 @@ Format = Annotated[Output, typer.Option("--output", "-o", help="For people, or f
 
 def status(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
     """Show a run on one screen: progress, roles, environments, bad conditions, and the cause."""
-    from etude.cli.kubectl.diagnose.observed import gather
-    from etude.cli.kubectl.diagnose.why import explain, now
-    from etude.cli.kubectl.views.status import screen
+    from etude.cli.kubectl.diagnose.observed import observe_run
+    from etude.cli.kubectl.diagnose.why import diagnose, utc_now
+    from etude.cli.kubectl.views.status import status_screen
 
-    seen = gather(context.obj, run)
-    explanation = explain(seen, now())
+    seen = observe_run(context.obj, run)
+    explanation = diagnose(seen, utc_now())
     if output is Output.JSON:
         metadata = {key: seen.run["metadata"][key] for key in ("name", "namespace")}
         row = {"kind": "RunStatus", "metadata": metadata, "status": seen.run.get("status") or {}}
         print_row({"apiVersion": CLI_VERSION, **row, "why": explanation.as_json()})
     else:
-        print_whole(screen(seen, explanation, now()))
+        print_whole(status_screen(seen, explanation, utc_now()))
 
 
 def why(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
     """Say why a run does not progress: the first cause, its evidence, and a fix."""
-    from etude.cli.kubectl.diagnose.observed import gather
-    from etude.cli.kubectl.diagnose.why import explain, now
+    from etude.cli.kubectl.diagnose.observed import observe_run
+    from etude.cli.kubectl.diagnose.why import diagnose, utc_now
 
-    explanation = explain(gather(context.obj, run), now())
+    explanation = diagnose(observe_run(context.obj, run), utc_now())
     if output is Output.JSON:
         print_row({"apiVersion": CLI_VERSION, "kind": "Explanation", **explanation.as_json()})
     else:
@@ -71,11 +71,11 @@ def watch(
 ) -> None:
     """Watch a run until it ends; Ctrl-C ends the watching, not the run."""
     from etude.cli.kubectl.views.live import ClusterViewer
-    from etude.cli.live_view import show
+    from etude.cli.live_view import show_run
 
     viewer = ClusterViewer(context.obj, run, interval)
     viewer.view()  # a run that does not exist is an error, and no empty picture
-    show(viewer, as_lines=plain, is_over=viewer.is_over)
+    show_run(viewer, as_lines=plain, is_over=viewer.is_over)
 
 
 def top(
@@ -88,16 +88,16 @@ def top(
     output: Format = Output.TABLE,
 ) -> None:
     """Show all runs side by side: GPUs, pods that are ready, leases, steps per hour."""
-    from etude.cli.kubectl.diagnose.observed import gather_all
-    from etude.cli.kubectl.views.top import line_of, ordered, table_of
+    from etude.cli.kubectl.diagnose.observed import observe_runs
+    from etude.cli.kubectl.views.top import run_usage, sort_usages, usage_table
 
-    found = gather_all(context.obj, ["--all-namespaces"] if everywhere else [])
-    lines = ordered(map(line_of, found), sort)
+    found = observe_runs(context.obj, ["--all-namespaces"] if everywhere else [])
+    lines = sort_usages(map(run_usage, found), sort)
     if output is Output.JSON:
         items = [line.as_json() for line in lines]
         print_row({"apiVersion": CLI_VERSION, "kind": "RunUsageList", "items": items})
     else:
-        print_whole(table_of(lines, with_namespace=everywhere))
+        print_whole(usage_table(lines, with_namespace=everywhere))
 
 
 def checkpoint(
@@ -115,19 +115,19 @@ def checkpoint(
 ) -> None:
     """List the checkpoints of a run, the newest first; a resume starts at the newest Ready one."""
     if now:
-        from etude.cli.kubectl.verbs.checkpoint import save
+        from etude.cli.kubectl.verbs.checkpoint import save_checkpoint
 
-        made = save(context.obj, run, wait=wait, limit_s=timeout)
+        made = save_checkpoint(context.obj, run, wait=wait, limit_s=timeout)
         if output is Output.JSON:
             print_row(made)
         return
     if wait:
         fix = "add --now, or leave out --wait"
         raise UserError(Problem("Usage", "a list is not waited for", "--wait without --now", fix))
-    from etude.cli.kubectl.diagnose.observed import gather
+    from etude.cli.kubectl.diagnose.observed import observe_run
     from etude.cli.kubectl.views.top import checkpoints_table
 
-    found = gather(context.obj, run).checkpoints
+    found = observe_run(context.obj, run).checkpoints
     if output is Output.JSON:
         print_row({"apiVersion": CLI_VERSION, "kind": "CheckpointList", "items": list(found)})
     else:

@@ -13,7 +13,7 @@ from etude.cli.output import Exit, say
 from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from etude.cli.kubectl.diagnose.observed import Seen
+    from etude.cli.kubectl.diagnose.observed import RunObjects
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the RLRun.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Return once it is so.")]
@@ -29,9 +29,9 @@ def suspend(
     context: typer.Context, run: Run, *, wait: Wait = False, timeout: Timeout = LIMIT_S
 ) -> None:
     """Save a checkpoint, then release the pods; the run and its data stay."""
-    _order(context.obj, get_active_run(context.obj, run, "suspend"), is_wanted=True)
+    _set_suspend(context.obj, get_active_run(context.obj, run, "suspend"), is_wanted=True)
     if wait:
-        _await(context.obj, run, _is_suspended, timeout)
+        _wait_for(context.obj, run, _is_suspended, timeout)
         say(f"{run} is suspended; kubectl etude resume {run}")
 
 
@@ -56,16 +56,16 @@ def resume(
     """
     before = get_active_run(context.obj, run, "resume")
     budget = {"gpuHours": gpu_hours, "sandboxHours": sandbox_hours}
-    change = answer_to(before, {k: v for k, v in budget.items() if v})
+    change = resume_patch(before, {k: v for k, v in budget.items() if v})
     if change is None:
-        _order(context.obj, before, is_wanted=False)
+        _set_suspend(context.obj, before, is_wanted=False)
     else:
         context.obj.patch(RUNS, run, change)
         rests = before["spec"].get("suspend") or (before.get("status") or {}).get("hold")
         then = "pods come, then it goes on" if rests else "it was not suspended, and goes on"
         say(f"{run}: {json.dumps(change, separators=(',', ':'))}: {then}")
     if wait:
-        _await(context.obj, run, _is_progressing, timeout)
+        _wait_for(context.obj, run, _is_progressing, timeout)
         say(f"{run} progresses; kubectl etude watch {run}")
 
 
@@ -89,7 +89,7 @@ def get_active_run(kubectl: Kubectl, run: str, order: str) -> Manifest:
     return found
 
 
-def answer_to(
+def resume_patch(
     run: Mapping[str, Any], budget: Mapping[str, str]
 ) -> dict[str, dict[str, Any]] | None:
     """The patch that resumes a run; None if only spec.suspend holds it.
@@ -119,7 +119,7 @@ def answer_to(
     return {"spec": {"budget": dict(budget)}}
 
 
-def _order(kubectl: Kubectl, before: Manifest, *, is_wanted: bool) -> None:
+def _set_suspend(kubectl: Kubectl, before: Manifest, *, is_wanted: bool) -> None:
     """Write the order into the spec unless it stands there already."""
     run = before["metadata"]["name"]
     if bool(before["spec"].get("suspend", False)) == is_wanted:
@@ -130,7 +130,9 @@ def _order(kubectl: Kubectl, before: Manifest, *, is_wanted: bool) -> None:
     say(f"{run}: spec.suspend is {str(is_wanted).lower()}: {order}")
 
 
-def _await(kubectl: Kubectl, run: str, holds: Callable[["Seen"], bool], limit_s: float) -> None:
+def _wait_for(
+    kubectl: Kubectl, run: str, holds: Callable[["RunObjects"], bool], limit_s: float
+) -> None:
     """Wait for a state of the run, and report progress.
 
     Raises:
@@ -140,7 +142,7 @@ def _await(kubectl: Kubectl, run: str, holds: Callable[["Seen"], bool], limit_s:
     deadline_s = time.monotonic() + limit_s
     told, left_out = "", set[str]()
     while True:
-        now = look(kubectl, run, left_out)
+        now = observe_wait(kubectl, run, left_out)
         if now.code is None and now.seen is not None and holds(now.seen):
             return
         if now.sentence != told:
@@ -149,22 +151,22 @@ def _await(kubectl: Kubectl, run: str, holds: Callable[["Seen"], bool], limit_s:
         if now.code is not None:
             raise SystemExit(now.code)
         if time.monotonic() > deadline_s:
-            raise UserError(_too_late(run, limit_s, now))
+            raise UserError(_timeout_problem(run, limit_s, now))
         time.sleep(INTERVAL_S)
 
 
-class Look(NamedTuple):
+class WaitStatus(NamedTuple):
     """State of a run that a command waits for."""
 
     sentence: str
     do: str = ""
-    seen: "Seen | None" = None
+    seen: "RunObjects | None" = None
     """None while the API server does not answer."""
     code: Exit | None = None
     """Exit code once the run is over."""
 
 
-def look(kubectl: Kubectl, run: str, left_out: set[str]) -> Look:
+def observe_wait(kubectl: Kubectl, run: str, left_out: set[str]) -> WaitStatus:
     """Look at a run; a network error does not end the wait.
 
     Args:
@@ -175,36 +177,36 @@ def look(kubectl: Kubectl, run: str, left_out: set[str]) -> Look:
     Raises:
         UserError: there is no such run, or access is denied.
     """
-    from etude.cli.kubectl.diagnose.diagnosis import State
-    from etude.cli.kubectl.diagnose.observed import gather
-    from etude.cli.kubectl.diagnose.why import explain, now
+    from etude.cli.kubectl.diagnose.diagnosis import RunState
+    from etude.cli.kubectl.diagnose.observed import observe_run
+    from etude.cli.kubectl.diagnose.why import diagnose, utc_now
 
     try:
-        seen = gather(kubectl, run, left_out)
+        seen = observe_run(kubectl, run, left_out)
     except UserError as error:
         if error.problem.reason != "Unreachable":
             raise
-        return Look(error.problem.what)
-    found = explain(seen, now())
-    codes = {State.OVER: Exit.DONE, State.FAILED: Exit.NO}
-    return Look(found.sentence, found.do, seen, codes.get(found.state))
+        return WaitStatus(error.problem.what)
+    found = diagnose(seen, utc_now())
+    codes = {RunState.OVER: Exit.DONE, RunState.FAILED: Exit.NO}
+    return WaitStatus(found.sentence, found.do, seen, codes.get(found.state))
 
 
-def _too_late(run: str, limit_s: float, look: Look) -> Problem:
+def _timeout_problem(run: str, limit_s: float, look: WaitStatus) -> Problem:
     what = f"not yet after {limit_s:.0f} s: {look.sentence}"
     fix = look.do or f"the order stands: kubectl etude watch {run}"
     return Problem("TimedOut", what, f"run {run}", fix)
 
 
-def _is_suspended(seen: "Seen") -> bool:
-    return _has(seen, "Suspended")
+def _is_suspended(seen: "RunObjects") -> bool:
+    return _has_condition(seen, "Suspended")
 
 
-def _is_progressing(seen: "Seen") -> bool:
-    return _has(seen, "Ready") and _has(seen, "Progressing")
+def _is_progressing(seen: "RunObjects") -> bool:
+    return _has_condition(seen, "Ready") and _has_condition(seen, "Progressing")
 
 
-def _has(seen: "Seen", kind: str) -> bool:
+def _has_condition(seen: "RunObjects", kind: str) -> bool:
     """True if a condition holds for the present spec."""
     status = seen.status
     is_new = status.observed_generation >= seen.run["metadata"].get("generation", 0)

@@ -6,53 +6,53 @@ from datetime import datetime
 
 from typing_extensions import override
 
-from etude.cli.folder_view import Row, view_of
+from etude.cli.folder_view import Row, build_view
 from etude.cli.kubectl.client import Kubectl
-from etude.cli.kubectl.diagnose.diagnosis import Explanation, State
-from etude.cli.kubectl.diagnose.observed import ROLE, Seen, gather
+from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState
+from etude.cli.kubectl.diagnose.observed import ROLE, RunObjects, observe_run
 from etude.cli.kubectl.diagnose.pods import containers, is_ready
-from etude.cli.kubectl.diagnose.why import explain, now
-from etude.cli.kubectl.durations import parsed
+from etude.cli.kubectl.diagnose.why import diagnose, utc_now
+from etude.cli.kubectl.durations import parse_time
 from etude.cli.kubectl.manifests import (
     Manifest,
     event_time,
     events_about,
     is_terminating,
-    labels,
-    name,
+    labels_of,
+    name_of,
 )
-from etude.cli.live_view import View, Viewing
+from etude.cli.live_view import RunView, RunViewer
 from etude.common.api.run.status import RLRunStatus
 from etude.common.errors import UserError
 from etude.common.run_folder.state import LocalPod, LocalState
 
-ENDS = {State.OVER, State.FAILED}
+ENDS = {RunState.OVER, RunState.FAILED}
 SHOWN_EVENTS = 3
 
 
 @dataclass(slots=True)
-class ClusterViewer(Viewing):
+class ClusterViewer(RunViewer):
     """Reads the run every few seconds and keeps the curve of its rows."""
 
     kubectl: Kubectl
     run: str
     interval_s: float
     _rows: list[Row] = field(default_factory=list, init=False)
-    _view: View | None = field(default=None, init=False)
+    _view: RunView | None = field(default=None, init=False)
     _next_look_s: float = field(default=0.0, init=False)
     _is_over: bool = field(default=False, init=False)
     _told: set[str] = field(default_factory=set, init=False)
     """Notes about kinds that may not be listed, each printed once."""
 
     @override
-    def view(self) -> View:
+    def view(self) -> RunView:
         """The newest view; the last one with the error in it while the API server does not answer.
 
         Raises:
             UserError: the first look fails.
         """
         if self._view is None or time.monotonic() >= self._next_look_s:
-            self._view = self._looked()
+            self._view = self._observe()
             self._next_look_s = time.monotonic() + self.interval_s
         return self._view
 
@@ -60,16 +60,16 @@ class ClusterViewer(Viewing):
         """True once the run has ended or was deleted."""
         return self._is_over
 
-    def _looked(self) -> View:
+    def _observe(self) -> RunView:
         try:
-            seen = gather(self.kubectl, self.run, self._told)
+            seen = observe_run(self.kubectl, self.run, self._told)
         except UserError as error:
             if self._view is None:
                 raise
             self._is_over = error.problem.reason == "NotFound"
             return replace(self._view, why=error.problem.what)
-        at = now()
-        explanation = explain(seen, at)
+        at = utc_now()
+        explanation = diagnose(seen, at)
         self._is_over = explanation.state in ENDS
         self._rows += new_rows(seen.status, self._rows, at)
         return cluster_view(seen, explanation, self._rows)
@@ -84,7 +84,7 @@ def new_rows(status: RLRunStatus, known: list[Row], at: datetime) -> list[Row]:
             "kind": "step",
             "phase": status.active_phase,
             "step": step.current,
-            "time_s": parsed(status.last_step_time).timestamp(),
+            "time_s": parse_time(status.last_step_time).timestamp(),
             "policy_version": status.policy_version,
             "tokens_per_second": float(status.tokens_per_second or 0),
             "staleness_max": status.staleness.max if status.staleness is not None else 0,
@@ -102,25 +102,25 @@ def _key(row: Row) -> tuple[object, ...]:
     return (row["kind"], row.get("phase"), row.get("step"), row.get("success"))
 
 
-def cluster_view(seen: Seen, explanation: Explanation, rows: list[Row]) -> View:
+def cluster_view(seen: RunObjects, explanation: Diagnosis, rows: list[Row]) -> RunView:
     """The values of the live view for a run of a cluster."""
     state = LocalState(
         pid=0,
         updated_unix_ms=0,
         run=dict(seen.run),
-        pods=tuple(_pod(pod) for pod in sorted(seen.pods, key=name)),
+        pods=tuple(_pod(pod) for pod in sorted(seen.pods, key=name_of)),
         events=tuple(map(_event, events_about(seen.run, seen.events)[-SHOWN_EVENTS:])),
     )
-    shown = view_of(seen.name, state, rows)
-    why = "" if explanation.state == State.PROGRESSES else explanation.sentence
+    shown = build_view(seen.name, state, rows)
+    why = "" if explanation.state == RunState.PROGRESSES else explanation.sentence
     return replace(shown, why=why)
 
 
 def _pod(pod: Manifest) -> LocalPod:
     state = "Ready" if is_ready(pod) else pod.get("status", {}).get("phase", "Pending")
     return LocalPod(
-        name=name(pod),
-        role=labels(pod).get(ROLE, ""),
+        name=name_of(pod),
+        role=labels_of(pod).get(ROLE, ""),
         state="Leaving" if is_terminating(pod) else state,
         restarts=sum(int(each.get("restartCount", 0)) for each in containers(pod)),
         message=pod["spec"].get("nodeName", ""),

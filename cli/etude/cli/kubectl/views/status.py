@@ -7,11 +7,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from etude.cli.kubectl.diagnose.diagnosis import Explanation, State, in_short
-from etude.cli.kubectl.diagnose.observed import Seen
+from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState, last_line
+from etude.cli.kubectl.diagnose.observed import RunObjects
 from etude.cli.kubectl.diagnose.pods import is_ready
-from etude.cli.kubectl.durations import ago, parsed, span
-from etude.cli.kubectl.manifests import name
+from etude.cli.kubectl.durations import format_ago, format_duration, parse_time
+from etude.cli.kubectl.manifests import name_of
 from etude.common.api.meta import Condition
 from etude.common.api.run.status import RLRunStatus
 
@@ -20,10 +20,10 @@ NEGATIVE = {"Failed", "Stalled", "Degraded", "Suspended"}
 NEUTRAL = {"Complete"}
 RESTING = {"Finished", "Suspended"}
 """Reasons of a run that holds no pods on purpose."""
-COLOURS = {State.PROGRESSES: "green", State.OVER: "green", State.FAILED: "red"}
+COLOURS = {RunState.PROGRESSES: "green", RunState.OVER: "green", RunState.FAILED: "red"}
 
 
-def screen(seen: Seen, explanation: Explanation, now: datetime) -> RenderableType:
+def status_screen(seen: RunObjects, explanation: Diagnosis, now: datetime) -> RenderableType:
     """The facts about a run in a few lines, with its diagnosis."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -36,7 +36,7 @@ def screen(seen: Seen, explanation: Explanation, now: datetime) -> RenderableTyp
     )
 
 
-def headline(seen: Seen) -> str:
+def headline(seen: RunObjects) -> str:
     """Namespace, name and phase of a run."""
     status = seen.status
     parts = [f"{seen.run['metadata']['namespace']}/{seen.name}", status.phase or "not looked at"]
@@ -47,7 +47,7 @@ def headline(seen: Seen) -> str:
     return " · ".join(parts)
 
 
-def rows(seen: Seen, now: datetime) -> Iterator[tuple[str, str]]:
+def rows(seen: RunObjects, now: datetime) -> Iterator[tuple[str, str]]:
     """The known facts, each with its title."""
     status = seen.status
     found = (
@@ -67,12 +67,12 @@ def rows(seen: Seen, now: datetime) -> Iterator[tuple[str, str]]:
     told = set()
     for condition in status.conditions:
         text = _condition(condition)
-        if not is_fine(condition) and condition.message not in told:
+        if not is_good(condition) and condition.message not in told:
             yield "condition", text
         told.add(condition.message or text)
 
 
-def is_fine(condition: Condition) -> bool:
+def is_good(condition: Condition) -> bool:
     """True if a condition reports nothing wrong."""
     if condition.type in NEUTRAL or condition.reason in RESTING:
         return True
@@ -80,7 +80,7 @@ def is_fine(condition: Condition) -> bool:
 
 
 def _condition(condition: Condition) -> str:
-    told = f": {in_short(condition.message)}" if condition.message else ""
+    told = f": {last_line(condition.message)}" if condition.message else ""
     return f"{condition.type} is {condition.status}, {condition.reason}{told}"
 
 
@@ -97,7 +97,9 @@ def _phases(status: RLRunStatus) -> str:
 def _step(status: RLRunStatus, now: datetime) -> str:
     if status.step is None:
         return ""
-    last = f", the last one {ago(status.last_step_time, now)}" if status.last_step_time else ""
+    last = (
+        f", the last one {format_ago(status.last_step_time, now)}" if status.last_step_time else ""
+    )
     return f"{status.step.current} of {status.step.target}{last}"
 
 
@@ -129,8 +131,8 @@ def _rollouts(status: RLRunStatus) -> str:
     )
 
 
-def _pods(seen: Seen) -> str:
-    missing = sorted(name(pod) for pod in seen.pods if not is_ready(pod))
+def _pods(seen: RunObjects) -> str:
+    missing = sorted(name_of(pod) for pod in seen.pods if not is_ready(pod))
     if not seen.pods:
         return ""
     ready = f"{len(seen.pods) - len(missing)} of {len(seen.pods)} ready"
@@ -147,15 +149,19 @@ def _environments(status: RLRunStatus) -> str:
 
 def _checkpoint(status: RLRunStatus, now: datetime) -> str:
     newest = status.last_checkpoint
-    return "" if newest is None else f"{newest.name} · step {newest.step} · {ago(newest.time, now)}"
+    return (
+        ""
+        if newest is None
+        else f"{newest.name} · step {newest.step} · {format_ago(newest.time, now)}"
+    )
 
 
 def _time(status: RLRunStatus, now: datetime) -> str:
     held = status.active.seconds
     if status.active.since is not None:
-        held += (now - parsed(status.active.since)).total_seconds()
+        held += (now - parse_time(status.active.since)).total_seconds()
     ettr = f" · ETTR {100 * float(status.ettr):.0f} %" if status.ettr is not None else ""
-    return f"{span(held)} with pods{ettr}" if held else ""
+    return f"{format_duration(held)} with pods{ettr}" if held else ""
 
 
 def _failures(status: RLRunStatus, now: datetime) -> str:
@@ -164,4 +170,4 @@ def _failures(status: RLRunStatus, now: datetime) -> str:
         return ""
     code = "" if last.exit_code is None else f" with exit code {last.exit_code}"
     who = last.pod or last.role
-    return f"{status.restarts.total} restarts · {who} ended{code} {ago(last.time, now)}"
+    return f"{status.restarts.total} restarts · {who} ended{code} {format_ago(last.time, now)}"

@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass
 from pydantic.alias_generators import to_camel
 from rich.table import Table
 
-from etude.cli.kubectl.diagnose.observed import Seen, held, pace
+from etude.cli.kubectl.diagnose.observed import RunObjects, checkpoint_facts, steps_per_hour
 from etude.cli.kubectl.diagnose.pods import is_ready
-from etude.cli.kubectl.manifests import Manifest, is_terminating, name
+from etude.cli.kubectl.manifests import Manifest, is_terminating, name_of
 
 GPU = "nvidia.com/gpu"
 """GPU resource of a role without gpuResource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class RunUsage:
     """Usage of one run."""
 
     namespace: str
@@ -37,12 +37,12 @@ class Line:
         return {to_camel(name): value for name, value in asdict(self).items()}
 
 
-def line_of(seen: Seen) -> Line:
+def run_usage(seen: RunObjects) -> RunUsage:
     """The usage of one run."""
     status = seen.status
     staying = [pod for pod in seen.pods if not is_terminating(pod)]
     resources = gpu_resources(seen.run)
-    return Line(
+    return RunUsage(
         namespace=seen.run["metadata"]["namespace"],
         name=seen.name,
         status=status.phase,
@@ -52,7 +52,7 @@ def line_of(seen: Seen) -> Line:
         pods=len(staying),
         ready=sum(map(is_ready, staying)),
         leases=sum(each.leased for each in status.environments),
-        steps_per_hour=pace(seen.checkpoints),
+        steps_per_hour=steps_per_hour(seen.checkpoints),
     )
 
 
@@ -72,7 +72,7 @@ def gpus_of(pod: Manifest, resources: Collection[str]) -> int:
     return sum(int(each.get(name, 0)) for each in requests for name in resources)
 
 
-KEYS: Mapping[str, Callable[[Line], float]] = {
+KEYS: Mapping[str, Callable[[RunUsage], float]] = {
     "gpus": lambda line: -line.gpus,
     "pods": lambda line: -line.pods,
     "leases": lambda line: -line.leases,
@@ -82,12 +82,12 @@ KEYS: Mapping[str, Callable[[Line], float]] = {
 """Sort keys of the table, the largest first; ties by namespace and name."""
 
 
-def ordered(lines: Iterable[Line], by: str) -> list[Line]:
+def sort_usages(lines: Iterable[RunUsage], by: str) -> list[RunUsage]:
     """The usages in the order of one of KEYS."""
     return sorted(lines, key=lambda line: (KEYS[by](line), line.namespace, line.name))
 
 
-def table_of(lines: Iterable[Line], *, with_namespace: bool) -> Table:
+def usage_table(lines: Iterable[RunUsage], *, with_namespace: bool) -> Table:
     """The usages as a table for people."""
     table = Table(box=None, pad_edge=False)
     titles = ("NAME", "STATUS", "PHASE", "STEP", "GPUS", "PODS", "LEASES", "STEPS/H")
@@ -95,7 +95,7 @@ def table_of(lines: Iterable[Line], *, with_namespace: bool) -> Table:
         table.add_column(title, justify="right" if title in titles[4:] else "left", no_wrap=True)
     for line in lines:
         cells = [line.name, line.status, line.phase, line.step, str(line.gpus)]
-        cells += [f"{line.ready}/{line.pods}", str(line.leases), _shown(line.steps_per_hour)]
+        cells += [f"{line.ready}/{line.pods}", str(line.leases), _format_rate(line.steps_per_hour)]
         table.add_row(*([line.namespace] if with_namespace else []), *cells)
     return table
 
@@ -106,9 +106,9 @@ def checkpoints_table(checkpoints: Iterable[Manifest]) -> Table:
     for title in ("NAME", "STEP", "POLICY", "REASON", "PHASE", "SIZE", "PINNED", "SAVED"):
         table.add_column(title, justify="right" if title in {"STEP", "SIZE"} else "left")
     for each in checkpoints:
-        spec, status, what = each["spec"], each.get("status") or {}, held(each)
+        spec, status, what = each["spec"], each.get("status") or {}, checkpoint_facts(each)
         table.add_row(
-            name(each),
+            name_of(each),
             str(what["step"]),
             str(what["policyVersion"]),
             spec["reason"],
@@ -120,5 +120,5 @@ def checkpoints_table(checkpoints: Iterable[Manifest]) -> Table:
     return table
 
 
-def _shown(value: float | None) -> str:
+def _format_rate(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
