@@ -20,8 +20,8 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
         ROOT / "hack/testbed/README.md",
     ]
-    # Decisions tell of their time, and the other is generated from the models.
-    if "adr" not in page.parts and page.name != "api.md"
+    # Decisions and changes tell of their time, and the last is generated from the models.
+    if "adr" not in page.parts and page.name not in {"CHANGELOG.md", "api.md"}
 )
 FOLDERS = (
     *("bench", "cli", "docs", "examples", "hack", "helm", "operator", "protos", "services"),
