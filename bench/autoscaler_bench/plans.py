@@ -11,7 +11,7 @@ from autoscaler_bench.events import Clock
 from autoscaler_bench.traces import Ask, Trace
 from etude.common.plans.registry import Plans
 from etude.operator.pools.autoscaling.values import Plan
-from etude.trainer.controller.admission.forecast import Forecast
+from etude.trainer.controller.admission.forecast import WaveForecast
 from etude.v1 import journal_pb2
 
 RUN = "run"
@@ -23,7 +23,7 @@ class Planner:
 
     clock: Clock
     trace: Trace
-    forecast: Forecast = field(default_factory=Forecast)
+    forecast: WaveForecast = field(default_factory=WaveForecast)
     book: Plans = field(init=False)
     _following: Sequence[Mapping[str, int]] = ()
 
@@ -35,7 +35,7 @@ class Planner:
         now_s = self.clock.now_s
         for template, count in wave.items():
             self.book.came(RUN, template, count)
-        self.forecast.started(now_s)
+        self.forecast.record_wave(now_s)
         self._following = following
         self._report()
 
@@ -46,7 +46,7 @@ class Planner:
 
     def stepped(self) -> None:
         """A step began to train, which says more of the next wave."""
-        self.forecast.stepped(self.clock.now_s)
+        self.forecast.record_step(self.clock.now_s)
         self._report()
 
     def _report(self) -> None:
@@ -61,7 +61,7 @@ class Planner:
         """A rollout gave its environment back."""
         record = journal_pb2.JournalRollout()
         record.rollout.costs.tool_seconds = ask.held_s
-        self.forecast.ended(ask.template, [record])
+        self.forecast.record_leases(ask.template, [record])
 
     def plans(self) -> tuple[Plan, ...]:
         """As the autoscaler is told. The run's controller is always heard."""

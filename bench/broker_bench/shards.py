@@ -256,7 +256,7 @@ async def throughput(world: World, *, seconds: float, at_once: int) -> Throughpu
             )
             placed += len(found)
 
-    keeper = asyncio.create_task(leases.keep())
+    keeper = asyncio.create_task(leases.keep_alive())
     wall_s, cpu_s = time.perf_counter(), process_cpu_s(world.brokers[0].pid)
     await asyncio.gather(*(client(number) for number in range(at_once)))
     wall_s = time.perf_counter() - wall_s
@@ -284,7 +284,7 @@ class Kill:
 
     async def run(self) -> Survival:
         """A third of the time before the kill, the rest after it."""
-        keepers = [asyncio.create_task(each.keep()) for each in self.clients]
+        keepers = [asyncio.create_task(each.keep_alive()) for each in self.clients]
         kept = await _hold(self.clients)
         launches = int(self.seconds * self.rate / SIBLINGS)
         started_s = time.perf_counter()

@@ -24,7 +24,7 @@ from etude.common.api.run.spec import Storage
 from etude.common.weights.tensors.words import Words
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
-from etude.trainer.learner.dataset import Corpus, load_corpus
+from etude.trainer.learner.dataset import SupervisedDataset, load_dataset
 from etude.trainer.learner.learner import Learner
 from weights_bench.recipes import DemoPolicy
 from weights_bench.trajectory import Trajectory, gathered, spec
@@ -41,7 +41,7 @@ def trajectories(recipe: DemoPolicy, scratch: Path) -> dict[str, Trajectory]:
     transcripts = {"name": "traces", "uri": f"file://{inputs / 'data/traces.jsonl'}"}
     supervised = {**phases["sft"], "data": [transcripts]}
     storage = Storage(uri=f"file://{scratch}/store")
-    corpus = load_corpus(
+    corpus = load_dataset(
         Phase.model_validate(supervised),
         chat=ChatFormat.load(inputs / "model"),
         context=512,
@@ -76,7 +76,7 @@ def _inputs(recipe: DemoPolicy, scratch: Path) -> Path:
 
 def _learn(
     learner: Learner,
-    corpus: Corpus,
+    corpus: SupervisedDataset,
     supervised: Mapping[str, Any],
     reinforced: Mapping[str, Any],
     recipe: DemoPolicy,

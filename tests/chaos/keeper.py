@@ -17,7 +17,7 @@ from etude.common.blobs import Store
 from etude.common.errors import EtudeError, FencedError
 from etude.common.weights import VersionId, accepted_chain
 from etude.common.weights.protocol.epochs import latest_epoch
-from etude.trainer.compactor.compactor import Keeper, KeeperConfig
+from etude.trainer.compactor.compactor import Compactor, CompactorConfig
 
 LOOK_S = 0.1
 COLLECT_S = 0.4
@@ -31,14 +31,14 @@ WEIGHTS = Weights(
 Doom = Callable[[VersionId], None]
 
 
-class GreedyKeeper(Keeper):
+class GreedyKeeper(Compactor):
     """Keeps what the checkpoints of this run need, and says what is about to go."""
 
     def __init__(self, settings: Settings, who: str, store: Store, epoch: int, doom: Doom) -> None:
         self._settings = settings
         self._doom = doom
         self._chance = random.Random(f"{settings.seed}/{who}/{epoch}")
-        config = KeeperConfig(
+        config = CompactorConfig(
             run=RUN,
             epoch=epoch,
             storage=Storage(uri=settings.url),
@@ -50,7 +50,7 @@ class GreedyKeeper(Keeper):
         super().__init__(config, store=store)
 
     @override
-    def _resumable(self) -> set[VersionId]:
+    def _resume_versions(self) -> set[VersionId]:
         return set(retained(self._settings))
 
     @override
@@ -71,13 +71,13 @@ def run(settings: Settings, who: str, link: Connection) -> None:
     journal = settings.journal(who)
     store = faulty(settings, who, journal)
     link.send(("ready", None))
-    keeper: Keeper | None = None
+    keeper: Compactor | None = None
     while not link.poll(LOOK_S):
         try:
             if keeper is None:
                 keeper = _of_the_open_epoch(settings, who, store, link)
                 continue
-            report = keeper.round()
+            report = keeper.run_round()
         except FencedError:
             keeper = None
             continue
@@ -94,7 +94,7 @@ def run(settings: Settings, who: str, link: Connection) -> None:
 
 def _of_the_open_epoch(
     settings: Settings, who: str, store: Store, link: Connection
-) -> Keeper | None:
+) -> Compactor | None:
     latest = latest_epoch(store)
     if latest is None:
         return None

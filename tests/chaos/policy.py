@@ -15,7 +15,7 @@ from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
 from etude.trainer.export.delta_packer import Packer, Shard, words_of
-from etude.trainer.export.receipts import Receipt, payload_of
+from etude.trainer.export.receipts import RankReceipt, payload_object
 
 RANKS = 2
 
@@ -36,13 +36,13 @@ class Step(NamedTuple):
     new: Bits
 
 
-def receipts(store: Store, version: VersionId, step: Step) -> list[Receipt]:
+def receipts(store: Store, version: VersionId, step: Step) -> list[RankReceipt]:
     """What all ranks publish of a version, each from its shards."""
     with ThreadPoolExecutor(RANKS) as pool:
         return list(pool.map(lambda rank: _receipt(store, version, step, rank), range(RANKS)))
 
 
-def _receipt(store: Store, version: VersionId, step: Step, rank: int) -> Receipt:
+def _receipt(store: Store, version: VersionId, step: Step, rank: int) -> RankReceipt:
     share = NOTHING
     is_complete = step.old is None
     with Packer(SCHEMA, threads=1) as packer:
@@ -58,9 +58,9 @@ def _receipt(store: Store, version: VersionId, step: Step, rank: int) -> Receipt
         packed = packer.finish()
     payload = None
     if packed.container.blocks:
-        payload = payload_of(version, rank, packed.container, complete=is_complete)
+        payload = payload_object(version, rank, packed.container, complete=is_complete)
         store.put(payload.key, packed.container.data)
-    return Receipt(
+    return RankReceipt(
         rank=rank,
         payload=payload,
         is_complete=is_complete,

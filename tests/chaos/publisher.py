@@ -20,7 +20,7 @@ from etude.common.blobs import Store
 from etude.common.errors import CorruptError, FencedError, StoreError, WrongStateError
 from etude.common.weights import VersionId, VersionRef
 from etude.common.weights.protocol import versions
-from etude.trainer.export.receipts import manifest_of
+from etude.trainer.export.receipts import build_manifest
 
 T = TypeVar("T")
 
@@ -105,13 +105,13 @@ class Publisher:
         step = Step(None if self.base is None else self.old, _spoilt(new) if lies else new)
         found = receipts(self.store, version, step)
         step_number, holder = self.trainer.step, self.journal.path.stem
-        manifest = manifest_of(
+        manifest = build_manifest(
             found, run=RUN, version=version, step=step_number, holder=holder, base=self.base
         )
         if lies:
             # What a broken packer would publish: sound hashes around the wrong weights.
             honest = receipts(self.store, version, step._replace(new=new))
-            true = manifest_of(
+            true = build_manifest(
                 honest, run=RUN, version=version, step=step_number, holder=holder, base=self.base
             )
             manifest = manifest.model_copy(update={"state": true.state})

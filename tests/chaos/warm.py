@@ -12,7 +12,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId
 from etude.common.weights.replicas.mirror import Mirror
-from etude.trainer.export.receipts import manifest_of
+from etude.trainer.export.receipts import build_manifest
 
 PRELOADED = (keeper, publisher, replica, runner)
 
@@ -27,7 +27,7 @@ def _load_compiled_loops() -> None:
         for number in range(2):
             version, new = VersionId(1, number), trainer.bits()
             found = receipts(store, version, Step(old, new))
-            manifest = manifest_of(found, run=RUN, version=version, step=0, holder="", base=base)
+            manifest = build_manifest(found, run=RUN, version=version, step=0, holder="", base=base)
             base, old = weights.commit(store, manifest).ref, new
             mirror.move_to(version)
             trainer.train("step")

@@ -24,8 +24,8 @@ from etude.common.rpc.server import Server
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
 from etude.common.tls.transport import Wire
-from etude.trainer.controller.reporting.commands import Orders
-from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.reports import RunReports
 from etude.trainer.controller.reporting.service import NAME, RunService
 from etude.v1 import run_pb2, run_pb2_grpc
 
@@ -99,11 +99,11 @@ def operator(plane: Mapping[str, Any], place: Place) -> "subprocess.Popen[bytes]
 
 
 @asynccontextmanager
-async def controller(folder: Path, reports: Reports, run: RLRun) -> AsyncIterator[None]:
+async def controller(folder: Path, reports: RunReports, run: RLRun) -> AsyncIterator[None]:
     """A controller with the certificate of a folder, at its pod's address."""
     wire = Wire(credentials=Credentials(folder))
     server = Server([NAME], host=ADDRESS, port=7000, wire=wire)
-    service = RunService(reports, Orders(run.spec, 1))
+    service = RunService(reports, RunCommands(run.spec, 1))
     run_pb2_grpc.add_RunServiceServicer_to_server(service, server.grpc_server)
     await server.start()
     await server.ready()
@@ -117,11 +117,11 @@ async def seen(holds: Callable[[], bool], what: str) -> None:
     await asyncio.to_thread(eventually, holds, what, PATIENCE_S)
 
 
-def tell(reports: Reports, step: int) -> None:
+def tell(reports: RunReports, step: int) -> None:
     """The controller finished a step."""
     reports.status.step = step
-    reports.state(run_pb2.RUN_STATE_RUNNING)
-    reports.touch()
+    reports.set_state(run_pb2.RUN_STATE_RUNNING)
+    reports.mark_changed()
 
 
 def told(kubectl: Program, step: int) -> Callable[[], bool]:
@@ -143,7 +143,7 @@ async def test_the_operator_hears_whoever_has_the_certificate_that_it_asked_for(
     owner = asked["demo-trainer-tls"]["metadata"]["ownerReferences"][0]
     assert (owner["kind"], owner["uid"]) == ("RLRun", run.metadata.uid)
     await asyncio.to_thread(manager.sign, LAB)
-    reports = Reports(run.metadata.uid, 1)
+    reports = RunReports(run.metadata.uid, 1)
     reports.status.phase, reports.status.target_step = "sft", 10
     tell(reports, 3)
     other = Identity(domain="etude.dev", namespace=LAB, run="other", role="trainer")

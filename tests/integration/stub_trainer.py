@@ -13,8 +13,8 @@ from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.common.role_inputs import read_run
 from etude.common.rpc.server import Server
-from etude.trainer.controller.reporting.commands import Orders
-from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.reports import RunReports
 from etude.trainer.controller.reporting.service import NAME, RunService
 from etude.v1 import run_pb2, run_pb2_grpc
 
@@ -30,26 +30,26 @@ class Run:
         self.store = open_store(self.resolved.spec.storage.uri)
         epoch = len(list(self.folder.glob("epoch-*"))) + 1
         (self.folder / f"epoch-{epoch}").touch()
-        self.reports = Reports(self.resolved.uid, epoch)
-        self.orders = Orders(self.resolved.spec, self.resolved.generation)
+        self.reports = RunReports(self.resolved.uid, epoch)
+        self.orders = RunCommands(self.resolved.spec, self.resolved.generation)
 
     async def train(self) -> None:
         phase, status = self.resolved.spec.phases[0], self.reports.status
         status.phase, status.target_step = phase.name, phase.max_steps
         status.step = max((place.step for place in manifest.places(self.store)), default=0)
-        self.reports.state(run_pb2.RUN_STATE_RUNNING)
+        self.reports.set_state(run_pb2.RUN_STATE_RUNNING)
         while status.step < status.target_step:
             await asyncio.sleep(STEP_S)
             if self.orders.suspend is not None:
                 self.save("Suspend")
-                self.reports.state(run_pb2.RUN_STATE_SUSPENDED)
+                self.reports.set_state(run_pb2.RUN_STATE_SUSPENDED)
                 return
             status.step += 1
-            self.reports.touch()
+            self.reports.mark_changed()
             with (self.folder / "steps.txt").open("a") as steps:
                 steps.write(f"{self.reports.epoch} {status.step}\n")
         self.save("Final")
-        self.reports.state(run_pb2.RUN_STATE_DONE)
+        self.reports.set_state(run_pb2.RUN_STATE_DONE)
 
     def save(self, reason: manifest.Reason) -> None:
         """A small but complete checkpoint."""
@@ -70,7 +70,7 @@ class Run:
             ),
         )
         uri = f"{self.resolved.spec.storage.uri}/{prefix.rstrip('/')}"
-        self.reports.checkpoint(found, uri=uri)
+        self.reports.add_checkpoint(found, uri=uri)
 
 
 async def main() -> None:

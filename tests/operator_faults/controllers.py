@@ -14,8 +14,8 @@ from etude.common.checkpoints.manifest import CheckpointManifest, StoredCheckpoi
 from etude.operator import names
 from etude.operator.builders.addresses import PORTS
 from etude.operator.manifests import Manifest, Ref, labels
-from etude.trainer.controller.reporting.commands import Orders
-from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.reports import RunReports
 from etude.trainer.controller.reporting.service import RunService
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 
@@ -41,15 +41,15 @@ class Kept:
     """Until then the run goes on at the step before the last."""
 
 
-class BookedOrders(Orders):
+class BookedOrders(RunCommands):
     """Notes which orders came."""
 
     kept: Kept
 
     @override
-    def take(self, request: run_pb2.CommandRequest) -> None:
+    def accept(self, request: run_pb2.CommandRequest) -> None:
         is_new = request.command_id not in self._seen
-        Orders.take(self, request)
+        RunCommands.accept(self, request)
         if is_new:
             self.kept.orders.append(request.WhichOneof("what") or "")
 
@@ -65,7 +65,7 @@ class Controller:
     async def serve(self, address: str) -> None:
         """Answer on an address and train, until cancelled."""
         self.kept.epoch += 1
-        reports = Reports(self.run.metadata.uid, self.kept.epoch)
+        reports = RunReports(self.run.metadata.uid, self.kept.epoch)
         orders = BookedOrders(self.run.spec, self.run.metadata.generation)
         orders.kept = self.kept
         server = grpc.aio.server(options=OPTIONS)
@@ -81,18 +81,18 @@ class Controller:
         finally:
             await server.stop(0)
 
-    async def _train(self, reports: Reports, orders: Orders) -> None:
+    async def _train(self, reports: RunReports, orders: RunCommands) -> None:
         status = reports.status
         status.phase, status.target_step = self.run.spec.phases[-1].name, LAST_STEP
         status.observed_generation = orders.generation
-        reports.state(run_pb2.RUN_STATE_LOADING)
+        reports.set_state(run_pb2.RUN_STATE_LOADING)
         saved = list(self.kept.saved)
         for step, reason in saved:
             self._tell(reports, step, reason)
         if saved:
             status.step = saved[-1][0]
-            reports.event("Resumed", f"from the checkpoint of step {status.step}")
-        reports.state(run_pb2.RUN_STATE_RUNNING)
+            reports.add_event("Resumed", f"from the checkpoint of step {status.step}")
+        reports.set_state(run_pb2.RUN_STATE_RUNNING)
         await self._seen_running()
         if status.step < LAST_STEP // 2:
             status.step = LAST_STEP // 2
@@ -102,28 +102,30 @@ class Controller:
         if status.step < LAST_STEP:
             status.step = LAST_STEP
             self._save(reports, "Final")
-        reports.state(run_pb2.RUN_STATE_DONE)
+        reports.set_state(run_pb2.RUN_STATE_DONE)
 
-    async def _obey(self, reports: Reports, orders: Orders, training: "asyncio.Task[None]") -> None:
-        await orders.halting.wait()
+    async def _obey(
+        self, reports: RunReports, orders: RunCommands, training: "asyncio.Task[None]"
+    ) -> None:
+        await orders.stop_requested.wait()
         training.cancel()
         reports.status.step += 1
         self._save(reports, "Suspend")
-        reports.state(run_pb2.RUN_STATE_SUSPENDED)
+        reports.set_state(run_pb2.RUN_STATE_SUSPENDED)
 
-    async def _observe(self, reports: Reports, orders: Orders) -> None:
+    async def _observe(self, reports: RunReports, orders: RunCommands) -> None:
         """Say which spec it runs, as soon as it was told of a newer one."""
         while True:
             await asyncio.sleep(0.05)
             if orders.generation > reports.status.observed_generation:
                 reports.status.observed_generation = orders.generation
-                reports.touch()
+                reports.mark_changed()
 
-    def _save(self, reports: Reports, reason: str) -> None:
+    def _save(self, reports: RunReports, reason: str) -> None:
         self.kept.saved.append((reports.status.step, reason))
         self._tell(reports, reports.status.step, reason)
 
-    def _tell(self, reports: Reports, step: int, reason: str) -> None:
+    def _tell(self, reports: RunReports, step: int, reason: str) -> None:
         manifest = CheckpointManifest.model_validate(
             {
                 "run": self.run.metadata.uid,
@@ -138,7 +140,7 @@ class Controller:
         )
         digest = hashlib.sha256(f"{step}".encode()).hexdigest()
         uri = f"{self.run.spec.storage.uri}/{manifest.place.prefix.rstrip('/')}"
-        reports.checkpoint(StoredCheckpoint(manifest, manifest.place.prefix, digest), uri=uri)
+        reports.add_checkpoint(StoredCheckpoint(manifest, manifest.place.prefix, digest), uri=uri)
 
     async def _seen_running(self) -> None:
         metadata = self.run.metadata

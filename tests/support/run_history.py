@@ -5,8 +5,8 @@ import random
 from dataclasses import dataclass, field
 
 from etude.trainer.controller.journal import segments
-from etude.trainer.controller.journal.audit import Audit, audit
-from etude.trainer.controller.journal.ledger import REDRAWN, Ledger, Step
+from etude.trainer.controller.journal.audit import JournalAudit, audit_journal
+from etude.trainer.controller.journal.ledger import REDRAWN, Ledger, StepId
 from etude.v1 import journal_pb2 as pb
 from etude.v1.rewards_pb2 import RewardFault, RewardRecord
 from etude.v1.rollout_pb2 import Rollout
@@ -90,7 +90,7 @@ class History:
         self.steps += 1
         batch = pb.JournalBatch(phase="rl", step=self.steps, group_ids=groups)
         self.add(pb.JournalRecord(batch=batch))
-        self.ledger.forget(Step("rl", self.steps))
+        self.ledger.forget_batch(StepId("rl", self.steps))
         self.add(pb.JournalRecord(step=pb.JournalStep(phase="rl", step=self.steps)))
         self.publish()
 
@@ -128,8 +128,8 @@ def packed(records: list[pb.JournalRecord], *, renumber: bool = True) -> dict[st
     return objects
 
 
-def judged(made: History, records: list[pb.JournalRecord] | None = None) -> Audit:
-    return audit(
+def judged(made: History, records: list[pb.JournalRecord] | None = None) -> JournalAudit:
+    return audit_journal(
         packed(made.records if records is None else records),
         acknowledged=made.acknowledged,
         max_staleness=STALENESS,

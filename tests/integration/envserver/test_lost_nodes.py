@@ -14,7 +14,7 @@ from tests.support.pool_processes import Processes
 from etude.agent.replay import DivergedError
 from etude.agent.turns import ToolCall
 from etude.common.errors import UnavailableError
-from etude.trainer.rollouts.failover import RecoveringEnvironment
+from etude.trainer.rollouts.failover import FailoverEnvironment
 from etude.v1 import environments_pb2
 
 Call = tuple[str, Mapping[str, str]]
@@ -49,7 +49,7 @@ def calls(turn: int) -> list[ToolCall]:
 
 
 async def played(
-    environment: RecoveringEnvironment, turns: Sequence[int], told: list[str]
+    environment: FailoverEnvironment, turns: Sequence[int], told: list[str]
 ) -> list[str]:
     for turn in turns:
         told += [outcome.content for outcome in await environment.run(calls(turn))]
@@ -80,7 +80,7 @@ async def episodes(
         yield made
 
 
-def kill_node_of(processes: Processes, environment: RecoveringEnvironment) -> None:
+def kill_node_of(processes: Processes, environment: FailoverEnvironment) -> None:
     port = int(environment.lease.endpoint.rpartition(":")[2])
     (role,) = (role for role, taken in processes.ports.items() if taken == port)
     processes.kill(role)
@@ -97,7 +97,7 @@ async def begun_on_disk(processes: Processes, lease_id: str) -> None:
 
 
 async def graded(
-    episodes: Episodes, environment: RecoveringEnvironment
+    episodes: Episodes, environment: FailoverEnvironment
 ) -> tuple[environments_pb2.WorkspaceDiff, bytes]:
     diff = environments_pb2.WorkspaceDiff.FromString(await environment.diff())
     job = environments_pb2.GradeJob()

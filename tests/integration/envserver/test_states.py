@@ -9,8 +9,8 @@ from tests.support.pool_client import DEADLINE_S, Pool
 
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
-from etude.trainer.rollouts.outage import Outage
-from etude.trainer.rollouts.snapshot_client import LeaseStates, forks
+from etude.trainer.rollouts.outage import OutageBudget
+from etude.trainer.rollouts.snapshot_client import SnapshotClient, fork_request
 from etude.v1 import environment_state_pb2_grpc, environments_pb2
 from etude.v1.environment_state_pb2 import (
     DropSnapshotsRequest,
@@ -39,8 +39,8 @@ class States:
             self._channels[lease.endpoint] = channels.dial(lease.endpoint)
         return environment_state_pb2_grpc.EnvStateServiceStub(self._channels[lease.endpoint])
 
-    def of(self, lease: environments_pb2.Lease) -> LeaseStates:
-        return LeaseStates(self.stub(lease), lease, Outage(OUTAGE_S), DEADLINE_S)
+    def of(self, lease: environments_pb2.Lease) -> SnapshotClient:
+        return SnapshotClient(self.stub(lease), lease, OutageBudget(OUTAGE_S), DEADLINE_S)
 
     async def close(self) -> None:
         for channel in self._channels.values():
@@ -75,7 +75,7 @@ async def test_a_rollout_is_saved_put_back_and_forked(pool: Pool, states: States
     await pool.turn(parent, ("2", *SPOIL))
     assert "failed" in (await pool.turn(parent, ("3", *TEST)))[0]
 
-    children = await launched(pool, forks(request, "good", count=2))
+    children = await launched(pool, fork_request(request, "good", count=2))
     await states.of(parent).rollback("good")
 
     for lease in (parent, *children):
@@ -171,7 +171,7 @@ async def is_known(pool: Pool, lease: environments_pb2.Lease) -> bool:
 
 async def test_a_client_waits_for_a_node_that_is_away_as_long_as_it_may(states: States) -> None:
     lease = environments_pb2.Lease(lease_id="a", endpoint="127.0.0.1:9")
-    impatient = LeaseStates(states.stub(lease), lease, Outage(0), DEADLINE_S)
+    impatient = SnapshotClient(states.stub(lease), lease, OutageBudget(0), DEADLINE_S)
 
     with pytest.raises(UnavailableError, match=r"node 127\.0\.0\.1:9"):
         await impatient.snapshot("s")

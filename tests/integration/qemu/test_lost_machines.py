@@ -14,7 +14,7 @@ from tests.support.pool_processes import Processes
 from etude.agent.turns import ToolCall
 from etude.common.rpc import channels
 from etude.envserver.images.built_image import BuiltImage
-from etude.trainer.rollouts.failover import RecoveringEnvironment
+from etude.trainer.rollouts.failover import FailoverEnvironment
 from etude.v1 import (
     environment_access_pb2,
     environment_access_pb2_grpc,
@@ -43,7 +43,7 @@ def call(call_id: str, name: str, **arguments: str) -> Sequence[ToolCall]:
 
 
 @contextlib.asynccontextmanager
-async def until_there(environment: RecoveringEnvironment, path: str) -> AsyncIterator[None]:
+async def until_there(environment: FailoverEnvironment, path: str) -> AsyncIterator[None]:
     """End the block once there is a file, as a program in the machine itself sees it.
 
     The program starts before the block: beside a turn that is under way none does.

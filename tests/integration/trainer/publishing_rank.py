@@ -11,7 +11,7 @@ from etude.common.api.run.weights import Weights
 from etude.common.blobs import open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
-from etude.trainer.export.receipts import Base, Receipt, manifest_of
+from etude.trainer.export.receipts import PublishBase, RankReceipt, build_manifest
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
@@ -39,15 +39,15 @@ class Controller:
         self.learner = learner
         self.store = open_store(f"file://{folder}")
         self.rank = rank
-        self.base: Base | None = None
+        self.base: PublishBase | None = None
 
     def publish(self, number: int, epoch: int = 1) -> None:
         version = VersionId(epoch, number)
         receipt = self.learner.encode(version, self.base)
         self.learner.upload(version)
-        receipts: list[Receipt] = [receipt, receipt]
+        receipts: list[RankReceipt] = [receipt, receipt]
         dist.all_gather_object(receipts, receipt)
-        manifest = manifest_of(
+        manifest = build_manifest(
             receipts,
             run=RUN_UID,
             version=version,
@@ -57,7 +57,7 @@ class Controller:
         )
         if self.rank == 0:
             publication.commit(self.store, manifest)
-        self.base = Base(manifest.ref, manifest.schema_sha256)
+        self.base = PublishBase(manifest.ref, manifest.schema_sha256)
         self.learner.export(f"export-{number}")
         dist.barrier()
 

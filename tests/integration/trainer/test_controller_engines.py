@@ -169,7 +169,7 @@ async def engines(replicas: list[Replica]) -> AsyncIterator[Make]:
 
 async def test_every_replica_serves_the_version(replicas: list[Replica], engines: Make) -> None:
     serving = engines()
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     assert [r.live for r in replicas] == [VERSION, VERSION]
     assert serving.rotation == tuple(r.target for r in replicas)
     assert serving.last_pause_s == pytest.approx(0.004)
@@ -180,7 +180,7 @@ async def test_an_engine_that_still_starts_is_waited_for(
 ) -> None:
     replicas[0].refusals = 6
     serving = engines(replicas[0].target)
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     assert replicas[0].live == VERSION
 
 
@@ -189,11 +189,11 @@ async def test_a_replica_that_lags_leaves_rotation_and_comes_back(
 ) -> None:
     replicas[1].delay_s = 30.0
     serving = engines(grace_s=0.2)
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     assert serving.rotation == (replicas[0].target,)
     replicas[1].delay_s = 0.0
     serving.grace_s = 20.0
-    await serving.commit(VersionId(2, 8))
+    await serving.activate(VersionId(2, 8))
     assert len(serving.rotation) == 2
 
 
@@ -203,7 +203,7 @@ async def test_a_refusal_does_not_shorten_the_time_of_the_others(
     replicas[0].error = CorruptError("its disk is bad")
     replicas[1].delay_s = 1.0
     serving = engines(grace_s=0.1)
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     assert serving.rotation == (replicas[1].target,)
     assert "its disk is bad" in caplog.text
 
@@ -212,7 +212,7 @@ async def test_a_dead_replica_does_not_stop_the_others(
     replicas: list[Replica], engines: Make
 ) -> None:
     serving = engines("127.0.0.1:1", replicas[0].target, grace_s=0.5)
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     assert serving.rotation == (replicas[0].target,)
 
 
@@ -221,7 +221,7 @@ async def test_no_engine_in_time_is_an_error_that_names_them(
 ) -> None:
     replicas[0].delay_s = 30.0
     with pytest.raises(EnginesLateError, match=replicas[0].target):
-        await engines(replicas[0].target, timeout_s=0.3).commit(VERSION)
+        await engines(replicas[0].target, timeout_s=0.3).activate(VERSION)
 
 
 async def test_damaged_weights_are_reported_in_the_engines_words(
@@ -231,7 +231,7 @@ async def test_damaged_weights_are_reported_in_the_engines_words(
         "weights/deltas/000002/000000000007/r0000-0123456789abcdef.dlt: content does not match"
     )
     with pytest.raises(UnavailableError, match="content does not match"):
-        await engines(replicas[0].target).commit(VERSION)
+        await engines(replicas[0].target).activate(VERSION)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -245,7 +245,7 @@ async def test_replicas_that_swap_together_are_all_prepared_before_any_commits(
 ) -> None:
     replicas[1].delay_s = 0.3
     serving = engines(together_s=20.0)
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     assert [r.staged_elsewhere for r in replicas] == [[True], [True]]
     assert [r.pinned for r in replicas] == [VERSION, VERSION]
     assert len(serving.rotation) == 2
@@ -256,7 +256,7 @@ async def test_replicas_that_swap_together_wait_for_a_late_one_only_so_long(
 ) -> None:
     replicas[1].delay_s = 1.5
     serving = engines(together_s=0.3)
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     assert serving.rotation == (replicas[0].target,)
     assert not replicas[1].staged_elsewhere
     await until(lambda: len(serving.rotation) == 2)
@@ -268,7 +268,7 @@ async def test_the_time_for_swapping_together_does_not_end_before_one_is_prepare
 ) -> None:
     replicas[0].delay_s, replicas[1].delay_s = 0.5, 30.0
     serving = engines(together_s=0.1)
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     assert serving.rotation == (replicas[0].target,)
 
 
@@ -278,7 +278,7 @@ async def test_a_version_that_half_of_the_replicas_refuse_is_served_by_the_other
     for together_s in (None, 20.0):
         replicas[0].error = CorruptError("state differs")
         serving = engines(together_s=together_s)
-        await serving.commit(VERSION)
+        await serving.activate(VERSION)
         assert serving.rotation == (replicas[1].target,)
 
 
@@ -289,7 +289,7 @@ async def test_a_version_that_most_replicas_refuse_is_refused_in_their_words(
         replica.error = CorruptError("would lead to state ab, its manifest says cd")
     for together_s in (None, 20.0):
         with pytest.raises(VersionRefusedError, match=r"version 2\.7: .* its manifest says cd"):
-            await engines(together_s=together_s).commit(VERSION)
+            await engines(together_s=together_s).activate(VERSION)
 
 
 async def test_replicas_that_cannot_are_not_replicas_that_refuse(
@@ -298,7 +298,7 @@ async def test_replicas_that_cannot_are_not_replicas_that_refuse(
     for replica in replicas:
         replica.error = UnavailableError("no memory")
     with pytest.raises(UnavailableError) as caught:
-        await engines(timeout_s=0.3).commit(VERSION)
+        await engines(timeout_s=0.3).activate(VERSION)
     assert not isinstance(caught.value, VersionRefusedError)
 
 
@@ -306,7 +306,7 @@ async def test_every_replica_that_answers_is_rolled_back(
     replicas: list[Replica], engines: Make
 ) -> None:
     serving = engines("127.0.0.1:1", *(r.target for r in replicas), grace_s=0.5)
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     await serving.roll_back(VersionId(2, 6))
     assert [r.live for r in replicas] == [VersionId(2, 6), VersionId(2, 6)]
 
@@ -315,17 +315,17 @@ async def test_a_replica_far_behind_is_named_until_it_catches_up(
     replicas: list[Replica], engines: Make
 ) -> None:
     serving = engines(grace_s=0.05)
-    await serving.commit(VersionId(2, 7))
-    assert serving.trouble == ""
+    await serving.activate(VersionId(2, 7))
+    assert serving.lag_problem == ""
     replicas[1].delay_s = 30.0
     for number in range(8, 16):
-        await serving.commit(VersionId(2, number))
-        assert serving.trouble == ""
-    await serving.commit(VersionId(2, 16))
-    assert serving.trouble == f"{replicas[1].target} serves 2.7; the newest version is 2.16"
+        await serving.activate(VersionId(2, number))
+        assert serving.lag_problem == ""
+    await serving.activate(VersionId(2, 16))
+    assert serving.lag_problem == f"{replicas[1].target} serves 2.7; the newest version is 2.16"
     replicas[1].delay_s = 0.0
-    await serving.commit(VersionId(2, 17))
-    await until(lambda: serving.trouble == "")
+    await serving.activate(VersionId(2, 17))
+    await until(lambda: serving.lag_problem == "")
 
 
 async def test_a_version_is_announced_to_replicas_that_move_by_themselves(
@@ -342,10 +342,10 @@ async def test_a_replica_that_was_lost_is_not_waited_for_again(
     replicas: list[Replica], engines: Make
 ) -> None:
     serving = engines("127.0.0.1:1", replicas[0].target, grace_s=1.0)
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     serving.grace_s = 1e6
     async with asyncio.timeout(15):
-        await serving.commit(VersionId(2, 8))
+        await serving.activate(VersionId(2, 8))
     assert serving.rotation == (replicas[0].target,)
 
 
@@ -355,16 +355,16 @@ async def test_engines_join_and_leave_with_a_version_and_none_serves_an_older_on
     first, second = replicas
     serving = engines()
     serving.limit = 1
-    await serving.commit(VERSION)
+    await serving.activate(VERSION)
     assert len(serving.rotation) == 1
     assert second.live is None
     serving.limit = 2
     assert len(serving.rotation) == 1, "nothing changes between two versions"
     newer, newest = VersionId(2, 8), VersionId(2, 9)
-    await serving.commit(newer)
+    await serving.activate(newer)
     assert set(serving.rotation) == {first.target, second.target}
     assert [r.live for r in replicas] == [newer, newer]
     serving.limit = 1
-    await serving.commit(newest)
+    await serving.activate(newest)
     assert set(serving.rotation) == {first.target}
     assert [r.live for r in replicas] == [newest, newer]

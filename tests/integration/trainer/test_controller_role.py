@@ -24,7 +24,7 @@ from etude.common.run_folder.record import latest, open_record
 from etude.common.weights import Collector, VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.protocol.retention import ORPHAN_S
-from etude.trainer.controller.journal.audit import audit
+from etude.trainer.controller.journal.audit import audit_journal
 from etude.v1 import run_pb2, run_pb2_grpc
 
 DYING = Path(__file__).with_name("dying")
@@ -202,7 +202,7 @@ async def test_a_killed_trainer_resumes_and_trains_nothing_twice(
 
     store = open_store(f"file://{world}/run")
     objects = {o.key: store.get(o.key) for o in store.list("journal/")}
-    found = audit(objects, max_staleness=2)
+    found = audit_journal(objects, max_staleness=2)
     assert found.findings == []
     assert (found.accepted, found.trained) == (20, 20)
     steps = [r for r in latest(open_record(store).rows()) if r["kind"] == "step"]

@@ -10,7 +10,7 @@ import pytest
 from etude.agent.chat import ChatFormat
 from etude.common.api.run.phases import RolloutPolicy
 from etude.common.api.run.spec import Storage
-from etude.trainer.rollouts.protocol import GroupOrder, WorkerConfig
+from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.worker import RolloutWorker
 from etude.v1 import rollout_pb2
 from etude.v1.journal_pb2 import JournalRollout
@@ -47,9 +47,9 @@ async def worker(partners: Any, model_folder: Path, tmp_path: Path) -> AsyncIter
     await made.close()
 
 
-def order(task_uri: str, *targets: str, count: int = 3, **limits: Any) -> GroupOrder:
+def order(task_uri: str, *targets: str, count: int = 3, **limits: Any) -> GroupRequest:
     policy = {"toolset": "Compact", "max_tokens": 600, "timeout_seconds": 20, "retries": 1}
-    return GroupOrder(
+    return GroupRequest(
         group_id="rl-000007",
         task_id="train/fix-add",
         task_uri=task_uri,
@@ -63,7 +63,7 @@ def order(task_uri: str, *targets: str, count: int = 3, **limits: Any) -> GroupO
     )
 
 
-async def run(worker: RolloutWorker, given: GroupOrder) -> list[JournalRollout]:
+async def run(worker: RolloutWorker, given: GroupRequest) -> list[JournalRollout]:
     result = await worker.run_group(given)
     return [JournalRollout.FromString(data) for data in result.records]
 
@@ -336,10 +336,10 @@ async def test_only_the_missing_siblings_of_a_group_are_run(
 ) -> None:
     given = order(task_uri, partners.target)
     full = await run(worker, given)
-    part = await run(worker, GroupOrder(**{**_fields(given), "indices": (2,)}))
+    part = await run(worker, GroupRequest(**{**_fields(given), "indices": (2,)}))
     assert [r.rollout.index for r in part] == [2]
     assert part[0].rollout.seed == full[2].rollout.seed
 
 
-def _fields(given: GroupOrder) -> dict[str, Any]:
+def _fields(given: GroupRequest) -> dict[str, Any]:
     return {name: getattr(given, name) for name in given.__dataclass_fields__}

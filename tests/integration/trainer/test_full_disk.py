@@ -30,16 +30,16 @@ async def fill_and_make_room(folder: Path) -> None:
     acknowledged = 0
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         writing = tasks.create_task(log.run())
-        while not (trouble := log.patience.trouble):
+        while not (trouble := log.store_retry.problem):
             sequence = log.append(JournalRecord(admit=JournalAdmit(task_id="x" * RECORD_BYTES)))
-            waiting = tasks.create_task(log.durable(sequence))
-            while not waiting.done() and not log.patience.trouble:  # noqa: ASYNC110 - a plain field
+            waiting = tasks.create_task(log.wait_durable(sequence))
+            while not waiting.done() and not log.store_retry.problem:  # noqa: ASYNC110 - a plain field
                 await asyncio.sleep(0.01)
             acknowledged = sequence if waiting.done() else acknowledged
         ballast.unlink()
-        await log.durable()
+        await log.wait_durable()
         writing.cancel()
-    found = write_ahead_log.recover(store, run_uid="run", before_epoch=2, since=0)
+    found = write_ahead_log.recover_records(store, run_uid="run", before_epoch=2, since=0)
     there = [record.sequence for record in found.records]
     sys.stdout.write(json.dumps([trouble, acknowledged, log.last_sequence, there]))
 

@@ -18,9 +18,9 @@ from etude.common.api.run.weights import Weights
 from etude.common.blobs import Store, open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
-from etude.trainer.controller.publishing.versions import Versions
-from etude.trainer.controller.store_retry import Patience
-from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.controller.publishing.versions import VersionChain
+from etude.trainer.controller.store_retry import StoreRetry
+from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
@@ -43,7 +43,7 @@ class OneRank(SimulatedLearners):
     learner: Learner
 
     @override
-    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
+    async def encode(self, version: VersionId, base: PublishBase | None) -> list[RankReceipt]:
         return [await asyncio.to_thread(self.learner.encode, version, base)]
 
     @override
@@ -85,16 +85,19 @@ async def publish_into_a_full_store(folder: Path, scratch: Path) -> None:
         )
     )
     ranks.learner.start_phase(PHASE, 0)
-    versions, patience = Versions(store=store, run_uid="run", holder="a"), Patience(limit_s=60)
+    versions, patience = (
+        VersionChain(store=store, run_uid="run", holder="a"),
+        StoreRetry(limit_s=60),
+    )
     first, second = VersionId(1, 0), VersionId(1, 1)
     found = await versions.encode(ranks, first, step=0, patience=patience)
-    await versions.commit(ranks, found, patience=patience)
+    await versions.upload_and_publish(ranks, found, patience=patience)
     ranks.learner.supervised_step(text())
     fill(folder / "ballast", but_bytes=found.objects[0].size // 2)
     refused = await versions.encode(ranks, second, step=1, patience=patience)
-    publishing = asyncio.create_task(versions.commit(ranks, refused, patience=patience))
+    publishing = asyncio.create_task(versions.upload_and_publish(ranks, refused, patience=patience))
     async with asyncio.timeout(60):
-        while not (trouble := patience.trouble):  # noqa: ASYNC110 - a plain field
+        while not (trouble := patience.problem):  # noqa: ASYNC110 - a plain field
             await asyncio.sleep(0.01)
     listed = payloads(store, second)
     files = [str(file) for file in (folder / "run").rglob(f"{second.number:012d}/*")]
@@ -102,7 +105,7 @@ async def publish_into_a_full_store(folder: Path, scratch: Path) -> None:
     (folder / "ballast").unlink()
     await publishing
     problems = [verdict.problem for verdict in verify(store, scratch)]
-    after = [len(payloads(store, second)), patience.trouble, problems]
+    after = [len(payloads(store, second)), patience.problem, problems]
     sys.stdout.write(json.dumps([trouble, listed, files, chain, *after]))
 
 

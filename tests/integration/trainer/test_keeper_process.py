@@ -19,8 +19,8 @@ from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.trainer import ray_backend
-from etude.trainer.compactor.compactor import KeeperConfig
-from etude.trainer.controller.publishing.compaction import Upkeep
+from etude.trainer.compactor.compactor import CompactorConfig
+from etude.trainer.controller.publishing.compaction import CompactionMonitor
 
 SCHEMA = Schema(grid=1, tensors=(TensorSpec(name="w", dtype="BF16", shape=(64, 64), split="rows"),))
 START_S = 120
@@ -35,17 +35,19 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def upkeep(tmp_path: Path) -> Iterator[Upkeep]:
-    ray_backend.start(None)
-    config = KeeperConfig(
+def upkeep(tmp_path: Path) -> Iterator[CompactionMonitor]:
+    ray_backend.start_ray(None)
+    config = CompactorConfig(
         run="uid-run",
         epoch=1,
         storage=Storage(uri=f"file://{tmp_path}/run"),
         folder=tmp_path / "keeper",
         weights=Weights.model_validate({"keyframeEverySteps": 2}),
     )
-    yield Upkeep(keeping=ray_backend.keeper(config), epoch=1, versions=2, first=0)
-    ray_backend.stop()
+    yield CompactionMonitor(
+        client=ray_backend.create_compactor(config), epoch=1, versions=2, first=0
+    )
+    ray_backend.stop_ray()
 
 
 def keyframes(store: Store) -> list[int]:
@@ -54,30 +56,30 @@ def keyframes(store: Store) -> list[int]:
 
 
 async def test_a_keeper_that_is_killed_is_started_again_and_goes_on(
-    store: Store, upkeep: Upkeep
+    store: Store, upkeep: CompactionMonitor
 ) -> None:
     policy = TrainedPolicy(SCHEMA)
     for number in range(3):
         policy.publish(store, number, complete=number == 0)
         policy.step(0.01)
     async with asyncio.timeout(START_S):
-        assert await upkeep.round()
+        assert await upkeep.run_round()
         assert keyframes(store) == [2]
-        assert isinstance(upkeep.keeping, ray_backend.RayKeeping)
-        pid = _pid(upkeep.keeping.actor)
+        assert isinstance(upkeep.client, ray_backend.RayCompactor)
+        pid = _pid(upkeep.client.actor)
         assert pid != os.getpid()
         os.kill(pid, signal.SIGKILL)
         for number in (3, 4):
             policy.publish(store, number)
             policy.step(0.01)
-        while not await upkeep.round():
+        while not await upkeep.run_round():
             assert upkeep.problem
             await asyncio.sleep(0.5)
         assert keyframes(store) == [2, 4]
-        assert _pid(upkeep.keeping.actor) != pid
+        assert _pid(upkeep.client.actor) != pid
         weights.claim_epoch(store, holder="t2", parent=VersionId(1, 4), reason="takeover")
         with pytest.raises(FencedError):
-            await upkeep.round()
+            await upkeep.run_round()
 
 
 def _pid(actor: ray_backend.Actor) -> int:

@@ -49,7 +49,7 @@ def learners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ray_ba
             (self.folder / f"uploaded-{self.rank}").touch()
 
     monkeypatch.setattr(ray_backend, "LearnerRank", Rank)
-    ray_backend.start(None)
+    ray_backend.start_ray(None)
     configs = [
         LearnerConfig(
             run="run",
@@ -62,8 +62,8 @@ def learners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ray_ba
         )
         for rank in range(2)
     ]
-    yield ray_backend.learners(configs, gpus_per_rank=0)
-    ray_backend.stop()
+    yield ray_backend.create_learners(configs, gpus_per_rank=0)
+    ray_backend.stop_ray()
 
 
 async def test_an_upload_does_not_wait_for_the_step_that_is_under_way(

@@ -13,7 +13,7 @@ from etude.agent.turns import ToolCall
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
 from etude.trainer.rollouts import failover
-from etude.trainer.rollouts.failover import RecoveringEnvironment
+from etude.trainer.rollouts.failover import FailoverEnvironment
 from etude.trainer.rollouts.sandbox_client import EnvironmentLostError
 from etude.v1 import environments_pb2_grpc
 
@@ -31,7 +31,7 @@ async def episodes(partners: Any) -> AsyncIterator[Episodes]:
             yield made
 
 
-async def begun(episodes: Episodes) -> RecoveringEnvironment:
+async def begun(episodes: Episodes) -> FailoverEnvironment:
     environment = await episodes.begin("a")
     await environment.run([WRITE, READ])
     return environment

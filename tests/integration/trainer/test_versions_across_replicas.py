@@ -97,7 +97,7 @@ async def test_replicas_that_follow_do_not_run_ahead_of_those_they_swap_with(
 ) -> None:
     serving = engines_of(targets, commit="Together", commitTimeoutSeconds=20)
     policy.publish(store, 0, complete=True)
-    await serving.commit(V[0])
+    await serving.activate(V[0])
     for number in (1, 2):
         policy.step()
         policy.publish(store, number)
@@ -105,7 +105,7 @@ async def test_replicas_that_follow_do_not_run_ahead_of_those_they_swap_with(
             receiver.hear_of(V[number])
         await asyncio.sleep(0.3)
         assert live(receivers) == [V[number - 1]] * REPLICAS
-        await serving.commit(V[number])
+        await serving.activate(V[number])
         assert live(receivers) == [V[number]] * REPLICAS
     assert [receiver.status.target for receiver in receivers] == [V[2]] * REPLICAS
     await serving.close()
@@ -116,18 +116,18 @@ async def test_a_version_whose_content_is_wrong_is_left_by_all_and_its_successor
 ) -> None:
     serving = engines_of(targets)
     policy.publish(store, 0, complete=True)
-    await serving.commit(V[0])
+    await serving.activate(V[0])
     policy.step()
     lie(store, policy.publish(store, 1))
     with pytest.raises(VersionRefusedError, match="its manifest says 0000"):
-        await serving.commit(V[1])
+        await serving.activate(V[1])
     weights.quarantine(store, V[1], reason="refused")
     epoch = weights.claim_epoch(store, holder="t", parent=V[0], reason="rollback", after=1)
     await serving.roll_back(V[0])
     assert live(receivers) == [V[0]] * REPLICAS
     anew = VersionId(epoch, 2)
     policy.publish(store, 2, epoch=epoch, complete=True)
-    await serving.commit(anew)
+    await serving.activate(anew)
     assert live(receivers) == [anew] * REPLICAS
     states = [(await receiver.engine.swap.scan()).hex() for receiver in receivers]
     assert states == [weights.read_manifest(store, anew).state] * REPLICAS
@@ -139,13 +139,13 @@ async def test_a_replica_that_alone_finds_a_version_wrong_does_not_stop_the_othe
 ) -> None:
     serving = engines_of(targets, commit="Together", commitTimeoutSeconds=2)
     policy.publish(store, 0, complete=True)
-    await serving.commit(V[0])
+    await serving.activate(V[0])
     engine = receivers[1].engine
     assert isinstance(engine, MemoryEngine)
     engine.ranks.words[0]["a.q_proj.weight"][:] ^= 0x55
     policy.step()
     policy.publish(store, 1)
-    await serving.commit(V[1])
+    await serving.activate(V[1])
     assert serving.rotation == (targets[0], targets[2])
     assert [each.replica for each in weights.suspects(store)] == ["inference-1"]
     assert not receivers[1].status.is_ready

@@ -16,7 +16,7 @@ from etude.envserver.broker.warm_targets import (
     apportion,
     ready_by,
 )
-from etude.trainer.controller.admission.forecast import Forecast
+from etude.trainer.controller.admission.forecast import WaveForecast
 from etude.v1 import environments_pb2, plan_pb2
 
 NOW_MS = 1_000_000_000
@@ -323,7 +323,7 @@ class Rhythm:
     """A run with a wave each two minutes that tells its plan as the trainer does, each 5 s, too."""
 
     def __init__(self, *, is_told_first: bool) -> None:
-        self.plans, self.now_s, self._forecast = Plans({"python"}), 0.0, Forecast()
+        self.plans, self.now_s, self._forecast = Plans({"python"}), 0.0, WaveForecast()
         self._is_told_first = is_told_first
 
     def waves(self, *late_s: float) -> list[float]:
@@ -338,11 +338,11 @@ class Rhythm:
 
     def _forecast_step(self, at_s: float) -> None:
         self._until(at_s)
-        self._forecast.stepped(at_s)
+        self._forecast.record_step(at_s)
         self._tell()
 
     def _wave(self) -> None:
-        self._forecast.started(self.now_s)
+        self._forecast.record_wave(self.now_s)
         for tell in (self._tell, self._come)[:: 1 if self._is_told_first else -1]:
             tell()
 

@@ -10,7 +10,7 @@ from etude.common.plans.registry import Plans
 from etude.envserver.broker.hosts import HostState
 from etude.envserver.broker.start_costs import TemplateReadiness
 from etude.envserver.broker.warm_targets import WarmTargets
-from etude.trainer.controller.admission.forecast import Forecast
+from etude.trainer.controller.admission.forecast import WaveForecast
 from etude.v1 import environments_pb2
 
 SIBLINGS, WAVES, STEP_S = 64, 60, 100.0
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 def trained(duration: Callable[[Random], float], *, is_planned: bool) -> Outcome:
     """One run of many waves on one node, second by second."""
-    random, forecast, warming = Random(5), Forecast(), WarmTargets(Plans({"python"}))
+    random, forecast, warming = Random(5), WaveForecast(), WarmTargets(Plans({"python"}))
     node = HostState(node_id="n", slots=256, readiness_by_template={"python": TemplateReadiness()})
     warm = idle = clock = 0
     for wave in range(WAVES):
@@ -55,7 +55,7 @@ def trained(duration: Callable[[Random], float], *, is_planned: bool) -> Outcome
             "python",
             SIBLINGS,
         )
-        forecast.started(float(clock))
+        forecast.record_wave(float(clock))
         plan = forecast.plan(
             [{"python": SIBLINGS}] * 3, now_s=float(clock), now_unix_ms=1000 * clock
         )

@@ -16,20 +16,20 @@ from etude.common.blobs import MemoryStore
 from etude.common.role_inputs import ResolvedRun
 from etude.common.run_folder.record import StoreRecord, latest
 from etude.common.weights import VersionId
-from etude.trainer.compactor.compactor import Keeper, KeeperConfig
-from etude.trainer.compactor.report import KeeperReport, Keeping
+from etude.trainer.compactor.compactor import Compactor, CompactorConfig
+from etude.trainer.compactor.report import CompactorClient, CompactorReport
 from etude.trainer.controller.admission.tasks import Task, TaskOrder
 from etude.trainer.controller.checkpoints.recovery import open_run
-from etude.trainer.controller.checkpoints.saver import Saver
+from etude.trainer.controller.checkpoints.saver import CheckpointSaver
 from etude.trainer.controller.inputs import TaskSets
-from etude.trainer.controller.journal.audit import Audit, audit
+from etude.trainer.controller.journal.audit import JournalAudit, audit_journal
 from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing.compaction import Upkeep
+from etude.trainer.controller.publishing.compaction import CompactionMonitor
 from etude.trainer.controller.publishing.engines import Engines
-from etude.trainer.controller.publishing.versions import Versions
-from etude.trainer.controller.reporting.commands import Orders
-from etude.trainer.controller.reporting.recorder import Recording
-from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.publishing.versions import VersionChain
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.recorder import RunRecorder
+from etude.trainer.controller.reporting.reports import RunReports
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.simulation.workers import SimulatedLearners, SimulatedRollouts
 
@@ -91,14 +91,14 @@ def spec(*, staleness: int = 0, every_steps: int = 2, **fields: object) -> dict[
 
 
 @dataclass
-class Beside(Keeping):
+class Beside(CompactorClient):
     """A keeper in a thread of this process."""
 
-    keeper: Keeper
+    keeper: Compactor
 
     @override
-    async def round(self, epoch: int) -> KeeperReport:
-        return await asyncio.to_thread(self.keeper.round, epoch)
+    async def run_round(self, epoch: int) -> CompactorReport:
+        return await asyncio.to_thread(self.keeper.run_round, epoch)
 
 
 def _task_sets(phases: Sequence[Phase]) -> TaskSets:
@@ -151,25 +151,25 @@ class World:
             learners=learners,
             rollouts=rollouts,
             engines=Engines((), timeout_s=1.0),
-            saver=Saver(self.store, opened.book, learners),
-            versions=Versions(store=self.store, run_uid="run", holder="test"),
-            upkeep=Upkeep(
-                keeping=Beside(self._keeper(resolved, opened.epoch)),
+            saver=CheckpointSaver(self.store, opened.book, learners),
+            versions=VersionChain(store=self.store, run_uid="run", holder="test"),
+            compaction=CompactionMonitor(
+                client=Beside(self._keeper(resolved, opened.epoch)),
                 epoch=opened.epoch,
                 versions=resolved.spec.weights.versions_per_keyframe,
                 first=opened.next_version,
             ),
-            reports=Reports("run", opened.epoch),
-            orders=Orders(resolved.spec, 1),
-            recording=Recording(StoreRecord(self.store)),
+            reports=RunReports("run", opened.epoch),
+            commands=RunCommands(resolved.spec, 1),
+            recorder=RunRecorder(StoreRecord(self.store)),
             chat=self.chat,
         )
         holder.append(run)
         self.runs.append(run)
         return run, _task_sets(phases), opened.checkpoint
 
-    def _keeper(self, resolved: ResolvedRun, epoch: int) -> Keeper:
-        config = KeeperConfig(
+    def _keeper(self, resolved: ResolvedRun, epoch: int) -> Compactor:
+        config = CompactorConfig(
             run="run",
             epoch=epoch,
             storage=resolved.spec.storage,
@@ -177,7 +177,7 @@ class World:
             weights=resolved.spec.weights,
             collect_every_s=0.0,
         )
-        return Keeper(config, store=self.store)
+        return Compactor(config, store=self.store)
 
     async def train(self, prepare: Callable[[Run], None] = lambda _run: None) -> bool:
         run, sets, checkpoint = self.start()
@@ -191,8 +191,8 @@ class World:
         assert isinstance(learners, SimulatedLearners)
         return learners.weights
 
-    def audit(self, **arguments: Any) -> Audit:
-        return audit(self.store.objects, **arguments)
+    def audit(self, **arguments: Any) -> JournalAudit:
+        return audit_journal(self.store.objects, **arguments)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         return [dict(r) for r in latest(StoreRecord(self.store).rows()) if r["kind"] == kind]

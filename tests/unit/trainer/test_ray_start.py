@@ -26,19 +26,19 @@ def test_a_node_that_is_late_on_a_busy_machine_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = failing(2, LATE, monkeypatch)
-    ray_backend.start(None)
+    ray_backend.start_ray(None)
     assert calls == ["init", "shutdown", "init", "shutdown", "init"]
 
 
 def test_a_node_that_is_always_late_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = failing(ray_backend.STARTS, LATE, monkeypatch)
+    calls = failing(ray_backend.START_ATTEMPTS, LATE, monkeypatch)
     with pytest.raises(Exception, match=ray_backend.TOO_SLOW):
-        ray_backend.start(None)
-    assert calls.count("init") == ray_backend.STARTS
+        ray_backend.start_ray(None)
+    assert calls.count("init") == ray_backend.START_ATTEMPTS
 
 
 def test_any_other_failure_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = failing(1, "no memory", monkeypatch)
     with pytest.raises(Exception, match="no memory"):
-        ray_backend.start(None)
+        ray_backend.start_ray(None)
     assert calls == ["init"]

@@ -45,8 +45,8 @@ def _run(settings: Settings) -> int:
     from etude.trainer import ray_backend
     from etude.trainer.controller.lifecycle import serve
 
-    ray_backend.start(settings.ray_address)
+    ray_backend.start_ray(settings.ray_address)
     try:
         return asyncio.run(serve(settings, resolved, inputs))
     finally:
-        ray_backend.stop()
+        ray_backend.stop_ray()

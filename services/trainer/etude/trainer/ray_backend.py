@@ -15,20 +15,20 @@ from typing_extensions import override
 from etude.common.api.run.phases import Phase
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.weights import VersionId
-from etude.trainer.compactor.compactor import KeeperConfig, KeeperProcess
-from etude.trainer.compactor.report import KeeperReport, Keeping
-from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.compactor.compactor import CompactorConfig, CompactorProcess
+from etude.trainer.compactor.report import CompactorClient, CompactorReport
+from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.protocol import LearnerLostError, Learners
 from etude.trainer.learner.rank import LearnerRank
 from etude.trainer.rollouts.protocol import (
-    GroupOrder,
+    GroupRequest,
     GroupResult,
-    Rollouts,
+    RolloutWorkers,
     WorkerConfig,
     WorkerLostError,
-    shares,
+    split_evenly,
 )
 from etude.trainer.rollouts.worker import RolloutWorker
 
@@ -40,7 +40,7 @@ UPLOADS = "uploads"
 OBJECT_STORE_BYTES = 256 << 20
 """Batches travel through it one at a time; Ray spills what does not fit."""
 
-STARTS = 4
+START_ATTEMPTS = 4
 """Attempts at starting a local Ray before its failure ends the run."""
 
 TOO_SLOW = "timed out during startup"
@@ -50,7 +50,7 @@ Actor = Any
 """Ray's handles have no static type."""
 
 
-def start(address: str | None) -> None:
+def start_ray(address: str | None) -> None:
     """Join a Ray cluster, or start one on this machine for this run alone.
 
     Raises:
@@ -59,7 +59,7 @@ def start(address: str | None) -> None:
     if address is not None:
         ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
         return
-    for left in reversed(range(STARTS)):
+    for left in reversed(range(START_ATTEMPTS)):
         try:
             _start_here()
         except Exception as error:
@@ -90,7 +90,7 @@ def _start_here() -> None:
     )
 
 
-def rendezvous() -> str:
+def free_rendezvous() -> str:
     """Address at which the learner ranks meet: a free port of this node, which runs rank 0."""
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -98,18 +98,18 @@ def rendezvous() -> str:
     return f"tcp://{ray.util.get_node_ip_address()}:{port}"
 
 
-def as_raised(error: BaseException) -> BaseException:
+def unwrap_ray_error(error: BaseException) -> BaseException:
     """Unwrap the error that an actor raised; Ray puts the traceback into its message."""
     cause = error.cause if isinstance(error, RayTaskError) else None
     return cause if isinstance(cause, BaseException) else error
 
 
-def stop() -> None:
+def stop_ray() -> None:
     """End every actor, and the cluster if it is local."""
     ray.shutdown()
 
 
-def learners(configs: Sequence[LearnerConfig], *, gpus_per_rank: int) -> "RayLearners":
+def create_learners(configs: Sequence[LearnerConfig], *, gpus_per_rank: int) -> "RayLearners":
     """Start one actor per rank. A rank that dies ends the run's process, which then resumes."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "num_gpus": gpus_per_rank, "max_restarts": 0}
@@ -124,32 +124,32 @@ def learners(configs: Sequence[LearnerConfig], *, gpus_per_rank: int) -> "RayLea
     return RayLearners(ranks, [rank.load.remote() for rank in ranks])
 
 
-def rollouts(config: WorkerConfig, *, workers: int) -> "RayRollouts":
+def create_rollout_workers(config: WorkerConfig, *, workers: int) -> "RayRollouts":
     """Start workers that share the load; Ray restarts one that dies."""
     options = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": 100_000}
     actor = ray.remote(RolloutWorker).options(**options)
     return RayRollouts([_Worker(actor.remote(config)) for _ in range(workers)])
 
 
-def keeper(config: KeeperConfig) -> "RayKeeping":
+def create_compactor(config: CompactorConfig) -> "RayCompactor":
     """Start the compactor on the controller's node and disk; Ray restarts it if it dies."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
-    return RayKeeping(ray.remote(KeeperProcess).options(**options).remote(config))
+    return RayCompactor(ray.remote(CompactorProcess).options(**options).remote(config))
 
 
 @dataclass(slots=True)
-class RayKeeping(Keeping):
+class RayCompactor(CompactorClient):
     """The compactor as an actor."""
 
     actor: Actor
 
     @override
-    async def round(self, epoch: int) -> KeeperReport:
+    async def run_round(self, epoch: int) -> CompactorReport:
         try:
-            report: KeeperReport = await self.actor.run_round.remote(epoch)
+            report: CompactorReport = await self.actor.run_round.remote(epoch)
         except RayTaskError as error:
-            raise as_raised(error) from error
+            raise unwrap_ray_error(error) from error
         return report
 
 
@@ -169,7 +169,7 @@ class RayLearners(Learners):
         self, method: str, *arguments: object, group: str | None = None
     ) -> list[Any]:
         # One copy in the object store, however many ranks read it.
-        shared = [_shared(argument) for argument in arguments]
+        shared = [_put_shared(argument) for argument in arguments]
         try:
             await asyncio.gather(*self.loading)
             methods = [getattr(rank, method) for rank in self.ranks]
@@ -181,7 +181,7 @@ class RayLearners(Learners):
             reason = str(error).partition("\n")[0]
             raise LearnerLostError(f"a learner rank died in {method}: {reason}") from error
         except RayTaskError as error:
-            raise as_raised(error) from error
+            raise unwrap_ray_error(error) from error
 
     @override
     async def start_phase(self, phase: Phase, step: int) -> None:
@@ -198,8 +198,8 @@ class RayLearners(Learners):
         return result
 
     @override
-    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
-        receipts: list[Receipt] = await self._answers("encode", version, base)
+    async def encode(self, version: VersionId, base: PublishBase | None) -> list[RankReceipt]:
+        receipts: list[RankReceipt] = await self._answers("encode", version, base)
         return receipts
 
     @override
@@ -221,7 +221,7 @@ class RayLearners(Learners):
         return objects
 
 
-def _shared(argument: object) -> object:
+def _put_shared(argument: object) -> object:
     return ray.put(argument) if isinstance(argument, PolicyBatch) else argument
 
 
@@ -242,7 +242,7 @@ CLOSE_S = 10.0
 
 
 @dataclass(slots=True)
-class RayRollouts(Rollouts):
+class RayRollouts(RolloutWorkers):
     """Rollout workers; each request goes to the least loaded one."""
 
     workers: list[_Worker]
@@ -254,15 +254,15 @@ class RayRollouts(Rollouts):
             await asyncio.wait(goodbyes, timeout=CLOSE_S)
 
     @override
-    async def run(self, order: GroupOrder) -> GroupResult:
-        parts = shares(order.limits.max_concurrent, len(self.workers))
+    async def run(self, order: GroupRequest) -> GroupResult:
+        parts = split_evenly(order.limits.max_concurrent, len(self.workers))
         share, worker = min(zip(parts, self.workers, strict=False), key=lambda part: part[1].load)
         worker.load += len(order.indices)
         reference = worker.actor.run_group.remote(replace(order, share=share))
         try:
             result: GroupResult = await reference
         except RayActorError as error:
-            await self._revived(worker)
+            await self._await_restart(worker)
             raise WorkerLostError("its rollout worker died and was restarted") from error
         except asyncio.CancelledError:
             ray.cancel(reference)
@@ -271,20 +271,20 @@ class RayRollouts(Rollouts):
             worker.load -= len(order.indices)
         return result
 
-    async def _revived(self, worker: _Worker) -> None:
+    async def _await_restart(self, worker: _Worker) -> None:
         """Wait until a lost worker answers again; before that it would only lose the next attempt.
 
         Raises:
             WorkerLostError: it did not come back in time.
         """
         try:
-            await asyncio.wait_for(_answer(worker.actor), REVIVAL_S)
+            await asyncio.wait_for(_ping_until_answered(worker.actor), REVIVAL_S)
         except TimeoutError as error:
             what = f"its rollout worker died and did not come back within {REVIVAL_S:.0f} s"
             raise WorkerLostError(what) from error
 
 
-async def _answer(actor: Actor) -> None:
+async def _ping_until_answered(actor: Actor) -> None:
     while True:
         try:
             await actor.ping.remote()

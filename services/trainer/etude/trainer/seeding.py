@@ -6,7 +6,7 @@ _ROUNDS = 4
 """Luby and Rackoff: four rounds make a pseudo-random permutation of a keyed function."""
 
 
-def permuted(index: int, *, size: int, seed: int) -> int:
+def permute_index(index: int, *, size: int, seed: int) -> int:
     """Map an index through a pseudo-random permutation of [0, size).
 
     Raises:
@@ -27,11 +27,11 @@ def _feistel(value: int, *, half: int, seed: int) -> int:
     mask = (1 << half) - 1
     left, right = value >> half, value & mask
     for turn in range(_ROUNDS):
-        left, right = right, left ^ (derived_seed(seed, turn, right) & mask)
+        left, right = right, left ^ (derive_seed(seed, turn, right) & mask)
     return left << half | right
 
 
-def derived_seed(seed: int, *parts: int | str) -> int:
+def derive_seed(seed: int, *parts: int | str) -> int:
     """Derive a 63-bit seed for one purpose from the seed of a whole phase."""
     text = "\0".join([str(seed), *map(str, parts)]).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

@@ -15,12 +15,12 @@ ALL = np.ones(6, dtype=np.bool_)
 
 
 def test_the_centred_advantage_is_reward_minus_group_mean() -> None:
-    values = advantages.centred(REWARDS, groups=GROUPS, valid=ALL)
+    values = advantages.centred_rewards(REWARDS, groups=GROUPS, valid=ALL)
     assert values.tolist() == pytest.approx([0.5, -0.5, -0.5, 0.5, 0, 0])
 
 
 def test_the_standardised_advantage_is_in_units_of_the_unbiased_spread() -> None:
-    values = advantages.standardised(REWARDS, groups=GROUPS, valid=ALL)
+    values = advantages.normalised_rewards(REWARDS, groups=GROUPS, valid=ALL)
     spread = np.std(REWARDS[:4], ddof=1)
     assert values[:4].tolist() == pytest.approx((REWARDS[:4] - 0.5) / spread, rel=1e-5)
     assert values[4:].tolist() == [0, 0]
@@ -32,7 +32,8 @@ def test_leave_one_out_is_reward_minus_the_mean_of_the_siblings() -> None:
 
 
 @pytest.mark.parametrize(
-    "estimate", [advantages.centred, advantages.standardised, advantages.leave_one_out]
+    "estimate",
+    [advantages.centred_rewards, advantages.normalised_rewards, advantages.leave_one_out],
 )
 def test_a_masked_rollout_changes_nothing_and_gets_nothing(
     estimate: Callable[..., advantages.Reals],
@@ -50,14 +51,18 @@ def test_a_masked_rollout_changes_nothing_and_gets_nothing(
 
 def test_a_rollout_without_a_valid_sibling_takes_no_part() -> None:
     valid = np.array([True, True, True, True, True, False])
-    assert advantages.taking_part(GROUPS, valid).tolist() == [True] * 4 + [False] * 2
+    assert advantages.takes_part(GROUPS, valid).tolist() == [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize("reward", [0.1, 0.7, 1e6 / 3, -1 / 3])
 def test_equal_rewards_give_exactly_zero(reward: float) -> None:
     rewards = np.full(7, reward)
     groups, valid = np.zeros(7, dtype=np.int64), np.ones(7, dtype=np.bool_)
-    for estimate in (advantages.centred, advantages.standardised, advantages.leave_one_out):
+    for estimate in (
+        advantages.centred_rewards,
+        advantages.normalised_rewards,
+        advantages.leave_one_out,
+    ):
         assert not estimate(rewards, groups=groups, valid=valid).any()
 
 
@@ -71,7 +76,7 @@ def test_advantages_of_a_group_sum_to_zero_and_ignore_a_common_shift(
     values = np.array(rewards)
     groups = np.zeros(len(values), dtype=np.int64)
     valid = np.ones(len(values), dtype=np.bool_)
-    centred = advantages.centred(values, groups=groups, valid=valid)
+    centred = advantages.centred_rewards(values, groups=groups, valid=valid)
     assert centred.sum() == pytest.approx(0, abs=1e-8)
-    shifted = advantages.centred(values + shift, groups=groups, valid=valid)
+    shifted = advantages.centred_rewards(values + shift, groups=groups, valid=valid)
     assert shifted == pytest.approx(centred, abs=1e-8)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from etude.common.api.run.algorithms import Correction
 from etude.trainer.algorithms import aggregation, importance_sampling, kl, losses
-from etude.trainer.learner.objective import token_weights
+from etude.trainer.learner.objective import correction_weights
 
 
 class Fixture(NamedTuple):
@@ -68,7 +68,7 @@ def test_the_constant_denominator_has_the_gradient_of_two_other_libraries(
     fixture: Fixture,
 ) -> None:
     counts = fixture.mask.sum(dim=1).numpy()
-    weights = torch.from_numpy(aggregation.constant(counts, scale=7))[:, None]
+    weights = torch.from_numpy(aggregation.constant_weights(counts, scale=7))[:, None]
     assert gradient_norm(fixture, clipped(fixture), weights) == pytest.approx(
         0.2096151339, abs=1e-10
     )
@@ -76,7 +76,7 @@ def test_the_constant_denominator_has_the_gradient_of_two_other_libraries(
 
 def test_the_mean_per_rollout_has_the_gradient_of_another_library(fixture: Fixture) -> None:
     counts = fixture.mask.sum(dim=1).numpy()
-    weights = torch.from_numpy(aggregation.rollout_mean(counts))[:, None]
+    weights = torch.from_numpy(aggregation.rollout_mean_weights(counts))[:, None]
     assert gradient_norm(fixture, clipped(fixture), weights) == pytest.approx(
         0.2210367546, abs=1e-10
     )
@@ -86,7 +86,7 @@ def test_the_policy_gradient_has_the_gradient_of_another_librarys_unclipped_surr
     fixture: Fixture,
 ) -> None:
     counts = fixture.mask.sum(dim=1).numpy()
-    weights = torch.from_numpy(aggregation.constant(counts, scale=7))[:, None]
+    weights = torch.from_numpy(aggregation.constant_weights(counts, scale=7))[:, None]
     values = losses.policy_gradient(
         fixture.logprobs, anchor=fixture.old, advantages=fixture.advantages
     ).values
@@ -103,14 +103,14 @@ def test_the_policy_gradient_has_the_gradient_of_another_librarys_unclipped_surr
 def test_a_correction_has_the_gradient_of_three_other_libraries(
     fixture: Fixture, correction: Correction, norm: float
 ) -> None:
-    rho = token_weights(fixture.old, fixture.sampler, correction=correction)
+    rho = correction_weights(fixture.old, fixture.sampler, correction=correction)
     assert rho is not None
     weights = rho / fixture.mask.sum()
     assert gradient_norm(fixture, clipped(fixture), weights) == pytest.approx(norm, abs=1e-10)
 
 
 def test_without_a_correction_no_weight_is_computed(fixture: Fixture) -> None:
-    assert token_weights(fixture.old, fixture.sampler, correction=Correction()) is None
+    assert correction_weights(fixture.old, fixture.sampler, correction=Correction()) is None
 
 
 def test_a_clipped_token_has_no_gradient_and_an_unclipped_one_has(fixture: Fixture) -> None:
@@ -139,20 +139,22 @@ def test_no_difference_of_log_probs_overflows(
 
 def test_ice_pop_drops_what_truncation_keeps() -> None:
     rho = torch.tensor([0.1, 0.5, 1.0, 2.0, 9.0])
-    assert importance_sampling.truncated(rho, high=2).tolist() == pytest.approx([0.1, 0.5, 1, 2, 2])
-    assert importance_sampling.ice_pop(rho, low=0.5, high=2).tolist() == pytest.approx(
+    assert importance_sampling.truncated_weights(rho, high=2).tolist() == pytest.approx(
+        [0.1, 0.5, 1, 2, 2]
+    )
+    assert importance_sampling.ice_pop_weights(rho, low=0.5, high=2).tolist() == pytest.approx(
         [0, 0.5, 1, 2, 0]
     )
 
 
 def test_the_constant_denominator_counts_rollouts_with_a_trained_token() -> None:
-    assert aggregation.constant(np.array([3, 0, 5]), scale=64).tolist() == [1 / 128] * 3
+    assert aggregation.constant_weights(np.array([3, 0, 5]), scale=64).tolist() == [1 / 128] * 3
 
 
 def test_no_trained_token_at_all_divides_by_nothing() -> None:
     nothing = np.zeros(2, dtype=np.int64)
-    assert np.isfinite(aggregation.constant(nothing, scale=64)).all()
-    assert np.isfinite(aggregation.rollout_mean(nothing)).all()
+    assert np.isfinite(aggregation.constant_weights(nothing, scale=64)).all()
+    assert np.isfinite(aggregation.rollout_mean_weights(nothing)).all()
 
 
 def test_the_penalty_in_the_reward_has_the_gradient_of_the_divergence() -> None:
@@ -161,7 +163,7 @@ def test_the_penalty_in_the_reward_has_the_gradient_of_the_divergence() -> None:
     reference = torch.tensor([0.1, 0.4, -0.3], dtype=torch.float64).log_softmax(0)
     logprobs = logits.log_softmax(0)
     probabilities = logprobs.exp()
-    penalty = kl.penalty(logprobs, reference, coefficient=1.0)
+    penalty = kl.kl_penalty(logprobs, reference, coefficient=1.0)
     assert not penalty.requires_grad
     objective = (probabilities.detach() * penalty * logprobs).sum()
     divergence = (probabilities * (logprobs - reference)).sum()
@@ -173,6 +175,6 @@ def test_the_penalty_in_the_reward_has_the_gradient_of_the_divergence() -> None:
 def test_the_reported_divergence_is_never_negative_and_unbiased() -> None:
     p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     q = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
-    values = kl.k3(q.log() - p.log())
+    values = kl.k3_estimate(q.log() - p.log())
     assert (values >= 0).all()
     assert float((p * values).sum()) == pytest.approx(float((p * (p / q).log()).sum()))

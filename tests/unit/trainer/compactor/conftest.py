@@ -20,7 +20,7 @@ from etude.common.weights.tensors.digest import NOTHING, Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, word_type
-from etude.trainer.compactor.compactor import Keeper, KeeperConfig
+from etude.trainer.compactor.compactor import Compactor, CompactorConfig
 from etude.trainer.export.delta_packer import Packer, Shard, words_of
 
 SCHEMA = Schema(
@@ -142,7 +142,7 @@ def trained() -> Trained:
 
 
 @pytest.fixture
-def keep(tmp_path: Path) -> Callable[..., Keeper]:
+def keep(tmp_path: Path) -> Callable[..., Compactor]:
     """A keeper over a store; further arguments are settings."""
 
     def make(
@@ -154,8 +154,8 @@ def keep(tmp_path: Path) -> Callable[..., Keeper]:
         clock: Callable[[], float] = lambda: 0.0,
         collect_every_s: float = 0.0,
         **given: Any,
-    ) -> Keeper:
-        config = KeeperConfig(
+    ) -> Compactor:
+        config = CompactorConfig(
             run="run",
             epoch=epoch,
             storage=Storage.model_validate({"uri": "file:///unused"}),
@@ -165,6 +165,6 @@ def keep(tmp_path: Path) -> Callable[..., Keeper]:
             retry_s=0.0,
             part_bytes=part_bytes,
         )
-        return Keeper(config, store=store, clock=clock)
+        return Compactor(config, store=store, clock=clock)
 
     return make

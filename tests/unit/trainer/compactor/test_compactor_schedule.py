@@ -11,16 +11,16 @@ from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import Folded, Listing
 from etude.common.weights.protocol.plan import Step, cheapest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
-from etude.trainer.compactor.parts import parts
-from etude.trainer.compactor.report import Failure, KeeperReport, overdue
+from etude.trainer.compactor.parts import split_parts
+from etude.trainer.compactor.report import CompactorFailure, CompactorReport, describe_overdue
 from etude.trainer.compactor.schedule import (
     EMPTY,
-    Cadence,
     ChainState,
-    chain_state,
-    is_due,
-    route,
+    KeyframeCadence,
+    is_keyframe_due,
+    measure_chain,
     strides_at,
+    versions_to_visit,
 )
 
 V0, V5, V9 = (VersionId(1, number) for number in (0, 5, 9))
@@ -34,8 +34,10 @@ def of(*, versions: int = 0, num_bytes: int = 0, anchor_bytes: int = 0) -> Chain
     return ChainState(V9, V0, anchor_bytes, versions, num_bytes)
 
 
-def report(state: ChainState, *failures: Failure, is_overdue: bool = False) -> KeeperReport:
-    return KeeperReport(
+def report(
+    state: ChainState, *failures: CompactorFailure, is_overdue: bool = False
+) -> CompactorReport:
+    return CompactorReport(
         state, is_overdue, cut_off_at=None, written=(), collected=0, failures=failures
     )
 
@@ -43,12 +45,12 @@ def report(state: ChainState, *failures: Failure, is_overdue: bool = False) -> K
 def test_a_chain_is_counted_from_the_last_complete_copy() -> None:
     chain = [VersionId(1, number) for number in range(10)]
     listing = Listing(payloads={each: [info(10 + each.number)] for each in chain}, complete={V0})
-    assert chain_state(chain, listing) == ChainState(V9, V0, 10, 9, sum(range(11, 20)))
+    assert measure_chain(chain, listing) == ChainState(V9, V0, 10, 9, sum(range(11, 20)))
     listing.keyframes[V5] = Folded(None, [info(1000)])
-    assert chain_state(chain, listing).anchor == V0  # it has no record yet
+    assert measure_chain(chain, listing).anchor == V0  # it has no record yet
     listing.keyframes[V5].record = info(3)
-    assert chain_state(chain, listing) == ChainState(V9, V5, 1000, 4, 16 + 17 + 18 + 19)
-    assert chain_state([], listing) == EMPTY
+    assert measure_chain(chain, listing) == ChainState(V9, V5, 1000, 4, 16 + 17 + 18 + 19)
+    assert measure_chain([], listing) == EMPTY
 
 
 @pytest.mark.parametrize(
@@ -65,20 +67,22 @@ def test_a_chain_is_counted_from_the_last_complete_copy() -> None:
     ],
 )
 def test_a_keyframe_is_due_by_count_or_by_bytes(state: ChainState, *, due: bool) -> None:
-    assert is_due(state, Cadence(100, 0.5), model_bytes=2000) is due
+    assert is_keyframe_due(state, KeyframeCadence(100, 0.5), model_bytes=2000) is due
 
 
 def test_a_keyframe_is_overdue_at_twice_its_cadence() -> None:
-    cadence = Cadence(100, 0.5)
-    assert not is_due(of(versions=199, anchor_bytes=1000), cadence, 0, times=2)
-    assert is_due(of(versions=200, anchor_bytes=1000), cadence, 0, times=2)
-    assert not is_due(of(versions=9, num_bytes=999, anchor_bytes=1000), cadence, 0, times=2)
-    assert is_due(of(versions=9, num_bytes=1000, anchor_bytes=1000), cadence, 0, times=2)
+    cadence = KeyframeCadence(100, 0.5)
+    assert not is_keyframe_due(of(versions=199, anchor_bytes=1000), cadence, 0, times=2)
+    assert is_keyframe_due(of(versions=200, anchor_bytes=1000), cadence, 0, times=2)
+    assert not is_keyframe_due(
+        of(versions=9, num_bytes=999, anchor_bytes=1000), cadence, 0, times=2
+    )
+    assert is_keyframe_due(of(versions=9, num_bytes=1000, anchor_bytes=1000), cadence, 0, times=2)
 
 
 def test_what_keeps_a_keyframe_from_being_written_is_said() -> None:
-    late = report(of(versions=3), Failure("keyframe", "disk full"), is_overdue=True)
-    found = overdue(late, newest=9, first=0, versions=2)
+    late = report(of(versions=3), CompactorFailure("keyframe", "disk full"), is_overdue=True)
+    found = describe_overdue(late, newest=9, first=0, versions=2)
     assert found == (
         "3 versions were published since the last complete copy, one is due every 2:"
         " keyframe: disk full"
@@ -87,20 +91,22 @@ def test_what_keeps_a_keyframe_from_being_written_is_said() -> None:
 
 def test_a_keeper_that_does_not_answer_is_noticed_by_what_was_published_meanwhile() -> None:
     seen = report(of(versions=10))
-    assert overdue(seen, newest=198, first=0, versions=100) == ""
-    assert "the compactor does not answer" in overdue(seen, newest=199, first=0, versions=100)
-    assert overdue(None, newest=250, first=51, versions=100) == ""
-    assert "200 versions" in overdue(None, newest=251, first=51, versions=100)
+    assert describe_overdue(seen, newest=198, first=0, versions=100) == ""
+    assert "the compactor does not answer" in describe_overdue(
+        seen, newest=199, first=0, versions=100
+    )
+    assert describe_overdue(None, newest=250, first=51, versions=100) == ""
+    assert "200 versions" in describe_overdue(None, newest=251, first=51, versions=100)
 
 
 def test_a_copy_that_is_near_goes_over_each_version_and_one_that_is_far_jumps() -> None:
     chain = [VersionId(1, number) for number in range(10)]
-    assert route(chain, V5, most=4) == chain[6:]
-    assert route(chain, V5, most=3) == [V9]
-    assert route(chain, None, most=99) == [V9]
-    assert route(chain, VersionId(2, 3), most=99) == [V9]
-    assert route(chain, V9, most=99) == []
-    assert route([], V9, most=99) == []
+    assert versions_to_visit(chain, V5, most=4) == chain[6:]
+    assert versions_to_visit(chain, V5, most=3) == [V9]
+    assert versions_to_visit(chain, None, most=99) == [V9]
+    assert versions_to_visit(chain, VersionId(2, 3), most=99) == [V9]
+    assert versions_to_visit(chain, V9, most=99) == []
+    assert versions_to_visit([], V9, most=99) == []
 
 
 @given(st.integers(0, 10_000))
@@ -151,7 +157,7 @@ def test_parts_hold_every_element_once_and_none_is_much_larger_than_it_may_be(
     sizes = [spec.num_bytes for spec in specs]
     part_bytes = data.draw(st.integers(200, 20_000))
     seen = [0] * len(specs)
-    for part in parts(schema, sizes, part_bytes=part_bytes):
+    for part in split_parts(schema, sizes, part_bytes=part_bytes):
         assert part
         for tensor, shard in part:
             assert shard.start == seen[tensor] < shard.stop

@@ -14,7 +14,7 @@ from etude.common.weights.replicas.patches import Patch, Prepared
 from etude.common.weights.tensors.digest import NOTHING
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words, word_type
-from etude.trainer.compactor.folding import Window, Windows
+from etude.trainer.compactor.folding import FoldWindow, FoldWindows
 from etude.trainer.export.tile_grouping import Shard
 
 SCHEMA = Schema(
@@ -67,7 +67,7 @@ def test_a_window_knows_what_every_touched_element_was_before(
     other: int,
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / f"window{next(_FOLDERS)}"
-    window = Window(ref(0), SCHEMA, folder)
+    window = FoldWindow(ref(0), SCHEMA, folder)
     rng = np.random.default_rng(3)
     words = {name: rng.integers(0, 200, w.size).astype(w.dtype) for name, w in zeros().items()}
     before = {name: each.tolist() for name, each in words.items()}
@@ -77,36 +77,36 @@ def test_a_window_knows_what_every_touched_element_was_before(
         seen[name] |= places
     for tensor, spec in enumerate(SCHEMA.tensors):
         start, stop = sorted((min(one, spec.elements), min(other, spec.elements)))
-        found = window.within(tensor, Shard(start, stop))
+        found = window.touched_in(tensor, Shard(start, stop))
         expected = sorted(place for place in seen[spec.name] if start <= place < stop)
         assert found.flat.tolist() == expected
         assert found.old.tolist() == [before[spec.name][place] for place in expected]
-    assert window.touched == [len(seen[name]) for name in "abc"]
-    assert window.is_worth == (sum(map(len, seen.values())) <= 30 // 4)
+    assert window.touched_counts == [len(seen[name]) for name in "abc"]
+    assert window.is_worthwhile == (sum(map(len, seen.values())) <= 30 // 4)
     window.close()
     assert not folder.exists()
 
 
 def test_windows_are_dropped_where_the_chain_is_broken(tmp_path: Path) -> None:
-    windows = Windows((2,), tmp_path / "windows")
+    windows = FoldWindows((2,), tmp_path / "windows")
     words = zeros()
-    assert list(windows.ended(ref(0))) == []
-    windows.begin(ref(0), SCHEMA)
+    assert list(windows.closing_windows(ref(0))) == []
+    windows.open_windows(ref(0), SCHEMA)
     windows.touch(edge(ref(0), ref(1)), written(words, "a", [1]))
-    assert list(windows.ended(ref(1))) == []
+    assert list(windows.closing_windows(ref(1))) == []
     windows.touch(edge(ref(7), ref(8)), written(words, "a", [2]))
-    assert list(windows.ended(ref(8))) == []
+    assert list(windows.closing_windows(ref(8))) == []
 
 
 def test_a_new_name_for_the_same_weights_breaks_no_chain(tmp_path: Path) -> None:
-    windows = Windows((2,), tmp_path / "windows")
+    windows = FoldWindows((2,), tmp_path / "windows")
     words = zeros()
-    windows.begin(ref(0), SCHEMA)
+    windows.open_windows(ref(0), SCHEMA)
     windows.touch(edge(ref(0), ref(1)), written(words, "a", [1]))
     renamed = ref(3, epoch=2, state=1)
-    assert list(windows.ended(renamed)) == []
+    assert list(windows.closing_windows(renamed)) == []
     windows.touch(edge(renamed, ref(4, epoch=2)), written(words, "a", [2]))
-    (window,) = windows.ended(ref(4, epoch=2))
+    (window,) = windows.closing_windows(ref(4, epoch=2))
     assert window.base == ref(0)
-    assert window.within(0, Shard(0, 21)).flat.tolist() == [1, 2]
+    assert window.touched_in(0, Shard(0, 21)).flat.tolist() == [1, 2]
     assert VersionId(1, 0) == window.base.version

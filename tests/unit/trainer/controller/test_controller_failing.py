@@ -8,7 +8,7 @@ from typing_extensions import Buffer, override
 
 from etude.common.blobs import DeniedError, MemoryStore
 from etude.common.errors import StoreError
-from etude.trainer.controller.lifecycle import give_up
+from etude.trainer.controller.lifecycle import report_failure
 from etude.trainer.controller.program import train
 from etude.trainer.controller.run import root_cause
 from etude.v1 import run_pb2
@@ -42,7 +42,7 @@ async def exit_code(world: Any, *, unread: str = "\0") -> int:
     run.reports.state(run_pb2.RUN_STATE_LOADING)
     with pytest.raises(ExceptionGroup) as caught:
         await train(run, sets, checkpoint=checkpoint)
-    return give_up(run, root_cause(caught.value))
+    return report_failure(run, root_cause(caught.value))
 
 
 @pytest.mark.parametrize("every_steps", [2, 3])

@@ -16,7 +16,7 @@ from etude.common.role_inputs import ResolvedRun
 from etude.common.weights import claim_epoch
 from etude.trainer.controller import inputs
 from etude.trainer.controller.inputs import find_inputs
-from etude.trainer.controller.phases.evaluation import due
+from etude.trainer.controller.phases.evaluation import due_pass
 from etude.trainer.main import main
 from etude.trainer.settings import Settings
 
@@ -192,16 +192,16 @@ def evaluation(**changed: Any) -> Evaluation:
 
 def test_the_first_and_the_last_evaluation_take_all_tasks_and_a_greedy_pass() -> None:
     for step in (0, 25):
-        assert due(evaluation(), step=step, last_step=25) == (None, True)
+        assert due_pass(evaluation(), step=step, last_step=25) == (None, True)
 
 
 def test_evaluations_between_are_limited_and_sampled_only() -> None:
-    assert due(evaluation(), step=10, last_step=25) == (2, False)
-    assert due(evaluation(), step=11, last_step=25) is None
+    assert due_pass(evaluation(), step=10, last_step=25) == (2, False)
+    assert due_pass(evaluation(), step=11, last_step=25) is None
 
 
 @pytest.mark.parametrize(("greedy", "expected"), [("Always", True), ("Never", False)])
 def test_the_greedy_pass_follows_its_setting(greedy: str, *, expected: bool) -> None:
-    found = due(evaluation(greedy=greedy), step=10, last_step=25)
+    found = due_pass(evaluation(greedy=greedy), step=10, last_step=25)
     assert found is not None
     assert found.is_greedy is expected

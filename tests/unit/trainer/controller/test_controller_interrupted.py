@@ -131,10 +131,10 @@ def told(run: Run, how: str) -> Callable[[], None]:
     """Has the run end as an operator's order, or the end of its pod, does."""
     loop = asyncio.get_running_loop()
     orders = {
-        "suspend": lambda: run.orders.take(
+        "suspend": lambda: run.commands.accept(
             run_pb2.CommandRequest(command_id="1", suspend=run_pb2.SuspendRun(checkpoint=True))
         ),
-        "delete": run.orders.stop,
+        "delete": run.commands.request_stop,
     }
 
     def tell() -> None:

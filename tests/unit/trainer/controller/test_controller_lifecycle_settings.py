@@ -67,7 +67,7 @@ def test_learners_and_the_keeper_have_the_settings_of_the_run(
 ) -> None:
     (learner,) = lifecycle._learner_configs(settings, resolved, inputs)
     assert learner.weights == resolved.spec.weights
-    keeper = lifecycle._keeper_config(settings, resolved, 7)
+    keeper = lifecycle._compactor_config(settings, resolved, 7)
     assert (keeper.weights, keeper.epoch) == (resolved.spec.weights, 7)
 
 
@@ -81,12 +81,12 @@ async def test_the_controller_waits_for_engines_and_keyframes_as_the_run_says(
     settings: Settings, resolved: ResolvedRun, inputs: Inputs, world: Any
 ) -> None:
     before, _, _ = world.start()
-    parts = lifecycle.Parts(before.learners, before.rollouts, before.upkeep.keeping)
+    parts = lifecycle.Backends(before.learners, before.rollouts, before.upkeep.keeping)
     phases = resolved.spec.phases
     opened = open_run(inputs.store, run_uid="run", phases=phases, holder="test")
     run = lifecycle._assemble(settings, resolved, inputs, opened, parts)
     assert (run.engines.timeout_s, run.engines.together_s) == (77, 11)
-    assert run.upkeep.versions == 91 // 3
+    assert run.compaction.versions == 91 // 3
     await run.engines.close()
 
 

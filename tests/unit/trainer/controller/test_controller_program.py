@@ -133,8 +133,8 @@ async def test_suspend_saves_and_resume_goes_on_to_the_same_weights(
 
         def suspend() -> None:
             if len(learners.trained) == SFT_STEPS + 2:
-                run.orders.take(request)
-                run.orders.take(request)
+                run.commands.accept(request)
+                run.commands.accept(request)
 
         learners.after_step = suspend
 
@@ -154,7 +154,7 @@ async def test_configure_changes_the_cadence_and_echoes_the_generation(
     def prepare(run: Run) -> None:
         changed = json.dumps(make_world(every_steps=1).spec)
         order = run_pb2.ConfigureRun(spec_json=changed, generation=7)
-        run.orders.take(run_pb2.CommandRequest(command_id="c", configure=order))
+        run.commands.accept(run_pb2.CommandRequest(command_id="c", configure=order))
 
     await world.train(prepare)
     assert world.runs[0].reports.status.observed_generation == 7
@@ -169,7 +169,7 @@ async def test_a_checkpoint_on_command_is_written_at_the_next_step(make_world: M
 
     def prepare(run: Run) -> None:
         order = run_pb2.CommandRequest(command_id="1", checkpoint=run_pb2.CheckpointNow())
-        run.orders.take(order)
+        run.commands.accept(order)
 
     await world.train(prepare)
     happenings = world.runs[0].reports._happenings

@@ -18,7 +18,7 @@ from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import InfraFailuresError, MismatchError
 from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing.pipeline import bring_out, publish
+from etude.trainer.controller.publishing.pipeline import publish, publish_encoded
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
@@ -231,7 +231,7 @@ async def test_an_evaluation_that_was_added_is_measured(
     rl = run.resolved.spec.phases[1]
     run.enter(rl)
     async with asyncio.TaskGroup() as group:
-        worker = group.create_task(run.in_flight.run(lambda each: bring_out(run, each)))
+        worker = group.create_task(run.in_flight.run(lambda each: publish_encoded(run, each)))
         await publish(run, is_served=True)
         assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
         worker.cancel()

@@ -6,7 +6,12 @@ import pytest
 
 from etude.common.blobs import Deadlines
 from etude.common.errors import StoreError
-from etude.trainer.controller.store_retry import BELIEVED_S, LONGEST_PAUSE_S, Patience, Refusal
+from etude.trainer.controller.store_retry import (
+    BELIEVED_S,
+    LONGEST_PAUSE_S,
+    StoreRefusal,
+    StoreRetry,
+)
 
 HOURS_S = 6 * 3_600
 
@@ -14,7 +19,7 @@ HOURS_S = 6 * 3_600
 class Away:
     """A store that answers after so many seconds, on a clock of its own."""
 
-    def __init__(self, patience: Patience, seconds: float) -> None:
+    def __init__(self, patience: StoreRetry, seconds: float) -> None:
         self.patience, self.left_s = patience, seconds
         self.said: set[str] = set()
         self.pauses: list[float] = []
@@ -27,7 +32,7 @@ class Away:
         self.pauses.append(seconds)
 
     async def work(self) -> str:
-        self.said.add(self.patience.trouble)
+        self.said.add(self.patience.problem)
         if self.left_s > 0:
             raise StoreError("the store is being moved")
         return "stored"
@@ -35,33 +40,33 @@ class Away:
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Away:
-    store = Away(Patience(), HOURS_S)
+    store = Away(StoreRetry(), HOURS_S)
     monkeypatch.setattr(asyncio, "sleep", store.sleep)
     return store
 
 
 async def test_a_store_that_is_away_for_hours_is_waited_for(away: Away) -> None:
-    assert await away.patience.keep_trying("version 1.7", away.work) == "stored"
+    assert await away.patience.retry("version 1.7", away.work) == "stored"
     assert sum(away.pauses) >= HOURS_S
     assert max(away.pauses) == LONGEST_PAUSE_S
 
 
 async def test_what_the_store_said_is_told_for_as_long_as_it_is_away(away: Away) -> None:
-    await away.patience.keep_trying("version 1.7", away.work)
+    await away.patience.retry("version 1.7", away.work)
     assert away.said == {"", "the store is being moved"}
-    assert away.patience.trouble == ""
+    assert away.patience.problem == ""
 
 
 async def test_whoever_may_not_wait_gives_up_at_its_limit(away: Away) -> None:
     away.patience.limit_s = 60.0
     with pytest.raises(StoreError, match="being moved"):
-        await away.patience.keep_trying("the marks", away.work)
+        await away.patience.retry("the marks", away.work)
     assert 60.0 <= sum(away.pauses) < 60.0 + LONGEST_PAUSE_S
 
 
 async def test_a_try_that_never_returns_is_no_wait_for_the_store_for_ever() -> None:
     now_s, tries = [0.0], 0
-    patience = Patience(refusal=Refusal(lambda: now_s[0]))
+    patience = StoreRetry(refusal=StoreRefusal(lambda: now_s[0]))
     hangs = asyncio.Event()
 
     async def work() -> None:
@@ -72,12 +77,12 @@ async def test_a_try_that_never_returns_is_no_wait_for_the_store_for_ever() -> N
         hangs.set()
         await asyncio.Event().wait()
 
-    trying = asyncio.create_task(patience.keep_trying("version 1.7", work))
+    trying = asyncio.create_task(patience.retry("version 1.7", work))
     await asyncio.wait_for(hangs.wait(), 10)
     now_s[0] = BELIEVED_S - 1
-    assert patience.trouble == "slow down"
+    assert patience.problem == "slow down"
     now_s[0] = BELIEVED_S + 1
-    assert patience.trouble == ""
+    assert patience.problem == ""
     trying.cancel()
 
 

@@ -22,7 +22,7 @@ from etude.common.weights.replicas.live_weights import LiveWeights, identity_reg
 from etude.common.weights.tensors.schema import parse_schema
 from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.export import hf_folder
-from etude.trainer.export.receipts import Base, Receipt, manifest_of
+from etude.trainer.export.receipts import PublishBase, RankReceipt, build_manifest
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
 
@@ -62,21 +62,21 @@ class Chain:
         self.store = store
         self.epoch = epoch
         self.number = 0
-        self.base: Base | None = None
+        self.base: PublishBase | None = None
 
     def publish(self, learner: Learner) -> WeightManifest:
         receipt = self.upload(learner)
         assert len(receipt.model_dump_json()) <= 1024
         return self.commit(receipt)
 
-    def upload(self, learner: Learner) -> Receipt:
+    def upload(self, learner: Learner) -> RankReceipt:
         version = VersionId(self.epoch, self.number)
         receipt = learner.encode(version, self.base)
         learner.upload(version)
         return receipt
 
-    def commit(self, receipt: Receipt) -> WeightManifest:
-        manifest = manifest_of(
+    def commit(self, receipt: RankReceipt) -> WeightManifest:
+        manifest = build_manifest(
             [receipt],
             run="uid",
             version=VersionId(self.epoch, self.number),
@@ -85,7 +85,7 @@ class Chain:
             base=self.base.ref if self.base else None,
         )
         publication.commit(self.store, manifest)
-        self.base = Base(manifest.ref, manifest.schema_sha256)
+        self.base = PublishBase(manifest.ref, manifest.schema_sha256)
         self.number += 1
         return manifest
 
@@ -119,7 +119,7 @@ class Reader:
     def assert_equal(self, learner: Learner) -> None:
         """Its words are those that an export of the learner has."""
         dtype = learner._config.weights.dtype
-        expected = hf_folder.published_tensors(learner.policy, learner._ranks, dtype=dtype)
+        expected = hf_folder.gather_published_tensors(learner.policy, learner._ranks, dtype=dtype)
         assert self.words.keys() == {tensor.name for tensor in expected}
         for tensor in expected:
             assert self.words[tensor.name].tobytes() == bytes(tensor.data)

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.trainer.export import change_tracker
-from etude.trainer.export.change_tracker import MOST_TOUCHED, Touched, Tracker, Whole
+from etude.trainer.export.change_tracker import (
+    MOST_TOUCHED,
+    ChangeTracker,
+    OldShard,
+    TouchedElements,
+)
 
 SIZE = 300
 
@@ -26,29 +31,31 @@ def test_the_first_old_bits_of_every_touched_place_are_kept(
 ) -> None:
     words = np.arange(SIZE, dtype=np.uint16)
     base = words.copy()
-    watch = Tracker()
-    watch.rearm()
+    watch = ChangeTracker()
+    watch.take_changes()
     touched: set[int] = set()
     taken: change_tracker.Changes = {}
     for number, step in enumerate(drawn):
         if number == cut:
-            taken = watch.rearm()
+            taken = watch.take_changes()
         before = words.copy()
         for place, value in step.items():
             words[place] = value
         touched |= set(np.flatnonzero(words != before).tolist())
         watch.record("w", bits(before), bits(words))
-    found = change_tracker.joined(taken, watch.rearm(), elements={"w": SIZE}).get("w", ())
+    found = change_tracker.merge_changes(taken, watch.take_changes(), elements={"w": SIZE}).get(
+        "w", ()
+    )
     if found is None:
         # Two lists that are too long together: the bits between them are known no more.
         assert len(touched) > SIZE * MOST_TOUCHED
-    elif isinstance(found, Whole):
+    elif isinstance(found, OldShard):
         assert len(touched) > SIZE * MOST_TOUCHED
         assert np.array_equal(found.old, base)
     elif not touched:
         assert found == ()
     else:
-        assert isinstance(found, Touched)
+        assert isinstance(found, TouchedElements)
         assert found.flat.tolist() == sorted(touched)
         assert np.array_equal(found.old, base[found.flat])
 
@@ -61,7 +68,7 @@ def test_differences_are_found_in_every_width_and_at_both_ends(
     new = old.copy()
     places = [0, 63, 64, 127, 199]
     new[places] = -1
-    found = change_tracker.differences(torch.from_numpy(old), torch.from_numpy(new))
+    found = change_tracker.find_differences(torch.from_numpy(old), torch.from_numpy(new))
     assert found is not None
     assert found.flat.tolist() == places
     assert found.old.tolist() == [0, 63, 64, 127, int(np.uint64(199) if dtype != np.int8 else 199)]
@@ -69,7 +76,7 @@ def test_differences_are_found_in_every_width_and_at_both_ends(
 
 def test_a_shard_without_elements_never_changes() -> None:
     nothing = torch.empty(0, dtype=torch.int16)
-    found = change_tracker.differences(nothing, nothing)
+    found = change_tracker.find_differences(nothing, nothing)
     assert found is not None
     assert found.flat.size == 0
 
@@ -77,9 +84,9 @@ def test_a_shard_without_elements_never_changes() -> None:
 def test_of_a_parameter_that_changed_too_much_all_old_bits_are_kept_until_the_next_version() -> (
     None
 ):
-    watch = Tracker()
+    watch = ChangeTracker()
     assert not watch.wants("w")
-    watch.rearm()
+    watch.take_changes()
     old = np.arange(100, dtype=np.uint16)
     few = old.copy()
     few[[3, 50]] = 1000
@@ -88,8 +95,8 @@ def test_of_a_parameter_that_changed_too_much_all_old_bits_are_kept_until_the_ne
     watch.record("w", bits(few), bits(few + np.uint16(1)))
     assert not watch.wants("w")
     assert watch.wants("v")
-    found = watch.rearm()["w"]
-    assert isinstance(found, Whole)
+    found = watch.take_changes()["w"]
+    assert isinstance(found, OldShard)
     assert np.array_equal(found.old, old)
     assert watch.wants("w")
     watch.disarm()
@@ -97,28 +104,28 @@ def test_of_a_parameter_that_changed_too_much_all_old_bits_are_kept_until_the_ne
 
 
 def test_beyond_a_limit_parameters_that_changed_too_much_are_forgotten() -> None:
-    watch = Tracker(most_kept_bytes=300)
-    watch.rearm()
+    watch = ChangeTracker(most_kept_bytes=300)
+    watch.take_changes()
     old = np.zeros(100, np.uint16)
     for name in ("u", "v"):
         watch.record(name, bits(old), bits(old + np.uint16(1)))
         assert not watch.wants(name)
-    found = watch.rearm()
-    assert isinstance(found["u"], Whole)
+    found = watch.take_changes()
+    assert isinstance(found["u"], OldShard)
     assert found["v"] is None
     # The bits of the next version are another matter.
     watch.record("v", bits(old), bits(old + np.uint16(1)))
-    assert isinstance(watch.rearm()["v"], Whole)
+    assert isinstance(watch.take_changes()["v"], OldShard)
 
 
 def test_old_bits_of_the_first_period_win_over_those_of_the_next() -> None:
     base = np.arange(8, dtype=np.uint16)
-    first = Touched(np.array([1, 5]), base[[1, 5]])
-    then = Whole(np.where(np.isin(base, [1, 5]), 77, base).astype(np.uint16))
-    found = change_tracker.merged(first, then, elements=8)
-    assert isinstance(found, Whole)
+    first = TouchedElements(np.array([1, 5]), base[[1, 5]])
+    then = OldShard(np.where(np.isin(base, [1, 5]), 77, base).astype(np.uint16))
+    found = change_tracker.merge_touched(first, then, elements=8)
+    assert isinstance(found, OldShard)
     assert np.array_equal(found.old, base)
-    assert change_tracker.merged(found, first, elements=8) is found
-    assert change_tracker.merged(found, None, elements=8) is found
-    assert change_tracker.merged(first, None, elements=8) is None
-    assert change_tracker.merged(None, then, elements=8) is None
+    assert change_tracker.merge_touched(found, first, elements=8) is found
+    assert change_tracker.merge_touched(found, None, elements=8) is found
+    assert change_tracker.merge_touched(first, None, elements=8) is None
+    assert change_tracker.merge_touched(None, then, elements=8) is None

@@ -17,7 +17,7 @@ from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import WeightManifest
 from etude.trainer.export import hf_folder
-from etude.trainer.export.receipts import Base, manifest_of
+from etude.trainer.export.receipts import PublishBase, build_manifest
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.learner import Learner
 
@@ -48,7 +48,7 @@ class Ahead:
         self.inner = learner._publisher._store
         self.store: Store = FaultyStore(self.inner, faults)
         learner._publisher._store = self.store
-        self.base: Base | None = None
+        self.base: PublishBase | None = None
         self.waiting: list[WeightManifest] = []
         self.expected: dict[VersionId, Words] = {}
         self.number = 0
@@ -56,7 +56,7 @@ class Ahead:
     def encode(self) -> None:
         version = VersionId(1, self.number)
         self.number += 1
-        manifest = manifest_of(
+        manifest = build_manifest(
             [self.learner.encode(version, self.base)],
             run="uid",
             version=version,
@@ -64,11 +64,11 @@ class Ahead:
             holder="test",
             base=self.base.ref if self.base else None,
         )
-        self.base = Base(manifest.ref, manifest.schema_sha256)
+        self.base = PublishBase(manifest.ref, manifest.schema_sha256)
         self.waiting.append(manifest)
         self.expected[version] = {
             tensor.name: bytes(tensor.data)
-            for tensor in hf_folder.published_tensors(
+            for tensor in hf_folder.gather_published_tensors(
                 self.learner.policy, self.learner._ranks, dtype="BFloat16"
             )
         }

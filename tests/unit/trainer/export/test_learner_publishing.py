@@ -12,7 +12,7 @@ import torch
 
 from etude.common.blobs import Store
 from etude.trainer.export import publisher
-from etude.trainer.export.change_tracker import Tracker
+from etude.trainer.export.change_tracker import ChangeTracker
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.learner import Learner
 
@@ -88,7 +88,7 @@ def test_weights_that_all_changed_are_moved_from_the_version_before(
 def test_weights_that_all_changed_and_are_too_many_to_be_kept_need_no_earlier_version(
     build: Build, chain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "Tracker", partial(Tracker, most_kept_bytes=0))
+    monkeypatch.setattr(publisher, "Tracker", partial(ChangeTracker, most_kept_bytes=0))
     learner = build(dtype="Float32")
     learner.start_phase(phase("1e-2"), 0)
     chain.publish(learner)
@@ -131,7 +131,7 @@ def test_changes_are_coded_as_the_run_has_it(
 
 @pytest.mark.parametrize("grid", [1, 4])
 def test_tiles_are_cut_for_the_grid_that_the_run_has(build: Build, grid: int) -> None:
-    assert build(advanced={"tileGrid": grid})._publisher._own().schema.grid == grid
+    assert build(advanced={"tileGrid": grid})._publisher._get_packer().schema.grid == grid
 
 
 def test_publishing_again_gives_the_same_bytes(build: Build, chain: Any, store: Store) -> None:
@@ -171,7 +171,7 @@ def test_tensors_that_the_checkpoints_layout_scatters_are_sent_whole(
     experts: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("etude.trainer.model.checkpoint_layout._tiles", lambda *_: False)
+    monkeypatch.setattr("etude.trainer.model.checkpoint_layout._covers_all", lambda *_: False)
     learner = build(model=experts)
     learner.start_phase(phase("1e-6"), 0)
     reader.follow(chain.publish(learner))

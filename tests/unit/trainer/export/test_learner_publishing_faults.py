@@ -135,12 +135,12 @@ def test_weights_that_are_no_numbers_are_not_published(
     before = [info.key for info in store.list("weights/")]
     norm = learner.policy.model.get_parameter("model.norm.weight")
     kept = norm.detach().clone()
-    with learner._publisher.watching("model.model.norm.weight", norm), torch.no_grad():
+    with learner._publisher.observe_step("model.model.norm.weight", norm), torch.no_grad():
         norm[3] = torch.nan
     with pytest.raises(NonFiniteWeightsError, match=r"version 1\.1 .* 1 weights are NaN"):
         chain.publish(learner)
     assert [info.key for info in store.list("weights/")] == before
-    with learner._publisher.watching("model.model.norm.weight", norm), torch.no_grad():
+    with learner._publisher.observe_step("model.model.norm.weight", norm), torch.no_grad():
         norm.copy_(kept)
     reader.follow(chain.publish(learner))
     reader.assert_equal(learner)

@@ -13,9 +13,9 @@ from typing_extensions import override
 from etude.common.blobs import Store
 from etude.common.weights import VersionId
 from etude.trainer.export.publisher import Publisher
-from etude.trainer.export.receipts import PeerFailedError, Receipt
-from etude.trainer.export.shard_packer import Packed, Share
-from etude.trainer.model.fsdp import Ranks
+from etude.trainer.export.receipts import PeerFailedError, RankReceipt
+from etude.trainer.export.shard_packer import PackedShard, ShardPacker
+from etude.trainer.model.fsdp import RankGroup
 
 PATIENCE_S = 60.0
 """For a peer; collectives of real ranks wait much longer."""
@@ -30,7 +30,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Threads(Ranks):
+class Threads(RankGroup):
     """A rank that is a thread of this process."""
 
     meeting: Meeting
@@ -45,7 +45,7 @@ class Threads(Ranks):
         return found
 
 
-def encode(publisher: Publisher) -> Receipt | Exception:
+def encode(publisher: Publisher) -> RankReceipt | Exception:
     try:
         return publisher.encode(VersionId(1, 0), None)
     except (MemoryError, PeerFailedError) as error:
@@ -66,16 +66,16 @@ def test_a_rank_that_fails_while_it_packs_fails_all_of_them_at_once(
         )
         for rank in range(2)
     ]
-    broken = publishers[failing]._own()
-    healthy = Share.packed
+    broken = publishers[failing]._get_packer()
+    healthy = ShardPacker.pack
 
-    def packed(share: Share, *arguments: Any, **named: Any) -> Packed:
+    def packed(share: ShardPacker, *arguments: Any, **named: Any) -> PackedShard:
         if share is broken:
             raise MemoryError("no room for the blocks")
         return healthy(share, *arguments, **named)
 
     with ThreadPoolExecutor(2) as pool:
-        monkeypatch.setattr(Share, "packed", packed)
+        monkeypatch.setattr(ShardPacker, "packed", packed)
         errors = list(pool.map(encode, publishers))
         assert isinstance(errors[failing], MemoryError)
         assert isinstance(errors[1 - failing], PeerFailedError)
@@ -83,4 +83,4 @@ def test_a_rank_that_fails_while_it_packs_fails_all_of_them_at_once(
         # Nobody was left behind: the next try has both of them, and gives a whole version.
         monkeypatch.undo()
         receipts = list(pool.map(encode, publishers))
-    assert all(isinstance(found, Receipt) and found.is_complete for found in receipts)
+    assert all(isinstance(found, RankReceipt) and found.is_complete for found in receipts)

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from etude.common.api.run.phases import Phase
 from etude.trainer.learner.optimiser import Optimiser
-from etude.trainer.model.parameters import Steps, parameters_by_name
+from etude.trainer.model.parameters import StepObserver, parameters_by_name
 from etude.trainer.model.policy import Policy, load_policy
 
 MODEL = Path(__file__).parents[3] / "data" / "tiny-model"
@@ -25,7 +25,7 @@ PHASE = Phase.model_validate(
 )
 
 
-class Watch(Steps):
+class Watch(StepObserver):
     """Wants some parameters, and notes the order."""
 
     def __init__(self, every: int) -> None:
@@ -38,7 +38,7 @@ class Watch(Steps):
 
     @override
     @contextmanager
-    def watching(self, name: str, parameter: torch.Tensor) -> Iterator[None]:
+    def observe_step(self, name: str, parameter: torch.Tensor) -> Iterator[None]:
         before = parameter.detach().clone()
         yield
         self.seen.append(name)
@@ -78,7 +78,7 @@ def test_watched_and_unwatched_steps_are_those_of_torch_bit_for_bit(every: int) 
         gradients(theirs, step)
         optimiser.apply(step=step, loss=1.0)
         for group in oracle.param_groups:
-            group["lr"] = optimiser.rate(step)
+            group["lr"] = optimiser.rate_at(step)
         oracle.step()
     expected = parameters_by_name(theirs)
     for name, parameter in parameters_by_name(ours).items():
@@ -95,9 +95,9 @@ def test_prepared_moments_have_the_names_and_shapes_of_grown_ones() -> None:
     grown, prepared = Optimiser(policy, PHASE), Optimiser(policy, PHASE)
     gradients(policy, 0)
     grown.apply(step=0, loss=1.0)
-    prepared.prepare(updates=1)
+    prepared.reset_moments(updates=1)
     assert prepared.updates == grown.updates == 1
     shapes = [{n: t.shape for n, t in each.moments().items()} for each in (grown, prepared)]
     assert shapes[0] == shapes[1]
-    prepared.prepare(updates=0)
+    prepared.reset_moments(updates=0)
     assert prepared.moments() == {}

@@ -12,7 +12,7 @@ from etude.common.api.run.phases import Phase
 from etude.common.api.run.spec import Storage
 from etude.common.errors import UserError
 from etude.trainer.learner.batches import SupervisedSequence
-from etude.trainer.learner.dataset import BUCKET_BATCHES, Corpus, load_corpus
+from etude.trainer.learner.dataset import BUCKET_BATCHES, SupervisedDataset, load_dataset
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def phase(uri: str, **fields: object) -> Phase:
     )
 
 
-def load(tmp_path: Path, chat: ChatFormat, *lines: str, context: int = 64) -> Corpus:
+def load(tmp_path: Path, chat: ChatFormat, *lines: str, context: int = 64) -> SupervisedDataset:
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     storage = Storage(uri=f"file://{tmp_path}/run")
-    return load_corpus(
+    return load_dataset(
         phase(f"file://{tmp_path}/data.jsonl"), chat=chat, context=context, storage=storage
     )
 
@@ -84,7 +84,7 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path, chat: ChatFormat) -> N
     with pytest.raises(UserError, match="holds no sequence"):
         load(tmp_path, chat)
     with pytest.raises(UserError, match="is missing"):
-        load_corpus(
+        load_dataset(
             phase(f"file://{tmp_path}/nothing.jsonl"),
             chat=chat,
             context=64,
@@ -94,7 +94,7 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path, chat: ChatFormat) -> N
 
 def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, chat: ChatFormat) -> None:
     with pytest.raises(UserError, match=r"cannot be read: Is a directory"):
-        load_corpus(
+        load_dataset(
             phase(tmp_path.as_uri()),
             chat=chat,
             context=64,
@@ -102,7 +102,7 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, chat: ChatForm
         )
 
 
-def corpus(size: int, *, batch_size: int = 4, seed: int = 3) -> Corpus:
+def corpus(size: int, *, batch_size: int = 4, seed: int = 3) -> SupervisedDataset:
     def sequence(index: int) -> SupervisedSequence:
         length = 1 + index * 7 % 50
         return SupervisedSequence(
@@ -110,10 +110,10 @@ def corpus(size: int, *, batch_size: int = 4, seed: int = 3) -> Corpus:
         )
 
     sequences = tuple(sequence(index) for index in range(size))
-    return Corpus(sequences=sequences, batch_size=batch_size, seed=seed)
+    return SupervisedDataset(sequences=sequences, batch_size=batch_size, seed=seed)
 
 
-def names(data: Corpus, step: int) -> list[int]:
+def names(data: SupervisedDataset, step: int) -> list[int]:
     return [int(sequence.token_ids[0]) for sequence in data.batch(step)]
 
 

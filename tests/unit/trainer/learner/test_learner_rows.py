@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from etude.common.api.run.phases import Algorithm
 from etude.common.errors import InvalidFieldError
 from etude.trainer.algorithms.base import AlgorithmSteps
-from etude.trainer.algorithms.registry import chosen
+from etude.trainer.algorithms.registry import build_algorithm
 from etude.trainer.learner.batches import (
     PolicyBatch,
     PolicySequence,
@@ -24,7 +24,7 @@ from etude.v1 import rollout_pb2
 
 
 def algorithm(name: str = "DrGRPO", **parameters: Any) -> AlgorithmSteps:
-    return chosen(
+    return build_algorithm(
         Algorithm.model_validate({"name": name, "parameters": parameters}), max_tokens=480
     )
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from etude.common.api.run.phases import Algorithm
 from etude.common.api.run.spec import Storage
 from etude.common.errors import InvalidFieldError, UserError, WrongStateError
-from etude.trainer.algorithms.registry import chosen
+from etude.trainer.algorithms.registry import build_algorithm
 from etude.trainer.learner.batches import (
     NonFiniteLossError,
     PolicyBatch,
@@ -23,11 +23,11 @@ from etude.trainer.learner.batches import (
     SupervisedSequence,
 )
 from etude.trainer.learner.config import LearnerConfig
-from etude.trainer.learner.gradients import accumulate
+from etude.trainer.learner.gradients import accumulate_gradients
 from etude.trainer.learner.learner import Learner
-from etude.trainer.learner.objective import PolicyObjective, imitation
-from etude.trainer.learner.rows import Row, policy_rows, supervised_rows
-from etude.trainer.model.fsdp import Ranks
+from etude.trainer.learner.objective import PolicyObjective, imitation_loss
+from etude.trainer.learner.rows import TrainingRow, policy_rows, supervised_rows
+from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.parameters import parameters_by_name
 from etude.trainer.model.policy import load_policy
 
@@ -122,20 +122,22 @@ def exact_logprobs(learner: Learner, token_ids: np.ndarray) -> np.ndarray:
     return found
 
 
-def alone() -> Ranks:
-    return Ranks(rank=0, size=1, device=torch.device("cpu"))
+def alone() -> RankGroup:
+    return RankGroup(rank=0, size=1, device=torch.device("cpu"))
 
 
-def gradient(rows: list[Row], objective: Any, *, max_tokens: int) -> tuple[float, torch.Tensor]:
+def gradient(
+    rows: list[TrainingRow], objective: Any, *, max_tokens: int
+) -> tuple[float, torch.Tensor]:
     policy = load_policy(MODEL, seed=5)
-    loss = accumulate(policy, rows, objective, ranks=alone(), max_tokens=max_tokens)
+    loss = accumulate_gradients(policy, rows, objective, ranks=alone(), max_tokens=max_tokens)
     parts = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
     return loss, torch.cat(parts)
 
 
 @pytest.mark.parametrize("max_tokens", [64, 30, 7])
 def test_the_gradient_does_not_depend_on_the_microbatches(max_tokens: int) -> None:
-    algorithm = chosen(Algorithm.model_validate({"name": "GRPO"}), max_tokens=64)
+    algorithm = build_algorithm(Algorithm.model_validate({"name": "GRPO"}), max_tokens=64)
     rows = policy_rows(rollouts(), algorithm).rows
     whole, expected = gradient(
         rows, PolicyObjective(algorithm=algorithm, reference=None), max_tokens=10_000
@@ -150,7 +152,9 @@ def test_the_gradient_does_not_depend_on_the_microbatches(max_tokens: int) -> No
 @settings(max_examples=5)  # each example is several backward passes
 @given(shares=st.lists(st.integers(0, 2), min_size=4, max_size=4))
 def test_the_gradient_does_not_depend_on_who_trains_which_sequence(shares: list[int]) -> None:
-    algorithm = chosen(Algorithm.model_validate({"parameters": {"lossScale": 8}}), max_tokens=64)
+    algorithm = build_algorithm(
+        Algorithm.model_validate({"parameters": {"lossScale": 8}}), max_tokens=64
+    )
     rows = policy_rows(rollouts(), algorithm).rows
     whole = PolicyObjective(algorithm=algorithm, reference=None)
     _, expected = gradient(rows, whole, max_tokens=10_000)
@@ -173,7 +177,7 @@ def test_the_supervised_loss_is_the_weighted_mean_over_the_whole_batch() -> None
         total = total + (losses * torch.from_numpy(sequence.weights[1:])).sum()
     expected = float(total.detach()) / sum(float(s.weights[1:].sum()) for s in sequences)
     for max_tokens in (10_000, 25):
-        loss, _ = gradient(supervised_rows(sequences), imitation, max_tokens=max_tokens)
+        loss, _ = gradient(supervised_rows(sequences), imitation_loss, max_tokens=max_tokens)
         assert loss == pytest.approx(expected, abs=1e-5)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.trainer.learner.sequence_packing import plan
+from etude.trainer.learner.sequence_packing import plan_microbatches
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=40)
 
@@ -13,7 +13,7 @@ LENGTHS = st.lists(st.integers(1, 300), max_size=40)
 def test_every_sequence_is_in_exactly_one_microbatch(
     lengths: list[int], ranks: int, max_tokens: int
 ) -> None:
-    shares = plan(lengths, ranks=ranks, max_tokens=max_tokens)
+    shares = plan_microbatches(lengths, ranks=ranks, max_tokens=max_tokens)
     found = sorted(index for share in shares for batch in share for index in batch)
     assert found == list(range(len(lengths)))
 
@@ -22,7 +22,7 @@ def test_every_sequence_is_in_exactly_one_microbatch(
 def test_ranks_meet_in_equally_many_microbatches_within_the_limit(
     lengths: list[int], ranks: int, max_tokens: int
 ) -> None:
-    shares = plan(lengths, ranks=ranks, max_tokens=max_tokens)
+    shares = plan_microbatches(lengths, ranks=ranks, max_tokens=max_tokens)
     assert len({len(share) for share in shares}) == 1
     for batch in (batch for share in shares for batch in share):
         padded = len(batch) * max((lengths[index] for index in batch), default=0)
@@ -33,10 +33,10 @@ def test_work_is_spread_evenly() -> None:
     lengths = [100, 90, 80, 70, 60, 50, 40, 30]
     loads = [
         sum(lengths[index] for batch in share for index in batch)
-        for share in plan(lengths, ranks=2, max_tokens=1_000)
+        for share in plan_microbatches(lengths, ranks=2, max_tokens=1_000)
     ]
     assert max(loads) / (sum(loads) / 2) == pytest.approx(1.0, abs=0.05)
 
 
 def test_sequences_of_similar_length_share_a_microbatch() -> None:
-    assert plan([10, 100, 11, 99], ranks=1, max_tokens=200) == (((1, 3), (2, 0)),)
+    assert plan_microbatches([10, 100, 11, 99], ranks=1, max_tokens=200) == (((1, 3), (2, 0)),)

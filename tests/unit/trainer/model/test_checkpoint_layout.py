@@ -16,7 +16,12 @@ from transformers import (
 )
 
 from etude.trainer.model import tensor_bits
-from etude.trainer.model.checkpoint_layout import Layout, converted, layout_of, sources
+from etude.trainer.model.checkpoint_layout import (
+    CheckpointLayout,
+    live_tensors,
+    to_checkpoint_tensors,
+    trace_layout,
+)
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -37,9 +42,9 @@ def model_of(config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def moved(model: PreTrainedModel, layout: Layout) -> dict[str, torch.Tensor]:
+def moved(model: PreTrainedModel, layout: CheckpointLayout) -> dict[str, torch.Tensor]:
     """The checkpoint's tensors, put together by the pieces."""
-    live = sources(model)
+    live = live_tensors(model)
     found = {spec.name: torch.full((spec.elements,), torch.nan) for spec in layout.schema.tensors}
     for source, pieces in layout.pieces.items():
         flat = live[source].reshape(-1)
@@ -62,9 +67,9 @@ def moved(model: PreTrainedModel, layout: Layout) -> dict[str, torch.Tensor]:
 )
 def test_the_pieces_make_up_what_a_conversion_of_everything_gives(config: PretrainedConfig) -> None:
     model = model_of(config)
-    layout = layout_of(model, dtype="Float32", grid=8)
+    layout = trace_layout(model, dtype="Float32", grid=8)
     assert layout.scattered == ()
-    expected = converted(model, sources(model))
+    expected = to_checkpoint_tensors(model, live_tensors(model))
     found = moved(model, layout)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -72,7 +77,7 @@ def test_the_pieces_make_up_what_a_conversion_of_everything_gives(config: Pretra
 
 
 def test_tied_weights_are_in_the_schema_once() -> None:
-    names = layout_of(
+    names = trace_layout(
         model_of(Qwen3Config(**SMALL, tie_word_embeddings=True)), dtype="BFloat16", grid=8
     ).schema.index
     assert "model.embed_tokens.weight" in names
@@ -80,7 +85,7 @@ def test_tied_weights_are_in_the_schema_once() -> None:
 
 
 def test_floats_travel_in_the_format_of_the_run_and_are_cut_as_inference_cuts_them() -> None:
-    layout = layout_of(model_of(LlamaConfig(**SMALL)), dtype="BFloat16", grid=4)
+    layout = trace_layout(model_of(LlamaConfig(**SMALL)), dtype="BFloat16", grid=4)
     assert layout.schema.grid == 4
     assert {spec.dtype for spec in layout.schema.tensors} == {"BF16"}
     splits = {spec.name: spec.split for spec in layout.schema.tensors}
@@ -92,17 +97,17 @@ def test_a_layout_that_no_runs_describe_is_left_to_whole_tensors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_of(Qwen3MoeConfig(**SMALL, **MOE))
-    monkeypatch.setattr("etude.trainer.model.checkpoint_layout._tiles", lambda *_: False)
-    layout = layout_of(model, dtype="Float32", grid=8)
+    monkeypatch.setattr("etude.trainer.model.checkpoint_layout._covers_all", lambda *_: False)
+    layout = trace_layout(model, dtype="Float32", grid=8)
     assert set(layout.scattered) == {
         f"model.layers.{layer}.mlp.experts.{name}"
         for layer in (0, 1)
         for name in ("gate_up_proj", "down_proj")
     }
     assert "published completely in each version" in caplog.text
-    live = sources(model)
-    alone = converted(model, {name: live[name] for name in layout.scattered})
-    expected = converted(model, live)
+    live = live_tensors(model)
+    alone = to_checkpoint_tensors(model, {name: live[name] for name in layout.scattered})
+    expected = to_checkpoint_tensors(model, live)
     held = {piece.tensor for pieces in layout.pieces.values() for piece in pieces}
     assert alone.keys() == expected.keys() - held
     for name, tensor in alone.items():
@@ -111,22 +116,22 @@ def test_a_layout_that_no_runs_describe_is_left_to_whole_tensors(
 
 def test_words_are_the_bits_of_the_rounded_values() -> None:
     values = torch.tensor([1.0, -0.0, 3.14159, 1e-40])
-    rounded = tensor_bits.words(values, dtype=torch.bfloat16)
+    rounded = tensor_bits.to_words(values, dtype=torch.bfloat16)
     assert rounded.dtype == np.uint16
     again = torch.from_numpy(rounded.astype(np.uint32) << 16).view(torch.float32)
     assert torch.equal(again, values.to(torch.bfloat16).float())
-    assert tensor_bits.words(values, dtype=torch.float32).tobytes() == values.numpy().tobytes()
+    assert tensor_bits.to_words(values, dtype=torch.float32).tobytes() == values.numpy().tobytes()
 
 
 def test_experts_that_the_checkpoint_stacks_too_are_found() -> None:
     config = GptOssConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)
     model = model_of(config)
-    layout = layout_of(model, dtype="Float32", grid=8)
-    expected = converted(model, sources(model))
+    layout = trace_layout(model, dtype="Float32", grid=8)
+    expected = to_checkpoint_tensors(model, live_tensors(model))
     found = moved(model, layout)
-    live = sources(model)
+    live = live_tensors(model)
     whole = (
-        converted(model, {name: live[name] for name in layout.scattered})
+        to_checkpoint_tensors(model, {name: live[name] for name in layout.scattered})
         if layout.scattered
         else {}
     )

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from etude.common.api.run.spec import Storage
-from etude.trainer.rollouts.client_pool import Peers
+from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.leases import Leases
 from etude.trainer.rollouts.protocol import WorkerConfig
 
 
-def peers() -> Peers:
-    return Peers(
+def peers() -> ClientPool:
+    return ClientPool(
         WorkerConfig(
             run="run",
             model_folder=Path("model"),

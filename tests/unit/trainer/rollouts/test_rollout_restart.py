@@ -8,9 +8,9 @@ from ray.exceptions import ActorDiedError
 
 from etude.common.api.run.phases import RolloutPolicy
 from etude.trainer import ray_backend
-from etude.trainer.rollouts.protocol import GroupOrder, WorkerLostError
+from etude.trainer.rollouts.protocol import GroupRequest, WorkerLostError
 
-ORDER = GroupOrder(
+ORDER = GroupRequest(
     group_id="g",
     task_id="train/t",
     task_uri="file:///tasks/t",

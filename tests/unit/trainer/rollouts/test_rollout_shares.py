@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from etude.trainer.rollouts.leases import Slots
-from etude.trainer.rollouts.protocol import shares
+from etude.trainer.rollouts.leases import RolloutSlots
+from etude.trainer.rollouts.protocol import split_evenly
 
 
 @pytest.mark.parametrize(
@@ -13,18 +13,18 @@ from etude.trainer.rollouts.protocol import shares
     [(10, 4, [3, 3, 2, 2]), (8, 2, [4, 4]), (2, 3, [1, 1]), (64, 1, [64])],
 )
 def test_a_limit_is_divided_without_rest(total: int, workers: int, expected: list[int]) -> None:
-    assert shares(total, workers) == expected
+    assert split_evenly(total, workers) == expected
 
 
 async def test_a_phase_with_another_limit_gets_its_own_slots() -> None:
-    slots = Slots()
+    slots = RolloutSlots()
     slots.resize(3)
-    assert await slots.take(5) == 3
+    assert await slots.acquire(5) == 3
     slots.resize(1)
-    waiting = asyncio.create_task(slots.take(1))
+    waiting = asyncio.create_task(slots.acquire(1))
     for _ in range(2):
-        slots.give()
+        slots.release()
         await asyncio.sleep(0)
         assert not waiting.done()
-    slots.give()
+    slots.release()
     assert await waiting == 1

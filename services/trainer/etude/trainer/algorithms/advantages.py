@@ -18,32 +18,32 @@ _ROUNDING = 1e-12
 """Relative size of a difference that counts as zero; double precision rounds at 2e-16."""
 
 
-def taking_part(groups: Groups, valid: Flags) -> Flags:
+def takes_part(groups: Groups, valid: Flags) -> Flags:
     """Select the rollouts that are valid and have a valid sibling. [R]."""
     return valid & (_count(groups, valid) >= 2)
 
 
-def centred(rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
+def centred_rewards(rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
     """Reward minus the mean of its group; sums to zero over each group. [R].
 
     Source: Dr. GRPO, https://arxiv.org/abs/2503.20783.
     """
-    part = taking_part(groups, valid)
+    part = takes_part(groups, valid)
     mean = _sum(np.where(part, rewards, 0.0), groups) / np.maximum(_count(groups, part), 1)
     difference = np.where(part, rewards, mean) - mean
     # Equal rewards must give exactly 0, also when their mean is rounded.
     return np.where(np.abs(difference) <= _ROUNDING * (1 + np.abs(mean)), 0.0, difference)
 
 
-def standardised(rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
+def normalised_rewards(rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
     """Reward minus the mean of its group, over the group's standard deviation. [R].
 
     It amplifies the noise of nearly equal groups; centring alone does not.
 
     Source: GRPO, https://arxiv.org/abs/2402.03300.
     """
-    difference = centred(rewards, groups=groups, valid=valid)
-    siblings = np.maximum(_count(groups, taking_part(groups, valid)) - 1, 1)
+    difference = centred_rewards(rewards, groups=groups, valid=valid)
+    siblings = np.maximum(_count(groups, takes_part(groups, valid)) - 1, 1)
     spread = np.sqrt(_sum(difference**2, groups) / siblings)
     result: Reals = difference / (spread + _SPREAD_FLOOR)
     return result
@@ -54,9 +54,9 @@ def leave_one_out(rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
 
     Source: RLOO, https://arxiv.org/abs/2402.14740.
     """
-    count = _count(groups, taking_part(groups, valid))
+    count = _count(groups, takes_part(groups, valid))
     scale: Reals = count / np.maximum(count - 1, 1)
-    return centred(rewards, groups=groups, valid=valid) * scale
+    return centred_rewards(rewards, groups=groups, valid=valid) * scale
 
 
 def _sum(values: Reals, groups: Groups) -> Reals:

@@ -13,7 +13,7 @@ Reals = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 
-def constant(trained: Counts, *, scale: float) -> Reals:
+def constant_weights(trained: Counts, *, scale: float) -> Reals:
     """1 / (B * scale) for each token, B = rollouts with a trained token. [R] -> [R].
 
     Every token of the batch counts the same, however long its rollout is.
@@ -28,7 +28,7 @@ def constant(trained: Counts, *, scale: float) -> Reals:
     return np.full(trained.shape, 1.0 / (rollouts * scale))
 
 
-def rollout_mean(trained: Counts) -> Reals:
+def rollout_mean_weights(trained: Counts) -> Reals:
     """1 / (B * tokens of the rollout): the mean over rollouts of their token means. [R] -> [R].
 
     Args:

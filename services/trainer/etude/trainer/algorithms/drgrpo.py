@@ -30,11 +30,11 @@ class DrGRPO(AlgorithmSteps):
 
     @override
     def advantages(self, rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
-        return estimators.centred(rewards, groups=groups, valid=valid)
+        return estimators.centred_rewards(rewards, groups=groups, valid=valid)
 
     @override
     def token_weights(self, trained: Counts) -> Reals:
-        return aggregation.constant(trained, scale=self.loss_scale)
+        return aggregation.constant_weights(trained, scale=self.loss_scale)
 
     @override
     def surrogate(

@@ -26,11 +26,11 @@ class GRPO(AlgorithmSteps):
 
     @override
     def advantages(self, rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
-        return estimators.standardised(rewards, groups=groups, valid=valid)
+        return estimators.normalised_rewards(rewards, groups=groups, valid=valid)
 
     @override
     def token_weights(self, trained: Counts) -> Reals:
-        return aggregation.rollout_mean(trained)
+        return aggregation.rollout_mean_weights(trained)
 
     @override
     def surrogate(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def truncated(rho: Tensor, *, high: float) -> Tensor:
+def truncated_weights(rho: Tensor, *, high: float) -> Tensor:
     """min(rho, high). [N].
 
     Source: truncated importance sampling (TIS), https://fengyao.notion.site/off-policy-rl.
@@ -18,7 +18,7 @@ def truncated(rho: Tensor, *, high: float) -> Tensor:
     return rho.clamp(max=high)
 
 
-def ice_pop(rho: Tensor, *, low: float, high: float) -> Tensor:
+def ice_pop_weights(rho: Tensor, *, low: float, high: float) -> Tensor:
     """Keep rho where low <= rho <= high, 0 elsewhere. [N].
 
     Source: IcePop, https://arxiv.org/abs/2510.18855.

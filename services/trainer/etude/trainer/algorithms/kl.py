@@ -6,7 +6,7 @@ Shapes: N trained tokens.
 from torch import Tensor
 
 
-def penalty(trainer: Tensor, reference: Tensor, *, coefficient: float) -> Tensor:
+def kl_penalty(trainer: Tensor, reference: Tensor, *, coefficient: float) -> Tensor:
     """Penalty to subtract from each token's advantage: coefficient * (trainer - reference). [N].
 
     It carries no gradient. Differentiating this estimator as a loss would be a no-op that adds
@@ -18,7 +18,7 @@ def penalty(trainer: Tensor, reference: Tensor, *, coefficient: float) -> Tensor
     return coefficient * (trainer - reference).detach()
 
 
-def k3(log_ratio: Tensor) -> Tensor:
+def k3_estimate(log_ratio: Tensor) -> Tensor:
     """exp(x) - 1 - x >= 0, whose mean estimates the divergence; for reports only. [N].
 
     Args:

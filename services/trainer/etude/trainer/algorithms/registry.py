@@ -13,7 +13,7 @@ from etude.trainer.algorithms.grpo import GRPO
 from etude.trainer.algorithms.rloo import RLOO
 
 
-def chosen(algorithm: Algorithm, *, max_tokens: int) -> AlgorithmSteps:
+def build_algorithm(algorithm: Algorithm, *, max_tokens: int) -> AlgorithmSteps:
     """Build the algorithm of a phase, its parameters checked.
 
     Args:

@@ -29,7 +29,7 @@ class RLOO(AlgorithmSteps):
 
     @override
     def token_weights(self, trained: Counts) -> Reals:
-        return aggregation.constant(trained, scale=self.loss_scale)
+        return aggregation.constant_weights(trained, scale=self.loss_scale)
 
     @override
     def surrogate(

@@ -8,15 +8,15 @@ from etude.common.api.pool.spec import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError
 from etude.common.role_inputs import source_for
-from etude.trainer.controller.journal.audit import JOURNAL, Audit, audit
+from etude.trainer.controller.journal.audit import JOURNAL, JournalAudit, audit_journal
 
 
-def judged(store: Store) -> Audit:
+def audit_store(store: Store) -> JournalAudit:
     """Audit the run whose prefix the store is opened at."""
-    return audit({info.key: store.get(info.key) for info in store.list(JOURNAL)})
+    return audit_journal({info.key: store.get(info.key) for info in store.list(JOURNAL)})
 
 
-def summary(account: Audit) -> dict[str, object]:
+def summary(account: JournalAudit) -> dict[str, object]:
     """Summarise the audit as JSON: accepted = trained + dropped + queued, or there are findings."""
     return {
         "accepted": account.accepted,
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--endpoint", help="S3 endpoint, for stores other than AWS")
     chosen = parser.parse_args()
     try:
-        account = judged(source_for(chosen.store, StoreAccess(endpoint=chosen.endpoint)))
+        account = audit_store(source_for(chosen.store, StoreAccess(endpoint=chosen.endpoint)))
     except (EtudeError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(1) from error

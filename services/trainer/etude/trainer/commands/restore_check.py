@@ -13,13 +13,13 @@ from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError
 from etude.trainer.controller.checkpoints.state import CONTROLLER, ControllerState
 from etude.trainer.learner import checkpoint
-from etude.trainer.learner.phase import Phases
-from etude.trainer.model.fsdp import Ranks
-from etude.trainer.model.parameters import Steps
+from etude.trainer.learner.phase import PhaseManager
+from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.parameters import StepObserver
 from etude.trainer.model.policy import load_policy
 
 
-class _Unwatched(Steps):
+class _Unwatched(StepObserver):
     """Observer of steps that never happen."""
 
     @override
@@ -28,7 +28,7 @@ class _Unwatched(Steps):
 
     @override
     @contextmanager
-    def watching(self, name: str, parameter: Tensor) -> Iterator[None]:
+    def observe_step(self, name: str, parameter: Tensor) -> Iterator[None]:
         yield
 
 
@@ -57,8 +57,8 @@ def check_learner(store: Store, prefix: str, model: Path | None) -> None:
         CorruptError: it is damaged, or of another model.
     """
     if model is None:
-        checkpoint.read(store, prefix)
+        checkpoint.read_state(store, prefix)
         return
-    alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
-    phases = Phases(load_policy(model, seed=0), alone, steps=_Unwatched())
-    phases.restored(store, prefix)
+    alone = RankGroup(rank=0, size=1, device=torch.device("cpu"))
+    phases = PhaseManager(load_policy(model, seed=0), alone, steps=_Unwatched())
+    phases.restore(store, prefix)

@@ -33,18 +33,18 @@ from etude.common.weights.protocol.retention import ORPHAN_S
 from etude.common.weights.protocol.versions import skip_key
 from etude.common.weights.replicas.mirror import Mirror
 from etude.trainer.compactor.detours import is_led_around
-from etude.trainer.compactor.folding import Window, Windows
+from etude.trainer.compactor.folding import FoldWindow, FoldWindows
 from etude.trainer.compactor.keyframes import write_keyframe, write_skip
 from etude.trainer.compactor.parts import PART_BYTES
-from etude.trainer.compactor.report import Failure, KeeperReport, Written
+from etude.trainer.compactor.report import CompactorFailure, CompactorReport, FoldedWrite
 from etude.trainer.compactor.schedule import (
     EMPTY,
     OVERDUE,
-    Cadence,
     ChainState,
-    chain_state,
-    is_due,
-    route,
+    KeyframeCadence,
+    is_keyframe_due,
+    measure_chain,
+    versions_to_visit,
 )
 from etude.trainer.compactor.unfinished_uploads import sweep_unfinished
 from etude.trainer.export.codec_choice import CODECS
@@ -68,7 +68,7 @@ _UNKNOWN_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperConfig:
+class CompactorConfig:
     """Configuration of the compactor of one epoch."""
 
     run: str
@@ -84,12 +84,12 @@ class KeeperConfig:
     part_bytes: int = PART_BYTES
 
 
-class Keeper:
+class Compactor:
     """Compacts the open epoch's chain of versions; one per run."""
 
     def __init__(
         self,
-        config: KeeperConfig,
+        config: CompactorConfig,
         *,
         store: Store | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -100,15 +100,15 @@ class Keeper:
         self._store = store
         self._config = config
         self._clock = clock
-        self._cadence = Cadence(weights.versions_per_keyframe, float(advanced.chain_ratio))
+        self._cadence = KeyframeCadence(weights.versions_per_keyframe, float(advanced.chain_ratio))
         self._codec = CODECS.get(advanced.codec, Codec.L1)
         self._mirror: Mirror | None = None
         self._ranges = RangeReader(store)
-        self._windows = Windows(advanced.skips, config.folder / "skips")
+        self._windows = FoldWindows(advanced.skips, config.folder / "skips")
         self._collector = Collector(
             store=store,
             epoch=config.epoch,
-            resumable=self._resumable,
+            resumable=self._resume_versions,
             retention=Retention(
                 versions=advanced.retain_versions, keyframes=advanced.retain_keyframes
             ),
@@ -118,12 +118,12 @@ class Keeper:
         """View of this round; None again after a write or a failure."""
         self._chain: list[VersionId] = []
         self._collect_at = self._retry_at = clock()
-        self._written: list[Written] = []
-        self._failures: list[Failure] = []
+        self._written: list[FoldedWrite] = []
+        self._failures: list[CompactorFailure] = []
         self._cut_off_at: VersionId | None = None
         self._lock = threading.Lock()
 
-    def round(self, epoch: int | None = None) -> KeeperReport:
+    def run_round(self, epoch: int | None = None) -> CompactorReport:
         """Catch up with the chain and do what is due; a later round retries failures.
 
         Args:
@@ -147,9 +147,9 @@ class Keeper:
             states = [EMPTY]
             self._attempt("survey", lambda: states.append(self._survey()))
             state = states[-1]
-            return KeeperReport(
+            return CompactorReport(
                 state,
-                is_due(state, self._cadence, self._model_bytes, times=OVERDUE),
+                is_keyframe_due(state, self._cadence, self._model_bytes, times=OVERDUE),
                 self._cut_off_at,
                 tuple(self._written),
                 len(collected),
@@ -167,15 +167,15 @@ class Keeper:
 
     def _fail(self, stage: str, error: Exception) -> None:
         log.warning("%s failed and is retried later: %s", stage, error)
-        self._failures.append(Failure(stage, str(error)))
-        self._look_anew()
+        self._failures.append(CompactorFailure(stage, str(error)))
+        self._forget_view()
 
     def _view(self) -> View:
         if self._seen is None:
             self._seen = self._viewer.look()
         return self._seen
 
-    def _look_anew(self) -> None:
+    def _forget_view(self) -> None:
         self._viewer.forget()
         self._seen = None
 
@@ -186,48 +186,48 @@ class Keeper:
     def _follow(self) -> None:
         if self._config.weights.encoding == "Full":
             return  # every version is complete: there is no chain to shorten
-        mirror = self._copy()
+        mirror = self._open_copy()
         view = self._view()
         self._chain = view.usable
         live = None if mirror.ref is None else mirror.ref.version
         try:
-            for version in route(self._chain, live, most=MOST_BEHIND):
+            for version in versions_to_visit(self._chain, live, most=MOST_BEHIND):
                 mirror.move_to(version, self._windows.touch, view=view)
-                self._arrived(mirror)
+                self._handle_arrival(mirror)
         except (CorruptError, MissingError) as problem:
             # The fault may lie in the store's object, or in a word on this disk.
             if mirror.ref is not None and mirror.scan().hex() != mirror.ref.state:
-                self._drop()
+                self._drop_copy()
                 raise
             newest, touch = self._chain[-1], self._windows.touch
             if not is_led_around(mirror, newest, problem, on_change=touch):
                 self._cut_off_at = newest
                 raise
             log.warning("took a detour around: %s", problem)
-            self._arrived(mirror)
+            self._handle_arrival(mirror)
 
-    def _copy(self) -> Mirror:
+    def _open_copy(self) -> Mirror:
         # Reading what an earlier process left takes a while: not in the constructor.
         if self._mirror is None:
             folder = self._config.folder / "copy"
             self._mirror = Mirror(self._store, folder, self._config.run, self._ranges)
         return self._mirror
 
-    def _drop(self) -> None:
+    def _drop_copy(self) -> None:
         """Delete the local copy; the next round starts from the store."""
-        self._windows.forget()
+        self._windows.close_all()
         self._mirror = None
         shutil.rmtree(self._config.folder / "copy", ignore_errors=True)
 
-    def _arrived(self, mirror: Mirror) -> None:
+    def _handle_arrival(self, mirror: Mirror) -> None:
         """Handle a new version of the copy: write skips that end here, open those that begin."""
         if mirror.ref is None or mirror.schema is None:
             return
-        for window in list(self._windows.ended(mirror.ref)):
-            self._attempt("skip", partial(self._skip, mirror, window))
-        self._windows.begin(mirror.ref, mirror.schema)
+        for window in list(self._windows.closing_windows(mirror.ref)):
+            self._attempt("skip", partial(self._write_skip, mirror, window))
+        self._windows.open_windows(mirror.ref, mirror.schema)
 
-    def _skip(self, mirror: Mirror, window: Window) -> None:
+    def _write_skip(self, mirror: Mirror, window: FoldWindow) -> None:
         base = window.base.version
         if mirror.ref is None or base not in self._chain:
             return
@@ -243,15 +243,17 @@ class Keeper:
             part_bytes=config.part_bytes,
         )
         if written is not None:
-            self._has_written(written)
+            self._record_written(written)
 
     def _keyframe_if_due(self) -> None:
         mirror = self._mirror
         if mirror is None or mirror.ref is None or mirror.ref.version not in self._chain:
             return
         upto = self._chain[: self._chain.index(mirror.ref.version) + 1]
-        state = chain_state(upto, self._view().listing)
-        if self._clock() < self._retry_at or not is_due(state, self._cadence, self._model_bytes):
+        state = measure_chain(upto, self._view().listing)
+        if self._clock() < self._retry_at or not is_keyframe_due(
+            state, self._cadence, self._model_bytes
+        ):
             return
         self._retry_at = self._clock() + self._config.retry_s
         try:
@@ -259,19 +261,19 @@ class Keeper:
                 self._store, self._config.run, mirror, part_bytes=self._config.part_bytes
             )
         except CorruptError:
-            self._drop()
+            self._drop_copy()
             raise
         self._retry_at = self._clock()
-        self._has_written(written)
+        self._record_written(written)
 
-    def _has_written(self, written: Written) -> None:
+    def _record_written(self, written: FoldedWrite) -> None:
         self._written.append(written)
-        self._look_anew()
+        self._forget_view()
 
     def _collect_if_due(self) -> list[str]:
         if self._clock() < self._collect_at:
             return []
-        self._look_anew()
+        self._forget_view()
         deleted = self._collector.round()
         self._collect_at = self._clock() + self._config.collect_every_s
         self._attempt(
@@ -279,7 +281,7 @@ class Keeper:
         )
         return deleted
 
-    def _resumable(self) -> set[VersionId]:
+    def _resume_versions(self) -> set[VersionId]:
         """Versions that a resume starts from: those that checkpoints name."""
         return {
             VersionId(found.manifest.epoch, found.manifest.policy_version)
@@ -288,7 +290,7 @@ class Keeper:
 
     def _survey(self) -> ChainState:
         view = self._view()
-        return chain_state(view.usable, view.listing)
+        return measure_chain(view.usable, view.listing)
 
     @property
     def _model_bytes(self) -> int:
@@ -296,9 +298,9 @@ class Keeper:
         return _UNKNOWN_BYTES if schema is None else schema.num_bytes
 
 
-class KeeperProcess(Keeper):
+class CompactorProcess(Compactor):
     """Compactor as a Ray actor, at low CPU priority."""
 
-    def __init__(self, config: KeeperConfig) -> None:
+    def __init__(self, config: CompactorConfig) -> None:
         os.nice(NICENESS)
         super().__init__(config)

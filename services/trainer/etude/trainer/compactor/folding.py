@@ -32,7 +32,7 @@ Bits = npt.NDArray[np.uint8]
 Flat = npt.NDArray[np.int64]
 
 
-class Touched(NamedTuple):
+class WindowEdits(NamedTuple):
     """Elements of a shard that versions wrote, with their values before the first one."""
 
     flat: Flat
@@ -41,7 +41,7 @@ class Touched(NamedTuple):
     """[k]"""
 
 
-class Window:
+class FoldWindow:
     """Changes from one base version on."""
 
     def __init__(self, base: VersionRef, schema: Schema, folder: Path) -> None:
@@ -52,19 +52,19 @@ class Window:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         specs = schema.tensors
-        words = _mapped(folder / "old", [spec.num_bytes for spec in specs])
+        words = _map_zeros(folder / "old", [spec.num_bytes for spec in specs])
         self._old = [w.view(word_type(s.dtype)) for w, s in zip(words, specs, strict=True)]
-        self._bits = _mapped(folder / "touched", [-(-spec.elements // 8) for spec in specs])
+        self._bits = _map_zeros(folder / "touched", [-(-spec.elements // 8) for spec in specs])
         self._counts = [0] * len(specs)
         self._most = int(MOST_TOUCHED * sum(spec.elements for spec in specs))
 
     @property
-    def is_worth(self) -> bool:
+    def is_worthwhile(self) -> bool:
         """True while few enough elements were touched."""
         return sum(self._counts) <= self._most
 
     @property
-    def touched(self) -> list[int]:
+    def touched_counts(self) -> list[int]:
         """Number of touched elements by tensor."""
         return list(self._counts)
 
@@ -76,12 +76,12 @@ class Window:
             at, old = fixed(patch.at), fixed(patch.old)
             self._counts[tensor] += int(_touch(bits, kept, np.int64(patch.base), at, old))
 
-    def within(self, tensor: int, shard: Shard) -> Touched:
+    def touched_in(self, tensor: int, shard: Shard) -> WindowEdits:
         """Touched elements of a shard."""
         bits = self._bits[tensor]
         flat = np.empty(_count(bits, shard.start, shard.stop), np.int64)
         _list(bits, shard.start, flat)
-        return Touched(flat, self._old[tensor][flat])
+        return WindowEdits(flat, self._old[tensor][flat])
 
     def close(self) -> None:
         """Free the disk space; the window cannot be used afterwards."""
@@ -90,14 +90,14 @@ class Window:
 
 
 @dataclass(slots=True)
-class Windows:
+class FoldWindows:
     """One window for each stride, for as long as the versions form a chain."""
 
     strides: tuple[int, ...]
     folder: Path
     at: VersionRef | None = None
     """Version at the end of the chain."""
-    _open: dict[int, Window] = field(default_factory=dict)
+    _open: dict[int, FoldWindow] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)  # of an earlier process
@@ -105,30 +105,30 @@ class Windows:
     def touch(self, edge: Edge, prepared: Prepared) -> None:
         """Record an edge before it overwrites the words of the copy."""
         if self.at is None or edge.base is None or edge.base.state != self.at.state:
-            self.forget()
+            self.close_all()
         for stride, window in list(self._open.items()):
             window.touch(prepared)
-            if not window.is_worth:
+            if not window.is_worthwhile:
                 self._open.pop(stride).close()
         self.at = edge.target
 
-    def ended(self, ref: VersionRef) -> Iterator[Window]:
+    def closing_windows(self, ref: VersionRef) -> Iterator[FoldWindow]:
         """The windows that end at the copy's version; open the next ones afterwards."""
         if self.at is None or self.at.state != ref.state:
-            self.forget()
+            self.close_all()
         self.at = ref
         due = strides_at(ref.number, self.strides)
         yield from (window for stride, window in self._open.items() if stride in due)
 
-    def begin(self, ref: VersionRef, schema: Schema) -> None:
+    def open_windows(self, ref: VersionRef, schema: Schema) -> None:
         """Open the windows that begin at this version."""
         for stride in strides_at(ref.number, self.strides):
             if stride in self._open:
                 self._open.pop(stride).close()
-            self._open[stride] = Window(ref, schema, self.folder / str(stride))
+            self._open[stride] = FoldWindow(ref, schema, self.folder / str(stride))
         self.at = ref
 
-    def forget(self) -> None:
+    def close_all(self) -> None:
         """Close all windows: the chain is broken."""
         for window in self._open.values():
             window.close()
@@ -136,7 +136,7 @@ class Windows:
         self.at = None
 
 
-def _mapped(path: Path, sizes: Sequence[int]) -> list[Bits]:
+def _map_zeros(path: Path, sizes: Sequence[int]) -> list[Bits]:
     """Map zeroed memory for every size in one sparse file."""
     padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
     *starts, total = accumulate(padded, initial=0)

@@ -23,11 +23,11 @@ from etude.common.weights.tensors.digest import NOTHING, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import tiling
 from etude.trainer.compactor import parts
-from etude.trainer.compactor.folding import Window
+from etude.trainer.compactor.folding import FoldWindow
 from etude.trainer.compactor.parts import Portion
-from etude.trainer.compactor.report import Written
+from etude.trainer.compactor.report import FoldedWrite
 from etude.trainer.export.delta_packer import Packed, Packer, words_of
-from etude.trainer.export.receipts import total
+from etude.trainer.export.receipts import sum_stats
 
 _BYTES_PER_CHANGE = 4
 """More than a coded change takes, on top of the word itself."""
@@ -47,7 +47,7 @@ Upload = Callable[[int, bytes], str]
 
 def write_keyframe(
     store: Store, run: str, mirror: Mirror, *, part_bytes: int = parts.PART_BYTES
-) -> Written:
+) -> FoldedWrite:
     """Write the copy as a keyframe.
 
     Raises:
@@ -55,15 +55,18 @@ def write_keyframe(
         StoreError: the store failed; call again.
     """
     started = time.monotonic()
-    copy = _whole(mirror)
+    copy = _require_version(mirror)
     if mirror.scan().hex() != copy.ref.state:
         raise CorruptError(f"{mirror.folder}: the words are not those of {copy.ref.version}")
     sizes = [spec.num_bytes for spec in copy.schema.tensors]
     packed = (
-        _complete(copy, part) for part in parts.parts(copy.schema, sizes, part_bytes=part_bytes)
+        _pack_complete(copy, part)
+        for part in parts.split_parts(copy.schema, sizes, part_bytes=part_bytes)
     )
     version = copy.ref.version
-    stored = _stored(packed, lambda part, data: publish_keyframe_part(store, version, part, data))
+    stored = _upload_parts(
+        packed, lambda part, data: publish_keyframe_part(store, version, part, data)
+    )
     if stored.change.hex() != copy.ref.state:
         raise CorruptError(f"{mirror.folder}: the words changed while {version} was packed")
     record = Keyframe(
@@ -74,18 +77,18 @@ def write_keyframe(
         stats=stored.stats,
     )
     write_folded(store, record)
-    return Written("keyframe", version, stored.stats.num_bytes, time.monotonic() - started)
+    return FoldedWrite("keyframe", version, stored.stats.num_bytes, time.monotonic() - started)
 
 
 def write_skip(
     store: Store,
     run: str,
     mirror: Mirror,
-    window: Window,
+    window: FoldWindow,
     *,
     codec: Codec = Codec.L1,
     part_bytes: int = parts.PART_BYTES,
-) -> Written | None:
+) -> FoldedWrite | None:
     """Write one delta from a window's base to the copy; None if there is no difference.
 
     Raises:
@@ -93,15 +96,15 @@ def write_skip(
         StoreError: the store failed.
     """
     started = time.monotonic()
-    copy, base = _whole(mirror), window.base
+    copy, base = _require_version(mirror), window.base
     if base.state == copy.ref.state or window.schema.sha256 != copy.schema.sha256:
         return None
     packed = (
-        _changed(copy, part, window, codec)
-        for part in parts.parts(copy.schema, _estimates(window), part_bytes=part_bytes)
+        _pack_changes(copy, part, window, codec)
+        for part in parts.split_parts(copy.schema, _estimate_sizes(window), part_bytes=part_bytes)
     )
     spans = (base.version, copy.ref.version)
-    stored = _stored(packed, lambda part, data: publish_skip_part(store, *spans, part, data))
+    stored = _upload_parts(packed, lambda part, data: publish_skip_part(store, *spans, part, data))
     if Digest.parse(base.state).plus(stored.change).hex() != copy.ref.state:
         raise CorruptError(f"{mirror.folder}: {spans[0]} with the changes is not {spans[1]}")
     record = Skip(
@@ -113,25 +116,25 @@ def write_skip(
         stats=stored.stats,
     )
     write_folded(store, record)
-    return Written("skip", spans[1], stored.stats.num_bytes, time.monotonic() - started)
+    return FoldedWrite("skip", spans[1], stored.stats.num_bytes, time.monotonic() - started)
 
 
-def _whole(mirror: Mirror) -> _Copy:
+def _require_version(mirror: Mirror) -> _Copy:
     if mirror.ref is None or mirror.schema is None:
         raise CorruptError(f"{mirror.folder} holds no version")
     return _Copy(mirror, mirror.ref, mirror.schema)
 
 
-def _estimates(window: Window) -> list[int]:
+def _estimate_sizes(window: FoldWindow) -> list[int]:
     """Upper bound of the bytes that each tensor adds to a skip."""
     sizes = []
-    for spec, count in zip(window.schema.tensors, window.touched, strict=True):
+    for spec, count in zip(window.schema.tensors, window.touched_counts, strict=True):
         word_bytes = spec.num_bytes // max(1, spec.elements)
         sizes.append(min(spec.num_bytes, count * (word_bytes + _BYTES_PER_CHANGE)))
     return sizes
 
 
-def _complete(copy: _Copy, part: list[Portion]) -> Packed:
+def _pack_complete(copy: _Copy, part: list[Portion]) -> Packed:
     with Packer(copy.schema, codec=Codec.DENSE, threads=1) as packer:
         for tensor, shard in part:
             words = np.asarray(copy.mirror.words[copy.schema.tensors[tensor].name])
@@ -139,12 +142,12 @@ def _complete(copy: _Copy, part: list[Portion]) -> Packed:
         return packer.finish()
 
 
-def _changed(copy: _Copy, part: list[Portion], window: Window, codec: Codec) -> Packed:
+def _pack_changes(copy: _Copy, part: list[Portion], window: FoldWindow, codec: Codec) -> Packed:
     with Packer(copy.schema, codec=codec, threads=1) as packer:
         for tensor, shard in part:
             spec = copy.schema.tensors[tensor]
             words = np.asarray(copy.mirror.words[spec.name])
-            flat, old = window.within(tensor, shard)
+            flat, old = window.touched_in(tensor, shard)
             new = words[flat]
             differs = old != new
             packer.add_changes(
@@ -160,13 +163,13 @@ def _changed(copy: _Copy, part: list[Portion], window: Window, codec: Codec) -> 
         return packer.finish()
 
 
-class _Stored(NamedTuple):
+class _StoredParts(NamedTuple):
     objects: tuple[PayloadObject, ...]
     change: Digest
     stats: Stats
 
 
-def _stored(packed: Iterator[Packed], upload: Upload) -> _Stored:
+def _upload_parts(packed: Iterator[Packed], upload: Upload) -> _StoredParts:
     """Upload one part after the other; only one is in memory at a time."""
     objects: list[PayloadObject] = []
     figures: list[Stats] = []
@@ -175,11 +178,11 @@ def _stored(packed: Iterator[Packed], upload: Upload) -> _Stored:
         change = change.plus(each.digest)
         figures.append(Stats(**each.stats._asdict()))
         if each.container.blocks:
-            objects.append(_uploaded(len(objects), each.container, upload))
-    return _Stored(tuple(objects), change, total(figures))
+            objects.append(_upload_object(len(objects), each.container, upload))
+    return _StoredParts(tuple(objects), change, sum_stats(figures))
 
 
-def _uploaded(part: int, container: Container, upload: Upload) -> PayloadObject:
+def _upload_object(part: int, container: Container, upload: Upload) -> PayloadObject:
     return PayloadObject(
         rank=part,
         key=upload(part, container.data),

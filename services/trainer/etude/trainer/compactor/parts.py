@@ -18,7 +18,7 @@ class Portion(NamedTuple):
     shard: Shard
 
 
-def parts(
+def split_parts(
     schema: Schema, sizes: Sequence[int], *, part_bytes: int = PART_BYTES
 ) -> Iterator[list[Portion]]:
     """Split every tensor with a size into objects of about the given size.

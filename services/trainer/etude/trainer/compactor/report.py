@@ -6,7 +6,7 @@ from etude.common.weights.protocol.versions import VersionId
 from etude.trainer.compactor.schedule import OVERDUE, ChainState
 
 
-class Written(NamedTuple):
+class FoldedWrite(NamedTuple):
     """A keyframe or a skip that was written to the store."""
 
     kind: str
@@ -16,14 +16,14 @@ class Written(NamedTuple):
     seconds: float
 
 
-class Failure(NamedTuple):
+class CompactorFailure(NamedTuple):
     """A failed stage of a round, retried by a later one."""
 
     stage: str
     message: str
 
 
-class KeeperReport(NamedTuple):
+class CompactorReport(NamedTuple):
     """Report of one round of the compactor."""
 
     chain: ChainState
@@ -31,14 +31,14 @@ class KeeperReport(NamedTuple):
     """True if a keyframe is due for so long that something must be wrong."""
     cut_off_at: VersionId | None
     """The newest version, if no path in the store leads to it; else None."""
-    written: tuple[Written, ...]
+    written: tuple[FoldedWrite, ...]
     collected: int
     """Objects that were deleted."""
-    failures: tuple[Failure, ...]
+    failures: tuple[CompactorFailure, ...]
 
 
-def overdue(
-    last: KeeperReport | None, *, newest: int, first: int, versions: int, problem: str = ""
+def describe_overdue(
+    last: CompactorReport | None, *, newest: int, first: int, versions: int, problem: str = ""
 ) -> str:
     """Explain why a keyframe is overdue; empty if none is.
 
@@ -61,10 +61,10 @@ def overdue(
     return f"{done}, one is due every {versions}: {why}"
 
 
-class Keeping(Protocol):
+class CompactorClient(Protocol):
     """Client of a compactor."""
 
-    async def round(self, epoch: int) -> KeeperReport:
+    async def run_round(self, epoch: int) -> CompactorReport:
         """Run one round of the compactor.
 
         Args:

@@ -10,7 +10,7 @@ OVERDUE = 2
 """A keyframe is overdue once the chain is this many times as long as its limit."""
 
 
-class Cadence(NamedTuple):
+class KeyframeCadence(NamedTuple):
     """Limits of a chain of deltas."""
 
     versions: int
@@ -41,7 +41,7 @@ LEAST_SPACING = 8
 version would double the stored bytes and shorten no path."""
 
 
-def anchor_of(chain: Sequence[VersionId], listing: Listing) -> VersionId | None:
+def chain_anchor(chain: Sequence[VersionId], listing: Listing) -> VersionId | None:
     """The last version of a chain from which a replica without weights can start."""
     whole = listing.complete | {
         version for version, each in listing.keyframes.items() if each.record is not None
@@ -49,11 +49,11 @@ def anchor_of(chain: Sequence[VersionId], listing: Listing) -> VersionId | None:
     return next((version for version in reversed(chain) if version in whole), None)
 
 
-def chain_state(chain: Sequence[VersionId], listing: Listing) -> ChainState:
+def measure_chain(chain: Sequence[VersionId], listing: Listing) -> ChainState:
     """Measure the chain; the versions are accepted ones, oldest first."""
     if not chain:
         return EMPTY
-    anchor = anchor_of(chain, listing)
+    anchor = chain_anchor(chain, listing)
     since = chain if anchor is None else chain[chain.index(anchor) + 1 :]
     sizes = [info.size for each in since for info in listing.payloads.get(each, [])]
     whole = []
@@ -65,7 +65,9 @@ def chain_state(chain: Sequence[VersionId], listing: Listing) -> ChainState:
     return ChainState(chain[-1], anchor, anchor_bytes, len(since), sum(sizes))
 
 
-def is_due(state: ChainState, cadence: Cadence, model_bytes: int, *, times: int = 1) -> bool:
+def is_keyframe_due(
+    state: ChainState, cadence: KeyframeCadence, model_bytes: int, *, times: int = 1
+) -> bool:
     """True if the chain has reached `times` its limit.
 
     Args:
@@ -83,7 +85,9 @@ def is_due(state: ChainState, cadence: Cadence, model_bytes: int, *, times: int 
     return by_size and state.versions >= LEAST_SPACING
 
 
-def route(chain: Sequence[VersionId], live: VersionId | None, *, most: int) -> Sequence[VersionId]:
+def versions_to_visit(
+    chain: Sequence[VersionId], live: VersionId | None, *, most: int
+) -> Sequence[VersionId]:
     """The versions to visit: each one, or only the newest if there are more than `most`.
 
     Args:

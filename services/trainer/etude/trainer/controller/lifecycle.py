@@ -16,20 +16,20 @@ from etude.common.role_inputs import ResolvedRun
 from etude.common.rpc.server import Server
 from etude.common.run_folder.record import open_record
 from etude.trainer import ray_backend
-from etude.trainer.compactor.compactor import KeeperConfig
-from etude.trainer.compactor.report import Keeping
-from etude.trainer.controller.admission.plans import Planner
-from etude.trainer.controller.checkpoints.recovery import Opened, open_run
-from etude.trainer.controller.checkpoints.saver import Saver
+from etude.trainer.compactor.compactor import CompactorConfig
+from etude.trainer.compactor.report import CompactorClient
+from etude.trainer.controller.admission.plans import PlanReporter
+from etude.trainer.controller.checkpoints.recovery import OpenedRun, open_run
+from etude.trainer.controller.checkpoints.saver import CheckpointSaver
 from etude.trainer.controller.inputs import Inputs
-from etude.trainer.controller.phases.targets import conclude
+from etude.trainer.controller.phases.targets import report_done
 from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing.compaction import Upkeep
+from etude.trainer.controller.publishing.compaction import CompactionMonitor
 from etude.trainer.controller.publishing.engines import Engines
-from etude.trainer.controller.publishing.versions import Versions
-from etude.trainer.controller.reporting.commands import Orders
-from etude.trainer.controller.reporting.recorder import Recording
-from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.publishing.versions import VersionChain
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.recorder import RunRecorder
+from etude.trainer.controller.reporting.reports import RunReports
 from etude.trainer.controller.reporting.service import NAME, RunService
 from etude.trainer.controller.run import Run, RunFailedError, root_cause
 from etude.trainer.exit_codes import exit_code
@@ -37,7 +37,7 @@ from etude.trainer.export.receipts import NonFiniteWeightsError
 from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.protocol import Learners
-from etude.trainer.rollouts.protocol import Rollouts, WorkerConfig
+from etude.trainer.rollouts.protocol import RolloutWorkers, WorkerConfig
 from etude.trainer.settings import Settings
 from etude.v1 import run_pb2, run_pb2_grpc
 
@@ -45,25 +45,25 @@ _FINAL = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, InvalidFiel
 """Errors that a restart of this process would only repeat."""
 
 
-def give_up(run: Run, error: BaseException) -> int:
+def report_failure(run: Run, error: BaseException) -> int:
     """Report the failure that ends this process; return the exit code."""
     log.error("the run stops", exc_info=error)
     status = run.reports.status
     status.reason = error.reason if isinstance(error, EtudeError) else type(error).__name__
     status.message = str(error)[:2048]
-    run.tell(status.reason, status.message, warning=True)
-    run.recording.write_rows_now()
+    run.record_event(status.reason, status.message, warning=True)
+    run.recorder.write_rows_now()
     if isinstance(error, UserError):
-        run.reports.state(run_pb2.RUN_STATE_FAILED)
+        run.reports.set_state(run_pb2.RUN_STATE_FAILED)
         return 78
     if isinstance(error, FencedError):
         # Another controller runs it now: this process must neither fail the run nor restart.
-        run.reports.state(run_pb2.RUN_STATE_DRAINING)
+        run.reports.set_state(run_pb2.RUN_STATE_DRAINING)
         return 0
     if isinstance(error, _FINAL):
-        run.reports.state(run_pb2.RUN_STATE_FAILED)
+        run.reports.set_state(run_pb2.RUN_STATE_FAILED)
         return 0
-    run.reports.touch()
+    run.reports.mark_changed()
     # Training itself waits for the store. Other failures, as of the checkpoint that ends a phase,
     # are repeated by the next process and may recur for ever: these restarts count. If the store
     # is unreachable, the next process finds that out while it loads, and is not counted.
@@ -75,16 +75,16 @@ log = logging.getLogger(__name__)
 QUEUE_MARGIN_S = 600.0
 """Scoring queues for environments too."""
 
-LAST_WORDS_S = 1.0
+FINAL_REPORT_S = 1.0
 """Time for watchers to read the last report of a process that exits on an error."""
 
 
-class Parts(NamedTuple):
+class Backends(NamedTuple):
     """Actors that the controller drives."""
 
     learners: Learners
-    rollouts: Rollouts
-    keeping: Keeping
+    rollouts: RolloutWorkers
+    keeping: CompactorClient
 
 
 async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> int:
@@ -94,9 +94,9 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
     can be read. Any other error ends the process, and a new one resumes the run.
     """
     stop = asyncio.Event()
-    with shutdown_signals(stop), _traced(settings, resolved):
+    with shutdown_signals(stop), _telemetry(settings, resolved):
         # Learners load their libraries while the controller takes over the run.
-        learners = ray_backend.learners(
+        learners = ray_backend.create_learners(
             _learner_configs(settings, resolved, inputs),
             gpus_per_rank=min(1, resolved.spec.roles.trainer.gpus_per_replica),
         )
@@ -108,30 +108,30 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             holder=f"{settings.pod}/{settings.attempt}",
             resume=resolved.resume,
         )
-        rollouts = ray_backend.rollouts(
+        rollouts = ray_backend.create_rollout_workers(
             _worker_config(settings, resolved, inputs),
             workers=resolved.spec.roles.trainer.rollout_workers if settings.brokers else 0,
         )
-        keeping = ray_backend.keeper(_keeper_config(settings, resolved, opened.epoch))
-        parts = Parts(learners, rollouts, keeping)
+        keeping = ray_backend.create_compactor(_compactor_config(settings, resolved, opened.epoch))
+        parts = Backends(learners, rollouts, keeping)
         run = _assemble(settings, resolved, inputs, opened, parts)
-        async with _listening(settings, run):
-            _announce(run, opened)
-            forward = asyncio.create_task(_forward(stop, run.orders), name="stop")
+        async with _run_servers(settings, run):
+            _announce_start(run, opened)
+            forward = asyncio.create_task(_forward_stop(stop, run.commands), name="stop")
             code = await _train(run, inputs, opened)
             if code == 0:
                 await stop.wait()
             else:
-                await asyncio.sleep(LAST_WORDS_S)
+                await asyncio.sleep(FINAL_REPORT_S)
             forward.cancel()
             await rollouts.close()
-        await run.planner.close()
+        await run.plans.close()
         await run.engines.close()
     return code
 
 
 @contextlib.contextmanager
-def _traced(settings: Settings, resolved: ResolvedRun) -> Iterator[None]:
+def _telemetry(settings: Settings, resolved: ResolvedRun) -> Iterator[None]:
     """Record trace spans, and flush them at the end."""
     traces = telemetry.setup(
         "etude-trainer",
@@ -149,7 +149,7 @@ def _learner_configs(
 ) -> list[LearnerConfig]:
     spec = resolved.spec
     trainer = spec.roles.trainer
-    rendezvous = ray_backend.rendezvous() if trainer.learner_ranks > 1 else ""
+    rendezvous = ray_backend.free_rendezvous() if trainer.learner_ranks > 1 else ""
     return [
         LearnerConfig(
             run=resolved.uid,
@@ -157,7 +157,7 @@ def _learner_configs(
             model_folder=inputs.model_folder,
             seed=spec.model.seed,
             storage=spec.storage,
-            weights=_published(spec),
+            weights=_publish_settings(spec),
             micro_batch_tokens=trainer.micro_batch_tokens,
             threads=trainer.threads_per_rank,
             rank=rank,
@@ -168,7 +168,7 @@ def _learner_configs(
     ]
 
 
-def _published(spec: RLRunSpec) -> Weights:
+def _publish_settings(spec: RLRunSpec) -> Weights:
     """Settings of the publishers: Auto means L1 if the ranks of an engine may cut a tile."""
     weights, engines = spec.weights, spec.roles.inference
     is_cut = engines is not None and engines.gpus_per_replica > 1
@@ -196,8 +196,8 @@ def _worker_config(settings: Settings, resolved: ResolvedRun, inputs: Inputs) ->
     )
 
 
-def _keeper_config(settings: Settings, resolved: ResolvedRun, epoch: int) -> KeeperConfig:
-    return KeeperConfig(
+def _compactor_config(settings: Settings, resolved: ResolvedRun, epoch: int) -> CompactorConfig:
+    return CompactorConfig(
         run=resolved.uid,
         epoch=epoch,
         storage=resolved.spec.storage,
@@ -210,8 +210,8 @@ def _assemble(
     settings: Settings,
     resolved: ResolvedRun,
     inputs: Inputs,
-    opened: Opened,
-    parts: Parts,
+    opened: OpenedRun,
+    parts: Backends,
 ) -> Run:
     spec = resolved.spec
     return Run(
@@ -226,19 +226,19 @@ def _assemble(
         learners=parts.learners,
         rollouts=parts.rollouts,
         engines=_engines(settings, spec),
-        saver=Saver(inputs.store, opened.book, parts.learners),
-        versions=Versions(store=inputs.store, run_uid=resolved.uid, holder=settings.pod),
-        upkeep=Upkeep(
-            keeping=parts.keeping,
+        saver=CheckpointSaver(inputs.store, opened.book, parts.learners),
+        versions=VersionChain(store=inputs.store, run_uid=resolved.uid, holder=settings.pod),
+        compaction=CompactionMonitor(
+            client=parts.keeping,
             epoch=opened.epoch,
             versions=spec.weights.versions_per_keyframe,
             first=opened.next_version,
         ),
-        reports=Reports(resolved.uid, opened.epoch),
-        orders=Orders(spec, resolved.generation),
-        recording=Recording(open_record(inputs.store)),
+        reports=RunReports(resolved.uid, opened.epoch),
+        commands=RunCommands(spec, resolved.generation),
+        recorder=RunRecorder(open_record(inputs.store)),
         chat=inputs.chat,
-        planner=Planner(
+        plans=PlanReporter(
             resolved.uid,
             settings.brokers,
             {role.name: role.template for role in spec.roles.environments},
@@ -255,10 +255,10 @@ def _engines(settings: Settings, spec: RLRunSpec) -> Engines:
 
 
 @contextlib.asynccontextmanager
-async def _listening(settings: Settings, run: Run) -> AsyncIterator[None]:
+async def _run_servers(settings: Settings, run: Run) -> AsyncIterator[None]:
     """Serve gRPC and probes while the block runs."""
     server = Server([NAME], settings.host, settings.port)
-    service = RunService(run.reports, run.orders)
+    service = RunService(run.reports, run.commands)
     run_pb2_grpc.add_RunServiceServicer_to_server(service, server.grpc_server)
     probes = Probes(settings.probe_port, settings.host)
     await server.start()
@@ -273,14 +273,14 @@ async def _listening(settings: Settings, run: Run) -> AsyncIterator[None]:
         await probes.stop()
 
 
-def _announce(run: Run, opened: Opened) -> None:
-    run.reports.state(run_pb2.RUN_STATE_LOADING)
-    run.report()
+def _announce_start(run: Run, opened: OpenedRun) -> None:
+    run.reports.set_state(run_pb2.RUN_STATE_LOADING)
+    run.update_status()
     for problem in opened.problems:
-        run.tell("CheckpointCorrupt", f"skipped: {problem}", warning=True)
-    if opened.is_put_back:
+        run.record_event("CheckpointCorrupt", f"skipped: {problem}", warning=True)
+    if opened.is_restored:
         where = f"restored to step {run.cursor.global_step}, as checkpointing.resume says"
-        run.tell("PutBack", f"{where}; later checkpoints stay in the store")
+        run.record_event("PutBack", f"{where}; later checkpoints stay in the store")
     log.info(
         "epoch %d of run %s, %s from step %d",
         opened.epoch,
@@ -290,18 +290,18 @@ def _announce(run: Run, opened: Opened) -> None:
     )
 
 
-async def _forward(stop: asyncio.Event, orders: Orders) -> None:
+async def _forward_stop(stop: asyncio.Event, orders: RunCommands) -> None:
     await stop.wait()
-    orders.stop()
+    orders.request_stop()
 
 
-async def _train(run: Run, inputs: Inputs, opened: Opened) -> int:
+async def _train(run: Run, inputs: Inputs, opened: OpenedRun) -> int:
     try:
         is_done = await train(run, inputs.task_sets, checkpoint=opened.checkpoint)
     except Exception as caught:  # noqa: BLE001 - the edge of the process
-        return give_up(run, ray_backend.as_raised(root_cause(caught)))
+        return report_failure(run, ray_backend.unwrap_ray_error(root_cause(caught)))
     if is_done:
-        conclude(run)
+        report_done(run)
     else:
-        run.reports.state(run_pb2.RUN_STATE_SUSPENDED)
+        run.reports.set_state(run_pb2.RUN_STATE_SUSPENDED)
     return 0

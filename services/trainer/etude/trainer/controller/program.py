@@ -11,10 +11,10 @@ from etude.trainer import metrics
 from etude.trainer.controller.checkpoints.state import epoch_folder
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.phases.evaluation import Evaluator
-from etude.trainer.controller.phases.reinforcement import Reinforcement
+from etude.trainer.controller.phases.reinforcement import ReinforcementPhase
 from etude.trainer.controller.phases.supervised import train_supervised
-from etude.trainer.controller.phases.targets import may_go_on
-from etude.trainer.controller.publishing.pipeline import bring_out, publish
+from etude.trainer.controller.phases.targets import passes_gate
+from etude.trainer.controller.publishing.pipeline import publish, publish_encoded
 from etude.trainer.controller.reporting.commands import dump_stacks
 from etude.trainer.controller.run import Run, slow_step_s
 from etude.v1 import run_pb2
@@ -46,32 +46,32 @@ async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint |
         helpers = [
             group.create_task(run.book.journal.run(), name="journal"),
             group.create_task(
-                run.in_flight.run(lambda each: bring_out(run, each)), name="versions"
+                run.in_flight.run(lambda each: publish_encoded(run, each)), name="versions"
             ),
-            group.create_task(run.recording.keep_writing(), name="rows"),
-            group.create_task(_watch(run), name="watchdog"),
-            group.create_task(run.upkeep.run(lambda: run.newest_number), name="keeper"),
+            group.create_task(run.recorder.keep_writing(), name="rows"),
+            group.create_task(_watchdog(run), name="watchdog"),
+            group.create_task(run.compaction.run(lambda: run.newest_number), name="keeper"),
         ]
-        is_done = await _phases(run, task_sets, checkpoint)
-        await run.book.journal.durable()
-        await run.recording.finish()
+        is_done = await _run_phases(run, task_sets, checkpoint)
+        await run.book.journal.wait_durable()
+        await run.recorder.finish()
         for task in helpers:
             task.cancel()
     return is_done
 
 
-async def _phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | None) -> bool:
-    if not await run.unless_halted(_begin(run, checkpoint)):
+async def _run_phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | None) -> bool:
+    if not await run.run_unless_stopped(_begin(run, checkpoint)):
         return False
     for phase in run.resolved.spec.phases:
         if phase.name in run.cursor.finished:
             continue
-        run.enter(phase)
-        run.reports.state(run_pb2.RUN_STATE_RUNNING)
+        run.enter_phase(phase)
+        run.reports.set_state(run_pb2.RUN_STATE_RUNNING)
         if phase.algorithm is None:
             is_done = await train_supervised(run, phase)
         else:
-            is_done = await Reinforcement(
+            is_done = await ReinforcementPhase(
                 run=run,
                 phase=phase,
                 algorithm=phase.algorithm,
@@ -79,12 +79,12 @@ async def _phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | 
                 evaluator=Evaluator(run=run, phase=phase, tasks=dict(task_sets.evaluations)),
             ).train()
         if not is_done:
-            await run.boundary()
+            await run.step_boundary()
             return False
-        if not await may_go_on(run, phase):
+        if not await passes_gate(run, phase):
             return False
         run.cursor.finished.append(phase.name)
-        if await run.boundary(ended=True):
+        if await run.step_boundary(ended=True):
             return run.cursor.phase == run.resolved.spec.phases[-1].name
     return True
 
@@ -94,21 +94,21 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
 
     Returns True, so that a cancelled start can be told apart.
     """
-    for found in await asyncio.to_thread(_stored, run):
-        run.orders.requests.fulfilled(found.manifest.request)
-        await run.announce(found)
+    for found in await asyncio.to_thread(_stored_checkpoints, run):
+        run.commands.requests.mark_fulfilled(found.manifest.request)
+        await run.announce_checkpoint(found)
     if checkpoint is not None:
         folder = epoch_folder(checkpoint.manifest.epoch)
         await run.learners.restore(checkpoint.prefix + folder)
         run.saver.last_step, run.saver.last = checkpoint.manifest.step, checkpoint
         if run.cursor.policy is not None:
             await run.versions.resume(VersionId(*run.cursor.policy))
-        run.tell("Resumed", f"from the checkpoint of step {checkpoint.manifest.step}")
+        run.record_event("Resumed", f"from the checkpoint of step {checkpoint.manifest.step}")
     await publish(run)
     return True
 
 
-def _stored(run: Run) -> list[StoredCheckpoint]:
+def _stored_checkpoints(run: Run) -> list[StoredCheckpoint]:
     return list(manifest.stored(run.store, run=run.resolved.uid))
 
 
@@ -121,33 +121,33 @@ def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:
     return max(LEAST_LIMIT_S, 3 * slow_step_s(step_seconds))
 
 
-def limit_now_s(run: Run) -> float:
+def current_silence_limit_s(run: Run) -> float:
     """Silence limit in the current state: checkpoints and evaluations have their own."""
     match run.reports.status.state:
         case run_pb2.RUN_STATE_CHECKPOINTING:
-            least_s = run.orders.checkpointing.timeout_seconds + CHECKPOINT_MARGIN_S
+            least_s = run.commands.checkpointing.timeout_seconds + CHECKPOINT_MARGIN_S
         case run_pb2.RUN_STATE_EVALUATING:
             least_s = EVALUATION_LIMIT_S
         case _:
             least_s = 0.0
     if not run.reports.status.last_step_unix_ms:
         least_s = max(least_s, FIRST_STEPS_LIMIT_S)
-    deadline_s = run.orders.spec.deadlines.step_progress_seconds
+    deadline_s = run.commands.spec.deadlines.step_progress_seconds
     return max(least_s, silence_limit_s(deadline_s, run.figures.step_seconds))
 
 
-async def _watch(run: Run) -> None:
+async def _watchdog(run: Run) -> None:
     """Dump stacks and report a stall when nothing progresses; the operator decides what follows."""
     alarmed_s = -1.0
     while True:
         await asyncio.sleep(WATCH_EVERY_S)
-        silence_s = time.monotonic() - run.moved_s
+        silence_s = time.monotonic() - run.progress_s
         metrics.SILENCE.labels(what="step").set(silence_s)
         metrics.LOG_DEPTH.labels(log="journal").set(run.book.journal.depth)
-        run.report()
-        if run.storage_trouble:
+        run.update_status()
+        if run.store_problem:
             continue  # the run waits for the store, and reports that
-        if silence_s > limit_now_s(run) and run.moved_s != alarmed_s:
-            alarmed_s = run.moved_s
+        if silence_s > current_silence_limit_s(run) and run.progress_s != alarmed_s:
+            alarmed_s = run.progress_s
             dump_stacks()
-            run.tell("Stalled", f"nothing was finished for {silence_s:.0f} s", warning=True)
+            run.record_event("Stalled", f"nothing was finished for {silence_s:.0f} s", warning=True)

@@ -15,26 +15,26 @@ from etude.common.errors import EtudeError, StoreError
 from etude.common.role_inputs import ResolvedRun
 from etude.common.weights import EpochRecord, VersionId
 from etude.trainer import metrics
-from etude.trainer.controller.admission.plans import Planner
-from etude.trainer.controller.checkpoints.cadence import Cadence
+from etude.trainer.controller.admission.plans import PlanReporter
+from etude.trainer.controller.checkpoints.cadence import CheckpointCadence
 from etude.trainer.controller.checkpoints.lineage import Branch
-from etude.trainer.controller.checkpoints.recovery import Book
-from etude.trainer.controller.checkpoints.saver import Saver, keyframe_of
+from etude.trainer.controller.checkpoints.recovery import JournaledLedger
+from etude.trainer.controller.checkpoints.saver import CheckpointSaver, chain_keyframe
 from etude.trainer.controller.checkpoints.state import ControllerState, Cursor, Figures
-from etude.trainer.controller.publishing.compaction import KEYFRAME_OVERDUE, Upkeep
+from etude.trainer.controller.publishing.compaction import KEYFRAME_OVERDUE, CompactionMonitor
 from etude.trainer.controller.publishing.engines import LAGGING, Engines, VersionRefusedError
-from etude.trainer.controller.publishing.in_flight import InFlight
-from etude.trainer.controller.publishing.versions import BaseLostError, Encoded, Versions
-from etude.trainer.controller.reporting.commands import Orders
-from etude.trainer.controller.reporting.progress import progress, usual_step_s
-from etude.trainer.controller.reporting.recorder import Recording
-from etude.trainer.controller.reporting.reports import Reports
-from etude.trainer.controller.reporting.rows import Place, Row
+from etude.trainer.controller.publishing.in_flight import InFlightQueue
+from etude.trainer.controller.publishing.versions import BaseLostError, EncodedVersion, VersionChain
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.progress import median_step_s, phase_progress
+from etude.trainer.controller.reporting.recorder import RunRecorder
+from etude.trainer.controller.reporting.reports import RunReports
+from etude.trainer.controller.reporting.rows import Row, RowPosition
 from etude.trainer.controller.reporting.throughput import Throughput
-from etude.trainer.controller.store_retry import Patience
+from etude.trainer.controller.store_retry import StoreRetry
 from etude.trainer.learner.batches import StepResult
 from etude.trainer.learner.protocol import Learners
-from etude.trainer.rollouts.protocol import Rollouts
+from etude.trainer.rollouts.protocol import RolloutWorkers
 from etude.v1 import journal_pb2, run_pb2
 
 log = logging.getLogger(__name__)
@@ -60,36 +60,36 @@ class Run:
     resolved: ResolvedRun
     epoch: int
     store: Store
-    book: Book
+    book: JournaledLedger
     cursor: Cursor
     figures: Figures
     next_version: int
     learners: Learners
-    rollouts: Rollouts
+    rollouts: RolloutWorkers
     engines: Engines
-    saver: Saver
-    versions: Versions
-    upkeep: Upkeep
-    reports: Reports
-    orders: Orders
-    recording: Recording
+    saver: CheckpointSaver
+    versions: VersionChain
+    compaction: CompactionMonitor
+    reports: RunReports
+    commands: RunCommands
+    recorder: RunRecorder
     chat: ChatFormat
     branch: Branch = field(default_factory=Branch)
     """The run's branch of checkpoints."""
-    planner: Planner = field(default_factory=Planner)
+    plans: PlanReporter = field(default_factory=PlanReporter)
     clock: Callable[[], float] = time.time
-    moved_s: float = field(default_factory=time.monotonic)
+    progress_s: float = field(default_factory=time.monotonic)
     """Time of the last progress, for the watchdog."""
-    patience: Patience = field(default_factory=Patience)
+    store_retry: StoreRetry = field(default_factory=StoreRetry)
     """Retries of writes that a step waits for."""
-    uploading: Patience = field(default_factory=Patience)
+    upload_retry: StoreRetry = field(default_factory=StoreRetry)
     """Retries of uploads, which run during the steps."""
-    cadence: Cadence = field(default_factory=Cadence)
+    cadence: CheckpointCadence = field(default_factory=CheckpointCadence)
     throughput: Throughput = field(default_factory=Throughput)
-    in_flight: InFlight[Encoded] = field(
-        default_factory=lambda: InFlight((VersionRefusedError, BaseLostError))
+    in_flight: InFlightQueue[EncodedVersion] = field(
+        default_factory=lambda: InFlightQueue((VersionRefusedError, BaseLostError))
     )
-    batched: int = 0
+    batch_sequence: int = 0
     """Journal record of the newest batch in the weights."""
     served: VersionId | None = None
     """The newest version that engines serve."""
@@ -116,25 +116,25 @@ class Run:
             return policy[1]
         return self.next_version - 1 - len(self.in_flight)
 
-    def place(self) -> Place:
+    def place(self) -> RowPosition:
         """Current position, for a row."""
         cursor = self.cursor
-        return Place(
+        return RowPosition(
             time_s=self.clock(),
             phase=cursor.phase,
             step=cursor.step,
             global_step=cursor.global_step,
         )
 
-    def enter(self, phase: Phase) -> None:
+    def enter_phase(self, phase: Phase) -> None:
         """Make a phase the active one."""
         cursor = self.cursor
         if cursor.phase != phase.name or phase.name not in cursor.starts:
             cursor.phase, cursor.step = phase.name, 0
             cursor.starts[phase.name] = cursor.global_step
             self.figures.step_seconds, self.figures.window = [], []
-        self.tell("PhaseStarted", f"phase {phase.name} continues from step {cursor.step}")
-        self.report()
+        self.record_event("PhaseStarted", f"phase {phase.name} continues from step {cursor.step}")
+        self.update_status()
 
     def begin_epoch(self, record: EpochRecord) -> None:
         """Continue in an epoch that this controller opened; the next version is complete."""
@@ -142,29 +142,31 @@ class Run:
         parent = record.parent
         self.cursor.policy = None if parent is None else (parent.epoch, parent.number)
         self.versions.base = None
-        self.upkeep.begin_epoch(record)
+        self.compaction.begin_epoch(record)
 
-    def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+    def record_event(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Report an event to the operator, the record and the log."""
         log.log(logging.WARNING if warning else logging.INFO, "%s: %s", reason, message)
-        self.reports.event(reason, message, warning=warning)
+        self.reports.add_event(reason, message, warning=warning)
         row = self.place().row("event", reason=reason, message=message, warning=warning)
-        self.recording.note(row)
+        self.recorder.add_row(row)
 
-    def moved(self) -> None:
+    def mark_progress(self) -> None:
         """Note progress, for the watchdog."""
-        self.moved_s = time.monotonic()
+        self.progress_s = time.monotonic()
 
-    def stepped(self, result: StepResult, *, seconds: float) -> None:
+    def complete_step(self, result: StepResult, *, seconds: float) -> None:
         """Advance by one optimiser step, and journal it."""
         cursor, figures = self.cursor, self.figures
         cursor.step += 1
         cursor.global_step += 1
         figures.productive_seconds += seconds
         figures.step_seconds = [*figures.step_seconds, round(seconds, 4)][-KEPT_STEP_TIMES:]
-        self.moved()
-        self.cadence.stepped(self.orders.checkpointing, step=cursor.step, now_s=self.moved_s)
-        self.orders.requests.stepped(self.moved_s)
+        self.mark_progress()
+        self.cadence.count_step(
+            self.commands.checkpointing, step=cursor.step, now_s=self.progress_s
+        )
+        self.commands.requests.count_step(self.progress_s)
         body = journal_pb2.JournalStep(
             phase=cursor.phase,
             step=cursor.step,
@@ -181,9 +183,9 @@ class Run:
         metrics.GRAD_NORM.set(result.grad_norm)
         metrics.TOKENS_PER_SECOND.set(status.tokens_per_second)
         metrics.STEP.set(cursor.global_step)
-        self.report()
+        self.update_status()
 
-    def report(self) -> None:
+    def update_status(self) -> None:
         """Update the status report."""
         status, cursor, figures = self.reports.status, self.cursor, self.figures
         status.phase, status.step, status.target_step = (
@@ -192,81 +194,83 @@ class Run:
             self.phase.max_steps,
         )
         del status.phases[:]
-        status.phases.extend(progress(cursor, self.resolved.spec.phases))
+        status.phases.extend(phase_progress(cursor, self.resolved.spec.phases))
         status.policy_version = cursor.policy[1] if cursor.policy else 0
         status.reward_ewma = figures.reward_ewma
         status.productive_seconds = figures.productive_seconds
         status.step_seconds_p99 = slow_step_s(figures.step_seconds)
-        status.step_seconds_p50 = usual_step_s(figures.step_seconds)
-        status.observed_generation = self.orders.generation
+        status.step_seconds_p50 = median_step_s(figures.step_seconds)
+        status.observed_generation = self.commands.generation
         ledger, counts = self.book.ledger, status.rollouts
         counts.completed, counts.trained = ledger.accepted + figures.evaluated, ledger.trained
         counts.masked, counts.dropped = ledger.masked, ledger.discarded
         counts.retried = figures.retried
         if figures.eval_success is not None:
             status.eval_success = figures.eval_success
-        self.throughput.tell(status)
-        status.engines, status.engine_limit = len(self.engines.rotation), self.engines.relied_on
-        self._report_trouble()
-        self.reports.touch()
+        self.throughput.write_status(status)
+        status.engines, status.engine_limit = len(self.engines.rotation), self.engines.num_addressed
+        self._report_problem()
+        self.reports.mark_changed()
 
     @property
-    def storage_trouble(self) -> str:
+    def store_problem(self) -> str:
         """Last error of the store for a user that waits for it; empty while it works."""
         return (
-            self.book.journal.patience.trouble
-            or self.patience.trouble
-            or self.uploading.trouble
-            or self.recording.trouble
+            self.book.journal.store_retry.problem
+            or self.store_retry.problem
+            or self.upload_retry.problem
+            or self.recorder.problem
         )
 
-    def _report_trouble(self) -> None:
+    def _report_problem(self) -> None:
         status = self.reports.status
-        trouble = self.storage_trouble
-        late = self.upkeep.trouble(self.newest_number)
+        trouble = self.store_problem
+        late = self.compaction.overdue_problem(self.newest_number)
         if trouble:
             status.reason, status.message = StoreError.reason, trouble
         elif late:
             status.reason, status.message = KEYFRAME_OVERDUE, late
-        elif self.engines.trouble:
-            status.reason, status.message = LAGGING, self.engines.trouble
+        elif self.engines.lag_problem:
+            status.reason, status.message = LAGGING, self.engines.lag_problem
         elif status.reason in {StoreError.reason, KEYFRAME_OVERDUE, LAGGING}:
             status.reason = status.message = ""
 
     @property
     def is_pausing(self) -> bool:
         """True if the next step boundary saves or stops: no version may be in flight then."""
-        return self.orders.halting.is_set() or self._reason_to_save(ended=False) is not None
+        return (
+            self.commands.stop_requested.is_set() or self._reason_to_save(ended=False) is not None
+        )
 
-    async def boundary(self, *, ended: bool = False) -> bool:
+    async def step_boundary(self, *, ended: bool = False) -> bool:
         """Handle the boundary between two steps: save if it is due; True to stop."""
-        self.report()
-        if self.orders.halting.is_set():
-            self.reports.state(run_pb2.RUN_STATE_DRAINING)
+        self.update_status()
+        if self.commands.stop_requested.is_set():
+            self.reports.set_state(run_pb2.RUN_STATE_DRAINING)
         reason = self._reason_to_save(ended=ended)
         if reason is not None and (ended or self.saver.last_step != self.cursor.global_step):
-            await self.save(reason)
-        return self.orders.halting.is_set()
+            await self.save_checkpoint(reason)
+        return self.commands.stop_requested.is_set()
 
     def _reason_to_save(self, *, ended: bool) -> Reason | None:
-        orders = self.orders
+        orders = self.commands
         if self.book.ledger.batches:
             return None  # batches of an earlier controller come first
         if ended:
             is_last = self.cursor.phase == self.resolved.spec.phases[-1].name
             return "Final" if is_last else "PhaseEnd"
-        if orders.halting.is_set():
-            return orders.last_save
-        if orders.requests.turn(is_due=self._is_save_due):
+        if orders.stop_requested.is_set():
+            return orders.final_save_reason
+        if orders.requests.next_request(is_due=self._is_save_due):
             return "Manual"
         return "Scheduled" if self._is_save_due else None
 
     @property
     def _is_save_due(self) -> bool:
         """True if a scheduled checkpoint, or one without a request, is due."""
-        return self.cadence.is_due or self.orders.wants_checkpoint
+        return self.cadence.is_due or self.commands.wants_checkpoint
 
-    async def save(self, reason: Reason) -> None:
+    async def save_checkpoint(self, reason: Reason) -> None:
         """Write a checkpoint; a scheduled one that fails is reported and retried later.
 
         A requested checkpoint replaces a scheduled one, unless it fails.
@@ -275,56 +279,56 @@ class Run:
             StoreError: the store failed, and the run may not go on without this checkpoint.
             TimeoutError: it took too long, and the run may not go on without this checkpoint.
         """
-        began_s, requests = time.monotonic(), self.orders.requests
-        request = requests.turn(is_due=self._is_save_due) if reason == "Manual" else ""
+        began_s, requests = time.monotonic(), self.commands.requests
+        request = requests.next_request(is_due=self._is_save_due) if reason == "Manual" else ""
         if not request:
-            self._tried(began_s)
-            requests.yielded()
+            self._restart_cadence(began_s)
+            requests.note_other_checkpoint()
         before = self.reports.status.state
-        self.reports.state(run_pb2.RUN_STATE_CHECKPOINTING)
+        self.reports.set_state(run_pb2.RUN_STATE_CHECKPOINTING)
         try:
-            async with asyncio.timeout(self.orders.checkpointing.timeout_seconds):
+            async with asyncio.timeout(self.commands.checkpointing.timeout_seconds):
                 found = await self.saver.save(
-                    self.state(),
+                    self.controller_state(),
                     reason=reason,
                     with_model=reason in {"PhaseEnd", "Final", "Manual"},
                     figures=self._checkpoint_figures(),
                     request=request,
                 )
         except (StoreError, TimeoutError) as error:
-            self.tell("CheckpointFailed", str(error) or "it took too long", warning=True)
+            self.record_event("CheckpointFailed", str(error) or "it took too long", warning=True)
             if reason in {"PhaseEnd", "Final"}:
                 raise
             if request:
-                requests.failed(began_s, time.monotonic())
+                requests.mark_failed(began_s, time.monotonic())
         else:
             if request:
-                self._tried(began_s)
-                requests.fulfilled(request)
-            await self.announce(found)
-            self.moved()
-            await self.recording.write_rows()
+                self._restart_cadence(began_s)
+                requests.mark_fulfilled(request)
+            await self.announce_checkpoint(found)
+            self.mark_progress()
+            await self.recorder.write_rows()
         finally:
-            self.reports.state(before)
+            self.reports.set_state(before)
 
-    def _tried(self, began_s: float) -> None:
-        self.orders.wants_checkpoint = False
-        self.cadence.tried(began_s)
+    def _restart_cadence(self, began_s: float) -> None:
+        self.commands.wants_checkpoint = False
+        self.cadence.restart(began_s)
 
-    async def announce(self, found: StoredCheckpoint) -> None:
+    async def announce_checkpoint(self, found: StoredCheckpoint) -> None:
         """Report a stored checkpoint, so that it is registered."""
-        keyframe = await asyncio.to_thread(keyframe_of, self.store, found.manifest)
+        keyframe = await asyncio.to_thread(chain_keyframe, self.store, found.manifest)
         uri = f"{self.store.url}/{found.prefix.rstrip('/')}"
-        self.reports.checkpoint(found, uri=uri, keyframe=keyframe)
+        self.reports.add_checkpoint(found, uri=uri, keyframe=keyframe)
 
-    def state(self) -> ControllerState:
+    def controller_state(self) -> ControllerState:
         """State of the controller, for a checkpoint."""
         return ControllerState(
             run=self.resolved.uid,
             epoch=self.epoch,
             cursor=self.cursor.model_copy(deep=True),
             figures=self.figures.model_copy(deep=True),
-            ledger=self.book.ledger.state(),
+            ledger=self.book.ledger.checkpoint_state(),
             sequence=self.book.journal.last_sequence,
             seeds={phase.name: phase.seed for phase in self.resolved.spec.phases},
             branch=self.branch.number,
@@ -339,10 +343,10 @@ class Run:
             figures["evalSuccess"] = f"{self.figures.eval_success:.6g}"
         return figures
 
-    async def unless_halted(self, work: Awaitable[T]) -> T | None:
+    async def run_unless_stopped(self, work: Awaitable[T]) -> T | None:
         """Await some work; None if the controller was told to stop meanwhile."""
         task = asyncio.ensure_future(work)
-        halted = asyncio.ensure_future(self.orders.halting.wait())
+        halted = asyncio.ensure_future(self.commands.stop_requested.wait())
         try:
             await asyncio.wait({task, halted}, return_when=asyncio.FIRST_COMPLETED)
             return await task if task.done() else None

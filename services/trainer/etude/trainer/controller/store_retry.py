@@ -21,7 +21,7 @@ BELIEVED_S = 600.0
 
 
 @dataclass(slots=True)
-class Refusal:
+class StoreRefusal:
     """Last error of the store, until it is outdated.
 
     A run that waits for its store does not count as stalled. An attempt that neither succeeds nor
@@ -32,7 +32,7 @@ class Refusal:
     _words: str = ""
     _since_s: float = -math.inf
 
-    def say(self, words: str) -> None:
+    def record(self, words: str) -> None:
         """Record an error of the store."""
         self._words, self._since_s = words, self.clock()
 
@@ -41,27 +41,27 @@ class Refusal:
         self._words = ""
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """The error; empty while the store works, or once the error is outdated."""
         return self._words if self.clock() - self._since_s < BELIEVED_S else ""
 
 
 @dataclass(slots=True)
-class Patience:
+class StoreRetry:
     """Retries of one user of the store, and its last error."""
 
     limit_s: float = math.inf
     """Longest total wait. Unlimited by default: a controller that ended would lose the steps that
     are not durable, and its successor could only wait as well.
     """
-    refusal: Refusal = field(default_factory=Refusal)
+    refusal: StoreRefusal = field(default_factory=StoreRefusal)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The last error; empty while the store works."""
-        return self.refusal.words
+        return self.refusal.message
 
-    async def keep_trying(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def retry(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
         """Run idempotent work, with retries.
 
         Raises:
@@ -74,7 +74,7 @@ class Patience:
             except StoreError as error:
                 if waited_s >= self.limit_s:
                     raise
-                self.refusal.say(str(error))
+                self.refusal.record(str(error))
                 log.warning("%s failed and is retried: %s", what, error)
                 await asyncio.sleep(pause_s)
                 waited_s += pause_s

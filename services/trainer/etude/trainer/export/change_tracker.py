@@ -26,7 +26,7 @@ MOST_KEPT_BYTES = 256 << 20
 which costs more bytes in the store and none here."""
 
 
-class Touched(NamedTuple):
+class TouchedElements(NamedTuple):
     """Elements of one parameter's shard that may have changed."""
 
     flat: Flat
@@ -35,18 +35,18 @@ class Touched(NamedTuple):
     """Bits in the version. [k]"""
 
 
-class Whole(NamedTuple):
+class OldShard(NamedTuple):
     """A complete parameter shard as of the version; any element may have changed since."""
 
     old: Words
     """[n]"""
 
 
-Changes = dict[str, Touched | Whole | None]
+Changes = dict[str, TouchedElements | OldShard | None]
 """By parameter; None if too much changed to be kept, absent if nothing changed."""
 
 
-class Tracker:
+class ChangeTracker:
     """Tracks changes of one rank's parameters while it is armed."""
 
     def __init__(self, *, most_kept_bytes: int = MOST_KEPT_BYTES) -> None:
@@ -66,7 +66,7 @@ class Tracker:
         """True if a step of this parameter must be recorded."""
         if self._changes is None:
             return False
-        return name not in self._changes or isinstance(self._changes[name], Touched)
+        return name not in self._changes or isinstance(self._changes[name], TouchedElements)
 
     def record(self, name: str, old: Tensor, new: Tensor) -> None:
         """Record one step of one parameter.
@@ -78,31 +78,31 @@ class Tracker:
         """
         if self._changes is None:
             return
-        found: Touched | Whole | None = differences(old, new)
+        found: TouchedElements | OldShard | None = find_differences(old, new)
         before = self._changes.get(name, _UNTOUCHED)
-        if isinstance(before, Touched):
-            both = merged(before, found, elements=old.numel())
-            found = self._whole(before, old) if both is None else both
+        if isinstance(before, TouchedElements):
+            both = merge_touched(before, found, elements=old.numel())
+            found = self._remember_whole(before, old) if both is None else both
         else:
             found = before
-        if not isinstance(found, Touched) or found.flat.size:
+        if not isinstance(found, TouchedElements) or found.flat.size:
             self._changes[name] = found
 
-    def rearm(self) -> Changes:
+    def take_changes(self) -> Changes:
         """Return the changes so far, and track from the current weights on."""
         taken, self._changes = self._changes or {}, {}
         return taken
 
-    def _whole(self, before: Touched, old: Tensor) -> Whole | None:
+    def _remember_whole(self, before: TouchedElements, old: Tensor) -> OldShard | None:
         """All bits of the version, from the bits before a step and the elements touched earlier."""
-        kept = [found for found in (self._changes or {}).values() if isinstance(found, Whole)]
-        words = tensor_bits.as_words(old)
+        kept = [found for found in (self._changes or {}).values() if isinstance(found, OldShard)]
+        words = tensor_bits.bits_to_words(old)
         if sum(found.old.nbytes for found in kept) + words.nbytes > self._most_kept_bytes:
             return None
-        return overlaid(before, words)
+        return overlay_old_bits(before, words)
 
 
-def differences(old: Tensor, new: Tensor) -> Touched | None:
+def find_differences(old: Tensor, new: Tensor) -> TouchedElements | None:
     """Find the positions where raw bits differ, with the old bits; None if there are too many.
 
     Args:
@@ -114,48 +114,53 @@ def differences(old: Tensor, new: Tensor) -> Touched | None:
         places = (old != new).nonzero().flatten()
         if places.numel() > most:
             return None
-        return Touched(places.cpu().numpy(), tensor_bits.as_words(old[places]))
-    before = tensor_bits.as_words(old)
+        return TouchedElements(places.cpu().numpy(), tensor_bits.bits_to_words(old[places]))
+    before = tensor_bits.bits_to_words(old)
     # Pages that stay untouched take no memory.
     flat, values = np.empty(most, np.int64), np.empty(most, before.dtype)
-    count = _differences(fixed(before), fixed(tensor_bits.as_words(new)), flat, values)
-    return None if count < 0 else Touched(flat[:count].copy(), values[:count].copy())
+    count = _differences(fixed(before), fixed(tensor_bits.bits_to_words(new)), flat, values)
+    return None if count < 0 else TouchedElements(flat[:count].copy(), values[:count].copy())
 
 
-def merged(
-    first: Touched | Whole | None, then: Touched | Whole | None, *, elements: int
-) -> Touched | Whole | None:
+def merge_touched(
+    first: TouchedElements | OldShard | None,
+    then: TouchedElements | OldShard | None,
+    *,
+    elements: int,
+) -> TouchedElements | OldShard | None:
     """Merge the changes of two consecutive periods of a shard with this number of elements."""
-    if not isinstance(first, Touched) or then is None:
-        return first if isinstance(first, Whole) else None
-    if isinstance(then, Whole):
-        return overlaid(first, then.old)
+    if not isinstance(first, TouchedElements) or then is None:
+        return first if isinstance(first, OldShard) else None
+    if isinstance(then, OldShard):
+        return overlay_old_bits(first, then.old)
     most = first.flat.size + then.flat.size
     flat, values = np.empty(most, np.int64), np.empty(most, then.old.dtype)
-    earlier = Touched(fixed(first.flat), fixed(first.old.astype(then.old.dtype, copy=False)))
-    later = Touched(fixed(then.flat), fixed(then.old))
+    earlier = TouchedElements(
+        fixed(first.flat), fixed(first.old.astype(then.old.dtype, copy=False))
+    )
+    later = TouchedElements(fixed(then.flat), fixed(then.old))
     count = _merge(earlier, later, flat, values)
     if count > int(elements * MOST_TOUCHED):
         return None
-    return Touched(flat[:count].copy(), values[:count].copy())
+    return TouchedElements(flat[:count].copy(), values[:count].copy())
 
 
-def overlaid(first: Touched, then: Words) -> Whole:
+def overlay_old_bits(first: TouchedElements, then: Words) -> OldShard:
     """Restore the bits before a period from the touched elements and all bits after it. [n]."""
     words = then.copy()
     words[first.flat] = first.old
-    return Whole(words)
+    return OldShard(words)
 
 
-def joined(first: Changes, then: Changes, *, elements: dict[str, int]) -> Changes:
+def merge_changes(first: Changes, then: Changes, *, elements: dict[str, int]) -> Changes:
     """Merge the changes of two consecutive periods of all parameters."""
     everything = first | then
     for name in first.keys() & then.keys():
-        everything[name] = merged(first[name], then[name], elements=elements[name])
+        everything[name] = merge_touched(first[name], then[name], elements=elements[name])
     return everything
 
 
-_UNTOUCHED = Touched(np.empty(0, np.int64), np.empty(0, np.uint8))
+_UNTOUCHED = TouchedElements(np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
 @compiled
@@ -181,7 +186,7 @@ def _differences(old: Words, new: Words, flat: Flat, values: Words) -> int:
 
 
 @compiled
-def _merge(first: Touched, then: Touched, flat: Flat, values: Words) -> int:
+def _merge(first: TouchedElements, then: TouchedElements, flat: Flat, values: Words) -> int:
     """Merge two sorted lists; if both have a position, the first one's value wins."""
     count, i, j = 0, 0, 0
     places, old = first

@@ -27,14 +27,14 @@ _STALLED = 4.0
 
 
 @dataclass(slots=True)
-class Link:
+class UplinkMeter:
     """Smoothed upload rate of this rank to the object store."""
 
     _seconds_per_byte: float | None = None
     _is_slow: bool = False
     _unmeasured: int = 0
 
-    def uploaded(self, num_bytes: int, seconds: float) -> None:
+    def record_upload(self, num_bytes: int, seconds: float) -> None:
         """Record the duration of a successful upload."""
         if num_bytes < LEAST_BYTES:
             self._unmeasured += 1
@@ -49,7 +49,7 @@ class Link:
         limit = FAST_BYTES_PER_S if self._is_slow else SLOW_BYTES_PER_S
         self._is_slow = found * limit > 1
 
-    def codec(self, wanted: str) -> Codec:
+    def choose_codec(self, wanted: str) -> Codec:
         """Choose the codec of the next version.
 
         Args:

@@ -10,12 +10,12 @@ from etude.common.blobs import ObjectInfo, Store
 from etude.common.weights import Tensor as WireTensor
 from etude.common.weights.tensors import model_folder
 from etude.trainer.model import checkpoint_layout, tensor_bits
-from etude.trainer.model.fsdp import Ranks
-from etude.trainer.model.parameters import whole
+from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.parameters import gather_full
 from etude.trainer.model.policy import Policy
 
 
-def wire_tensor(name: str, tensor: Tensor) -> WireTensor:
+def to_wire_tensor(name: str, tensor: Tensor) -> WireTensor:
     """Convert a complete tensor to named bytes."""
     data = tensor.detach().contiguous().cpu()
     return WireTensor(
@@ -26,23 +26,23 @@ def wire_tensor(name: str, tensor: Tensor) -> WireTensor:
     )
 
 
-def published_tensors(
-    policy: Policy, ranks: Ranks, *, dtype: tensor_bits.Dtype
+def gather_published_tensors(
+    policy: Policy, ranks: RankGroup, *, dtype: tensor_bits.Dtype
 ) -> list[WireTensor]:
     """Gather every tensor of the model on rank 0; other ranks get none. Collective."""
     complete: dict[str, Tensor] = {}
-    for name, tensor in checkpoint_layout.sources(policy.model).items():
-        value = whole(tensor)
+    for name, tensor in checkpoint_layout.live_tensors(policy.model).items():
+        value = gather_full(tensor)
         if ranks.is_first:
-            complete[name] = value.to(tensor_bits.format_of(value, dtype=dtype))
+            complete[name] = value.to(tensor_bits.wire_dtype(value, dtype=dtype))
     if not ranks.is_first:
         return []
     # Some architectures fuse tensors when they load; the checkpoint's own layout is published.
-    named = checkpoint_layout.converted(policy.model, complete)
-    return [wire_tensor(name, tensor) for name, tensor in sorted(named.items())]
+    named = checkpoint_layout.to_checkpoint_tensors(policy.model, complete)
+    return [to_wire_tensor(name, tensor) for name, tensor in sorted(named.items())]
 
 
-def export(
+def write_hf_folder(
     store: Store, prefix: str, *, policy: Policy, tensors: list[WireTensor], source: Path
 ) -> list[ObjectInfo]:
     """Write a Hugging Face model folder below prefix: weights, configuration, tokenizer.

@@ -24,20 +24,20 @@ from etude.common.weights.protocol.manifest import VersionRef
 from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import difference, parse_schema
-from etude.trainer.export.change_tracker import Changes, Tracker, joined
-from etude.trainer.export.codec_choice import Link
+from etude.trainer.export.change_tracker import Changes, ChangeTracker, merge_changes
+from etude.trainer.export.codec_choice import UplinkMeter
 from etude.trainer.export.receipts import (
-    Base,
     NonFiniteWeightsError,
     PeerFailedError,
-    Receipt,
+    PublishBase,
+    RankReceipt,
     SchemaChangedError,
-    combined,
-    payload_of,
+    payload_object,
+    sum_digests,
 )
-from etude.trainer.export.shard_packer import Packed, Share
-from etude.trainer.model.fsdp import Ranks
-from etude.trainer.model.parameters import Steps
+from etude.trainer.export.shard_packer import PackedShard, ShardPacker
+from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.parameters import StepObserver
 from etude.trainer.model.policy import Policy
 
 T = TypeVar("T")
@@ -46,14 +46,14 @@ _PREFIX = "model."
 """Of a policy's parameters before the model's own names."""
 
 
-class _Sent(NamedTuple):
+class _LastEncoded(NamedTuple):
     """The newest encoded version of this rank, perhaps not published yet."""
 
     version: VersionId
     base: VersionRef | None
     digests: list[Digest]
     """Of each part, in this version."""
-    receipt: Receipt
+    receipt: RankReceipt
 
 
 class _Waiting(NamedTuple):
@@ -63,7 +63,7 @@ class _Waiting(NamedTuple):
     container: Container
 
 
-class Publisher(Steps):
+class Publisher(StepObserver):
     """Follows the weights of one rank from version to version.
 
     Every method is collective, but upload() and those that the optimiser calls.
@@ -72,7 +72,7 @@ class Publisher(Steps):
     def __init__(
         self,
         policy: Policy,
-        ranks: Ranks,
+        ranks: RankGroup,
         *,
         store: Store,
         settings: Weights,
@@ -82,16 +82,16 @@ class Publisher(Steps):
         self._ranks = ranks
         self._store = store
         self._settings = settings
-        self._tracker = Tracker()
-        self._link = Link()
+        self._tracker = ChangeTracker()
+        self._link = UplinkMeter()
         self._clock = clock
-        self._share: Share | None = None
+        self._share: ShardPacker | None = None
         """Created on first use: a run that never publishes does not pay for it."""
         self._digests: list[Digest] | None = None
         """Of each part, in the version that changes are counted from; None before the first."""
         self._changes: Changes = {}
         """Between that version and when the tracker was last armed."""
-        self._sent: _Sent | None = None
+        self._last_encoded: _LastEncoded | None = None
         self._waiting: dict[VersionId, _Waiting] = {}
         """Changed by atomic operations only: an upload runs during the steps."""
 
@@ -106,26 +106,26 @@ class Publisher(Steps):
 
     @override
     @contextmanager
-    def watching(self, name: str, parameter: Tensor) -> Iterator[None]:
+    def observe_step(self, name: str, parameter: Tensor) -> Iterator[None]:
         source = name.removeprefix(_PREFIX)
-        share = self._own()
-        before = share.bits(parameter, copy=True)
+        share = self._get_packer()
+        before = share.raw_bits(parameter, copy=True)
         yield
-        self._tracker.record(source, before, share.bits(parameter))
+        self._tracker.record(source, before, share.raw_bits(parameter))
 
-    def follow(self) -> None:
+    def follow_changes(self) -> None:
         """Track changes from the current weights on."""
-        self.forget()
+        self.forget_base()
         if self._is_delta:
-            self._digests = self._own().scan()
-            self._tracker.rearm()
+            self._digests = self._get_packer().part_digests()
+            self._tracker.take_changes()
 
-    def forget(self) -> None:
+    def forget_base(self) -> None:
         """Drop the base after the weights were replaced: the next version is complete."""
         self._tracker.disarm()
-        self._digests, self._changes, self._sent = None, {}, None
+        self._digests, self._changes, self._last_encoded = None, {}, None
 
-    def encode(self, version: VersionId, base: Base | None) -> Receipt:
+    def encode(self, version: VersionId, base: PublishBase | None) -> RankReceipt:
         """Encode this rank's part of the current weights for upload.
 
         Args:
@@ -141,11 +141,11 @@ class Publisher(Steps):
             StoreError: the store failed; encode again.
             WrongStateError: too many versions wait for their upload.
         """
-        schema = self._own().schema
+        schema = self._get_packer().schema
         if base is not None and base.schema_sha256 != schema.sha256:
-            raise SchemaChangedError(self._what_changed(base))
+            raise SchemaChangedError(self._describe_schema_change(base))
         ref = None if base is None else base.ref
-        sent = self._sent
+        sent = self._last_encoded
         if sent is not None and (sent.version, sent.base) == (version, ref):
             return sent.receipt
         if ref is None:
@@ -156,7 +156,7 @@ class Publisher(Steps):
         receipt = self._receipt(version, packed)
         if packed.container is not None and receipt.payload is not None:
             self._waiting[version] = _Waiting(receipt.payload.key, packed.container)
-        self._sent = _Sent(version, ref, packed.digests, receipt)
+        self._last_encoded = _LastEncoded(version, ref, packed.digests, receipt)
         return receipt
 
     def upload(self, version: VersionId) -> None:
@@ -168,24 +168,24 @@ class Publisher(Steps):
             StoreError: the store failed; upload again.
         """
         if self._ranks.is_first:
-            schema = self._own().schema
+            schema = self._get_packer().schema
             publication.put_schema(self._store, schema.to_bytes(), schema.sha256)
         waiting = self._waiting.get(version)
         if waiting is not None:
             began_s = self._clock()
             self._store.put(waiting.key, waiting.container.data)
-            self._link.uploaded(waiting.container.size, self._clock() - began_s)
+            self._link.record_upload(waiting.container.size, self._clock() - began_s)
             self._waiting.pop(version, None)
 
-    def _packed(self, version: VersionId, base: VersionRef | None) -> Packed:
-        before = self._count_from(base)
+    def _packed(self, version: VersionId, base: VersionRef | None) -> PackedShard:
+        before = self._base_digests(base)
         # Ranks agree before a byte leaves any of them.
-        _, kept = self._together(self._take_in, int)
+        _, kept = self._run_on_all_ranks(self._collect_changes, int)
         if not kept:
             before = None
-        codec = self._link.codec(self._settings.advanced.codec)
-        packed, nonfinite = self._together(
-            lambda: self._own().packed(before, self._changes, codec=codec),
+        codec = self._link.choose_codec(self._settings.advanced.codec)
+        packed, nonfinite = self._run_on_all_ranks(
+            lambda: self._get_packer().pack(before, self._changes, codec=codec),
             lambda done: done.stats.nonfinite,
         )
         if nonfinite and not self._settings.advanced.allow_non_finite:
@@ -194,14 +194,18 @@ class Publisher(Steps):
             )
         return packed
 
-    def _take_in(self) -> bool:
+    def _collect_changes(self) -> bool:
         """Collect the changes; True if anything of the base is left in this rank's part."""
         if self._is_delta:
-            sizes = self._own().sizes
-            self._changes = joined(self._changes, self._tracker.rearm(), elements=sizes)
-        return not self._own().is_replaced(self._changes)
+            sizes = self._get_packer().sizes
+            self._changes = merge_changes(
+                self._changes, self._tracker.take_changes(), elements=sizes
+            )
+        return not self._get_packer().is_replaced(self._changes)
 
-    def _together(self, work: Callable[[], T], counted: Callable[[T], int]) -> tuple[T, int]:
+    def _run_on_all_ranks(
+        self, work: Callable[[], T], counted: Callable[[T], int]
+    ) -> tuple[T, int]:
         """Run each rank's own work; return its result and the sum of a count over all ranks.
 
         A rank that fails takes part in the count too: otherwise its peers would wait for it until
@@ -219,14 +223,14 @@ class Publisher(Steps):
         failed, count = self._ranks.total(torch.tensor(own)).tolist()
         if failed:
             # Changes may be lost: on every rank the next version needs nothing of an earlier one.
-            self.forget()
+            self.forget_base()
         if error is not None:
             raise error
         if done is None or failed:
             raise PeerFailedError(f"{failed} other ranks could not pack their part of a version")
         return done, count
 
-    def _count_from(self, base: VersionRef | None) -> list[Digest] | None:
+    def _base_digests(self, base: VersionRef | None) -> list[Digest] | None:
         """Count changes from a version on, which may be the one that was encoded last.
 
         Returns:
@@ -234,45 +238,45 @@ class Publisher(Steps):
         """
         if base is None or not self._is_delta:
             return None
-        if self._sent is not None and self._is_state(self._sent.digests, base):
-            self._digests, self._changes, self._sent = self._sent.digests, {}, None
+        if self._last_encoded is not None and self._is_state(self._last_encoded.digests, base):
+            self._digests, self._changes, self._last_encoded = self._last_encoded.digests, {}, None
         elif self._digests is None or not self._is_state(self._digests, base):
             return None
         return self._digests
 
     def _is_state(self, digests: list[Digest], base: VersionRef) -> bool:
-        own = combined(digests)
+        own = sum_digests(digests)
         # Sums of 64-bit integers wrap around, as those of the digest do.
         lanes = torch.tensor([_signed(own.a), _signed(own.b)], dtype=torch.int64)
         wanted = Digest.parse(base.state)
         return self._ranks.total(lanes).tolist() == [_signed(wanted.a), _signed(wanted.b)]
 
-    def _receipt(self, version: VersionId, packed: Packed) -> Receipt:
+    def _receipt(self, version: VersionId, packed: PackedShard) -> RankReceipt:
         rank = self._ranks.rank
         payload = None
         if packed.container is not None:
             complete = packed.is_complete
-            payload = payload_of(version, rank, packed.container, complete=complete)
-        share = combined(packed.digests)
-        return Receipt(
+            payload = payload_object(version, rank, packed.container, complete=complete)
+        share = sum_digests(packed.digests)
+        return RankReceipt(
             rank=rank,
             payload=payload,
             is_complete=packed.is_complete,
-            schema_sha256=self._own().schema.sha256,
+            schema_sha256=self._get_packer().schema.sha256,
             change=packed.change.hex(),
             share=share.hex(),
             stats=packed.stats,
         )
 
-    def _what_changed(self, base: Base) -> str:
+    def _describe_schema_change(self, base: PublishBase) -> str:
         where = f"schema {base.schema_sha256}"
         data = publication.read_schema_bytes(self._store, base.schema_sha256)
         old = parse_schema(data, sha256=base.schema_sha256, where=where)
-        return difference(old, self._own().schema)
+        return difference(old, self._get_packer().schema)
 
-    def _own(self) -> Share:
+    def _get_packer(self) -> ShardPacker:
         if self._share is None:
-            self._share = Share(self._policy, self._ranks, settings=self._settings)
+            self._share = ShardPacker(self._policy, self._ranks, settings=self._settings)
         return self._share
 
     @property

@@ -49,14 +49,14 @@ class SchemaChangedError(UserError):
         )
 
 
-class Base(NamedTuple):
+class PublishBase(NamedTuple):
     """The version that a new one may build on."""
 
     ref: VersionRef
     schema_sha256: str
 
 
-class Receipt(BaseModel):
+class RankReceipt(BaseModel):
     """Summary of one rank's encoded part of a version; at most 1 KB of JSON."""
 
     model_config = records.STRICT
@@ -74,7 +74,7 @@ class Receipt(BaseModel):
     stats: Stats
 
 
-def payload_of(
+def payload_object(
     version: VersionId, rank: int, container: Container, *, complete: bool
 ) -> PayloadObject:
     """Describe a container for the manifest; it need not be stored yet."""
@@ -89,8 +89,8 @@ def payload_of(
     )
 
 
-def manifest_of(
-    receipts: Sequence[Receipt],
+def build_manifest(
+    receipts: Sequence[RankReceipt],
     *,
     run: str,
     version: VersionId,
@@ -121,8 +121,8 @@ def manifest_of(
         raise WrongStateError(f"version {version}: a delta without a base")
     kept = None if first.is_complete else base
     before = NOTHING if kept is None else Digest.parse(kept.state)
-    state = before.plus(combined(Digest.parse(each.change) for each in receipts))
-    if state != (share := combined(Digest.parse(each.share) for each in receipts)):
+    state = before.plus(sum_digests(Digest.parse(each.change) for each in receipts))
+    if state != (share := sum_digests(Digest.parse(each.share) for each in receipts)):
         raise WrongStateError(
             f"version {version}: the changes lead to state {state.hex()}, the weights are in"
             f" {share.hex()}"
@@ -137,11 +137,11 @@ def manifest_of(
         schema_sha256=first.schema_sha256,
         state=state.hex(),
         objects=tuple(each.payload for each in receipts if each.payload is not None),
-        stats=total([each.stats for each in receipts]),
+        stats=sum_stats([each.stats for each in receipts]),
     )
 
 
-def combined(digests: Iterable[Digest]) -> Digest:
+def sum_digests(digests: Iterable[Digest]) -> Digest:
     """Sum of digests."""
     state = NOTHING
     for each in digests:
@@ -149,7 +149,7 @@ def combined(digests: Iterable[Digest]) -> Digest:
     return state
 
 
-def total(stats: Sequence[Stats]) -> Stats:
+def sum_stats(stats: Sequence[Stats]) -> Stats:
     """Sum of the statistics of several ranks."""
     codecs: dict[str, int] = {}
     for each in stats:

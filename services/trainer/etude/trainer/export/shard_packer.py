@@ -16,14 +16,21 @@ from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, lanes_per_element
 from etude.trainer.export.change_tracker import Changes
 from etude.trainer.export.delta_packer import Packer, Shard
-from etude.trainer.export.shards import Edits, Live, Part, parts_of, places, ranges_of
+from etude.trainer.export.shards import (
+    LiveShard,
+    ShardEdits,
+    ShardPart,
+    published_parts,
+    shard_ranges,
+    tile_positions,
+)
 from etude.trainer.model import checkpoint_layout, tensor_bits
-from etude.trainer.model.fsdp import Ranks
-from etude.trainer.model.parameters import local, whole
+from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.parameters import gather_full, local_shard
 from etude.trainer.model.policy import Policy
 
 
-class Packed(NamedTuple):
+class PackedShard(NamedTuple):
     """A rank's part of a version, before its upload."""
 
     container: Container | None
@@ -36,22 +43,22 @@ class Packed(NamedTuple):
     is_complete: bool
 
 
-class Share:
+class ShardPacker:
     """The parts of the checkpoint's tensors that this rank publishes."""
 
-    def __init__(self, policy: Policy, ranks: Ranks, *, settings: Weights) -> None:
+    def __init__(self, policy: Policy, ranks: RankGroup, *, settings: Weights) -> None:
         self._policy = policy
         self._ranks = ranks
         self._settings = settings
-        self._layout = checkpoint_layout.layout_of(
+        self._layout = checkpoint_layout.trace_layout(
             policy.model, dtype=settings.dtype, grid=settings.advanced.tile_grid
         )
-        sources = checkpoint_layout.sources(policy.model)
-        parts = parts_of(self._layout, ranges_of(sources, ranks))
+        sources = checkpoint_layout.live_tensors(policy.model)
+        parts = published_parts(self._layout, shard_ranges(sources, ranks))
         self._parts = sorted([*parts, *self._scattered_parts()]) if ranks.is_first else parts
         trained = {name for name, _ in policy.model.named_parameters()}
         self._untracked = sources.keys() - trained
-        self.sizes = {name: local(tensor).numel() for name, tensor in sources.items()}
+        self.sizes = {name: local_shard(tensor).numel() for name, tensor in sources.items()}
         """Elements of this rank's shard of each source."""
 
     @property
@@ -59,18 +66,20 @@ class Share:
         """Of the whole policy."""
         return self._layout.schema
 
-    def bits(self, parameter: Tensor, *, copy: bool = False) -> Tensor:
+    def raw_bits(self, parameter: Tensor, *, copy: bool = False) -> Tensor:
         """Raw bits of this rank's shard of a parameter, in the published dtype. [n]."""
-        shard = local(parameter.detach())
-        dtype = tensor_bits.format_of(shard, dtype=self._settings.dtype)
-        return tensor_bits.bits(shard, dtype=dtype, copy=copy)
+        shard = local_shard(parameter.detach())
+        dtype = tensor_bits.wire_dtype(shard, dtype=self._settings.dtype)
+        return tensor_bits.raw_bits(shard, dtype=dtype, copy=copy)
 
-    def scan(self) -> list[Digest]:
+    def part_digests(self) -> list[Digest]:
         """Digest of each part in the current weights; collective."""
         reader = self._reader()
-        return [self._digest(part, reader.words(part)) for part in self._parts]
+        return [self._digest(part, reader.read_words(part)) for part in self._parts]
 
-    def packed(self, before: Sequence[Digest] | None, changes: Changes, *, codec: Codec) -> Packed:
+    def pack(
+        self, before: Sequence[Digest] | None, changes: Changes, *, codec: Codec
+    ) -> PackedShard:
         """Pack the current weights; collective.
 
         Args:
@@ -85,7 +94,9 @@ class Share:
                 if before is None:
                     after.append(self._add_complete(packer, part, reader))
                     continue
-                edits = reader.live.edits(part, changes) if self._is_tracked(part) else None
+                edits = (
+                    reader.live.changed_elements(part, changes) if self._is_tracked(part) else None
+                )
                 if edits is None:
                     after.append(self._add_replaced(packer, part, reader, before[place]))
                 else:
@@ -93,7 +104,7 @@ class Share:
                     after.append(before[place].plus(change))
             packed = packer.finish()
         elements = sum(part.stop - part.start for part in self._parts)
-        return Packed(
+        return PackedShard(
             packed.container if packed.container.blocks else None,
             after,
             packed.digest,
@@ -110,21 +121,23 @@ class Share:
             for held in part.held
         )
 
-    def _add_complete(self, packer: Packer, part: Part, reader: "_Reader") -> Digest:
-        words = reader.words(part)
+    def _add_complete(self, packer: Packer, part: ShardPart, reader: "_Reader") -> Digest:
+        words = reader.read_words(part)
         packer.add_complete(part.tensor, words, Shard(part.start, part.stop))
         return self._digest(part, words)
 
     def _add_replaced(
-        self, packer: Packer, part: Part, reader: "_Reader", before: Digest
+        self, packer: Packer, part: ShardPart, reader: "_Reader", before: Digest
     ) -> Digest:
-        words = reader.words(part)
+        words = reader.read_words(part)
         after = self._digest(part, words)
         if after != before:
             packer.add_replaced(part.tensor, words, Shard(part.start, part.stop), before=before)
         return after
 
-    def _add_changes(self, packer: Packer, part: Part, reader: "_Reader", edits: Edits) -> Digest:
+    def _add_changes(
+        self, packer: Packer, part: ShardPart, reader: "_Reader", edits: ShardEdits
+    ) -> Digest:
         if not edits.flat.size:
             return NOTHING
         cut = tiling(self.schema.tensors[part.tensor], self.schema.grid)
@@ -132,48 +145,54 @@ class Share:
             part.tensor,
             *edits,
             Shard(part.start, part.stop),
-            block_words=lambda tile, lo, hi: reader.live.at(part, places(cut, tile, lo, hi)),
+            block_words=lambda tile, lo, hi: reader.live.read_elements(
+                part, tile_positions(cut, tile, lo, hi)
+            ),
         )
         return digest.change(edits.old, edits.new, edits.flat, self.schema.offsets[part.tensor])
 
-    def _digest(self, part: Part, words: Words) -> Digest:
+    def _digest(self, part: ShardPart, words: Words) -> Digest:
         spec = self.schema.tensors[part.tensor]
         lane = self.schema.offsets[part.tensor] + part.start * lanes_per_element(spec.dtype)
         return digest.scan(words, lane)
 
-    def _is_tracked(self, part: Part) -> bool:
+    def _is_tracked(self, part: ShardPart) -> bool:
         """True if changes of a part are listed; otherwise its digest is compared."""
         return bool(part.held) and not any(held.source in self._untracked for held in part.held)
 
     def _reader(self) -> "_Reader":
-        sources = checkpoint_layout.sources(self._policy.model)
+        sources = checkpoint_layout.live_tensors(self._policy.model)
         gathered: dict[str, Tensor] = {}
         for name in self._layout.scattered:
-            value = whole(sources[name])
+            value = gather_full(sources[name])
             if self._ranks.is_first:
                 gathered[name] = value
-        named = checkpoint_layout.converted(self._policy.model, gathered) if gathered else {}
+        named = (
+            checkpoint_layout.to_checkpoint_tensors(self._policy.model, gathered)
+            if gathered
+            else {}
+        )
         dtype = tensor_bits.FLOATS[self._settings.dtype]
         scattered = {
-            self.schema.index[name]: tensor_bits.words(value, dtype=dtype)
+            self.schema.index[name]: tensor_bits.to_words(value, dtype=dtype)
             for name, value in named.items()
         }
-        return _Reader(Live(sources, self._settings.dtype), scattered)
+        return _Reader(LiveShard(sources, self._settings.dtype), scattered)
 
-    def _scattered_parts(self) -> Iterable[Part]:
+    def _scattered_parts(self) -> Iterable[ShardPart]:
         held = {piece.tensor for pieces in self._layout.pieces.values() for piece in pieces}
         for place, spec in enumerate(self.schema.tensors):
             if spec.name not in held:
-                yield Part(place, 0, spec.elements, ())
+                yield ShardPart(place, 0, spec.elements, ())
 
 
 class _Reader(NamedTuple):
     """The weights as they are now."""
 
-    live: Live
+    live: LiveShard
     scattered: dict[int, Words]
     """Complete tensors that exist only after conversion."""
 
-    def words(self, part: Part) -> Words:
+    def read_words(self, part: ShardPart) -> Words:
         """Read all elements of a part."""
-        return self.live.words(part) if part.held else self.scattered[part.tensor]
+        return self.live.read_words(part) if part.held else self.scattered[part.tensor]

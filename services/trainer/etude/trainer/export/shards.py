@@ -13,14 +13,14 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from etude.common.weights.tensors.changes import differing
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Words, word_type
-from etude.trainer.export.change_tracker import Changes, Flat, Touched, Whole
+from etude.trainer.export.change_tracker import Changes, Flat, OldShard, TouchedElements
 from etude.trainer.model import tensor_bits
-from etude.trainer.model.checkpoint_layout import Layout
-from etude.trainer.model.fsdp import Ranks
-from etude.trainer.model.parameters import local
+from etude.trainer.model.checkpoint_layout import CheckpointLayout
+from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.parameters import local_shard
 
 
-class Held(NamedTuple):
+class HeldRun(NamedTuple):
     """Consecutive elements of one source on this rank."""
 
     source: str
@@ -29,7 +29,7 @@ class Held(NamedTuple):
     length: int
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """Consecutive elements of one tensor of the checkpoint that this rank publishes."""
 
     tensor: int
@@ -37,11 +37,11 @@ class Part(NamedTuple):
     start: int
     """Row-major."""
     stop: int
-    held: tuple[Held, ...]
+    held: tuple[HeldRun, ...]
     """Their runs in the rank's memory, in this order."""
 
 
-class Edits(NamedTuple):
+class ShardEdits(NamedTuple):
     """Changed elements of a part; all of one length."""
 
     flat: Flat
@@ -50,34 +50,36 @@ class Edits(NamedTuple):
     new: Words
 
 
-def parts_of(layout: Layout, ranges: Mapping[str, tuple[int, int]]) -> list[Part]:
+def published_parts(
+    layout: CheckpointLayout, ranges: Mapping[str, tuple[int, int]]
+) -> list[ShardPart]:
     """Map a rank's shards to parts of checkpoint tensors, sorted by tensor and position.
 
     Args:
         layout: of the whole model.
         ranges: first element and end of the rank's shard of each source, row-major.
     """
-    found: dict[int, list[tuple[int, Held]]] = defaultdict(list)
+    found: dict[int, list[tuple[int, HeldRun]]] = defaultdict(list)
     for source, pieces in layout.pieces.items():
         first, end = ranges[source]
         for piece in pieces:
             start, stop = max(first, piece.start), min(end, piece.start + piece.length)
             if start < stop:
-                held = Held(source, start - first, stop - start)
+                held = HeldRun(source, start - first, stop - start)
                 place = layout.schema.index[piece.tensor]
                 found[place].append((piece.first + start - piece.start, held))
-    parts: list[Part] = []
+    parts: list[ShardPart] = []
     for tensor in sorted(found):
         for place, held in sorted(found[tensor]):
             last = parts[-1] if parts else None
             if last is not None and (last.tensor, last.stop) == (tensor, place):
                 parts[-1] = last._replace(stop=place + held.length, held=(*last.held, held))
             else:
-                parts.append(Part(tensor, place, place + held.length, (held,)))
+                parts.append(ShardPart(tensor, place, place + held.length, (held,)))
     return parts
 
 
-def ranges_of(sources: Mapping[str, Tensor], ranks: Ranks) -> dict[str, tuple[int, int]]:
+def shard_ranges(sources: Mapping[str, Tensor], ranks: RankGroup) -> dict[str, tuple[int, int]]:
     """First element and end of this rank's shard of each tensor, row-major.
 
     Rank 0 publishes the tensors that every rank holds completely.
@@ -88,7 +90,7 @@ def ranges_of(sources: Mapping[str, Tensor], ranks: Ranks) -> dict[str, tuple[in
     return {name: _range(name, tensor, ranks) for name, tensor in sources.items()}
 
 
-def _range(name: str, tensor: Tensor, ranks: Ranks) -> tuple[int, int]:
+def _range(name: str, tensor: Tensor, ranks: RankGroup) -> tuple[int, int]:
     if not isinstance(tensor, DTensor):
         return (0, tensor.numel()) if ranks.is_first else (0, 0)
     if tuple(tensor.placements) != (Shard(0),):
@@ -102,20 +104,20 @@ def _range(name: str, tensor: Tensor, ranks: Ranks) -> tuple[int, int]:
     return offset[0] * row, (offset[0] + shape[0]) * row
 
 
-class Live(NamedTuple):
+class LiveShard(NamedTuple):
     """The live weights of this rank, read in the published dtype."""
 
     sources: Mapping[str, Tensor]
     dtype: tensor_bits.Dtype
 
-    def words(self, part: Part) -> Words:
+    def read_words(self, part: ShardPart) -> Words:
         """Read all elements of a part."""
-        found = [self._words(held) for held in part.held]
+        found = [self._run_words(held) for held in part.held]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def edits(self, part: Part, changes: Changes) -> Edits | None:
+    def changed_elements(self, part: ShardPart, changes: Changes) -> ShardEdits | None:
         """Find the elements of a part that differ from the base; None if they are not listed."""
-        found = [self._edits(held, changes) for held in part.held]
+        found = [self._run_edits(held, changes) for held in part.held]
         if any(each is None for each in found):
             return None
         flat, old, new = [], [], []
@@ -128,55 +130,55 @@ class Live(NamedTuple):
             place += held.length
         if not flat:
             return _NO_EDITS
-        return Edits(np.concatenate(flat), np.concatenate(old), np.concatenate(new))
+        return ShardEdits(np.concatenate(flat), np.concatenate(old), np.concatenate(new))
 
-    def at(self, part: Part, flat: Flat) -> Words:
+    def read_elements(self, part: ShardPart, flat: Flat) -> Words:
         """Read single elements of a part by their position in the tensor. [k] -> [k]."""
-        dtype = tensor_bits.format_of(self.sources[part.held[0].source], dtype=self.dtype)
+        dtype = tensor_bits.wire_dtype(self.sources[part.held[0].source], dtype=self.dtype)
         found = np.empty(flat.size, word_type(tensor_bits.NAMES[dtype]))
         place = part.start
         for held in part.held:
             chosen = (flat >= place) & (flat < place + held.length)
-            found[chosen] = self._at(held, flat[chosen] - (place - held.start))
+            found[chosen] = self._read_run_elements(held, flat[chosen] - (place - held.start))
             place += held.length
         return found
 
-    def _at(self, held: Held, flat: Flat) -> Words:
+    def _read_run_elements(self, held: HeldRun, flat: Flat) -> Words:
         """Read single elements by their position in the rank's shard of the source. [k] -> [k]."""
         tensor = self.sources[held.source]
-        shard = local(tensor.detach()).reshape(-1)
+        shard = local_shard(tensor.detach()).reshape(-1)
         values = shard[torch.from_numpy(flat).to(shard.device)]
-        return tensor_bits.words(values, dtype=tensor_bits.format_of(tensor, dtype=self.dtype))
+        return tensor_bits.to_words(values, dtype=tensor_bits.wire_dtype(tensor, dtype=self.dtype))
 
-    def _edits(self, held: Held, changes: Changes) -> Edits | None:
+    def _run_edits(self, held: HeldRun, changes: Changes) -> ShardEdits | None:
         """Find the changed elements of one run, by their position in the rank's shard."""
         touched = changes.get(held.source, _UNTOUCHED)
         if touched is None:
             return None
-        if isinstance(touched, Whole):
-            return self._compared(held, touched)
+        if isinstance(touched, OldShard):
+            return self._compare_run(held, touched)
         low, high = np.searchsorted(touched.flat, (held.start, held.start + held.length))
         flat, old = touched.flat[low:high], touched.old[low:high]
         if not flat.size:
             return _NO_EDITS
-        new = self._at(held, flat)
+        new = self._read_run_elements(held, flat)
         # A later step may have reverted an earlier one.
         differs = old != new
-        return Edits(flat[differs], old[differs], new[differs])
+        return ShardEdits(flat[differs], old[differs], new[differs])
 
-    def _compared(self, held: Held, whole: Whole) -> Edits:
+    def _compare_run(self, held: HeldRun, whole: OldShard) -> ShardEdits:
         """Find the changed elements of one run whose old words are all known."""
-        old, new = whole.old[held.start : held.start + held.length], self._words(held)
+        old, new = whole.old[held.start : held.start + held.length], self._run_words(held)
         places = differing(old, new)
-        return Edits(places + held.start, old[places], new[places])
+        return ShardEdits(places + held.start, old[places], new[places])
 
-    def _words(self, held: Held) -> Words:
+    def _run_words(self, held: HeldRun) -> Words:
         tensor = self.sources[held.source]
-        run = local(tensor.detach()).reshape(-1)[held.start : held.start + held.length]
-        return tensor_bits.words(run, dtype=tensor_bits.format_of(tensor, dtype=self.dtype))
+        run = local_shard(tensor.detach()).reshape(-1)[held.start : held.start + held.length]
+        return tensor_bits.to_words(run, dtype=tensor_bits.wire_dtype(tensor, dtype=self.dtype))
 
 
-def places(cut: Tiling, tile: int, lo: int, hi: int) -> Flat:
+def tile_positions(cut: Tiling, tile: int, lo: int, hi: int) -> Flat:
     """Positions of elements [lo, hi) of a tile in their tensor, row-major."""
     at = cut.tile(tile)
     rows, columns = np.divmod(np.arange(lo, hi, dtype=np.int64), at.columns)
@@ -184,5 +186,5 @@ def places(cut: Tiling, tile: int, lo: int, hi: int) -> Flat:
     return flat
 
 
-_UNTOUCHED = Touched(np.empty(0, np.int64), np.empty(0, np.uint8))
-_NO_EDITS = Edits(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.uint8))
+_UNTOUCHED = TouchedElements(np.empty(0, np.int64), np.empty(0, np.uint8))
+_NO_EDITS = ShardEdits(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.uint8))

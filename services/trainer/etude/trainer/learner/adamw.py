@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from etude.trainer.model.parameters import local
+from etude.trainer.model.parameters import local_shard
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EPS = 1e-8
@@ -40,10 +40,10 @@ class AdamW:
             parameter = self._parameters[name]
             if parameter.grad is None:
                 continue
-            state = self._begun(name)
+            state = self._state_of(name)
             row = (parameter, parameter.grad, *(state[moment] for moment in MOMENTS))
             for column, tensor in zip(columns, (*row, state["step"]), strict=True):
-                column.append(local(tensor.detach()))
+                column.append(local_shard(tensor.detach()))
         parameters, gradients, averages, squares, steps = columns
         adamw(
             parameters,
@@ -62,18 +62,18 @@ class AdamW:
             maximize=False,
         )
 
-    def prepare(self, *, updates: int) -> None:
+    def reset(self, *, updates: int) -> None:
         """Allocate zero moments with an update count; saved moments are copied into them."""
         self.state.clear()
         for name in self._parameters if updates else ():
-            self._begun(name)["step"].fill_(updates)
+            self._state_of(name)["step"].fill_(updates)
 
     @property
     def updates(self) -> int:
         """Number of updates in the moments."""
         return max((int(state["step"]) for state in self.state.values()), default=0)
 
-    def _begun(self, name: str) -> State:
+    def _state_of(self, name: str) -> State:
         if name not in self.state:
             parameter = self._parameters[name].detach()
             moments = {moment: torch.zeros_like(parameter) for moment in MOMENTS}

@@ -43,14 +43,14 @@ class _Index(BaseModel):
     state: dict[str, JsonValue]
 
 
-class Saved(NamedTuple):
+class SavedState(NamedTuple):
     """A state that was read back."""
 
     tensors: dict[str, Tensor]
     state: dict[str, JsonValue]
 
 
-def write(
+def write_state(
     store: Store, prefix: str, *, tensors: Iterable[WireTensor], state: Mapping[str, JsonValue]
 ) -> list[ObjectInfo]:
     """Save tensors and state below prefix; the index comes last.
@@ -60,7 +60,7 @@ def write(
     """
     parts: list[_Part] = []
     count = 0
-    for index, part in enumerate(_batched(tensors)):
+    for index, part in enumerate(_split_parts(tensors)):
         data = safetensors.encode(part)
         digest = blake3(data).hexdigest()
         name = f"{index:04d}-{digest[:16]}.safetensors"
@@ -77,7 +77,7 @@ def write(
     ]
 
 
-def _batched(tensors: Iterable[WireTensor]) -> Iterator[list[WireTensor]]:
+def _split_parts(tensors: Iterable[WireTensor]) -> Iterator[list[WireTensor]]:
     part: list[WireTensor] = []
     size = 0
     for tensor in tensors:
@@ -90,13 +90,13 @@ def _batched(tensors: Iterable[WireTensor]) -> Iterator[list[WireTensor]]:
         yield part
 
 
-def read(store: Store, prefix: str) -> Saved:
+def read_state(store: Store, prefix: str) -> SavedState:
     """Read and verify everything that was saved below prefix.
 
     Raises:
         CorruptError: an object is missing or damaged; it is named.
     """
-    index = _index(store, prefix)
+    index = _read_index(store, prefix)
     tensors: dict[str, Tensor] = {}
     for part in index.parts:
         key = f"{prefix}/{part.name}"
@@ -110,7 +110,7 @@ def read(store: Store, prefix: str) -> Saved:
             tensors[tensor.name] = _torch_tensor(tensor)
     if len(tensors) != index.tensors:
         raise CorruptError(f"{store.url}/{prefix}: {len(tensors)} tensors, not {index.tensors}")
-    return Saved(tensors, index.state)
+    return SavedState(tensors, index.state)
 
 
 def check_fit(saved: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, where: str) -> None:
@@ -138,7 +138,7 @@ def _torch_tensor(tensor: WireTensor) -> Tensor:
     return flat.reshape(tensor.shape)
 
 
-def _index(store: Store, prefix: str) -> _Index:
+def _read_index(store: Store, prefix: str) -> _Index:
     key = f"{prefix}/index.json"
     where = f"{store.url}/{key}"
     try:

@@ -17,7 +17,7 @@ from etude.common.blobs import MissingError
 from etude.common.errors import InvalidFieldError, Problem, UserError
 from etude.common.role_inputs import store_for
 from etude.trainer.learner.batches import SupervisedSequence
-from etude.trainer.seeding import derived_seed, permuted
+from etude.trainer.seeding import derive_seed, permute_index
 
 BUCKET_BATCHES = 8
 """Batches within which sequences are sorted by length: saves padding, keeps the draw fair."""
@@ -26,7 +26,7 @@ DEFAULT_BATCH_SIZE = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Corpus:
+class SupervisedDataset:
     """The sequences of one phase; the batch of a step is a function of the seed and the step."""
 
     sequences: tuple[SupervisedSequence, ...]
@@ -37,19 +37,25 @@ class Corpus:
         """Sequences of a step, counted from 0; the data repeats endlessly."""
         bucket, place = divmod(step, BUCKET_BATCHES)
         size = self.batch_size * BUCKET_BATCHES
-        chosen = [self._at(position) for position in range(bucket * size, (bucket + 1) * size)]
+        chosen = [
+            self._sequence_at(position) for position in range(bucket * size, (bucket + 1) * size)
+        ]
         chosen.sort(key=lambda sequence: sequence.token_ids.size)
         # Short batches must not always come first.
-        turn = permuted(place, size=BUCKET_BATCHES, seed=derived_seed(self.seed, "bucket", bucket))
+        turn = permute_index(
+            place, size=BUCKET_BATCHES, seed=derive_seed(self.seed, "bucket", bucket)
+        )
         return chosen[turn * self.batch_size : (turn + 1) * self.batch_size]
 
-    def _at(self, position: int) -> SupervisedSequence:
+    def _sequence_at(self, position: int) -> SupervisedSequence:
         turn, place = divmod(position, len(self.sequences))
-        seed = derived_seed(self.seed, "pass", turn)
-        return self.sequences[permuted(place, size=len(self.sequences), seed=seed)]
+        seed = derive_seed(self.seed, "pass", turn)
+        return self.sequences[permute_index(place, size=len(self.sequences), seed=seed)]
 
 
-def load_corpus(phase: Phase, *, chat: ChatFormat, context: int, storage: Storage) -> Corpus:
+def load_dataset(
+    phase: Phase, *, chat: ChatFormat, context: int, storage: Storage
+) -> SupervisedDataset:
     """Read and encode the data of a supervised phase.
 
     Args:
@@ -66,14 +72,14 @@ def load_corpus(phase: Phase, *, chat: ChatFormat, context: int, storage: Storag
         reader = _Reader(dataset=dataset, chat=chat, context=context)
         found = [
             sequence
-            for line, text in enumerate(_lines(dataset.uri, storage), start=1)
+            for line, text in enumerate(_read_lines(dataset.uri, storage), start=1)
             for sequence in reader.read(text, line)
         ]
         if not found:
             _refuse(dataset.uri, f"dataset {dataset.name} holds no sequence")
         sequences += found
     batch_size = phase.batch_size or DEFAULT_BATCH_SIZE
-    return Corpus(sequences=tuple(sequences), batch_size=batch_size, seed=phase.seed)
+    return SupervisedDataset(sequences=tuple(sequences), batch_size=batch_size, seed=phase.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +126,7 @@ class _Reader:
             yield SupervisedSequence(token_ids=piece, weights=np.ones(len(piece), np.float32))
 
 
-def _lines(uri: str, storage: Storage) -> Iterator[str]:
+def _read_lines(uri: str, storage: Storage) -> Iterator[str]:
     try:
         data = _content(uri, storage).decode()
     except (MissingError, FileNotFoundError):

@@ -7,13 +7,18 @@ import torch
 from etude.trainer.learner import sequence_packing
 from etude.trainer.learner.microbatches import collate
 from etude.trainer.learner.objective import Objective
-from etude.trainer.learner.rows import Row
-from etude.trainer.model.fsdp import Ranks
+from etude.trainer.learner.rows import TrainingRow
+from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.policy import Policy
 
 
-def accumulate(
-    policy: Policy, rows: Sequence[Row], objective: Objective, *, ranks: Ranks, max_tokens: int
+def accumulate_gradients(
+    policy: Policy,
+    rows: Sequence[TrainingRow],
+    objective: Objective,
+    *,
+    ranks: RankGroup,
+    max_tokens: int,
 ) -> float:
     """Replace the parameters' gradients by the gradient of the batch's loss; collective.
 
@@ -28,7 +33,7 @@ def accumulate(
         The loss of the whole batch.
     """
     policy.zero_grad()
-    plan = sequence_packing.plan(
+    plan = sequence_packing.plan_microbatches(
         [row.token_ids.size for row in rows], ranks=ranks.size, max_tokens=max_tokens
     )
     total = torch.zeros((), dtype=torch.float64)

@@ -14,7 +14,7 @@ from etude.common.errors import WrongStateError
 from etude.common.weights import VersionId
 from etude.trainer.export import hf_folder
 from etude.trainer.export.publisher import Publisher
-from etude.trainer.export.receipts import Base, NonFiniteWeightsError, Receipt
+from etude.trainer.export.receipts import NonFiniteWeightsError, PublishBase, RankReceipt
 from etude.trainer.learner import rows
 from etude.trainer.learner.batches import (
     PolicyBatch,
@@ -24,14 +24,14 @@ from etude.trainer.learner.batches import (
     check_sequences,
 )
 from etude.trainer.learner.config import LearnerConfig
-from etude.trainer.learner.gradients import accumulate
+from etude.trainer.learner.gradients import accumulate_gradients
 from etude.trainer.learner.microbatches import Microbatch
-from etude.trainer.learner.objective import Objective, PolicyObjective, Reference, imitation
+from etude.trainer.learner.objective import Objective, PolicyObjective, Reference, imitation_loss
 from etude.trainer.learner.optimiser import Update
-from etude.trainer.learner.phase import Phases, PhaseState, Position
-from etude.trainer.learner.rows import Row
+from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
+from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.model import fsdp, tensor_bits
-from etude.trainer.model.parameters import local, parameters_by_name, whole
+from etude.trainer.model.parameters import gather_full, local_shard, parameters_by_name
 from etude.trainer.model.policy import Policy, load_policy
 
 
@@ -47,7 +47,7 @@ class Learner:
         self._store = open_store(
             config.storage.uri, endpoint=config.storage.endpoint, region=config.storage.region
         )
-        self._ranks = fsdp.join(
+        self._ranks = fsdp.join_ranks(
             rank=config.rank, size=config.world_size, rendezvous=config.rendezvous
         )
         self.policy = load_policy(config.model_folder, seed=config.seed)
@@ -55,12 +55,12 @@ class Learner:
         self._publisher = Publisher(
             self.policy, self._ranks, store=self._store, settings=config.weights
         )
-        self._phases = Phases(self.policy, self._ranks, steps=self._publisher)
+        self._phases = PhaseManager(self.policy, self._ranks, steps=self._publisher)
         self._state: PhaseState | None = None
 
     def close(self) -> None:
         """Leave the other ranks."""
-        fsdp.leave(self._ranks)
+        fsdp.leave_ranks(self._ranks)
 
     def start_phase(self, phase: Mapping[str, object], step: int) -> None:
         """Start or update a phase (JSON of api.phases.Phase) of which `step` steps are done.
@@ -73,7 +73,7 @@ class Learner:
             WrongStateError: it needs reference weights that were not kept.
         """
         parsed = Phase.model_validate(phase)
-        self._state = self._phases.begun(parsed, step, under_way=self._state)
+        self._state = self._phases.begin(parsed, step, under_way=self._state)
 
     def supervised_step(self, sequences: Sequence[SupervisedSequence]) -> StepResult:
         """One update towards the given tokens.
@@ -84,9 +84,9 @@ class Learner:
             WrongStateError: no phase was started.
         """
         started = time.perf_counter()
-        self._check(sequences)
+        self._check_batch(sequences)
         trained = rows.supervised_rows(sequences)
-        loss, update = self._update(trained, imitation)
+        loss, update = self._update(trained, imitation_loss)
         return StepResult(
             loss=loss,
             grad_norm=update.grad_norm,
@@ -106,12 +106,12 @@ class Learner:
             WrongStateError: the phase that was started has no algorithm.
         """
         started = time.perf_counter()
-        self._check(batch.sequences)
-        state = self._under_way()
+        self._check_batch(batch.sequences)
+        state = self._current_phase()
         if state.algorithm is None:
             raise WrongStateError(f"phase {state.phase.name} has no algorithm")
         trained = rows.policy_rows(batch, state.algorithm)
-        reference = None if state.reference is None else _scorer(state.reference)
+        reference = None if state.reference is None else _reference_scorer(state.reference)
         objective = PolicyObjective(algorithm=state.algorithm, reference=reference)
         loss, update = self._update(trained.rows, objective)
         figures = objective.summary(self._ranks)
@@ -131,11 +131,11 @@ class Learner:
             | {"removed_tokens": trained.removed, "filtered_rollouts": trained.filtered},
         )
 
-    def _update(self, trained: Sequence[Row], objective: Objective) -> tuple[float, Update]:
+    def _update(self, trained: Sequence[TrainingRow], objective: Objective) -> tuple[float, Update]:
         """Apply the gradient of the rows; without rows, only the schedule advances."""
-        state = self._under_way()
+        state = self._current_phase()
         if trained:
-            loss = accumulate(
+            loss = accumulate_gradients(
                 self.policy,
                 trained,
                 objective,
@@ -144,11 +144,11 @@ class Learner:
             )
             update = state.optimiser.apply(step=state.step, loss=loss)
         else:
-            loss, update = 0.0, Update(0.0, state.optimiser.rate(state.step))
+            loss, update = 0.0, Update(0.0, state.optimiser.rate_at(state.step))
         state.step += 1
         return loss, update
 
-    def encode(self, version: VersionId, base: Base | None) -> Receipt:
+    def encode(self, version: VersionId, base: PublishBase | None) -> RankReceipt:
         """Encode this rank's part of the current weights for upload.
 
         Raises:
@@ -172,10 +172,10 @@ class Learner:
         Raises:
             StoreError: the store failed.
         """
-        tensors = self._published()
+        tensors = self._gather_published()
         if not self._ranks.is_first:
             return []
-        return hf_folder.export(
+        return hf_folder.write_hf_folder(
             self._store,
             prefix,
             policy=self.policy,
@@ -195,30 +195,30 @@ class Learner:
         return self._phases.save(
             self._store,
             prefix,
-            self._under_way(),
+            self._current_phase(),
             is_published=self._publisher.is_following,
         )
 
-    def restore(self, prefix: str) -> Position:
+    def restore(self, prefix: str) -> PhasePosition:
         """Restore a saved state; nothing changes unless all of it is valid.
 
         Raises:
             CorruptError: an object is missing, damaged or of another model; it is named.
         """
-        restored = self._phases.restored(self._store, prefix)
+        restored = self._phases.restore(self._store, prefix)
         self._state = restored.state
         if restored.is_published:
-            self._publisher.follow()
+            self._publisher.follow_changes()
         else:
-            self._publisher.forget()
-        return Position(restored.state.phase.name, restored.state.step)
+            self._publisher.forget_base()
+        return PhasePosition(restored.state.phase.name, restored.state.step)
 
     def digest(self) -> str:
         """BLAKE3 of the fp32 weights, in the order of their names; collective."""
         hasher = blake3()
         for name, parameter in parameters_by_name(self.policy).items():
             hasher.update(name.encode())
-            hasher.update(hf_folder.wire_tensor(name, whole(parameter)).data)
+            hasher.update(hf_folder.to_wire_tensor(name, gather_full(parameter)).data)
         return hasher.hexdigest()
 
     def _check_finite(self) -> None:
@@ -228,32 +228,32 @@ class Learner:
             NonFiniteWeightsError: some are NaN or infinite.
         """
         settings = self._config.weights
-        shards = [local(each.detach()) for each in self.policy.parameters()]
-        own = sum(tensor_bits.num_nonfinite(each, dtype=settings.dtype) for each in shards)
+        shards = [local_shard(each.detach()) for each in self.policy.parameters()]
+        own = sum(tensor_bits.count_nonfinite(each, dtype=settings.dtype) for each in shards)
         found = int(self._ranks.total(torch.tensor(own)))
         if found and not settings.advanced.allow_non_finite:
             raise NonFiniteWeightsError(
                 f"no checkpoint was written: {found} weights are NaN or infinite"
             )
 
-    def _published(self) -> list[weights.Tensor]:
-        return hf_folder.published_tensors(
+    def _gather_published(self) -> list[weights.Tensor]:
+        return hf_folder.gather_published_tensors(
             self.policy, self._ranks, dtype=self._config.weights.dtype
         )
 
-    def _under_way(self) -> PhaseState:
+    def _current_phase(self) -> PhaseState:
         if self._state is None:
             raise WrongStateError("no phase was started")
         return self._state
 
-    def _check(self, sequences: Sequence[SupervisedSequence | PolicySequence]) -> None:
+    def _check_batch(self, sequences: Sequence[SupervisedSequence | PolicySequence]) -> None:
         config = self.policy.config
         check_sequences(
             sequences, vocabulary=config.vocab_size, context=config.max_position_embeddings
         )
 
 
-def _scorer(reference: Policy) -> Reference:
+def _reference_scorer(reference: Policy) -> Reference:
     def logprobs(microbatch: Microbatch) -> Tensor:
         with torch.no_grad():
             scores = reference(microbatch.token_ids, microbatch.rows, microbatch.places)

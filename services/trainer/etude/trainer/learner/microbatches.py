@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.trainer.learner.rows import Row
+from etude.trainer.learner.rows import TrainingRow
 
 PAD = 0
 """Any id would do: padding is on the right and never scored."""
@@ -34,7 +34,7 @@ class Microbatch:
     """Empty for supervised rows. [N]"""
 
 
-def collate(rows: Sequence[Row], *, device: torch.device) -> Microbatch:
+def collate(rows: Sequence[TrainingRow], *, device: torch.device) -> Microbatch:
     """Collate rows into one microbatch; no rows give a token of weight 0.
 
     Every pass has collectives, so a rank without rows takes part too.
@@ -47,17 +47,19 @@ def collate(rows: Sequence[Row], *, device: torch.device) -> Microbatch:
         rows=torch.tensor(
             np.repeat(np.arange(len(rows)), [row.places.size for row in rows]), device=device
         ),
-        places=_joined([row.places for row in rows], torch.int64, device),
-        weights=_joined([row.weights for row in rows], torch.float32, device),
-        advantages=_joined([row.advantages for row in rows], torch.float32, device),
-        sampler_logprobs=_joined([row.sampler_logprobs for row in rows], torch.float32, device),
+        places=_concatenate([row.places for row in rows], torch.int64, device),
+        weights=_concatenate([row.weights for row in rows], torch.float32, device),
+        advantages=_concatenate([row.advantages for row in rows], torch.float32, device),
+        sampler_logprobs=_concatenate(
+            [row.sampler_logprobs for row in rows], torch.float32, device
+        ),
     )
 
 
-def _longest(rows: Sequence[Row]) -> int:
+def _longest(rows: Sequence[TrainingRow]) -> int:
     return max((row.token_ids.size for row in rows), default=1)
 
 
-def _joined(parts: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _concatenate(parts: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> Tensor:
     whole = np.concatenate(parts) if parts else np.zeros(0)
     return torch.from_numpy(whole).to(device=device, dtype=dtype)

@@ -14,7 +14,7 @@ from etude.trainer.algorithms import importance_sampling, kl
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.losses import MAX_EXPONENT, importance_ratio
 from etude.trainer.learner.microbatches import Microbatch
-from etude.trainer.model.fsdp import Ranks
+from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.policy import TokenScores
 
 Objective = Callable[[TokenScores, Microbatch], Tensor]
@@ -22,7 +22,7 @@ Reference = Callable[[Microbatch], Tensor]
 """Log-probs of the reference weights. [N]."""
 
 
-def imitation(scores: TokenScores, microbatch: Microbatch) -> Tensor:
+def imitation_loss(scores: TokenScores, microbatch: Microbatch) -> Tensor:
     """Weighted cross-entropy."""
     return -(microbatch.weights * scores.logprobs).sum()
 
@@ -43,7 +43,7 @@ class PolicyObjective:
     def __call__(self, scores: TokenScores, microbatch: Microbatch) -> Tensor:
         proximal, sampler = scores.logprobs.detach(), microbatch.sampler_logprobs
         advantages = self._advantages(proximal, microbatch)
-        correction = token_weights(
+        correction = correction_weights(
             proximal, sampler, correction=self.algorithm.parameters.correction
         )
         surrogate = self.algorithm.surrogate(
@@ -52,21 +52,23 @@ class PolicyObjective:
             advantages=advantages,
         )
         values = surrogate.values if correction is None else correction * surrogate.values
-        self._note("entropy", scores.entropy())
-        self._note("mismatch", (proximal - sampler).abs())
-        self._note("mismatch_k3", kl.k3((proximal - sampler).clamp(-MAX_EXPONENT, MAX_EXPONENT)))
-        self._note("clipped", surrogate.clipped)
+        self._record_figure("entropy", scores.entropy())
+        self._record_figure("mismatch", (proximal - sampler).abs())
+        self._record_figure(
+            "mismatch_k3", kl.k3_estimate((proximal - sampler).clamp(-MAX_EXPONENT, MAX_EXPONENT))
+        )
+        self._record_figure("clipped", surrogate.clipped)
         if correction is not None:
-            self._note("correction", correction)
+            self._record_figure("correction", correction)
         return (microbatch.weights * values).sum()
 
-    def summary(self, ranks: Ranks) -> dict[str, float]:
+    def summary(self, ranks: RankGroup) -> dict[str, float]:
         """Means over the trained tokens of all ranks, and the tail of the mismatch; collective."""
         names = ["entropy", "mismatch", "mismatch_k3", "clipped"]
         names += ["correction"] if self.algorithm.parameters.correction.kind != "None" else []
         names += ["reference_kl"] if self.reference is not None else []
         values = {
-            name: ranks.joined(torch.cat([torch.zeros(0), *self.figures.get(name, ())]))
+            name: ranks.gather_values(torch.cat([torch.zeros(0), *self.figures.get(name, ())]))
             for name in names
         }
         means = {name: float(v.double().mean()) if len(v) else 0.0 for name, v in values.items()}
@@ -81,16 +83,18 @@ class PolicyObjective:
         if self.reference is None:
             return microbatch.advantages
         reference = self.reference(microbatch)
-        self._note("reference_kl", proximal - reference)
-        return microbatch.advantages - kl.penalty(
+        self._record_figure("reference_kl", proximal - reference)
+        return microbatch.advantages - kl.kl_penalty(
             proximal, reference, coefficient=self.algorithm.parameters.kl_coefficient
         )
 
-    def _note(self, name: str, values: Tensor) -> None:
+    def _record_figure(self, name: str, values: Tensor) -> None:
         self.figures.setdefault(name, []).append(values.detach().float().cpu())
 
 
-def token_weights(trainer: Tensor, sampler: Tensor, *, correction: Correction) -> Tensor | None:
+def correction_weights(
+    trainer: Tensor, sampler: Tensor, *, correction: Correction
+) -> Tensor | None:
     """Importance-sampling weight of each token; None if the surrogate's own ratio does the work.
 
     Raises:
@@ -101,8 +105,8 @@ def token_weights(trainer: Tensor, sampler: Tensor, *, correction: Correction) -
     rho = importance_ratio(trainer, sampler)
     match correction.kind, correction.low, correction.high:
         case "TIS", None, float(high):
-            return importance_sampling.truncated(rho, high=high)
+            return importance_sampling.truncated_weights(rho, high=high)
         case "IcePop", float(low), float(high):
-            return importance_sampling.ice_pop(rho, low=low, high=high)
+            return importance_sampling.ice_pop_weights(rho, low=low, high=high)
         case _:
             raise ValueError(f"{correction.kind} with low {correction.low}, high {correction.high}")

@@ -12,7 +12,7 @@ from etude.common.api.run.phases import Phase
 from etude.trainer.learner.adamw import MOMENTS, AdamW
 from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.learner.learning_rate import learning_rate
-from etude.trainer.model.parameters import Steps, parameters_by_name, whole
+from etude.trainer.model.parameters import StepObserver, gather_full, parameters_by_name
 from etude.trainer.model.policy import Policy
 
 
@@ -26,7 +26,7 @@ class Update(NamedTuple):
 class Optimiser:
     """Steps of one phase on the parameters of one policy."""
 
-    def __init__(self, policy: Policy, phase: Phase, *, steps: Steps | None = None) -> None:
+    def __init__(self, policy: Policy, phase: Phase, *, steps: StepObserver | None = None) -> None:
         """Begin a phase.
 
         Args:
@@ -37,9 +37,9 @@ class Optimiser:
         self._parameters = parameters_by_name(policy)
         self._adamw = AdamW(self._parameters)
         self._steps = steps
-        self.renew(phase)
+        self.update_settings(phase)
 
-    def renew(self, phase: Phase) -> None:
+    def update_settings(self, phase: Phase) -> None:
         """Apply the settings of a phase; keep the moments."""
         self._phase = phase
         settings = phase.optimizer
@@ -47,7 +47,7 @@ class Optimiser:
         self._betas = (number(settings.beta1), number(settings.beta2))
         self._weight_decay = number(settings.weight_decay)
 
-    def rate(self, step: int) -> float:
+    def rate_at(self, step: int) -> float:
         """Learning rate of a step of the phase."""
         return learning_rate(step, optimizer=self._phase.optimizer, max_steps=self._phase.max_steps)
 
@@ -64,28 +64,28 @@ class Optimiser:
         gradient = torch.nn.utils.get_total_norm(
             [p.grad for p in self._parameters.values() if p.grad is not None]
         )
-        norm = float(whole(gradient))
+        norm = float(gather_full(gradient))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteLossError(
                 f"phase {self._phase.name}, step {step}: loss {loss}, gradient norm {norm};"
                 " the step was not applied"
             )
-        rate = self.rate(step)
+        rate = self.rate_at(step)
         if norm > self._clip:
             for parameter in self._parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._clip / norm)
-        self._follow(rate)
+        self._step_all(rate)
         return Update(norm, rate)
 
-    def _follow(self, rate: float) -> None:
+    def _step_all(self, rate: float) -> None:
         """Run one AdamW update, parameter by parameter where it is observed."""
         unseen = []
         for name, parameter in self._parameters.items():
             if parameter.grad is None or self._steps is None or not self._steps.wants(name):
                 unseen.append(name)
                 continue
-            with self._steps.watching(name, parameter):
+            with self._steps.observe_step(name, parameter):
                 self._update([name], rate)
         self._update(unseen, rate)
 
@@ -109,6 +109,6 @@ class Optimiser:
         """Number of updates in the moments."""
         return self._adamw.updates
 
-    def prepare(self, *, updates: int) -> None:
+    def reset_moments(self, *, updates: int) -> None:
         """Allocate zero moments with an update count; saved moments are copied into them."""
-        self._adamw.prepare(updates=updates)
+        self._adamw.reset(updates=updates)

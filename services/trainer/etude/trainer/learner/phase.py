@@ -12,16 +12,16 @@ from etude.common.api.run.phases import Phase, RolloutPolicy
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.errors import CorruptError, WrongStateError
 from etude.trainer.algorithms.base import AlgorithmSteps
-from etude.trainer.algorithms.registry import chosen
+from etude.trainer.algorithms.registry import build_algorithm
 from etude.trainer.export import hf_folder
 from etude.trainer.learner import checkpoint
 from etude.trainer.learner.optimiser import Optimiser
-from etude.trainer.model.fsdp import Ranks
-from etude.trainer.model.parameters import Steps, fill, parameters_by_name, whole
-from etude.trainer.model.policy import Policy, like
+from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.parameters import StepObserver, fill_shard, gather_full, parameters_by_name
+from etude.trainer.model.policy import Policy, empty_copy
 
 
-class Position(NamedTuple):
+class PhasePosition(NamedTuple):
     """Phase and step of a restored state."""
 
     phase: str
@@ -29,7 +29,7 @@ class Position(NamedTuple):
     """Steps done of the phase."""
 
 
-class _Saved(Model):
+class _SavedPhase(Model):
     """The part of a checkpoint that is not tensors."""
 
     phase: Phase
@@ -53,17 +53,17 @@ class PhaseState:
     """The weights at the start of the phase, if there is a KL penalty."""
 
 
-class Restored(NamedTuple):
+class RestoredPhase(NamedTuple):
     """A phase as a checkpoint had it."""
 
     state: PhaseState
     is_published: bool
 
 
-class Phases:
+class PhaseManager:
     """Begins, saves and restores the phases of one policy; every method is collective."""
 
-    def __init__(self, policy: Policy, ranks: Ranks, *, steps: Steps) -> None:
+    def __init__(self, policy: Policy, ranks: RankGroup, *, steps: StepObserver) -> None:
         """Manage the phases of a policy.
 
         Args:
@@ -75,7 +75,7 @@ class Phases:
         self._ranks = ranks
         self._steps = steps
 
-    def begun(self, parsed: Phase, step: int, *, under_way: PhaseState | None) -> PhaseState:
+    def begin(self, parsed: Phase, step: int, *, under_way: PhaseState | None) -> PhaseState:
         """Begin a phase of which `step` steps are done, or update it if it is under way.
 
         Raises:
@@ -86,7 +86,7 @@ class Phases:
         if under_way is None or under_way.phase.name != parsed.name:
             state = PhaseState(parsed, step, self._optimiser(parsed), algorithm)
         else:
-            under_way.optimiser.renew(parsed)
+            under_way.optimiser.update_settings(parsed)
             kept = under_way.reference
             state = PhaseState(parsed, step, under_way.optimiser, algorithm, kept)
         if algorithm is None or algorithm.parameters.kl_coefficient == 0:
@@ -97,7 +97,7 @@ class Phases:
                 " because the weights at the start of the phase were not kept"
             )
         elif state.reference is None:
-            state.reference = self._copy()
+            state.reference = self._frozen_copy()
         return state
 
     def save(
@@ -108,39 +108,39 @@ class Phases:
         Raises:
             StoreError: the store failed.
         """
-        live = {**self._live(state), "rng": torch.get_rng_state()}
+        live = {**self._live_tensors(state), "rng": torch.get_rng_state()}
         # Gather everything first: a store that fails midway must not leave other ranks waiting.
         named: dict[str, Tensor] = {}
         for name, tensor in live.items():
-            complete = whole(tensor)
+            complete = gather_full(tensor)
             if self._ranks.is_first:
                 named[name] = complete.cpu()
         if not self._ranks.is_first:
             return []
-        about = _Saved(
+        about = _SavedPhase(
             phase=state.phase,
             step=state.step,
             updates=state.optimiser.updates,
             has_reference=state.reference is not None,
             is_published=is_published,
         )
-        return checkpoint.write(
+        return checkpoint.write_state(
             store,
             prefix,
-            tensors=(hf_folder.wire_tensor(name, tensor) for name, tensor in named.items()),
+            tensors=(hf_folder.to_wire_tensor(name, tensor) for name, tensor in named.items()),
             state=about.model_dump(mode="json"),
         )
 
-    def restored(self, store: Store, prefix: str) -> Restored:
+    def restore(self, store: Store, prefix: str) -> RestoredPhase:
         """Restore a saved state; nothing changes unless all of it is valid.
 
         Raises:
             CorruptError: an object is missing, damaged or of another model; it is named.
         """
         where = f"{store.url}/{prefix}"
-        saved = checkpoint.read(store, prefix)
+        saved = checkpoint.read_state(store, prefix)
         try:
-            about = _Saved.model_validate(saved.state)
+            about = _SavedPhase.model_validate(saved.state)
         except ValidationError as cause:
             raise CorruptError(f"{where}: {cause}") from cause
         state = PhaseState(
@@ -148,21 +148,21 @@ class Phases:
             about.step,
             self._optimiser(about.phase),
             _algorithm(about.phase),
-            self._copy() if about.has_reference else None,
+            self._frozen_copy() if about.has_reference else None,
         )
-        state.optimiser.prepare(updates=about.updates)
-        live = self._live(state)
+        state.optimiser.reset_moments(updates=about.updates)
+        live = self._live_tensors(state)
         rng = saved.tensors.pop("rng", torch.zeros(0))
         checkpoint.check_fit(saved.tensors, live, where=where)
         torch.set_rng_state(rng)
         for name, tensor in live.items():
-            fill(tensor, saved.tensors[name])
-        return Restored(state, about.is_published)
+            fill_shard(tensor, saved.tensors[name])
+        return RestoredPhase(state, about.is_published)
 
     def _optimiser(self, phase: Phase) -> Optimiser:
         return Optimiser(self._policy, phase, steps=self._steps)
 
-    def _live(self, state: PhaseState) -> dict[str, Tensor]:
+    def _live_tensors(self, state: PhaseState) -> dict[str, Tensor]:
         """All tensors that training changes, sharded as they are."""
         tensors: dict[str, Tensor] = {}
         for kind, policy in (("model", self._policy), ("reference", state.reference)):
@@ -171,9 +171,9 @@ class Phases:
                 tensors |= {f"{kind}.{name}": p.detach() for name, p in named.items()}
         return tensors | {f"adamw.{n}": t for n, t in state.optimiser.moments().items()}
 
-    def _copy(self) -> Policy:
+    def _frozen_copy(self) -> Policy:
         """Copy the current weights, frozen and sharded alike."""
-        copy = like(self._policy)
+        copy = empty_copy(self._policy)
         self._ranks.shard(copy)
         own = parameters_by_name(self._policy)
         for name, parameter in parameters_by_name(copy).items():
@@ -185,4 +185,4 @@ def _algorithm(phase: Phase) -> AlgorithmSteps | None:
     if phase.algorithm is None:
         return None
     rollout = phase.rollout or RolloutPolicy()
-    return chosen(phase.algorithm, max_tokens=rollout.max_tokens)
+    return build_algorithm(phase.algorithm, max_tokens=rollout.max_tokens)

@@ -6,7 +6,7 @@ from etude.common.api.run.phases import Phase
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
-from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 
 
@@ -30,7 +30,7 @@ class Learners(Protocol):
         """Train on rewards."""
         ...
 
-    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
+    async def encode(self, version: VersionId, base: PublishBase | None) -> list[RankReceipt]:
         """Encode the current weights, as a delta from the base if they descend from it.
 
         Returns:

@@ -11,10 +11,10 @@ from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import WrongStateError
 from etude.common.role_inputs import store_for
 from etude.common.weights import VersionId
-from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.config import LearnerConfig
-from etude.trainer.learner.dataset import Corpus, load_corpus
+from etude.trainer.learner.dataset import SupervisedDataset, load_dataset
 
 if TYPE_CHECKING:
     from etude.trainer.learner.learner import Learner
@@ -31,7 +31,7 @@ class LearnerRank:
     def __init__(self, config: LearnerConfig) -> None:
         self._config = config
         self._store = store_for(config.storage.uri, config.storage)
-        self._corpus: Corpus | None = None
+        self._corpus: SupervisedDataset | None = None
 
     def load(self) -> None:
         """Load the model; Ray would report an error of the constructor as a dead actor."""
@@ -45,7 +45,7 @@ class LearnerRank:
         phase = Phase.model_validate(phase_json)
         self._corpus = None
         if phase.data is not None:
-            self._corpus = load_corpus(
+            self._corpus = load_dataset(
                 phase,
                 chat=ChatFormat.load(self._config.model_folder),
                 context=self._learner.policy.config.max_position_embeddings,
@@ -67,7 +67,7 @@ class LearnerRank:
         """Train on rewards."""
         return self._learner.policy_step(batch)
 
-    def encode(self, version: VersionId, base: Base | None) -> Receipt:
+    def encode(self, version: VersionId, base: PublishBase | None) -> RankReceipt:
         """Encode this rank's part of the weights for upload."""
         return self._learner.encode(version, base)
 
@@ -77,13 +77,13 @@ class LearnerRank:
 
     def save(self, prefix: str) -> list[CheckpointObject]:
         """Write the state below a checkpoint's prefix; rank 0 lists the objects."""
-        return self._described(prefix, self._learner.save(prefix + LEARNER))
+        return self._describe_objects(prefix, self._learner.save(prefix + LEARNER))
 
     def export(self, prefix: str) -> list[CheckpointObject]:
         """Write a Hugging Face folder below a checkpoint's prefix; rank 0 lists the objects."""
-        return self._described(prefix, self._learner.export(prefix + MODEL))
+        return self._describe_objects(prefix, self._learner.export(prefix + MODEL))
 
-    def _described(self, prefix: str, written: list[ObjectInfo]) -> list[CheckpointObject]:
+    def _describe_objects(self, prefix: str, written: list[ObjectInfo]) -> list[CheckpointObject]:
         # Digests of what the store holds, not of what was meant: a bad write is found here.
         return [
             manifest.described(self._store, prefix, info.key.removeprefix(prefix))

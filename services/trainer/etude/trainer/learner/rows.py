@@ -21,12 +21,12 @@ from etude.trainer.learner.batches import (
 )
 
 
-def _none() -> Floats:
+def _no_values() -> Floats:
     return np.zeros(0, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TrainingRow:
     """One sequence and the tokens of it that are trained."""
 
     token_ids: Ints
@@ -35,23 +35,23 @@ class Row:
     """Positions of the trained tokens, each at least 1. [N]"""
     weights: Floats
     """Weight of each trained token in the loss of the whole batch. [N]"""
-    advantages: Floats = field(default_factory=_none)
+    advantages: Floats = field(default_factory=_no_values)
     """Policy rows only. [N]"""
-    sampler_logprobs: Floats = field(default_factory=_none)
+    sampler_logprobs: Floats = field(default_factory=_no_values)
     """Policy rows only. [N]"""
 
 
 class PolicyRows(NamedTuple):
     """A policy batch in rows, and counts of what was left out."""
 
-    rows: list[Row]
+    rows: list[TrainingRow]
     removed: int
     """Trained tokens whose sampler log-prob was not finite."""
     filtered: int
     """Rollouts left out because their advantage is 0."""
 
 
-def supervised_rows(sequences: Sequence[SupervisedSequence]) -> list[Row]:
+def supervised_rows(sequences: Sequence[SupervisedSequence]) -> list[TrainingRow]:
     """Build rows whose weights sum to 1 over the batch; leave out sequences without weight."""
     total = sum(float(sequence.weights[1:].sum(dtype=np.float64)) for sequence in sequences)
     rows = []
@@ -59,7 +59,7 @@ def supervised_rows(sequences: Sequence[SupervisedSequence]) -> list[Row]:
         places = np.flatnonzero(sequence.weights[1:]) + 1
         if places.size:
             weights = (sequence.weights[places] / total).astype(np.float32)
-            rows.append(Row(token_ids=sequence.token_ids, places=places, weights=weights))
+            rows.append(TrainingRow(token_ids=sequence.token_ids, places=places, weights=weights))
     return rows
 
 
@@ -69,9 +69,9 @@ def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
     A trained token whose sampler log-prob is NaN or infinite is removed: the sampler gave it no
     probability, so it has no importance ratio.
     """
-    part = advantages.taking_part(batch.groups, batch.valid)
+    part = advantages.takes_part(batch.groups, batch.valid)
     values = algorithm.advantages(batch.rewards, groups=batch.groups, valid=batch.valid)
-    places = [_trained(sequence) for sequence in batch.sequences]
+    places = [_trained_places(sequence) for sequence in batch.sequences]
     trained = np.zeros(len(batch.rewards), dtype=np.int64)
     for sequence, own in zip(batch.sequences, places, strict=True):
         trained[sequence.rollout] += own.size if part[sequence.rollout] else 0
@@ -80,7 +80,9 @@ def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
     if algorithm.parameters.group_filter == "NonZeroAdvantage":
         kept &= values != 0
     rows = [
-        _row(sequence, own, weight=weights[sequence.rollout], advantage=values[sequence.rollout])
+        _policy_row(
+            sequence, own, weight=weights[sequence.rollout], advantage=values[sequence.rollout]
+        )
         for sequence, own in zip(batch.sequences, places, strict=True)
         if kept[sequence.rollout] and own.size
     ]
@@ -88,17 +90,17 @@ def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
     return PolicyRows(rows, sampled - int(trained.sum()), int((part & ~kept).sum()))
 
 
-def _trained(sequence: PolicySequence) -> NDArray[np.int64]:
+def _trained_places(sequence: PolicySequence) -> NDArray[np.int64]:
     found: NDArray[np.int64] = np.flatnonzero(
         sequence.loss_mask & np.isfinite(sequence.sampler_logprobs)
     )
     return found
 
 
-def _row(
+def _policy_row(
     sequence: PolicySequence, places: NDArray[np.int64], *, weight: float, advantage: float
-) -> Row:
-    return Row(
+) -> TrainingRow:
+    return TrainingRow(
         token_ids=sequence.token_ids,
         places=places,
         weights=np.full(places.size, weight, dtype=np.float32),

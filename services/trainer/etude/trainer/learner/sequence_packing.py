@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-Microbatch = tuple[int, ...]
+MicrobatchIndices = tuple[int, ...]
 """Indices of sequences in the batch."""
 
 
-def plan(
+def plan_microbatches(
     lengths: Sequence[int], *, ranks: int, max_tokens: int
-) -> tuple[tuple[Microbatch, ...], ...]:
+) -> tuple[tuple[MicrobatchIndices, ...], ...]:
     """Spread sequences over ranks by cost, then cut each rank's share into microbatches.
 
     Every rank gets the same number of microbatches, because each pass has collectives; some may be
@@ -40,8 +40,8 @@ def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 def _microbatches(
     share: Sequence[int], lengths: Sequence[int], max_tokens: int
-) -> list[Microbatch]:
-    batches: list[Microbatch] = []
+) -> list[MicrobatchIndices]:
+    batches: list[MicrobatchIndices] = []
     current: list[int] = []
     for index in share:
         # The first sequence is the longest, so all others are padded to it.

@@ -27,7 +27,7 @@ MIN_MEAN_RUN = 64
 """A tensor whose runs are shorter on average is scattered: a list of its runs would outgrow it."""
 
 
-class Piece(NamedTuple):
+class LayoutPiece(NamedTuple):
     """Consecutive elements of a source that are consecutive in a tensor of the checkpoint."""
 
     source: str
@@ -39,26 +39,28 @@ class Piece(NamedTuple):
     length: int
 
 
-class Layout(NamedTuple):
+class CheckpointLayout(NamedTuple):
     """The published schema of a policy, and the live tensors that its elements come from."""
 
     schema: Schema
-    pieces: dict[str, list[Piece]]
+    pieces: dict[str, list[LayoutPiece]]
     """By source, in the order of its elements, all of them."""
     scattered: tuple[str, ...]
     """Sources that can only be converted complete, and together."""
 
 
-def sources(model: PreTrainedModel) -> dict[str, Tensor]:
+def live_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """The tensors of a model, live and sharded as they are, tied ones once."""
     own = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
     return {name: value for name, value in model.state_dict().items() if name not in tied}
 
 
-def layout_of(model: PreTrainedModel, *, dtype: tensor_bits.Dtype, grid: Grid) -> Layout:
+def trace_layout(
+    model: PreTrainedModel, *, dtype: tensor_bits.Dtype, grid: Grid
+) -> CheckpointLayout:
     """Trace the layout of a model's tensors in its checkpoint; reads no weight."""
-    found = sources(model)
+    found = live_tensors(model)
     # Tensors without data go through the same conversion: what comes out as the very object that
     # went in was renamed at most.
     blanks = {n: torch.empty(t.shape, dtype=torch.int64, device="meta") for n, t in found.items()}
@@ -66,11 +68,11 @@ def layout_of(model: PreTrainedModel, *, dtype: tensor_bits.Dtype, grid: Grid) -
     origin = {id(blank): name for name, blank in blanks.items()}
     renamed = {name: origin[id(value)] for name, value in named.items() if id(value) in origin}
     formats = {
-        n: tensor_bits.format_of(found[source], dtype=dtype) for n, source in renamed.items()
+        n: tensor_bits.wire_dtype(found[source], dtype=dtype) for n, source in renamed.items()
     }
     schema = _schema(named, formats, fused=tensor_bits.FLOATS[dtype], grid=grid)
     pieces = {
-        source: [Piece(source, 0, name, 0, found[source].numel())]
+        source: [LayoutPiece(source, 0, name, 0, found[source].numel())]
         for name, source in renamed.items()
     }
     tracer = _Tracer(model, schema)
@@ -87,10 +89,12 @@ def layout_of(model: PreTrainedModel, *, dtype: tensor_bits.Dtype, grid: Grid) -
             len(scattered),
             ", ".join(scattered[:5]),
         )
-    return Layout(schema, pieces, scattered)
+    return CheckpointLayout(schema, pieces, scattered)
 
 
-def converted(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_checkpoint_tensors(
+    model: PreTrainedModel, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Convert complete tensors of a model to the layout of its checkpoint."""
     found: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
     return found
@@ -121,29 +125,29 @@ class _Tracer:
     def __init__(self, model: PreTrainedModel, schema: Schema) -> None:
         self._model = model
         self._schema = schema
-        self._known: dict[tuple[str, tuple[int, ...]], list[Piece]] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], list[LayoutPiece]] = {}
 
-    def trace(self, source: str, shape: tuple[int, ...]) -> list[Piece]:
+    def trace(self, source: str, shape: tuple[int, ...]) -> list[LayoutPiece]:
         """The pieces of one source; none if it is scattered, or fused with others."""
         # Conversions are chosen by patterns that cannot tell one layer from another, so that a
         # source of the same shape and the same name but for its layer has the same pieces.
         digits = re.findall(r"\d+", source)
         key = (re.sub(r"\d+", "#", source), shape)
         if digits and key in self._known:
-            again = [_renumbered(piece, source) for piece in self._known[key]]
+            again = [_renumber(piece, source) for piece in self._known[key]]
             return again if all(piece.tensor in self._schema.index for piece in again) else []
-        self._known[key] = self._traced(source, shape)
+        self._known[key] = self._trace_pieces(source, shape)
         return self._known[key]
 
-    def _traced(self, source: str, shape: tuple[int, ...]) -> list[Piece]:
+    def _trace_pieces(self, source: str, shape: tuple[int, ...]) -> list[LayoutPiece]:
         elements = int(np.prod(shape))
         places = torch.arange(elements, dtype=torch.int64).reshape(shape)
         try:
-            named = converted(self._model, {source: places})
+            named = to_checkpoint_tensors(self._model, {source: places})
         except (ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
             log.debug("%s cannot be converted alone: %s", source, error)
             return []
-        pieces: list[Piece] = []
+        pieces: list[LayoutPiece] = []
         for name, value in named.items():
             spec = self._schema.index.get(name)
             if (
@@ -155,17 +159,17 @@ class _Tracer:
             pieces += _runs(source, name, value.reshape(-1).numpy())
         pieces.sort(key=lambda piece: piece.start)
         is_fine = len(pieces) * MIN_MEAN_RUN <= max(elements, MIN_MEAN_RUN * len(named))
-        return pieces if is_fine and _tiles(pieces, elements) else []
+        return pieces if is_fine and _covers_all(pieces, elements) else []
 
 
-def _runs(source: str, name: str, places: npt.NDArray[np.int64]) -> Iterable[Piece]:
+def _runs(source: str, name: str, places: npt.NDArray[np.int64]) -> Iterable[LayoutPiece]:
     cuts = np.flatnonzero(np.diff(places) != 1) + 1
     bounds = [0, *cuts.tolist(), places.size]
     for first, after in itertools.pairwise(bounds):
-        yield Piece(source, int(places[first]), name, first, after - first)
+        yield LayoutPiece(source, int(places[first]), name, first, after - first)
 
 
-def _tiles(pieces: Iterable[Piece], elements: int) -> bool:
+def _covers_all(pieces: Iterable[LayoutPiece], elements: int) -> bool:
     """True if the pieces hold every element of their source once."""
     end = 0
     for piece in pieces:
@@ -175,7 +179,7 @@ def _tiles(pieces: Iterable[Piece], elements: int) -> bool:
     return end == elements
 
 
-def _renumbered(piece: Piece, source: str) -> Piece:
+def _renumber(piece: LayoutPiece, source: str) -> LayoutPiece:
     """The same piece of the same tensor in another layer."""
     was, now = re.findall(r"\d+", piece.source), re.findall(r"\d+", source)
     parts = re.split(r"(\d+)", piece.tensor)
@@ -186,7 +190,7 @@ def _renumbered(piece: Piece, source: str) -> Piece:
     return piece._replace(source=source, tensor="".join(parts))
 
 
-def _drop_partial(pieces: dict[str, list[Piece]], schema: Schema) -> None:
+def _drop_partial(pieces: dict[str, list[LayoutPiece]], schema: Schema) -> None:
     """Remove sources of tensors that the pieces do not make up: these are fused with others."""
     while True:
         held = dict.fromkeys(schema.index, 0)

@@ -16,7 +16,7 @@ _TIMEOUT = datetime.timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class RankGroup:
     """This rank among all ranks; every method is collective, and cheap for a single rank."""
 
     rank: int
@@ -47,13 +47,13 @@ class Ranks:
 
     def total(self, values: Tensor) -> Tensor:
         """Sum over all ranks, elementwise."""
-        return self._reduced(values, dist.ReduceOp.SUM)
+        return self._all_reduce(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Tensor) -> Tensor:
         """Maximum over all ranks, elementwise."""
-        return self._reduced(values, dist.ReduceOp.MAX)
+        return self._all_reduce(values, dist.ReduceOp.MAX)
 
-    def joined(self, values: Tensor) -> Tensor:
+    def gather_values(self, values: Tensor) -> Tensor:
         """Concatenate the one-dimensional tensors of all ranks, on the CPU."""
         if self.size == 1:
             return values.cpu()
@@ -61,14 +61,14 @@ class Ranks:
         dist.all_gather_object(parts, values.cpu())
         return torch.cat(parts)
 
-    def _reduced(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+    def _all_reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.size > 1:
             values = values.to(self.device, copy=True)
             dist.all_reduce(values, operation)
         return values.cpu()
 
 
-def join(*, rank: int, size: int, rendezvous: str) -> Ranks:
+def join_ranks(*, rank: int, size: int, rendezvous: str) -> RankGroup:
     """Join the process group; a single rank needs none."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if size > 1:
@@ -76,10 +76,10 @@ def join(*, rank: int, size: int, rendezvous: str) -> Ranks:
         dist.init_process_group(
             backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_TIMEOUT
         )
-    return Ranks(rank=rank, size=size, device=device)
+    return RankGroup(rank=rank, size=size, device=device)
 
 
-def leave(ranks: Ranks) -> None:
+def leave_ranks(ranks: RankGroup) -> None:
     """Leave the process group, so that this process can end; collective."""
     if ranks.size > 1:
         # A thread of the group drops the tensors of a collective that is over, for which it needs

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-class Steps(Protocol):
+class StepObserver(Protocol):
     """Observer of the weights that a step changes."""
 
     def wants(self, name: str) -> bool:
         """True if steps of this parameter are to be observed."""
         ...
 
-    def watching(self, name: str, parameter: Tensor) -> AbstractContextManager[None]:
+    def observe_step(self, name: str, parameter: Tensor) -> AbstractContextManager[None]:
         """Context around a step of this parameter alone."""
         ...
 
@@ -25,7 +25,7 @@ def parameters_by_name(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(sorted(module.named_parameters()))
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_full(tensor: Tensor) -> Tensor:
     """Gather the complete tensor of which this rank may hold a shard; collective."""
     if isinstance(tensor, DTensor):
         full: Tensor = tensor.full_tensor()
@@ -33,7 +33,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def fill(target: Tensor, value: Tensor) -> None:
+def fill_shard(target: Tensor, value: Tensor) -> None:
     """Overwrite a tensor, or this rank's shard of it, with a complete value; collective."""
     with torch.no_grad():
         if isinstance(target, DTensor):
@@ -43,7 +43,7 @@ def fill(target: Tensor, value: Tensor) -> None:
         target.copy_(value)
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, all of it or a shard; shares the memory."""
     if isinstance(tensor, DTensor):
         shard: Tensor = tensor.to_local()

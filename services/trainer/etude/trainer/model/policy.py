@@ -89,13 +89,13 @@ def load_policy(folder: Path, *, seed: int) -> Policy:
     Raises:
         InvalidModelError: the folder holds no model, or one of an unsupported kind.
     """
-    config = _config(folder)
+    config = _read_config(folder)
     if any(folder.glob("*.bin")):
         # Drawing weights beside them would be a silent mistake, reading them runs their code.
         raise InvalidModelError(folder, "holds pickled weights; convert them to safetensors")
     has_weights = any((folder / name).is_file() for name in _WEIGHT_FILES)
     try:
-        model = _loaded(folder, config) if has_weights else _drawn(config, seed=seed)
+        model = _load_model(folder, config) if has_weights else _draw_model(config, seed=seed)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as cause:
         raise InvalidModelError(folder, f"the model cannot be loaded: {cause}") from cause
     policy = Policy(model.eval())  # without dropout: trainer and sampler must say the same
@@ -103,12 +103,12 @@ def load_policy(folder: Path, *, seed: int) -> Policy:
     return policy
 
 
-def like(policy: Policy) -> Policy:
+def empty_copy(policy: Policy) -> Policy:
     """Create a model of the same shape with arbitrary weights, to be overwritten."""
-    return Policy(_drawn(policy.config, seed=0).eval())
+    return Policy(_draw_model(policy.config, seed=0).eval())
 
 
-def _loaded(folder: Path, config: PretrainedConfig) -> PreTrainedModel:
+def _load_model(folder: Path, config: PretrainedConfig) -> PreTrainedModel:
     """Load all stored weights; transformers itself only warns about missing ones.
 
     Raises:
@@ -129,7 +129,7 @@ def _loaded(folder: Path, config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def _drawn(config: PretrainedConfig, *, seed: int) -> PreTrainedModel:
+def _draw_model(config: PretrainedConfig, *, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -138,7 +138,7 @@ def _drawn(config: PretrainedConfig, *, seed: int) -> PreTrainedModel:
     return model
 
 
-def _config(folder: Path) -> PretrainedConfig:
+def _read_config(folder: Path) -> PretrainedConfig:
     if not (folder / "config.json").is_file():
         raise InvalidModelError(folder, "holds no config.json")
     try:

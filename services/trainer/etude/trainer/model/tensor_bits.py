@@ -14,12 +14,12 @@ NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8", torch.
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def format_of(tensor: Tensor, *, dtype: Dtype) -> torch.dtype:
+def wire_dtype(tensor: Tensor, *, dtype: Dtype) -> torch.dtype:
     """The dtype in which a tensor is published: the run's for floating-point tensors."""
     return FLOATS[dtype] if tensor.is_floating_point() else tensor.dtype
 
 
-def bits(tensor: Tensor, *, dtype: torch.dtype, copy: bool = False) -> Tensor:
+def raw_bits(tensor: Tensor, *, dtype: torch.dtype, copy: bool = False) -> Tensor:
     """Raw bits of elements in a dtype, as signed integers on their device, flat. [n].
 
     A tensor of this dtype is copied only on request.
@@ -28,19 +28,19 @@ def bits(tensor: Tensor, *, dtype: torch.dtype, copy: bool = False) -> Tensor:
     return flat.view(_SIGNED[flat.element_size()])
 
 
-def num_nonfinite(tensor: Tensor, *, dtype: Dtype) -> int:
+def count_nonfinite(tensor: Tensor, *, dtype: Dtype) -> int:
     """Count the elements that are NaN or infinite in the published dtype."""
     if not tensor.is_floating_point():
         return 0
     return tensor.numel() - int(torch.isfinite(tensor.to(FLOATS[dtype])).sum())
 
 
-def words(tensor: Tensor, *, dtype: torch.dtype) -> Words:
+def to_words(tensor: Tensor, *, dtype: torch.dtype) -> Words:
     """Raw bits of elements in a dtype, as unsigned integers on the CPU. [n]."""
-    return as_words(bits(tensor, dtype=dtype))
+    return bits_to_words(raw_bits(tensor, dtype=dtype))
 
 
-def as_words(raw: Tensor) -> Words:
+def bits_to_words(raw: Tensor) -> Words:
     """Copy raw bits to the CPU as unsigned little-endian integers."""
     found: Words = raw.cpu().numpy().view(f"<u{raw.element_size()}")
     return found

@@ -18,7 +18,7 @@ from etude.v1 import (
 
 
 @dataclass(slots=True)
-class Peers:
+class ClientPool:
     """Channels, stubs and leases, created on first use."""
 
     config: WorkerConfig
@@ -26,19 +26,19 @@ class Peers:
     _leases: dict[str, Leases] = field(default_factory=dict)
     _keepers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
-    def engine(self, target: str) -> "inference_pb2_grpc.InferenceServiceAsyncStub":
+    def engine_stub(self, target: str) -> "inference_pb2_grpc.InferenceServiceAsyncStub":
         """Stub of an engine."""
         return inference_pb2_grpc.InferenceServiceStub(self._channel(target))
 
-    def node(self, target: str) -> "environments_pb2_grpc.EnvNodeServiceAsyncStub":
+    def sandbox_stub(self, target: str) -> "environments_pb2_grpc.EnvNodeServiceAsyncStub":
         """Stub of a sandbox host, for tool calls."""
         return environments_pb2_grpc.EnvNodeServiceStub(self._channel(target))
 
-    def states(self, target: str) -> "environment_state_pb2_grpc.EnvStateServiceAsyncStub":
+    def snapshot_stub(self, target: str) -> "environment_state_pb2_grpc.EnvStateServiceAsyncStub":
         """Stub of a sandbox host, for snapshots."""
         return environment_state_pb2_grpc.EnvStateServiceStub(self._channel(target))
 
-    def rewards(self) -> "rewards_pb2_grpc.RewardServiceAsyncStub":
+    def reward_stub(self) -> "rewards_pb2_grpc.RewardServiceAsyncStub":
         """Stub of the reward service."""
         return rewards_pb2_grpc.RewardServiceStub(self._channel(self.config.rewards_target))
 
@@ -52,7 +52,7 @@ class Peers:
             channel = self._channel(target_of(self.config.run, brokers))
             broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
             found = self._leases[environment] = Leases(broker, self.config.outage_s)
-            keeper = asyncio.create_task(found.keep(), name=f"leases-{environment}")
+            keeper = asyncio.create_task(found.keep_alive(), name=f"leases-{environment}")
             self._keepers[environment] = keeper
         elif self._keepers[environment].done():
             self._keepers[environment].result()

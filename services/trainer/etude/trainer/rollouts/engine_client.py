@@ -11,7 +11,7 @@ from etude.agent.turns import Sampler
 from etude.common import telemetry
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
-from etude.trainer.rollouts.outage import Outage
+from etude.trainer.rollouts.outage import OutageBudget
 from etude.v1 import (
     inference_pb2,
     inference_pb2_grpc,
@@ -20,14 +20,14 @@ from etude.v1 import (
 
 
 @dataclass(slots=True)
-class GenerateSampler(Sampler):
+class EngineSampler(Sampler):
     """Samples one rollout's turns on the engines in rotation; moves on when one fails."""
 
     engine_of: "Callable[[str], inference_pb2_grpc.InferenceServiceAsyncStub]"
     targets: Sequence[str]
     rollout_id: str
     end_id: int
-    outage: Outage
+    outage: OutageBudget
     timeout_s: float
     _calls: int = field(default=0)
     _chosen: int = field(default=0)
@@ -51,7 +51,7 @@ class GenerateSampler(Sampler):
             # An engine may still know the id of a call that broke.
             self._calls += 1
             request.request_id = f"{self.rollout_id}/{self._calls}"
-            async with self.outage.waiting(f"engine {target}"):
+            async with self.outage.count_outage(f"engine {target}"):
                 return await self._ask(target, request)
             # The exact prefix continues anywhere.
             self._chosen += 1
@@ -69,13 +69,13 @@ class GenerateSampler(Sampler):
             logprobs += message.logprobs
             if message.finish_reason:
                 finish = FinishReason(message.finish_reason)
-                spans = [_span(span) for span in message.spans]
+                spans = [_read_span(span) for span in message.spans]
         if finish is FinishReason.ABORT:
             raise UnavailableError("aborted the completion")
         return Completion(ids, logprobs, spans, finish)
 
 
-def _span(span: weights_pb2.PolicySpan) -> Span:
+def _read_span(span: weights_pb2.PolicySpan) -> Span:
     return Span(
         span.start,
         span.end,

@@ -23,9 +23,9 @@ from etude.agent.tools.base import ToolOutcome
 from etude.agent.turns import Environment, ToolCall
 from etude.common.errors import UnavailableError
 from etude.trainer.rollouts.leases import Leases
-from etude.trainer.rollouts.outage import Outage
-from etude.trainer.rollouts.sandbox_client import EnvironmentLostError, LeasedEnvironment
-from etude.trainer.rollouts.snapshot_client import LeaseStates
+from etude.trainer.rollouts.outage import OutageBudget
+from etude.trainer.rollouts.sandbox_client import EnvironmentLostError, SandboxClient
+from etude.trainer.rollouts.snapshot_client import SnapshotClient
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -38,24 +38,24 @@ PLACEMENT_S = 20.0
 _T = TypeVar("_T")
 
 
-class Replacing(Protocol):
+class ReplacementSource(Protocol):
     """Source of replacement environments for one rollout."""
 
     def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
         """Build the launch request of a replacement, numbered from 1."""
         ...
 
-    def environment(self, lease: environments_pb2.Lease) -> LeasedEnvironment:
+    def environment(self, lease: environments_pb2.Lease) -> SandboxClient:
         """Client for tool calls on a lease."""
         ...
 
-    def states(self, lease: environments_pb2.Lease) -> LeaseStates:
+    def states(self, lease: environments_pb2.Lease) -> SnapshotClient:
         """Client for snapshots of a lease."""
         ...
 
 
 @dataclass(slots=True)
-class Tally:
+class FailoverCounts:
     """Counts of lost environments, recoveries and replayed calls."""
 
     lost: int = 0
@@ -65,7 +65,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class RecoveringEnvironment(Environment):
+class FailoverEnvironment(Environment):
     """One rollout's environment, which moves to another lease after a loss.
 
     Its methods raise EnvironmentLostError after too many losses, DivergedError when a replay gave
@@ -74,11 +74,11 @@ class RecoveringEnvironment(Environment):
     """
 
     leases: Leases
-    replacing: Replacing
+    source: ReplacementSource
     log: CallLog
-    outage: Outage
-    present: LeasedEnvironment
-    tally: Tally = field(default_factory=Tally)
+    outage: OutageBudget
+    current: SandboxClient
+    tally: FailoverCounts = field(default_factory=FailoverCounts)
     _number: int = 0
     _lost: EnvironmentLostError | None = None
     """The loss that must be recovered from before the next call."""
@@ -88,7 +88,7 @@ class RecoveringEnvironment(Environment):
     @property
     def lease(self) -> environments_pb2.Lease:
         """The current lease."""
-        return self.present.lease
+        return self.current.lease
 
     @override
     async def run(self, calls: Seq[ToolCall]) -> Seq[ToolOutcome]:
@@ -96,7 +96,7 @@ class RecoveringEnvironment(Environment):
         fresh = [call for call in calls if call.call_id not in known]
         if fresh:
             self._unanswered = fresh
-            outcomes = await self._surviving(lambda: self.present.run(fresh))
+            outcomes = await self._with_failover(lambda: self.current.run(fresh))
             self._unanswered = ()
             self.log.add(fresh, outcomes)
             known |= {call.call_id: each for call, each in zip(fresh, outcomes, strict=True)}
@@ -107,12 +107,12 @@ class RecoveringEnvironment(Environment):
 
         async def work() -> bytes:
             if self._unanswered:
-                await self.present.run(self._unanswered)
-            return await self.present.diff()
+                await self.current.run(self._unanswered)
+            return await self.current.diff()
 
-        return await self._surviving(work)
+        return await self._with_failover(work)
 
-    async def _surviving(self, work: Callable[[], Awaitable[_T]]) -> _T:
+    async def _with_failover(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Run work on the environment, with failover after each loss.
 
         Raises:
@@ -122,7 +122,7 @@ class RecoveringEnvironment(Environment):
             began_s, lost_s = time.monotonic(), self.outage.lost_s
             try:
                 if self._lost is not None:
-                    await self._recover(self._lost)
+                    await self._fail_over(self._lost)
                     self._lost = None
                     self.outage.lost_s = lost_s + time.monotonic() - began_s
                 return await work()
@@ -136,7 +136,7 @@ class RecoveringEnvironment(Environment):
                     self.outage.lost_s = lost_s + time.monotonic() - began_s
         raise EnvironmentLostError(f"lost {1 + MAX_TRIES} times, the last: {self._lost}")
 
-    async def _recover(self, cause: EnvironmentLostError) -> None:
+    async def _fail_over(self, cause: EnvironmentLostError) -> None:
         """Replace the lost lease by one in the same state.
 
         Raises:
@@ -146,38 +146,38 @@ class RecoveringEnvironment(Environment):
             raise UnavailableError(f"{cause}; its call log is too long to be replayed") from cause
         until_s = time.monotonic() + PLACEMENT_S
         self.leases.release([self.lease.lease_id])
-        await self._start(cause, until_s)
-        self._tell(cause, await self._replayed())
+        await self._lease_replacement(cause, until_s)
+        self._record_event(cause, await self._replay_calls())
 
-    async def _start(self, cause: EnvironmentLostError, until_s: float) -> None:
+    async def _lease_replacement(self, cause: EnvironmentLostError, until_s: float) -> None:
         """Lease an environment with the initial files.
 
         Raises:
             UnavailableError: there is none.
         """
         self._number += 1
-        request = self.replacing.request(self._number)
+        request = self.source.request(self._number)
         request.queue_timeout_seconds = max(1, math.ceil(until_s - time.monotonic()))
         lease, failure = None, "the broker gave no answer"
         async for launch in self.leases.launch(request):
             lease, failure = launch.lease, launch.failure
             if lease is not None:
-                self.present = self.replacing.environment(lease)
+                self.current = self.source.environment(lease)
         if lease is None:
             raise UnavailableError(f"{cause}; no replacement was available: {failure}") from cause
 
-    async def _replayed(self) -> int:
+    async def _replay_calls(self) -> int:
         """Replay the calls that may have side effects; return their number."""
         turns = self.log.repeated()
         for turn in turns:
-            outcomes = await self.present.run([logged.call for logged in turn])
+            outcomes = await self.current.run([logged.call for logged in turn])
             replay.check(turn, outcomes)
         num_calls = sum(map(len, turns))
         self.tally.recovered += 1
         self.tally.replayed += num_calls
         return num_calls
 
-    def _tell(self, cause: EnvironmentLostError, num_calls: int) -> None:
+    def _record_event(self, cause: EnvironmentLostError, num_calls: int) -> None:
         log.info("lease %s replaces a lost one: %d calls replayed", self.lease.lease_id, num_calls)
         about: dict[str, str | int] = {
             "etude.fault": str(cause)[:200],

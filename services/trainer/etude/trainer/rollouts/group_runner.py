@@ -18,15 +18,15 @@ from etude.agent.toolsets import toolset
 from etude.agent.trajectory import Ending, Trajectory
 from etude.agent.turns import Limits, PlatformFaultError, RolloutTask, run_rollout
 from etude.common.errors import EtudeError, UnavailableError
-from etude.trainer.rollouts.client_pool import Peers
-from etude.trainer.rollouts.engine_client import GenerateSampler
-from etude.trainer.rollouts.failover import RecoveringEnvironment, Replacing, Tally
-from etude.trainer.rollouts.leases import Launch, Leases, Slots
-from etude.trainer.rollouts.outage import Outage
-from etude.trainer.rollouts.protocol import GroupOrder, WorkerConfig
-from etude.trainer.rollouts.sandbox_client import EnvironmentLostError, LeasedEnvironment
-from etude.trainer.rollouts.snapshot_client import LeaseStates
-from etude.trainer.seeding import derived_seed
+from etude.trainer.rollouts.client_pool import ClientPool
+from etude.trainer.rollouts.engine_client import EngineSampler
+from etude.trainer.rollouts.failover import FailoverCounts, FailoverEnvironment, ReplacementSource
+from etude.trainer.rollouts.leases import LaunchResult, Leases, RolloutSlots
+from etude.trainer.rollouts.outage import OutageBudget
+from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
+from etude.trainer.rollouts.sandbox_client import EnvironmentLostError, SandboxClient
+from etude.trainer.rollouts.snapshot_client import SnapshotClient
+from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
@@ -47,23 +47,23 @@ _FAULTS = (
 
 
 @dataclass(slots=True, kw_only=True)
-class Siblings:
+class GroupRunner:
     """Runs the siblings of one group request."""
 
-    order: GroupOrder
+    order: GroupRequest
     config: WorkerConfig
     chat: ChatFormat
-    slots: Slots
-    peers: Peers
+    slots: RolloutSlots
+    peers: ClientPool
     nonce: str
     """Part of every idempotency key: no attempt gets an environment that another attempt, or an
     earlier worker, has used."""
     image: str = ""
     """Image that environments must boot; empty for any."""
-    keeps_ends: bool = False
+    saves_end_state: bool = False
     """True if the end state is snapshotted, to be graded in a fork."""
     retried: int = 0
-    tally: Tally = field(default_factory=Tally)
+    tally: FailoverCounts = field(default_factory=FailoverCounts)
     """Counts of lost and replaced environments."""
     driver: str = ""
     isolation: environments_pb2.Isolation = environments_pb2.ISOLATION_UNSPECIFIED
@@ -77,33 +77,35 @@ class Siblings:
         async with self._tasks:
             waiting = list(self.order.indices)
             while waiting:
-                granted = await self.slots.take(len(waiting))
+                granted = await self.slots.acquire(len(waiting))
                 batch, waiting = waiting[:granted], waiting[granted:]
-                self._tasks.create_task(self._launch(batch, attempt=0), name=self._name(batch[0]))
+                self._tasks.create_task(
+                    self._launch(batch, attempt=0), name=self._rollout_id(batch[0])
+                )
         return [self._finished[index] for index in self.order.indices]
 
-    def masked(self, fault: str) -> list[rollout_pb2.Rollout]:
+    def mask_all(self, fault: str) -> list[rollout_pb2.Rollout]:
         """Rollouts with a fault, for a task that cannot be run."""
-        return [self._named(lost(fault), index) for index in self.order.indices]
+        return [self._label(lost_rollout(fault), index) for index in self.order.indices]
 
-    def _name(self, index: int) -> str:
+    def _rollout_id(self, index: int) -> str:
         return self.order.rollout_id(index)
 
     async def _launch(self, indices: Sequence[int], *, attempt: int) -> None:
         """Lease environments for some siblings, and start each as its own becomes ready."""
         left = set(indices)
         try:
-            async for launch in self.leases.launch(self.request(indices, attempt)):
+            async for launch in self.leases.launch(self.launch_request(indices, attempt)):
                 index = indices[launch.place]
                 left.discard(index)
                 self._tasks.create_task(
-                    self._attempt(index, launch, attempt=attempt), name=self._name(index)
+                    self._attempt(index, launch, attempt=attempt), name=self._rollout_id(index)
                 )
         except EtudeError as error:
             for index in left:
-                failed = Launch(0, None, str(error))
+                failed = LaunchResult(0, None, str(error))
                 self._tasks.create_task(
-                    self._attempt(index, failed, attempt=attempt), name=self._name(index)
+                    self._attempt(index, failed, attempt=attempt), name=self._rollout_id(index)
                 )
 
     @property
@@ -116,14 +118,14 @@ class Siblings:
         """This worker's leases at the broker of the request's pool."""
         return self.peers.leases(self.order.environment)
 
-    def request(
+    def launch_request(
         self, indices: Sequence[int], attempt: int | str
     ) -> environments_pb2.LaunchBatchRequest:
         """Build the launch request for some siblings; each attempt has its own idempotency key."""
         order, config = self.order, self.config
         return environments_pb2.LaunchBatchRequest(
             run_id=config.run,
-            idempotency_key=f"{self.nonce}/{self._name(indices[0])}/{attempt}",
+            idempotency_key=f"{self.nonce}/{self._rollout_id(indices[0])}/{attempt}",
             template=config.templates[order.environment],
             workspace=environments_pb2.WorkspaceSource(uri=f"{order.task_uri}/environment"),
             count=len(indices),
@@ -134,62 +136,60 @@ class Siblings:
             queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
         )
 
-    async def _attempt(self, index: int, launch: Launch, *, attempt: int) -> None:
+    async def _attempt(self, index: int, launch: LaunchResult, *, attempt: int) -> None:
         """Run one attempt at one rollout, and release its slot and lease in any case."""
-        environment: RecoveringEnvironment | None = None
+        environment: FailoverEnvironment | None = None
         try:
             if launch.lease is None:
-                rollout = lost(f"no environment: {launch.failure}")
+                rollout = lost_rollout(f"no environment: {launch.failure}")
             else:
                 self.driver, self.isolation = launch.lease.driver, launch.lease.isolation
-                environment = self._environment(index, launch.lease, attempt)
+                environment = self._open_environment(index, launch.lease, attempt)
                 rollout = await self._roll_out(index, environment)
         finally:
-            self.slots.give()
+            self.slots.release()
             if environment is not None:
                 self.leases.release([environment.lease.lease_id])
         is_fault = rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
         if is_fault and attempt < self.order.limits.retries:
-            log.warning("rollout %s is retried: %s", self._name(index), rollout.fault)
+            log.warning("rollout %s is retried: %s", self._rollout_id(index), rollout.fault)
             self.retried += 1
-            await self.slots.take(1)
+            await self.slots.acquire(1)
             await self._launch([index], attempt=attempt + 1)
             return
-        self._finished[index] = self._named(rollout, index)
+        self._finished[index] = self._label(rollout, index)
 
-    def _named(self, rollout: rollout_pb2.Rollout, index: int) -> rollout_pb2.Rollout:
-        rollout.rollout_id, rollout.group_id = self._name(index), self.order.group_id
+    def _label(self, rollout: rollout_pb2.Rollout, index: int) -> rollout_pb2.Rollout:
+        rollout.rollout_id, rollout.group_id = self._rollout_id(index), self.order.group_id
         rollout.task_id, rollout.index = self.order.task_id, index
         rollout.seed = self._seed(index)
         return rollout
 
     def _seed(self, index: int) -> int:
-        return derived_seed(self.order.seed, "rollout", index)
+        return derive_seed(self.order.seed, "rollout", index)
 
-    def _environment(
+    def _open_environment(
         self, index: int, lease: environments_pb2.Lease, attempt: int
-    ) -> RecoveringEnvironment:
-        outage = Outage(self.config.outage_s)
+    ) -> FailoverEnvironment:
+        outage = OutageBudget(self.config.outage_s)
         replacing = _Replacing(self, index, attempt, outage)
-        return RecoveringEnvironment(
+        return FailoverEnvironment(
             leases=self.leases,
-            replacing=replacing,
+            source=replacing,
             log=CallLog(toolset(self.order.limits.toolset).tools),
             outage=outage,
-            present=replacing.environment(lease),
+            current=replacing.environment(lease),
             tally=self.tally,
         )
 
-    async def _roll_out(
-        self, index: int, environment: RecoveringEnvironment
-    ) -> rollout_pb2.Rollout:
+    async def _roll_out(self, index: int, environment: FailoverEnvironment) -> rollout_pb2.Rollout:
         """Run a rollout in its environment, in a trace span of its own."""
         with _TRACER.start_as_current_span("invoke_agent etude") as span:
             span.set_attributes(
                 {
                     "gen_ai.operation.name": "invoke_agent",
                     "gen_ai.agent.name": "etude",
-                    "gen_ai.conversation.id": self._name(index),
+                    "gen_ai.conversation.id": self._rollout_id(index),
                     "etude.run": self.config.run,
                     "etude.group.id": self.order.group_id,
                     "etude.task.id": self.order.task_id,
@@ -199,7 +199,7 @@ class Siblings:
             try:
                 rollout = await self._run(index, environment)
             except _FAULTS as error:
-                rollout = lost(str(error))
+                rollout = lost_rollout(str(error))
             span.set_attribute("etude.ending", rollout_pb2.Ending.Name(rollout.ending))
             span.set_attribute("etude.policy.min", rollout.oldest.number)
             span.set_attribute("etude.policy.max", rollout.newest.number)
@@ -209,12 +209,12 @@ class Siblings:
             rollout.trace_id, rollout.span_id = f"{ids.trace_id:032x}", f"{ids.span_id:016x}"
         return rollout
 
-    async def _run(self, index: int, environment: RecoveringEnvironment) -> rollout_pb2.Rollout:
+    async def _run(self, index: int, environment: FailoverEnvironment) -> rollout_pb2.Rollout:
         limits, order, outage = self.order.limits, self.order, environment.outage
-        sampler = GenerateSampler(
-            engine_of=self.peers.engine,
+        sampler = EngineSampler(
+            engine_of=self.peers.engine_stub,
             targets=order.targets,
-            rollout_id=self._name(index),
+            rollout_id=self._rollout_id(index),
             end_id=self.chat.end_id,
             outage=outage,
             timeout_s=self.call_s,
@@ -238,41 +238,43 @@ class Siblings:
             ),
         )
         own_s = time.monotonic() - started - outage.lost_s
-        if _was_stopped_by_us(trajectory, is_late=own_s >= limits.timeout_seconds):
-            return lost(f"stopped after waiting {outage.lost_s:.0f} s for engines or sandbox hosts")
+        if _was_cut_off(trajectory, is_late=own_s >= limits.timeout_seconds):
+            return lost_rollout(
+                f"stopped after waiting {outage.lost_s:.0f} s for engines or sandbox hosts"
+            )
         rollout = messages.to_rollout_message(trajectory)
         rollout.diff = await environment.diff()
-        if self.keeps_ends:
-            rollout.snapshot_id = await self._end_of(environment)
+        if self.saves_end_state:
+            rollout.snapshot_id = await self._snapshot_end(environment)
         return rollout
 
-    async def _end_of(self, environment: RecoveringEnvironment) -> str:
+    async def _snapshot_end(self, environment: FailoverEnvironment) -> str:
         """Snapshot the end state, processes included; return the snapshot's id."""
-        states = environment.replacing.states(environment.lease)
+        states = environment.source.states(environment.lease)
         made = await states.snapshot(f"end-{uuid.uuid4().hex}", with_memory=True)
         return made.snapshot_id
 
 
 @dataclass(slots=True)
-class _Replacing(Replacing):
+class _Replacing(ReplacementSource):
     """Replacement environments for one attempt at one sibling."""
 
-    siblings: Siblings
+    siblings: GroupRunner
     index: int
     attempt: int
-    outage: Outage
+    outage: OutageBudget
 
     @override
     def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
-        made = self.siblings.request([self.index], f"{self.attempt}/{number}")
+        made = self.siblings.launch_request([self.index], f"{self.attempt}/{number}")
         # The siblings already run on other hosts.
         made.group_id = ""
         return made
 
     @override
-    def environment(self, lease: environments_pb2.Lease) -> LeasedEnvironment:
-        return LeasedEnvironment(
-            self.siblings.peers.node(lease.endpoint),
+    def environment(self, lease: environments_pb2.Lease) -> SandboxClient:
+        return SandboxClient(
+            self.siblings.peers.sandbox_stub(lease.endpoint),
             lease,
             self.siblings.leases,
             self.outage,
@@ -280,18 +282,18 @@ class _Replacing(Replacing):
         )
 
     @override
-    def states(self, lease: environments_pb2.Lease) -> LeaseStates:
-        node = self.siblings.peers.states(lease.endpoint)
-        return LeaseStates(node, lease, self.outage, self.siblings.call_s)
+    def states(self, lease: environments_pb2.Lease) -> SnapshotClient:
+        node = self.siblings.peers.snapshot_stub(lease.endpoint)
+        return SnapshotClient(node, lease, self.outage, self.siblings.call_s)
 
 
-def _was_stopped_by_us(trajectory: Trajectory, *, is_late: bool) -> bool:
+def _was_cut_off(trajectory: Trajectory, *, is_late: bool) -> bool:
     """True if the platform, not the policy, caused the time limit, or nothing was sampled."""
     if trajectory.ending is not Ending.TIME_LIMIT:
         return trajectory.oldest is None
     return not is_late or trajectory.oldest is None
 
 
-def lost(fault: str) -> rollout_pb2.Rollout:
+def lost_rollout(fault: str) -> rollout_pb2.Rollout:
     """A rollout that a platform fault ended."""
     return rollout_pb2.Rollout(ending=rollout_pb2.ENDING_PLATFORM_FAULT, fault=fault)

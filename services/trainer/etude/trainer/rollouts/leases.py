@@ -22,7 +22,7 @@ RENEW_EVERY_S = 15.0
 RETRY_S = 1.0
 
 
-class Launch(NamedTuple):
+class LaunchResult(NamedTuple):
     """One environment of a batch: a lease, or the failure."""
 
     place: int
@@ -44,7 +44,9 @@ class Leases:
     _ended: list[str] = field(default_factory=list)
     _work: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def launch(self, request: environments_pb2.LaunchBatchRequest) -> AsyncIterator[Launch]:
+    async def launch(
+        self, request: environments_pb2.LaunchBatchRequest
+    ) -> AsyncIterator[LaunchResult]:
         """Launch a batch; yield each environment as it becomes ready.
 
         A broken stream is reopened: the same key gives the same leases. A full broker is retried
@@ -60,7 +62,7 @@ class Leases:
                 async for answer in self._answers(request):
                     if answer.index not in seen:
                         seen.add(answer.index)
-                        yield self._taken(answer)
+                        yield self._accept(answer)
             except grpc.aio.AioRpcError as error:
                 later_s = retry_after_s(error)
                 if later_s is not None and refused_s < request.queue_timeout_seconds:
@@ -82,12 +84,12 @@ class Leases:
         timeout_s = request.queue_timeout_seconds + channels.CONTROL_DEADLINE_S
         return self.broker.LaunchBatch(request, timeout=timeout_s, metadata=telemetry.inject())
 
-    def _taken(self, answer: environments_pb2.LaunchBatchResponse) -> Launch:
+    def _accept(self, answer: environments_pb2.LaunchBatchResponse) -> LaunchResult:
         if answer.WhichOneof("outcome") == "lease":
             self._held.add(answer.lease.lease_id)
-            return Launch(answer.index, answer.lease, "")
+            return LaunchResult(answer.index, answer.lease, "")
         failure = answer.failure
-        return Launch(answer.index, None, f"{failure.reason}: {failure.message}")
+        return LaunchResult(answer.index, None, f"{failure.reason}: {failure.message}")
 
     def release(self, lease_ids: Sequence[str]) -> None:
         """Release leases, in one call with others that end at the same time."""
@@ -105,12 +107,12 @@ class Leases:
             await self._renew([lease_id])
         return lease_id not in self._held
 
-    async def until_gone(self, lease_id: str) -> None:
+    async def wait_until_gone(self, lease_id: str) -> None:
         """Wait until the broker says that a lease is gone."""
         if lease_id in self._held:
             await self._gone.setdefault(lease_id, asyncio.Event()).wait()
 
-    async def keep(self) -> None:
+    async def keep_alive(self) -> None:
         """Renew and release until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_renewing(), name="renew-leases")
@@ -164,7 +166,7 @@ class Leases:
 
 
 @dataclass(slots=True)
-class Slots:
+class RolloutSlots:
     """Concurrency limit of rollouts, first come first served."""
 
     size: int = 0
@@ -173,7 +175,7 @@ class Slots:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def take(self, wanted: int) -> int:
+    async def acquire(self, wanted: int) -> int:
         """Wait for at least one slot; acquire at most the wanted number."""
         async with self._turn:
             while self._taken >= self.size:
@@ -188,7 +190,7 @@ class Slots:
         self.size = size
         self._freed.set()
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Release one slot."""
         self._taken -= 1
         self._freed.set()

@@ -18,14 +18,14 @@ UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_E
 
 
 @dataclass(slots=True)
-class Outage:
+class OutageBudget:
     """Time that a rollout lost to unreachable services, which is not the policy's fault."""
 
     limit_s: float
     lost_s: float = 0.0
 
     @asynccontextmanager
-    async def waiting(self, what: str) -> AsyncIterator[None]:
+    async def count_outage(self, what: str) -> AsyncIterator[None]:
         """Count the block's time if the service was unreachable; fail once too much time was lost.
 
         Raises:
@@ -38,14 +38,14 @@ class Outage:
         except grpc.aio.AioRpcError as error:
             if error.code() not in UNREACHABLE:
                 raise
-            await self._lost(started)
+            await self._add_lost_time(started)
             if self.lost_s > self.limit_s:
                 raise UnavailableError(f"{what}: {error.details()}") from error
         except UnavailableError as error:
-            await self._lost(started)
+            await self._add_lost_time(started)
             if self.lost_s > self.limit_s:
                 raise UnavailableError(f"{what}: {error}") from error
 
-    async def _lost(self, started_s: float) -> None:
+    async def _add_lost_time(self, started_s: float) -> None:
         await asyncio.sleep(RETRY_S)
         self.lost_s += time.monotonic() - started_s

@@ -18,7 +18,7 @@ class WorkerLostError(UnavailableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOrder:
+class GroupRequest:
     """Request to run and score some siblings of one group."""
 
     group_id: str
@@ -48,7 +48,7 @@ class GroupOrder:
         return f"{self.group_id}-{index}" + (f"-again{drawn}" if drawn else "")
 
 
-def shares(total: int, workers: int) -> list[int]:
+def split_evenly(total: int, workers: int) -> list[int]:
     """Split a limit evenly over workers; a limit below their number leaves some idle."""
     used = min(total, workers)
     return [total // used + (place < total % used) for place in range(used)]
@@ -94,10 +94,10 @@ class WorkerConfig:
     otlp_endpoint: str | None = None
 
 
-class Rollouts(Protocol):
+class RolloutWorkers(Protocol):
     """All rollout workers together."""
 
-    async def run(self, order: GroupOrder) -> GroupResult:
+    async def run(self, order: GroupRequest) -> GroupResult:
         """Run and score the siblings of a request.
 
         Raises:

@@ -14,7 +14,7 @@ from etude.agent.turns import Environment, ToolCall
 from etude.common import telemetry
 from etude.common.errors import EtudeError
 from etude.common.rpc import channels
-from etude.trainer.rollouts.outage import UNREACHABLE, Outage
+from etude.trainer.rollouts.outage import UNREACHABLE, OutageBudget
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 MAX_DIFF_BYTES = channels.MAX_MESSAGE_BYTES * 3 // 4
@@ -31,20 +31,20 @@ class EnvironmentLostError(EtudeError):
     reason = "EnvironmentLost"
 
 
-class Holding(Protocol):
+class LeaseHolder(Protocol):
     """Holder of leases that learns when one is gone."""
 
     async def is_gone(self, lease_id: str) -> bool:
         """Ask whether a lease is gone; False while that is unknown."""
         ...
 
-    async def until_gone(self, lease_id: str) -> None:
+    async def wait_until_gone(self, lease_id: str) -> None:
         """Wait until it is known to be gone."""
         ...
 
 
 @dataclass(slots=True)
-class LeasedEnvironment(Environment):
+class SandboxClient(Environment):
     """Runs one rollout's tools in the environment that it leased.
 
     Every method raises UnavailableError when the host stayed away, and EnvironmentLostError when
@@ -53,8 +53,8 @@ class LeasedEnvironment(Environment):
 
     node: "environments_pb2_grpc.EnvNodeServiceAsyncStub"
     lease: environments_pb2.Lease
-    holding: Holding
-    outage: Outage
+    holding: LeaseHolder
+    outage: OutageBudget
     timeout_s: float
 
     @override
@@ -72,7 +72,7 @@ class LeasedEnvironment(Environment):
             return [messages.from_result_message(result) for result in answer.results]
 
         # A call that was answered already is not run again: its id gets the stored result.
-        return await self._answered(ask)
+        return await self._call_until_answered(ask)
 
     async def diff(self) -> bytes:
         """Diff of the workspace, after the end of the rollout; empty if it is too large.
@@ -93,27 +93,29 @@ class LeasedEnvironment(Environment):
                     return b""
             return bytes(data)
 
-        return await self._answered(ask)
+        return await self._call_until_answered(ask)
 
-    async def _answered(self, ask: Callable[[], Coroutine[None, None, _T]]) -> _T:
+    async def _call_until_answered(self, ask: Callable[[], Coroutine[None, None, _T]]) -> _T:
         """Retry a call until it is answered or the environment is lost.
 
         Raises:
             AioRpcError: the host refuses the call.
         """
         while True:
-            async with self.outage.waiting(f"node {self.lease.endpoint}"):
+            async with self.outage.count_outage(f"node {self.lease.endpoint}"):
                 try:
-                    return await self._unless_gone(ask())
+                    return await self._race_lease_loss(ask())
                 except grpc.aio.AioRpcError as error:
                     if await self._is_lost(error.code()):
                         raise self._lost(error.details() or "the lease is gone") from error
                     raise
 
-    async def _unless_gone(self, asking: Coroutine[None, None, _T]) -> _T:
+    async def _race_lease_loss(self, asking: Coroutine[None, None, _T]) -> _T:
         """Await a call, or the loss of the lease: a frozen host would never end the call."""
         call = asyncio.create_task(asking, name=f"call to {self.lease.endpoint}")
-        gone = asyncio.create_task(self.holding.until_gone(self.lease.lease_id), name="lease gone")
+        gone = asyncio.create_task(
+            self.holding.wait_until_gone(self.lease.lease_id), name="lease gone"
+        )
         try:
             await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)
             if not call.done():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc
 
 from etude.common.rpc.channels import MAX_MESSAGE_BYTES
-from etude.trainer.rollouts.protocol import GroupOrder
+from etude.trainer.rollouts.protocol import GroupRequest
 from etude.v1 import journal_pb2, rewards_pb2, rewards_pb2_grpc, rollout_pb2
 
 log = logging.getLogger(__name__)
@@ -32,15 +32,15 @@ class Scorer:
     """Longest wait for a service that does not answer."""
 
     async def score(
-        self, order: GroupOrder, rollouts: Sequence[rollout_pb2.Rollout]
+        self, order: GroupRequest, rollouts: Sequence[rollout_pb2.Rollout]
     ) -> list[journal_pb2.JournalRollout]:
         """Score rollouts, in their order; each record has a reward, or a fault that masks it."""
-        records = {r.rollout_id: _masked(r) for r in rollouts if _is_fault(r)}
+        records = {r.rollout_id: _mask_record(r) for r in rollouts if _is_fault(r)}
         pending = [r for r in rollouts if not _is_fault(r)]
         for _ in range(order.limits.retries + 1):
             if not pending:
                 break
-            for record in await self._answers(order, pending):
+            for record in await self._score_batch(order, pending):
                 records[record.rollout_id] = record
             pending = [r for r in pending if not _has_reward(records.get(r.rollout_id))]
         for rollout in rollouts:
@@ -51,18 +51,18 @@ class Scorer:
             for rollout in rollouts
         ]
 
-    async def _answers(
-        self, order: GroupOrder, rollouts: Sequence[rollout_pb2.Rollout]
+    async def _score_batch(
+        self, order: GroupRequest, rollouts: Sequence[rollout_pb2.Rollout]
     ) -> list[rewards_pb2.RewardRecord]:
         """Score one batch; one record per rollout in any case."""
-        request = _request(order, rollouts)
+        request = _score_request(order, rollouts)
         if request.ByteSize() > _MAX_REQUEST_BYTES and len(rollouts) > 1:
-            return [r for rollout in rollouts for r in await self._answers(order, [rollout])]
+            return [r for rollout in rollouts for r in await self._score_batch(order, [rollout])]
         if request.ByteSize() > _MAX_ROLLOUT_BYTES:
             for rollout in request.rollouts:
                 rollout.ClearField("calls")
         try:
-            answer = await self._patiently(request)
+            answer = await self._call_with_retry(request)
         except grpc.aio.AioRpcError as error:
             log.warning("group %s was not scored: %s", order.group_id, error.details())
             return [_fault(r, "ScoringFailed", error.details() or "") for r in rollouts]
@@ -70,7 +70,9 @@ class Scorer:
         missing = "the reward service left it out"
         return [known.get(r.rollout_id) or _fault(r, "ScoringFailed", missing) for r in rollouts]
 
-    async def _patiently(self, request: rewards_pb2.ScoreRequest) -> rewards_pb2.ScoreResponse:
+    async def _call_with_retry(
+        self, request: rewards_pb2.ScoreRequest
+    ) -> rewards_pb2.ScoreResponse:
         waited_s = 0.0
         while True:
             try:
@@ -83,8 +85,8 @@ class Scorer:
                 waited_s += RETRY_S
 
 
-def _request(
-    order: GroupOrder, rollouts: Sequence[rollout_pb2.Rollout]
+def _score_request(
+    order: GroupRequest, rollouts: Sequence[rollout_pb2.Rollout]
 ) -> rewards_pb2.ScoreRequest:
     request = rewards_pb2.ScoreRequest(
         group_id=order.group_id,
@@ -105,7 +107,7 @@ def _has_reward(record: rewards_pb2.RewardRecord | None) -> bool:
     return record is not None and record.WhichOneof("result") == "reward"
 
 
-def _masked(rollout: rollout_pb2.Rollout) -> rewards_pb2.RewardRecord:
+def _mask_record(rollout: rollout_pb2.Rollout) -> rewards_pb2.RewardRecord:
     return _fault(rollout, "PlatformFault", rollout.fault)
 
 

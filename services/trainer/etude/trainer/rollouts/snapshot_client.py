@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from etude.trainer.rollouts.outage import Outage
+from etude.trainer.rollouts.outage import OutageBudget
 from etude.v1 import environment_state_pb2, environment_state_pb2_grpc, environments_pb2
 
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class LeaseStates:
+class SnapshotClient:
     """Calls to the host of a lease, each retried while the host is unreachable.
 
     Every method raises UnavailableError when the host stayed away, and AioRpcError when it refuses
@@ -20,7 +20,7 @@ class LeaseStates:
 
     node: "environment_state_pb2_grpc.EnvStateServiceAsyncStub"
     lease: environments_pb2.Lease
-    outage: Outage
+    outage: OutageBudget
     timeout_s: float
 
     async def snapshot(
@@ -38,7 +38,7 @@ class LeaseStates:
             snapshot_id=snapshot_id,
             with_memory=with_memory,
         )
-        return await self._asked(lambda: self.node.Snapshot(request, timeout=self.timeout_s))
+        return await self._call(lambda: self.node.Snapshot(request, timeout=self.timeout_s))
 
     async def rollback(self, snapshot_id: str) -> None:
         """Roll the environment back to one of its own snapshots."""
@@ -47,14 +47,14 @@ class LeaseStates:
             control_token=self.lease.control_token,
             snapshot_id=snapshot_id,
         )
-        await self._asked(lambda: self.node.Rollback(request, timeout=self.timeout_s))
+        await self._call(lambda: self.node.Rollback(request, timeout=self.timeout_s))
 
     async def pause(self) -> None:
         """Pause the environment: it uses neither memory nor CPU time, and keeps its lease."""
         request = environment_state_pb2.PauseRequest(
             lease_id=self.lease.lease_id, control_token=self.lease.control_token
         )
-        await self._asked(lambda: self.node.Pause(request, timeout=self.timeout_s))
+        await self._call(lambda: self.node.Pause(request, timeout=self.timeout_s))
 
     async def resume(self, *, ttl_s: int = 0) -> int:
         """Resume a paused environment.
@@ -70,7 +70,7 @@ class LeaseStates:
             control_token=self.lease.control_token,
             ttl_seconds=ttl_s,
         )
-        answer = await self._asked(lambda: self.node.Resume(request, timeout=self.timeout_s))
+        answer = await self._call(lambda: self.node.Resume(request, timeout=self.timeout_s))
         return answer.expires_unix_ms
 
     async def drop(self, snapshot_ids: Sequence[str]) -> list[str]:
@@ -80,16 +80,16 @@ class LeaseStates:
             control_token=self.lease.control_token,
             snapshot_ids=snapshot_ids,
         )
-        answer = await self._asked(lambda: self.node.DropSnapshots(request, timeout=self.timeout_s))
+        answer = await self._call(lambda: self.node.DropSnapshots(request, timeout=self.timeout_s))
         return list(answer.missing_snapshot_ids)
 
-    async def _asked(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+    async def _call(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         while True:
-            async with self.outage.waiting(f"node {self.lease.endpoint}"):
+            async with self.outage.count_outage(f"node {self.lease.endpoint}"):
                 return await ask()
 
 
-def forks(
+def fork_request(
     parent: environments_pb2.LaunchBatchRequest, snapshot_id: str, *, count: int
 ) -> environments_pb2.LaunchBatchRequest:
     """Build the request for environments that fork from a snapshot of the parent request's."""

@@ -11,10 +11,10 @@ from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.harbor import task_file
 from etude.common.role_inputs import store_for
-from etude.trainer.rollouts.client_pool import Peers
-from etude.trainer.rollouts.group_runner import Siblings
-from etude.trainer.rollouts.leases import Slots
-from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, WorkerConfig
+from etude.trainer.rollouts.client_pool import ClientPool
+from etude.trainer.rollouts.group_runner import GroupRunner
+from etude.trainer.rollouts.leases import RolloutSlots
+from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerConfig
 from etude.trainer.rollouts.scoring import Scorer
 
 RETRY_S = 1.0
@@ -32,18 +32,18 @@ class RolloutWorker:
         )
         self.config = config
         self._chat = ChatFormat.load(config.model_folder)
-        self._slots = Slots()
-        self._peers = Peers(config)
+        self._slots = RolloutSlots()
+        self._peers = ClientPool(config)
         self._nonce = uuid.uuid4().hex[:12]
 
-    async def run_group(self, order: GroupOrder) -> GroupResult:
+    async def run_group(self, order: GroupRequest) -> GroupResult:
         """Run and score the siblings of a request; platform faults are retried, then masked."""
         self._slots.resize(order.share or order.limits.max_concurrent)
         with telemetry.attached(order.trace):
             return await self._run_group(order)
 
-    async def _run_group(self, order: GroupOrder) -> GroupResult:
-        siblings = Siblings(
+    async def _run_group(self, order: GroupRequest) -> GroupResult:
+        siblings = GroupRunner(
             order=order,
             config=self.config,
             chat=self._chat,
@@ -53,14 +53,16 @@ class RolloutWorker:
         )
         try:
             instruction = await self._instruction(order)
-            wanted = await self._wanted(order)
+            wanted = await self._task_metadata(order)
             siblings.image = wanted.etude_image or ""
-            siblings.keeps_ends = wanted.etude_grade == "fork"
+            siblings.saves_end_state = wanted.etude_grade == "fork"
         except (MissingError, StoreError, CorruptError, UserError) as error:
-            rollouts = siblings.masked(f"{order.task_uri}: {error}")
+            rollouts = siblings.mask_all(f"{order.task_uri}: {error}")
         else:
             rollouts = await siblings.run(instruction)
-        scorer = Scorer(self._peers.rewards(), self.config.score_timeout_s, self.config.outage_s)
+        scorer = Scorer(
+            self._peers.reward_stub(), self.config.score_timeout_s, self.config.outage_s
+        )
         records = await scorer.score(order, rollouts)
         return GroupResult(
             records=tuple(record.SerializeToString() for record in records),
@@ -72,13 +74,13 @@ class RolloutWorker:
             replayed=siblings.tally.replayed,
         )
 
-    async def _instruction(self, order: GroupOrder) -> str:
+    async def _instruction(self, order: GroupRequest) -> str:
         """Read the instruction of the task, which must leave room for a completion.
 
         Raises:
             CorruptError: it is not text.
         """
-        data = await self._patiently(order.task_uri, "instruction.md")
+        data = await self._read_with_retry(order.task_uri, "instruction.md")
         try:
             instruction = data.decode().strip()
         except UnicodeDecodeError as cause:
@@ -87,20 +89,20 @@ class RolloutWorker:
         first_prompt(self._chat, toolset(limits.toolset), instruction, max_tokens=limits.max_tokens)
         return instruction
 
-    async def _wanted(self, order: GroupOrder) -> task_file.Metadata:
+    async def _task_metadata(self, order: GroupRequest) -> task_file.Metadata:
         """Read the task's settings of its environments.
 
         Raises:
             CorruptError: the task's settings cannot be read.
         """
-        data = await self._patiently(order.task_uri, "task.toml")
+        data = await self._read_with_retry(order.task_uri, "task.toml")
         try:
             settings = task_file.parsed(data.decode())
         except ValueError as cause:
             raise CorruptError(f"task.toml: {cause}") from cause
         return settings.metadata
 
-    async def _patiently(self, task_uri: str, name: str) -> bytes:
+    async def _read_with_retry(self, task_uri: str, name: str) -> bytes:
         store = store_for(task_uri, self.config.storage)
         waited_s = 0.0
         while True:

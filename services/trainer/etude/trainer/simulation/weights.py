@@ -14,7 +14,7 @@ from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
 from etude.trainer.export.delta_packer import Packer, Shard
-from etude.trainer.export.receipts import Base, Receipt, payload_of
+from etude.trainer.export.receipts import PublishBase, RankReceipt, payload_object
 
 SIZE = 4096
 CHANGES_PER_STEP = 32
@@ -22,12 +22,12 @@ CHANGES_PER_STEP = 32
 SCHEMA = Schema(grid=1, tensors=(TensorSpec(name="w", dtype="U8", shape=(SIZE,), split="rows"),))
 
 
-def initial() -> Words:
+def initial_words() -> Words:
     """The weights before the first step."""
     return np.zeros(SIZE, np.uint8)
 
 
-def after_step(words: Words, trained: str) -> Words:
+def step_words(words: Words, trained: str) -> Words:
     """The weights after a step; the digest of all that was trained selects a few changes."""
     drawn = np.random.default_rng(int(trained[:16], 16))
     changed = words.copy()
@@ -36,7 +36,7 @@ def after_step(words: Words, trained: str) -> Words:
     return changed
 
 
-class Waiting(NamedTuple):
+class WaitingPayload(NamedTuple):
     """A payload that is encoded and not stored."""
 
     key: str
@@ -50,14 +50,14 @@ class SimulatedPublisher:
     store: Store
     is_full: bool = False
     """True to publish complete versions only."""
-    waiting: dict[VersionId, Waiting] = field(default_factory=dict)
+    waiting: dict[VersionId, WaitingPayload] = field(default_factory=dict)
     _known: dict[Digest, Words] = field(default_factory=dict)
 
     def follow(self, words: Words) -> None:
         """Remember restored weights, which a base may refer to."""
         self._known[digest.scan(words, 0)] = words
 
-    def encode(self, version: VersionId, base: Base | None, words: Words) -> Receipt:
+    def encode(self, version: VersionId, base: PublishBase | None, words: Words) -> RankReceipt:
         """Encode the words as a learner rank does."""
         old = (
             None if base is None or self.is_full else self._known.get(Digest.parse(base.ref.state))
@@ -81,10 +81,10 @@ class SimulatedPublisher:
         if base is None:
             self.waiting.clear()
         if packed.container.blocks:
-            payload = payload_of(version, 0, packed.container, complete=old is None)
-            self.waiting[version] = Waiting(payload.key, packed.container.data)
+            payload = payload_object(version, 0, packed.container, complete=old is None)
+            self.waiting[version] = WaitingPayload(payload.key, packed.container.data)
         self.follow(words)
-        return Receipt(
+        return RankReceipt(
             rank=0,
             payload=payload,
             is_complete=old is None,

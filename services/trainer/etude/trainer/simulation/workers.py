@@ -21,11 +21,11 @@ from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.weights import VersionId
 from etude.common.weights.tensors.words import Words
-from etude.trainer.export.receipts import Base, Receipt
+from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.protocol import Learners
-from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, Rollouts
-from etude.trainer.seeding import derived_seed
+from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
+from etude.trainer.seeding import derive_seed
 from etude.trainer.simulation import weights as simulation_weights
 from etude.trainer.simulation.weights import SimulatedPublisher
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
@@ -47,7 +47,7 @@ class SimulatedLearners(Learners):
     """Steps until a simulated crash; -1 for none."""
     after_step: Callable[[], None] = lambda: None
     """Called after each step."""
-    words: Words = field(default_factory=simulation_weights.initial)
+    words: Words = field(default_factory=simulation_weights.initial_words)
     """The published weights."""
     publisher: SimulatedPublisher = field(init=False)
 
@@ -59,7 +59,7 @@ class SimulatedLearners(Learners):
             raise ConnectionError("a simulated learner died")
         self.steps_until_crash -= 1
         self.weights = hashlib.sha256(self.weights.encode() + what).hexdigest()
-        self.words = simulation_weights.after_step(self.words, self.weights)
+        self.words = simulation_weights.step_words(self.words, self.weights)
         self.trained.append(self.weights)
         self.after_step()
         return StepResult(
@@ -91,7 +91,7 @@ class SimulatedLearners(Learners):
         return self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes())
 
     @override
-    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
+    async def encode(self, version: VersionId, base: PublishBase | None) -> list[RankReceipt]:
         return [self.publisher.encode(version, base, self.words)]
 
     @override
@@ -122,7 +122,7 @@ class SimulatedLearners(Learners):
 
 
 @dataclass(slots=True)
-class SimulatedRollouts(Rollouts):
+class SimulatedRollouts(RolloutWorkers):
     """Draws rollouts and their durations from the request's seed."""
 
     serving: Callable[[], VersionId]
@@ -132,10 +132,10 @@ class SimulatedRollouts(Rollouts):
     longest_s: float = 0.002
     replica: str = "engine-0"
     """Name of the engine process in spans."""
-    orders: list[GroupOrder] = field(default_factory=list)
+    orders: list[GroupRequest] = field(default_factory=list)
 
     @override
-    async def run(self, order: GroupOrder) -> GroupResult:
+    async def run(self, order: GroupRequest) -> GroupResult:
         self.orders.append(order)
         oldest = self.serving()
         await asyncio.sleep(random.Random(order.seed).random() * self.longest_s)  # noqa: S311
@@ -149,9 +149,9 @@ class SimulatedRollouts(Rollouts):
         )
 
     def _record(
-        self, order: GroupOrder, index: int, oldest: VersionId, newest: VersionId
+        self, order: GroupRequest, index: int, oldest: VersionId, newest: VersionId
     ) -> journal_pb2.JournalRollout:
-        draw = random.Random(derived_seed(order.seed, index))  # noqa: S311 - a simulation
+        draw = random.Random(derive_seed(order.seed, index))  # noqa: S311 - a simulation
         name = order.rollout_id(index)
         if draw.random() < self.fault_share:
             fault = rewards_pb2.RewardFault(reason="PlatformFault", message="simulated")

@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from etude.common.api.run.phases import RolloutPolicy
 from etude.common.weights import VersionId
-from etude.trainer.controller.admission.dispatch import run_order
+from etude.trainer.controller.admission.dispatch import run_group
 from etude.trainer.controller.journal.segments import encode_record
 from etude.trainer.controller.run import Run
-from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, Rollouts
+from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
 from etude.v1 import environments_pb2
 from etude.v1.journal_pb2 import JournalRecord, JournalRollout
 from etude.v1.rewards_pb2 import RewardRecord
@@ -20,7 +20,7 @@ from etude.v1.rollout_pb2 import Link, Rollout
 from etude.v1.weights_pb2 import PolicySpan, PolicyVersion
 
 VERSION = PolicyVersion(epoch=1, number=4)
-ORDER = GroupOrder(
+ORDER = GroupRequest(
     group_id="g",
     task_id="train/t",
     task_uri="file:///tasks/t",
@@ -45,14 +45,14 @@ def scored(**changed: Any) -> JournalRollout:
 
 
 @dataclass(slots=True)
-class Answering(Rollouts):
+class Answering(RolloutWorkers):
     """Brings one record, whatever is ordered."""
 
     record: JournalRollout
     driver: str
 
     @override
-    async def run(self, order: GroupOrder) -> GroupResult:
+    async def run(self, order: GroupRequest) -> GroupResult:
         data = self.record.SerializeToString()
         return GroupResult((data,), 0, self.driver, environments_pb2.ISOLATION_WEAK)
 
@@ -68,7 +68,7 @@ async def order(
     run: Run, record: JournalRollout, *, driver: str = "process"
 ) -> list[JournalRollout]:
     run.rollouts = Answering(record, driver)
-    return await run_order(run, ORDER)
+    return await run_group(run, ORDER)
 
 
 async def test_a_sound_rollout_keeps_its_reward(run: Run) -> None:

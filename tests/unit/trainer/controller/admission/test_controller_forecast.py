@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from etude.trainer.controller.admission.forecast import LEAST_LEASES, Forecast
-from etude.trainer.controller.admission.plans import WAVES, upcoming
+from etude.trainer.controller.admission.forecast import LEAST_LEASES, WaveForecast
+from etude.trainer.controller.admission.plans import WAVES, upcoming_waves
 from etude.trainer.controller.admission.tasks import Task, TaskOrder
 from etude.v1 import journal_pb2, rollout_pb2
 
@@ -23,10 +23,10 @@ def records(*seconds: float, ending: rollout_pb2.Ending) -> list[journal_pb2.Jou
     ]
 
 
-def after(*starts_s: float) -> Forecast:
-    forecast = Forecast()
+def after(*starts_s: float) -> WaveForecast:
+    forecast = WaveForecast()
     for each in starts_s:
-        forecast.started(each)
+        forecast.record_wave(each)
     return forecast
 
 
@@ -59,9 +59,9 @@ def test_a_long_evaluation_between_two_waves_changes_the_rhythm_little() -> None
 
 
 def test_most_waves_come_within_two_deviations_of_their_forecast() -> None:
-    random, now_s, forecast, hits = Random(3), 0.0, Forecast(), 0
+    random, now_s, forecast, hits = Random(3), 0.0, WaveForecast(), 0
     for step in range(300):
-        forecast.started(now_s)
+        forecast.record_wave(now_s)
         gap = forecast.gap
         now_s += random.gauss(100, 10)
         if gap is not None and step > 30:
@@ -74,10 +74,10 @@ def test_most_waves_come_within_two_deviations_of_their_forecast() -> None:
 def test_environments_are_kept_as_long_as_rollouts_took_and_faults_say_nothing() -> None:
     forecast = after(0.0, 100.0, 200.0)
     done = rollout_pb2.ENDING_STOPPED
-    forecast.ended("repos", records(*map(float, range(1, 101)), ending=done))
+    forecast.record_leases("repos", records(*map(float, range(1, 101)), ending=done))
     fault = rollout_pb2.ENDING_PLATFORM_FAULT
-    forecast.ended("repos", records(*[9_999.0] * 50, ending=fault))
-    forecast.ended("web", records(*[5.0] * (LEAST_LEASES - 1), ending=done))
+    forecast.record_leases("repos", records(*[9_999.0] * 50, ending=fault))
+    forecast.record_leases("web", records(*[5.0] * (LEAST_LEASES - 1), ending=done))
 
     plan = forecast.plan([{"repos": 1, "web": 1}], now_s=200.0, now_unix_ms=NOW_MS)
 
@@ -99,19 +99,19 @@ def test_waves_end_with_the_phase_or_the_tasks(first: int, left: int, sizes: lis
     tasks = tuple(Task(task_id=f"t{n}", uri="file:///t", environment="repos") for n in range(30))
     order = TaskOrder(tasks=tasks, seed=1)
 
-    assert [len(w) for w in upcoming(order, first=first, left=left, wave=4)] == sizes
+    assert [len(w) for w in upcoming_waves(order, first=first, left=left, wave=4)] == sizes
 
 
-def trained_for(rest_s: float) -> Forecast:
+def trained_for(rest_s: float) -> WaveForecast:
     """Waves every 100 s, each after a step that took as long as given."""
-    forecast = Forecast()
+    forecast = WaveForecast()
     for start_s in (0.0, 100.0, 200.0, 300.0):
-        forecast.stepped(start_s - rest_s)
-        forecast.started(start_s)
+        forecast.record_step(start_s - rest_s)
+        forecast.record_wave(start_s)
     return forecast
 
 
-def first(forecast: Forecast, now_s: float) -> list[float]:
+def first(forecast: WaveForecast, now_s: float) -> list[float]:
     plan = forecast.plan([{"repos": 8}], now_s=now_s, now_unix_ms=NOW_MS)
     assert plan is not None
     return [plan.waves[0].start_s, plan.waves[0].start_sigma_s]
@@ -119,7 +119,7 @@ def first(forecast: Forecast, now_s: float) -> list[float]:
 
 def test_a_step_that_begins_says_when_the_next_wave_comes() -> None:
     forecast = trained_for(30.0)
-    forecast.stepped(350.0)
+    forecast.record_step(350.0)
 
     # 20 s early, and a twentieth of the rest is the least doubt.
     assert first(forecast, 350.0) == pytest.approx([30.0, 1.5])

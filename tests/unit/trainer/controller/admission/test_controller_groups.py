@@ -7,10 +7,10 @@ import pytest
 from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
 from etude.trainer.controller.admission.groups import (
-    Group,
+    RolloutGroup,
+    build_policy_batch,
     check_reward,
     check_rollout,
-    policy_batch,
 )
 from etude.v1.journal_pb2 import JournalRollout
 from etude.v1.rewards_pb2 import RewardFault, RewardRecord
@@ -97,8 +97,8 @@ def test_a_reward_that_is_no_usable_number_is_refused(reward: float) -> None:
         check_reward(JournalRollout(reward=RewardRecord(reward=reward)))
 
 
-def group(*records: JournalRollout, masked: tuple[int, ...] = ()) -> Group:
-    return Group(
+def group(*records: JournalRollout, masked: tuple[int, ...] = ()) -> RolloutGroup:
+    return RolloutGroup(
         group_id="g",
         phase="rl",
         position=0,
@@ -122,7 +122,7 @@ def lost(index: int) -> JournalRollout:
 def test_a_batch_keeps_masked_rollouts_apart_and_the_order_of_groups() -> None:
     first = group(scored(1, 0.5), scored(0, 1.0), lost(2), masked=(2,))
     second = group(scored(0, 0.25))
-    batch = policy_batch([first, second])
+    batch = build_policy_batch([first, second])
     assert batch.rewards.tolist() == [1.0, 0.5, 0.0, 0.25]
     assert batch.groups.tolist() == [0, 0, 0, 1]
     assert batch.valid.tolist() == [True, True, False, True]
@@ -130,12 +130,12 @@ def test_a_batch_keeps_masked_rollouts_apart_and_the_order_of_groups() -> None:
 
 
 def test_a_group_is_as_old_as_its_oldest_valid_rollout() -> None:
-    assert group(scored(0, 1.0), lost(1), masked=(1,)).oldest(KNOWN.get) == 4
-    assert group(lost(0), masked=(0,)).oldest(KNOWN.get) is None
+    assert group(scored(0, 1.0), lost(1), masked=(1,)).oldest_position(KNOWN.get) == 4
+    assert group(lost(0), masked=(0,)).oldest_position(KNOWN.get) is None
 
 
 def test_faults_wait_for_their_drop_on_the_record() -> None:
     waiting = group(scored(0, 1.0), lost(1))
-    assert waiting.faulty() == [1]
-    assert waiting.missing(3) == [2]
-    assert group(scored(0, 1.0), lost(1), masked=(1,)).faulty() == []
+    assert waiting.faulty_indices() == [1]
+    assert waiting.missing_indices(3) == [2]
+    assert group(scored(0, 1.0), lost(1), masked=(1,)).faulty_indices() == []

@@ -6,7 +6,7 @@ import pytest
 
 from etude.common.blobs import MemoryStore
 from etude.common.weights import EpochRecord, VersionId, claim_epoch, quarantine, suspect
-from etude.trainer.controller.admission.quarantine_marks import MarkReader, Marks
+from etude.trainer.controller.admission.quarantine_marks import MarkReader, QuarantineMarks
 from etude.v1.rollout_pb2 import Link, Rollout
 from etude.v1.weights_pb2 import PolicySpan
 
@@ -30,13 +30,13 @@ def store() -> MemoryStore:
     return store
 
 
-def marks(store: MemoryStore) -> Marks:
+def marks(store: MemoryStore) -> QuarantineMarks:
     return MarkReader(store).read()
 
 
 def test_nothing_speaks_against_a_rollout_of_a_quiet_run(store: MemoryStore) -> None:
-    assert marks(store) == Marks()
-    assert Marks().against(rollout((V4, V5, "a"))) is None
+    assert marks(store) == QuarantineMarks()
+    assert QuarantineMarks().drop_reason(rollout((V4, V5, "a"))) is None
 
 
 @pytest.mark.parametrize("spans", [[(V4, V5, "a")], [(V5, V6, "a")], [(V4, V4, "a"), (V5, V5, "")]])
@@ -44,8 +44,8 @@ def test_a_quarantined_version_taints_what_it_sampled_and_what_read_its_cache(
     store: MemoryStore, spans: list[tuple[VersionId, VersionId, str]]
 ) -> None:
     quarantine(store, V5, reason="digest")
-    assert marks(store).against(rollout(*spans)) == "quarantined_policy"
-    assert marks(store).against(rollout((V4, V6, "a"))) is None
+    assert marks(store).drop_reason(rollout(*spans)) == "quarantined_policy"
+    assert marks(store).drop_reason(rollout((V4, V6, "a"))) is None
 
 
 def test_a_suspect_process_taints_only_its_own_tokens_since_its_last_good_audit(
@@ -53,26 +53,26 @@ def test_a_suspect_process_taints_only_its_own_tokens_since_its_last_good_audit(
 ) -> None:
     suspect(store, "engine-0.ab12", since=V5, message="state differs")
     found = marks(store)
-    assert found.against(rollout((V4, V5, "engine-0.ab12"))) == "suspect_policy"
-    assert found.against(rollout((V4, V6, "engine-0.ab12"))) == "suspect_policy"
-    assert found.against(rollout((V4, V4, "engine-0.ab12"), (V4, V6, "engine-1.cd34"))) is None
-    assert found.against(rollout((V4, V6, "engine-0.ff00"))) is None
+    assert found.drop_reason(rollout((V4, V5, "engine-0.ab12"))) == "suspect_policy"
+    assert found.drop_reason(rollout((V4, V6, "engine-0.ab12"))) == "suspect_policy"
+    assert found.drop_reason(rollout((V4, V4, "engine-0.ab12"), (V4, V6, "engine-1.cd34"))) is None
+    assert found.drop_reason(rollout((V4, V6, "engine-0.ff00"))) is None
 
 
 def test_what_a_rollback_took_back_is_dropped_and_what_a_takeover_left_is_not(
     store: MemoryStore,
 ) -> None:
     claim_epoch(store, holder="t", parent=None, reason="takeover")
-    assert marks(store).against(rollout((V4, V5, ""))) is None
+    assert marks(store).drop_reason(rollout((V4, V5, ""))) is None
     store = MemoryStore()
     for _ in range(2):
         claim_epoch(store, holder="t", parent=None, reason="start")
     reader = MarkReader(store)
-    assert reader.read().against(rollout((V4, V5, ""))) is None
+    assert reader.read().drop_reason(rollout((V4, V5, ""))) is None
     claim_epoch(store, holder="t", parent=None, reason="rollback")
-    assert reader.read().against(rollout((V4, V5, ""))) == "rolled_back_policy"
+    assert reader.read().drop_reason(rollout((V4, V5, ""))) == "rolled_back_policy"
     newer = VersionId(3, 7)
-    assert reader.read().against(rollout((newer, newer, ""))) is None
+    assert reader.read().drop_reason(rollout((newer, newer, ""))) is None
 
 
 def test_only_versions_above_the_parent_of_a_rollback_are_taken_back() -> None:
@@ -84,7 +84,7 @@ def test_only_versions_above_the_parent_of_a_rollback_are_taken_back() -> None:
         record = _record(epoch, parent)
         is_after = version.epoch >= epoch
         expected = None if is_after or version.number <= parent.number else "rolled_back_policy"
-        found = Marks(rollbacks=(record,)).against(rollout((version, version, "")))
+        found = QuarantineMarks(rollbacks=(record,)).drop_reason(rollout((version, version, "")))
         assert found == expected
 
 

@@ -12,8 +12,8 @@ from tests.support.scripted_environments import Broker
 
 from etude.common.rpc.server import Server
 from etude.trainer.controller.admission import plans
-from etude.trainer.controller.admission.groups import Group
-from etude.trainer.controller.admission.plans import Planner, soonest
+from etude.trainer.controller.admission.groups import RolloutGroup
+from etude.trainer.controller.admission.plans import PlanReporter, order_by_readiness
 from etude.trainer.controller.admission.tasks import Task, TaskOrder
 from etude.v1 import environments_pb2_grpc
 
@@ -35,7 +35,7 @@ async def test_a_run_reports_the_waves_of_its_next_steps(
     make_world: MakeWorld, broker: Broker
 ) -> None:
     world = make_world()
-    planner = Planner("run", {"repos": broker.endpoint}, {"repos": "python"})
+    planner = PlanReporter("run", {"repos": broker.endpoint}, {"repos": "python"})
 
     def plan_for(run: Any) -> None:
         run.planner = planner
@@ -57,10 +57,10 @@ async def test_a_run_reports_the_waves_of_its_next_steps(
 async def test_environments_of_one_pool_are_planned_together(broker: Broker) -> None:
     """Its broker keeps one plan of a run: a second one would be taken for the first again."""
     templates = {"repos": "python", "web": "node"}
-    planner = Planner("run", dict.fromkeys(templates, broker.endpoint), templates)
+    planner = PlanReporter("run", dict.fromkeys(templates, broker.endpoint), templates)
     for _ in range(3):
-        planner.wave([["repos", "web", "web"]], siblings=4)
-    planner.stepped()
+        planner.report_wave([["repos", "web", "web"]], siblings=4)
+    planner.report_step()
     await asyncio.gather(*planner._reports.values())
     await planner.close()
     newest = broker.plans[-1].plan
@@ -73,7 +73,7 @@ async def test_a_broker_that_is_away_costs_a_run_one_warning(
     make_world: MakeWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = make_world()
-    planner = Planner("run", {"repos": "127.0.0.1:1"}, {"repos": "python"})
+    planner = PlanReporter("run", {"repos": "127.0.0.1:1"}, {"repos": "python"})
 
     def plan_for(run: Any) -> None:
         run.planner = planner
@@ -91,10 +91,10 @@ async def test_a_plan_is_confirmed_again_and_again_until_the_phase_is_over(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plans, "REPEAT_S", 0.01)
-    planner = Planner("run", {"repos": broker.endpoint}, {"repos": "python"})
+    planner = PlanReporter("run", {"repos": broker.endpoint}, {"repos": "python"})
     for _ in range(3):
-        planner.wave([["repos"]], siblings=4)
-    planner.stepped()
+        planner.report_wave([["repos"]], siblings=4)
+    planner.report_step()
     await until(lambda: len(broker.plans) >= 4)
     planner.begin_phase()
     await asyncio.gather(*planner._reports.values())
@@ -105,11 +105,11 @@ async def test_a_plan_is_confirmed_again_and_again_until_the_phase_is_over(
     await planner.close()
 
 
-async def told(planner: Planner) -> None:
+async def told(planner: PlanReporter) -> None:
     """The planner has a rhythm, and its plan has been answered."""
     for _ in range(3):
-        planner.wave([["repos"]], siblings=4)
-    planner.stepped()
+        planner.report_wave([["repos"]], siblings=4)
+    planner.report_step()
     await asyncio.gather(*planner._reports.values())
 
 
@@ -120,27 +120,32 @@ async def test_groups_whose_environments_are_there_ask_first(broker: Broker) -> 
     )
     order = TaskOrder(tasks=tasks, seed=0)
     groups = [
-        Group(
-            group_id=str(n), phase="rl", position=n, task_id=order.at(n).task_id, seed=0, sequence=n
+        RolloutGroup(
+            group_id=str(n),
+            phase="rl",
+            position=n,
+            task_id=order.task_at(n).task_id,
+            seed=0,
+            sequence=n,
         )
         for n in range(4)
     ]
-    environments = [order.at(n).environment for n in range(4)]
-    planner = Planner("run", {"repos": broker.endpoint}, {"repos": "python"})
-    assert soonest(planner, order, groups) == groups
+    environments = [order.task_at(n).environment for n in range(4)]
+    planner = PlanReporter("run", {"repos": broker.endpoint}, {"repos": "python"})
+    assert order_by_readiness(planner, order, groups) == groups
     broker.ready_by_unix_ms = round(1000 * time.time()) + 3_600_000
     await told(planner)
     assert planner.ready_ms("repos") == broker.ready_by_unix_ms
-    turn = [environments[group.position] for group in soonest(planner, order, groups)]
+    turn = [environments[group.position] for group in order_by_readiness(planner, order, groups)]
     assert turn == ["web", "web", "repos", "repos"]
     broker.ready_by_unix_ms = 1
     await told(planner)
-    assert soonest(planner, order, groups) == groups
+    assert order_by_readiness(planner, order, groups) == groups
     await planner.close()
 
 
 async def test_what_a_broker_said_counts_as_long_as_it_answers(broker: Broker) -> None:
-    planner = Planner("run", {"repos": broker.endpoint}, {"repos": "python"})
+    planner = PlanReporter("run", {"repos": broker.endpoint}, {"repos": "python"})
     broker.ready_by_unix_ms = round(1000 * time.time()) + 3_600_000
     await told(planner)
     assert planner.ready_ms("repos")

@@ -12,10 +12,10 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId, claim_epoch, read_epoch, suspect
-from etude.trainer.controller.admission.quarantine_marks import Marks, Reason
+from etude.trainer.controller.admission.quarantine_marks import QuarantineMarks, RedrawReason
 from etude.trainer.controller.journal import write_ahead_log
 from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
-from etude.trainer.controller.publishing.rollback import abandon
+from etude.trainer.controller.publishing.rollback import abandon_version
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.simulation.workers import SimulatedLearners, SimulatedRollouts
 from etude.v1 import journal_pb2, rollout_pb2
@@ -34,7 +34,7 @@ class Scripted(Engines):
     before_commit: Callable[[VersionId], None] = lambda _version: None
 
     @override
-    async def commit(self, version: VersionId) -> None:
+    async def activate(self, version: VersionId) -> None:
         self.before_commit(version)
         if version in self.offered:
             return
@@ -130,7 +130,7 @@ async def test_a_controller_that_was_replaced_rolls_nothing_back(make_world: Mak
     run = world.runs[0]
     claim_epoch(world.store, holder="successor", parent=None, reason="takeover")
     with pytest.raises(FencedError):
-        await abandon(run, VersionId(*run.cursor.policy), why="late")
+        await abandon_version(run, VersionId(*run.cursor.policy), why="late")
     assert read_epoch(world.store, 2).holder == "successor"
     assert world.store.head("weights/epochs/000003.json") is None
 
@@ -199,7 +199,7 @@ def on_another_engine(run: Run) -> None:
 def trained_replicas(world: Any) -> Iterator[tuple[str, int]]:
     """Of every trained token's span: the process and the version, from the journal."""
     groups: dict[str, dict[str, journal_pb2.JournalRollout]] = {}
-    for record in write_ahead_log.recover(
+    for record in write_ahead_log.recover_records(
         world.store, run_uid="run", before_epoch=99, since=0
     ).records:
         match record.WhichOneof("body"):
@@ -293,10 +293,10 @@ async def test_an_evaluation_on_a_damaged_engine_is_done_again(make_world: MakeW
 async def test_what_damaged_engines_say_of_the_policy_is_lost_and_never_a_score(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def every_one(_: Marks, rollout: rollout_pb2.Rollout) -> Reason | None:
+    def every_one(_: QuarantineMarks, rollout: rollout_pb2.Rollout) -> RedrawReason | None:
         return "suspect_policy" if rollout.group_id.startswith("eval-held-out-4-") else None
 
-    monkeypatch.setattr(Marks, "against", every_one)
+    monkeypatch.setattr(QuarantineMarks, "against", every_one)
     world = make_world()
     orders = await evaluated(world, damaged=0)
     redrawn = [order for order in orders if order.group_id == "eval-held-out-4-sampled-0"]

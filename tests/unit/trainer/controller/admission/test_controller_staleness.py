@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.trainer.controller.admission.staleness import Due, StalenessBound
+from etude.trainer.controller.admission.staleness import GroupDeadline, StalenessBound
 
 
 def test_sync_admits_one_batch_and_no_more() -> None:
@@ -22,20 +22,22 @@ def test_a_bound_of_two_admits_three_batches() -> None:
 
 def test_the_batch_takes_the_earliest_deadlines_first() -> None:
     bound = StalenessBound(groups_per_step=2, max_staleness=1)
-    ready = [Due("late", 3), Due("soon", 1), Due("next", 2)]
+    ready = [GroupDeadline("late", 3), GroupDeadline("soon", 1), GroupDeadline("next", 2)]
     assert bound.pick(ready, [], trainer=1) == ["soon", "next"]
 
 
 def test_too_few_ready_groups_wait() -> None:
     bound = StalenessBound(groups_per_step=2, max_staleness=1)
-    assert bound.pick([Due("a", 1)], [Due("b", 1)], trainer=0) is None
+    assert bound.pick([GroupDeadline("a", 1)], [GroupDeadline("b", 1)], trainer=0) is None
 
 
 def test_a_batch_that_would_make_a_running_group_late_waits() -> None:
     bound = StalenessBound(groups_per_step=1, max_staleness=1)
     # The running group must be in this very batch, or it could never be trained.
-    assert bound.pick([Due("fresh", 2)], [Due("old", 1)], trainer=1) is None
-    assert bound.pick([Due("fresh", 2), Due("old", 1)], [], trainer=1) == ["old"]
+    assert bound.pick([GroupDeadline("fresh", 2)], [GroupDeadline("old", 1)], trainer=1) is None
+    assert bound.pick([GroupDeadline("fresh", 2), GroupDeadline("old", 1)], [], trainer=1) == [
+        "old"
+    ]
 
 
 def test_a_rollout_staler_than_the_limit_is_late() -> None:
@@ -91,8 +93,8 @@ class Simulation:
             duration = self.durations[index % len(self.durations)]
             heapq.heappush(self.running, (self.clock + duration, index))
 
-    def due(self, index: int) -> Due:
-        return Due(str(index), self.bound.deadline(self.oldest[index]))
+    def due(self, index: int) -> GroupDeadline:
+        return GroupDeadline(str(index), self.bound.deadline(self.oldest[index]))
 
     def train(self) -> bool:
         batch = self.bound.pick(
@@ -157,6 +159,6 @@ def test_taking_groups_in_finish_order_alone_breaks_the_bound() -> None:
     simulation = Simulation(bound, [1000] + [1] * 20, publish_delay=0, steps=20)
     simulation.run()
     assert simulation.worst <= 1
-    ready, unfinished = [Due("1", 1)], [Due("0", 1)]
+    ready, unfinished = [GroupDeadline("1", 1)], [GroupDeadline("0", 1)]
     assert bound.pick(ready, unfinished, trainer=0) == ["1"]
-    assert bound.pick([Due("2", 2)], unfinished, trainer=1) is None
+    assert bound.pick([GroupDeadline("2", 2)], unfinished, trainer=1) is None

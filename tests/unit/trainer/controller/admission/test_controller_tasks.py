@@ -7,34 +7,34 @@ from hypothesis import strategies as st
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UserError
 from etude.trainer.controller.admission import tasks
-from etude.trainer.seeding import derived_seed, permuted
+from etude.trainer.seeding import derive_seed, permute_index
 
 
 @given(size=st.integers(1, 400), seed=st.integers(0, 2**31 - 1))
 def test_the_order_takes_every_task_exactly_once(size: int, seed: int) -> None:
-    places = [permuted(i, size=size, seed=seed) for i in range(size)]
+    places = [permute_index(i, size=size, seed=seed) for i in range(size)]
     assert sorted(places) == list(range(size))
 
 
 def test_the_same_seed_gives_the_same_order_and_another_seed_another_one() -> None:
-    first = [permuted(i, size=100, seed=7) for i in range(100)]
-    assert first == [permuted(i, size=100, seed=7) for i in range(100)]
-    assert first != [permuted(i, size=100, seed=8) for i in range(100)]
+    first = [permute_index(i, size=100, seed=7) for i in range(100)]
+    assert first == [permute_index(i, size=100, seed=7) for i in range(100)]
+    assert first != [permute_index(i, size=100, seed=8) for i in range(100)]
     assert first != list(range(100))
 
 
 def test_the_order_is_fixed_across_releases() -> None:
     # A resumed run must go on in the order that an older release began.
-    assert [permuted(i, size=10, seed=3) for i in range(10)] == [3, 1, 8, 4, 5, 0, 9, 2, 7, 6]
+    assert [permute_index(i, size=10, seed=3) for i in range(10)] == [3, 1, 8, 4, 5, 0, 9, 2, 7, 6]
 
 
 def test_a_position_outside_the_order_is_refused() -> None:
     with pytest.raises(ValueError, match="outside"):
-        permuted(10, size=10, seed=0)
+        permute_index(10, size=10, seed=0)
 
 
 def test_seeds_of_different_purposes_differ_and_stay_positive() -> None:
-    seeds = {derived_seed(1, "rl", i) for i in range(1000)}
+    seeds = {derive_seed(1, "rl", i) for i in range(1000)}
     assert len(seeds) == 1000
     assert all(0 <= seed < 2**63 for seed in seeds)
 

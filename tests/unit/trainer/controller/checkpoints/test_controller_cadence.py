@@ -12,9 +12,9 @@ from etude.common.api.run.checkpointing import EVERY_STEPS, Checkpointing
 from etude.common.checkpoints.manifest import Reason
 from etude.common.errors import StoreError
 from etude.trainer.controller.checkpoints import requests
-from etude.trainer.controller.checkpoints.cadence import Cadence
-from etude.trainer.controller.checkpoints.requests import REST, Requests
-from etude.trainer.controller.checkpoints.saver import Saver
+from etude.trainer.controller.checkpoints.cadence import CheckpointCadence
+from etude.trainer.controller.checkpoints.requests import REST, CheckpointRequests
+from etude.trainer.controller.checkpoints.saver import CheckpointSaver
 from etude.trainer.controller.run import Run
 from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
@@ -40,20 +40,20 @@ def test_no_more_than_the_cadence_passes_between_two_checkpoints(
     every_steps: int | None, every_seconds: int | None, durations: list[int]
 ) -> None:
     wanted = Checkpointing(every_steps=every_steps, every_seconds=every_seconds)
-    cadence = Cadence()
-    cadence.tried(0.0)
+    cadence = CheckpointCadence()
+    cadence.restart(0.0)
     now_s = last_s = 0.0
     last_step = 0
     for step, duration in enumerate(durations, start=1):
         now_s += duration
-        cadence.stepped(wanted, step=step, now_s=now_s)
+        cadence.count_step(wanted, step=step, now_s=now_s)
         late = every_seconds is not None and now_s - last_s >= every_seconds
         steps = wanted.steps_between
         assert cadence.is_due == (late or (steps is not None and step % steps == 0))
         if steps is not None:
             assert step - last_step <= steps
         if cadence.is_due:
-            cadence.tried(now_s)
+            cadence.restart(now_s)
             last_s, last_step = now_s, step
         assert not cadence.is_due
 
@@ -75,7 +75,7 @@ async def test_with_seconds_alone_only_a_step_that_ends_later_is_saved(
 
         def later() -> None:
             if len(learners.trained) == 3:
-                run.cadence.tried(-2.0 * FAR)
+                run.cadence.restart(-2.0 * FAR)
 
         learners.after_step = later
 
@@ -92,7 +92,7 @@ async def test_each_request_gets_a_checkpoint_of_its_own_and_no_second_one(
     def prepare(run: Run) -> None:
         for number, request in enumerate(("a", "b", "a")):
             now = run_pb2.CheckpointNow(request=request)
-            run.orders.take(run_pb2.CommandRequest(command_id=f"c{number}", checkpoint=now))
+            run.commands.accept(run_pb2.CommandRequest(command_id=f"c{number}", checkpoint=now))
 
     assert await world.train(prepare)
     made = manifests(world)
@@ -121,19 +121,19 @@ async def test_a_request_that_cannot_be_saved_keeps_no_scheduled_checkpoint_away
 ) -> None:
     monkeypatch.setattr(requests, "LEAST_REST_S", rests)
     monkeypatch.setattr(requests, "REST", rests)
-    world, tried, save = make_world(every_steps=2), [], Saver.save
+    world, tried, save = make_world(every_steps=2), [], CheckpointSaver.save
 
-    async def refuse(self: Saver, state: Any, *, reason: Reason, **fields: Any) -> Any:
+    async def refuse(self: CheckpointSaver, state: Any, *, reason: Reason, **fields: Any) -> Any:
         if reason != "Manual":
             return await save(self, state, reason=reason, **fields)
         tried.append(state.cursor.global_step)
         raise StoreError("the model does not fit")
 
-    monkeypatch.setattr(Saver, "save", refuse)
+    monkeypatch.setattr(CheckpointSaver, "save", refuse)
 
     def prepare(run: Run) -> None:
         now = run_pb2.CheckpointNow(request="a")
-        run.orders.take(run_pb2.CommandRequest(command_id="1", checkpoint=now))
+        run.commands.accept(run_pb2.CommandRequest(command_id="1", checkpoint=now))
 
     assert await world.train(prepare)
     reasons = {step: each["reason"] for step, each in manifests(world).items()}
@@ -143,16 +143,16 @@ async def test_a_request_that_cannot_be_saved_keeps_no_scheduled_checkpoint_away
 
 
 def test_a_request_rests_by_what_its_try_took_and_then_has_its_turn_again() -> None:
-    asked = Requests()
+    asked = CheckpointRequests()
     asked.add("a")
-    assert asked.turn(is_due=True) == "a"
-    asked.failed(0.0, 600.0)
+    assert asked.next_request(is_due=True) == "a"
+    asked.mark_failed(0.0, 600.0)
     for now_s, turn in ((601.0, ""), (599.0 + REST * 600.0, ""), (600.0 + REST * 600.0, "a")):
-        asked.stepped(now_s)
-        assert asked.turn(is_due=False) == turn
-    assert asked.turn(is_due=True) == "", "what was due meanwhile goes first"
-    asked.yielded()
-    assert asked.turn(is_due=True) == "a", "however often something is due"
+        asked.count_step(now_s)
+        assert asked.next_request(is_due=False) == turn
+    assert asked.next_request(is_due=True) == "", "what was due meanwhile goes first"
+    asked.note_other_checkpoint()
+    assert asked.next_request(is_due=True) == "a", "however often something is due"
 
 
 async def test_a_new_controller_knows_which_requests_have_their_checkpoint(
@@ -163,7 +163,7 @@ async def test_a_new_controller_knows_which_requests_have_their_checkpoint(
     order = run_pb2.CommandRequest(command_id="before", checkpoint=now)
 
     def once(run: Run) -> None:
-        run.orders.take(order)
+        run.commands.accept(order)
         assert isinstance(run.learners, SimulatedLearners)
         run.learners.steps_until_crash = 2
 
@@ -175,7 +175,7 @@ async def test_a_new_controller_knows_which_requests_have_their_checkpoint(
         learners = run.learners
 
         def ask() -> None:
-            run.orders.take(run_pb2.CommandRequest(command_id="after", checkpoint=now))
+            run.commands.accept(run_pb2.CommandRequest(command_id="after", checkpoint=now))
 
         learners.after_step = ask
 
@@ -190,7 +190,7 @@ async def test_the_last_checkpoint_of_a_run_that_fails_says_so(make_world: MakeW
         assert isinstance(run.learners, SimulatedLearners)
         last = run_pb2.SuspendRun(checkpoint=True, is_failure=True)
         order = run_pb2.CommandRequest(command_id="1", suspend=last)
-        run.learners.after_step = lambda: run.orders.take(order)
+        run.learners.after_step = lambda: run.commands.accept(order)
 
     assert not await world.train(prepare)
     assert [each["reason"] for each in manifests(world).values()] == ["Failure"]

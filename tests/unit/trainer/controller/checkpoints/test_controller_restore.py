@@ -135,7 +135,7 @@ def test_no_target_is_newer_than_what_was_asked_for(
     known: list[Place], step: int, branch: int
 ) -> None:
     asked = ResumeAt(number=9, step=step, branch=branch)
-    found = lineage.targets(known, asked)
+    found = lineage.restore_candidates(known, asked)
     assert found == sorted(found, reverse=True)
     assert set(found) == {p for p in known if p.branch == branch and p.step <= step}
 
@@ -144,7 +144,7 @@ def test_no_target_is_newer_than_what_was_asked_for(
 def test_the_past_holds_nothing_that_was_left(known: list[Place], last: Place) -> None:
     way = Branch(9, (last,))
     new = [Place(9, step) for step in (40, 41)]
-    found = lineage.past([*known, *new], way)
+    found = lineage.ancestors([*known, *new], way)
     assert found[:2] == [Place(9, 41), Place(9, 40)]
     assert all(p.branch == last.branch and p.step <= last.step for p in found[2:])
     assert Branch.from_proto(way.to_proto()) == way

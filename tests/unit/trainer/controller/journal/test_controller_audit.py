@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.support.run_history import PER_STEP, STALENESS, History, history, judged, packed
 
-from etude.trainer.controller.journal.audit import REASONS, audit
+from etude.trainer.controller.journal.audit import REASONS, audit_journal
 from etude.trainer.controller.journal.ledger import DROP_REASONS, REDRAWN
 from etude.v1 import journal_pb2 as pb
 
@@ -171,14 +171,14 @@ def test_the_audit_finds_a_log_that_was_tampered_with(kind: str) -> None:
         case _:
             records[9], records[10] = records[10], records[9]
     objects = packed(records, renumber=False)
-    assert any(f.invariant == "log" for f in audit(objects).findings)
+    assert any(f.invariant == "log" for f in audit_journal(objects).findings)
 
 
 def test_the_audit_names_a_damaged_segment() -> None:
     objects = packed(history(1).records)
     key = sorted(objects)[1]
     objects[key] = objects[key][:60] + b"\xff" + objects[key][61:]
-    assert any(f.invariant == "log" and key in f.what for f in audit(objects).findings)
+    assert any(f.invariant == "log" and key in f.what for f in audit_journal(objects).findings)
 
 
 def test_independent_records_may_come_in_any_order() -> None:

@@ -14,7 +14,7 @@ from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import claim_epoch
 from etude.trainer.controller.journal import segments, write_ahead_log
 from etude.trainer.controller.journal.write_ahead_log import Journal
-from etude.trainer.controller.store_retry import Patience
+from etude.trainer.controller.store_retry import StoreRetry
 from etude.v1.journal_pb2 import JournalAdmit, JournalOpen, JournalRecord
 
 RUN = "run-uid"
@@ -45,14 +45,14 @@ async def writing(log: Journal) -> AsyncIterator[Journal]:
 async def write_epoch(store: MemoryStore, positions: range) -> int:
     """One controller's life; returns its epoch."""
     epoch = claim_epoch(store, holder="test", parent=None, reason="start")
-    before = write_ahead_log.recover(store, run_uid=RUN, before_epoch=epoch, since=0)
+    before = write_ahead_log.recover_records(store, run_uid=RUN, before_epoch=epoch, since=0)
     async with writing(Journal(store, RUN, epoch, before.last_sequence + 1)) as log:
         log.append(opening(epoch, before.epoch, before.last_sequence))
         for position in positions:
             log.append(admit(position))
             if position % 3 == 0:
-                await log.durable()
-        await log.durable()
+                await log.wait_durable()
+        await log.wait_durable()
     return epoch
 
 
@@ -64,7 +64,7 @@ async def test_what_was_acknowledged_is_read_back_in_order_over_epochs() -> None
     store = MemoryStore()
     await write_epoch(store, range(5))
     await write_epoch(store, range(5, 9))
-    found = write_ahead_log.recover(store, run_uid=RUN, before_epoch=3, since=0)
+    found = write_ahead_log.recover_records(store, run_uid=RUN, before_epoch=3, since=0)
     assert positions(found.records) == list(range(9))
     assert [r.sequence for r in found.records] == list(range(1, 12))
     assert (found.epoch, found.last_sequence) == (2, 11)
@@ -75,13 +75,13 @@ async def test_reading_from_a_sequence_skips_older_records_and_segments() -> Non
     await write_epoch(store, range(5))
     await write_epoch(store, range(5, 9))
     for since in range(13):
-        found = write_ahead_log.recover(store, run_uid=RUN, before_epoch=3, since=since)
+        found = write_ahead_log.recover_records(store, run_uid=RUN, before_epoch=3, since=since)
         assert [r.sequence for r in found.records] == list(range(max(1, since), 12))
         assert found.last_sequence == 11
 
 
 def test_an_empty_journal_is_no_error() -> None:
-    assert write_ahead_log.recover(MemoryStore(), run_uid=RUN, before_epoch=1, since=0) == (
+    assert write_ahead_log.recover_records(MemoryStore(), run_uid=RUN, before_epoch=1, since=0) == (
         0,
         0,
         [],
@@ -97,7 +97,7 @@ async def test_a_fenced_controller_acknowledges_nothing_and_is_never_read() -> N
     writer = asyncio.create_task(zombie.run(), name="zombie")
     with pytest.raises(FencedError, match="epoch 2"):
         await writer
-    found = write_ahead_log.recover(store, run_uid=RUN, before_epoch=3, since=0)
+    found = write_ahead_log.recover_records(store, run_uid=RUN, before_epoch=3, since=0)
     assert positions(found.records) == [0, 1, 2, 3, 4]
 
 
@@ -135,10 +135,10 @@ async def test_a_full_disk_is_waited_for_and_loses_nothing(*, takes_effect: bool
     async with writing(Journal(store, RUN, 1, 1)) as log:
         log.append(opening(1))
         log.append(admit(0))
-        await asyncio.wait_for(log.durable(), 10)
-        assert log.patience.trouble == ""
+        await asyncio.wait_for(log.wait_durable(), 10)
+        assert log.store_retry.problem == ""
     assert positions(
-        write_ahead_log.recover(store, run_uid=RUN, before_epoch=2, since=0).records
+        write_ahead_log.recover_records(store, run_uid=RUN, before_epoch=2, since=0).records
     ) == [0]
 
 
@@ -147,13 +147,13 @@ async def test_who_may_go_on_without_its_record_waits_only_until_the_store_fails
     claim_epoch(store, holder="a", parent=None, reason="start")
     async with writing(Journal(store, RUN, 1, 1)) as log:
         log.append(opening(1))
-        await asyncio.wait_for(log.durable_or_away(1), 10)
+        await asyncio.wait_for(log.wait_durable_or_store_down(1), 10)
         assert (log.depth, log.is_away) == (0, False)
         store.refusals = 1
         sequence = log.append(admit(0))
-        await asyncio.wait_for(log.durable_or_away(sequence), 10)
+        await asyncio.wait_for(log.wait_durable_or_store_down(sequence), 10)
         assert (log.depth, log.is_away) == (1, True)
-        await asyncio.wait_for(log.durable(sequence), 10)
+        await asyncio.wait_for(log.wait_durable(sequence), 10)
         assert (log.depth, log.is_away) == (0, False)
 
 
@@ -161,7 +161,7 @@ async def test_a_store_that_stays_full_is_an_error_in_the_end() -> None:
     store = FullStore()
     claim_epoch(store, holder="a", parent=None, reason="start")
     store.refusals = 1000
-    log = Journal(store, RUN, 1, 1, patience=Patience(limit_s=0.0))
+    log = Journal(store, RUN, 1, 1, store_retry=StoreRetry(limit_s=0.0))
     log.append(admit(0))
     with pytest.raises(StoreError, match="No space left"):
         await asyncio.wait_for(log.run(), 10)
@@ -173,14 +173,14 @@ async def test_a_missing_segment_in_the_middle_is_refused() -> None:
     middle = sorted(k for k in store.objects if k.startswith("journal/"))[1]
     del store.objects[middle]
     with pytest.raises(CorruptError, match="missing"):
-        write_ahead_log.recover(store, run_uid=RUN, before_epoch=2, since=0)
+        write_ahead_log.recover_records(store, run_uid=RUN, before_epoch=2, since=0)
 
 
 async def test_another_runs_journal_is_refused() -> None:
     store = MemoryStore()
     await write_epoch(store, range(2))
     with pytest.raises(CorruptError, match="belongs to run"):
-        write_ahead_log.recover(store, run_uid="other", before_epoch=2, since=0)
+        write_ahead_log.recover_records(store, run_uid="other", before_epoch=2, since=0)
 
 
 def example_segment() -> bytes:
@@ -230,7 +230,7 @@ async def test_a_large_backlog_is_cut_into_segments_that_a_store_takes() -> None
             record = admit(position)
             record.admit.task_id = "x" * (5 << 20)
             log.append(record)
-        await asyncio.wait_for(log.durable(), 30)
+        await asyncio.wait_for(log.wait_durable(), 30)
     sizes = [len(v) for k, v in store.objects.items() if k.startswith("journal/")]
     assert len(sizes) == 2
     assert max(sizes) <= 16 << 20

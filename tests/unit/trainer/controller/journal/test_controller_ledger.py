@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.support.run_history import GROUP_SIZE, History, history, judged
 
 from etude.common.errors import CorruptError
-from etude.trainer.controller.journal.ledger import Ledger, LedgerState, resumed
+from etude.trainer.controller.journal.ledger import Ledger, LedgerState, resume_ledger
 
 
 @settings(max_examples=60)
@@ -40,10 +40,10 @@ def test_a_ledger_resumed_anywhere_equals_the_one_that_was_never_stopped(
     for record in made.records[:cut]:
         before.apply(copy.deepcopy(record))
         for step in list(before.batches):
-            before.forget(step)
-    state = LedgerState.model_validate_json(before.state().model_dump_json())
+            before.forget_batch(step)
+    state = LedgerState.model_validate_json(before.checkpoint_state().model_dump_json())
     since = min([cut + 1, *state.live.values()])
-    after = resumed(state, copy.deepcopy(made.records[since - 1 :]), sequence=cut)
+    after = resume_ledger(state, copy.deepcopy(made.records[since - 1 :]), sequence=cut)
     whole = Ledger()
     for record in made.records:
         whole.apply(copy.deepcopy(record))
@@ -99,7 +99,7 @@ def test_a_group_is_not_trained_twice() -> None:
 def test_a_checkpoint_whose_journal_is_gone_is_refused() -> None:
     state = LedgerState(live={"g0": 5})
     with pytest.raises(CorruptError, match="g0"):
-        resumed(state, [], sequence=9)
+        resume_ledger(state, [], sequence=9)
 
 
 def test_a_rollout_that_is_drawn_again_leaves_its_place_to_another() -> None:
@@ -108,7 +108,7 @@ def test_a_rollout_that_is_drawn_again_leaves_its_place_to_another() -> None:
     group = made.admit()
     made.finish(group)
     made.take_out(group, f"{group}-1", "suspect_policy")
-    assert made.ledger.live[group].missing(GROUP_SIZE) == [1]
+    assert made.ledger.live[group].missing_indices(GROUP_SIZE) == [1]
     assert made.ledger.live[group].draws(GROUP_SIZE) == (0, 1, 0)
     assert made.ledger.dropped == {"suspect_policy": 1}
     assert (made.ledger.queued, made.ledger.discarded, made.ledger.masked) == (2, 1, 0)
@@ -122,5 +122,5 @@ def test_a_rollout_that_was_dropped_and_comes_again_is_not_counted_again() -> No
     late = next(r for r in made.records if r.rollout.rollout.rollout_id == f"{group}-1")
     made.take_out(group, f"{group}-1", "quarantined_policy")
     made.ledger.apply(copy.deepcopy(late))
-    assert made.ledger.live[group].missing(GROUP_SIZE) == [1]
+    assert made.ledger.live[group].missing_indices(GROUP_SIZE) == [1]
     assert made.ledger.accepted == GROUP_SIZE

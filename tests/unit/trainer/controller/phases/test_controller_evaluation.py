@@ -35,7 +35,7 @@ async def test_tasks_are_looked_up_when_due_and_a_mistake_is_told_once(
     evaluator = _evaluator(world, f"file://{tmp_path}/typo")
     for evaluator.run.cursor.step, told in ((1, 0), (2, 1), (4, 1)):
         assert await evaluator.evaluate()
-        await evaluator.run.recording.finish()
+        await evaluator.run.recorder.finish()
         reasons = [row["reason"] for row in world.rows("event")]
         assert reasons.count("EvaluationSkipped") == told
     assert not (tmp_path / "typo").exists()
@@ -51,7 +51,7 @@ async def test_a_task_set_that_the_machine_refuses_ends_no_run(
     world = make_world()
     evaluator = _evaluator(world, f"file://{tmp_path}")
     assert await evaluator.evaluate()
-    await evaluator.run.recording.finish()
+    await evaluator.run.recorder.finish()
     assert "EvaluationSkipped" in {row["reason"] for row in world.rows("event")}
 
 

@@ -13,9 +13,9 @@ from etude.common.checkpoints import manifest
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.trainer.controller import lifecycle
-from etude.trainer.controller.checkpoints.recovery import Opened
+from etude.trainer.controller.checkpoints.recovery import OpenedRun
 from etude.trainer.controller.inputs import Inputs
-from etude.trainer.export.receipts import Base, NonFiniteWeightsError, Receipt
+from etude.trainer.export.receipts import NonFiniteWeightsError, PublishBase, RankReceipt
 from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
 
@@ -29,7 +29,7 @@ class DivergingLearners(SimulatedLearners):
     """Whose weights are no numbers when they are to become a version."""
 
     @override
-    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
+    async def encode(self, version: VersionId, base: PublishBase | None) -> list[RankReceipt]:
         if version == BAD:
             raise NonFiniteWeightsError(f"version {version} is not published: 7 weights are NaN")
         return await SimulatedLearners.encode(self, version, base)
@@ -43,7 +43,7 @@ async def test_it_ends_failed_and_is_not_started_again_and_its_last_checkpoint_i
     run.learners = run.saver.learners = DivergingLearners(world.store)
     inputs = cast("Inputs", SimpleNamespace(task_sets=sets))
     code = await lifecycle._train(
-        run, inputs, cast("Opened", SimpleNamespace(checkpoint=checkpoint))
+        run, inputs, cast("OpenedRun", SimpleNamespace(checkpoint=checkpoint))
     )
     assert code == 0, "an exit code would have it started again, only to fail again"
     status = run.reports.status

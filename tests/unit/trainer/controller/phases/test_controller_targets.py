@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.run.phase_goals import Gate, compared
-from etude.trainer.controller.checkpoints.state import Measured
+from etude.trainer.controller.checkpoints.state import EvaluationResult
 from etude.trainer.controller.phases import targets
 from etude.trainer.controller.phases.targets import GateNotMetError
 from etude.trainer.controller.run import Run, root_cause
@@ -76,7 +76,7 @@ async def test_a_phase_that_ends_early_is_evaluated_and_accounts_for_what_it_beg
     assert found.findings == []
     assert found.trained == 12
     assert found.accepted == found.trained + found.dropped.total()
-    targets.conclude(run)
+    targets.report_done(run)
     assert run.reports.status.reason == "TargetReached"
 
 
@@ -102,7 +102,7 @@ async def test_a_target_that_is_never_reached_changes_nothing(
     world = world_of(make_world, rl={"successPolicy": target})
     assert await world.train()
     assert world.digest == uninterrupted
-    targets.conclude(world.runs[0])
+    targets.report_done(world.runs[0])
     assert world.runs[0].reports.status.reason == ""
 
 
@@ -125,14 +125,14 @@ async def test_a_step_that_the_platform_lost_as_a_whole_says_nothing_of_rewards(
 
 
 def test_a_gate_compares_what_it_names_and_fails_what_was_not_measured() -> None:
-    found = {"held-out": Measured(success=0.5, greedy_success=0.25)}
-    assert targets.complaint(Gate(evaluation="held-out", value="0.5"), found) == ""
+    found = {"held-out": EvaluationResult(success=0.5, greedy_success=0.25)}
+    assert targets.gate_failure(Gate(evaluation="held-out", value="0.5"), found) == ""
     greedy = Gate(evaluation="held-out", metric="GreedySuccess", value="0.5")
     wanted = "GreedySuccess of held-out must be AtLeast 0.5"
-    assert targets.complaint(greedy, found) == f"{wanted}, and is 0.25"
-    assert targets.complaint(greedy, {}) == f"{wanted}, and was not measured"
+    assert targets.gate_failure(greedy, found) == f"{wanted}, and is 0.25"
+    assert targets.gate_failure(greedy, {}) == f"{wanted}, and was not measured"
     most = Gate(evaluation="held-out", op="AtMost", value="0.4")
-    assert targets.complaint(most, found).endswith("and is 0.5")
+    assert targets.gate_failure(most, found).endswith("and is 0.5")
 
 
 async def test_a_gate_that_holds_lets_the_run_go_on(

@@ -51,7 +51,7 @@ async def test_a_trainer_without_its_store_takes_as_many_steps_as_its_backlog_ho
     # Nothing of it is said to exist.
     assert run.cursor.policy == STARTED
     assert run.served == STARTED
-    run.report()
+    run.update_status()
     assert run.reports.status.reason == StoreError.reason
     assert run.reports.status.policy_version == STARTED.number
     world.store.away(is_away=False)
@@ -99,7 +99,7 @@ async def test_a_run_that_is_told_to_stop_saves_a_checkpoint_of_its_newest_versi
     world = asynchronous(make_world, 3)
     training = asyncio.create_task(world.train(away_after(world, 1)))
     run = await stalled(world)
-    run.orders.stop()
+    run.commands.request_stop()
     await asyncio.sleep(0.2)
     assert not training.done()
     world.store.away(is_away=False)

@@ -25,7 +25,7 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.errors import FencedError, StoreError
 from etude.common.weights import VersionId, claim_epoch, quarantine, read_manifest
-from etude.trainer.compactor.report import Failure, KeeperReport, Keeping
+from etude.trainer.compactor.report import CompactorClient, CompactorFailure, CompactorReport
 from etude.trainer.compactor.schedule import EMPTY
 from etude.trainer.controller import store_retry
 from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
@@ -50,7 +50,7 @@ class Refusing(Engines):
     refused: list[VersionId] = field(default_factory=list)
 
     @override
-    async def commit(self, version: VersionId) -> None:
+    async def activate(self, version: VersionId) -> None:
         step = read_manifest(self.store, version).step - SFT_STEPS
         if step in self.steps:
             self.steps.remove(step)
@@ -106,20 +106,20 @@ async def test_versions_whose_base_is_refused_are_published_complete(
     assert_whole(world)
 
 
-class CutOff(Keeping):
+class CutOff(CompactorClient):
     """A keeper that never gets on, whatever is published."""
 
-    report = KeeperReport(
+    report = CompactorReport(
         chain=EMPTY,
         is_overdue=False,
         cut_off_at=STARTED,
         written=(),
         collected=0,
-        failures=(Failure("follow", "blake3"),),
+        failures=(CompactorFailure("follow", "blake3"),),
     )
 
     @override
-    async def round(self, epoch: int) -> KeeperReport:
+    async def run_round(self, epoch: int) -> CompactorReport:
         return self.report
 
 
@@ -129,7 +129,7 @@ async def test_a_setback_of_a_broken_chain_is_mended_by_one_complete_version(
     world = asynchronous(make_world, 2)
     training = asyncio.create_task(world.train(away_after(world, 1)))
     run = await stalled(world)
-    run.upkeep.keeping, run.upkeep.last = CutOff(), CutOff.report
+    run.compaction.client, run.compaction.last = CutOff(), CutOff.report
     quarantine(world.store.inner, STARTED, reason="test")
     world.store.away(is_away=False)
     assert await training
@@ -209,7 +209,7 @@ async def test_a_store_that_stays_away_ends_the_process(make_world: MakeWorld) -
 
     def prepare(run: Run) -> None:
         prepare_store(run)
-        run.book.journal.patience.limit_s = run.uploading.limit_s = 1.0
+        run.book.journal.store_retry.limit_s = run.upload_retry.limit_s = 1.0
 
     with pytest.raises(ExceptionGroup) as caught:
         await world.train(prepare)

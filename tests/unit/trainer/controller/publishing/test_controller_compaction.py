@@ -17,11 +17,11 @@ from etude.common.errors import FencedError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.replicas.mirror import Mirror
-from etude.trainer.compactor.report import Failure, KeeperReport, Keeping
+from etude.trainer.compactor.report import CompactorClient, CompactorFailure, CompactorReport
 from etude.trainer.compactor.schedule import EMPTY, ChainState
-from etude.trainer.controller.checkpoints.saver import keyframe_of
+from etude.trainer.controller.checkpoints.saver import chain_keyframe
 from etude.trainer.controller.publishing import compaction
-from etude.trainer.controller.publishing.compaction import Upkeep
+from etude.trainer.controller.publishing.compaction import CompactionMonitor
 from etude.trainer.controller.run import Run
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.simulation import weights as simulation_weights
@@ -71,9 +71,9 @@ async def test_a_run_ends_with_keyframes_and_a_collected_store(
 
 
 def report_of(
-    chain: ChainState, *failures: Failure, cut_off_at: VersionId | None = None
-) -> KeeperReport:
-    return KeeperReport(
+    chain: ChainState, *failures: CompactorFailure, cut_off_at: VersionId | None = None
+) -> CompactorReport:
+    return CompactorReport(
         chain,
         is_overdue=False,
         cut_off_at=cut_off_at,
@@ -84,13 +84,13 @@ def report_of(
 
 
 @dataclass
-class Broken(Keeping):
+class Broken(CompactorClient):
     """A keeper whose process dies at every round."""
 
     rounds: int = 0
 
     @override
-    async def round(self, epoch: int) -> KeeperReport:
+    async def run_round(self, epoch: int) -> CompactorReport:
         self.rounds += 1
         raise ConnectionError("the actor died")
 
@@ -104,7 +104,7 @@ async def test_a_dead_keeper_is_reported_and_stops_nothing(
     broken = Broken()
 
     def prepare(run: Run) -> None:
-        run.upkeep.keeping = broken
+        run.compaction.client = broken
 
     assert await world.train(prepare)
     assert world.digest == uninterrupted
@@ -131,23 +131,23 @@ async def test_a_store_that_is_away_is_said_before_a_late_keyframe(make_world: M
 
 
 @dataclass
-class Unlucky(Keeping):
+class Unlucky(CompactorClient):
     """A keeper that comes to one version only after the store damaged it."""
 
-    keeping: Keeping
+    keeping: CompactorClient
     store: Any
     number: int
     is_damaged: bool = False
-    reports: list[KeeperReport] = field(default_factory=list)
+    reports: list[CompactorReport] = field(default_factory=list)
 
     @override
-    async def round(self, epoch: int) -> KeeperReport:
+    async def run_round(self, epoch: int) -> CompactorReport:
         prefix = f"weights/deltas/000001/{self.number:012d}/"
         for info in self.store.list(prefix) if not self.is_damaged else ():
             data = self.store.objects[info.key]
             self.store.objects[info.key] = bytes([data[0] ^ 1]) + data[1:]
             self.is_damaged = True
-        self.reports.append(await self.keeping.round(epoch))
+        self.reports.append(await self.keeping.run_round(epoch))
         return self.reports[-1]
 
 
@@ -159,12 +159,12 @@ async def test_a_version_that_nobody_can_read_any_more_is_followed_by_a_complete
     found: list[Unlucky] = []
 
     def prepare(run: Run) -> None:
-        found.append(Unlucky(run.upkeep.keeping, world.store, number=2))
-        run.upkeep.keeping = found[0]
+        found.append(Unlucky(run.compaction.client, world.store, number=2))
+        run.compaction.client = found[0]
         step = run.learners.policy_step
 
         async def slowly(batch: PolicyBatch) -> StepResult:
-            await run.upkeep.round()  # the keeper sees every version
+            await run.compaction.run_round()  # the keeper sees every version
             return await step(batch)
 
         monkeypatch.setattr(run.learners, "policy_step", slowly)
@@ -181,34 +181,34 @@ async def test_a_version_that_nobody_can_read_any_more_is_followed_by_a_complete
     reader = Mirror(world.store, tmp_path / "fresh")
     kinds = [edge.kind for edge in reader.move_to(newest)]
     assert kinds[0] == "complete"
-    assert (await found[0].round(1)).cut_off_at is None
+    assert (await found[0].run_round(1)).cut_off_at is None
 
 
 def test_a_complete_version_that_does_not_help_is_not_followed_by_one_after_the_other() -> None:
     mine = over(Counting())
-    follow, other = Failure("follow", "blake3"), Failure("collect", "slow down")
+    follow, other = CompactorFailure("follow", "blake3"), CompactorFailure("collect", "slow down")
     asked = []
     for number in range(1, 350):
         mine.last = report_of(EMPTY, other, follow, cut_off_at=VersionId(1, number))
-        if mine.break_in_chain():
-            assert mine.break_in_chain() == "blake3"
+        if mine.chain_break():
+            assert mine.chain_break() == "blake3"
             asked.append(number)
-            mine.mended(number + 1)
+            mine.note_complete_version(number + 1)
     assert asked == [1, 102, 203, 304]
 
 
 def test_what_the_keeper_did_not_see_yet_may_have_mended_the_chain() -> None:
     mine = over(Counting())
-    mine.last = report_of(EMPTY, Failure("follow", "blake3"), cut_off_at=VersionId(1, 7))
-    assert mine.break_in_chain()
-    mine.mended(9)
-    assert not mine.break_in_chain()
+    mine.last = report_of(EMPTY, CompactorFailure("follow", "blake3"), cut_off_at=VersionId(1, 7))
+    assert mine.chain_break()
+    mine.note_complete_version(9)
+    assert not mine.chain_break()
     mine.last = report_of(EMPTY)
-    assert not mine.break_in_chain()
+    assert not mine.chain_break()
 
 
 @dataclass
-class Counting(Keeping):
+class Counting(CompactorClient):
     """Does nothing, at most so often; then a newer epoch is open."""
 
     rounds: int = 0
@@ -216,7 +216,7 @@ class Counting(Keeping):
     is_done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @override
-    async def round(self, epoch: int) -> KeeperReport:
+    async def run_round(self, epoch: int) -> CompactorReport:
         self.rounds += 1
         if self.rounds > self.most and epoch == 1:
             self.is_done.set()
@@ -235,11 +235,11 @@ EPOCH_2 = weights.EpochRecord(
 )
 
 
-def over(keeping: Keeping) -> Upkeep:
-    return Upkeep(keeping=keeping, epoch=1, versions=100, first=0)
+def over(keeping: CompactorClient) -> CompactionMonitor:
+    return CompactionMonitor(client=keeping, epoch=1, versions=100, first=0)
 
 
-async def ran_until_fenced(keeping: Counting, upkeep: Upkeep) -> "asyncio.Task[None]":
+async def ran_until_fenced(keeping: Counting, upkeep: CompactionMonitor) -> "asyncio.Task[None]":
     task = asyncio.create_task(upkeep.run(lambda: 1), name="upkeep")
     async with asyncio.timeout(10):
         await keeping.is_done.wait()
@@ -282,11 +282,11 @@ async def test_a_checkpoint_says_where_the_chain_to_its_version_begins(
     assert await world.train()
     store = world.store
     found = list(stored(store, run="run"))
-    assert [keyframe_of(store, each.manifest) for each in found] == [0] * len(found)
+    assert [chain_keyframe(store, each.manifest) for each in found] == [0] * len(found)
     told = [each.checkpoint for each in world.runs[0].reports._happenings if each.checkpoint.uri]
     assert {(each.HasField("keyframe"), each.keyframe) for each in told} == {(True, 0)}
     store.delete([info.key for info in store.list("weights/deltas/000001/000000000000/")])
-    assert keyframe_of(store, found[-1].manifest) is None
+    assert chain_keyframe(store, found[-1].manifest) is None
 
 
 def test_a_store_that_is_away_leaves_a_chain_unknown(make_world: MakeWorld) -> None:
@@ -304,4 +304,4 @@ def test_a_store_that_is_away_leaves_a_chain_unknown(make_world: MakeWorld) -> N
         reason="Scheduled",
         objects=[item],
     )
-    assert keyframe_of(FaultyStore(run.store, faults), manifest) is None
+    assert chain_keyframe(FaultyStore(run.store, faults), manifest) is None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import StoreError, WrongStateError
-from etude.trainer.controller.publishing.in_flight import InFlight
+from etude.trainer.controller.publishing.in_flight import InFlightQueue
 
 
 class Setback(Exception):  # noqa: N818 - a word of the module that is tested
@@ -19,7 +19,9 @@ class Setback(Exception):  # noqa: N818 - a word of the module that is tested
 class Worker:
     """Does what it is let to, and fails where it is told to."""
 
-    def __init__(self, queue: InFlight[int], failing: dict[int, Exception] | None = None) -> None:
+    def __init__(
+        self, queue: InFlightQueue[int], failing: dict[int, Exception] | None = None
+    ) -> None:
         self.queue = queue
         self.failing = failing or {}
         self.done: list[int] = []
@@ -51,12 +53,12 @@ async def rest() -> None:
         await asyncio.sleep(0)
 
 
-async def handed_over(queue: InFlight[int], most: int) -> list[int]:
+async def handed_over(queue: InFlightQueue[int], most: int) -> list[int]:
     """As a maker waits who hands over again what met a setback; what that was."""
     met: list[int] = []
     while True:
         try:
-            await queue.room(most)
+            await queue.wait_for_room(most)
         except Setback:
             first, *others = queue.withdraw()
             met.append(first)
@@ -66,7 +68,7 @@ async def handed_over(queue: InFlight[int], most: int) -> list[int]:
             return met
 
 
-async def made(queue: InFlight[int], count: int, bound: int) -> list[int]:
+async def made(queue: InFlightQueue[int], count: int, bound: int) -> list[int]:
     """Hand over so many, and wait for the last."""
     met: list[int] = []
     for item in range(count):
@@ -84,7 +86,7 @@ def test_everything_is_done_once_and_in_order_and_no_more_waits_than_the_bound_a
     bound: int, lets: list[int], setbacks: set[int]
 ) -> None:
     async def scenario() -> None:
-        queue: InFlight[int] = InFlight((Setback,))
+        queue: InFlightQueue[int] = InFlightQueue((Setback,))
         worker = Worker(queue, {item: Setback() for item in setbacks})
         async with working(worker):
             maker = asyncio.create_task(made(queue, 20, bound))
@@ -101,14 +103,14 @@ def test_everything_is_done_once_and_in_order_and_no_more_waits_than_the_bound_a
 
 
 async def test_a_maker_waits_until_there_is_room() -> None:
-    queue: InFlight[int] = InFlight()
+    queue: InFlightQueue[int] = InFlightQueue()
     worker = Worker(queue)
     async with working(worker):
         for item in range(3):
             queue.add(item)
-        await queue.room(3)
-        waiting = asyncio.create_task(queue.room(2))
-        drained = asyncio.create_task(queue.room(0))
+        await queue.wait_for_room(3)
+        waiting = asyncio.create_task(queue.wait_for_room(2))
+        drained = asyncio.create_task(queue.wait_for_room(0))
         await rest()
         assert not waiting.done()
         worker.let(1)
@@ -121,7 +123,7 @@ async def test_a_maker_waits_until_there_is_room() -> None:
 
 
 async def test_a_setback_stops_the_work_until_everything_is_withdrawn() -> None:
-    queue: InFlight[int] = InFlight((Setback,))
+    queue: InFlightQueue[int] = InFlightQueue((Setback,))
     heard: list[int] = []
     queue.on_change = lambda: heard.append(len(queue))
     worker = Worker(queue, {1: Setback("no")})
@@ -131,19 +133,19 @@ async def test_a_setback_stops_the_work_until_everything_is_withdrawn() -> None:
         worker.let(10)
         for most in (0, 8):  # whoever asks is told, as long as it is not overcome
             with pytest.raises(Setback, match="no"):
-                await queue.room(most)
-            assert queue.is_stuck
+                await queue.wait_for_room(most)
+            assert queue.has_setback
         assert worker.done == [0]
         assert queue.withdraw() == [1, 2, 3]
-        assert (len(queue), queue.newest, queue.is_stuck) == (0, None, False)
+        assert (len(queue), queue.newest, queue.has_setback) == (0, None, False)
         queue.add(7)
-        await queue.room(0)
+        await queue.wait_for_room(0)
     assert worker.done == [0, 7]
     assert heard == [3, 3, 0]
 
 
 async def test_what_may_be_half_done_is_not_withdrawn() -> None:
-    queue: InFlight[int] = InFlight()
+    queue: InFlightQueue[int] = InFlightQueue()
     queue.add(1)
     with pytest.raises(WrongStateError):
         queue.withdraw()
@@ -151,7 +153,7 @@ async def test_what_may_be_half_done_is_not_withdrawn() -> None:
 
 
 async def test_any_other_failure_ends_the_worker() -> None:
-    queue: InFlight[int] = InFlight((Setback,))
+    queue: InFlightQueue[int] = InFlightQueue((Setback,))
     worker = Worker(queue, {0: StoreError("away")})
     queue.add(0)
     worker.let(1)

@@ -37,7 +37,7 @@ class Damaging(Engines):
     damaged: list[VersionId] = field(default_factory=list)
 
     @override
-    async def commit(self, version: VersionId) -> None:
+    async def activate(self, version: VersionId) -> None:
         self.countdown -= 1
         if self.countdown == 0:
             manifest = weights.read_manifest(self.store, version)
@@ -46,7 +46,7 @@ class Damaging(Engines):
                 data[0] ^= 1
                 self.store.objects[item.key] = bytes(data)
             self.damaged.append(version)
-        await Engines.commit(self, version)
+        await Engines.activate(self, version)
 
 
 @asynccontextmanager

@@ -23,10 +23,10 @@ from etude.common.weights.protocol.manifest import (
 )
 from etude.common.weights.protocol.quarantine import quarantine
 from etude.common.weights.tensors.digest import Digest
-from etude.trainer.controller.publishing.versions import BaseLostError, Versions
+from etude.trainer.controller.publishing.versions import BaseLostError, VersionChain
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.store_retry import Patience
-from etude.trainer.export.receipts import Base, Receipt, manifest_of
+from etude.trainer.controller.store_retry import StoreRetry
+from etude.trainer.export.receipts import PublishBase, RankReceipt, build_manifest
 from etude.trainer.simulation.workers import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
@@ -39,7 +39,7 @@ lanes = st.integers(0, 2**64 - 1)
 digests = st.builds(Digest, lanes, lanes)
 
 
-def receipt(rank: int, change: Digest, share: Digest, **fields: Any) -> Receipt:
+def receipt(rank: int, change: Digest, share: Digest, **fields: Any) -> RankReceipt:
     given: dict[str, Any] = {
         "rank": rank,
         "payload": PayloadObject(
@@ -56,15 +56,15 @@ def receipt(rank: int, change: Digest, share: Digest, **fields: Any) -> Receipt:
         "share": share.hex(),
         "stats": STATS,
     }
-    return Receipt(**{**given, **fields})
+    return RankReceipt(**{**given, **fields})
 
 
 def ref(state: Digest) -> VersionRef:
     return VersionRef(epoch=1, number=2, manifest_sha256="d" * 64, state=state.hex())
 
 
-def manifest(receipts: list[Receipt], base: VersionRef | None) -> WeightManifest:
-    return manifest_of(
+def manifest(receipts: list[RankReceipt], base: VersionRef | None) -> WeightManifest:
+    return build_manifest(
         receipts, run="uid", version=VersionId(1, 3), step=7, holder="test", base=base
     )
 
@@ -147,7 +147,7 @@ class Trainer:
 
     store: Store
     learners: SimulatedLearners
-    versions: Versions
+    versions: VersionChain
     number: int = 0
 
     async def step(self) -> None:
@@ -160,20 +160,22 @@ class Trainer:
 
     async def encode(self, epoch: int = 1) -> WeightManifest:
         found = await self.versions.encode(
-            self.learners, VersionId(epoch, self.number), step=1, patience=Patience(limit_s=1.0)
+            self.learners, VersionId(epoch, self.number), step=1, patience=StoreRetry(limit_s=1.0)
         )
         self.number += 1
         return found
 
     async def commit(self, found: WeightManifest) -> None:
-        await self.versions.commit(self.learners, found, patience=Patience(limit_s=1.0))
+        await self.versions.upload_and_publish(
+            self.learners, found, patience=StoreRetry(limit_s=1.0)
+        )
 
 
 @pytest.fixture
 def trainer() -> Trainer:
     store = Store()
     weights.claim_epoch(store, holder="test", parent=None, reason="start")
-    versions = Versions(store=store, run_uid="run", holder="test")
+    versions = VersionChain(store=store, run_uid="run", holder="test")
     return Trainer(store, SimulatedLearners(store), versions)
 
 
@@ -205,7 +207,7 @@ async def test_a_payload_that_the_store_lost_is_never_named(trainer: Trainer) ->
     assert lost.payload is not None
     await trainer.learners.upload(VersionId(1, 1))
     trainer.store.delete([lost.payload.key])
-    promised = manifest_of(
+    promised = build_manifest(
         [lost],
         run="run",
         version=VersionId(1, 1),
@@ -264,9 +266,9 @@ async def test_a_new_controller_goes_on_from_the_version_of_its_checkpoint(
         trainer.store.put(key, b"{}")
     learners = SimulatedLearners(trainer.store)
     await learners.restore("checkpoint/")
-    versions = Versions(store=trainer.store, run_uid="run", holder="test")
+    versions = VersionChain(store=trainer.store, run_uid="run", holder="test")
     await versions.resume(VersionId(1, 0))
-    assert (versions.base == Base(first.ref, first.schema_sha256)) == (damage == "none")
+    assert (versions.base == PublishBase(first.ref, first.schema_sha256)) == (damage == "none")
     again = Trainer(trainer.store, learners, versions, number=1)
     await again.step()
     assert (await again.publish(epoch=2)).is_complete == (damage != "none")

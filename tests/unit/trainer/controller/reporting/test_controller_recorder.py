@@ -10,7 +10,7 @@ from typing_extensions import override
 from etude.common.blobs import MemoryStore
 from etude.common.errors import StoreError
 from etude.common.run_folder.record import Row, StoreRecord
-from etude.trainer.controller.reporting.recorder import Recording
+from etude.trainer.controller.reporting.recorder import RunRecorder
 
 
 @dataclass(slots=True)
@@ -32,20 +32,20 @@ class FullRecord(StoreRecord):
 
 async def test_rows_wait_in_order_for_a_record_that_is_away() -> None:
     record = FullRecord(MemoryStore())
-    recording = Recording(record)
-    recording.note({"kind": "a"})
+    recording = RunRecorder(record)
+    recording.add_row({"kind": "a"})
     await recording.write_rows()
-    recording.note({"kind": "b"})
+    recording.add_row({"kind": "b"})
     await recording.write_rows()
-    assert "No space left" in recording.trouble
+    assert "No space left" in recording.problem
     record.is_full = False
     await recording.finish()
-    assert recording.trouble == ""
+    assert recording.problem == ""
     assert [row["kind"] for row in record.rows()] == ["a", "b"]
 
 
 async def test_rollouts_that_cannot_be_written_fail_nothing() -> None:
-    recording = Recording(FullRecord(MemoryStore()))
+    recording = RunRecorder(FullRecord(MemoryStore()))
     recording.write_rollouts(1, "train", lambda: [{"rollout_id": "r"}])
     await recording.finish()
 
@@ -70,11 +70,11 @@ class SlowRecord(StoreRecord):
 
 async def test_rows_noted_during_a_write_follow_it() -> None:
     record = SlowRecord(MemoryStore())
-    recording = Recording(record)
-    recording.note({"kind": "a"})
+    recording = RunRecorder(record)
+    recording.add_row({"kind": "a"})
     first = asyncio.create_task(recording.write_rows())
     await asyncio.to_thread(record.begun.wait)
-    recording.note({"kind": "b"})
+    recording.add_row({"kind": "b"})
     second = asyncio.create_task(recording.write_rows())
     await asyncio.wait({second}, timeout=0.2)
     record.let_go.set()
@@ -84,12 +84,12 @@ async def test_rows_noted_during_a_write_follow_it() -> None:
 
 async def test_a_write_that_is_refused_after_its_task_was_cancelled_loses_no_row() -> None:
     record = SlowRecord(MemoryStore(), refuses=True)
-    recording = Recording(record)
-    recording.note({"kind": "a"})
+    recording = RunRecorder(record)
+    recording.add_row({"kind": "a"})
     writer = asyncio.create_task(recording.write_rows())
     await asyncio.to_thread(record.begun.wait)
     writer.cancel()
-    recording.note({"kind": "b"})
+    recording.add_row({"kind": "b"})
     last = asyncio.create_task(recording.write_rows())
     await asyncio.wait({last}, timeout=0.2)
     record.let_go.set()

@@ -10,14 +10,18 @@ import pytest
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.checkpoints.manifest import CheckpointManifest, CheckpointObject, StoredCheckpoint
 from etude.common.errors import InvalidFieldError
-from etude.trainer.controller.program import FIRST_STEPS_LIMIT_S, limit_now_s, silence_limit_s
-from etude.trainer.controller.reporting.commands import Orders
-from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.program import (
+    FIRST_STEPS_LIMIT_S,
+    current_silence_limit_s,
+    silence_limit_s,
+)
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.reports import RunReports
 from etude.trainer.controller.run import slow_step_s
 from etude.v1 import run_pb2
 
 
-async def read(reports: Reports, count: int, *, epoch: int = 0, after: int = 0) -> list[Any]:
+async def read(reports: RunReports, count: int, *, epoch: int = 0, after: int = 0) -> list[Any]:
     found: list[Any] = []
     async with asyncio.timeout(10):
         async for report in reports.watch(epoch=epoch, after_sequence=after):
@@ -43,12 +47,12 @@ def checkpoint(step: int) -> StoredCheckpoint:
 
 
 async def test_happenings_come_in_order_and_only_the_newest_status() -> None:
-    reports = Reports("u", 2)
+    reports = RunReports("u", 2)
     for step in range(5):
         reports.status.step = step
-        reports.touch()
-    reports.event("Resumed", "from the checkpoint of step 3")
-    reports.checkpoint(checkpoint(4), uri="file:///run/checkpoints/4")
+        reports.mark_changed()
+    reports.add_event("Resumed", "from the checkpoint of step 3")
+    reports.add_checkpoint(checkpoint(4), uri="file:///run/checkpoints/4")
     found = await read(reports, 3)
     assert [r.WhichOneof("body") for r in found] == ["event", "checkpoint", "status"]
     assert found[2].status.step == 4
@@ -57,43 +61,43 @@ async def test_happenings_come_in_order_and_only_the_newest_status() -> None:
 
 
 async def test_a_watcher_resumes_after_a_known_position() -> None:
-    reports = Reports("u", 2)
-    reports.event("A", "first")
-    reports.event("B", "second")
+    reports = RunReports("u", 2)
+    reports.add_event("A", "first")
+    reports.add_event("B", "second")
     seen = (await read(reports, 2))[0].sequence
     assert [r.event.reason for r in await read(reports, 1, epoch=2, after=seen)] == ["B"]
 
 
 async def test_a_position_of_an_earlier_epoch_means_from_the_start() -> None:
-    reports = Reports("u", 2)
-    reports.event("A", "first")
+    reports = RunReports("u", 2)
+    reports.add_event("A", "first")
     assert (await read(reports, 1, epoch=1, after=99))[0].event.reason == "A"
 
 
 async def test_p03_who_listens_anew_hears_the_newest_status_however_old_it_is() -> None:
-    reports = Reports("u", 2)
-    reports.state(run_pb2.RUN_STATE_EVALUATING)
-    reports.event("A", "first")
+    reports = RunReports("u", 2)
+    reports.set_state(run_pb2.RUN_STATE_EVALUATING)
+    reports.add_event("A", "first")
     known = (await read(reports, 2))[0].sequence
     (again,) = await read(reports, 1, epoch=2, after=known)
     assert again.status.state == run_pb2.RUN_STATE_EVALUATING
 
 
 async def test_a_watcher_is_told_a_status_once() -> None:
-    reports = Reports("u", 2)
-    reports.state(run_pb2.RUN_STATE_RUNNING)
+    reports = RunReports("u", 2)
+    reports.set_state(run_pb2.RUN_STATE_RUNNING)
     reading = asyncio.create_task(read(reports, 2))
     while not reading.done():
         await asyncio.sleep(0.01)
-        reports.event("A", "first")
+        reports.add_event("A", "first")
     assert [r.WhichOneof("body") for r in reading.result()].count("status") == 1
 
 
 async def test_a_waiting_watcher_is_woken() -> None:
-    reports = Reports("u", 1)
+    reports = RunReports("u", 1)
     waiting = asyncio.create_task(read(reports, 1))
     await asyncio.sleep(0.01)
-    reports.state(run_pb2.RUN_STATE_RUNNING)
+    reports.set_state(run_pb2.RUN_STATE_RUNNING)
     assert (await waiting)[0].status.state == run_pb2.RUN_STATE_RUNNING
 
 
@@ -113,33 +117,33 @@ SPEC: dict[str, Any] = {
 }
 
 
-def orders() -> Orders:
-    return Orders(RLRunSpec.model_validate(SPEC), 3)
+def orders() -> RunCommands:
+    return RunCommands(RLRunSpec.model_validate(SPEC), 3)
 
 
-def configured(given: Orders, generation: int, **changed: object) -> None:
+def configured(given: RunCommands, generation: int, **changed: object) -> None:
     spec_json = json.dumps(SPEC | changed)
     order = run_pb2.ConfigureRun(spec_json=spec_json, generation=generation)
-    given.take(run_pb2.CommandRequest(command_id=f"c{generation}", configure=order))
+    given.accept(run_pb2.CommandRequest(command_id=f"c{generation}", configure=order))
 
 
 def test_a_command_with_a_known_id_changes_nothing() -> None:
     given = orders()
     command = run_pb2.CommandRequest(command_id="1", checkpoint=run_pb2.CheckpointNow())
-    given.take(command)
+    given.accept(command)
     given.wants_checkpoint = False
-    given.take(command)
+    given.accept(command)
     assert not given.wants_checkpoint
 
 
 def test_suspending_and_stopping_halt_the_controller() -> None:
     given = orders()
     suspend = run_pb2.SuspendRun(checkpoint=True)
-    given.take(run_pb2.CommandRequest(command_id="1", suspend=suspend))
-    assert given.halting.is_set()
+    given.accept(run_pb2.CommandRequest(command_id="1", suspend=suspend))
+    assert given.stop_requested.is_set()
     given = orders()
-    given.stop()
-    assert given.halting.is_set()
+    given.request_stop()
+    assert given.stop_requested.is_set()
 
 
 def test_a_spec_of_a_later_operator_is_taken_over() -> None:
@@ -164,7 +168,7 @@ def test_a_spec_of_a_later_operator_is_taken_over() -> None:
 def test_a_bad_command_names_its_field(request_: run_pb2.CommandRequest, field: str) -> None:
     given = orders()
     with pytest.raises(InvalidFieldError) as caught:
-        given.take(request_)
+        given.accept(request_)
     assert caught.value.field == field
     assert given.generation == 3
 
@@ -189,7 +193,7 @@ def test_a_field_that_is_fixed_is_named_and_nothing_is_taken_over() -> None:
 
 
 def test_dumping_stacks_needs_no_event_loop(caplog: pytest.LogCaptureFixture) -> None:
-    orders().take(run_pb2.CommandRequest(command_id="1", dump_stacks=run_pb2.DumpStacks()))
+    orders().accept(run_pb2.CommandRequest(command_id="1", dump_stacks=run_pb2.DumpStacks()))
     assert "test_dumping_stacks_needs_no_event_loop" in caplog.text
 
 
@@ -214,13 +218,13 @@ def test_checkpoints_and_evaluations_have_limits_of_their_own(
     run.reports.status.last_step_unix_ms = 1
     for state, limit_s in limits.items():
         run.reports.state(state)
-        assert limit_now_s(run) == limit_s
+        assert current_silence_limit_s(run) == limit_s
 
 
 def test_a_controller_has_an_hour_for_its_first_step(make_world: Callable[..., Any]) -> None:
     run, _, _ = make_world(deadlines={"stepProgressSeconds": 60}).start()
     run.figures.step_seconds = [1.0] * 100  # of the controller before it
-    assert limit_now_s(run) == FIRST_STEPS_LIMIT_S
+    assert current_silence_limit_s(run) == FIRST_STEPS_LIMIT_S
 
 
 def test_the_slow_step_is_the_one_in_a_hundred() -> None:

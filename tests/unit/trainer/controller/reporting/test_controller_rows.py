@@ -8,8 +8,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
 from etude.trainer.controller.reporting.rows import (
-    Faults,
-    Place,
+    RowPosition,
+    StepFaults,
     evaluation_fields,
     policy_fields,
     rollout_row,
@@ -20,7 +20,7 @@ from etude.v1.journal_pb2 import JournalRollout
 from etude.v1.rewards_pb2 import RewardFault, RewardRecord
 from etude.v1.rollout_pb2 import ENDING_STOPPED, CallRecord, Costs, Link, Rollout
 
-PLACE = Place(time_s=1.0, phase="rl", step=3, global_step=103)
+PLACE = RowPosition(time_s=1.0, phase="rl", step=3, global_step=103)
 RESULT = StepResult(
     loss=0.5,
     grad_norm=0.1,
@@ -70,7 +70,7 @@ def test_a_step_row_has_speed_and_place() -> None:
 
 def test_a_policy_row_counts_tools_endings_and_groups_with_a_gradient() -> None:
     records = [record("a", 1.0), record("b", 0.0), record("c", 1.0, group="h")]
-    row = policy_fields(RESULT, records, staleness=[0, 1, 1], faults=Faults(2, 1, 0))
+    row = policy_fields(RESULT, records, staleness=[0, 1, 1], faults=StepFaults(2, 1, 0))
     assert row["reward_mean"] == pytest.approx(2 / 3)
     assert row["tools"] == {"read_file": 3}
     assert row["endings"] == {"stopped": 3}
@@ -82,7 +82,7 @@ def test_a_policy_row_counts_tools_endings_and_groups_with_a_gradient() -> None:
 
 
 def test_a_step_whose_rollouts_were_all_masked_has_a_row_too() -> None:
-    row = policy_fields(RESULT, [], staleness=[], faults=Faults(4, 0, 0))
+    row = policy_fields(RESULT, [], staleness=[], faults=StepFaults(4, 0, 0))
     assert (row["rollouts"], row["reward_mean"], row["staleness_max"]) == (4, 0.0, 0)
 
 

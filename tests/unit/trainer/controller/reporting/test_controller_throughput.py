@@ -16,19 +16,19 @@ def sampled(tokens: int) -> journal_pb2.JournalRollout:
 
 def test_the_first_step_counts_whole_and_later_ones_move_the_figures_towards_them() -> None:
     found = Throughput()
-    found.stepped([sampled(600), sampled(400)], waited_s=10.0, worked_s=2.0)
+    found.record_step([sampled(600), sampled(400)], waited_s=10.0, worked_s=2.0)
     assert (found.tokens, found.wait_s, found.work_s) == (1_000, 10.0, 2.0)
     for _ in range(30):
-        found.stepped([sampled(3_000)], waited_s=20.0, worked_s=4.0)
+        found.record_step([sampled(3_000)], waited_s=20.0, worked_s=4.0)
     status = run_pb2.RunStatus()
-    found.tell(status)
+    found.write_status(status)
     figures = (status.step_tokens, status.wait_seconds, status.work_seconds)
     assert [round(each, 1) for each in figures] == [3_000.0, 20.0, 4.0]
 
 
 def test_a_step_that_is_repeated_from_the_journal_says_nothing() -> None:
     found = Throughput()
-    found.stepped([sampled(100)], waited_s=0.0, worked_s=2.0)
+    found.record_step([sampled(100)], waited_s=0.0, worked_s=2.0)
     assert found == Throughput()
 
 
@@ -47,7 +47,7 @@ async def test_an_order_for_engines_holds_from_the_next_version_on(
 
     def prepare(run: Run) -> None:
         order = run_pb2.ScaleEngines(replicas=3)
-        run.orders.take(run_pb2.CommandRequest(command_id="1", scale_engines=order))
+        run.commands.accept(run_pb2.CommandRequest(command_id="1", scale_engines=order))
         limits.append(run.engines.limit)
 
     world = make_world()
@@ -58,16 +58,16 @@ async def test_an_order_for_engines_holds_from_the_next_version_on(
 
 def test_of_many_targets_those_within_the_limit_are_wanted() -> None:
     engines = Engines(["a", "b", "c"], timeout_s=1.0)
-    assert list(engines.wanted) == ["a", "b", "c"]
+    assert list(engines.expected) == ["a", "b", "c"]
     engines.limit = 2
-    assert list(engines.wanted) == ["a", "b"]
+    assert list(engines.expected) == ["a", "b"]
 
 
 def test_an_engine_that_is_to_go_is_relied_on_until_it_has_left_rotation() -> None:
     """The operator takes its pod away once the report says so."""
     engines = Engines(["a", "b", "c"], timeout_s=1.0)
-    assert engines.relied_on == 0, "all of them"
+    assert engines.num_addressed == 0, "all of them"
     engines.limit, engines.rotation = 1, ("a", "c")
-    assert engines.relied_on == 3
+    assert engines.num_addressed == 3
     engines.rotation = ("a",)
-    assert engines.relied_on == 1
+    assert engines.num_addressed == 1

@@ -12,7 +12,7 @@ from etude.trainer.controller.admission.groups import check_reward, check_rollou
 from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
 from etude.trainer.controller.journal.segments import MAX_RECORD_BYTES
 from etude.trainer.controller.run import Run
-from etude.trainer.rollouts.protocol import GroupOrder, GroupResult, WorkerLostError
+from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerLostError
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ MAX_ROLLOUT_BYTES = MAX_RECORD_BYTES - (1 << 10)
 """Largest rollout in the journal; the rest of a record is its frame."""
 
 
-async def run_order(run: Run, order: GroupOrder) -> list[journal_pb2.JournalRollout]:
+async def run_group(run: Run, order: GroupRequest) -> list[journal_pb2.JournalRollout]:
     """Run a request; each finished rollout has a valid reward or a fault.
 
     Raises:
@@ -41,38 +41,38 @@ async def run_order(run: Run, order: GroupOrder) -> list[journal_pb2.JournalRoll
                     "etude.task.id": order.task_id,
                 }
             )
-            result = await _run(run, replace(order, trace=telemetry.inject()))
+            result = await _run_with_retries(run, replace(order, trace=telemetry.inject()))
     finally:
         metrics.INFLIGHT.labels(kind="rollout").dec(len(order.indices))
     records = [journal_pb2.JournalRollout.FromString(data) for data in result.records]
     for record in records:
-        _check(run, record, order)
+        _check_record(run, record, order)
         outcome = record.reward.WhichOneof("result") or "fault"
         metrics.ROLLOUTS.labels(state=outcome, reason=record.reward.fault.reason).inc()
     run.figures.retried += result.retried
     _count_lost(result)
-    run.moved()
+    run.mark_progress()
     _report_environment(run, order.environment, result)
     return records
 
 
-async def _run(run: Run, order: GroupOrder) -> GroupResult:
+async def _run_with_retries(run: Run, order: GroupRequest) -> GroupResult:
     for _ in range(WORKER_RETRIES):
         try:
             return await run.rollouts.run(order)
         except WorkerLostError as error:
-            run.tell("WorkerLost", f"{order.group_id} is retried: {error}", warning=True)
+            run.record_event("WorkerLost", f"{order.group_id} is retried: {error}", warning=True)
             run.figures.retried += len(order.indices)
     return await run.rollouts.run(order)
 
 
-def _check(run: Run, record: journal_pb2.JournalRollout, order: GroupOrder) -> None:
+def _check_record(run: Run, record: journal_pb2.JournalRollout, order: GroupRequest) -> None:
     """Mask a rollout that cannot be trained on; results of workers are untrusted."""
     if record.ByteSize() > MAX_ROLLOUT_BYTES:
         what = f"a record of {record.ByteSize()} bytes; the journal takes {MAX_ROLLOUT_BYTES}"
         for content in ("links", "calls", "diff", "final_message"):
             record.rollout.ClearField(content)
-        mask(record, what)
+        mask_rollout(record, what)
     if record.reward.WhichOneof("result") != "reward":
         return
     try:
@@ -84,12 +84,14 @@ def _check(run: Run, record: journal_pb2.JournalRollout, order: GroupOrder) -> N
             position_of=run.book.ledger.versions.get,
         )
     except InvalidSpanError as error:
-        mask(record, str(error), reason=error.reason)
+        mask_rollout(record, str(error), reason=error.reason)
     except InvalidFieldError as error:
-        mask(record, str(error))
+        mask_rollout(record, str(error))
 
 
-def mask(record: journal_pb2.JournalRollout, what: str, *, reason: str = "InvalidRollout") -> None:
+def mask_rollout(
+    record: journal_pb2.JournalRollout, what: str, *, reason: str = "InvalidRollout"
+) -> None:
     """Mask a rollout with a platform fault."""
     log.error("rollout %s is unusable: %s", record.rollout.rollout_id, what)
     record.rollout.ending = rollout_pb2.ENDING_PLATFORM_FAULT

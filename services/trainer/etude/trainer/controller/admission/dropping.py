@@ -7,22 +7,22 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from etude.common.errors import StoreError
-from etude.trainer.controller.admission.groups import Group
-from etude.trainer.controller.admission.quarantine_marks import MarkReader, Marks
+from etude.trainer.controller.admission.groups import RolloutGroup
+from etude.trainer.controller.admission.quarantine_marks import MarkReader, QuarantineMarks
 from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.store_retry import Patience
+from etude.trainer.controller.store_retry import StoreRetry
 from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)
 
 
-def drop_group(run: Run, group: Group, reason: str) -> None:
+def drop_group(run: Run, group: RolloutGroup, reason: str) -> None:
     """Drop a group with all its rollouts."""
     _drop(run, journal_pb2.JournalDrop(group_id=group.group_id, reason=reason))
 
 
-async def leave(run: Run, phase: str, tasks: Collection[asyncio.Task[None]]) -> None:
+async def drop_surplus(run: Run, phase: str, tasks: Collection[asyncio.Task[None]]) -> None:
     """Drop groups of a phase that ends before they are trained.
 
     Args:
@@ -38,10 +38,10 @@ async def leave(run: Run, phase: str, tasks: Collection[asyncio.Task[None]]) -> 
         drop_group(run, group, "surplus")
 
 
-def drop_faulty(run: Run, groups: Iterable[Group]) -> None:
+def drop_faulty(run: Run, groups: Iterable[RolloutGroup]) -> None:
     """Drop every rollout that a platform fault left without a reward."""
     for group in groups:
-        for index in group.faulty():
+        for index in group.faulty_indices():
             record = group.finished[index]
             is_span = record.reward.fault.reason == InvalidSpanError.reason
             body = journal_pb2.JournalDrop(
@@ -53,11 +53,11 @@ def drop_faulty(run: Run, groups: Iterable[Group]) -> None:
 
 
 @dataclass(slots=True)
-class Distrust:
+class QuarantineFilter:
     """Drops rollouts that were sampled by quarantined, suspect or rolled-back weights."""
 
     run: Run
-    marks: Marks = field(default_factory=Marks)
+    marks: QuarantineMarks = field(default_factory=QuarantineMarks)
     _reader: MarkReader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,24 +76,22 @@ class Distrust:
         if not patiently and self.run.book.journal.is_away:
             return False
         before, what = self.marks, "marks of versions and engines"
-        patience = self.run.patience if patiently else Patience(limit_s=0.0)
+        patience = self.run.store_retry if patiently else StoreRetry(limit_s=0.0)
         try:
-            self.marks = await patience.keep_trying(
-                what, lambda: asyncio.to_thread(self._reader.read)
-            )
+            self.marks = await patience.retry(what, lambda: asyncio.to_thread(self._reader.read))
         except StoreError as error:
             if patiently:
                 raise
             log.warning("%s were not read, the known ones stay valid: %s", what, error)
         return self.marks != before
 
-    def drop(self, groups: Iterable[Group]) -> int:
+    def drop_marked(self, groups: Iterable[RolloutGroup]) -> int:
         """Drop the marked rollouts of these groups, to be redrawn; return their number."""
         found: Counter[str] = Counter()
         for group in groups:
-            for index in group.valid():
+            for index in group.valid_indices():
                 rollout = group.finished[index].rollout
-                if (reason := self.marks.against(rollout)) is not None:
+                if (reason := self.marks.drop_reason(rollout)) is not None:
                     body = journal_pb2.JournalDrop(
                         group_id=group.group_id, rollout_id=rollout.rollout_id, reason=reason
                     )
@@ -101,7 +99,7 @@ class Distrust:
                     found[reason] += 1
         for why, count in found.items():
             message = f"{count} rollouts are redrawn: {why}"
-            self.run.tell("RolloutsRedrawn", message, warning=True)
+            self.run.record_event("RolloutsRedrawn", message, warning=True)
         return found.total()
 
 

@@ -32,7 +32,7 @@ class Gap(NamedTuple):
 
 
 @dataclass(slots=True)
-class Forecast:
+class WaveForecast:
     """Forecast of one phase's next waves."""
 
     _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WAVES))
@@ -43,7 +43,7 @@ class Forecast:
     _rests_s: dict[int, deque[float]] = field(default_factory=dict)
     """Times from the first, second, ... step to the wave that followed."""
 
-    def started(self, now_s: float) -> None:
+    def record_wave(self, now_s: float) -> None:
         """Record the launch of a wave of groups."""
         for number, began_s in enumerate(self._steps_s):
             rests_s = self._rests_s.setdefault(number, deque(maxlen=KEPT_WAVES))
@@ -51,11 +51,13 @@ class Forecast:
         self._steps_s.clear()
         self._starts_s.append(now_s)
 
-    def stepped(self, now_s: float) -> None:
+    def record_step(self, now_s: float) -> None:
         """Record the start of a step, from which the time to the next wave varies less."""
         self._steps_s.append(now_s)
 
-    def ended(self, environment: str, records: Iterable[journal_pb2.JournalRollout]) -> None:
+    def record_leases(
+        self, environment: str, records: Iterable[journal_pb2.JournalRollout]
+    ) -> None:
         """Record the lease times of finished rollouts."""
         held_s = self._held_s.setdefault(environment, deque(maxlen=KEPT_LEASES))
         for record in records:
@@ -68,12 +70,12 @@ class Forecast:
     @property
     def gap(self) -> Gap | None:
         """Typical time between two waves; None before there were three."""
-        return _usual([after - before for before, after in pairwise(self._starts_s)])
+        return _typical_gap([after - before for before, after in pairwise(self._starts_s)])
 
-    def _next(self, gap: Gap, now_s: float) -> Gap:
+    def _next_wave(self, gap: Gap, now_s: float) -> Gap:
         """Time until the next wave starts, with its standard deviation."""
         begun = len(self._steps_s)
-        rest = _usual(self._rests_s.get(max(0, begun - 1), ()))
+        rest = _typical_gap(self._rests_s.get(max(0, begun - 1), ()))
         since_s = now_s - (self._steps_s[-1] if begun else self._starts_s[-1])
         # An overdue wave may start at any moment.
         if rest is None:
@@ -98,7 +100,7 @@ class Forecast:
         gap = self.gap
         if gap is None or not any(waves):
             return None
-        first = self._next(gap, now_s)
+        first = self._next_wave(gap, now_s)
         valid_s = max(LEAST_VALID_S, VALID_GAPS * gap.seconds)
         found = plan_pb2.RolloutPlan(
             # Of the clock, so that a successor's plans are newer than ours.
@@ -129,7 +131,7 @@ class Forecast:
         ]
 
 
-def _usual(gaps_s: Collection[float]) -> Gap | None:
+def _typical_gap(gaps_s: Collection[float]) -> Gap | None:
     """Median and spread of gaps; None for fewer than two."""
     if len(gaps_s) < 2:
         return None

@@ -14,7 +14,7 @@ from etude.v1 import journal_pb2, rollout_pb2
 
 
 @dataclass(slots=True, kw_only=True)
-class Group:
+class RolloutGroup:
     """An admitted task with its finished rollouts."""
 
     group_id: str
@@ -34,7 +34,7 @@ class Group:
     serving: int | None = None
     """Oldest position that engines served when its rollouts started; unset while none runs."""
 
-    def missing(self, size: int) -> list[int]:
+    def missing_indices(self, size: int) -> list[int]:
         """Indices without a finished rollout."""
         return [index for index in range(size) if index not in self.finished]
 
@@ -43,7 +43,7 @@ class Group:
         spent = list(self.spent.values())
         return tuple(spent.count(index) for index in range(size))
 
-    def faulty(self) -> list[int]:
+    def faulty_indices(self) -> list[int]:
         """Indices without a reward and without a DROP."""
         return [
             index
@@ -51,15 +51,15 @@ class Group:
             if record.reward.WhichOneof("result") != "reward" and index not in self.masked
         ]
 
-    def valid(self) -> list[int]:
+    def valid_indices(self) -> list[int]:
         """Indices that take part in training."""
         return [index for index in sorted(self.finished) if index not in self.masked]
 
-    def oldest(self, position_of: PositionOf) -> int | None:
+    def oldest_position(self, position_of: PositionOf) -> int | None:
         """Position of the oldest version that touched any token of a valid rollout."""
         positions = [
             position
-            for index in self.valid()
+            for index in self.valid_indices()
             if (position := position_of(oldest_version(self.finished[index].rollout))) is not None
         ]
         return min(positions, default=None)
@@ -123,7 +123,7 @@ def check_reward(record: journal_pb2.JournalRollout) -> None:
         raise InvalidFieldError("reward", f"{reward} is not a usable number")
 
 
-def policy_batch(groups: Sequence[Group]) -> PolicyBatch:
+def build_policy_batch(groups: Sequence[RolloutGroup]) -> PolicyBatch:
     """Build the learner's batch: groups in this order, siblings by index."""
     sequences: list[PolicySequence] = []
     rewards: list[float] = []

@@ -11,8 +11,8 @@ import grpc
 
 from etude.common.broker_shards import target_of
 from etude.common.rpc import channels
-from etude.trainer.controller.admission.forecast import Forecast
-from etude.trainer.controller.admission.groups import Group
+from etude.trainer.controller.admission.forecast import WaveForecast
+from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.tasks import TaskOrder
 from etude.v1 import environments_pb2, environments_pb2_grpc, plan_pb2
 
@@ -27,7 +27,7 @@ WAVES = 3
 
 
 @dataclass(slots=True)
-class Planner:
+class PlanReporter:
     """Reports plans to brokers in the background.
 
     Without brokers or their answers environments are only ready later.
@@ -38,7 +38,7 @@ class Planner:
     """By environment."""
     templates: Mapping[str, str] = field(default_factory=dict)
     """By environment."""
-    forecast: Forecast = field(default_factory=Forecast)
+    forecast: WaveForecast = field(default_factory=WaveForecast)
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
     _reports: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     """Reports under way, by the broker's address."""
@@ -52,22 +52,22 @@ class Planner:
 
     def begin_phase(self) -> None:
         """Reset the forecast: each phase has its own rhythm."""
-        self.forecast = Forecast()
+        self.forecast = WaveForecast()
         self._following = ()
 
-    def wave(self, following: Sequence[Sequence[str]], *, siblings: int) -> None:
+    def report_wave(self, following: Sequence[Sequence[str]], *, siblings: int) -> None:
         """Record the launch of a wave, and report the waves that follow.
 
         Args:
             following: environments of the groups of each following wave.
             siblings: rollouts of a group.
         """
-        self.forecast.started(time.monotonic())
+        self.forecast.record_wave(time.monotonic())
         self._following = [
             {name: siblings * count for name, count in Counter(names).items()}
             for names in following
         ]
-        self._tell()
+        self._send_plans()
         if self._repeating is None and self.brokers:
             self._repeating = asyncio.create_task(self._repeat(), name="repeat-plans")
 
@@ -76,17 +76,17 @@ class Planner:
         at_ms = self._ready_ms.get(environment, 0)
         return at_ms if at_ms > 1000 * time.time() else 0
 
-    def stepped(self) -> None:
+    def report_step(self) -> None:
         """Record the start of a step, and report the sharper forecast."""
-        self.forecast.stepped(time.monotonic())
-        self._tell()
+        self.forecast.record_step(time.monotonic())
+        self._send_plans()
 
     async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(REPEAT_S)
-            self._tell()
+            self._send_plans()
 
-    def _tell(self) -> None:
+    def _send_plans(self) -> None:
         plan = self.forecast.plan(
             self._following, now_s=time.monotonic(), now_unix_ms=round(1000 * time.time())
         )
@@ -156,15 +156,19 @@ class Planner:
                     self._ready_ms[environment] = told[self.templates[environment]]
 
 
-def soonest(planner: Planner, order: TaskOrder, groups: Iterable[Group]) -> list[Group]:
+def order_by_readiness(
+    planner: PlanReporter, order: TaskOrder, groups: Iterable[RolloutGroup]
+) -> list[RolloutGroup]:
     """Sort groups by the time at which their environments have free slots.
 
     All of them are launched and trained in any order. Groups that need not wait keep their order.
     """
-    return sorted(groups, key=lambda each: planner.ready_ms(order.at(each.position).environment))
+    return sorted(
+        groups, key=lambda each: planner.ready_ms(order.task_at(each.position).environment)
+    )
 
 
-def upcoming(order: TaskOrder, *, first: int, left: int, wave: int) -> list[list[str]]:
+def upcoming_waves(order: TaskOrder, *, first: int, left: int, wave: int) -> list[list[str]]:
     """Environments of the groups that the next versions will admit, version by version.
 
     Args:
@@ -174,5 +178,5 @@ def upcoming(order: TaskOrder, *, first: int, left: int, wave: int) -> list[list
         wave: number of groups that a version admits.
     """
     count = max(0, min(left, len(order) - first, WAVES * wave))
-    ahead = [order.at(first + n).environment for n in range(count)]
+    ahead = [order.task_at(first + n).environment for n in range(count)]
     return [ahead[start : start + wave] for start in range(0, count, wave)]

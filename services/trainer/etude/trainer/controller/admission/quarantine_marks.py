@@ -9,12 +9,12 @@ from etude.common.weights import EpochRecord, VersionId, quarantined, suspects
 from etude.common.weights.protocol.epochs import epoch_or_none
 from etude.v1 import rollout_pb2
 
-Reason = Literal["quarantined_policy", "suspect_policy", "rolled_back_policy"]
+RedrawReason = Literal["quarantined_policy", "suspect_policy", "rolled_back_policy"]
 """Reason to drop and redraw a rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
+class QuarantineMarks:
     """Known marks of versions, engines and epochs."""
 
     quarantined: frozenset[VersionId] = frozenset()
@@ -23,7 +23,7 @@ class Marks:
     rollbacks: tuple[EpochRecord, ...] = ()
     """Epochs that rolled back to an older version."""
 
-    def against(self, rollout: rollout_pb2.Rollout) -> Reason | None:
+    def drop_reason(self, rollout: rollout_pb2.Rollout) -> RedrawReason | None:
         """Reason to drop a rollout; None if it may be trained."""
         spans = [span for link in rollout.links for span in link.spans]
         versions = {VersionId.from_proto(v) for span in spans for v in (span.sampled, span.context)}
@@ -54,7 +54,7 @@ class MarkReader:
     _rollbacks: list[EpochRecord] = field(default_factory=list)
     _next_epoch: int = 1
 
-    def read(self) -> Marks:
+    def read(self) -> QuarantineMarks:
         """Read all current marks.
 
         Raises:
@@ -65,7 +65,7 @@ class MarkReader:
             self._next_epoch = record.epoch + 1
             if record.reason == "rollback":
                 self._rollbacks.append(record)
-        return Marks(
+        return QuarantineMarks(
             quarantined=quarantined(self.store),
             suspects={each.replica: each.since for each in suspects(self.store)},
             rollbacks=tuple(self._rollbacks),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Due(NamedTuple):
+class GroupDeadline(NamedTuple):
     """A live group and the last position of the trainer at which it may still be trained."""
 
     group_id: str
@@ -67,7 +67,7 @@ class StalenessBound:
         return deadline < trainer
 
     def pick(
-        self, ready: Sequence[Due], unfinished: Sequence[Due], *, trainer: int
+        self, ready: Sequence[GroupDeadline], unfinished: Sequence[GroupDeadline], *, trainer: int
     ) -> list[str] | None:
         """Pick the groups of the next batch, earliest deadline first; None means wait.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from etude.common.blobs import Store
 from etude.common.errors import Problem, UserError
-from etude.trainer.seeding import permuted
+from etude.trainer.seeding import permute_index
 
 TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"
@@ -39,11 +39,11 @@ class TaskOrder:
 
     def ids(self) -> Iterator[str]:
         """All ids in order."""
-        return (self.at(position).task_id for position in range(len(self)))
+        return (self.task_at(position).task_id for position in range(len(self)))
 
-    def at(self, position: int) -> Task:
+    def task_at(self, position: int) -> Task:
         """Task at a position of the order."""
-        return self.tasks[permuted(position, size=len(self.tasks), seed=self.seed)]
+        return self.tasks[permute_index(position, size=len(self.tasks), seed=self.seed)]
 
 
 def find_tasks(store: Store, *, name: str, environment: str) -> tuple[Task, ...]:

@@ -7,7 +7,7 @@ from etude.common.api.run.checkpointing import Checkpointing
 
 
 @dataclass(slots=True)
-class Cadence:
+class CheckpointCadence:
     """Counts steps and seconds since the last checkpoint.
 
     It is queried several times between two steps and must give the same answer each time, so the
@@ -17,7 +17,7 @@ class Cadence:
     is_due: bool = False
     _tried_s: float = field(default_factory=time.monotonic)
 
-    def stepped(self, checkpointing: Checkpointing, *, step: int, now_s: float) -> None:
+    def count_step(self, checkpointing: Checkpointing, *, step: int, now_s: float) -> None:
         """Count a step.
 
         Args:
@@ -30,7 +30,7 @@ class Cadence:
         by_time = seconds is not None and now_s - self._tried_s >= seconds
         self.is_due = self.is_due or by_steps or by_time
 
-    def tried(self, now_s: float) -> None:
+    def restart(self, now_s: float) -> None:
         """Restart the cadence after a checkpoint, written or failed."""
         self.is_due = False
         self._tried_s = now_s

@@ -31,12 +31,12 @@ class Branch(NamedTuple):
         return cls(body.number, tuple(Place(each.branch, each.step) for each in body.path))
 
 
-def is_new(asked: ResumeAt | None, present: Branch) -> bool:
+def is_new_branch(asked: ResumeAt | None, present: Branch) -> bool:
     """True if a requested restore is new; each request is served once."""
     return asked is not None and asked.number > present.number
 
 
-def past(places: Iterable[Place], branch: Branch) -> list[Place]:
+def ancestors(places: Iterable[Place], branch: Branch) -> list[Place]:
     """Checkpoints of a branch and its ancestors, newest first."""
     stretches = [Place(branch.number, -1), *reversed(branch.path)]
     known = sorted(places, reverse=True)
@@ -48,8 +48,8 @@ def past(places: Iterable[Place], branch: Branch) -> list[Place]:
     ]
 
 
-def targets(places: Iterable[Place], asked: ResumeAt) -> list[Place]:
+def restore_candidates(places: Iterable[Place], asked: ResumeAt) -> list[Place]:
     """Candidates for a requested checkpoint: itself, then older ones of its branch."""
     if asked.step is None:
         return []
-    return past((p for p in places if p.step <= (asked.step or 0)), Branch(asked.branch))
+    return ancestors((p for p in places if p.step <= (asked.step or 0)), Branch(asked.branch))

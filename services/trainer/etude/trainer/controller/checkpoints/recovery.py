@@ -16,8 +16,8 @@ from etude.trainer.controller.checkpoints import lineage
 from etude.trainer.controller.checkpoints.lineage import Branch
 from etude.trainer.controller.checkpoints.state import ControllerState, Cursor, Figures, read_state
 from etude.trainer.controller.journal import write_ahead_log
-from etude.trainer.controller.journal.ledger import Ledger, LedgerState, resumed
-from etude.trainer.controller.journal.write_ahead_log import End, Journal
+from etude.trainer.controller.journal.ledger import Ledger, LedgerState, resume_ledger
+from etude.trainer.controller.journal.write_ahead_log import Journal, JournalEnd
 from etude.v1 import journal_pb2
 
 OWNER = "owner"
@@ -25,7 +25,7 @@ OWNER = "owner"
 
 
 @dataclass(slots=True)
-class Book:
+class JournaledLedger:
     """Journal and ledger, always written together."""
 
     journal: Journal
@@ -38,11 +38,11 @@ class Book:
         return sequence
 
 
-class Opened(NamedTuple):
+class OpenedRun(NamedTuple):
     """A run that this process now owns."""
 
     epoch: int
-    book: Book
+    book: JournaledLedger
     cursor: Cursor
     figures: Figures
     checkpoint: StoredCheckpoint | None
@@ -55,30 +55,30 @@ class Opened(NamedTuple):
     """True if nothing was recorded before."""
     branch: Branch
     """The run's branch of checkpoints from here on."""
-    is_put_back: bool
+    is_restored: bool
     """True if the run was just restored to an older checkpoint."""
 
 
-class _Start(NamedTuple):
+class _StartPoint(NamedTuple):
     """Starting point of a controller."""
 
     state: ControllerState
     checkpoint: StoredCheckpoint | None
     branch: Branch
     problems: list[str]
-    is_put_back: bool
+    is_restored: bool
 
     @property
     def reason(self) -> str:
         """Reason for a new epoch."""
-        if self.is_put_back:
+        if self.is_restored:
             return "rollback"
         return "start" if self.checkpoint is None else "takeover"
 
     @property
-    def upto(self) -> End | None:
+    def upto(self) -> JournalEnd | None:
         """The last accepted journal record; None for all of them."""
-        return End(self.state.epoch, self.state.sequence) if self.is_put_back else None
+        return JournalEnd(self.state.epoch, self.state.sequence) if self.is_restored else None
 
 
 def open_run(
@@ -88,7 +88,7 @@ def open_run(
     phases: Sequence[Phase],
     holder: str,
     resume: ResumeAt | None = None,
-) -> Opened:
+) -> OpenedRun:
     """Take over a run, or start it, and fence every earlier controller.
 
     Args:
@@ -104,20 +104,22 @@ def open_run(
         CorruptError: the journal is damaged.
     """
     _claim_storage(store, run_uid)
-    start = _start(store, run_uid, phases, resume)
+    start = _find_start(store, run_uid, phases, resume)
     state = start.state
     _check_phases(state, phases)
-    epoch = _claim(store, start, holder)
+    epoch = _claim_epoch(store, start, holder)
     # After the claim: all that an earlier controller acknowledged is in the journal now.
-    before = write_ahead_log.recover(
+    before = write_ahead_log.recover_records(
         store, run_uid=run_uid, before_epoch=epoch, since=state.replay_from, upto=start.upto
     )
-    book = Book(
-        Journal(store, run_uid, epoch, before.last_sequence + 1, branch=_said(start.branch)),
-        resumed(state.ledger, before.records, sequence=state.sequence),
+    book = JournaledLedger(
+        Journal(
+            store, run_uid, epoch, before.last_sequence + 1, branch=_branch_message(start.branch)
+        ),
+        resume_ledger(state.ledger, before.records, sequence=state.sequence),
     )
-    book.write(_opening(book.journal, before))
-    return Opened(
+    book.write(_open_record(book.journal, before))
+    return OpenedRun(
         epoch=epoch,
         book=book,
         cursor=state.cursor,
@@ -125,20 +127,22 @@ def open_run(
         checkpoint=start.checkpoint,
         next_version=read_epoch(store, epoch).first_number,
         problems=start.problems,
-        is_new=start.checkpoint is None and not before.epoch and not start.is_put_back,
+        is_new=start.checkpoint is None and not before.epoch and not start.is_restored,
         branch=start.branch,
-        is_put_back=start.is_put_back,
+        is_restored=start.is_restored,
     )
 
 
-def _claim(store: Store, start: _Start, holder: str) -> int:
+def _claim_epoch(store: Store, start: _StartPoint, holder: str) -> int:
     """Claim a new epoch behind the start's policy version."""
     policy = start.state.cursor.policy
     parent = None if policy is None else VersionId(*policy)
     return claim_epoch(store, holder=holder, parent=parent, reason=start.reason)
 
 
-def _opening(own: Journal, before: write_ahead_log.Recovered) -> journal_pb2.JournalRecord:
+def _open_record(
+    own: Journal, before: write_ahead_log.RecoveredJournal
+) -> journal_pb2.JournalRecord:
     """First record of an epoch, which names the record that it follows."""
     opening = journal_pb2.JournalOpen(
         run_uid=own.run_uid,
@@ -150,30 +154,36 @@ def _opening(own: Journal, before: write_ahead_log.Recovered) -> journal_pb2.Jou
     return journal_pb2.JournalRecord(open=opening)
 
 
-def _start(store: Store, run_uid: str, phases: Sequence[Phase], resume: ResumeAt | None) -> _Start:
+def _find_start(
+    store: Store, run_uid: str, phases: Sequence[Phase], resume: ResumeAt | None
+) -> _StartPoint:
     """Find the newest checkpoint of the run's branch, or the requested one."""
-    opening = write_ahead_log.newest_opening(store, run_uid=run_uid)
+    opening = write_ahead_log.newest_open_record(store, run_uid=run_uid)
     present = Branch() if opening is None else Branch.from_proto(opening.branch)
     problems: list[str] = []
     places = manifest.places(store)
-    if resume is not None and lineage.is_new(resume, present):
-        return _put_back(store, run_uid, phases, resume)
-    candidates = lineage.past(places, present)
+    if resume is not None and lineage.is_new_branch(resume, present):
+        return _restore_start(store, run_uid, phases, resume)
+    candidates = lineage.ancestors(places, present)
     found = manifest.first_verified(store, candidates, run=run_uid, problems=problems)
-    state = _first(run_uid, phases) if found is None else read_state(store, found)
-    return _Start(state, found, present, problems, is_put_back=False)
+    state = _initial_state(run_uid, phases) if found is None else read_state(store, found)
+    return _StartPoint(state, found, present, problems, is_restored=False)
 
 
-def _put_back(store: Store, run_uid: str, phases: Sequence[Phase], resume: ResumeAt) -> _Start:
+def _restore_start(
+    store: Store, run_uid: str, phases: Sequence[Phase], resume: ResumeAt
+) -> _StartPoint:
     """Find the requested checkpoint, and start a branch at it.
 
     Raises:
         UserError: it is lost, with all before it.
     """
     if resume.step is None:
-        return _Start(_first(run_uid, phases), None, Branch(resume.number), [], is_put_back=True)
+        return _StartPoint(
+            _initial_state(run_uid, phases), None, Branch(resume.number), [], is_restored=True
+        )
     problems: list[str] = []
-    candidates = lineage.targets(manifest.places(store), resume)
+    candidates = lineage.restore_candidates(manifest.places(store), resume)
     found = manifest.first_verified(store, candidates, run=run_uid, problems=problems)
     if found is None:
         raise UserError(
@@ -186,10 +196,10 @@ def _put_back(store: Store, run_uid: str, phases: Sequence[Phase], resume: Resum
         )
     state = read_state(store, found)
     way = Branch(resume.number, (*state.way.path, found.manifest.place))
-    return _Start(state, found, way, problems, is_put_back=True)
+    return _StartPoint(state, found, way, problems, is_restored=True)
 
 
-def _said(branch: Branch) -> journal_pb2.JournalBranch | None:
+def _branch_message(branch: Branch) -> journal_pb2.JournalBranch | None:
     return branch.to_proto() if branch.number else None
 
 
@@ -213,7 +223,7 @@ def _claim_storage(store: Store, run_uid: str) -> None:
         )
 
 
-def _first(run_uid: str, phases: Sequence[Phase]) -> ControllerState:
+def _initial_state(run_uid: str, phases: Sequence[Phase]) -> ControllerState:
     return ControllerState(
         run=run_uid,
         epoch=0,

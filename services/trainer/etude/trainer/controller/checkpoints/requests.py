@@ -9,7 +9,7 @@ LEAST_REST_S = 60.0
 
 
 @dataclass(slots=True)
-class Requests:
+class CheckpointRequests:
     """UIDs of Checkpoint objects that wait for a checkpoint, oldest first.
 
     Such a checkpoint includes the model, so it may be the only one that cannot be written. A failed
@@ -29,7 +29,7 @@ class Requests:
         if request not in self._waiting and request not in self._fulfilled:
             self._waiting.append(request)
 
-    def turn(self, *, is_due: bool) -> str:
+    def next_request(self, *, is_due: bool) -> str:
         """The request to serve now; empty for none.
 
         Args:
@@ -38,15 +38,15 @@ class Requests:
         waits = self._rests or (self._yields and is_due)
         return self._waiting[0] if self._waiting and not waits else ""
 
-    def stepped(self, now_s: float) -> None:
+    def count_step(self, now_s: float) -> None:
         """Count a step, at this time of the monotonic clock."""
         self._rests = now_s < self._rests_until_s
 
-    def yielded(self) -> None:
+    def note_other_checkpoint(self) -> None:
         """Note an attempt at a checkpoint without a request."""
         self._yields = False
 
-    def fulfilled(self, request: str) -> None:
+    def mark_fulfilled(self, request: str) -> None:
         """Mark a request as fulfilled; an empty one is ignored."""
         if not request:
             return
@@ -54,7 +54,7 @@ class Requests:
         self._fulfilled.add(request)
         self._yields, self._rests, self._rests_until_s = False, False, 0.0
 
-    def failed(self, began_s: float, now_s: float) -> None:
+    def mark_failed(self, began_s: float, now_s: float) -> None:
         """Mark an attempt as failed, by its start and the current time of the monotonic clock."""
         self._yields = self._rests = True
         self._rests_until_s = now_s + max(LEAST_REST_S, REST * (now_s - began_s))

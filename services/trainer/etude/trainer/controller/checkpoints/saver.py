@@ -25,8 +25,8 @@ from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import VersionId, is_fenced, lineage
 from etude.common.weights.protocol.listing import take_listing
 from etude.trainer import metrics
-from etude.trainer.compactor.schedule import anchor_of
-from etude.trainer.controller.checkpoints.recovery import Book
+from etude.trainer.compactor.schedule import chain_anchor
+from etude.trainer.controller.checkpoints.recovery import JournaledLedger
 from etude.trainer.controller.checkpoints.state import CONTROLLER, ControllerState, epoch_folder
 from etude.trainer.learner.protocol import Learners
 from etude.v1 import journal_pb2
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Saver:
+class CheckpointSaver:
     """Writes checkpoints; the learner must be idle meanwhile, rollouts may run."""
 
     store: Store
-    book: Book
+    book: JournaledLedger
     learners: Learners
     last_step: int = -1
     """Step of the newest checkpoint of this process."""
@@ -71,7 +71,7 @@ class Saver:
         started = time.monotonic()
         step = state.cursor.global_step
         place = Place(state.branch, step)
-        objects = await self._write(state, place.prefix, with_model=with_model)
+        objects = await self._write_objects(state, place.prefix, with_model=with_model)
         policy = state.cursor.policy or (state.epoch, 0)
         manifest = CheckpointManifest(
             run=state.run,
@@ -85,15 +85,15 @@ class Saver:
             metrics=figures,
             request=request,
             branch=place.branch,
-            parent=self._parent(place),
+            parent=self._parent_of(place),
         )
-        found = await asyncio.to_thread(self._commit, manifest)
+        found = await asyncio.to_thread(self._publish_manifest, manifest)
         self.last_step, self.last = step, found
-        self._log(found)
+        self._journal_checkpoint(found)
         metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - started)
         return found
 
-    async def _write(
+    async def _write_objects(
         self, state: ControllerState, prefix: str, *, with_model: bool
     ) -> list[CheckpointObject]:
         """Write the objects of a checkpoint; they are invisible until the manifest names them."""
@@ -104,7 +104,7 @@ class Saver:
         if with_model:
             await asyncio.to_thread(self._check_epoch, state.epoch)
             objects += await self.learners.export(prefix)
-        await self.book.journal.durable(state.sequence)
+        await self.book.journal.wait_durable(state.sequence)
         key = folder + CONTROLLER
         await asyncio.to_thread(self.store.put, prefix + key, state.model_dump_json().encode())
         objects.append(
@@ -112,7 +112,7 @@ class Saver:
         )
         return objects
 
-    def _parent(self, place: Place) -> Parent | None:
+    def _parent_of(self, place: Place) -> Parent | None:
         """Parent of a checkpoint; one that is written again keeps its parent."""
         if self.last is None:
             return None
@@ -125,7 +125,7 @@ class Saver:
         if is_fenced(self.store, epoch):
             raise FencedError(f"epoch {epoch + 1} was opened: no checkpoint is written")
 
-    def _commit(self, manifest: CheckpointManifest) -> StoredCheckpoint:
+    def _publish_manifest(self, manifest: CheckpointManifest) -> StoredCheckpoint:
         self._check_epoch(manifest.epoch)
         found = checkpoints_manifest.commit(self.store, manifest)
         self._check_epoch(manifest.epoch)
@@ -134,7 +134,7 @@ class Saver:
         rests = [
             found.prefix + key
             for key in present
-            if key not in kept and not _is_of_later(key, manifest.epoch)
+            if key not in kept and not _is_of_later_epoch(key, manifest.epoch)
         ]
         try:
             self.store.delete(rests)
@@ -142,7 +142,7 @@ class Saver:
             log.warning("leftovers of an earlier attempt stay in %s: %s", found.prefix, error)
         return found
 
-    def _log(self, found: StoredCheckpoint) -> None:
+    def _journal_checkpoint(self, found: StoredCheckpoint) -> None:
         body = journal_pb2.JournalCheckpoint(
             step=found.manifest.step,
             uri=f"{self.store.url}/{found.prefix}",
@@ -151,7 +151,7 @@ class Saver:
         self.book.write(journal_pb2.JournalRecord(checkpoint=body))
 
 
-def keyframe_of(store: Store, manifest: CheckpointManifest) -> int | None:
+def chain_keyframe(store: Store, manifest: CheckpointManifest) -> int | None:
     """Number of the complete version from which a chain leads to a checkpoint's; None without one.
 
     For information only, so it never fails: an unreachable store leaves it unknown.
@@ -159,14 +159,14 @@ def keyframe_of(store: Store, manifest: CheckpointManifest) -> int | None:
     version = VersionId(manifest.epoch, manifest.policy_version)
     try:
         line = lineage(store, version)
-        anchor = anchor_of(line, take_listing(store)) if version in line else None
+        anchor = chain_anchor(line, take_listing(store)) if version in line else None
     except (StoreError, CorruptError) as error:
         log.warning("the chain of version %s is unknown: %s", version, error)
         return None
     return None if anchor is None else anchor.number
 
 
-def _is_of_later(key: str, epoch: int) -> bool:
+def _is_of_later_epoch(key: str, epoch: int) -> bool:
     """True if a successor wrote the object; it may take over at any moment."""
     folder = key.partition("/")[0]
     return folder.isdecimal() and int(folder) > epoch

@@ -16,7 +16,7 @@ def epoch_folder(epoch: int) -> str:
     return f"{epoch:06d}/"
 
 
-class Measured(BaseModel):
+class EvaluationResult(BaseModel):
     """Newest result of an evaluation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,7 +33,7 @@ class Figures(BaseModel):
 
     reward_ewma: float = 0.0
     eval_success: float | None = None
-    evaluations: dict[str, Measured] = Field(default_factory=dict)
+    evaluations: dict[str, EvaluationResult] = Field(default_factory=dict)
     """The newest of each, by name."""
     window: list[float] = Field(default_factory=list)
     """Figures of the last steps of the active phase, for its success policy."""

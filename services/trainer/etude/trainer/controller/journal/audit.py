@@ -21,7 +21,7 @@ REASONS = MASKING | REDRAWING | WHOLE
 """All reasons to drop a rollout."""
 
 
-class Finding(NamedTuple):
+class JournalFinding(NamedTuple):
     """One broken invariant."""
 
     invariant: str
@@ -30,14 +30,14 @@ class Finding(NamedTuple):
 
 
 @dataclass(slots=True)
-class Audit:
+class JournalAudit:
     """Counts of a journal, and its broken invariants."""
 
     accepted: int = 0
     trained: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     queued: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[JournalFinding] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -48,17 +48,17 @@ class _Group:
     step: tuple[str, int] | None = None
     is_dropped: bool = False
 
-    def left(self) -> list[str]:
+    def remaining(self) -> list[str]:
         return [name for name in self.rollouts if name not in self.dropped]
 
 
-def audit(
+def audit_journal(
     objects: Mapping[str, bytes],
     *,
     acknowledged: Collection[str] = (),
     max_staleness: int | None = None,
     steps_per_version: int = 1,
-) -> Audit:
+) -> JournalAudit:
     """Audit a run by the objects below its journal prefix.
 
     Args:
@@ -68,19 +68,19 @@ def audit(
         steps_per_version: as the run has it.
     """
     records, broken = _accepted_records(objects)
-    judge = _Judge(max_staleness=max_staleness, steps_per_version=steps_per_version)
+    judge = _Auditor(max_staleness=max_staleness, steps_per_version=steps_per_version)
     judge.result.findings += broken
     for record in records:
-        judge.see(record)
+        judge.apply(record)
     judge.close(acknowledged)
     return judge.result
 
 
 @dataclass(slots=True)
-class _Judge:
+class _Auditor:
     max_staleness: int | None
     steps_per_version: int
-    result: Audit = field(default_factory=Audit)
+    result: JournalAudit = field(default_factory=JournalAudit)
     groups: dict[str, _Group] = field(default_factory=dict)
     tasks: set[str] = field(default_factory=set)
     owner: dict[str, str] = field(default_factory=dict)
@@ -90,12 +90,12 @@ class _Judge:
     starts: dict[str, int] = field(default_factory=dict)
     sequence: int = 0
 
-    def find(self, invariant: str, what: str) -> None:
-        self.result.findings.append(Finding(invariant, what))
+    def report(self, invariant: str, what: str) -> None:
+        self.result.findings.append(JournalFinding(invariant, what))
 
-    def see(self, record: pb.JournalRecord) -> None:
+    def apply(self, record: pb.JournalRecord) -> None:
         if record.sequence != self.sequence + 1:
-            self.find("log", f"record {record.sequence} follows {self.sequence}")
+            self.report("log", f"record {record.sequence} follows {self.sequence}")
         self.sequence = record.sequence
         match record.WhichOneof("body"):
             case "admit":
@@ -115,7 +115,7 @@ class _Judge:
 
     def admit(self, body: pb.JournalAdmit) -> None:
         if body.task_id in self.tasks or body.group_id in self.groups:
-            self.find("I2", f"task {body.task_id} was admitted twice")
+            self.report("I2", f"task {body.task_id} was admitted twice")
         self.tasks.add(body.task_id)
         self.groups.setdefault(body.group_id, _Group(body.task_id))
 
@@ -123,26 +123,26 @@ class _Judge:
         name, group_id = body.rollout.rollout_id, body.rollout.group_id
         group = self.groups.get(group_id)
         if group is None:
-            self.find("I1", f"rollout {name} belongs to group {group_id}, never admitted")
+            self.report("I1", f"rollout {name} belongs to group {group_id}, never admitted")
         elif name in self.owner:
-            self.find("I2", f"rollout {name} was accepted twice")
+            self.report("I2", f"rollout {name} was accepted twice")
         else:
             self.owner[name] = group_id
             group.rollouts[name] = body
             if group.step or group.is_dropped:
-                self.find("I1", f"rollout {name} was accepted after its group had ended")
+                self.report("I1", f"rollout {name} was accepted after its group had ended")
 
     def drop(self, body: pb.JournalDrop) -> None:
         group = self.groups.get(body.group_id)
-        names = [body.rollout_id] if body.rollout_id else group.left() if group else []
+        names = [body.rollout_id] if body.rollout_id else group.remaining() if group else []
         if body.reason not in REASONS or (body.rollout_id == "") != (body.reason in WHOLE):
-            self.find("I1", f"group {body.group_id} was dropped for {body.reason!r}")
+            self.report("I1", f"group {body.group_id} was dropped for {body.reason!r}")
         if group is None or group.step or group.is_dropped:
-            self.find("I1", f"group {body.group_id} was dropped, but it was not queued")
+            self.report("I1", f"group {body.group_id} was dropped, but it was not queued")
             return
         for name in names:
             if name not in group.rollouts or name in group.dropped:
-                self.find("I1", f"rollout {name} was dropped, but it was not queued")
+                self.report("I1", f"rollout {name} was dropped, but it was not queued")
             group.dropped.add(name)
             self.result.dropped[body.reason] += 1
         group.is_dropped = not body.rollout_id
@@ -151,11 +151,11 @@ class _Judge:
         step, names = (body.phase, body.step), list(body.group_ids)
         if step in self.batches:
             if self.batches[step] != names:
-                self.find("I4", f"step {step} was batched again with other groups")
+                self.report("I4", f"step {step} was batched again with other groups")
             return
         last = max((n for phase, n in self.batches if phase == body.phase), default=0)
         if body.step != last + 1:
-            self.find("I4", f"batch {body.step} of {body.phase} follows batch {last}")
+            self.report("I4", f"batch {body.step} of {body.phase} follows batch {last}")
         self.batches[step] = names
         if self.versions:
             newest = max(self.versions.values())
@@ -167,20 +167,22 @@ class _Judge:
     def train(self, name: str, step: tuple[str, int]) -> None:
         group = self.groups.get(name)
         if group is None or group.is_dropped or not group.rollouts:
-            self.find("I1", f"step {step} trains group {name}, which is not queued")
+            self.report("I1", f"step {step} trains group {name}, which is not queued")
             return
         if group.step is not None:
-            self.find("I2", f"group {name} is trained in {group.step} and in {step}")
+            self.report("I2", f"group {name} is trained in {group.step} and in {step}")
             return
         group.step = step
         indices: set[int] = set()
-        for rollout_id in group.left():
+        for rollout_id in group.remaining():
             body = group.rollouts[rollout_id]
             if body.rollout.index in indices:
-                self.find("I2", f"step {step} trains sibling {body.rollout.index} of {name} twice")
+                self.report(
+                    "I2", f"step {step} trains sibling {body.rollout.index} of {name} twice"
+                )
             indices.add(body.rollout.index)
             if body.reward.WhichOneof("result") != "reward":
-                self.find("I1", f"step {step} trains {rollout_id}, which has no reward")
+                self.report("I1", f"step {step} trains {rollout_id}, which has no reward")
             self.result.trained += 1
             self.check_staleness(body, step)
 
@@ -192,47 +194,47 @@ class _Judge:
         name = body.rollout.rollout_id
         for version in (oldest, newest):
             if (version.epoch, version.number) not in self.versions:
-                self.find("I3", f"{name} used version {version.number}, not published before")
+                self.report("I3", f"{name} used version {version.number}, not published before")
                 return
         at = max(self.versions[oldest.epoch, oldest.number] - start, 0)
         staleness = trained // self.steps_per_version - at // self.steps_per_version
         if staleness > self.max_staleness:
-            self.find("I3", f"{name} is {staleness} versions old in step {step}")
+            self.report("I3", f"{name} is {staleness} versions old in step {step}")
 
     def step(self, body: pb.JournalStep) -> None:
         step = (body.phase, body.step)
         if any(phase == body.phase for phase, _ in self.batches) and step not in self.batches:
-            self.find("I4", f"step {step} has no batch")
+            self.report("I4", f"step {step} has no batch")
         self.stepped.add(step)
 
     def published(self, body: pb.JournalPublished) -> None:
         if self.versions and body.number <= max(number for _, number in self.versions):
-            self.find("I3", f"version {body.number} was published after a higher number")
+            self.report("I3", f"version {body.number} was published after a higher number")
         self.versions[body.epoch, body.number] = body.step
 
     def close(self, acknowledged: Collection[str]) -> None:
         result = self.result
         result.accepted = len(self.owner)
         result.queued = sum(
-            len(g.left()) for g in self.groups.values() if g.step is None and not g.is_dropped
+            len(g.remaining()) for g in self.groups.values() if g.step is None and not g.is_dropped
         )
         spent = result.trained + result.dropped.total() + result.queued
         if result.accepted != spent:
-            self.find("I1", f"{result.accepted} accepted, {spent} trained, dropped or queued")
+            self.report("I1", f"{result.accepted} accepted, {spent} trained, dropped or queued")
         for name in sorted(set(acknowledged) - self.owner.keys()):
-            self.find("I1", f"rollout {name} was acknowledged and is lost")
+            self.report("I1", f"rollout {name} was acknowledged and is lost")
         last = {phase: max(n for p, n in self.batches if p == phase) for phase, _ in self.batches}
         for step in self.batches:
             if step not in self.stepped and step[1] < last[step[0]]:
-                self.find("I4", f"batch {step} was never trained, and later ones were")
+                self.report("I4", f"batch {step} was never trained, and later ones were")
 
 
 def _accepted_records(
     objects: Mapping[str, bytes],
-) -> tuple[list[pb.JournalRecord], list[Finding]]:
+) -> tuple[list[pb.JournalRecord], list[JournalFinding]]:
     """Records of the accepted chain of epochs, oldest first."""
     epochs: dict[int, list[pb.JournalRecord]] = {}
-    findings: list[Finding] = []
+    findings: list[JournalFinding] = []
     for key in sorted(objects):
         if not key.startswith(JOURNAL):
             continue
@@ -240,7 +242,7 @@ def _accepted_records(
             for record in _records(objects[key]):
                 epochs.setdefault(int(key.split("/")[1]), []).append(record)
         except (ValueError, struct.error) as error:
-            findings.append(Finding("log", f"{key}: {error}"))
+            findings.append(JournalFinding("log", f"{key}: {error}"))
     chain: list[list[pb.JournalRecord]] = []
     epoch, last = max(epochs, default=0), None
     while epoch in epochs:
@@ -248,7 +250,7 @@ def _accepted_records(
         chain.append(mine)
         head = mine[0].open if mine else pb.JournalOpen()
         if not mine or mine[0].WhichOneof("body") != "open" or head.previous_epoch >= epoch:
-            findings.append(Finding("log", f"epoch {epoch} does not open with OPEN"))
+            findings.append(JournalFinding("log", f"epoch {epoch} does not open with OPEN"))
             break
         epoch, last = head.previous_epoch, head.previous_sequence
     return [record for part in reversed(chain) for record in part], findings

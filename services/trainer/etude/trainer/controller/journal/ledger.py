@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
-from etude.trainer.controller.admission.groups import Group
+from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.v1 import journal_pb2
 
 KEPT_VERSIONS = 256
@@ -23,7 +23,7 @@ DROP_REASONS = frozenset({"stale", "surplus"}) | MASKED | REDRAWN
 """All reasons to drop an accepted rollout."""
 
 
-class Step(NamedTuple):
+class StepId(NamedTuple):
     """One optimiser step of one phase."""
 
     phase: str
@@ -56,8 +56,8 @@ class Ledger:
 
     consumed: dict[str, None] = field(default_factory=dict)
     cursors: Counter[str] = field(default_factory=Counter)
-    live: dict[str, Group] = field(default_factory=dict)
-    batches: dict[Step, list[Group]] = field(default_factory=dict)
+    live: dict[str, RolloutGroup] = field(default_factory=dict)
+    batches: dict[StepId, list[RolloutGroup]] = field(default_factory=dict)
     """Batches that are not yet trained into the current weights."""
     trained_groups: Counter[str] = field(default_factory=Counter)
     versions: dict[VersionId, int] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Ledger:
     @property
     def queued(self) -> int:
         """Number of accepted rollouts that are neither trained nor dropped."""
-        return sum(len(group.valid()) for group in self.live.values())
+        return sum(len(group.valid_indices()) for group in self.live.values())
 
     @property
     def masked(self) -> int:
@@ -92,27 +92,27 @@ class Ledger:
         """
         match record.WhichOneof("body"):
             case "admit":
-                self._admit(record.admit, record.sequence)
+                self._apply_admit(record.admit, record.sequence)
             case "rollout":
-                self._rollout(record.rollout)
+                self._apply_rollout(record.rollout)
             case "drop":
-                self._drop(record.drop)
+                self._apply_drop(record.drop)
             case "batch":
-                self._batch(record.batch)
+                self._apply_batch(record.batch)
             case "published":
                 body = record.published
-                self._published(VersionId(body.epoch, body.number), body.step)
+                self._apply_published(VersionId(body.epoch, body.number), body.step)
             case _:  # does not concern groups
                 pass
 
-    def _admit(self, body: journal_pb2.JournalAdmit, sequence: int) -> None:
+    def _apply_admit(self, body: journal_pb2.JournalAdmit, sequence: int) -> None:
         if body.task_id in self.consumed:
             raise CorruptError(f"record {sequence}: task {body.task_id} was admitted before")
         self.consumed[body.task_id] = None
         self.cursors[body.phase] = max(self.cursors[body.phase], body.position + 1)
-        self.live[body.group_id] = _group(body, sequence)
+        self.live[body.group_id] = _new_group(body, sequence)
 
-    def _rollout(self, body: journal_pb2.JournalRollout) -> None:
+    def _apply_rollout(self, body: journal_pb2.JournalRollout) -> None:
         group = self.live.get(body.rollout.group_id)
         if group is None or body.rollout.index in group.finished:
             return  # delivered again: counted once
@@ -121,38 +121,38 @@ class Ledger:
         group.finished[body.rollout.index] = body
         self.accepted += 1
 
-    def _drop(self, body: journal_pb2.JournalDrop) -> None:
+    def _apply_drop(self, body: journal_pb2.JournalDrop) -> None:
         if body.reason not in DROP_REASONS:
             raise CorruptError(f"group {body.group_id} was dropped for {body.reason!r}")
         group = self.live.get(body.group_id)
         if group is None:
             return
         if body.rollout_id:
-            self.dropped[body.reason] += _take_out(group, body)
+            self.dropped[body.reason] += _remove_rollout(group, body)
             return
-        self.dropped[body.reason] += len(group.valid())
+        self.dropped[body.reason] += len(group.valid_indices())
         del self.live[body.group_id]
 
-    def _batch(self, body: journal_pb2.JournalBatch) -> None:
-        step = Step(body.phase, body.step)
+    def _apply_batch(self, body: journal_pb2.JournalBatch) -> None:
+        step = StepId(body.phase, body.step)
         missing = [group_id for group_id in body.group_ids if group_id not in self.live]
         if missing:
             raise CorruptError(f"step {step.number} of {step.phase} trains {missing[0]} again")
         groups = [self.live.pop(group_id) for group_id in body.group_ids]
         self.batches[step] = groups
-        self.trained += sum(len(group.valid()) for group in groups)
+        self.trained += sum(len(group.valid_indices()) for group in groups)
         self.trained_groups[body.phase] += len(groups)
 
-    def _published(self, version: VersionId, step: int) -> None:
+    def _apply_published(self, version: VersionId, step: int) -> None:
         self.versions[version] = step
         while len(self.versions) > KEPT_VERSIONS:
             del self.versions[next(iter(self.versions))]
 
-    def forget(self, step: Step) -> list[Group]:
+    def forget_batch(self, step: StepId) -> list[RolloutGroup]:
         """Forget a batch that is in the weights now."""
         return self.batches.pop(step)
 
-    def state(self) -> LedgerState:
+    def checkpoint_state(self) -> LedgerState:
         """State for a checkpoint.
 
         Raises:
@@ -172,7 +172,7 @@ class Ledger:
         )
 
 
-def resumed(
+def resume_ledger(
     state: LedgerState, records: Iterable[journal_pb2.JournalRecord], *, sequence: int
 ) -> Ledger:
     """Rebuild the ledger from a checkpoint and the records behind it.
@@ -211,19 +211,19 @@ def _refill(ledger: Ledger, record: journal_pb2.JournalRecord, state: LedgerStat
     """Restore the content of groups that were live in the checkpoint, which has counted them."""
     match record.WhichOneof("body"):
         case "admit" if record.admit.group_id in state.live:
-            ledger.live[record.admit.group_id] = _group(record.admit, record.sequence)
+            ledger.live[record.admit.group_id] = _new_group(record.admit, record.sequence)
         case "rollout" if record.rollout.rollout.group_id in ledger.live:
             rollout = record.rollout.rollout
             group = ledger.live[rollout.group_id]
             if rollout.rollout_id not in group.spent:
                 group.finished.setdefault(rollout.index, record.rollout)
         case "drop" if record.drop.group_id in ledger.live and record.drop.rollout_id:
-            _take_out(ledger.live[record.drop.group_id], record.drop)
+            _remove_rollout(ledger.live[record.drop.group_id], record.drop)
         case _:
             pass
 
 
-def _take_out(group: Group, body: journal_pb2.JournalDrop) -> int:
+def _remove_rollout(group: RolloutGroup, body: journal_pb2.JournalDrop) -> int:
     """Remove one rollout from its group; return the number removed."""
     named = {i for i, r in group.finished.items() if r.rollout.rollout_id == body.rollout_id}
     new = named - group.masked
@@ -236,8 +236,8 @@ def _take_out(group: Group, body: journal_pb2.JournalDrop) -> int:
     return len(new)
 
 
-def _group(body: journal_pb2.JournalAdmit, sequence: int) -> Group:
-    return Group(
+def _new_group(body: journal_pb2.JournalAdmit, sequence: int) -> RolloutGroup:
+    return RolloutGroup(
         group_id=body.group_id,
         phase=body.phase,
         position=body.position,

@@ -59,10 +59,10 @@ def encode_record(record: journal_pb2.JournalRecord) -> bytes:
     if kind is None:
         raise ValueError("a journal record needs a body")
     number = record.DESCRIPTOR.fields_by_name[kind].number
-    return _framed(number, record.sequence, record.SerializeToString())
+    return _encode_frame(number, record.sequence, record.SerializeToString())
 
 
-def _framed(kind: int, sequence: int, payload: bytes) -> bytes:
+def _encode_frame(kind: int, sequence: int, payload: bytes) -> bytes:
     if len(payload) > MAX_RECORD_BYTES:
         raise ValueError(f"a record of {len(payload)} bytes exceeds {MAX_RECORD_BYTES}")
     crc = zlib.crc32(payload, zlib.crc32(struct.pack("<BQ", kind, sequence)))
@@ -76,7 +76,7 @@ def encode_segment(run_uid: str, epoch: int, *, first: int, frames: Sequence[byt
     body = b"".join(frames)
     commit = _COMMIT.pack(first, len(frames), zlib.crc32(body))
     last = first + len(frames) - 1
-    return header + _CRC.pack(zlib.crc32(header)) + body + _framed(COMMIT_KIND, last, commit)
+    return header + _CRC.pack(zlib.crc32(header)) + body + _encode_frame(COMMIT_KIND, last, commit)
 
 
 def decode_segment(data: bytes, *, where: str) -> Segment:
@@ -86,11 +86,11 @@ def decode_segment(data: bytes, *, where: str) -> Segment:
         CorruptError: naming the object and the offset.
     """
     view = memoryview(data)
-    epoch, first, uid, offset = _header(view, where)
+    epoch, first, uid, offset = _decode_header(view, where)
     records: list[journal_pb2.JournalRecord] = []
     start = offset
     while True:
-        kind, sequence, payload, end = _frame(view, offset, where)
+        kind, sequence, payload, end = _decode_frame(view, offset, where)
         if kind == COMMIT_KIND:
             expected = _COMMIT.pack(first, len(records), zlib.crc32(view[start:offset]))
             if bytes(payload) != expected or end != len(data) or not records:
@@ -98,11 +98,11 @@ def decode_segment(data: bytes, *, where: str) -> Segment:
             return Segment(uid, epoch, records)
         if sequence != first + len(records):
             raise CorruptError(f"{where}: sequence {sequence} at byte {offset} is out of order")
-        records.append(_parsed(kind, sequence, payload, f"{where}: record at byte {offset}"))
+        records.append(_parse_record(kind, sequence, payload, f"{where}: record at byte {offset}"))
         offset = end
 
 
-def _header(view: memoryview, where: str) -> tuple[int, int, str, int]:
+def _decode_header(view: memoryview, where: str) -> tuple[int, int, str, int]:
     if len(view) < _HEADER.size:
         raise CorruptError(f"{where}: {len(view)} bytes are not a journal segment")
     magic, version, epoch, first, length = _HEADER.unpack_from(view)
@@ -114,7 +114,7 @@ def _header(view: memoryview, where: str) -> tuple[int, int, str, int]:
     return epoch, first, bytes(view[_HEADER.size : end]).decode(), end + _CRC.size
 
 
-def _frame(view: memoryview, offset: int, where: str) -> tuple[int, int, memoryview, int]:
+def _decode_frame(view: memoryview, offset: int, where: str) -> tuple[int, int, memoryview, int]:
     if offset + _RECORD.size > len(view):
         raise CorruptError(f"{where}: ends at byte {len(view)} without a commit")
     length, crc, kind, sequence = _RECORD.unpack_from(view, offset)
@@ -128,7 +128,9 @@ def _frame(view: memoryview, offset: int, where: str) -> tuple[int, int, memoryv
     return kind, sequence, payload, start + length
 
 
-def _parsed(kind: int, sequence: int, payload: memoryview, where: str) -> journal_pb2.JournalRecord:
+def _parse_record(
+    kind: int, sequence: int, payload: memoryview, where: str
+) -> journal_pb2.JournalRecord:
     record = journal_pb2.JournalRecord()
     try:
         record.ParseFromString(bytes(payload))

@@ -9,7 +9,7 @@ from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
 from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import is_fenced
 from etude.trainer.controller.journal import segments
-from etude.trainer.controller.store_retry import Patience
+from etude.trainer.controller.store_retry import StoreRetry
 from etude.v1 import journal_pb2
 
 JOURNAL = "journal/"
@@ -41,7 +41,7 @@ class Journal:
     next_sequence: int
     branch: journal_pb2.JournalBranch | None = None
     """Recorded by every epoch as it opens; None unless the run was restored to a checkpoint."""
-    patience: Patience = field(default_factory=Patience)
+    store_retry: StoreRetry = field(default_factory=StoreRetry)
     is_away: bool = False
     """True while the newest write failed and is retried."""
     _queue: list[_Frame] = field(default_factory=list)
@@ -73,14 +73,14 @@ class Journal:
         self._work.set()
         return record.sequence
 
-    async def durable(self, sequence: int | None = None) -> None:
+    async def wait_durable(self, sequence: int | None = None) -> None:
         """Wait until a record and all before it are in the store; the newest one if None."""
         wanted = self.last_sequence if sequence is None else sequence
         self._urgent.set()
         async with self._changed:
             await self._changed.wait_for(lambda: self._durable >= wanted)
 
-    async def durable_or_away(self, sequence: int) -> None:
+    async def wait_durable_or_store_down(self, sequence: int) -> None:
         """Wait until a record is durable, or the store fails."""
         self._urgent.set()
         async with self._changed:
@@ -106,7 +106,7 @@ class Journal:
                 async with self._writing:
                     await self._flush()
 
-    async def reopen(self, claim: Callable[[], Awaitable[int]]) -> int:
+    async def open_epoch(self, claim: Callable[[], Awaitable[int]]) -> int:
         """Open a new epoch behind the newest record; records appended meanwhile follow it.
 
         Args:
@@ -147,7 +147,7 @@ class Journal:
         data = segments.encode_segment(
             self.run_uid, self.epoch, first=first, frames=[frame.data for frame in frames]
         )
-        await self._put(segment_key(self.epoch, first), data)
+        await self._write_segment(segment_key(self.epoch, first), data)
         async with self._changed:
             self._durable = last
             self._changed.notify_all()
@@ -162,10 +162,10 @@ class Journal:
         taken, self._queue = self._queue[:count], self._queue[count:]
         return taken
 
-    async def _put(self, key: str, data: bytes) -> None:
-        await self.patience.keep_trying(key, lambda: self._tried(key, data))
+    async def _write_segment(self, key: str, data: bytes) -> None:
+        await self.store_retry.retry(key, lambda: self._try_write(key, data))
 
-    async def _tried(self, key: str, data: bytes) -> None:
+    async def _try_write(self, key: str, data: bytes) -> None:
         try:
             await asyncio.to_thread(self._put_once, key, data)
         except StoreError:
@@ -192,7 +192,7 @@ def _create(store: Store, key: str, data: bytes) -> None:
             raise FencedError(f"{store.url}/{key}: another controller writes here") from None
 
 
-class Recovered(NamedTuple):
+class RecoveredJournal(NamedTuple):
     """Records that earlier epochs left."""
 
     epoch: int
@@ -203,7 +203,7 @@ class Recovered(NamedTuple):
     """In order, from the requested sequence on."""
 
 
-class _Stretch(NamedTuple):
+class _EpochRange(NamedTuple):
     """The accepted part of one epoch's log."""
 
     epoch: int
@@ -213,7 +213,7 @@ class _Stretch(NamedTuple):
     """Last accepted sequence, as the next epoch's OPEN names it; None for the newest epoch."""
 
 
-class End(NamedTuple):
+class JournalEnd(NamedTuple):
     """The last accepted record."""
 
     epoch: int
@@ -221,7 +221,7 @@ class End(NamedTuple):
     sequence: int
 
 
-def newest_opening(store: Store, *, run_uid: str) -> journal_pb2.JournalOpen | None:
+def newest_open_record(store: Store, *, run_uid: str) -> journal_pb2.JournalOpen | None:
     """Read the opening record of the newest epoch; None for an empty journal.
 
     Raises:
@@ -231,12 +231,12 @@ def newest_opening(store: Store, *, run_uid: str) -> journal_pb2.JournalOpen | N
     if not listing:
         return None
     epoch = max(listing)
-    return _opening(store, run_uid, epoch, min(listing[epoch]))
+    return _read_open_record(store, run_uid, epoch, min(listing[epoch]))
 
 
-def recover(
-    store: Store, *, run_uid: str, before_epoch: int, since: int, upto: End | None = None
-) -> Recovered:
+def recover_records(
+    store: Store, *, run_uid: str, before_epoch: int, since: int, upto: JournalEnd | None = None
+) -> RecoveredJournal:
     """Read the accepted records of all epochs below one.
 
     Args:
@@ -251,7 +251,7 @@ def recover(
     """
     listing = _listing(store)
     newest = max((epoch for epoch in listing if epoch < before_epoch), default=0)
-    stretches: list[_Stretch] = []
+    stretches: list[_EpochRange] = []
     epoch: int = newest
     last: int | None = None
     if upto is not None:
@@ -260,18 +260,18 @@ def recover(
         firsts = sorted(f for f in listing.get(epoch, []) if last is None or f <= last)
         if not firsts:
             raise CorruptError(f"{store.url}/{JOURNAL}{epoch:06d}/ has no segment up to {last}")
-        stretches.append(_Stretch(epoch, firsts, last))
+        stretches.append(_EpochRange(epoch, firsts, last))
         if firsts[0] <= since:
             break
-        opened = _opening(store, run_uid, epoch, firsts[0])
+        opened = _read_open_record(store, run_uid, epoch, firsts[0])
         epoch, last = opened.previous_epoch, opened.previous_sequence
     records: list[journal_pb2.JournalRecord] = []
     end = 0
     for stretch in reversed(stretches):
         for segment in _segments(store, run_uid, stretch, since):
-            end = _checked(segment, stretch, end, store)
+            end = _check_follows(segment, stretch, end, store)
             records += [r for r in segment.records if since <= r.sequence <= end]
-    return Recovered(newest, end, records)
+    return RecoveredJournal(newest, end, records)
 
 
 def _listing(store: Store) -> dict[int, list[int]]:
@@ -283,7 +283,9 @@ def _listing(store: Store) -> dict[int, list[int]]:
     return found
 
 
-def _opening(store: Store, run_uid: str, epoch: int, first: int) -> journal_pb2.JournalOpen:
+def _read_open_record(
+    store: Store, run_uid: str, epoch: int, first: int
+) -> journal_pb2.JournalOpen:
     record = _read(store, run_uid, epoch, first).records[0]
     if record.WhichOneof("body") != "open" or record.open.epoch != epoch:
         raise CorruptError(f"{store.url}/{segment_key(epoch, first)} does not open its epoch")
@@ -293,7 +295,7 @@ def _opening(store: Store, run_uid: str, epoch: int, first: int) -> journal_pb2.
 
 
 def _segments(
-    store: Store, run_uid: str, stretch: _Stretch, since: int
+    store: Store, run_uid: str, stretch: _EpochRange, since: int
 ) -> Iterator[segments.Segment]:
     # The last segment is read in any case: it says where the epoch ends.
     for first, following in zip(stretch.firsts, [*stretch.firsts[1:], None], strict=True):
@@ -312,7 +314,7 @@ def _read(store: Store, run_uid: str, epoch: int, first: int) -> segments.Segmen
     return segment
 
 
-def _checked(segment: segments.Segment, stretch: _Stretch, end: int, store: Store) -> int:
+def _check_follows(segment: segments.Segment, stretch: _EpochRange, end: int, store: Store) -> int:
     """Check that a segment follows the last one; return the end of the log after it.
 
     A run that was restored to a checkpoint continues from the middle of a segment.

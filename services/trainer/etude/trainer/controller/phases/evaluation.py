@@ -10,22 +10,22 @@ from etude.common.api.run.phases import Phase, RolloutPolicy
 from etude.common.api.run.spec import Evaluation
 from etude.common.errors import EtudeError
 from etude.common.role_inputs import source_for
-from etude.trainer.controller.admission.dispatch import mask, run_order
-from etude.trainer.controller.admission.dropping import Distrust
-from etude.trainer.controller.admission.quarantine_marks import Reason
+from etude.trainer.controller.admission.dispatch import mask_rollout, run_group
+from etude.trainer.controller.admission.dropping import QuarantineFilter
+from etude.trainer.controller.admission.quarantine_marks import RedrawReason
 from etude.trainer.controller.admission.tasks import Task, find_tasks
-from etude.trainer.controller.checkpoints.state import Measured
+from etude.trainer.controller.checkpoints.state import EvaluationResult
 from etude.trainer.controller.reporting.rows import evaluation_fields, rollout_row
 from etude.trainer.controller.run import Run
-from etude.trainer.rollouts.protocol import GroupOrder
-from etude.trainer.seeding import derived_seed
+from etude.trainer.rollouts.protocol import GroupRequest
+from etude.trainer.seeding import derive_seed
 from etude.v1 import journal_pb2, run_pb2
 
 REDRAWS = 3
 """Redraws of a rollout that a marked engine sampled; after that it counts as lost."""
 
 
-class Pass(NamedTuple):
+class EvaluationPass(NamedTuple):
     """Tasks and modes of one evaluation at one step."""
 
     limit: int | None
@@ -34,14 +34,14 @@ class Pass(NamedTuple):
     """True if a greedy pass follows the sampled one."""
 
 
-def due(evaluation: Evaluation, *, step: int, last_step: int) -> Pass | None:
+def due_pass(evaluation: Evaluation, *, step: int, last_step: int) -> EvaluationPass | None:
     """The evaluation that is due after this many steps of the phase; None if none is."""
     is_end = step in {0, last_step}
     if not is_end and step % evaluation.every_steps:
         return None
     limit = None if is_end else evaluation.limit
     is_greedy = evaluation.greedy == "Always" or (evaluation.greedy == "Ends" and is_end)
-    return Pass(limit, is_greedy)
+    return EvaluationPass(limit, is_greedy)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,22 +52,22 @@ class Evaluator:
     phase: Phase
     tasks: dict[str, tuple[Task, ...]]
     """By evaluation of the initial spec."""
-    _found: dict[str, tuple[Task, ...]] = field(default_factory=dict)
+    _later_tasks: dict[str, tuple[Task, ...]] = field(default_factory=dict)
     """Task sets of later evaluations, by their JSON."""
     _refused: set[str] = field(default_factory=set)
     """Reported errors of unusable task sets: each is reported once."""
-    _distrust: Distrust = field(init=False)
+    _filter: QuarantineFilter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._distrust = Distrust(self.run)
+        self._filter = QuarantineFilter(self.run)
 
     def is_due(self) -> bool:
         """True if an evaluation is due now."""
-        return any(True for _ in self._due())
+        return any(True for _ in self._due_evaluations())
 
     async def evaluate(self) -> bool:
         """Run the due evaluations; False if the controller was told to stop meanwhile."""
-        for evaluation, key, found in self._due():
+        for evaluation, key, found in self._due_evaluations():
             tasks = (await self._tasks_of(evaluation))[: found.limit]
             if not tasks:
                 continue
@@ -76,14 +76,14 @@ class Evaluator:
             self.run.cursor.evaluated.append(key)
         return True
 
-    def _due(self) -> Iterator[tuple[Evaluation, str, Pass]]:
+    def _due_evaluations(self) -> Iterator[tuple[Evaluation, str, EvaluationPass]]:
         """Each due evaluation, with the key under which it is recorded as done."""
         cursor = self.run.cursor
-        for evaluation in self.run.orders.evaluation:
+        for evaluation in self.run.commands.evaluation:
             if evaluation.phase != self.phase.name:
                 continue
             key = f"{evaluation.name}@{self.phase.name}:{cursor.step}"
-            found = due(evaluation, step=cursor.step, last_step=self.run.last_step)
+            found = due_pass(evaluation, step=cursor.step, last_step=self.run.last_step)
             if found is not None and key not in cursor.evaluated:
                 yield evaluation, key, found
 
@@ -93,46 +93,46 @@ class Evaluator:
         if evaluation.name in self.tasks and first.get(evaluation.name) == evaluation.tasks:
             return self.tasks[evaluation.name]
         key = evaluation.tasks.model_dump_json()
-        if key not in self._found:
+        if key not in self._later_tasks:
             try:
-                self._found[key] = await asyncio.to_thread(self._find, evaluation)
+                self._later_tasks[key] = await asyncio.to_thread(self._read_tasks, evaluation)
             except (OSError, EtudeError) as error:
                 self._refuse(f"{evaluation.name}: {error}")
                 return ()
-        return self._found[key]
+        return self._later_tasks[key]
 
     def _refuse(self, why: str) -> None:
         if why not in self._refused:
             self._refused.add(why)
-            self.run.tell("EvaluationSkipped", why, warning=True)
+            self.run.record_event("EvaluationSkipped", why, warning=True)
 
-    def _find(self, evaluation: Evaluation) -> tuple[Task, ...]:
+    def _read_tasks(self, evaluation: Evaluation) -> tuple[Task, ...]:
         task_set = evaluation.tasks
         store = source_for(task_set.uri, self.run.resolved.spec.storage)
         return find_tasks(store, name=task_set.name, environment=task_set.environment)
 
     async def _evaluate(self, name: str, tasks: tuple[Task, ...], *, is_greedy: bool) -> bool:
         run = self.run
-        run.reports.state(run_pb2.RUN_STATE_EVALUATING)
-        sampled = await run.unless_halted(self._pass(name, tasks, greedy=False))
+        run.reports.set_state(run_pb2.RUN_STATE_EVALUATING)
+        sampled = await run.run_unless_stopped(self._run_pass(name, tasks, greedy=False))
         greedy: list[journal_pb2.JournalRollout] | None = []
         if is_greedy and sampled is not None:
-            greedy = await run.unless_halted(self._pass(name, tasks, greedy=True))
-        run.reports.state(run_pb2.RUN_STATE_RUNNING)
+            greedy = await run.run_unless_stopped(self._run_pass(name, tasks, greedy=True))
+        run.reports.set_state(run_pb2.RUN_STATE_RUNNING)
         if sampled is None or greedy is None:
             return False
         if not sampled:
             return True  # reported as incomplete: no rollouts are not a score of 0
         fields = evaluation_fields(name, sampled=sampled, greedy=greedy)
         run.figures.eval_success = fields["success"]
-        run.figures.evaluations[name] = Measured(
+        run.figures.evaluations[name] = EvaluationResult(
             success=fields["success"], greedy_success=fields.get("greedy_success")
         )
-        run.recording.note(run.place().row("eval", **fields))
-        run.tell("Evaluated", f"{name}: {fields['success']:.3f} of {len(sampled)}")
+        run.recorder.add_row(run.place().row("eval", **fields))
+        run.record_event("Evaluated", f"{name}: {fields['success']:.3f} of {len(sampled)}")
         return True
 
-    async def _pass(
+    async def _run_pass(
         self, name: str, tasks: Sequence[Task], *, greedy: bool
     ) -> list[journal_pb2.JournalRollout]:
         """Run one rollout per task; leave out those that the platform lost."""
@@ -143,8 +143,8 @@ class Evaluator:
             self._order(f"{prefix}-{index}", task, greedy=greedy)
             for index, task in enumerate(tasks)
         ]
-        records = await self._trusted(name, orders)
-        run.recording.write_rollouts(
+        records = await self._draw_trusted(name, orders)
+        run.recorder.write_rollouts(
             run.cursor.global_step,
             f"eval-{name}-greedy" if greedy else f"eval-{name}",
             lambda: [rollout_row(record, run.chat) for record in records],
@@ -152,58 +152,62 @@ class Evaluator:
         scored = [r for r in records if r.reward.WhichOneof("result") == "reward"]
         if len(scored) < len(records):
             lost = len(records) - len(scored)
-            run.tell("EvaluationIncomplete", f"{name}: {lost} rollouts were lost", warning=True)
+            run.record_event(
+                "EvaluationIncomplete", f"{name}: {lost} rollouts were lost", warning=True
+            )
         return scored
 
-    async def _trusted(
-        self, name: str, orders: Sequence[GroupOrder]
+    async def _draw_trusted(
+        self, name: str, orders: Sequence[GroupRequest]
     ) -> list[journal_pb2.JournalRollout]:
         """Run one rollout per request; redraw those that marked weights sampled."""
-        marked: Mapping[str, Reason] = {}
-        records = await self._all(orders)
+        marked: Mapping[str, RedrawReason] = {}
+        records = await self._run_all(orders)
         for draw in range(1, REDRAWS + 2):
-            marked = await self._marked(records)
+            marked = await self._find_marked(records)
             if not marked or draw > REDRAWS:
                 break
             counts = ", ".join(f"{n} {why}" for why, n in Counter(marked.values()).items())
             message = f"evaluation {name}: {len(marked)} rollouts are redrawn: {counts}"
-            self.run.tell("RolloutsRedrawn", message, warning=True)
+            self.run.record_event("RolloutsRedrawn", message, warning=True)
             rotation = self.run.engines.rotation
             again = [order for order in orders if order.group_id in marked]
-            anew = await self._all([replace(o, draws=(draw,), targets=rotation) for o in again])
+            anew = await self._run_all([replace(o, draws=(draw,), targets=rotation) for o in again])
             records = [r for r in records if r.rollout.group_id not in marked] + anew
         for record in records:
             if (why := marked.get(record.rollout.group_id)) is not None:
-                mask(record, f"{why}, after {REDRAWS} redraws", reason="SuspectPolicy")
+                mask_rollout(record, f"{why}, after {REDRAWS} redraws", reason="SuspectPolicy")
         return records
 
-    async def _marked(self, records: Sequence[journal_pb2.JournalRollout]) -> Mapping[str, Reason]:
+    async def _find_marked(
+        self, records: Sequence[journal_pb2.JournalRollout]
+    ) -> Mapping[str, RedrawReason]:
         """Rollouts that marked weights sampled, by group id, with the reason."""
-        await self._distrust.refresh()
+        await self._filter.refresh()
         scored = [r.rollout for r in records if r.reward.WhichOneof("result") == "reward"]
-        found = {each.group_id: self._distrust.marks.against(each) for each in scored}
+        found = {each.group_id: self._filter.marks.drop_reason(each) for each in scored}
         return {name: reason for name, reason in found.items() if reason is not None}
 
-    async def _all(self, orders: Sequence[GroupOrder]) -> list[journal_pb2.JournalRollout]:
+    async def _run_all(self, orders: Sequence[GroupRequest]) -> list[journal_pb2.JournalRollout]:
         async with asyncio.TaskGroup() as group:
             pending = [
                 group.create_task(self._roll_out(order), name=order.group_id) for order in orders
             ]
         return [record for task in pending for record in task.result()]
 
-    async def _roll_out(self, order: GroupOrder) -> list[journal_pb2.JournalRollout]:
-        records = await run_order(self.run, order)
+    async def _roll_out(self, order: GroupRequest) -> list[journal_pb2.JournalRollout]:
+        records = await run_group(self.run, order)
         self.run.figures.evaluated += len(records)
         return records
 
-    def _order(self, group_id: str, task: Task, *, greedy: bool) -> GroupOrder:
-        return GroupOrder(
+    def _order(self, group_id: str, task: Task, *, greedy: bool) -> GroupRequest:
+        return GroupRequest(
             group_id=group_id,
             task_id=task.task_id,
             task_uri=task.uri,
             environment=task.environment,
             indices=(0,),
-            seed=derived_seed(self.phase.seed, group_id),
+            seed=derive_seed(self.phase.seed, group_id),
             temperature=0.0 if greedy else 1.0,
             targets=self.run.engines.rotation,
             limits=self.phase.rollout or RolloutPolicy(),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from etude.common.api.run.phases import AsyncLimits, AsyncMode, RolloutPolicy
-from etude.trainer.controller.admission.groups import Group
+from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.run import Run, RunFailedError
 from etude.trainer.learner.batches import StepResult
 
@@ -26,7 +26,7 @@ class InfraFailuresError(RunFailedError):
     reason = "InfraFailures"
 
 
-def check_faults(run: Run, groups: Sequence[Group], limits: RolloutPolicy) -> None:
+def check_faults(run: Run, groups: Sequence[RolloutGroup], limits: RolloutPolicy) -> None:
     """Refuse a batch with too many lost rollouts.
 
     Raises:

@@ -3,7 +3,7 @@
 import time
 
 from etude.common.api.run.phases import Phase
-from etude.trainer.controller.phases.targets import measured
+from etude.trainer.controller.phases.targets import record_measurement
 from etude.trainer.controller.reporting.rows import step_row
 from etude.trainer.controller.run import Run
 
@@ -15,9 +15,9 @@ async def train_supervised(run: Run, phase: Phase) -> bool:
         started = time.monotonic()
         result = await run.learners.supervised_step(run.cursor.step)
         seconds = time.monotonic() - started
-        run.stepped(result, seconds=seconds)
-        measured(run, {"Loss": result.loss})
-        run.recording.note(step_row(run.place(), result, seconds=seconds))
-        if run.cursor.step < run.last_step and await run.boundary():
+        run.complete_step(result, seconds=seconds)
+        record_measurement(run, {"Loss": result.loss})
+        run.recorder.add_row(step_row(run.place(), result, seconds=seconds))
+        if run.cursor.step < run.last_step and await run.step_boundary():
             return False
     return True

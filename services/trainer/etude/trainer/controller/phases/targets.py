@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from etude.common.api.run.phase_goals import Gate
 from etude.common.api.run.phases import Phase
-from etude.trainer.controller.checkpoints.state import Measured
+from etude.trainer.controller.checkpoints.state import EvaluationResult
 from etude.trainer.controller.run import Run, RunFailedError
 from etude.v1 import run_pb2
 
@@ -19,7 +19,7 @@ class GateNotMetError(RunFailedError):
     reason: ClassVar[str] = GATE_NOT_MET
 
 
-def measured(run: Run, figures: Mapping[str, float]) -> None:
+def record_measurement(run: Run, figures: Mapping[str, float]) -> None:
     """Record a step's figures; end the phase once they meet its success policy.
 
     Args:
@@ -35,10 +35,12 @@ def measured(run: Run, figures: Mapping[str, float]) -> None:
     if len(window) == policy.window_steps and policy.holds(mean):
         cursor.ends[cursor.phase] = cursor.step
         words = f"{policy.metric} {mean:.4g} over {len(window)} steps: {policy.op} {policy.value}"
-        run.tell(TARGET_REACHED, f"phase {cursor.phase} ends at step {cursor.step}: {words}")
+        run.record_event(
+            TARGET_REACHED, f"phase {cursor.phase} ends at step {cursor.step}: {words}"
+        )
 
 
-def complaint(gate: Gate, evaluations: Mapping[str, Measured]) -> str:
+def gate_failure(gate: Gate, evaluations: Mapping[str, EvaluationResult]) -> str:
     """Explain why a gate does not hold; empty if it does."""
     found = evaluations.get(gate.evaluation)
     figure = None
@@ -50,7 +52,7 @@ def complaint(gate: Gate, evaluations: Mapping[str, Measured]) -> str:
     return "" if gate.holds(figure) else f"{wanted}, and is {figure:.4g}"
 
 
-async def may_go_on(run: Run, phase: Phase) -> bool:
+async def passes_gate(run: Run, phase: Phase) -> bool:
     """Check the gate of a finished phase; False suspends the run.
 
     Raises:
@@ -60,17 +62,17 @@ async def may_go_on(run: Run, phase: Phase) -> bool:
     gate = phase.gate
     if gate is None:
         return True
-    why = complaint(gate, run.figures.evaluations)
+    why = gate_failure(gate, run.figures.evaluations)
     run.cursor.gates[phase.name] = "NotMet" if why else "Met"
-    run.report()
+    run.update_status()
     if not why:
         return True
     words = f"phases[].gate of {phase.name}: {why}"
-    run.tell(GATE_NOT_MET, words, warning=True)
+    run.record_event(GATE_NOT_MET, words, warning=True)
     if gate.on_fail == "Continue":
         return True
     if run.saver.last_step != run.cursor.global_step:
-        await run.save("PhaseEnd")
+        await run.save_checkpoint("PhaseEnd")
     if gate.on_fail == "Stop":
         raise GateNotMetError(words)
     status = run.reports.status
@@ -78,11 +80,11 @@ async def may_go_on(run: Run, phase: Phase) -> bool:
     return False
 
 
-def conclude(run: Run) -> None:
+def report_done(run: Run) -> None:
     """Report the end of a run, and a target that ended it early."""
     last = run.resolved.spec.phases[-1].name
     if last in run.cursor.ends:
         status = run.reports.status
         status.reason = TARGET_REACHED
         status.message = f"phase {last} reached its target at step {run.cursor.ends[last]}"
-    run.reports.state(run_pb2.RUN_STATE_DONE)
+    run.reports.set_state(run_pb2.RUN_STATE_DONE)

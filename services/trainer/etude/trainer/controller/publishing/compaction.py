@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from etude.common.errors import FencedError
 from etude.common.weights import EpochRecord
 from etude.trainer import metrics
-from etude.trainer.compactor.report import KeeperReport, Keeping, overdue
+from etude.trainer.compactor.report import CompactorClient, CompactorReport, describe_overdue
 
 log = logging.getLogger(__name__)
 
@@ -26,19 +26,19 @@ IDLE_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Upkeep:
+class CompactionMonitor:
     """Runs a compactor, and keeps its last report."""
 
-    keeping: Keeping
+    client: CompactorClient
     epoch: int
     versions: int
     """Between two keyframes, as the run has it."""
     first: int
     """Number of the first version of this epoch."""
-    last: KeeperReport | None = None
+    last: CompactorReport | None = None
     problem: str = ""
     """Error of the last round, if it gave no report."""
-    _mended: int | None = None
+    _repaired_number: int | None = None
     """Number of the newest version that was complete because the chain was broken."""
 
     async def run(self, newest: Callable[[], int]) -> None:
@@ -54,7 +54,7 @@ class Upkeep:
             if epoch != closed and (number != seen or rested_s >= IDLE_S):
                 seen, rested_s = number, 0.0
                 try:
-                    is_well = await self.round()
+                    is_well = await self.run_round()
                 except FencedError as error:
                     log.info("the compactor stops until this controller opens an epoch: %s", error)
                     closed, seen, is_well = epoch, -1, True
@@ -67,14 +67,14 @@ class Upkeep:
         """Continue in an epoch that this controller opened."""
         self.epoch, self.first = record.epoch, record.first_number
 
-    async def round(self) -> bool:
+    async def run_round(self) -> bool:
         """Run one round; False if anything failed in it.
 
         Raises:
             FencedError: a newer epoch was opened.
         """
         try:
-            report = await self.keeping.round(self.epoch)
+            report = await self.client.run_round(self.epoch)
         except FencedError:
             raise
         except Exception as error:
@@ -86,7 +86,7 @@ class Upkeep:
         _count(report)
         return not report.failures
 
-    def break_in_chain(self) -> str:
+    def chain_break(self) -> str:
         """Describe a break in the chain that only a complete version can repair; empty without one.
 
         A complete version that did not help is not followed by another one before a keyframe would
@@ -95,17 +95,20 @@ class Upkeep:
         last = self.last
         if last is None or last.cut_off_at is None:
             return ""
-        if self._mended is not None and last.cut_off_at.number < self._mended + self.versions:
+        if (
+            self._repaired_number is not None
+            and last.cut_off_at.number < self._repaired_number + self.versions
+        ):
             return ""
         return "; ".join(each.message for each in last.failures if each.stage == "follow")
 
-    def mended(self, number: int) -> None:
+    def note_complete_version(self, number: int) -> None:
         """Note that the version of this number is complete because of a break."""
-        self._mended = number
+        self._repaired_number = number
 
-    def trouble(self, newest: int) -> str:
+    def overdue_problem(self, newest: int) -> str:
         """Explain why a keyframe is overdue; empty if none is."""
-        return overdue(
+        return describe_overdue(
             self.last,
             newest=newest,
             first=self.first,
@@ -114,7 +117,7 @@ class Upkeep:
         )
 
 
-def _count(report: KeeperReport) -> None:
+def _count(report: CompactorReport) -> None:
     metrics.CHAIN_VERSIONS.set(report.chain.versions)
     metrics.CHAIN_BYTES.set(report.chain.num_bytes)
     metrics.COLLECTED.inc(report.collected)

@@ -42,7 +42,7 @@ class ContentRefusedError(UnavailableError):
 
 
 @dataclass(slots=True)
-class Replica:
+class EngineWeightClient:
     """Client of one engine's weight service."""
 
     target: str
@@ -58,13 +58,13 @@ class Replica:
             UnavailableError: the engine cannot, or not in time.
         """
         request = weights_pb2.StageVersionRequest(version=version.to_proto())
-        answer = await self._insist(
+        answer = await self._call_with_retry(
             f"StageVersion {version}",
             lambda left_s: self._stub.StageVersion(request, timeout=left_s),
         )
         return answer.status
 
-    async def commit(self, version: VersionId) -> weights_pb2.WeightStatus:
+    async def activate(self, version: VersionId) -> weights_pb2.WeightStatus:
         """Activate a version: the engine serves it.
 
         Raises:
@@ -72,7 +72,7 @@ class Replica:
             UnavailableError: the engine cannot, or not in time.
         """
         request = weights_pb2.CommitVersionRequest(version=version.to_proto())
-        answer = await self._insist(
+        answer = await self._call_with_retry(
             f"CommitVersion {version}",
             lambda left_s: self._stub.CommitVersion(request, timeout=left_s),
         )
@@ -86,7 +86,7 @@ class Replica:
             UnavailableError: the engine cannot, or not in time.
         """
         request = weights_pb2.RollbackVersionRequest(version=version.to_proto())
-        answer = await self._insist(
+        answer = await self._call_with_retry(
             f"RollbackVersion {version}",
             lambda left_s: self._stub.RollbackVersion(request, timeout=left_s),
         )
@@ -100,7 +100,7 @@ class Replica:
         """
         proto = None if version is None else version.to_proto()
         request = weights_pb2.SetTargetRequest(version=proto)
-        await self._insist(
+        await self._call_with_retry(
             f"SetTarget {version}", lambda left_s: self._stub.SetTarget(request, timeout=left_s)
         )
 
@@ -125,7 +125,9 @@ class Replica:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._channel.close()
 
-    async def _insist(self, what: str, call: Callable[[float], Awaitable[_Answer]]) -> _Answer:
+    async def _call_with_retry(
+        self, what: str, call: Callable[[float], Awaitable[_Answer]]
+    ) -> _Answer:
         """Retry an idempotent call until time is up.
 
         Raises:

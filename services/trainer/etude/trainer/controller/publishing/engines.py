@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from etude.common.api.run.weights import Weights
 from etude.common.errors import UnavailableError
 from etude.common.weights import MAX_LAG, VersionId
-from etude.trainer.controller.publishing.engine_client import ContentRefusedError, Replica
+from etude.trainer.controller.publishing.engine_client import (
+    ContentRefusedError,
+    EngineWeightClient,
+)
 from etude.v1 import weights_pb2
 
 log = logging.getLogger(__name__)
@@ -19,7 +22,7 @@ GRACE_S = 15.0
 LAGGING = "ReplicaLagging"
 
 _Task = asyncio.Task[weights_pb2.WeightStatus]
-_Move = Callable[[Replica], Awaitable[weights_pb2.WeightStatus]]
+_Move = Callable[[EngineWeightClient], Awaitable[weights_pb2.WeightStatus]]
 
 
 class EnginesLateError(UnavailableError):
@@ -51,7 +54,7 @@ class Engines:
     """Replicas that serve the newest activated version."""
     last_pause_s: float = 0.0
     """Longest engine pause of the newest activation."""
-    _replicas: dict[str, Replica] = field(init=False)
+    _replicas: dict[str, EngineWeightClient] = field(init=False)
     _live: dict[str, VersionId] = field(default_factory=dict)
     """The version that each replica was last known to serve."""
     _newest: VersionId | None = None
@@ -60,7 +63,9 @@ class Engines:
     _hints: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._replicas = {target: Replica(target, self.timeout_s) for target in self.targets}
+        self._replicas = {
+            target: EngineWeightClient(target, self.timeout_s) for target in self.targets
+        }
 
     @classmethod
     def of(cls, targets: Sequence[str], weights: Weights) -> "Engines":
@@ -70,12 +75,12 @@ class Engines:
         return cls(targets, timeout_s=weights.timeout_seconds, together_s=together_s)
 
     @property
-    def wanted(self) -> Sequence[str]:
+    def expected(self) -> Sequence[str]:
         """Replicas to use; others may be starting or terminating."""
         return self.targets[: self.limit] if self.limit else self.targets
 
     @property
-    def relied_on(self) -> int:
+    def num_addressed(self) -> int:
         """Number of targets that may be called; a removed one stays until it leaves rotation."""
         if not self.limit:
             return 0
@@ -83,7 +88,7 @@ class Engines:
         return max(self.limit, last)
 
     @property
-    def trouble(self) -> str:
+    def lag_problem(self) -> str:
         """Describe the replicas that lag far behind; empty while none does."""
         newest = self._newest
         if newest is None:
@@ -91,7 +96,7 @@ class Engines:
         behind = [
             f"{target} serves {live}"
             for target, live in sorted(self._live.items())
-            if target in self.wanted and newest.number - live.number > MAX_LAG
+            if target in self.expected and newest.number - live.number > MAX_LAG
         ]
         return f"{', '.join(behind)}; the newest version is {newest}" if behind else ""
 
@@ -99,13 +104,13 @@ class Engines:
         """Announce a version to replicas that update themselves, in the background."""
         if self.together_s is not None:
             return
-        for target in self.wanted:
+        for target in self.expected:
             replica = self._replicas[target]
             hint = asyncio.create_task(replica.announce(version), name=f"announce-{target}")
             self._hints.add(hint)
             hint.add_done_callback(self._hints.discard)
 
-    async def commit(self, version: VersionId) -> None:
+    async def activate(self, version: VersionId) -> None:
         """Activate the version on every replica; those that lag leave rotation until they serve it.
 
         Raises:
@@ -113,19 +118,21 @@ class Engines:
             EnginesLateError: none served it in time.
             UnavailableError: none can.
         """
-        if not self.wanted:
+        if not self.expected:
             return
         self._newest = version
         self._stop_moves()
-        waited_for = await self._answering()
+        waited_for = await self._find_reachable()
         try:
             if self.together_s is None:
-                tasks = self._start("commit", waited_for, lambda replica: replica.commit(version))
+                tasks = self._start("commit", waited_for, lambda replica: replica.activate(version))
                 await self._finish(tasks, version, under_way={})
                 return
             staging = self._start("stage", waited_for, lambda replica: replica.stage(version))
-            prepared = await self._ended(staging, version, grace_s=None)
-            tasks = self._start("commit", prepared, lambda replica: _commit_held(replica, version))
+            prepared = await self._collect_succeeded(staging, version, grace_s=None)
+            tasks = self._start(
+                "commit", prepared, lambda replica: _activate_pinned(replica, version)
+            )
             await self._finish(tasks, version, under_way=staging)
         except BaseException:
             self._stop_moves()
@@ -134,7 +141,7 @@ class Engines:
     async def roll_back(self, version: VersionId) -> None:
         """Roll every reachable replica back to a version."""
         self._stop_moves()
-        waited_for = await self._answering()
+        waited_for = await self._find_reachable()
         tasks = self._start("roll-back", waited_for, lambda replica: replica.roll_back(version))
         if tasks:
             await asyncio.wait(tasks.values(), timeout=self.timeout_s)
@@ -144,33 +151,33 @@ class Engines:
             elif (error := task.exception()) is not None:
                 log.warning("engine %s did not roll back: %s", target, error)
             else:
-                self._saw(target, task.result())
+                self._note_status(target, task.result())
 
-    async def _answering(self) -> list[str]:
+    async def _find_reachable(self) -> list[str]:
         """Replicas to wait for; those out of rotation must answer first."""
         if not self.rotation:
-            return list(self.wanted)
-        away = [target for target in self.wanted if target not in self.rotation]
+            return list(self.expected)
+        away = [target for target in self.expected if target not in self.rotation]
         statuses = await asyncio.gather(*(self._replicas[target].status() for target in away))
         for target, status in zip(away, statuses, strict=True):
             if status is not None:
-                self._saw(target, status)
+                self._note_status(target, status)
         silent = {target for target, status in zip(away, statuses, strict=True) if status is None}
-        return [target for target in self.wanted if target not in silent]
+        return [target for target in self.expected if target not in silent]
 
-    def _saw(self, target: str, status: weights_pb2.WeightStatus) -> None:
+    def _note_status(self, target: str, status: weights_pb2.WeightStatus) -> None:
         if status.HasField("live"):
             self._live[target] = VersionId.from_proto(status.live)
         if status.HasField("suspect_since"):
             log.error("engine %s distrusts its memory: %s", target, status.message)
 
     def _start(self, what: str, targets: Collection[str], move: _Move) -> dict[str, _Task]:
-        async def moved(replica: Replica) -> weights_pb2.WeightStatus:
+        async def moved(replica: EngineWeightClient) -> weights_pb2.WeightStatus:
             return await move(replica)
 
         tasks = {
             target: asyncio.create_task(moved(self._replicas[target]), name=f"{what}-{target}")
-            for target in self.wanted
+            for target in self.expected
             if target in targets
         }
         self._moves.update(tasks.values())
@@ -180,16 +187,16 @@ class Engines:
         self, tasks: dict[str, _Task], version: VersionId, *, under_way: dict[str, _Task]
     ) -> None:
         """Wait for activations, and rotate to the replicas that serve; the others catch up."""
-        serving = await self._ended(tasks, version, grace_s=self.grace_s)
+        serving = await self._collect_succeeded(tasks, version, grace_s=self.grace_s)
         for target in serving:
-            self._saw(target, tasks[target].result())
-        self.rotation = tuple(target for target in self.wanted if target in serving)
+            self._note_status(target, tasks[target].result())
+        self.rotation = tuple(target for target in self.expected if target in serving)
         self.last_pause_s = max(tasks[target].result().last_pause_seconds for target in serving)
-        for target in self.wanted:
+        for target in self.expected:
             if target not in serving:
-                self._chase(target, version, tasks.get(target) or under_way.get(target))
+                self._catch_up_later(target, version, tasks.get(target) or under_way.get(target))
 
-    async def _ended(
+    async def _collect_succeeded(
         self, tasks: dict[str, _Task], version: VersionId, *, grace_s: float | None
     ) -> list[str]:
         """Collect the targets that succeeded in time, at least one.
@@ -203,11 +210,11 @@ class Engines:
         done = {target: task for target, task in tasks.items() if task.done()}
         errors = {t: error for t, task in done.items() if (error := task.exception()) is not None}
         refused = [e for e in errors.values() if isinstance(e, ContentRefusedError)]
-        if 2 * len(refused) > len(self.wanted):
+        if 2 * len(refused) > len(self.expected):
             raise VersionRefusedError(f"version {version}: {refused[0]}")
         if len(done) == len(errors):
             raise next(iter(errors.values()), None) or EnginesLateError(
-                f"no engine of {', '.join(self.wanted)} served version {version}"
+                f"no engine of {', '.join(self.expected)} served version {version}"
                 f" within {self.timeout_s:.0f} s: see the logs of the inference role"
             )
         for target, error in errors.items():
@@ -237,7 +244,7 @@ class Engines:
                 last_s = together_s if grace_s is None else now_s() + grace_s
                 end_s = min(end_s, last_s)
 
-    def _chase(self, target: str, version: VersionId, task: _Task | None) -> None:
+    def _catch_up_later(self, target: str, version: VersionId, task: _Task | None) -> None:
         """Let a late replica continue, and return to rotation once it serves the version."""
         if task is not None:
             if task.done():
@@ -249,21 +256,21 @@ class Engines:
                 await task
             replica = self._replicas[target]
             is_held = self.together_s is not None
-            move = _commit_held(replica, version) if is_held else replica.commit(version)
+            move = _activate_pinned(replica, version) if is_held else replica.activate(version)
             status = await move
-            self._saw(target, status)
+            self._note_status(target, status)
             if self._newest == version:
                 serving = {*self.rotation, target}
-                self.rotation = tuple(each for each in self.wanted if each in serving)
+                self.rotation = tuple(each for each in self.expected if each in serving)
             return status
 
         chase = asyncio.create_task(catch_up(), name=f"catch-up-{target}")
-        chase.add_done_callback(_heard)
+        chase.add_done_callback(_log_error)
         self._moves.add(chase)
 
     def _stop_moves(self) -> None:
         for task in self._moves:
-            task.add_done_callback(_heard)
+            task.add_done_callback(_log_error)
             task.cancel()
         self._moves.clear()
 
@@ -274,14 +281,16 @@ class Engines:
             await replica.close()
 
 
-async def _commit_held(replica: Replica, version: VersionId) -> weights_pb2.WeightStatus:
+async def _activate_pinned(
+    replica: EngineWeightClient, version: VersionId
+) -> weights_pb2.WeightStatus:
     """Activate a version on a replica, and pin it there."""
-    status = await replica.commit(version)
+    status = await replica.activate(version)
     await replica.pin(version)
     return status
 
 
-def _heard(task: _Task) -> None:
+def _log_error(task: _Task) -> None:
     """Log the error of a task that is no longer awaited."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("%s: %s", task.get_name(), error)

@@ -12,12 +12,12 @@ from etude.trainer import metrics
 T = TypeVar("T")
 
 
-def nobody() -> None:
+def ignore_change() -> None:
     """Default callback, which does nothing."""
 
 
 @dataclass(slots=True)
-class InFlight(Generic[T]):
+class InFlightQueue(Generic[T]):
     """Queue between one producer and one consumer. Use it from the event loop only.
 
     | task | calls | waits for |
@@ -31,7 +31,7 @@ class InFlight(Generic[T]):
 
     setbacks: tuple[type[Exception], ...] = ()
     """Errors that the producer can recover from."""
-    on_change: Callable[[], None] = nobody
+    on_change: Callable[[], None] = ignore_change
     """Called when an item is done or met a setback."""
     _items: deque[T] = field(default_factory=deque)
     _setback: Exception | None = None
@@ -47,7 +47,7 @@ class InFlight(Generic[T]):
         return self._items[-1] if self._items else None
 
     @property
-    def is_stuck(self) -> bool:
+    def has_setback(self) -> bool:
         """True if a setback waits for recovery."""
         return self._setback is not None
 
@@ -70,7 +70,7 @@ class InFlight(Generic[T]):
             self._notify()
             self.on_change()
 
-    async def room(self, most: int) -> None:
+    async def wait_for_room(self, most: int) -> None:
         """Wait until at most this many items are in flight; raise the setback of an item."""
         while True:
             if self._setback is not None:

@@ -12,9 +12,9 @@ from opentelemetry import context, trace
 from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.controller.publishing.engines import VersionRefusedError
-from etude.trainer.controller.publishing.rollback import abandon
-from etude.trainer.controller.publishing.versions import BaseLostError, Encoded
-from etude.trainer.controller.reporting.rows import Published, version_row
+from etude.trainer.controller.publishing.rollback import abandon_version
+from etude.trainer.controller.publishing.versions import BaseLostError, EncodedVersion
+from etude.trainer.controller.reporting.rows import PublishedVersion, version_row
 from etude.trainer.controller.run import Run
 from etude.v1 import journal_pb2
 
@@ -40,17 +40,17 @@ async def publish(run: Run, *, ahead: int = 0, is_served: bool = False) -> bool:
         StoreError: the store stayed away.
         VersionRefusedError: the engines refuse version after version.
     """
-    if run.upkeep.break_in_chain():
-        await settle(run)  # the ranks hold what is in flight, which builds on the chain as it is
-        _begin_anew(run)
+    if run.compaction.chain_break():
+        await drain(run)  # the ranks hold what is in flight, which builds on the chain as it is
+        _restart_chain(run)
     is_new = not _is_newest(run)
     if is_new:
         await _encode(run, is_served=is_served)
-    await settle(run, most=ahead)
+    await drain(run, most=ahead)
     return is_new
 
 
-async def settle(run: Run, *, most: int = 0) -> None:
+async def drain(run: Run, *, most: int = 0) -> None:
     """Drain the pipeline to at most this many versions in flight, and recover from a setback.
 
     After a setback, the current weights are published as a complete version first.
@@ -61,12 +61,12 @@ async def settle(run: Run, *, most: int = 0) -> None:
         VersionRefusedError: the engines refuse version after version.
     """
     try:
-        await run.in_flight.room(most)
+        await run.in_flight.wait_for_room(most)
     except VersionRefusedError as error:
         first, *_ = run.in_flight.withdraw()
-        await abandon(run, first.manifest.version, why=str(error))
+        await abandon_version(run, first.manifest.version, why=str(error))
         await publish(run)
-        await serve(run, refusals=1)
+        await activate_newest(run, refusals=1)
     except BaseLostError as error:
         first, *_ = run.in_flight.withdraw()
         log.warning("published complete: %s", error)
@@ -74,7 +74,7 @@ async def settle(run: Run, *, most: int = 0) -> None:
         await publish(run, is_served=first.is_served)
 
 
-async def serve(run: Run, *, refusals: int = 0) -> None:
+async def activate_newest(run: Run, *, refusals: int = 0) -> None:
     """Activate the newest version on the engines; none may be in flight.
 
     A version whose content most of them refuse is quarantined, and the weights are published again.
@@ -88,18 +88,18 @@ async def serve(run: Run, *, refusals: int = 0) -> None:
     while run.cursor.policy is not None:
         version = VersionId(*run.cursor.policy)
         try:
-            await _serve(run, version)
+            await _activate(run, version)
         except VersionRefusedError as error:
             if refusals >= MAX_REFUSALS:
                 raise
             refusals += 1
-            await abandon(run, version, why=str(error))
+            await abandon_version(run, version, why=str(error))
             await publish(run)
         else:
             return
 
 
-async def bring_out(run: Run, encoded: Encoded) -> None:
+async def publish_encoded(run: Run, encoded: EncodedVersion) -> None:
     """Upload an encoded version and publish its manifest; activate it if it is marked for that.
 
     Raises:
@@ -111,10 +111,10 @@ async def bring_out(run: Run, encoded: Encoded) -> None:
     """
     manifest, version = encoded.manifest, encoded.manifest.version
     # A successor must be able to train its weights up to any visible version.
-    await run.book.journal.durable(encoded.sequence)
+    await run.book.journal.wait_durable(encoded.sequence)
     with _TRACER.start_as_current_span("publish", context=encoded.trace) as span:
         span.set_attributes({"etude.policy": str(version), "etude.step": manifest.step})
-        await run.versions.commit(run.learners, manifest, patience=run.uploading)
+        await run.versions.upload_and_publish(run.learners, manifest, patience=run.upload_retry)
     run.cursor.policy = (version.epoch, version.number)
     run.publish_s = time.monotonic() - encoded.started_s
     body = journal_pb2.JournalPublished(
@@ -124,21 +124,23 @@ async def bring_out(run: Run, encoded: Encoded) -> None:
         manifest_sha256=manifest.sha256,
     )
     run.book.write(journal_pb2.JournalRecord(published=body))
-    run.unserved = version_row(encoded.place, version, run.publish_s, _counted(run, encoded))
+    run.unserved = version_row(
+        encoded.place, version, run.publish_s, _count_published(run, encoded)
+    )
     run.engines.announce(version)
-    run.moved()
-    run.report()
+    run.mark_progress()
+    run.update_status()
     if encoded.is_served:
-        await _serve(run, version)
+        await _activate(run, version)
 
 
-def _begin_anew(run: Run) -> None:
+def _restart_chain(run: Run) -> None:
     """Make the next version complete if the chain is broken."""
-    problem = run.upkeep.break_in_chain()
+    problem = run.compaction.chain_break()
     if problem:
-        run.tell("ChainBroken", f"the next version is complete: {problem}", warning=True)
+        run.record_event("ChainBroken", f"the next version is complete: {problem}", warning=True)
         run.versions.base = None
-        run.upkeep.mended(run.next_version)
+        run.compaction.note_complete_version(run.next_version)
 
 
 async def _encode(run: Run, *, is_served: bool) -> None:
@@ -148,38 +150,38 @@ async def _encode(run: Run, *, is_served: bool) -> None:
     with _TRACER.start_as_current_span("encode") as span:
         span.set_attributes({"etude.policy": str(version), "etude.step": step})
         manifest = await run.versions.encode(
-            run.learners, version, step=step, patience=run.patience
+            run.learners, version, step=step, patience=run.store_retry
         )
     run.next_version += 1
     run.in_flight.add(
-        Encoded(
+        EncodedVersion(
             manifest=manifest,
             started_s=started_s,
             place=run.place(),
-            sequence=run.batched,
+            sequence=run.batch_sequence,
             is_served=is_served,
             trace=context.get_current(),
         )
     )
 
 
-async def _serve(run: Run, version: VersionId) -> None:
+async def _activate(run: Run, version: VersionId) -> None:
     """Activate a version on the engines; a run that is told to stop does not wait for them."""
     # The number of engines changes between versions only: a new engine must load this one first.
-    run.engines.limit = run.orders.engines or run.engines.limit
-    await run.unless_halted(run.engines.commit(version))
+    run.engines.limit = run.commands.engines or run.engines.limit
+    await run.run_unless_stopped(run.engines.activate(version))
     run.served = version
-    run.moved()
+    run.mark_progress()
     if run.unserved is not None:
         swap_ms = run.engines.last_pause_s * 1e3
-        run.recording.note(run.unserved | {"swap_ms": round(swap_ms, 2)})
+        run.recorder.add_row(run.unserved | {"swap_ms": round(swap_ms, 2)})
         run.unserved = None
 
 
-def _counted(run: Run, encoded: Encoded) -> Published:
+def _count_published(run: Run, encoded: EncodedVersion) -> PublishedVersion:
     """Size and statistics of a version, counted in the metrics."""
     manifest = encoded.manifest
-    published = Published(
+    published = PublishedVersion(
         manifest.sha256,
         manifest.num_bytes,
         manifest.stats,

@@ -16,7 +16,7 @@ from etude.trainer.controller.run import Run
 log = logging.getLogger(__name__)
 
 
-async def abandon(run: Run, version: VersionId, *, why: str) -> None:
+async def abandon_version(run: Run, version: VersionId, *, why: str) -> None:
     """Quarantine a version, and continue from the one before it in a new epoch.
 
     It can no longer be activated, and rollouts that it sampled are dropped. The next version is
@@ -26,29 +26,27 @@ async def abandon(run: Run, version: VersionId, *, why: str) -> None:
         FencedError: another controller took over.
         StoreError: the store stayed away.
     """
-    store, patience = run.store, run.patience
-    await patience.keep_trying(
+    store, patience = run.store, run.store_retry
+    await patience.retry(
         "quarantine", lambda: asyncio.to_thread(quarantine, store, version, reason=why)
     )
-    parent = await patience.keep_trying(
-        "versions", lambda: asyncio.to_thread(_before, run, version)
+    parent = await patience.retry(
+        "versions", lambda: asyncio.to_thread(_newest_before, run, version)
     )
     message = f"{version} is rolled back to {parent or 'none'}: {why}"
-    run.tell("VersionQuarantined", message, warning=True)
+    run.record_event("VersionQuarantined", message, warning=True)
 
     async def claim() -> int:
-        return await patience.keep_trying("epoch", lambda: asyncio.to_thread(_claim, run, parent))
+        return await patience.retry("epoch", lambda: asyncio.to_thread(_claim_epoch, run, parent))
 
-    epoch = await run.book.journal.reopen(claim)
-    record = await patience.keep_trying(
-        "epoch", lambda: asyncio.to_thread(read_epoch, store, epoch)
-    )
+    epoch = await run.book.journal.open_epoch(claim)
+    record = await patience.retry("epoch", lambda: asyncio.to_thread(read_epoch, store, epoch))
     run.begin_epoch(record)
     if parent is not None:
         await run.engines.roll_back(parent)
 
 
-def _before(run: Run, version: VersionId) -> VersionId | None:
+def _newest_before(run: Run, version: VersionId) -> VersionId | None:
     """The newest accepted version before this one that is not quarantined; None without one."""
     refused = quarantined(run.store)
     older = [
@@ -59,7 +57,7 @@ def _before(run: Run, version: VersionId) -> VersionId | None:
     return older[-1] if older else None
 
 
-def _claim(run: Run, parent: VersionId | None) -> int:
+def _claim_epoch(run: Run, parent: VersionId | None) -> int:
     return claim_epoch(
         run.store, holder=run.versions.holder, parent=parent, reason="rollback", after=run.epoch
     )

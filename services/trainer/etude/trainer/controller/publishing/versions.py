@@ -12,9 +12,9 @@ from etude.common.errors import CorruptError, FencedError, WrongStateError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import WeightManifest, read_manifest
-from etude.trainer.controller.reporting.rows import Place
-from etude.trainer.controller.store_retry import Patience
-from etude.trainer.export.receipts import Base, manifest_of
+from etude.trainer.controller.reporting.rows import RowPosition
+from etude.trainer.controller.store_retry import StoreRetry
+from etude.trainer.export.receipts import PublishBase, build_manifest
 from etude.trainer.learner.protocol import Learners
 
 log = logging.getLogger(__name__)
@@ -26,13 +26,13 @@ class BaseLostError(WrongStateError):
     reason: ClassVar[str] = "BaseLost"
 
 
-class Encoded(NamedTuple):
+class EncodedVersion(NamedTuple):
     """An encoded version in the ranks' memory, to be uploaded and published."""
 
     manifest: WeightManifest
     started_s: float
     """Of time.monotonic()."""
-    place: Place
+    place: RowPosition
     """Position of the run at its weights."""
     sequence: int
     """Newest journal record that its weights depend on."""
@@ -43,7 +43,7 @@ class Encoded(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Versions:
+class VersionChain:
     """Builds each version on the one before, and publishes it.
 
     The manifest is known once the version is encoded, so the next version can name it by its hash
@@ -54,7 +54,7 @@ class Versions:
     run_uid: str
     holder: str
     """Name of the publisher, shown to people."""
-    base: Base | None = None
+    base: PublishBase | None = None
     """The newest encoded version; None makes the next version complete."""
 
     async def resume(self, version: VersionId) -> None:
@@ -65,10 +65,10 @@ class Versions:
             log.warning("the next version is complete: %s", error)
             self.base = None
         else:
-            self.base = Base(found.ref, found.schema_sha256)
+            self.base = PublishBase(found.ref, found.schema_sha256)
 
     async def encode(
-        self, learners: Learners, version: VersionId, *, step: int, patience: Patience
+        self, learners: Learners, version: VersionId, *, step: int, patience: StoreRetry
     ) -> WeightManifest:
         """Have the ranks encode their parts; return the manifest to publish.
 
@@ -77,10 +77,10 @@ class Versions:
             StoreError: the store stayed away.
         """
         base = self.base
-        receipts = await patience.keep_trying(
+        receipts = await patience.retry(
             f"policy version {version}", lambda: learners.encode(version, base)
         )
-        manifest = manifest_of(
+        manifest = build_manifest(
             receipts,
             run=self.run_uid,
             version=version,
@@ -88,11 +88,11 @@ class Versions:
             holder=self.holder,
             base=None if base is None else base.ref,
         )
-        self.base = Base(manifest.ref, manifest.schema_sha256)
+        self.base = PublishBase(manifest.ref, manifest.schema_sha256)
         return manifest
 
-    async def commit(
-        self, learners: Learners, manifest: WeightManifest, *, patience: Patience
+    async def upload_and_publish(
+        self, learners: Learners, manifest: WeightManifest, *, patience: StoreRetry
     ) -> None:
         """Have the ranks upload a version, then publish its manifest; in the order of encoding.
 
@@ -104,9 +104,9 @@ class Versions:
         """
         what = f"policy version {manifest.version}"
         # Both are idempotent: the same bytes go to the same keys.
-        await patience.keep_trying(what, lambda: learners.upload(manifest.version))
+        await patience.retry(what, lambda: learners.upload(manifest.version))
         try:
-            await patience.keep_trying(what, lambda: self._committed(manifest))
+            await patience.retry(what, lambda: self._publish_manifest(manifest))
         except FencedError:
             raise
         except WrongStateError as error:
@@ -114,5 +114,5 @@ class Versions:
                 raise
             raise BaseLostError(f"{what}: {error}") from error
 
-    async def _committed(self, manifest: WeightManifest) -> None:
+    async def _publish_manifest(self, manifest: WeightManifest) -> None:
         await asyncio.to_thread(publication.commit, self.store, manifest)

@@ -14,7 +14,7 @@ from etude.common.api.run.spec import Evaluation, RLRunSpec
 from etude.common.api.schema.crd import FROZEN
 from etude.common.checkpoints.manifest import Reason
 from etude.common.errors import InvalidFieldError
-from etude.trainer.controller.checkpoints.requests import Requests
+from etude.trainer.controller.checkpoints.requests import CheckpointRequests
 from etude.v1 import run_pb2
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _MAX_REMEMBERED = 4_096
 
 
 @dataclass(slots=True)
-class Orders:
+class RunCommands:
     """Commands of the run's owner, each accepted once."""
 
     spec: RLRunSpec
@@ -32,12 +32,12 @@ class Orders:
     generation: int
     """Of the spec."""
     wants_checkpoint: bool = False
-    requests: Requests = field(default_factory=Requests)
+    requests: CheckpointRequests = field(default_factory=CheckpointRequests)
     """Requests for on-demand checkpoints."""
     engines: int = 0
     """Number of engines to use; 0 for the initial number."""
     suspend: run_pb2.SuspendRun | None = None
-    halting: asyncio.Event = field(default_factory=asyncio.Event)
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the controller must stop."""
     _seen: dict[str, None] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class Orders:
         """Current evaluations."""
         return self.spec.evaluation
 
-    def take(self, request: run_pb2.CommandRequest) -> None:
+    def accept(self, request: run_pb2.CommandRequest) -> None:
         """Accept a command; one with a known id changes nothing.
 
         Raises:
@@ -69,10 +69,10 @@ class Orders:
     def _carry_out(self, request: run_pb2.CommandRequest) -> None:
         match request.WhichOneof("what"):
             case "checkpoint":
-                self._wish(request.checkpoint)
+                self._request_checkpoint(request.checkpoint)
             case "suspend":
                 self.suspend = request.suspend
-                self.halting.set()
+                self.stop_requested.set()
             case "configure":
                 self._configure(request.configure)
             case "scale_engines":
@@ -83,7 +83,7 @@ class Orders:
                 raise InvalidFieldError("what", "is unset")
 
     @property
-    def last_save(self) -> Reason | None:
+    def final_save_reason(self) -> Reason | None:
         """Reason of the checkpoint before stopping; None for no checkpoint."""
         if self.suspend is None:
             return "Suspend" if self.checkpointing.on_suspend == "Always" else None
@@ -91,15 +91,15 @@ class Orders:
             return None
         return "Failure" if self.suspend.is_failure else "Suspend"
 
-    def _wish(self, order: run_pb2.CheckpointNow) -> None:
+    def _request_checkpoint(self, order: run_pb2.CheckpointNow) -> None:
         if order.request:
             self.requests.add(order.request)
         else:
             self.wants_checkpoint = True
 
-    def stop(self) -> None:
+    def request_stop(self) -> None:
         """Ask the controller to stop."""
-        self.halting.set()
+        self.stop_requested.set()
 
     def _configure(self, order: run_pb2.ConfigureRun) -> None:
         """Apply the fields that may change while running.

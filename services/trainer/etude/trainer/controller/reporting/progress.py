@@ -11,12 +11,12 @@ FEWEST_STEPS = 3
 """Fewest steps from which the median is reported."""
 
 
-def usual_step_s(step_seconds: Sequence[float]) -> float:
+def median_step_s(step_seconds: Sequence[float]) -> float:
     """Median time of the newest steps; 0 while there are too few."""
     return statistics.median(step_seconds) if len(step_seconds) >= FEWEST_STEPS else 0.0
 
 
-def progress(cursor: Cursor, phases: Sequence[Phase]) -> Iterator[run_pb2.PhaseProgress]:
+def phase_progress(cursor: Cursor, phases: Sequence[Phase]) -> Iterator[run_pb2.PhaseProgress]:
     """Progress of the started phases, in order.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from etude.common.errors import EtudeError
 from etude.common.run_folder.record import RunRecord
 from etude.trainer.controller.reporting.rows import Row
-from etude.trainer.controller.store_retry import Refusal
+from etude.trainer.controller.store_retry import StoreRefusal
 
 log = logging.getLogger(__name__)
 
@@ -24,22 +24,22 @@ LAST_WRITES_S = 60.0
 
 
 @dataclass(slots=True)
-class Recording:
+class RunRecorder:
     """Writes rows and rollouts to the run's record."""
 
     record: RunRecord
-    refusal: Refusal = field(default_factory=Refusal)
+    refusal: StoreRefusal = field(default_factory=StoreRefusal)
     _rows: list[Row] = field(default_factory=list)
     """Changed in place only, atomically: a thread writes rows while others are added."""
     _writing: threading.Lock = field(default_factory=threading.Lock)
     _writes: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Last error of the record; empty while it works."""
-        return self.refusal.words
+        return self.refusal.message
 
-    def note(self, row: Row) -> None:
+    def add_row(self, row: Row) -> None:
         """Queue a row of metrics.jsonl."""
         self._rows.append(row)
 
@@ -57,7 +57,7 @@ class Recording:
                 self.record.append(rows)
             except (OSError, EtudeError) as error:
                 log.warning("%d rows are not written yet: %s", len(rows), error)
-                self.refusal.say(str(error))
+                self.refusal.record(str(error))
                 del self._rows[:-KEPT_ROWS]
             else:
                 self.refusal.clear()

@@ -15,7 +15,7 @@ _MAX_HAPPENINGS = 10_000
 
 
 @dataclass(slots=True)
-class Reports:
+class RunReports:
     """Reports of one epoch. Use it from the event loop only."""
 
     run_uid: str
@@ -27,22 +27,24 @@ class Reports:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next report, and then replaced."""
 
-    def touch(self) -> None:
+    def mark_changed(self) -> None:
         """Mark the status as changed, so that it is sent."""
-        self._status_sequence = self._next()
+        self._status_sequence = self._advance()
 
-    def state(self, state: run_pb2.RunState) -> None:
+    def set_state(self, state: run_pb2.RunState) -> None:
         """Set the state of the run."""
         if self.status.state != state:
             self.status.state = state
-            self.touch()
+            self.mark_changed()
 
-    def event(self, reason: str, message: str, *, warning: bool = False) -> None:
+    def add_event(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Add an event, which becomes a Kubernetes Event."""
         event = run_pb2.RunEvent(reason=reason, message=message[:1024], warning=warning)
         self._add(run_pb2.WatchRunResponse(event=event))
 
-    def checkpoint(self, found: StoredCheckpoint, *, uri: str, keyframe: int | None = None) -> None:
+    def add_checkpoint(
+        self, found: StoredCheckpoint, *, uri: str, keyframe: int | None = None
+    ) -> None:
         """Add a complete checkpoint, which is to be registered.
 
         Args:
@@ -69,11 +71,11 @@ class Reports:
         self._add(run_pb2.WatchRunResponse(checkpoint=record))
 
     def _add(self, report: run_pb2.WatchRunResponse) -> None:
-        report.sequence = self._next()
+        report.sequence = self._advance()
         self._happenings.append(report)
         del self._happenings[:-_MAX_HAPPENINGS]
 
-    def _next(self) -> int:
+    def _advance(self) -> int:
         self._sequence += 1
         self._news.set()
         self._news = asyncio.Event()

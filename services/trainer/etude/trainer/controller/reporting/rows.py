@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RowPosition:
     """Time and position of a row."""
 
     time_s: float
@@ -39,7 +39,7 @@ class Place:
         }
 
 
-def step_row(place: Place, result: StepResult, *, seconds: float) -> Row:
+def step_row(place: RowPosition, result: StepResult, *, seconds: float) -> Row:
     """One optimiser step of any phase."""
     return place.row(
         "step",
@@ -54,7 +54,7 @@ def step_row(place: Place, result: StepResult, *, seconds: float) -> Row:
     )
 
 
-class Published(NamedTuple):
+class PublishedVersion(NamedTuple):
     """Size and statistics of a published version."""
 
     manifest_sha256: str
@@ -74,7 +74,9 @@ class Published(NamedTuple):
         return 8 * self.size_bytes / max(1, self.stats.changed)
 
 
-def version_row(place: Place, version: VersionId, seconds: float, published: Published) -> Row:
+def version_row(
+    place: RowPosition, version: VersionId, seconds: float, published: PublishedVersion
+) -> Row:
     """One published policy version."""
     return place.row(
         "version",
@@ -89,7 +91,7 @@ def version_row(place: Place, version: VersionId, seconds: float, published: Pub
     )
 
 
-class Faults(NamedTuple):
+class StepFaults(NamedTuple):
     """Rollouts that platform faults cost a step."""
 
     masked: int
@@ -102,7 +104,7 @@ def policy_fields(
     records: Sequence[journal_pb2.JournalRollout],
     *,
     staleness: Sequence[int],
-    faults: Faults,
+    faults: StepFaults,
 ) -> Row:
     """Fields of a policy step's row beyond those of a supervised one.
 
@@ -130,9 +132,9 @@ def policy_fields(
         "turns_mean": mean(r.costs.turns for r in rollouts),
         "length_mean": mean(length(r) for r in rollouts),
         "sampled_tokens": sum(r.costs.completion_tokens for r in rollouts),
-        "endings": dict(Counter(_ending(r) for r in rollouts)),
+        "endings": dict(Counter(_ending_name(r) for r in rollouts)),
         "tools": dict(Counter(c.name for r in rollouts for c in r.calls if not c.is_malformed)),
-        "groups_active": _active(records),
+        "groups_active": _count_active(records),
         "update_seconds": round(result.seconds, 3),
         "extra": dict(result.extra),
     }
@@ -179,11 +181,11 @@ def length(rollout: rollout_pb2.Rollout) -> int:
     return sum(len(link.token_ids) for link in rollout.links)
 
 
-def _ending(rollout: rollout_pb2.Rollout) -> str:
+def _ending_name(rollout: rollout_pb2.Rollout) -> str:
     return rollout_pb2.Ending.Name(rollout.ending).removeprefix("ENDING_").lower()
 
 
-def _active(records: Sequence[journal_pb2.JournalRollout]) -> int:
+def _count_active(records: Sequence[journal_pb2.JournalRollout]) -> int:
     """Count the groups whose rewards differ: the others have no gradient."""
     rewards: dict[str, set[float]] = {}
     for record in records:
@@ -199,7 +201,7 @@ def rollout_row(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Row:
         "group_id": rollout.group_id,
         "task_id": rollout.task_id,
         "index": rollout.index,
-        "ending": _ending(rollout),
+        "ending": _ending_name(rollout),
         "tokens": length(rollout),
         "turns": turns(rollout, chat),
         "calls": [

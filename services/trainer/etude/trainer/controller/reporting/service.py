@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import grpc
 from typing_extensions import override
 
-from etude.trainer.controller.reporting.commands import Orders
-from etude.trainer.controller.reporting.reports import Reports
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.reports import RunReports
 from etude.v1 import run_pb2, run_pb2_grpc
 
 NAME = "etude.v1.RunService"
@@ -17,8 +17,8 @@ NAME = "etude.v1.RunService"
 class RunService(run_pb2_grpc.RunServiceServicer):
     """Translates between gRPC and the controller."""
 
-    reports: Reports
-    orders: Orders
+    reports: RunReports
+    orders: RunCommands
 
     @override
     async def WatchRun(
@@ -37,5 +37,5 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         request: run_pb2.CommandRequest,
         context: grpc.aio.ServicerContext[run_pb2.CommandRequest, run_pb2.CommandResponse],
     ) -> run_pb2.CommandResponse:
-        self.orders.take(request)
+        self.orders.accept(request)
         return run_pb2.CommandResponse()

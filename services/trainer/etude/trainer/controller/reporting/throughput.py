@@ -17,7 +17,7 @@ class Throughput:
     wait_s: float = 0.0
     work_s: float = 0.0
 
-    def stepped(
+    def record_step(
         self, records: Iterable[journal_pb2.JournalRollout], *, waited_s: float, worked_s: float
     ) -> None:
         """Record a step.
@@ -36,7 +36,7 @@ class Throughput:
         self.wait_s += weight * (waited_s - self.wait_s)
         self.work_s += weight * (worked_s - self.work_s)
 
-    def tell(self, status: run_pb2.RunStatus) -> None:
+    def write_status(self, status: run_pb2.RunStatus) -> None:
         """Write the figures into a status."""
         status.step_tokens, status.wait_seconds = self.tokens, self.wait_s
         status.work_seconds = self.work_s
