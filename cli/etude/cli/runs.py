@@ -133,10 +133,11 @@ def await_state(runtime: LocalRuntime) -> "LocalState | None":
         say(runtime.read_log())
         raise SystemExit(exit_code(code))
     runtime.process.terminate()
+    log = runtime.read_log()
     raise UserError(
         Problem(
             "Unreachable",
-            what=f"the local runtime did not start in {START_TIMEOUT_S:.0f} s:\n{runtime.read_log()}",
+            what=f"the local runtime did not start in {START_TIMEOUT_S:.0f} s:\n{log}",
             where=str(runtime.folder),
             fix="correct what it says; etude doctor checks this machine",
         )

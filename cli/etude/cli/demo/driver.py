@@ -64,7 +64,7 @@ def choose_settings(driver: DemoDriver, found: Mapping[str, str]) -> list[str]:
 
 def _probe_image(*, only_with_kvm: bool) -> dict[str, str]:
     # The environments part is never imported here: it runs as another process, as in a cluster.
-    words = [sys.executable, "-m", "etude.envserver.images.demo"]
+    words = [sys.executable, "-m", "etude.demo.image"]
     options = ["--only-with-kvm"] if only_with_kvm else []
     done = subprocess.run([*words, *options], stdout=subprocess.PIPE, check=False)
     if done.returncode == 0:

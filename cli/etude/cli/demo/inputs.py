@@ -54,7 +54,7 @@ def prepare_inputs(folder: Path, seed: int) -> None:
             )
         )
     say(f"generating tasks, demonstrations and tokenizer into {target}")
-    command = [sys.executable, "-m", "etude.envserver.tasks.generate"]
+    command = [sys.executable, "-m", "etude.demo.generate"]
     done = subprocess.run([*command, "--out", str(target), "--seed", str(seed)], check=False)
     if done.returncode or not facts.is_file():
         raise UserError(

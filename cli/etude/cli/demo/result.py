@@ -129,7 +129,7 @@ def measure_demo(
         peak_rss_gib: memory of all processes together.
 
     Raises:
-        UnjudgedError: the record lacks an evaluation before or after training.
+        IncompleteRecordError: the record lacks an evaluation before or after training.
     """
     steps = [r for r in rows if r.get("kind") == "step"]
     rl = [r for r in steps if "reward_mean" in r]

@@ -32,7 +32,7 @@ def generate(
 ) -> None:
     """Write the demo's seeded task set: model folder, tasks, demonstrations."""
     _run(
-        "etude.envserver.tasks.generate",
+        "etude.demo.generate",
         *("--out", str(out), "--seed", str(seed), "--rl", str(train)),
         *("--held-out", str(held_out), "--traces", str(traces)),
     )

@@ -210,7 +210,8 @@ def _find_uncertified(pod: Manifest, _events: Sequence[Manifest]) -> Blocker | N
     sidecars = pod.get("status", {}).get("initContainerStatuses") or ()
     if not any(each["name"] == CERTIFICATES and not each.get("started") for each in sidecars):
         return None
-    do = f"kubectl logs {name_of(pod)} -c {CERTIFICATES} says why; see docs/runbooks/certificates-expire.md"
+    log = f"kubectl logs {name_of(pod)} -c {CERTIFICATES}"
+    do = f"{log} says why; see docs/runbooks/certificates-expire.md"
     return Blocker("PodsNotReady", f"{name_of(pod)} has no certificate yet", (), do)
 
 

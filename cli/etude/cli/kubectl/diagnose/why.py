@@ -8,8 +8,7 @@ from etude.cli.kubectl import manifests
 from etude.cli.kubectl.diagnose import pods
 from etude.cli.kubectl.diagnose.advice import advice
 from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState, last_line
-from etude.cli.kubectl.diagnose.observed import HOUR_S, ROLE, TRAINER, RunObjects
-from etude.cli.kubectl.diagnose.observed import steps_per_hour as pace
+from etude.cli.kubectl.diagnose.observed import HOUR_S, ROLE, TRAINER, RunObjects, steps_per_hour
 from etude.cli.kubectl.diagnose.pods import Blocker
 from etude.cli.kubectl.diagnose.workloads import full_pool_blocker, pool_blocker, workload_blocker
 from etude.cli.kubectl.durations import format_ago, format_duration, parse_time
@@ -272,7 +271,8 @@ def _terminating_pods(case: DiagnosisContext) -> Iterator[str]:
     for pod in case.seen.pods_of():
         if manifests.is_terminating(pod):
             left_s = (parse_time(pod["metadata"]["deletionTimestamp"]) - case.now).total_seconds()
-            yield f"{manifests.name_of(pod)} is terminating, which may take {format_duration(left_s)}"
+            left = format_duration(left_s)
+            yield f"{manifests.name_of(pod)} is terminating, which may take {left}"
 
 
 def _check_stalled(case: DiagnosisContext) -> Diagnosis | None:
@@ -318,8 +318,8 @@ def _is_silent(case: DiagnosisContext) -> bool:
     times = [each for each in (case.status.last_step_time, case.status.active.since) if each]
     if not times or case.status.phase in BUSY:
         return False
-    steps_per_hour = pace(case.seen.checkpoints)
-    usual_s = HOUR_S / steps_per_hour if steps_per_hour else 0.0
+    rate = steps_per_hour(case.seen.checkpoints)
+    usual_s = HOUR_S / rate if rate else 0.0
     limit_s = max(SILENT_S, USUAL_STEPS * usual_s)
     return (case.now - max(map(parse_time, times))).total_seconds() > limit_s
 
