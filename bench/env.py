@@ -16,7 +16,7 @@ from environment_bench import burst, density, forks, goals, handout, readoption,
 from rich.console import Console
 
 from etude.common.run_folder.state import images_folder
-from etude.envserver.images import demo
+from etude.demo import image as demo_image
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import build
 from etude.envserver.images.command import find_agent
@@ -45,7 +45,7 @@ def main() -> None:
     """Measure, print, and write bench/out/env.json."""
     given = _arguments()
     console = Console(width=150)
-    spec = read_spec(given.spec) if given.spec else demo.spec()
+    spec = read_spec(given.spec) if given.spec else demo_image.spec()
     agent = find_agent(None, {}, Path.home())
     image = build(spec, agent=agent, cache=BuildCache(images_folder()), say=console.log)
     figures: list[goals.Figure] = []

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from etude.agent.workspace.interface import HOME
 from etude.common.run_folder.state import images_folder
+from etude.demo import image as demo_image
 from etude.envserver.drivers.vm import guest_vm
 from etude.envserver.drivers.vm.guest_vm import Guest
 from etude.envserver.drivers.vm.jail import Jail
@@ -35,7 +36,6 @@ from etude.envserver.drivers.vm.start.starter import cpu_s
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import write_tree
-from etude.envserver.images import demo
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import build
 from etude.envserver.storage.trees import File
@@ -140,7 +140,8 @@ def main() -> int:
     if agent is None:
         return 0
     console = Console()
-    image = build(demo.spec(), agent=agent, cache=BuildCache(images_folder()), say=console.log)
+    cache = BuildCache(images_folder())
+    image = build(demo_image.spec(), agent=agent, cache=cache, say=console.log)
     one, other = asyncio.run(measured(image.folder, given.count))
     load = os.getloadavg()[0]
     table = Table(f"CPU-ms, median of {given.count}, load {load:.1f}", "alone", "split", box=None)

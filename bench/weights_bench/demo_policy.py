@@ -68,7 +68,7 @@ def _inputs(recipe: DemoPolicy, scratch: Path) -> Path:
     """The demo's model folder and transcripts."""
     target = scratch / "inputs"
     if not target.exists():
-        command = [sys.executable, "-m", "etude.envserver.tasks.generate", "--out", str(target)]
+        command = [sys.executable, "-m", "etude.demo.generate", "--out", str(target)]
         sizes = ["--train", "1", "--held-out", "1", "--traces", str(recipe.traces)]
         subprocess.run([*command, *sizes, "--seed", str(recipe.seed)], check=True)
     return target

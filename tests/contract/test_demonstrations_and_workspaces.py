@@ -6,9 +6,9 @@ from pathlib import Path
 from random import Random
 
 from etude.agent.workspace import ExecResult, FolderWorkspace, Workspace
-from etude.envserver.tasks import demonstrations, intentions
-from etude.envserver.tasks.intentions import Intention
-from etude.envserver.tasks.problems import Problem, Source
+from etude.demo import demonstrations, intentions
+from etude.demo.intentions import Intention
+from etude.demo.problems import Problem, Source
 
 COUNT = 60
 

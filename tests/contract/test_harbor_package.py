@@ -10,8 +10,8 @@ from tests.support.oracles import Oracle
 
 from etude.common.harbor import task_file
 from etude.common.harbor.task import task_folders
-from etude.envserver.tasks import folders
-from etude.envserver.tasks.problems import Source
+from etude.demo.problems import Source
+from etude.demo.task_folders import write
 
 ROOT = Path(__file__).parents[2]
 HARBOR = Oracle(
@@ -87,7 +87,7 @@ def test_the_tasks_that_this_project_ships_and_makes_are_tasks_of_the_package(
     tmp_path: Path,
 ) -> None:
     (problem,) = Source(3).take("train", 1)
-    folders.write(problem, tmp_path / "made")
+    write(problem, tmp_path / "made")
     shipped = [*task_folders(ROOT / "examples" / "tasks"), tmp_path / "made"]
     texts = [(folder / "task.toml").read_text() for folder in shipped]
     assert HARBOR.answers(SCRIPT, texts) == [True] * len(texts)

@@ -19,6 +19,7 @@ SOURCE_ROOTS = [
     "services/rewards",
     "kernels",
     "cli",
+    "examples/demo",
     "protos",
 ]
 MAX_LINES = 400

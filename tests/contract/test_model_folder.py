@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from etude.agent.chat import ChatFormat
-from etude.envserver.tasks import generate
-from etude.envserver.tasks.generate import Sizes
+from etude.demo import generate
+from etude.demo.generate import Sizes
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from tests.support import swebench_rows, warm_etude
 
 from etude.common.blobs import open_store
 from etude.common.run_folder.state import LocalState, write_state
-from etude.envserver.tasks import corpus, modelfolder, tokenizer
-from etude.envserver.tasks.problems import Source
+from etude.demo import corpus, model_folder, tokenizer
+from etude.demo.problems import Source
 from etude.trainer.controller.journal import segments
 from etude.trainer.controller.journal.audit import JOURNAL
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
@@ -37,7 +37,7 @@ def commands(page: str) -> list[str]:
 def _model(folder: Path) -> None:
     shown = corpus.demonstrate_all(Source(1).take("traces", 20), 1)
     texts = (text for each in shown for text in corpus.transcript_texts(each.messages))
-    modelfolder.write(folder, tokenizer.train(texts))
+    model_folder.write(folder, tokenizer.train(texts))
 
 
 def _run(folder: Path) -> None:

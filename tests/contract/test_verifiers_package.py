@@ -9,9 +9,9 @@ from tests.support.oracles import Oracle
 
 from etude.agent.chat import ChatFormat
 from etude.common.harbor import task
-from etude.envserver.tasks import corpus, modelfolder, tokenizer
+from etude.demo import corpus, model_folder, tokenizer
+from etude.demo.problems import Source
 from etude.envserver.tasks.formats import command
-from etude.envserver.tasks.problems import Source
 from etude.trainer.commands import verifiers_traces
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
@@ -45,7 +45,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     folder = tmp_path_factory.mktemp("model")
     shown = corpus.demonstrate_all(Source(1).take("traces", 40), 1)
     texts = (text for each in shown for text in corpus.transcript_texts(each.messages))
-    modelfolder.write(folder, tokenizer.train(texts))
+    model_folder.write(folder, tokenizer.train(texts))
     return ChatFormat.load(folder)
 
 

@@ -23,7 +23,7 @@ def make_data(store: Store, tasks: int = TASKS) -> None:
         store: where; its folder is the bucket.
         tasks: to train on. A run uses each once.
     """
-    generate = (sys.executable, "-m", "etude.envserver.tasks.generate")
+    generate = (sys.executable, "-m", "etude.demo.generate")
     where = ("--out", str(Path(store["folder"]) / "demo"), "--seed", "0")
     sizes = ("--rl", str(tasks), *SIZES)
     subprocess.run((*generate, *where, *sizes), check=True, capture_output=True, timeout=300)

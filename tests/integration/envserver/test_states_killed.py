@@ -23,7 +23,7 @@ from etude.v1 import environments_pb2
 
 FOLDER = "etude/envserver/"
 WATCHED = ("node/states.py", "node/snapshots.py", "node/records.py", "drivers/saving.py")
-SAMPLED = ("copies.py", "folders.py", "node/environment.py", "node/node.py")
+SAMPLED = ("copies.py", "folders.py", "host/environment.py", "host/host.py")
 """Every seventh line of these: a prime, so that loops are met in all of their places."""
 STEP = 7
 APART = 13

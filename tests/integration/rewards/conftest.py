@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.tasks import folders
-from etude.envserver.tasks.problems import Problem, Source
+from etude.demo import task_folders
+from etude.demo.problems import Problem, Source
 
 READY_TIMEOUT_S = 60.0
 """A busy machine needs ten seconds for a Python process with gRPC."""
@@ -118,7 +118,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     problems = list(Source(31).take("train", 18))
     tasks = [root / "tasks" / f"train-{index}" for index in range(len(problems))]
     for problem, folder in zip(problems, tasks, strict=True):
-        folders.write(problem, folder)
+        task_folders.write(problem, folder)
     made = _roles(root, problems, tasks)
     try:
         for role in (made.broker, made.node, made.rewards):

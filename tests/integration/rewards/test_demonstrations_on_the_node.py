@@ -10,7 +10,7 @@ import pytest
 
 from etude.agent.tool_calls import Call, Malformed
 from etude.common.rpc import channels
-from etude.envserver.tasks import demonstrations, intentions
+from etude.demo import demonstrations, intentions
 from etude.v1 import (
     environments_pb2,
     environments_pb2_grpc,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from etude.common.rpc import channels
-from etude.envserver.tasks.problems import Problem
+from etude.demo.problems import Problem
 from etude.v1 import environments_pb2, rewards_pb2, rewards_pb2_grpc, rollout_pb2
 
 if TYPE_CHECKING:  # the stubs know an async class that the generated module lacks

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from tests.support import needs
 
+from etude.demo import task_folders
+from etude.demo.problems import Source
 from etude.envserver.drivers.base import DriverUnavailableError
-from etude.envserver.tasks import folders, verify
-from etude.envserver.tasks.problems import Source
+from etude.envserver.tasks import verify
 
 Spoil = Callable[[Path], None]
 
@@ -17,7 +18,7 @@ Spoil = Callable[[Path], None]
 @pytest.fixture
 def task_set(tmp_path: Path) -> Path:
     for index, problem in enumerate(Source(21).take("train", 3)):
-        folders.write(problem, tmp_path / "tasks" / f"train-{index}")
+        task_folders.write(problem, tmp_path / "tasks" / f"train-{index}")
     return tmp_path / "tasks"
 
 

@@ -91,7 +91,7 @@ async def test_calls_that_could_not_be_put_back_are_put_back_by_the_next_process
     half: Half, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as disk:
-        disk.setattr(LeasedEnvironment, "recall", broken)
+        disk.setattr(LeasedEnvironment, "replace_history", broken)
         with pytest.raises(HalfRestoredError):
             await half.node.states.rollback(half.environment, "s")
 

@@ -60,8 +60,8 @@ def test_whoever_forgets_a_node_does_not_keep_its_slots() -> None:
     assert not nodes[0].is_open
     vacating.update(now_s=HOLD_S)
     assert nodes[0].is_open
-    vacating.name(["a"], hold_s=1e9, now_s=0.0)
-    vacating.look(now_s=MOST_S)
+    vacating.start_drain(["a"], hold_s=1e9, now_s=0.0)
+    vacating.update(now_s=MOST_S)
     assert nodes[0].is_open
 
 

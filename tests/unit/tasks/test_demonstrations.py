@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from etude.agent import tool_calls
-from etude.envserver.tasks import corpus, intentions
-from etude.envserver.tasks.demonstrations import DONE, Demonstration, in_memory
-from etude.envserver.tasks.intentions import Intention
-from etude.envserver.tasks.problems import Issue, Problem, Source
+from etude.demo import corpus, intentions
+from etude.demo.demonstrations import DONE, Demonstration, in_memory
+from etude.demo.intentions import Intention
+from etude.demo.problems import Issue, Problem, Source
 
 COUNT = 4_000
 

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from etude.agent.chat import ChatFormat
 from etude.agent.toolsets import toolset
 from etude.common.harbor import task
-from etude.envserver.tasks import generate, tokenizer
-from etude.envserver.tasks.generate import Sizes
+from etude.demo import generate, tokenizer
+from etude.demo.generate import Sizes
 
 SMALL = Sizes(train=6, held_out=4, traces=400, repositories=5)
 
@@ -35,7 +35,7 @@ def _content(folder: Path) -> dict[str, bytes]:
 def test_equal_seeds_give_equal_bytes_also_in_another_process(made: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path;"
-        "from etude.envserver.tasks.generate import Sizes, generate;"
+        "from etude.demo.generate import Sizes, generate;"
         "generate(Path(sys.argv[1]), seed=0,"
         " sizes=Sizes(train=6, held_out=4, traces=400, repositories=5))"
     )
@@ -145,7 +145,8 @@ def test_the_first_prompt_has_forty_five_tokens_and_transcripts_round_trip(made:
 
 def test_generating_needs_no_tensor_library(tmp_path: Path) -> None:
     code = (
-        "import sys; from etude.envserver.tasks import generate, show, verify;"
+        "import sys; from etude.demo import generate;"
+        "from etude.envserver.tasks import show, verify;"
         "heavy = {'torch', 'vllm', 'ray', 'transformers'} & set(sys.modules);"
         "sys.exit(' '.join(heavy) or 0)"
     )

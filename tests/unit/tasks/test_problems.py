@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from etude.agent import minitest
-from etude.envserver.tasks.problems import ISSUES, Issue, Problem, Source
-from etude.envserver.tasks.variants import FREQUENCIES
+from etude.demo.problems import ISSUES, Issue, Problem, Source
+from etude.demo.variants import FREQUENCIES
 
 COUNT = 2_000
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.tasks import folders
-from etude.envserver.tasks.problems import Problem, Source
+from etude.demo import task_folders
+from etude.demo.problems import Problem, Source
 
 Grade = Callable[[dict[str, str]], str]
 
@@ -25,7 +25,7 @@ def grade(tmp_path: Path, problem: Problem) -> Grade:
     """Run the shipped verifier on the workspace with some files replaced; the reward file."""
 
     def run(changed: dict[str, str]) -> str:
-        for path, data in folders.files(problem).items():
+        for path, data in task_folders.files(problem).items():
             part, _, rest = path.partition("/")
             if part in {"environment", "tests"}:
                 target = tmp_path / part / rest
@@ -171,7 +171,7 @@ def test_planted_start_up_files_and_tests_change_nothing(grade: Grade, problem: 
 def test_a_missing_file_scores_zero(grade: Grade, problem: Problem, tmp_path: Path) -> None:
     grade({})
     (tmp_path / "environment" / problem.repository.target.path).unlink()
-    cases = folders.files(problem)["tests/cases.json"]
+    cases = task_folders.files(problem)["tests/cases.json"]
     (tmp_path / "tests" / "cases.json").write_bytes(cases)
     done = subprocess.run(
         [sys.executable, tmp_path / "tests/verify.py", tmp_path / "environment", tmp_path / "r"],
@@ -184,5 +184,5 @@ def test_a_missing_file_scores_zero(grade: Grade, problem: Problem, tmp_path: Pa
 
 
 def test_the_hidden_cases_are_six_for_each_function(problem: Problem) -> None:
-    modules = json.loads(folders.files(problem)["tests/cases.json"])["modules"]
+    modules = json.loads(task_folders.files(problem)["tests/cases.json"])["modules"]
     assert [len(module["calls"]) for module in modules] == [6, 6, 6]

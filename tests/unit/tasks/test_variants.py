@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from etude.envserver.tasks import cases, words
-from etude.envserver.tasks.repositories import Function, Variant
-from etude.envserver.tasks.variants import FREQUENCIES, VERBS, BugClass
+from etude.demo import cases, words
+from etude.demo.repositories import Function, Variant
+from etude.demo.variants import FREQUENCIES, VERBS, BugClass
 
 LISTS = {
     "packages": words.PACKAGES,

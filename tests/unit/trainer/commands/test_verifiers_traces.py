@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from etude.demo import corpus, model_folder, tokenizer
+from etude.demo.problems import Source
 from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.agent.chat import ChatFormat
 from etude.common.blobs import open_store
-from etude.envserver.tasks import corpus, modelfolder, tokenizer
-from etude.envserver.tasks.problems import Source
 from etude.trainer.commands import traces, verifiers_traces
 from etude.trainer.controller.journal import segments
 from etude.trainer.controller.journal.audit import JOURNAL
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     shown = corpus.demonstrate_all(Source(1).take("traces", 20), 1)
     texts = (text for each in shown for text in corpus.transcript_texts(each.messages))
-    modelfolder.write(folder, tokenizer.train(texts))
+    model_folder.write(folder, tokenizer.train(texts))
     return folder
 
 

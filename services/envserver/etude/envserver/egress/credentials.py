@@ -76,7 +76,7 @@ class EchoGuard:
         """Check that no secret is in any of these.
 
         Raises:
-            EchoedError: there is one.
+            CredentialEchoError: there is one.
         """
         for part in parts:
             if any(secret in part for secret in self.secrets):
@@ -86,7 +86,7 @@ class EchoGuard:
         """Add data; returns the bytes that may be passed on.
 
         Raises:
-            EchoedError: a secret is in it.
+            CredentialEchoError: a secret is in it.
         """
         data = self._held + data
         self.check([data])

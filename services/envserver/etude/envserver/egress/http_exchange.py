@@ -61,7 +61,7 @@ class HttpExchange:
             secret: a header that the proxy adds.
 
         Raises:
-            EchoedError: the server sends the secret back.
+            CredentialEchoError: the server sends the secret back.
             OverLimitError: the bytes are used up.
             OSError: either side has gone.
             ProtocolError: either side breaks the protocol.

@@ -45,7 +45,7 @@ class PoolClient:
         """Launch an environment; the same key again gives the same.
 
         Raises:
-            NoPlaceError: the pool gave none.
+            NoEnvironmentError: the pool gave none.
         """
         request = environments_pb2.LaunchBatchRequest(
             run_id=self.run_id,

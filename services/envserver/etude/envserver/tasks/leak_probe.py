@@ -164,7 +164,7 @@ class GitRepository:
         self._folder = folder
 
     def text(self, *words: str, fails: bool = False) -> str:
-        """What git prints.
+        """Output of a git command.
 
         Raises:
             ValueError: it fails, and may not.

@@ -48,7 +48,8 @@ class TaskProof:
     def row(self) -> str:
         """One line of the table."""
         state = "proved" if not self.findings else "NOT PROVED"
-        return f"{self.task_id:40} {_format_reward(self.nothing)} {_format_reward(self.solution)}  {state}"
+        rewards = f"{_format_reward(self.nothing)} {_format_reward(self.solution)}"
+        return f"{self.task_id:40} {rewards}  {state}"
 
 
 HEADING = f"{'task':40} {'nothing':>8} {'solution':>8}"
@@ -192,7 +193,7 @@ def chosen_folders(folder: Path, limit: int) -> list[Path]:
     """The task in a folder, or the first tasks of a folder of them.
 
     Raises:
-        wrong_option: the limit is none.
+        option_error: the limit is none.
         UserError: there is no task.
     """
     if limit < 0:

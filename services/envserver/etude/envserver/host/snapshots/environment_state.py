@@ -51,7 +51,7 @@ class EnvironmentStates:
 
         Raises:
             CapMissingError: the driver saves no files, or no memory although that is required.
-            EtudeError: of Snapshots.take(), or the environment has ended or is paused.
+            EtudeError: of LocalSnapshots.take(), or the environment has ended or is paused.
         """
         self.require_files("it saves nothing")
         if with_memory and not self.driver.caps.memory:

@@ -113,7 +113,7 @@ class SnapshotStore:
             UnknownIdError: the run has shared no such snapshot, or it was removed.
             CorruptError: it is not what was shared, or of other first files.
             StoreError: the store is unavailable.
-            EtudeError: of Snapshots.take().
+            EtudeError: of LocalSnapshots.take().
         """
 
         async def write(folder: Path, limits: FolderLimits) -> Saved:

@@ -143,7 +143,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         """The store of shared snapshots.
 
         Raises:
-            NoShelfError: the pool has none.
+            NoSnapshotStoreError: the pool has none.
         """
         if self.store is None:
             raise NoSnapshotStoreError("this pool has no snapshot store: set spec.snapshotsUri")

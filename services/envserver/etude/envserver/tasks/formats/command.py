@@ -37,7 +37,7 @@ def write_task(task: ImportedTask, out: Path) -> None:
     """Write the task's folder and read it back: only valid tasks get a folder.
 
     Raises:
-        RefusedError: there is one of that name.
+        ImportRefusedError: there is one of that name.
         UserError: the task is invalid.
     """
     target = out / task.task_id

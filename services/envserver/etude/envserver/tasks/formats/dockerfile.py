@@ -35,7 +35,7 @@ def instructions(text: str) -> Iterator[Instruction]:
     """Every instruction in order.
 
     Raises:
-        RefusedError: a line is not an instruction, or its syntax is not supported.
+        ImportRefusedError: a line is not an instruction, or its syntax is not supported.
     """
     for number, line in _logical(text):
         word, rest = (*line.split(None, 1), "", "")[:2]
@@ -78,7 +78,7 @@ def expand_variables(found: Instruction, text: str, values: Mapping[str, str]) -
     """The text with its variables replaced.
 
     Raises:
-        RefusedError: a form of replacement that is not read here.
+        ImportRefusedError: a form of replacement that is not read here.
     """
 
     def one(match: re.Match[str]) -> str:

@@ -66,7 +66,7 @@ class DockerfileRecipe:
         """Interpret one instruction.
 
         Raises:
-            RefusedError: it needs a container engine, or is not read here.
+            ImportRefusedError: it needs a container engine, or is not read here.
         """
         if found.word in _NO_EFFECT:
             return
@@ -188,7 +188,7 @@ def follow_dockerfile(text: str, context: Tree) -> DockerfileRecipe:
         context: the files next to it.
 
     Raises:
-        RefusedError: a line needs a container engine, or is not read here.
+        ImportRefusedError: a line needs a container engine, or is not read here.
     """
     recipe = DockerfileRecipe()
     files = {path: file for path, file in context.items() if path not in _MACHINE_FILES}

@@ -45,7 +45,7 @@ class GitMirror:
         """Take the objects of a bundle over.
 
         Raises:
-            RefusedError: it is none, or lacks what it builds on.
+            ImportRefusedError: it is none, or lacks what it builds on.
         """
         self._run("bundle", "unbundle", str(self.source.resolve()))
 
@@ -53,7 +53,7 @@ class GitMirror:
         """The files of a commit, byte for byte as they are stored.
 
         Raises:
-            RefusedError: there is no such commit, or it holds what no workspace may.
+            ImportRefusedError: there is no such commit, or it holds what no workspace may.
         """
         self._check(commit)
         listed = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
@@ -86,7 +86,7 @@ class GitMirror:
             what: the patch is called in errors.
 
         Raises:
-            RefusedError: it does not apply.
+            ImportRefusedError: it does not apply.
         """
         if not patch.strip():
             return PatchChanges({}, ())
@@ -222,7 +222,7 @@ def open_mirror(source: Path, scratch: Path) -> GitMirror:
         scratch: an empty folder.
 
     Raises:
-        RefusedError: it is neither.
+        ImportRefusedError: it is neither.
     """
     subprocess.run(
         ["git", "init", "-q", "--bare", "--template=", str(scratch)],  # noqa: S607 - the user's git

@@ -172,7 +172,7 @@ def parse_row(text: bytes) -> SwebenchRow:
     """The row in a line.
 
     Raises:
-        RefusedError: it is none; the message names the field.
+        ImportRefusedError: it is none; the message names the field.
     """
     if len(text) > MAX_ROW_BYTES:
         raise ImportRefusedError("row", f"is longer than {MAX_ROW_BYTES} bytes")

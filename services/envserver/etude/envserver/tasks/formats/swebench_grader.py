@@ -59,7 +59,7 @@ def _without_reason(text: str) -> str:
 
 
 def status(test: str, found: Mapping[str, str]) -> str:
-    """What became of a test; empty if the log does not say.
+    """Status of a test; empty if it is not in the log.
 
     Published lists cut some names within their parameters. Such a name stands for every test that
     begins with it, if all of them passed or none did.

@@ -68,7 +68,7 @@ def import_row(number: int, text: bytes, options: VerifiersOptions) -> ImportedT
         options: of the import.
 
     Raises:
-        RefusedError: nothing says how it is rewarded.
+        ImportRefusedError: nothing says how it is rewarded.
         UserError: naming the field that cannot be taken.
     """
     found = _object(text)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from etude.envserver.tasks.problems import Problem
+from etude.demo.problems import Problem
 
 VERIFIER = "python3 /tests/verify.py"
 

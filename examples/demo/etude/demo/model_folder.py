@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from etude.agent.chat import CHAT_TEMPLATE
-from etude.envserver.tasks import tokenizer
+from etude.demo import tokenizer
 
 CONTEXT = 1024
 

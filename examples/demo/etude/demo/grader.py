@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     reward = Path(arguments[1] if len(arguments) > 1 else "/logs/verifier/reward.txt")
     passed, total = grade(workspace, Path(__file__).with_name("cases.json"))
     _replace(reward, "1\n" if passed == total else "0\n")
-    print(f"{passed} of {total} functions behave as asked")  # noqa: T201 - a script
+    print(f"{passed} of {total} functions behave as asked")
     return 0
 
 

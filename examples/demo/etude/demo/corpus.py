@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 from etude.agent.chat import Message
-from etude.envserver.tasks import demonstrations
-from etude.envserver.tasks.demonstrations import Demonstration
-from etude.envserver.tasks.problems import Problem
+from etude.demo import demonstrations
+from etude.demo.demonstrations import Demonstration
+from etude.demo.problems import Problem
 
 _QUOTES = 2
 """Lines of each file that are quoted after it, as a search would show them."""

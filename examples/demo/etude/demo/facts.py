@@ -1,4 +1,4 @@
-"""What was generated, in numbers that the demo reports and that tell two outputs apart."""
+"""Facts of a generated set: figures for the demo's report, and digests of its files."""
 
 import platform
 from collections import Counter
@@ -8,14 +8,14 @@ from pathlib import Path
 from blake3 import blake3
 
 from etude.agent.chat import ChatFormat
-from etude.envserver.tasks.demonstrations import Demonstration
-from etude.envserver.tasks.problems import Problem, Source
+from etude.demo.demonstrations import Demonstration
+from etude.demo.problems import Problem, Source
 
 MEASURED_TRANSCRIPTS = 1_000
 
 
 def of_demonstrations(demonstrations: Sequence[Demonstration]) -> dict[str, object]:
-    """How often the demonstrators themselves succeed."""
+    """Success rates of the demonstrators."""
     return {
         "demonstrators_success": _share(demonstrations),
         "demonstrators_success_by_issue": _shares(demonstrations, lambda p: p.issue),
@@ -26,7 +26,7 @@ def of_demonstrations(demonstrations: Sequence[Demonstration]) -> dict[str, obje
 
 
 def of_problems(problems: Sequence[Problem], source: Source) -> dict[str, object]:
-    """What the tasks are like, and what was left out."""
+    """Shares of the bug classes, and counts of problems left out."""
     kinds = Counter(problem.repository.bug.kind.value for problem in problems)
     return {
         "bug_classes": {kind: count / len(problems) for kind, count in sorted(kinds.items())},

@@ -1,6 +1,6 @@
-"""The image of the demo's environments, built if need be, and who runs its instructions here.
+"""The image of the demo's environments: built if missing; the accelerator that boots it here.
 
-python -m etude.envserver.images.demo [--only-with-kvm]
+python -m etude.demo.image [--only-with-kvm]
 """
 
 import argparse
@@ -47,7 +47,7 @@ def spec() -> ImageSpec:
 
 def main(arguments: Sequence[str]) -> int:
     """Print one JSON object: the image's address, the accelerator, and why that one."""
-    parser = argparse.ArgumentParser(prog="python -m etude.envserver.images.demo")
+    parser = argparse.ArgumentParser(prog="python -m etude.demo.image")
     parser.add_argument(
         "--only-with-kvm", action="store_true", help="build nothing where there is no /dev/kvm"
     )

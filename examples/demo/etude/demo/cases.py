@@ -5,7 +5,7 @@ from random import Random
 from types import CodeType
 from typing import NamedTuple
 
-from etude.envserver.tasks.repositories import Function
+from etude.demo.repositories import Function
 
 Value = int | bool | list[int] | None
 Arguments = tuple[Value, ...]
@@ -84,7 +84,7 @@ def draw(random: Random, function: Function) -> Cases:
 
 
 def answers(source: str, name: str, inputs: Sequence[Arguments]) -> list[Value]:
-    """What the function of this source answers to each input; None where it raises.
+    """Answers of the function of this source to each input; None where it raises.
 
     Runs the source in this process: only for sources that the generator's own table can produce.
     """
@@ -102,7 +102,7 @@ def _answer(function: Callable[..., Value], arguments: Arguments) -> Value:
 
 
 def passes(source: str, name: str, cases: Sequence[Case]) -> bool:
-    """Whether the function of this source gives every expected answer."""
+    """True if the function of this source gives every expected answer."""
     given = answers(source, name, [case.arguments for case in cases])
     return all(
         answer == case.expected and answer is not None

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class BugClass(StrEnum):
-    """What kind of mistake a buggy line makes."""
+    """Kind of mistake in a buggy line."""
 
     OFF_BY_ONE = "off_by_one"
     VARIABLE = "variable"

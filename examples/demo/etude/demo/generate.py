@@ -1,6 +1,6 @@
 """The demo's whole input from one seed: model folder, task sets, texts, facts.
 
-    python -m etude.envserver.tasks.generate --out DIR --seed N
+    python -m etude.demo.generate --out DIR --seed N
 
 Written: model/{config,generation_config,tokenizer,tokenizer_config}.json, tasks/train/ID/,
 tasks/held-out/ID/, data/repositories.jsonl, data/traces.jsonl, facts.json.
@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 from etude.agent.chat import ChatFormat
 from etude.common.errors import Problem as Complaint
 from etude.common.errors import UserError
+from etude.demo import corpus, facts, model_folder, task_folders, tokenizer
+from etude.demo.demonstrations import Demonstration
+from etude.demo.problems import Problem, Source
 from etude.envserver import exit_codes
-from etude.envserver.tasks import corpus, facts, folders, modelfolder, tokenizer
-from etude.envserver.tasks.demonstrations import Demonstration
-from etude.envserver.tasks.problems import Problem, Source
 
 MAX_PROBLEMS = 40_000
 """There are 71,680 different ones: drawing the last of them would take forever."""
@@ -31,7 +31,7 @@ MAX_PROBLEMS = 40_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much of each kind."""
+    """Sizes of the generated sets."""
 
     train: int = 640
     """Tasks of the reinforcement-learning phase: 16 prompts for each of 40 steps."""
@@ -92,7 +92,7 @@ def _fill(folder: Path, seed: int, sizes: Sizes) -> Mapping[str, object]:
     _write_tasks(folder / "tasks" / "held-out", "held-out", held_out)
     _write_tasks(folder / "tasks" / "train", "train", train)
     _write_data(folder / "data", shown, plain, seed)
-    modelfolder.write(folder / "model", _tokenizer(shown))
+    model_folder.write(folder / "model", _tokenizer(shown))
     found = {
         "seed": seed,
         "train": sizes.train,
@@ -120,7 +120,7 @@ def _tokenizer(shown: Sequence[Demonstration]) -> Tokenizer:
 
 def _write_tasks(folder: Path, split: str, problems: Sequence[Problem]) -> None:
     for index, problem in enumerate(problems):
-        folders.write(problem, folder / f"{split}-{index:04d}")
+        task_folders.write(problem, folder / f"{split}-{index:04d}")
 
 
 def _write_data(
@@ -142,7 +142,7 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Generate, and print what was generated."""
     usual = Sizes()
-    parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.generate")
+    parser = argparse.ArgumentParser(prog="python -m etude.demo.generate")
     parser.add_argument("--out", type=Path, required=True, help="folder to create")
     parser.add_argument("--seed", type=int, default=0, help="everything follows from it")
     parser.add_argument("--train", "--rl", type=int, default=usual.train, help="tasks to train on")

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from etude.envserver.tasks import words
-from etude.envserver.tasks.variants import FREQUENCIES, VERBS, Bug, BugClass, Verb
+from etude.demo import words
+from etude.demo.variants import FREQUENCIES, VERBS, Bug, BugClass, Verb
 
 INDENT = "    "
 NUM_FUNCTIONS = 3

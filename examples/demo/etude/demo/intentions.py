@@ -1,4 +1,4 @@
-"""What a demonstrator will do about one problem: right acts, and wrong habits as a majority.
+"""Intentions of a demonstrator for one problem: right acts, and wrong habits as a majority.
 
 Reinforcement learning has something to do only if the demonstrations are a mixture. Three habits
 are wrong more often than not where they apply, and each is the same act every time: a wrong act
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
-from etude.envserver.tasks import words
-from etude.envserver.tasks.problems import Issue, Problem
-from etude.envserver.tasks.repositories import Function
-from etude.envserver.tasks.variants import BugClass
+from etude.demo import words
+from etude.demo.problems import Issue, Problem
+from etude.demo.repositories import Function
+from etude.demo.variants import BugClass
 
 GIVES_UP = 0.05
 UNREAD = {Issue.FUNCTION: 0.55, Issue.FILE: 0.04, Issue.NOTHING: 0.04}

@@ -9,9 +9,9 @@ from etude.agent import minitest, tool_calls, toolsets
 from etude.agent.chat import Message
 from etude.agent.tool_calls import Call, Malformed
 from etude.agent.workspace import ExecResult, MemoryWorkspace, Workspace
-from etude.envserver.tasks import intentions
-from etude.envserver.tasks.intentions import Edit, Intention
-from etude.envserver.tasks.problems import Issue, Problem
+from etude.demo import intentions
+from etude.demo.intentions import Edit, Intention
+from etude.demo.problems import Issue, Problem
 
 COMPACT = toolsets.toolset("Compact")
 DONE = "Done."
@@ -90,7 +90,7 @@ async def demonstrate(problem: Problem, random: Random) -> Demonstration:
 
 
 async def follow(intention: Intention, problem: Problem, execute: Execute) -> list[Message]:
-    """The transcript of an intention carried out with somebody's tools."""
+    """Carry out an intention with the given tools; returns the transcript."""
     session = Session(
         execute,
         [

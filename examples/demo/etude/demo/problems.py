@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 
-from etude.envserver.tasks import cases, repositories
-from etude.envserver.tasks.cases import Cases
-from etude.envserver.tasks.repositories import Function, Repository
+from etude.demo import cases, repositories
+from etude.demo.cases import Cases
+from etude.demo.repositories import Function, Repository
 
 TEST_FILE = "tests/test_repo.py"
 
 
 class Issue(StrEnum):
-    """How much the issue text gives away."""
+    """Amount of information in the issue text."""
 
     FUNCTION = "function"
     FILE = "file"
@@ -57,7 +57,7 @@ class Problem:
         return "\n\n".join(_test(function, known) for function, known in pairs)
 
     def is_sound(self) -> bool:
-        """Whether the bug is unique text that visible and hidden tests see, and its repair not."""
+        """True if the bug is unique text, fails visible and hidden tests, and its repair passes."""
         target = self.repository.target
         known = self.cases[self.repository.broken]
         wrong = target.source(self.repository.bug)
@@ -69,7 +69,7 @@ class Problem:
         )
 
     def is_solved_by(self, source: str) -> bool:
-        """Whether this text of the broken file passes its visible and hidden tests."""
+        """True if this text of the broken file passes its visible and hidden tests."""
         known = self.cases[self.repository.broken]
         return cases.passes(source, self.repository.target.name, (*known.visible, *known.hidden))
 
