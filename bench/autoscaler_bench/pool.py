@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from autoscaler_bench.events import Clock
 from autoscaler_bench.traces import Ask, Trace
-from etude.operator.pools.autoscaling.values import Held, IdleReplica
+from etude.operator.pools.autoscaling.values import HeldLeases, IdleReplica
 
 AGE_STEP_S = 5.0
 """Leases that began within so long are told as one."""
@@ -86,7 +86,7 @@ class Pool:
         """Replicas without a lease."""
         return tuple(r.idle for r in self._by_leases[0].values() if r.idle is not None)
 
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[HeldLeases, ...]:
         """Leases by template and age; ages that are near each other are told as one."""
         found: Counter[tuple[str, int]] = Counter()
         for (template, step), count in self._since.items():
@@ -94,7 +94,7 @@ class Pool:
                 count
             )
         return tuple(
-            Held(template, count, AGE_STEP_S * (2**bits - 1) * 0.75)
+            HeldLeases(template, count, AGE_STEP_S * (2**bits - 1) * 0.75)
             for (template, bits), count in found.items()
         )
 

@@ -13,12 +13,12 @@ from autoscaler_bench.pool import Pool
 from etude.operator.pools.autoscaling import config
 from etude.operator.pools.autoscaling.decide import decide_pool
 from etude.operator.pools.autoscaling.limits import victims
-from etude.operator.pools.autoscaling.provisioning import PRIOR, Provision, provision
-from etude.operator.pools.autoscaling.reactive import Panic, reaction
-from etude.operator.pools.autoscaling.values import PoolMetrics, PoolState, restarted
-from etude.operator.pools.autoscaling.windows import Sample, Samples, added, raised
+from etude.operator.pools.autoscaling.provisioning import PRIOR, ProvisionTime, estimate_provision
+from etude.operator.pools.autoscaling.reactive import PanicState, reactive_size
+from etude.operator.pools.autoscaling.values import PoolMetrics, PoolState, initial_state
+from etude.operator.pools.autoscaling.windows import Sample, Samples, add_peak, add_sample
 
-KNATIVE = config.Autoscaling(
+KNATIVE = config.ScalingParameters(
     mode=config.Mode.REACTIVE,
     target_utilization_percent=70,
     max_scale_up_rate=1000,
@@ -91,7 +91,7 @@ class Hpa(Scaler):
         wanted = present
         if abs(share / self.target - 1) > TOLERANCE:
             wanted = max(1, math.ceil(present * share / self.target))
-        self._said = raised(self._said, Sample(self.clock.now_s, wanted), keep_s=STABILISATION_S)
+        self._said = add_peak(self._said, Sample(self.clock.now_s, wanted), keep_s=STABILISATION_S)
 
 
 @dataclass(slots=True)
@@ -100,18 +100,18 @@ class Kpa(Scaler):
 
     clock: Clock
     pool: Pool
-    settings: config.Autoscaling = KNATIVE
+    settings: config.ScalingParameters = KNATIVE
     _peaks: Samples = ()
     _samples: Samples = ()
-    _panic: Panic | None = None
+    _panic: PanicState | None = None
     _busy_s: float = 0.0
 
     @override
     def decide(self) -> Order:
         now_s, pool = self.clock.now_s, self.pool
         sample = Sample(now_s, pool.demand)
-        self._samples = added(self._samples, sample, keep_s=self.settings.stable_window_s)
-        found = reaction(
+        self._samples = add_sample(self._samples, sample, keep_s=self.settings.stable_window_s)
+        found = reactive_size(
             self._samples,
             self._panic,
             self.settings,
@@ -126,7 +126,7 @@ class Kpa(Scaler):
             self._busy_s = now_s
         delay_s = self.settings.scale_down_delay_s
         wanted = Sample(now_s, found.replicas)
-        self._peaks = raised(self._peaks, wanted, keep_s=delay_s)
+        self._peaks = add_peak(self._peaks, wanted, keep_s=delay_s)
         grace_s = self.settings.stable_window_s + self.settings.scale_to_zero.grace_s
         least = int(now_s - self._busy_s <= grace_s)
         return order(pool, min(pool.trace.max_replicas, max(least, int(self._peaks[0].value))))
@@ -145,8 +145,8 @@ class Planned(Scaler):
     decisions: int = 0
     capped: int = 0
     """Decisions that found more replicas than the hard cap."""
-    _state: PoolState = field(default_factory=lambda: restarted(0, now_s=0.0))
-    _provision: Provision = PRIOR
+    _state: PoolState = field(default_factory=lambda: initial_state(0, now_s=0.0))
+    _provision: ProvisionTime = PRIOR
     _provisions: int = 0
     """How many it is made of."""
 
@@ -164,7 +164,7 @@ class Planned(Scaler):
     def _metrics(self) -> PoolMetrics:
         pool, now_s = self.pool, self.clock.now_s
         if len(pool.took_s) > self._provisions:
-            self._provisions, self._provision = len(pool.took_s), provision(pool.took_s)
+            self._provisions, self._provision = len(pool.took_s), estimate_provision(pool.took_s)
         return PoolMetrics(
             seen_s=now_s,
             wall_s=now_s,

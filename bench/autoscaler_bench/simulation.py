@@ -15,9 +15,14 @@ from autoscaler_bench.traces import Trace
 from etude.common.api.pool.autoscaling import Autoscaling as GivenAutoscaling
 from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.api.pool.spec import EnvPoolSpec, Template
-from etude.operator.pools.autoscaling.config import TICK_S, Autoscaling, PoolConfig, Refill
-from etude.operator.pools.autoscaling.limits import creates, refilled
-from etude.operator.pools.autoscaling.values import Bucket
+from etude.operator.pools.autoscaling.config import (
+    TICK_S,
+    PoolScalingConfig,
+    Refill,
+    ScalingParameters,
+)
+from etude.operator.pools.autoscaling.limits import num_creates, refill_tokens
+from etude.operator.pools.autoscaling.values import CreationBucket
 from etude.operator.pools.settings import pool_config
 from etude.trainer.controller.admission.plans import REPEAT_S
 
@@ -33,7 +38,7 @@ DEFAULTS = pool_config(
     )
 )
 """What a pool has that says nothing but its mode."""
-PATIENT = Autoscaling()
+PATIENT = ScalingParameters()
 """One set of settings with and without a plan, for what nobody knows: longer windows and delays."""
 
 
@@ -79,7 +84,7 @@ class Simulation:
     trace: Trace
     mode: Mode
     clock: Clock = field(default_factory=Clock)
-    _bucket: Bucket = field(default_factory=lambda: Bucket(0.0, 0.0))
+    _bucket: CreationBucket = field(default_factory=lambda: CreationBucket(0.0, 0.0))
 
     def outcome(self) -> Outcome:
         """Run the trace to its end."""
@@ -128,7 +133,7 @@ class Simulation:
                 scaler = Oracle(self.clock, pool, run, need(self.trace))
         return scaler
 
-    def _config(self, config: PoolConfig) -> PoolConfig:
+    def _config(self, config: PoolScalingConfig) -> PoolScalingConfig:
         trace = self.trace
         return replace(config, max_replicas=trace.max_replicas, slots_per_replica=trace.slots)
 
@@ -140,8 +145,8 @@ class Simulation:
             for name in ordered.victims:
                 pool.remove(name)
             pool.withdraw(ordered.withdrawn)
-            bucket = refilled(self._bucket, REFILL, now_s=self.clock.now_s)
-            number = creates(ordered.creates, bucket, REFILL, creating=pool.creating)
+            bucket = refill_tokens(self._bucket, REFILL, now_s=self.clock.now_s)
+            number = num_creates(ordered.creates, bucket, REFILL, creating=pool.creating)
             self._bucket = bucket._replace(tokens=bucket.tokens - number)
             for _ in range(number):
                 pool.create()

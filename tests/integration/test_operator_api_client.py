@@ -19,7 +19,7 @@ from tests.support.api_servers import (
     serving,
 )
 
-from etude.operator.builders.certificates import Issuer, Mode, Tls
+from etude.operator.builders.certificates import CertificateMode, CertManagerIssuer, PlatformTls
 from etude.operator.builders.run import Platform
 from etude.operator.integrations.apis import kinds
 from etude.operator.kube import discovery
@@ -190,7 +190,7 @@ def groups(*versions: str) -> tuple[int, Any]:
 
 
 async def test_an_operator_starts_without_the_apis_of_others(serve: Serve) -> None:
-    tls = Tls(mode=Mode.CERT_MANAGER, issuer=Issuer(name="ca"))
+    tls = PlatformTls(mode=CertificateMode.CERT_MANAGER, issuer=CertManagerIssuer(name="ca"))
     async with serve() as (server, cluster):
         cluster.discovery = Discovery(kinds(Platform(tls=tls, integrations=frozenset({"jobset"}))))
         for kind in (*KINDS, *CHILDREN):

@@ -11,7 +11,7 @@ from etude.common.api.kinds import Checkpoint
 from etude.common.api.schema import crd
 from etude.operator.actions import Apply, Moment
 from etude.operator.builders.run import Platform
-from etude.operator.checkpoints.decide import SeenCheckpoint, decide
+from etude.operator.checkpoints.decide import ObservedCheckpoint, decide
 from etude.operator.commands.render import rendered
 
 Manifest = dict[str, Any]
@@ -22,7 +22,7 @@ PLATFORMS = (
         images=IMAGES,
         namespace="etude-system",
         allows_weak_isolation=True,
-        node_seccomp_profile="etude/environment-node.json",
+        host_seccomp_profile="etude/environment-node.json",
         kvm_resource="devices.kubevirt.io/kvm",
     ),
 )
@@ -66,7 +66,7 @@ def _jobs(body: Manifest, platform: Platform) -> Iterator[Manifest]:
     for metadata in ({"finalizers": _held(body)}, going):
         whole = {**body, "metadata": {**body["metadata"], "uid": "u", **metadata}}
         checkpoint = Checkpoint.model_validate(whole)
-        actions = decide(checkpoint, SeenCheckpoint(manifest=whole), NOW, platform).actions
+        actions = decide(checkpoint, ObservedCheckpoint(manifest=whole), NOW, platform).actions
         yield from (each.manifest for each in actions if isinstance(each, Apply))
 
 

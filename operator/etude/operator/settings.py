@@ -8,7 +8,7 @@ from typing import Self
 
 from etude.common.tls.identity import DOMAIN
 from etude.common.tls.material import bundle
-from etude.operator.builders.certificates import Issuer, Mode, Tls
+from etude.operator.builders.certificates import CertificateMode, CertManagerIssuer, PlatformTls
 from etude.operator.builders.run import Platform
 
 RATE_PER_S = 500
@@ -54,7 +54,7 @@ class Settings:
             platform=Platform(
                 images={part: env[f"ETUDE_IMAGE_{part.upper()}"] for part in PARTS},
                 allows_weak_isolation=env.get("ETUDE_ALLOW_WEAK_ISOLATION", "0") == "1",
-                node_seccomp_profile=env.get("ETUDE_NODE_SECCOMP_PROFILE") or None,
+                host_seccomp_profile=env.get("ETUDE_NODE_SECCOMP_PROFILE") or None,
                 namespace=env["ETUDE_NAMESPACE"],
                 kvm_resource=env.get("ETUDE_KVM_RESOURCE") or None,
                 tls=_tls(env),
@@ -75,29 +75,29 @@ class Settings:
         )
 
 
-def _tls(env: Mapping[str, str]) -> Tls:
+def _tls(env: Mapping[str, str]) -> PlatformTls:
     """The platform's TLS mode, which the chart always sets.
 
     Raises:
         ValueError: naming a variable that cannot be read.
     """
     text = env["ETUDE_TLS_MODE"]
-    if text not in set(Mode):
-        raise ValueError(f"ETUDE_TLS_MODE: {text!r} is not one of {', '.join(Mode)}")
-    mode = Mode(text)
-    return Tls(
+    if text not in set(CertificateMode):
+        raise ValueError(f"ETUDE_TLS_MODE: {text!r} is not one of {', '.join(CertificateMode)}")
+    mode = CertificateMode(text)
+    return PlatformTls(
         mode=mode,
         domain=env.get("ETUDE_TLS_DOMAIN") or DOMAIN,
         lifetime_hours=_hours(env),
-        secret=env["ETUDE_TLS_SECRET"] if mode is Mode.SECRET else "",
-        issuer=_issuer(env) if mode is Mode.CERT_MANAGER else None,
-        target=env["ETUDE_TLS_ISSUER"] if mode is Mode.SELF_MANAGED else "",
-        trust=_trust(Path(env["ETUDE_TLS_TRUST"])) if mode is Mode.SELF_MANAGED else "",
+        secret=env["ETUDE_TLS_SECRET"] if mode is CertificateMode.SECRET else "",
+        issuer=_issuer(env) if mode is CertificateMode.CERT_MANAGER else None,
+        target=env["ETUDE_TLS_ISSUER"] if mode is CertificateMode.SELF_MANAGED else "",
+        trust=_trust(Path(env["ETUDE_TLS_TRUST"])) if mode is CertificateMode.SELF_MANAGED else "",
     )
 
 
-def _issuer(env: Mapping[str, str]) -> Issuer:
-    return Issuer(
+def _issuer(env: Mapping[str, str]) -> CertManagerIssuer:
+    return CertManagerIssuer(
         name=env["ETUDE_TLS_ISSUER_NAME"],
         kind=env["ETUDE_TLS_ISSUER_KIND"],
         group=env["ETUDE_TLS_ISSUER_GROUP"],

@@ -12,7 +12,7 @@ import yaml
 from cryptography import x509
 from tests.support.helm import CHART, IMAGE, SERVED, Rendered, refusal, rendered, template
 
-from etude.operator.builders.certificates import keeper
+from etude.operator.builders.certificates import renewal_sidecar
 
 SELF_MANAGED = {"mode": "SelfManaged"}
 OPERATOR = "spiffe://etude.dev/ns/etude-system/role/operator"
@@ -36,7 +36,7 @@ def environment(container: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_operators_sidecar_is_the_one_that_it_gives_to_runs() -> None:
     (own,) = pod_of(chart(**SELF_MANAGED), "etude-operator")["initContainers"]
-    given = keeper("etude-issuer.etude-system.svc:7060", OPERATOR)
+    given = renewal_sidecar("etude-issuer.etude-system.svc:7060", OPERATOR)
     assert own["image"] == IMAGE
     assert environment(own) == environment(given)
     same = set(given) - {"env", "volumeMounts"}

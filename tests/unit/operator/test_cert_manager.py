@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool
-from etude.operator.builders.certificates import Issuer, Mode, Tls
+from etude.operator.builders.certificates import CertificateMode, CertManagerIssuer, PlatformTls
 from etude.operator.manifests import Ref
 
 Build = Callable[..., dict[str, Any]]
-TLS = Tls(mode=Mode.CERT_MANAGER, issuer=Issuer(name="ca"))
+TLS = PlatformTls(mode=CertificateMode.CERT_MANAGER, issuer=CertManagerIssuer(name="ca"))
 POOL = Ref("EnvPool", "lab", "demo-repos")
 SETS = ["demo-inference", "demo-repos-broker", "demo-rewards", "demo-trainer"]
 

@@ -18,13 +18,13 @@ ISSUER_PORT = 7060
 """Port of the chart's own certificate issuer."""
 
 
-def address(run: RLRun, role: str, ordinal: int = 0) -> str:
+def role_address(run: RLRun, role: str, ordinal: int = 0) -> str:
     """Address of a role's pod behind the role's headless Service, within the namespace."""
     workload = names.child(run.metadata.name, role)
-    return f"{_host(run, workload, ordinal)}.{workload}:{PORTS[role]['grpc']}"
+    return f"{_host_name(run, workload, ordinal)}.{workload}:{PORTS[role]['grpc']}"
 
 
-def _host(run: RLRun, workload: str, ordinal: int) -> str:
+def _host_name(run: RLRun, workload: str, ordinal: int) -> str:
     """The host name that its workload gives a pod."""
     if run.spec.scheduling.kind == "JobSet":
         return f"{workload}-0-{ordinal}"  # the first and only Job of its role

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from etude.common.api.kinds import EnvPool
 from etude.operator.builders import strategic_merge
-from etude.operator.builders.pod import Plan, pod_spec
-from etude.operator.builders.workload import head
+from etude.operator.builders.pod import RolePod, pod_spec
+from etude.operator.builders.workload import object_head
 from etude.operator.manifests import RESOURCES, Manifest
 
 
 def sandbox(
-    pool: EnvPool, name: str, labels: Mapping[str, str], plan: Plan, template: Manifest
+    pool: EnvPool, name: str, labels: Mapping[str, str], plan: RolePod, template: Manifest
 ) -> Manifest:
     """A host's pod as a Sandbox, with the platform's template merged over it.
 
@@ -29,7 +29,7 @@ def sandbox(
     metadata = over.get("metadata", {})
     pod: Manifest = {
         "metadata": {"labels": {**metadata.get("labels", {}), **labels}},
-        "spec": strategic_merge.merged(pod_spec(plan), over.get("spec", {})),
+        "spec": strategic_merge.strategic_merge(pod_spec(plan), over.get("spec", {})),
     }
     if metadata.get("annotations"):
         pod["metadata"]["annotations"] = metadata["annotations"]
@@ -37,4 +37,4 @@ def sandbox(
     if blueprint.get("volumeClaimTemplates"):
         spec["volumeClaimTemplates"] = blueprint["volumeClaimTemplates"]
     api_version = RESOURCES["Sandbox"].api_version
-    return {**head(pool, api_version, "Sandbox", name, labels), "spec": spec}
+    return {**object_head(pool, api_version, "Sandbox", name, labels), "spec": spec}

@@ -8,19 +8,19 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.tls.identity import DOMAIN, Identity
 from etude.operator import names
 from etude.operator.builders.pod import TLS_FOLDER, PodCertificate
-from etude.operator.builders.workload import head
+from etude.operator.builders.workload import object_head
 from etude.operator.manifests import Manifest
 
 TOKEN_FOLDER = "/var/run/etude-token"  # noqa: S105 - a folder
 TRUST_FOLDER = "/etc/etude-trust"
-KEEPER = "certificates"
+SIDECAR = "certificates"
 """Name of the sidecar container that renews a pod's certificate."""
-KEEPER_PORT = 8081
+SIDECAR_PORT = 8081
 TOKEN_SECONDS = 3_600
 """Lifetime of a token; the kubelet renews it after four fifths."""
 
 
-class Mode(StrEnum):
+class CertificateMode(StrEnum):
     """Source of certificates, the chart's value tls.mode."""
 
     SELF_MANAGED = "SelfManaged"
@@ -34,7 +34,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Issuer:
+class CertManagerIssuer:
     """Issuer of cert-manager, or an external one with its API."""
 
     name: str
@@ -43,30 +43,30 @@ class Issuer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
+class PlatformTls:
     """TLS configuration of the operator's installation."""
 
-    mode: Mode
+    mode: CertificateMode
     domain: str = DOMAIN
     """Trust domain: the first part of every identity."""
     lifetime_hours: int = 24
     """Lifetime of a certificate, for the modes that issue them."""
     secret: str = ""
     """Name of the Secret in each namespace."""
-    issuer: Issuer | None = None
+    issuer: CertManagerIssuer | None = None
     target: str = ""
     """host:port of the chart's own issuer."""
     trust: str = ""
     """PEM certificates of its CA."""
 
 
-def run_identity(tls: Tls, run: RLRun, role: str) -> Identity:
+def run_identity(tls: PlatformTls, run: RLRun, role: str) -> Identity:
     """Certificate identity of a run's role."""
     metadata = run.metadata
     return Identity(domain=tls.domain, namespace=metadata.namespace, run=metadata.name, role=role)
 
 
-def pool_identity(tls: Tls, pool: EnvPool, role: str) -> Identity:
+def pool_identity(tls: PlatformTls, pool: EnvPool, role: str) -> Identity:
     """Certificate identity of a pool's part, and of the run that owns the pool."""
     metadata = pool.metadata
     return Identity(
@@ -78,39 +78,39 @@ def pool_identity(tls: Tls, pool: EnvPool, role: str) -> Identity:
     )
 
 
-def children(
-    owner: RLRun | EnvPool, tls: Tls | None, identities: Sequence[Identity]
+def certificate_objects(
+    owner: RLRun | EnvPool, tls: PlatformTls | None, identities: Sequence[Identity]
 ) -> list[Manifest]:
     """Objects that a run or a pool owns for the certificates of its parts."""
     match tls.mode if tls is not None else None:
-        case Mode.CERT_MANAGER:
+        case CertificateMode.CERT_MANAGER:
             assert tls is not None  # noqa: S101 - it has a mode
             return [_certificate(owner, tls, each) for each in identities]
-        case Mode.SELF_MANAGED:
+        case CertificateMode.SELF_MANAGED:
             assert tls is not None  # noqa: S101 - it has a mode
-            return [_trust(owner, tls)]
-        case Mode.SECRET | Mode.PLAINTEXT | None:
+            return [_trust_map(owner, tls)]
+        case CertificateMode.SECRET | CertificateMode.PLAINTEXT | None:
             return []
 
 
-def of_pod(tls: Tls | None, identity: Identity) -> PodCertificate | None:
+def pod_certificate(tls: PlatformTls | None, identity: Identity) -> PodCertificate | None:
     """Certificate source of one part's pods; None on the local runtime."""
     if tls is None:
         return None
     match tls.mode:
-        case Mode.PLAINTEXT:
-            return PodCertificate(setting=Mode.PLAINTEXT)
-        case Mode.SECRET:
+        case CertificateMode.PLAINTEXT:
+            return PodCertificate(setting=CertificateMode.PLAINTEXT)
+        case CertificateMode.SECRET:
             return PodCertificate(setting=TLS_FOLDER, volumes=[_secret(tls.secret)])
-        case Mode.CERT_MANAGER:
+        case CertificateMode.CERT_MANAGER:
             return PodCertificate(setting=TLS_FOLDER, volumes=[_secret(secret_name(identity))])
-        case Mode.SELF_MANAGED:
-            return _kept(tls, identity)
+        case CertificateMode.SELF_MANAGED:
+            return _sidecar_certificate(tls, identity)
 
 
-def asks_issuer(tls: Tls | None) -> bool:
+def asks_issuer(tls: PlatformTls | None) -> bool:
     """Pods get their certificates from the chart's own issuer."""
-    return tls is not None and tls.mode is Mode.SELF_MANAGED
+    return tls is not None and tls.mode is CertificateMode.SELF_MANAGED
 
 
 def secret_name(identity: Identity) -> str:
@@ -131,7 +131,7 @@ def _secret(name: str) -> Manifest:
     return {"name": "tls", "secret": {"secretName": name, "defaultMode": 0o440}}
 
 
-def _certificate(owner: RLRun | EnvPool, tls: Tls, identity: Identity) -> Manifest:
+def _certificate(owner: RLRun | EnvPool, tls: PlatformTls, identity: Identity) -> Manifest:
     assert tls.issuer is not None, "CertManager comes with an issuer"  # noqa: S101 - our own mistake
     name = secret_name(identity)
     spec = {
@@ -149,13 +149,16 @@ def _certificate(owner: RLRun | EnvPool, tls: Tls, identity: Identity) -> Manife
         },
     }
     labels = _labels(owner)
-    return {**head(owner, "cert-manager.io/v1", "Certificate", name, labels), "spec": spec}
+    return {**object_head(owner, "cert-manager.io/v1", "Certificate", name, labels), "spec": spec}
 
 
-def _trust(owner: RLRun | EnvPool, tls: Tls) -> Manifest:
+def _trust_map(owner: RLRun | EnvPool, tls: PlatformTls) -> Manifest:
     own = owner.metadata.name
     name = trust_name(run=own) if isinstance(owner, RLRun) else trust_name(pool=own)
-    return {**head(owner, "v1", "ConfigMap", name, _labels(owner)), "data": {"ca.crt": tls.trust}}
+    return {
+        **object_head(owner, "v1", "ConfigMap", name, _labels(owner)),
+        "data": {"ca.crt": tls.trust},
+    }
 
 
 def _labels(owner: RLRun | EnvPool) -> Mapping[str, str]:
@@ -166,7 +169,7 @@ def _labels(owner: RLRun | EnvPool) -> Mapping[str, str]:
     return labels | {names.RUN: owner.run} if owner.run else labels
 
 
-def _kept(tls: Tls, identity: Identity) -> PodCertificate:
+def _sidecar_certificate(tls: PlatformTls, identity: Identity) -> PodCertificate:
     """Certificate from the issuer through the sidecar. The key never leaves the pod's memory."""
     trust = trust_name(run=identity.run, pool=identity.pool)
     token = {"audience": identity.uri, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
@@ -180,11 +183,11 @@ def _kept(tls: Tls, identity: Identity) -> PodCertificate:
             },
             {"name": "tls-trust", "configMap": {"name": trust}},
         ],
-        keeper=keeper(tls.target, identity.uri),
+        sidecar=renewal_sidecar(tls.target, identity.uri),
     )
 
 
-def keeper(target: str, identity: str) -> Manifest:
+def renewal_sidecar(target: str, identity: str) -> Manifest:
     """The sidecar container that renews a pod's certificate.
 
     It has a certificate before the other containers start, and ends after them.
@@ -196,16 +199,16 @@ def keeper(target: str, identity: str) -> Manifest:
         "ETUDE_TLS_TOKEN": f"{TOKEN_FOLDER}/token",
         "ETUDE_TLS_TRUST": TRUST_FOLDER,
         "ETUDE_HOST": "0.0.0.0",  # noqa: S104 - the kubelet probes it
-        "ETUDE_PROBE_PORT": str(KEEPER_PORT),
+        "ETUDE_PROBE_PORT": str(SIDECAR_PORT),
     }
     return {
-        "name": KEEPER,
+        "name": SIDECAR,
         "command": ["python", "-m", "etude.common.tls.sidecar"],
         "restartPolicy": "Always",
         "env": [{"name": name, "value": value} for name, value in settings.items()],
-        "ports": [{"name": "keeper", "containerPort": KEEPER_PORT, "protocol": "TCP"}],
+        "ports": [{"name": "keeper", "containerPort": SIDECAR_PORT, "protocol": "TCP"}],
         "startupProbe": {
-            "httpGet": {"path": "/readyz", "port": KEEPER_PORT},
+            "httpGet": {"path": "/readyz", "port": SIDECAR_PORT},
             "periodSeconds": 1,
             "timeoutSeconds": 5,
             "failureThreshold": 600,

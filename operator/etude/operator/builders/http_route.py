@@ -9,14 +9,14 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.run.http_gateway import PolicyGateway
 from etude.operator import names
 from etude.operator.builders.addresses import PORTS
-from etude.operator.builders.workload import head, service
+from etude.operator.builders.workload import object_head, service
 from etude.operator.manifests import Manifest
 
 API = "gateway.networking.k8s.io/v1"
-PORT = {"http": PORTS[names.INFERENCE]["http"]}
+ENGINE_PORT = {"http": PORTS[names.INFERENCE]["http"]}
 
 
-def way_in(run: RLRun, labels: Mapping[str, str]) -> list[Manifest]:
+def route_objects(run: RLRun, labels: Mapping[str, str]) -> list[Manifest]:
     """A Service over the ready engines, and the HTTPRoute to it.
 
     Args:
@@ -27,7 +27,7 @@ def way_in(run: RLRun, labels: Mapping[str, str]) -> list[Manifest]:
     if inference is None or inference.gateway is None:
         return []
     name = names.child(run.metadata.name, names.POLICY)
-    backend = {"name": name, "port": PORT["http"]}
+    backend = {"name": name, "port": ENGINE_PORT["http"]}
     spec: Manifest = {
         "parentRefs": [_parent(run, inference.gateway)],
         "rules": [{"backendRefs": [backend], **_timeouts(inference.gateway)}],
@@ -35,11 +35,11 @@ def way_in(run: RLRun, labels: Mapping[str, str]) -> list[Manifest]:
     if inference.gateway.hostnames:
         spec["hostnames"] = [*inference.gateway.hostnames]
     # Not the engines' headless Service, which also has engines that are not ready.
-    balanced = service(run, name, labels, PORT, is_headless=False)
-    return [balanced, {**head(run, API, "HTTPRoute", name, labels), "spec": spec}]
+    balanced = service(run, name, labels, ENGINE_PORT, is_headless=False)
+    return [balanced, {**object_head(run, API, "HTTPRoute", name, labels), "spec": spec}]
 
 
-def proxies(run: RLRun, gateway: PolicyGateway) -> str:
+def proxy_namespace(run: RLRun, gateway: PolicyGateway) -> str:
     """The namespace of the Gateway's proxies, which call the engines."""
     return gateway.proxy_namespace or gateway.namespace or run.metadata.namespace
 

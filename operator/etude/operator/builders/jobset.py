@@ -9,18 +9,18 @@ from typing import NamedTuple
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.scheduling import Scheduling
 from etude.operator import names
-from etude.operator.builders.workload import head
+from etude.operator.builders.workload import object_head
 from etude.operator.manifests import Manifest, Ref
 
-QUEUE = "kueue.x-k8s.io/queue-name"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 
-FOR_EVER = 2**31 - 1
+UNLIMITED = 2**31 - 1
 """Backoff limit: a Job counts every replaced pod, and ours are replaced for the whole run."""
 
-NEVER_DONE = """\
+EXIT_NONZERO = """\
 trap 'kill -TERM "$child" 2>/dev/null' TERM
 "$@" &
 child=$!
@@ -33,7 +33,7 @@ exit "$code\"
 again. Ours exit 0 on SIGTERM, of a drain or an eviction, after they have saved."""
 
 
-class Part(NamedTuple):
+class RolePods(NamedTuple):
     """Pods of one role of a run."""
 
     role: str
@@ -43,12 +43,12 @@ class Part(NamedTuple):
     template: Manifest
 
 
-def job_set(run: RLRun, labels: Mapping[str, str], parts: Iterable[Part]) -> Manifest:
+def job_set(run: RLRun, labels: Mapping[str, str], parts: Iterable[RolePods]) -> Manifest:
     """The run's roles as replicated Jobs of one JobSet, suspended if a queue must admit it."""
     scheduling = run.spec.scheduling
     name = run.metadata.name
-    manifest = head(
-        run, "jobset.x-k8s.io/v1alpha2", "JobSet", name, {**labels, **_queue(scheduling)}
+    manifest = object_head(
+        run, "jobset.x-k8s.io/v1alpha2", "JobSet", name, {**labels, **_queue_labels(scheduling)}
     )
     manifest["spec"] = {
         "suspend": scheduling.admission == "JobSet",
@@ -62,25 +62,25 @@ def job_set(run: RLRun, labels: Mapping[str, str], parts: Iterable[Part]) -> Man
     return manifest
 
 
-def ref_of(run: RLRun) -> Ref:
+def job_set_ref(run: RLRun) -> Ref:
     """Identity of the run's JobSet."""
     return Ref("JobSet", run.metadata.namespace, run.metadata.name)
 
 
-def _queue(scheduling: Scheduling) -> dict[str, str]:
-    given = {QUEUE: scheduling.queue_name, PRIORITY: scheduling.workload_priority_class_name}
+def _queue_labels(scheduling: Scheduling) -> dict[str, str]:
+    given = {QUEUE_LABEL: scheduling.queue_name, PRIORITY: scheduling.workload_priority_class_name}
     if scheduling.admission != "JobSet":
         return {}
     return {label: value for label, value in given.items() if value is not None}
 
 
-def _job(part: Part, labels: Mapping[str, str], scheduling: Scheduling) -> Manifest:
+def _job(part: RolePods, labels: Mapping[str, str], scheduling: Scheduling) -> Manifest:
     metadata = part.template["metadata"]
-    topology = _topology(scheduling)
+    topology = _topology_annotations(scheduling)
     if topology:
         metadata = {**metadata, "annotations": metadata.get("annotations", {}) | topology}
     containers = [
-        c | {"command": ["/bin/sh", "-c", NEVER_DONE, part.role, *c["command"]]}
+        c | {"command": ["/bin/sh", "-c", EXIT_NONZERO, part.role, *c["command"]]}
         if c["name"] == part.role
         else c
         for c in part.template["spec"]["containers"]
@@ -93,7 +93,7 @@ def _job(part: Part, labels: Mapping[str, str], scheduling: Scheduling) -> Manif
             "completionMode": "Indexed",
             "completions": part.replicas,
             "parallelism": part.replicas,
-            "backoffLimit": FOR_EVER,
+            "backoffLimit": UNLIMITED,
             # A terminating pod that saves keeps its name and its devices until it is gone.
             "podReplacementPolicy": "Failed",
             "template": {"metadata": metadata, "spec": spec},
@@ -101,7 +101,7 @@ def _job(part: Part, labels: Mapping[str, str], scheduling: Scheduling) -> Manif
     }
 
 
-def _topology(scheduling: Scheduling) -> dict[str, str]:
+def _topology_annotations(scheduling: Scheduling) -> dict[str, str]:
     """Topology annotations for Kueue, which then considers only flavors with a Topology."""
     if scheduling.topology is None or scheduling.admission != "JobSet":
         return {}

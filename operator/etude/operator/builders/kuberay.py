@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
-from etude.operator.builders.jobset import Part
-from etude.operator.builders.workload import head
+from etude.operator.builders.jobset import RolePods
+from etude.operator.builders.workload import object_head
 from etude.operator.manifests import Manifest
 
 API = "ray.io/v1"
@@ -33,7 +33,7 @@ PORTS = (
 )
 
 
-def workers(run: RLRun) -> int:
+def num_workers(run: RLRun) -> int:
     """Worker pods in addition to the head, for learner ranks beyond the head's GPUs."""
     trainer = run.spec.roles.trainer
     if not trainer.gpus_per_replica:
@@ -41,10 +41,12 @@ def workers(run: RLRun) -> int:
     return -(-trainer.learner_ranks // trainer.gpus_per_replica) - 1
 
 
-def ray_cluster(run: RLRun, labels: Mapping[str, str], trainer: Part) -> Manifest:
+def ray_cluster(run: RLRun, labels: Mapping[str, str], trainer: RolePods) -> Manifest:
     """The trainer's pods: a head, and a group of workers if one pod is too small for the ranks."""
-    gpus, count = run.spec.roles.trainer.gpus_per_replica, workers(run)
-    manifest = head(run, API, "RayCluster", run.metadata.name, {**labels, names.ROLE: trainer.role})
+    gpus, count = run.spec.roles.trainer.gpus_per_replica, num_workers(run)
+    manifest = object_head(
+        run, API, "RayCluster", run.metadata.name, {**labels, names.ROLE: trainer.role}
+    )
     manifest["metadata"]["annotations"] = {OWN_COMMANDS: "true"}
     group = {
         "groupName": GROUP,
@@ -52,16 +54,16 @@ def ray_cluster(run: RLRun, labels: Mapping[str, str], trainer: Part) -> Manifes
         "minReplicas": count,
         "maxReplicas": count,
         "rayStartParams": {},
-        "template": _worker(trainer, gpus),
+        "template": _worker_template(trainer, gpus),
     }
     manifest["spec"] = {
-        "headGroupSpec": {"rayStartParams": {}, "template": _head(trainer, gpus)},
+        "headGroupSpec": {"rayStartParams": {}, "template": _head_template(trainer, gpus)},
         "workerGroupSpecs": [group] if count else [],
     }
     return manifest
 
 
-def _head(part: Part, gpus: int) -> Manifest:
+def _head_template(part: RolePods, gpus: int) -> Manifest:
     """The trainer's pod with a Ray head that workers can join."""
     template = copy.deepcopy(part.template)
     # KubeRay gives pods no DNS names.
@@ -80,7 +82,7 @@ def _head(part: Part, gpus: int) -> Manifest:
     return template
 
 
-def _worker(part: Part, gpus: int) -> Manifest:
+def _worker_template(part: RolePods, gpus: int) -> Manifest:
     """A worker pod of the same size that joins the head at $FQ_RAY_IP, set by KubeRay."""
     template = copy.deepcopy(part.template)
     container = _container(template, part.role)

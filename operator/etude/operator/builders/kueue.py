@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
-from etude.operator.builders.jobset import Part
-from etude.operator.builders.workload import head
+from etude.operator.builders.jobset import RolePods
+from etude.operator.builders.workload import object_head
 from etude.operator.manifests import Manifest, Ref
 
 API = "kueue.x-k8s.io/v1beta2"
 
 
-class Priority(NamedTuple):
+class QueuePriority(NamedTuple):
     """Priority of a Workload and the class that it comes from."""
 
     group: str
@@ -25,7 +25,7 @@ class Priority(NamedTuple):
     value: int
 
 
-class Flavor(NamedTuple):
+class NodeFlavor(NamedTuple):
     """Scheduling constraints for the pods of a role, by a ResourceFlavor or an admission check."""
 
     node_selector: Mapping[str, str] = {}
@@ -35,7 +35,7 @@ class Flavor(NamedTuple):
 
 
 def workload(
-    run: RLRun, labels: Mapping[str, str], parts: Iterable[Part], priority: Priority | None
+    run: RLRun, labels: Mapping[str, str], parts: Iterable[RolePods], priority: QueuePriority | None
 ) -> Manifest:
     """The Workload that the queue admits as a whole: every role with its pods.
 
@@ -45,7 +45,7 @@ def workload(
         parts: its roles.
         priority: of the Workload.
     """
-    manifest = head(run, API, "Workload", run.metadata.name, labels)
+    manifest = object_head(run, API, "Workload", run.metadata.name, labels)
     manifest["spec"] = {
         "queueName": run.spec.scheduling.queue_name,
         "podSets": [
@@ -58,12 +58,12 @@ def workload(
     return manifest
 
 
-def ref_of(run: RLRun) -> Ref:
+def workload_ref(run: RLRun) -> Ref:
     """Identity of the run's Workload."""
     return Ref("Workload", run.metadata.namespace, run.metadata.name)
 
 
-def assigned(live: Manifest) -> dict[str, tuple[str, ...]]:
+def assigned_flavors(live: Manifest) -> dict[str, tuple[str, ...]]:
     """Names of the flavors assigned to a Workload, by role."""
     admission = (live.get("status") or {}).get("admission") or {}
     return {
@@ -72,19 +72,19 @@ def assigned(live: Manifest) -> dict[str, tuple[str, ...]]:
     }
 
 
-def of_flavor(manifest: Manifest) -> Flavor:
+def node_flavor(manifest: Manifest) -> NodeFlavor:
     """The scheduling constraints of a ResourceFlavor."""
     spec = manifest.get("spec") or {}
-    return Flavor(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))
+    return NodeFlavor(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))
 
 
-def updates(live: Manifest) -> dict[str, list[Flavor]]:
+def pod_set_updates(live: Manifest) -> dict[str, list[NodeFlavor]]:
     """Pod set updates by a Workload's admission checks, by role."""
-    found: dict[str, list[Flavor]] = defaultdict(list)
+    found: dict[str, list[NodeFlavor]] = defaultdict(list)
     for check in (live.get("status") or {}).get("admissionChecks") or ():
         for each in check.get("podSetUpdates") or ():
             found[each["name"]].append(
-                Flavor(
+                NodeFlavor(
                     each.get("nodeSelector") or {},
                     tuple(each.get("tolerations") or ()),
                     each.get("labels") or {},
@@ -94,11 +94,11 @@ def updates(live: Manifest) -> dict[str, list[Flavor]]:
     return dict(found)
 
 
-def joined(parts: Iterable[Flavor]) -> Flavor:
+def merge_flavors(parts: Iterable[NodeFlavor]) -> NodeFlavor:
     """The union of constraints: of each resource's flavor, then of admission checks."""
-    found = Flavor()
+    found = NodeFlavor()
     for part in parts:
-        found = Flavor(
+        found = NodeFlavor(
             {**found.node_selector, **part.node_selector},
             (*found.tolerations, *part.tolerations),
             {**found.labels, **part.labels},
@@ -107,7 +107,7 @@ def joined(parts: Iterable[Flavor]) -> Flavor:
     return found
 
 
-def clashes(flavor: Flavor, update: Flavor) -> Iterator[str]:
+def conflicting_keys(flavor: NodeFlavor, update: NodeFlavor) -> Iterator[str]:
     """Keys for which an admission check has another value than the flavor."""
     for before, after in (
         (flavor.node_selector, update.node_selector),

@@ -15,7 +15,7 @@ from etude.operator import names
 from etude.operator.builders import http_route
 from etude.operator.builders.addresses import ISSUER_PORT, PORTS
 from etude.operator.builders.pod import PROBE_PORT
-from etude.operator.builders.workload import head
+from etude.operator.builders.workload import object_head
 from etude.operator.manifests import Manifest
 
 ANYWHERE = {
@@ -54,36 +54,36 @@ def run_policies(
         asks_issuer: its pods get their certificates from the chart's own issuer.
     """
     roles = run.spec.roles
-    outside = _outside(run.spec.storage, run.spec.observability.otlp_endpoint)
-    served = [*outside, *(_issuer(operator_namespace) if asks_issuer else [])]
-    environments = [rule for pool in pools for rule in _environments(pool)]
+    outside = _external_egress(run.spec.storage, run.spec.observability.otlp_endpoint)
+    served = [*outside, *(_issuer_egress(operator_namespace) if asks_issuer else [])]
+    environments = [rule for pool in pools for rule in _pool_egress(pool)]
     operator = _from_operator(operator_namespace, names.TRAINER)
     made = [_trainer_policy(run, operator, [*served, *environments])]
     if roles.inference is not None:
-        part = _part(run, names.INFERENCE)
-        asked = [_from([_part(run, names.TRAINER)], names.INFERENCE)]
+        part = _role_selector(run, names.INFERENCE)
+        asked = [_from([_role_selector(run, names.TRAINER)], names.INFERENCE)]
         asked += [_from_gateway(run, each) for each in _gateways(run)]
         made.append(_policy(run, names.INFERENCE, part, asked, served))
     if roles.rewards is not None:
-        part = _part(run, names.REWARDS)
-        asked = [_from([_part(run, names.TRAINER)], names.REWARDS)]
+        part = _role_selector(run, names.REWARDS)
+        asked = [_from([_role_selector(run, names.TRAINER)], names.REWARDS)]
         made.append(_policy(run, names.REWARDS, part, asked, [*served, *environments]))
     # A Job has no peer that asks for its certificate.
     job = {names.SAVED_BY: run.metadata.name, names.ROLE: names.JANITOR}
     return [*made, _policy(run, names.JANITOR, job, [], outside)]
 
 
-def _part(run: RLRun, role: str) -> Selector:
+def _role_selector(run: RLRun, role: str) -> Selector:
     return {names.RUN: run.metadata.name, names.ROLE: role}
 
 
 def _trainer_policy(run: RLRun, operator: Rule, outside: Sequence[Rule]) -> Manifest:
-    trainer = _part(run, names.TRAINER)
+    trainer = _role_selector(run, names.TRAINER)
     # Ray processes talk to each other on arbitrary ports.
     among = [_pods(trainer)] if run.spec.scheduling.kind == "RayCluster" else []
     partners = [
-        _to(_part(run, names.INFERENCE), names.INFERENCE),
-        _to(_part(run, names.REWARDS), names.REWARDS),
+        _to(_role_selector(run, names.INFERENCE), names.INFERENCE),
+        _to(_role_selector(run, names.REWARDS), names.REWARDS),
     ]
     return _policy(
         run,
@@ -103,12 +103,12 @@ def pool_policies(
         {**ours, names.ROLE: role} for role in (names.BROKER, names.NODE, names.EDGE)
     )
     clients: list[Selector] = [{names.ROLE: names.TRAINER}, {names.ROLE: names.REWARDS}, edge]
-    issuer = _issuer(operator_namespace) if asks_issuer else []
-    signals = _outside(None, pool.spec.observability.otlp_endpoint) + issuer
-    outside = _outside(pool.spec.store, pool.spec.observability.otlp_endpoint) + issuer
+    issuer = _issuer_egress(operator_namespace) if asks_issuer else []
+    signals = _external_egress(None, pool.spec.observability.otlp_endpoint) + issuer
+    outside = _external_egress(pool.spec.store, pool.spec.observability.otlp_endpoint) + issuer
     if pool.spec.network.egress is not EgressPolicy.NONE:
         # The host's own proxy tells environments apart, and enforces their rules.
-        outside.append(_anywhere(()))
+        outside.append(_internet_egress(()))
     parts = [
         _policy(
             pool,
@@ -131,7 +131,7 @@ def pool_policies(
     if pool.spec.edge is not None:
         public = {"ports": _ports(PORTS[names.EDGE].values())}
         parts.append(
-            _policy(pool, names.EDGE, edge, [public], [*signals, *_environments(ours[names.POOL])])
+            _policy(pool, names.EDGE, edge, [public], [*signals, *_pool_egress(ours[names.POOL])])
         )
     return parts
 
@@ -157,7 +157,7 @@ def job_policy(job: Manifest, store: StoreAccess) -> Manifest:
             "podSelector": {"matchLabels": selected},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [],
-            "egress": _outside(store, None),
+            "egress": _external_egress(store, None),
         },
     }
 
@@ -181,10 +181,13 @@ def _policy(
         "ingress": [probes, *ingress],
         "egress": list(egress),
     }
-    return {**head(owner, "networking.k8s.io/v1", "NetworkPolicy", name, labels), "spec": spec}
+    return {
+        **object_head(owner, "networking.k8s.io/v1", "NetworkPolicy", name, labels),
+        "spec": spec,
+    }
 
 
-def _environments(pool: str) -> list[Rule]:
+def _pool_egress(pool: str) -> list[Rule]:
     """Egress to the brokers and the hosts of a pool."""
     return [_to({names.POOL: pool, names.ROLE: role}, role) for role in (names.BROKER, names.NODE)]
 
@@ -202,7 +205,7 @@ def _from_operator(namespace: str, role: str) -> Rule:
     return {"from": [peer], "ports": _ports([PORTS[role]["grpc"]])}
 
 
-def _issuer(namespace: str) -> list[Rule]:
+def _issuer_egress(namespace: str) -> list[Rule]:
     """Egress to the certificate issuer."""
     peer = _namespace(namespace) | _pods(ISSUER_LABELS)
     return [{"to": [peer], "ports": _ports([ISSUER_PORT])}]
@@ -214,11 +217,11 @@ def _gateways(run: RLRun) -> list[PolicyGateway]:
 
 
 def _from_gateway(run: RLRun, gateway: PolicyGateway) -> Rule:
-    peer = _namespace(http_route.proxies(run, gateway))
-    return {"from": [peer], "ports": _ports(http_route.PORT.values())}
+    peer = _namespace(http_route.proxy_namespace(run, gateway))
+    return {"from": [peer], "ports": _ports(http_route.ENGINE_PORT.values())}
 
 
-def _outside(store: StoreAccess | None, otlp_endpoint: str | None) -> list[Rule]:
+def _external_egress(store: StoreAccess | None, otlp_endpoint: str | None) -> list[Rule]:
     """Egress to DNS, the object store and the collector, whose addresses are unknown."""
     dns = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
     found: list[Rule] = [{"ports": dns}]
@@ -230,8 +233,8 @@ def _outside(store: StoreAccess | None, otlp_endpoint: str | None) -> list[Rule]
         urls.append(otlp_endpoint)
         ports.append(urlparse(otlp_endpoint).port or OTLP_PORT)
     if ports:
-        found.append(_anywhere(sorted(set(ports))))
-    return found + _within(url for url in urls if url is not None)
+        found.append(_internet_egress(sorted(set(ports))))
+    return found + _service_egress(url for url in urls if url is not None)
 
 
 def _port_of(url: str | None) -> int:
@@ -241,7 +244,7 @@ def _port_of(url: str | None) -> int:
     return parts.port or SCHEME_PORTS[parts.scheme]
 
 
-def _within(urls: Iterable[str]) -> list[Rule]:
+def _service_egress(urls: Iterable[str]) -> list[Rule]:
     """Egress to Services in the cluster, by whole namespaces; the callee's ingress applies as well.
 
     Policies are judged by a pod's own port, which a Service may map to any other, and some network
@@ -269,7 +272,7 @@ def _namespace_of(url: str) -> str | None:
             return None
 
 
-def _anywhere(ports: Sequence[int]) -> Rule:
+def _internet_egress(ports: Sequence[int]) -> Rule:
     """Egress to every address but metadata services; on every port if none is given."""
     blocks = [{"ipBlock": {"cidr": all_, "except": own}} for all_, own in ANYWHERE.items()]
     return {"to": blocks, **({"ports": _ports(ports)} if ports else {})}

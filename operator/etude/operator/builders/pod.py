@@ -36,7 +36,7 @@ _RESTRICTED: Manifest = {
 }
 
 
-class Nearness(NamedTuple):
+class PodAffinity(NamedTuple):
     """Affinity among pods: they share a topology domain."""
 
     labels: Mapping[str, str]
@@ -55,12 +55,12 @@ class PodCertificate:
     """Value of ETUDE_TLS."""
     volumes: Sequence[Manifest] = ()
     """Volumes; the first one is mounted at TLS_FOLDER."""
-    keeper: Manifest | None = None
+    sidecar: Manifest | None = None
     """The renewal sidecar, without image and security context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RolePod:
     """A pod of one role: everything that differs between roles."""
 
     role: str
@@ -92,9 +92,9 @@ class Plan:
     egress_secrets: Sequence[tuple[str, str]] = ()
     """Names and keys of Secrets, each a file NAME/KEY in EGRESS_FOLDER."""
     tolerations: Sequence[Manifest] = ()
-    apart_from: Mapping[str, str] | None = None
+    anti_affinity: Mapping[str, str] | None = None
     """Labels of pods with which it must not share a node."""
-    near: Nearness | None = None
+    affinity: PodAffinity | None = None
     """Affinity to other pods."""
     seccomp_profile: str | None = None
     """Localhost profile of the node, where the runtime's default forbids what the role does."""
@@ -102,9 +102,9 @@ class Plan:
     """Names of a PriorityClass and a RuntimeClass, by the pod spec's field."""
     certificate: PodCertificate | None = None
     """Certificate of its processes."""
-    group: str | None = None
+    pod_group: str | None = None
     """PodGroup of Volcano that it belongs to."""
-    over: Mapping[str, Any] = field(default_factory=dict)
+    patch: Mapping[str, Any] = field(default_factory=dict)
     """Strategic merge patch for the pod template."""
 
 
@@ -142,7 +142,7 @@ def toleration(toleration: Toleration) -> Manifest:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def pod_spec(plan: Plan) -> Manifest:
+def pod_spec(plan: RolePod) -> Manifest:
     """The pod spec of one role."""
     spec: Manifest = {
         "automountServiceAccountToken": False,
@@ -158,19 +158,19 @@ def pod_spec(plan: Plan) -> Manifest:
         "containers": [_container(plan)],
         "volumes": _volumes(plan),
     }
-    if plan.certificate is not None and plan.certificate.keeper is not None:
-        spec["initContainers"] = [_keeper(plan, plan.certificate.keeper)]
+    if plan.certificate is not None and plan.certificate.sidecar is not None:
+        spec["initContainers"] = [_sidecar(plan, plan.certificate.sidecar)]
     if plan.node_selector:
         spec["nodeSelector"] = dict(plan.node_selector)
     if plan.tolerations:
         spec["tolerations"] = list(plan.tolerations)
-    if plan.apart_from is not None:
-        spec["affinity"] = _apart_from(plan.apart_from)
-    if plan.near is not None:
-        spec["affinity"] = _near(plan.near)
+    if plan.anti_affinity is not None:
+        spec["affinity"] = _anti_affinity(plan.anti_affinity)
+    if plan.affinity is not None:
+        spec["affinity"] = _affinity(plan.affinity)
     if plan.claims:
         spec["resourceClaims"] = [_claim(each) for each in plan.claims]
-    if plan.group is not None:
+    if plan.pod_group is not None:
         spec["schedulerName"] = "volcano"
     spec |= plan.classes
     return spec
@@ -183,12 +183,12 @@ def _claim(claim: ResourceClaim) -> Manifest:
     }
 
 
-def _apart_from(labels: Mapping[str, str]) -> Manifest:
+def _anti_affinity(labels: Mapping[str, str]) -> Manifest:
     term = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
-def _near(near: Nearness) -> Manifest:
+def _affinity(near: PodAffinity) -> Manifest:
     """Pod affinity; the scheduler lets the first pod, which only matches itself, go anywhere."""
     term = {
         "labelSelector": {"matchLabels": dict(near.labels)},
@@ -200,7 +200,7 @@ def _near(near: Nearness) -> Manifest:
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}
 
 
-def job_spec(plan: Plan, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Manifest:
+def job_spec(plan: RolePod, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Manifest:
     """The spec of a Job that runs one such pod to its end."""
     return {
         "backoffLimit": 2,
@@ -215,13 +215,13 @@ def job_spec(plan: Plan, labels: Mapping[str, str], annotations: Mapping[str, st
     }
 
 
-def _container(plan: Plan) -> Manifest:
+def _container(plan: RolePod) -> Manifest:
     container: Manifest = {
         "name": plan.role,
         "image": plan.image,
         "command": list(plan.command),
-        "env": [*plan.env, *_wire(plan)],
-        **(_served(plan) if plan.ports else {}),
+        "env": [*plan.env, *_tls_env(plan)],
+        **(_ports_and_probes(plan) if plan.ports else {}),
         "securityContext": {**_RESTRICTED, **_seccomp(plan)},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [_mount(name, path) for name, path in _mounts(plan).items()],
@@ -234,24 +234,24 @@ def _container(plan: Plan) -> Manifest:
     return container
 
 
-def _keeper(plan: Plan, keeper: Manifest) -> Manifest:
+def _sidecar(plan: RolePod, keeper: Manifest) -> Manifest:
     """The renewal sidecar in the image of the pod's role, which the node has anyway."""
     policy = "FallbackToLogsOnError"
     own = {"image": plan.image, "securityContext": _RESTRICTED, "terminationMessagePolicy": policy}
     return {**keeper, **own}
 
 
-def _wire(plan: Plan) -> list[Manifest]:
+def _tls_env(plan: RolePod) -> list[Manifest]:
     return [] if plan.certificate is None else [env(VARIABLE, plan.certificate.setting)]
 
 
-def _seccomp(plan: Plan) -> Manifest:
+def _seccomp(plan: RolePod) -> Manifest:
     if plan.seccomp_profile is None:
         return {}
     return {"seccompProfile": {"type": "Localhost", "localhostProfile": plan.seccomp_profile}}
 
 
-def _served(plan: Plan) -> Manifest:
+def _ports_and_probes(plan: RolePod) -> Manifest:
     ports = {**plan.ports, "probe": PROBE_PORT}
     return {
         "ports": [
@@ -276,7 +276,7 @@ def _probe(path: str, *, period_s: int, failures: int) -> Manifest:
     }
 
 
-def _resources(plan: Plan) -> Manifest:
+def _resources(plan: RolePod) -> Manifest:
     requests: Manifest = {}
     limits: Manifest = {}
     if plan.cpu is not None:
@@ -292,7 +292,7 @@ def _resources(plan: Plan) -> Manifest:
     return {name: part for name, part in parts if part}
 
 
-def _mounts(plan: Plan) -> dict[str, str]:
+def _mounts(plan: RolePod) -> dict[str, str]:
     mounts = {"scratch": SCRATCH_FOLDER, "tmp": "/tmp"}  # noqa: S108 - its own
     if plan.spec_map is not None:
         mounts["spec"] = SPEC_FOLDER
@@ -312,12 +312,12 @@ def _mount(name: str, path: str) -> Manifest:
     return mount | {"readOnly": True} if name in _READ_ONLY else mount
 
 
-def _volumes(plan: Plan) -> list[Manifest]:
+def _volumes(plan: RolePod) -> list[Manifest]:
     own = [_volume(name, plan) for name in _mounts(plan) if name != "tls"]
     return own if plan.certificate is None else [*own, *plan.certificate.volumes]
 
 
-def _volume(name: str, plan: Plan) -> Manifest:
+def _volume(name: str, plan: RolePod) -> Manifest:
     match name:
         case "spec":
             return {"name": name, "configMap": {"name": plan.spec_map}}

@@ -6,14 +6,14 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.run.pod_template import PodTemplate
 from etude.common.api.run.roles import RoleSpec
 from etude.operator import names
-from etude.operator.builders.pod import Nearness
+from etude.operator.builders.pod import PodAffinity
 from etude.operator.manifests import Manifest
 
 SAVING_MARGIN_S = 30
 """Seconds that a terminating trainer has in addition to its checkpoint time-out."""
 
 
-def classes(run: RLRun, spec: RoleSpec) -> dict[str, str]:
+def pod_classes(run: RLRun, spec: RoleSpec) -> dict[str, str]:
     """PriorityClass and RuntimeClass of a role's pods; the role's own before the run's."""
     given = {
         "priorityClassName": spec.priority_class_name or run.spec.scheduling.priority_class_name,
@@ -22,23 +22,23 @@ def classes(run: RLRun, spec: RoleSpec) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def near(run: RLRun, labels: Mapping[str, str]) -> Nearness | None:
+def pod_affinity(run: RLRun, labels: Mapping[str, str]) -> PodAffinity | None:
     """Affinity among the pods with these labels, by spec.scheduling.topology."""
     topology = run.spec.scheduling.topology
     if topology is None:
         return None
     key = topology.required or topology.preferred or ""
-    return Nearness(labels, key, is_required=topology.required is not None)
+    return PodAffinity(labels, key, is_required=topology.required is not None)
 
 
-def over(given: PodTemplate) -> Manifest:
+def template_patch(given: PodTemplate) -> Manifest:
     """The podTemplate of a role as a strategic merge patch."""
     metadata = {"labels": given.labels, "annotations": given.annotations}
     found: Manifest = {"metadata": {name: part for name, part in metadata.items() if part}}
     return found | ({"spec": given.spec} if given.spec else {})
 
 
-def grace_s(run: RLRun, role: str, spec: RoleSpec) -> int:
+def termination_grace_s(run: RLRun, role: str, spec: RoleSpec) -> int:
     """Termination grace period: a terminating trainer saves first, which a drain must allow."""
     given = spec.termination_grace_period_seconds
     if role == names.TRAINER and given is None:

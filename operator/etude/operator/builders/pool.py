@@ -21,22 +21,28 @@ from etude.operator.builders.pod import (
     KEYS_FOLDER,
     POD_INDEX,
     SPEC_FOLDER,
-    Plan,
     PodCertificate,
+    RolePod,
     base_env,
     env,
     field_env,
     pod_spec,
     toleration,
 )
-from etude.operator.builders.run import COMMANDS, Platform, brokers, json_text, traces
-from etude.operator.builders.workload import head, service, stateful_set
+from etude.operator.builders.run import (
+    COMMANDS,
+    Platform,
+    broker_addresses,
+    canonical_json,
+    traces_env,
+)
+from etude.operator.builders.workload import object_head, service, stateful_set
 from etude.operator.manifests import Manifest, quantity, stamped
 
 GRACE_S = 30
 
 
-def edge_children(
+def environment_api_objects(
     pool: EnvPool, labels: Mapping[str, str], image: str, certificate: PodCertificate | None = None
 ) -> list[Manifest]:
     """Service and StatefulSet of the environment API of a pool with spec.edge; at most one pod.
@@ -48,7 +54,7 @@ def edge_children(
         return []
     name = names.child(pool.metadata.name, names.EDGE)
     own = {**labels, names.ROLE: names.EDGE}
-    plan = replace(_plan(pool, pool.spec.edge, image), certificate=certificate)
+    plan = replace(_api_pod(pool, pool.spec.edge, image), certificate=certificate)
     replicas = 0 if pool.spec.is_released else 1
     return [
         service(pool, name, own, PORTS[names.EDGE], is_headless=False),
@@ -56,10 +62,12 @@ def edge_children(
     ]
 
 
-def _plan(pool: EnvPool, edge: Edge, image: str) -> Plan:
+def _api_pod(pool: EnvPool, edge: Edge, image: str) -> RolePod:
     variables = [
         *base_env(PORTS[names.EDGE], attempt=0),
-        env("ETUDE_BROKER_TARGET", ",".join(brokers(pool.metadata.name, pool.spec.brokers))),
+        env(
+            "ETUDE_BROKER_TARGET", ",".join(broker_addresses(pool.metadata.name, pool.spec.brokers))
+        ),
         env("ETUDE_EDGE_KEYS", f"{KEYS_FOLDER}/keys"),
         env("ETUDE_EDGE_MAX_SANDBOXES", str(edge.max_sandboxes)),
     ]
@@ -67,7 +75,7 @@ def _plan(pool: EnvPool, edge: Edge, image: str) -> Plan:
         variables.append(env("ETUDE_EDGE_MEMORY_MIB", str(pool.spec.slot.memory_mib)))
     if edge.workspace is not None:
         variables.append(env("ETUDE_EDGE_WORKSPACE", edge.workspace))
-    return Plan(
+    return RolePod(
         role=names.EDGE,
         image=image,
         command=COMMANDS[names.EDGE],
@@ -81,11 +89,11 @@ def _plan(pool: EnvPool, edge: Edge, image: str) -> Plan:
 ENVSERVER = "envserver"
 """Name of the image that brokers and hosts share."""
 
-SUPERVISED = ("etude-envserver", "supervise")
+SUPERVISED_COMMAND = ("etude-envserver", "supervise")
 """Command of a host whose VMs survive the death of its daemon, and end with the pod."""
 
 BROKER_GRACE_S = 30
-NODE_GRACE_S = 60
+HOST_GRACE_S = 60
 
 
 def pool_children(
@@ -107,14 +115,16 @@ def pool_children(
     labels = pool_labels(pool)
     name = names.child(pool.metadata.name, names.BROKER)
     broker_labels = {**labels, names.ROLE: names.BROKER}
-    plan = _pool_plan(pool, names.BROKER, images, platform)
+    plan = _pool_pod(pool, names.BROKER, images, platform)
     num_brokers = 0 if pool.spec.is_released else pool.spec.brokers
     children = [
         _pool_map(pool),
         service(pool, name, broker_labels, PORTS[names.BROKER]),
         stateful_set(pool, name, broker_labels, plan, replicas=num_brokers, attempt=0),
-        *edge_children(pool, labels, images[ENVSERVER], _certificate(pool, names.EDGE, platform)),
-        *(_node(pool, ordinal, images, platform, template) for ordinal in ordinals),
+        *environment_api_objects(
+            pool, labels, images[ENVSERVER], _certificate(pool, names.EDGE, platform)
+        ),
+        *(_host(pool, ordinal, images, platform, template) for ordinal in ordinals),
     ]
     children += _certificates(pool, platform)
     if platform.namespace is not None and pool.spec.network.policy == "Managed":
@@ -128,14 +138,14 @@ def _certificates(pool: EnvPool, platform: Platform) -> list[Manifest]:
         return []
     parts = [names.BROKER, names.NODE, *([names.EDGE] if pool.spec.edge is not None else [])]
     identities = [certificates.pool_identity(platform.tls, pool, part) for part in parts]
-    return certificates.children(pool, platform.tls, identities)
+    return certificates.certificate_objects(pool, platform.tls, identities)
 
 
 def _certificate(pool: EnvPool, role: str, platform: Platform) -> PodCertificate | None:
     if platform.tls is None:
         return None
     identity = certificates.pool_identity(platform.tls, pool, role)
-    return certificates.of_pod(platform.tls, identity)
+    return certificates.pod_certificate(platform.tls, identity)
 
 
 def pool_labels(pool: EnvPool) -> dict[str, str]:
@@ -144,7 +154,7 @@ def pool_labels(pool: EnvPool) -> dict[str, str]:
     return labels | {names.RUN: pool.run} if pool.run else labels
 
 
-def node_name(pool: str, ordinal: int) -> str:
+def host_pod_name(pool: str, ordinal: int) -> str:
     """Name of the pod of one host."""
     return names.pod(names.child(pool, names.NODE), ordinal)
 
@@ -164,49 +174,51 @@ def _pool_map(pool: EnvPool) -> Manifest:
         uid=pool.metadata.uid,
         spec=pool.spec.model_copy(update=size),
     )
-    data = {"pool.json": json_text(resolved.to_json())}
+    data = {"pool.json": canonical_json(resolved.to_json())}
     name = names.child(pool.metadata.name, "pool")
-    return {**head(pool, "v1", "ConfigMap", name, pool_labels(pool)), "data": data}
+    return {**object_head(pool, "v1", "ConfigMap", name, pool_labels(pool)), "data": data}
 
 
-def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> Plan:
+def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> RolePod:
     store = pool.spec.store if role == names.NODE else None  # brokers read no tasks
     secret = store.secret_ref if store is not None else None
     variables = [
         *base_env(PORTS[role], attempt=0),
         env("ETUDE_POOL_FILE", f"{SPEC_FOLDER}/pool.json"),
-        *traces(platform),
-        *_collector(pool),
+        *traces_env(platform),
+        *_otlp_env(pool),
     ]
     if role == names.NODE:
         variables += [
             field_env("ETUDE_POD_IP", "status.podIP"),
-            env("ETUDE_ADVERTISE", _advertised(pool, platform)),
+            env("ETUDE_ADVERTISE", _advertised_address(pool, platform)),
             _broker_target(pool),
-            *_egress_folder(pool),
+            *_egress_env(pool),
         ]
     elif pool.spec.brokers > 1:
         variables += [
             field_env("ETUDE_POD_INDEX", POD_INDEX),
             env("ETUDE_SHARD", f"$(ETUDE_POD_INDEX)/{pool.spec.brokers}"),
         ]
-    return Plan(
+    return RolePod(
         role=role,
         image=images[ENVSERVER],
-        command=SUPERVISED if role == names.NODE and _outlived(pool) else COMMANDS[role],
+        command=SUPERVISED_COMMAND
+        if role == names.NODE and _outlives_daemon(pool)
+        else COMMANDS[role],
         ports=PORTS[role],
         spec_map=names.child(pool.metadata.name, "pool"),
         env=variables,
-        grace_s=NODE_GRACE_S if role == names.NODE else BROKER_GRACE_S,
+        grace_s=HOST_GRACE_S if role == names.NODE else BROKER_GRACE_S,
         secret=secret.name if secret is not None else None,
-        seccomp_profile=platform.node_seccomp_profile if role == names.NODE else None,
+        seccomp_profile=platform.host_seccomp_profile if role == names.NODE else None,
         devices=_devices(pool, role, platform),
         egress_secrets=_egress_secrets(pool) if role == names.NODE else (),
         certificate=_certificate(pool, role, platform),
     )
 
 
-def _advertised(pool: EnvPool, platform: Platform) -> str:
+def _advertised_address(pool: EnvPool, platform: Platform) -> str:
     """Address of a host; with TLS, prefixed by the name that its certificate must have."""
     address = f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"
     workload = names.child(pool.metadata.name, names.NODE)
@@ -219,11 +231,11 @@ def _egress_secrets(pool: EnvPool) -> list[tuple[str, str]]:
     return sorted({(each.secret_ref.name, each.key) for each in given})
 
 
-def _egress_folder(pool: EnvPool) -> list[Manifest]:
+def _egress_env(pool: EnvPool) -> list[Manifest]:
     return [env("ETUDE_EGRESS_SECRETS", EGRESS_FOLDER)] if _egress_secrets(pool) else []
 
 
-def _placed(plan: Plan, pool: EnvPool) -> Plan:
+def _with_placement(plan: RolePod, pool: EnvPool) -> RolePod:
     """The pod of a host with the pool's resources and placement."""
     placement = pool.spec.placement
     siblings = {names.POOL: pool.metadata.name, names.ROLE: names.NODE}
@@ -232,7 +244,7 @@ def _placed(plan: Plan, pool: EnvPool) -> Plan:
         cpu=_cpu(pool),
         node_selector=placement.node_selector,
         tolerations=[toleration(each) for each in placement.tolerations],
-        apart_from=siblings if placement.one_per_machine else None,
+        anti_affinity=siblings if placement.one_per_machine else None,
     )
 
 
@@ -248,11 +260,11 @@ def _cpu(pool: EnvPool) -> str | None:
 
 def _broker_target(pool: EnvPool) -> Manifest:
     """Addresses of all brokers in their order, among which the run chooses."""
-    targets = brokers(pool.metadata.name, pool.spec.brokers)
+    targets = broker_addresses(pool.metadata.name, pool.spec.brokers)
     return env("ETUDE_BROKER_TARGET", ",".join(targets))
 
 
-def _node(
+def _host(
     pool: EnvPool,
     ordinal: int,
     images: Mapping[str, str],
@@ -260,31 +272,31 @@ def _node(
     template: Manifest | None,
 ) -> Manifest:
     labels = {**pool_labels(pool), names.ROLE: names.NODE}
-    plan = _placed(_pool_plan(pool, names.NODE, images, platform), pool)
-    name = node_name(pool.metadata.name, ordinal)
+    plan = _with_placement(_pool_pod(pool, names.NODE, images, platform), pool)
+    name = host_pod_name(pool.metadata.name, ordinal)
     if pool.spec.backend is Backend.AGENT_SANDBOX:
         return sandbox(pool, name, labels, plan, template or {})
-    return {**head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
+    return {**object_head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
 
 
 def _devices(pool: EnvPool, role: str, platform: Platform) -> tuple[str, ...]:
-    if role != names.NODE or not _boots(pool) or platform.kvm_resource is None:
+    if role != names.NODE or not _runs_vms(pool) or platform.kvm_resource is None:
         return ()
     return (platform.kvm_resource,)
 
 
-def _boots(pool: EnvPool) -> bool:
+def _runs_vms(pool: EnvPool) -> bool:
     """The pool's hosts may run microVMs."""
-    return pool.spec.isolation.driver is not DriverName.GVISOR and _outlived(pool)
+    return pool.spec.isolation.driver is not DriverName.GVISOR and _outlives_daemon(pool)
 
 
-def _outlived(pool: EnvPool) -> bool:
+def _outlives_daemon(pool: EnvPool) -> bool:
     """The pool's environments may outlive a host daemon that dies: VMs and containers do."""
     return pool.spec.isolation.driver is not DriverName.PROCESS and any(
         template.image for template in pool.spec.templates
     )
 
 
-def _collector(pool: EnvPool) -> list[Manifest]:
+def _otlp_env(pool: EnvPool) -> list[Manifest]:
     endpoint = pool.spec.observability.otlp_endpoint
     return [] if endpoint is None else [env("ETUDE_OTLP_ENDPOINT", endpoint)]

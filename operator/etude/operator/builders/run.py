@@ -12,15 +12,22 @@ from etude.common.api.run.spec import ModelSource, RLRunSpec
 from etude.common.role_inputs import ResolvedRun, ResumeAt
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies, pod_overrides
-from etude.operator.builders.addresses import PORTS, address
-from etude.operator.builders.certificates import Tls
-from etude.operator.builders.http_route import way_in
-from etude.operator.builders.jobset import Part, job_set
-from etude.operator.builders.kuberay import ray_cluster, workers
-from etude.operator.builders.kueue import Flavor, Priority, workload
-from etude.operator.builders.pod import SPEC_FOLDER, Plan, PodCertificate, base_env, env, toleration
-from etude.operator.builders.volcano import group_of, pod_groups
-from etude.operator.builders.workload import head, pod_template, service, stateful_set
+from etude.operator.builders.addresses import PORTS, role_address
+from etude.operator.builders.certificates import PlatformTls
+from etude.operator.builders.http_route import route_objects
+from etude.operator.builders.jobset import RolePods, job_set
+from etude.operator.builders.kuberay import num_workers, ray_cluster
+from etude.operator.builders.kueue import NodeFlavor, QueuePriority, workload
+from etude.operator.builders.pod import (
+    SPEC_FOLDER,
+    PodCertificate,
+    RolePod,
+    base_env,
+    env,
+    toleration,
+)
+from etude.operator.builders.volcano import pod_group_name, pod_groups
+from etude.operator.builders.workload import object_head, pod_template, service, stateful_set
 from etude.operator.manifests import Manifest, stamped
 
 _SIZING = ("autoscaling", "minIdle", "overcommitFactor")
@@ -46,7 +53,7 @@ def own_pool(
         released = {name: value for name, value in spec.items() if name not in _SIZING}
         spec = released | {"replicas": 0}
     name = names.own_pool(run.metadata.name, role.name)
-    return {**head(run, API_VERSION, "EnvPool", name, labels), "spec": spec}
+    return {**object_head(run, API_VERSION, "EnvPool", name, labels), "spec": spec}
 
 
 def _without_empty(value: Manifest) -> Manifest:
@@ -83,12 +90,12 @@ class Platform:
     """Pools may ask for isolation.minimum Process."""
     traces_file: str | None = None
     """File for trace spans that every role can append to."""
-    node_seccomp_profile: str | None = None
+    host_seccomp_profile: str | None = None
     """Seccomp profile of environment nodes that lets them make namespaces; the runtime's default
     does not, and the restricted standard allows a Localhost profile."""
     namespace: str | None = None
     """The operator's namespace, which NetworkPolicies admit; None on the local runtime."""
-    tls: Tls | None = None
+    tls: PlatformTls | None = None
     """TLS configuration; None on the local runtime."""
     integrations: frozenset[str] = frozenset()
     """Names of the enabled integrations with other projects."""
@@ -112,11 +119,11 @@ class RunShape:
     """False keeps the objects and releases the pods."""
     is_queued: bool = False
     """The run waits in a queue, which needs its workload to admit it."""
-    has_place: bool = False
+    has_workload: bool = False
     """The run has a Kueue Workload: from waiting for quota until it needs none."""
-    priority: Priority | None = None
+    priority: QueuePriority | None = None
     """Priority in the queue."""
-    flavors: Mapping[str, Flavor] = field(default_factory=dict)
+    flavors: Mapping[str, NodeFlavor] = field(default_factory=dict)
     """Node constraints of the admission, by role."""
 
 
@@ -127,60 +134,62 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
     if run.spec.roles.inference is not None:
         children.append(_engine_budget(run))
     if shape.is_running or shape.is_queued:
-        children += pod_groups(run, run_labels(run), _least(run))
-    for role in roles(run):
-        children += _role(run, role, shape, platform)
-    children += way_in(run, {**run_labels(run), names.ROLE: names.INFERENCE})
+        children += pod_groups(run, run_labels(run), _least_pods(run))
+    for role in pods_by_role(run):
+        children += _role_objects(run, role, shape, platform)
+    children += route_objects(run, {**run_labels(run), names.ROLE: names.INFERENCE})
     if shape.is_running or shape.is_queued:
-        children += _made_once(run, shape, platform)
-    if run.spec.scheduling.admission == "Workload" and shape.has_place:
-        parts = _parts(run, replace(shape, flavors={}), platform)
+        children += _fixed_workload(run, shape, platform)
+    if run.spec.scheduling.admission == "Workload" and shape.has_workload:
+        parts = _all_role_pods(run, replace(shape, flavors={}), platform)
         children.append(workload(run, run_labels(run), parts, shape.priority))
     children += [*_policies(run, platform), *_certificates(run, platform)]
     return [stamped(child) for child in children]
 
 
-def _made_once(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest]:
+def _fixed_workload(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest]:
     """The JobSet or RayCluster of the run, which exists while its pods are desired."""
     match run.spec.scheduling.kind:
         case "JobSet":
-            return [job_set(run, run_labels(run), _parts(run, shape, platform))]
+            return [job_set(run, run_labels(run), _all_role_pods(run, shape, platform))]
         case "RayCluster":
-            return [ray_cluster(run, run_labels(run), _part(run, names.TRAINER, shape, platform))]
+            return [
+                ray_cluster(run, run_labels(run), _role_pods(run, names.TRAINER, shape, platform))
+            ]
         case "StatefulSet":
             return []
 
 
-def has_set(run: RLRun, role: str) -> bool:
+def has_stateful_set(run: RLRun, role: str) -> bool:
     """The role's pods come from a StatefulSet of its own."""
     kind = run.spec.scheduling.kind
     return kind == "StatefulSet" or (kind == "RayCluster" and role != names.TRAINER)
 
 
-def _role(run: RLRun, role: str, shape: RunShape, platform: Platform) -> list[Manifest]:
+def _role_objects(run: RLRun, role: str, shape: RunShape, platform: Platform) -> list[Manifest]:
     """The headless Service of a role and, unless the run has one workload, its StatefulSet."""
     name = names.child(run.metadata.name, role)
     labels = {**run_labels(run), names.ROLE: role}
     named = service(run, name, labels, PORTS[role])
-    if not has_set(run, role):
+    if not has_stateful_set(run, role):
         return [named]
-    plan = _run_plan(run, role, shape, platform)
+    plan = _run_pod(run, role, shape, platform)
     kept = shape.engines if role == names.INFERENCE else None
-    count = wanted(run)[role]
+    count = desired_pods(run)[role]
     pods = (kept or count) if shape.is_running and count else 0
     attempt = shape.attempts.get(role, 0)
     return [named, stateful_set(run, name, labels, plan, replicas=pods, attempt=attempt)]
 
 
-def _parts(run: RLRun, shape: RunShape, platform: Platform) -> list[Part]:
-    return [_part(run, role, shape, platform) for role in roles(run)]
+def _all_role_pods(run: RLRun, shape: RunShape, platform: Platform) -> list[RolePods]:
+    return [_role_pods(run, role, shape, platform) for role in pods_by_role(run)]
 
 
-def _part(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Part:
+def _role_pods(run: RLRun, role: str, shape: RunShape, platform: Platform) -> RolePods:
     labels = {**run_labels(run), names.ROLE: role}
-    plan = _run_plan(run, role, shape, platform)
+    plan = _run_pod(run, role, shape, platform)
     template = pod_template(labels, plan, shape.attempts.get(role, 0))
-    return Part(role, names.child(run.metadata.name, role), roles(run)[role], template)
+    return RolePods(role, names.child(run.metadata.name, role), pods_by_role(run)[role], template)
 
 
 def _policies(run: RLRun, platform: Platform) -> list[Manifest]:
@@ -194,15 +203,15 @@ def _policies(run: RLRun, platform: Platform) -> list[Manifest]:
 def _certificates(run: RLRun, platform: Platform) -> list[Manifest]:
     if platform.tls is None:
         return []
-    identities = [certificates.run_identity(platform.tls, run, role) for role in roles(run)]
-    return certificates.children(run, platform.tls, identities)
+    identities = [certificates.run_identity(platform.tls, run, role) for role in pods_by_role(run)]
+    return certificates.certificate_objects(run, platform.tls, identities)
 
 
 def _certificate(run: RLRun, role: str, platform: Platform) -> PodCertificate | None:
     if platform.tls is None:
         return None
     identity = certificates.run_identity(platform.tls, run, role)
-    return certificates.of_pod(platform.tls, identity)
+    return certificates.pod_certificate(platform.tls, identity)
 
 
 def resolved_spec(run: RLRun) -> RLRunSpec:
@@ -238,11 +247,11 @@ def pool_name(run: RLRun, role: EnvironmentRole) -> str:
     return names.own_pool(run.metadata.name, role.name)
 
 
-def roles(run: RLRun) -> dict[str, int]:
+def pods_by_role(run: RLRun) -> dict[str, int]:
     """Pods by role while the run is running."""
     wanted = {names.TRAINER: 1}
     if run.spec.scheduling.kind == "RayCluster":
-        wanted[names.TRAINER] += workers(run)
+        wanted[names.TRAINER] += num_workers(run)
     if run.spec.roles.inference is not None:
         wanted[names.INFERENCE] = engine_replicas(run)
     if run.spec.roles.rewards is not None:
@@ -250,17 +259,17 @@ def roles(run: RLRun) -> dict[str, int]:
     return wanted
 
 
-def wanted(run: RLRun) -> dict[str, int]:
+def desired_pods(run: RLRun) -> dict[str, int]:
     """Desired pods by role now: zero for released idle roles."""
     if run.status.released is None:
-        return roles(run)
-    return {role: pods if role == names.TRAINER else 0 for role, pods in roles(run).items()}
+        return pods_by_role(run)
+    return {role: pods if role == names.TRAINER else 0 for role, pods in pods_by_role(run).items()}
 
 
-def _least(run: RLRun) -> dict[str, int]:
+def _least_pods(run: RLRun) -> dict[str, int]:
     """Least pods by role with which the run can start: engines may be fewer."""
     inference = run.spec.roles.inference
-    least = wanted(run)
+    least = desired_pods(run)
     if inference is None or not least[names.INFERENCE]:
         return least
     return least | {names.INFERENCE: inference.least}
@@ -306,26 +315,26 @@ def _run_map(run: RLRun) -> Manifest:
         spec=resolved_spec(run),
         resume=_resume_at(run),
     )
-    data = {"run.json": json_text(resolved.to_json())}
+    data = {"run.json": canonical_json(resolved.to_json())}
     name = names.child(run.metadata.name, "run")
-    return {**head(run, "v1", "ConfigMap", name, run_labels(run)), "data": data}
+    return {**object_head(run, "v1", "ConfigMap", name, run_labels(run)), "data": data}
 
 
 def _engine_budget(run: RLRun) -> Manifest:
     labels = {**run_labels(run), names.ROLE: names.INFERENCE}
     spec = {
-        "minAvailable": max(1, roles(run)[names.INFERENCE] - 1),
+        "minAvailable": max(1, pods_by_role(run)[names.INFERENCE] - 1),
         "selector": {"matchLabels": labels},
     }
     name = names.child(run.metadata.name, names.INFERENCE)
-    return {**head(run, "policy/v1", "PodDisruptionBudget", name, labels), "spec": spec}
+    return {**object_head(run, "policy/v1", "PodDisruptionBudget", name, labels), "spec": spec}
 
 
-def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Plan:
+def _run_pod(run: RLRun, role: str, shape: RunShape, platform: Platform) -> RolePod:
     spec = role_spec(run, role)
     secret = run.spec.storage.secret_ref
-    flavor = shape.flavors.get(role, Flavor())
-    return Plan(
+    flavor = shape.flavors.get(role, NodeFlavor())
+    return RolePod(
         role=role,
         image=spec.image or shape.images[role],
         command=COMMANDS[role],
@@ -334,8 +343,8 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
         env=[
             *base_env(PORTS[role], attempt=shape.attempts.get(role, 0)),
             env("ETUDE_RUN_FILE", f"{SPEC_FOLDER}/run.json"),
-            *traces(platform),
-            *_peers(run, role, shape),
+            *traces_env(platform),
+            *_peer_env(run, role, shape),
             *(env(item.name, item.value) for item in spec.env),
         ],
         cpu=spec.cpu,
@@ -348,63 +357,63 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
         labels=flavor.labels,
         annotations=flavor.annotations,
         tolerations=[*map(toleration, spec.tolerations), *flavor.tolerations],
-        classes=pod_overrides.classes(run, spec),
-        near=pod_overrides.near(run, {**run_labels(run), names.ROLE: role}),
+        classes=pod_overrides.pod_classes(run, spec),
+        affinity=pod_overrides.pod_affinity(run, {**run_labels(run), names.ROLE: role}),
         certificate=_certificate(run, role, platform),
-        group=group_of(run, role),
-        over=pod_overrides.over(spec.pod_template),
-        grace_s=pod_overrides.grace_s(run, role, spec),
+        pod_group=pod_group_name(run, role),
+        patch=pod_overrides.template_patch(spec.pod_template),
+        grace_s=pod_overrides.termination_grace_s(run, role, spec),
         shared_memory=role in {names.TRAINER, names.INFERENCE},
     )
 
 
-def _peers(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
+def _peer_env(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
     """Environment variables with the addresses of a role's peers."""
     match role:
         case names.TRAINER:
-            return [*_engines(run), *_brokers(run, shape), *_rewards(run)]
+            return [*_engine_env(run), *_broker_env(run, shape), *_rewards_env(run)]
         case names.INFERENCE:
             return [env("ETUDE_HTTP_PORT", str(PORTS[names.INFERENCE]["http"]))]
         case _:
-            return _brokers(run, shape)
+            return _broker_env(run, shape)
 
 
-def _engines(run: RLRun) -> list[Manifest]:
+def _engine_env(run: RLRun) -> list[Manifest]:
     role = run.spec.roles.inference
     # Up to the maximum: the controller reads this once.
     replicas = 0 if role is None else role.most
-    targets = [address(run, names.INFERENCE, ordinal) for ordinal in range(replicas)]
+    targets = [role_address(run, names.INFERENCE, ordinal) for ordinal in range(replicas)]
     return [env("ETUDE_INFERENCE_TARGETS", ",".join(targets))] if targets else []
 
 
-def _rewards(run: RLRun) -> list[Manifest]:
+def _rewards_env(run: RLRun) -> list[Manifest]:
     if run.spec.roles.rewards is None:
         return []
-    return [env("ETUDE_REWARDS_TARGET", address(run, names.REWARDS))]
+    return [env("ETUDE_REWARDS_TARGET", role_address(run, names.REWARDS))]
 
 
-def brokers(pool: str, count: int) -> list[str]:
+def broker_addresses(pool: str, count: int) -> list[str]:
     """Addresses of a pool's brokers, in the order by which runs choose among them."""
     workload = names.child(pool, names.BROKER)
     port = PORTS[names.BROKER]["grpc"]
     return [names.address(workload, port, place) for place in range(count)]
 
 
-def _brokers(run: RLRun, shape: RunShape) -> list[Manifest]:
+def _broker_env(run: RLRun, shape: RunShape) -> list[Manifest]:
     """Environment variable with the broker addresses of each environment."""
     targets = {}
     for role in run.spec.roles.environments:
         template = role.pool_template
         count = shape.brokers.get(role.name, 1) if template is None else template.brokers
-        targets[role.name] = ",".join(brokers(pool_name(run, role), count))
-    return [env("ETUDE_BROKERS", json_text(targets))] if targets else []
+        targets[role.name] = ",".join(broker_addresses(pool_name(run, role), count))
+    return [env("ETUDE_BROKERS", canonical_json(targets))] if targets else []
 
 
-def traces(platform: Platform) -> list[Manifest]:
+def traces_env(platform: Platform) -> list[Manifest]:
     """Environment variable with the file of trace spans, on the local runtime."""
     return [] if platform.traces_file is None else [env("ETUDE_TRACES_FILE", platform.traces_file)]
 
 
-def json_text(value: object) -> str:
+def canonical_json(value: object) -> str:
     """Canonical JSON of a value."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True)

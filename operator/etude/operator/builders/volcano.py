@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
-from etude.operator.builders.workload import head
+from etude.operator.builders.workload import object_head
 from etude.operator.manifests import Manifest
 
 API = "scheduling.volcano.sh/v1beta1"
 SCHEDULER = "volcano"
 
 
-def group_of(run: RLRun, role: str) -> str | None:
+def pod_group_name(run: RLRun, role: str) -> str | None:
     """Name of the PodGroup of a role's pods; None without gang scheduling."""
     gang = run.spec.scheduling.gang
     if gang is None:
@@ -32,7 +32,7 @@ def pod_groups(run: RLRun, labels: Mapping[str, str], pods: Mapping[str, int]) -
     """
     members: dict[str, int] = {}
     for role, count in pods.items():
-        group = group_of(run, role)
+        group = pod_group_name(run, role)
         if group is not None and count:
             members[group] = members.get(group, 0) + count
     return [_pod_group(run, labels, name, count) for name, count in members.items()]
@@ -43,4 +43,4 @@ def _pod_group(run: RLRun, labels: Mapping[str, str], name: str, count: int) -> 
     spec: Manifest = {"minMember": count}
     if priority is not None:
         spec["priorityClassName"] = priority
-    return {**head(run, API, "PodGroup", name, labels), "spec": spec}
+    return {**object_head(run, API, "PodGroup", name, labels), "spec": spec}

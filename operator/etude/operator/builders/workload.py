@@ -6,10 +6,10 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.meta import API_VERSION
 from etude.operator import names
 from etude.operator.builders import strategic_merge
-from etude.operator.builders.pod import Plan, pod_spec
+from etude.operator.builders.pod import RolePod, pod_spec
 from etude.operator.manifests import Manifest, stamped
 
-GROUP = "scheduling.k8s.io/group-name"
+POD_GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
 """Annotation with which a pod joins a PodGroup of Volcano."""
 
 
@@ -32,14 +32,14 @@ def service(
             for port, number in ports.items()
         ],
     }
-    return {**head(owner, "v1", "Service", name, labels), "spec": spec}
+    return {**object_head(owner, "v1", "Service", name, labels), "spec": spec}
 
 
 def stateful_set(
     owner: RLRun | EnvPool,
     name: str,
     labels: Mapping[str, str],
-    plan: Plan,
+    plan: RolePod,
     *,
     replicas: int,
     attempt: int,
@@ -54,10 +54,10 @@ def stateful_set(
         "selector": {"matchLabels": dict(labels)},
         "template": pod_template(labels, plan, attempt),
     }
-    return {**head(owner, "apps/v1", "StatefulSet", name, labels), "spec": spec}
+    return {**object_head(owner, "apps/v1", "StatefulSet", name, labels), "spec": spec}
 
 
-def still_selecting(manifest: Manifest, live: Manifest | None) -> Manifest:
+def keep_selector(manifest: Manifest, live: Manifest | None) -> Manifest:
     """The manifest with the selector of the live StatefulSet, which is immutable.
 
     A pool outlives a run that is deleted alone, and its pods keep the run's label then.
@@ -73,16 +73,18 @@ def still_selecting(manifest: Manifest, live: Manifest | None) -> Manifest:
     return stamped({**manifest, "spec": {**spec, "selector": selector, "template": template}})
 
 
-def pod_template(labels: Mapping[str, str], plan: Plan, attempt: int) -> Manifest:
+def pod_template(labels: Mapping[str, str], plan: RolePod, attempt: int) -> Manifest:
     """Pod template of a role."""
     metadata: Manifest = {"labels": {**plan.labels, **labels, names.ATTEMPT: str(attempt)}}
-    group = {} if plan.group is None else {GROUP: plan.group}
+    group = {} if plan.pod_group is None else {POD_GROUP_ANNOTATION: plan.pod_group}
     if plan.annotations or group:
         metadata["annotations"] = {**plan.annotations, **group}
-    return strategic_merge.merged({"metadata": metadata, "spec": pod_spec(plan)}, plan.over)
+    return strategic_merge.strategic_merge(
+        {"metadata": metadata, "spec": pod_spec(plan)}, plan.patch
+    )
 
 
-def head(
+def object_head(
     owner: RLRun | EnvPool, api_version: str, kind: str, name: str, labels: Mapping[str, str]
 ) -> Manifest:
     """Kind, name, labels and owner of a child."""
@@ -93,12 +95,12 @@ def head(
             "name": name,
             "namespace": owner.metadata.namespace,
             "labels": dict(labels),
-            "ownerReferences": [owner_of(owner)],
+            "ownerReferences": [owner_reference(owner)],
         },
     }
 
 
-def owner_of(owner: RLRun | EnvPool) -> Manifest:
+def owner_reference(owner: RLRun | EnvPool) -> Manifest:
     """The controller owner reference of a child."""
     return {
         "apiVersion": API_VERSION,

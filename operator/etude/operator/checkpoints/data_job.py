@@ -23,12 +23,12 @@ def delete(store: Store, digest: str) -> None:
         CorruptError: the manifest cannot be read, so its objects are unknown.
     """
     leaving = f"deleting-{digest}.json"
-    present = _found(store, MANIFEST)
+    present = _read(store, MANIFEST)
     is_ours = present is not None and hashlib.sha256(present).hexdigest() == digest
     if present is not None and is_ours:
         store.put(leaving, present)
         store.delete([MANIFEST])
-    copy = _found(store, leaving)
+    copy = _read(store, leaving)
     if copy is None:
         return  # deleted before, or the prefix holds another checkpoint by now
     kept = set() if present is None or is_ours else _keys(store, present)
@@ -36,7 +36,7 @@ def delete(store: Store, digest: str) -> None:
     store.delete([leaving])
 
 
-def _found(store: Store, key: str) -> bytes | None:
+def _read(store: Store, key: str) -> bytes | None:
     try:
         return store.get(key)
     except MissingError:

@@ -12,13 +12,17 @@ from etude.common.checkpoints.job import EXIT_CORRUPT
 from etude.operator import names
 from etude.operator.actions import Apply, Decision, Delete, Finalizers, Moment, Note
 from etude.operator.builders import network_policies
-from etude.operator.builders.jobset import QUEUE
+from etude.operator.builders.jobset import QUEUE_LABEL
 from etude.operator.builders.run import Platform
 from etude.operator.checkpoints import job as checkpoints_job
 from etude.operator.checkpoints import requests
 from etude.operator.checkpoints.job import DELETE, VERIFY
-from etude.operator.checkpoints.job_slots import Places, Underway
-from etude.operator.checkpoints.status import is_settled, ready_fact, status_of
+from etude.operator.checkpoints.job_slots import JobSlots, PendingJobs
+from etude.operator.checkpoints.status import (
+    checkpoint_status,
+    is_verification_over,
+    ready_condition,
+)
 from etude.operator.clock import seconds
 from etude.operator.conditions import Fact, no, yes
 from etude.operator.kube.interface import Cluster, NamespaceClosingError
@@ -45,14 +49,14 @@ from etude.operator.pod_failures import (
 )
 from etude.operator.reasons import Reason
 
-TURN_S = 5.0
+SLOT_POLL_S = 5.0
 """Time between two passes of a checkpoint that waits for a free Job slot."""
 RETRY_S = 60.0
 """Time between two Jobs for a store that is down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenCheckpoint:
+class ObservedCheckpoint:
     """Observed state of a checkpoint, from caches alone."""
 
     manifest: Manifest = field(default_factory=dict)
@@ -69,32 +73,32 @@ class SeenCheckpoint:
     """The run that a request, or a checkpoint with verify: Load, names."""
     policies: frozenset[str] = frozenset()
     """Names of NetworkPolicies of its Jobs."""
-    needs_way_out: bool = False
+    needs_egress_policy: bool = False
     """No run has the NetworkPolicy that allows egress of its Jobs."""
     problem: Fact | None = None
     """The rejection that kept the last decision from being carried out."""
-    places: Places = field(default_factory=Places)
+    slots: JobSlots = field(default_factory=JobSlots)
     """Job slots of its namespace."""
 
 
-def gather(
-    cluster: Cluster, checkpoint: Checkpoint, problem: Fact | None, underway: Underway
-) -> SeenCheckpoint:
+def observe_checkpoint(
+    cluster: Cluster, checkpoint: Checkpoint, problem: Fact | None, underway: PendingJobs
+) -> ObservedCheckpoint:
     """Everything that a decision about this checkpoint depends on."""
     namespace, name = checkpoint.metadata.namespace, checkpoint.metadata.name
     made: dict[str, Manifest] = {}
     endings: dict[str, PodFailure] = {}
     troubles: dict[str, str] = {}
     for what in (VERIFY, DELETE):
-        job = cluster.get(Ref("Job", namespace, checkpoints_job.name(checkpoint, what)))
+        job = cluster.get(Ref("Job", namespace, checkpoints_job.job_name(checkpoint, what)))
         if job is not None:
             made[what] = job
             pods = cluster.owned(uid(job))
             ended = failures(names.JANITOR, pods)
             if ended:
                 endings[what] = ended[-1]
-            troubles[what] = _suspended(job) or _trouble(pods)
-    return SeenCheckpoint(
+            troubles[what] = _suspension(job) or _trouble(pods)
+    return ObservedCheckpoint(
         manifest=cluster.get(Ref("Checkpoint", namespace, name)) or {},
         jobs=made,
         endings=endings,
@@ -105,12 +109,12 @@ def gather(
             for job in made.values()
             if cluster.get(Ref("NetworkPolicy", namespace, ref(job).name)) is not None
         ),
-        needs_way_out=_needs_way_out(cluster, checkpoint),
+        needs_egress_policy=_needs_egress_policy(cluster, checkpoint),
         is_namespace_closing=(
             problem is not None and problem.reason == NamespaceClosingError.reason
         ),
         problem=problem,
-        places=underway.places(cluster, namespace),
+        slots=underway.job_slots(cluster, namespace),
     )
 
 
@@ -126,7 +130,7 @@ def _run(cluster: Cluster, checkpoint: Checkpoint) -> RLRun | None:
     return None
 
 
-def _needs_way_out(cluster: Cluster, checkpoint: Checkpoint) -> bool:
+def _needs_egress_policy(cluster: Cluster, checkpoint: Checkpoint) -> bool:
     """The checkpoint's Jobs need a NetworkPolicy of their own, as its run has none.
 
     A run that is deleted in the foreground loses its policies first, and waits for its checkpoints.
@@ -147,11 +151,11 @@ def _is_request(checkpoint: Checkpoint) -> bool:
     return not checkpoint.saved.uri
 
 
-def _suspended(job: Manifest) -> str:
+def _suspension(job: Manifest) -> str:
     """The sentence about a Job that a queue has suspended; empty if it is not suspended."""
     if not job["spec"].get("suspend", False):
         return ""
-    queue = labels(job).get(QUEUE)
+    queue = labels(job).get(QUEUE_LABEL)
     by = f"LocalQueue {queue}" if queue else "another controller"
     return f"{by} has suspended Job {ref(job).name}: exclude the operator's Jobs from that queue"
 
@@ -162,7 +166,7 @@ def _trouble(pods: Sequence[Manifest]) -> str:
 
 
 def decide(
-    checkpoint: Checkpoint, seen: SeenCheckpoint, now: Moment, platform: Platform
+    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: Moment, platform: Platform
 ) -> Decision[CheckpointStatus]:
     """One pass over one checkpoint. No I/O, no clock."""
     if checkpoint.metadata.deletion_timestamp:
@@ -176,73 +180,79 @@ def decide(
             status=checkpoint.status,
             actions=(Finalizers(seen=seen.manifest, finalizers=finalizers),),
         )
-    if is_settled(checkpoint):
-        return Decision(status=_observed(checkpoint, now), actions=_tidy(seen, VERIFY))
+    if is_verification_over(checkpoint):
+        return Decision(status=_recorded_status(checkpoint, now), actions=_delete_job(seen, VERIFY))
     return _verification(checkpoint, seen, now, platform)
 
 
-def _observed(checkpoint: Checkpoint, now: Moment) -> CheckpointStatus:
+def _recorded_status(checkpoint: Checkpoint, now: Moment) -> CheckpointStatus:
     """The recorded result for the present spec: a pin does not change it."""
-    known = ready_fact(checkpoint)
-    return checkpoint.status if known is None else status_of(checkpoint, known, now)
+    known = ready_condition(checkpoint)
+    return checkpoint.status if known is None else checkpoint_status(checkpoint, known, now)
 
 
 def _verification(
-    checkpoint: Checkpoint, seen: SeenCheckpoint, now: Moment, platform: Platform
+    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: Moment, platform: Platform
 ) -> Decision[CheckpointStatus]:
     """Read the checkpoint's objects back once, in a Job."""
     job = seen.jobs.get(VERIFY)
-    known = ready_fact(checkpoint)
+    known = ready_condition(checkpoint)
     if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # holds until it is read
         words = seen.troubles.get(VERIFY) or "its objects are read back"
         known = no("Ready", Reason.VERIFYING, words)
-    verifying = status_of(checkpoint, known, now)
+    verifying = checkpoint_status(checkpoint, known, now)
     if job is None:
-        beginning = _beginning(
-            seen, checkpoints_job.job(checkpoint, seen.run, VERIFY, platform), now
+        beginning = _start_job(
+            seen, checkpoints_job.data_job(checkpoint, seen.run, VERIFY, platform), now
         )
         if not beginning:
-            return Decision(status=verifying, requeue_after_s=TURN_S)
-        status = verifying if seen.problem is None else status_of(checkpoint, _kept(seen), now)
+            return Decision(status=verifying, requeue_after_s=SLOT_POLL_S)
+        status = (
+            verifying
+            if seen.problem is None
+            else checkpoint_status(checkpoint, _rejection(seen), now)
+        )
         return Decision(status=status, actions=beginning)
     if is_true(job, JOB_COMPLETE):
-        return Decision(status=status_of(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now))
+        return Decision(
+            status=checkpoint_status(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now)
+        )
     if not is_true(job, JOB_FAILED):
-        actions = tuple(_ways_out(checkpoint, seen, job, platform))
+        actions = tuple(_egress_policies(checkpoint, seen, job, platform))
         return Decision(status=verifying, actions=actions, requeue_after_s=RETRY_S)
     ending = seen.endings.get(VERIFY)
     if ending is not None and ending.exit_code == EXIT_CORRUPT:
         return Decision(
-            status=status_of(checkpoint, no("Ready", Reason.CORRUPT, ending.message), now)
+            status=checkpoint_status(checkpoint, no("Ready", Reason.CORRUPT, ending.message), now)
         )
     fact = no("Ready", Reason.STORAGE_UNAVAILABLE, ending.message if ending else "")
-    return _again(status_of(checkpoint, fact, now), seen, VERIFY, now)
+    return _retry(checkpoint_status(checkpoint, fact, now), seen, VERIFY, now)
 
 
-def _beginning(seen: SeenCheckpoint, job: Apply, now: Moment) -> tuple[Apply | Delete, ...]:
+def _start_job(seen: ObservedCheckpoint, job: Apply, now: Moment) -> tuple[Apply | Delete, ...]:
     """Creation of its Job, perhaps in the slot of an unschedulable one; empty without a slot."""
-    if seen.places.is_free:
+    if seen.slots.is_free:
         return (job,)
-    late = seen.places.given_up(now.wall_s)
+    late = seen.slots.expired_job(now.wall_s)
     # A rejected Job may be rejected again, and would take one slot after the other.
     if late is None or seen.problem is not None:
         return ()
     return (Delete(ref=ref(late), uid=uid(late)), job)
 
 
-def _kept(seen: SeenCheckpoint) -> Fact:
+def _rejection(seen: ObservedCheckpoint) -> Fact:
     """The API server's rejection of its Job."""
     assert seen.problem is not None, "asked for without one"  # noqa: S101 - our own mistake
     return no("Ready", seen.problem.reason, seen.problem.message)
 
 
 def _deletion(
-    checkpoint: Checkpoint, seen: SeenCheckpoint, now: Moment, platform: Platform
+    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: Moment, platform: Platform
 ) -> Decision[CheckpointStatus]:
     """Delete the data first, then the object, which its finalizer holds."""
     if names.CHECKPOINT_DATA not in checkpoint.metadata.finalizers:
         return Decision(status=checkpoint.status)
-    release = _release(checkpoint, seen)
+    release = _remove_finalizer(checkpoint, seen)
     if checkpoint.spec.deletion_policy == "Retain" or _is_request(checkpoint):
         return Decision(status=checkpoint.status, actions=(release,))
     if seen.is_namespace_closing:
@@ -253,42 +263,46 @@ def _deletion(
 
 
 def _deletion_by_job(
-    checkpoint: Checkpoint, seen: SeenCheckpoint, now: Moment, platform: Platform
+    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: Moment, platform: Platform
 ) -> Decision[CheckpointStatus]:
     job = seen.jobs.get(DELETE)
     if job is None:
         fact = no("Ready", Reason.DELETING, "its objects are being deleted")
-        fact = fact if seen.problem is None else _kept(seen)
-        status = status_of(checkpoint, fact, now)
-        beginning = _beginning(
-            seen, checkpoints_job.job(checkpoint, seen.run, DELETE, platform), now
+        fact = fact if seen.problem is None else _rejection(seen)
+        status = checkpoint_status(checkpoint, fact, now)
+        beginning = _start_job(
+            seen, checkpoints_job.data_job(checkpoint, seen.run, DELETE, platform), now
         )
         if not beginning:
-            return Decision(status=status, requeue_after_s=TURN_S)
+            return Decision(status=status, requeue_after_s=SLOT_POLL_S)
         return Decision(status=status, actions=beginning)
     if is_true(job, JOB_COMPLETE):
         return Decision(
             status=checkpoint.status,
             # Deleting twice does no harm; a Job without its checkpoint would be left over.
-            actions=(*_tidy(seen, VERIFY), *_tidy(seen, DELETE), _release(checkpoint, seen)),
+            actions=(
+                *_delete_job(seen, VERIFY),
+                *_delete_job(seen, DELETE),
+                _remove_finalizer(checkpoint, seen),
+            ),
         )
     if is_true(job, JOB_FAILED):
         ending = seen.endings.get(DELETE)
         fact = no("Ready", Reason.DELETION_FAILED, ending.message if ending else "")
-        return _again(status_of(checkpoint, fact, now), seen, DELETE, now)
-    ways_out = tuple(_ways_out(checkpoint, seen, job, platform))
+        return _retry(checkpoint_status(checkpoint, fact, now), seen, DELETE, now)
+    ways_out = tuple(_egress_policies(checkpoint, seen, job, platform))
     words = seen.troubles.get(DELETE) or "its objects are being deleted"
-    status = status_of(checkpoint, no("Ready", Reason.DELETING, words), now)
+    status = checkpoint_status(checkpoint, no("Ready", Reason.DELETING, words), now)
     # A policy of its run that is deleted meanwhile sends no event about the checkpoint.
     return Decision(status=status, actions=ways_out, requeue_after_s=RETRY_S)
 
 
-def _ways_out(
-    checkpoint: Checkpoint, seen: SeenCheckpoint, job: Manifest, platform: Platform
+def _egress_policies(
+    checkpoint: Checkpoint, seen: ObservedCheckpoint, job: Manifest, platform: Platform
 ) -> Iterator[Apply]:
     """An egress policy for a Job without one of its run; the Job owns it."""
     storage = checkpoint.storage
-    is_needed = platform.namespace is not None and seen.needs_way_out
+    is_needed = platform.namespace is not None and seen.needs_egress_policy
     if is_needed and storage is not None and ref(job).name not in seen.policies:
         yield Apply(
             manifest=stamped(network_policies.job_policy(job, storage)),
@@ -296,23 +310,23 @@ def _ways_out(
         )
 
 
-def _release(checkpoint: Checkpoint, seen: SeenCheckpoint) -> Finalizers:
+def _remove_finalizer(checkpoint: Checkpoint, seen: ObservedCheckpoint) -> Finalizers:
     remaining = (f for f in checkpoint.metadata.finalizers if f != names.CHECKPOINT_DATA)
     return Finalizers(seen=seen.manifest, finalizers=tuple(remaining))
 
 
-def _again(
-    status: CheckpointStatus, seen: SeenCheckpoint, what: str, now: Moment
+def _retry(
+    status: CheckpointStatus, seen: ObservedCheckpoint, what: str, now: Moment
 ) -> Decision[CheckpointStatus]:
     """Delete the failed Job after RETRY_S; the next pass starts a new one."""
     ended = seconds(condition(seen.jobs[what], JOB_FAILED)["lastTransitionTime"])
     wait_s = RETRY_S - (now.wall_s - ended)
     if wait_s > 0:
         return Decision(status=status, requeue_after_s=min(wait_s, RETRY_S))
-    return Decision(status=status, actions=_tidy(seen, what))
+    return Decision(status=status, actions=_delete_job(seen, what))
 
 
-def _tidy(seen: SeenCheckpoint, what: str) -> tuple[Delete, ...]:
+def _delete_job(seen: ObservedCheckpoint, what: str) -> tuple[Delete, ...]:
     """Delete a finished Job."""
     job = seen.jobs.get(what)
     return () if job is None or is_deleting(job) else (Delete(ref=ref(job), uid=uid(job)),)

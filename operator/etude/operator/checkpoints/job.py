@@ -7,7 +7,7 @@ from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.checkpoints.job import VARIABLE
 from etude.operator import names
 from etude.operator.actions import Apply
-from etude.operator.builders.pod import SCRATCH_FOLDER, Plan, env, job_spec
+from etude.operator.builders.pod import SCRATCH_FOLDER, RolePod, env, job_spec
 from etude.operator.builders.run import Platform, resolved_spec
 
 VERIFY = "verify"
@@ -17,7 +17,7 @@ JANITOR = ("python", "-m", "etude.operator.checkpoints.data_job")
 LOADER = ("python", "-m", "etude.trainer.commands.check_checkpoint")
 
 
-def name(checkpoint: Checkpoint, what: str) -> str:
+def job_name(checkpoint: Checkpoint, what: str) -> str:
     """Name of the Job for one action on one checkpoint, by uid; short, as pods carry it as a label.
 
     A checkpoint that is imported again under its old name must not inherit the old result.
@@ -27,7 +27,7 @@ def name(checkpoint: Checkpoint, what: str) -> str:
     return f"{checkpoint.metadata.name[:50].rstrip('-.')}-{identity}-{what[:3]}"
 
 
-def job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Platform) -> Apply:
+def data_job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Platform) -> Apply:
     """A Job that reaches the store with the run's own Secret; the operator never does itself.
 
     Args:
@@ -42,12 +42,16 @@ def job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Platform
         labels[names.SAVED_BY] = of_run.name
     whose = {names.CHECKPOINT: checkpoint.metadata.name}
     is_load = what == VERIFY and checkpoint.spec.verify == "Load"
-    plan = _loading(checkpoint, run, platform) if is_load else _plan(checkpoint, what, platform)
+    plan = (
+        _loading_pod(checkpoint, run, platform)
+        if is_load
+        else _janitor_pod(checkpoint, what, platform)
+    )
     manifest = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
-            "name": name(checkpoint, what),
+            "name": job_name(checkpoint, what),
             "namespace": checkpoint.metadata.namespace,
             "labels": labels,
             "annotations": whose,
@@ -57,8 +61,8 @@ def job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Platform
     return Apply(manifest=manifest, manager=names.CHECKPOINT_FIELD_MANAGER)
 
 
-def _plan(checkpoint: Checkpoint, what: str, platform: Platform) -> Plan:
-    return Plan(
+def _janitor_pod(checkpoint: Checkpoint, what: str, platform: Platform) -> RolePod:
+    return RolePod(
         role=names.JANITOR,
         image=platform.images["operator"],
         command=JANITOR,
@@ -69,7 +73,7 @@ def _plan(checkpoint: Checkpoint, what: str, platform: Platform) -> Plan:
     )
 
 
-def _loading(checkpoint: Checkpoint, run: RLRun | None, platform: Platform) -> Plan:
+def _loading_pod(checkpoint: Checkpoint, run: RLRun | None, platform: Platform) -> RolePod:
     """The pod that loads a checkpoint has the image and the memory of the run's trainer."""
     image, memory, model = platform.images["trainer"], None, None
     about = checkpoint.spec.run_ref
@@ -78,7 +82,7 @@ def _loading(checkpoint: Checkpoint, run: RLRun | None, platform: Platform) -> P
         pinned = run.status.resolved.images if run.status.resolved is not None else {}
         image = role.image or pinned.get(names.TRAINER, image)
         memory, model = role.memory, resolved_spec(run).model.uri
-    return Plan(
+    return RolePod(
         role=names.JANITOR,
         image=image,
         command=LOADER,

@@ -14,17 +14,17 @@ from etude.operator.pod_failures import CRASHES, PULL_FAILURES, trouble, unsched
 
 MAX_JOBS = 4
 """Concurrent Jobs of a namespace: a restarted controller reports every checkpoint of the store."""
-UNPLACED_S = 60.0
+UNSCHEDULABLE_S = 60.0
 """Time that an unschedulable Job keeps its slot while others wait: a node may be added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class JobSlots:
     """Job slots of one namespace."""
 
     taken: int = 0
     """Jobs that run, or will once a node takes them."""
-    unplaced: tuple[Manifest, ...] = ()
+    unschedulable: tuple[Manifest, ...] = ()
     """The unschedulable ones of them."""
 
     @property
@@ -32,18 +32,18 @@ class Places:
         """One more Job may start."""
         return self.taken < MAX_JOBS
 
-    def given_up(self, now_s: float) -> Manifest | None:
+    def expired_job(self, now_s: float) -> Manifest | None:
         """The Job that must free its slot, if one has been unschedulable for long.
 
         Unschedulable Jobs hold slots, or a full cluster would get a Job for each checkpoint; none
         holds its slot for ever, or four that are too large for any node would block all others.
         """
-        oldest = min(self.unplaced, key=_born_s, default=None)
-        return None if oldest is None or now_s - _born_s(oldest) < UNPLACED_S else oldest
+        oldest = min(self.unschedulable, key=_created_s, default=None)
+        return None if oldest is None or now_s - _created_s(oldest) < UNSCHEDULABLE_S else oldest
 
 
 @dataclass(slots=True)
-class Underway:
+class PendingJobs:
     """Jobs that passes are creating or deleting now, which no cache shows yet."""
 
     _made: set[Ref] = field(default_factory=set)
@@ -51,7 +51,7 @@ class Underway:
     """By uid."""
 
     @contextlib.contextmanager
-    def noted(self, actions: Sequence[Action]) -> Iterator[None]:
+    def track(self, actions: Sequence[Action]) -> Iterator[None]:
         """Count the Jobs of these actions while they are performed."""
         applied = (each.manifest for each in actions if isinstance(each, Apply))
         made = {ref(manifest) for manifest in applied if _is_ours(manifest)}
@@ -64,14 +64,14 @@ class Underway:
             self._made -= made
             self._ended -= ended
 
-    def places(self, cluster: Cluster, namespace: str) -> Places:
+    def job_slots(self, cluster: Cluster, namespace: str) -> JobSlots:
         """Slots in use now."""
         there = (job for job in cluster.every("Job") if ref(job).namespace == namespace)
-        begun = {ref(job): job for job in there if _is_begun(cluster, job)}
+        begun = {ref(job): job for job in there if _holds_slot(cluster, job)}
         coming = {key for key in self._made if key.namespace == namespace}
-        return Places(
+        return JobSlots(
             taken=len(begun.keys() | coming),
-            unplaced=tuple(
+            unschedulable=tuple(
                 job
                 for job in begun.values()
                 if not is_deleting(job)
@@ -85,7 +85,7 @@ def _is_ours(manifest: Manifest) -> bool:
     return manifest["kind"] == "Job" and names.CHECKPOINT in labels(manifest)
 
 
-def _is_begun(cluster: Cluster, job: Manifest) -> bool:
+def _holds_slot(cluster: Cluster, job: Manifest) -> bool:
     """The Job runs, or will without intervention."""
     is_over = is_true(job, JOB_COMPLETE) or is_true(job, JOB_FAILED)
     if not _is_ours(job) or is_over:
@@ -94,5 +94,5 @@ def _is_begun(cluster: Cluster, job: Manifest) -> bool:
     return not trouble(cluster.owned(uid(job)), PULL_FAILURES | CRASHES)
 
 
-def _born_s(job: Manifest) -> float:
+def _created_s(job: Manifest) -> float:
     return seconds(job["metadata"]["creationTimestamp"])

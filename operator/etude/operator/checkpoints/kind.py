@@ -11,7 +11,7 @@ from etude.common.api.kinds import Checkpoint
 from etude.common.api.schema import crd
 from etude.operator.actions import Action, Decision
 from etude.operator.checkpoints import decide
-from etude.operator.checkpoints.job_slots import Underway
+from etude.operator.checkpoints.job_slots import PendingJobs
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import KINDS, Manifest, checkpoint_of
 
@@ -21,19 +21,21 @@ class CheckpointReconciler(KindReconciler[Checkpoint, CheckpointStatus]):
     """Observes checkpoints and decides, with the Job slots of each namespace."""
 
     context: KindContext
-    _pending_jobs: Underway = field(default_factory=Underway)
+    _pending_jobs: PendingJobs = field(default_factory=PendingJobs)
 
     @override
     def decide(
         self, resource: Checkpoint, manifest: Manifest, inputs: PassInput
     ) -> Decision[CheckpointStatus]:
-        observed = decide.gather(self.context.cluster, resource, inputs.problem, self._pending_jobs)
+        observed = decide.observe_checkpoint(
+            self.context.cluster, resource, inputs.problem, self._pending_jobs
+        )
         return decide.decide(resource, observed, inputs.now, inputs.platform)
 
     @override
     def reserve(self, actions: Sequence[Action]) -> contextlib.AbstractContextManager[None]:
         # Nothing was awaited since the decision: no other pass has seen the same slot free.
-        return self._pending_jobs.noted(actions)
+        return self._pending_jobs.track(actions)
 
 
 def _owner_of(child: Manifest) -> str | None:

@@ -5,13 +5,13 @@ from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator import names
 from etude.operator.actions import Adopt, Decision, Moment
 from etude.operator.builders.run import run_labels
-from etude.operator.builders.workload import owner_of
-from etude.operator.checkpoints.status import ready_fact, status_of
+from etude.operator.builders.workload import owner_reference
+from etude.operator.checkpoints.status import checkpoint_status, ready_condition
 from etude.operator.conditions import Fact, holds, no
 from etude.operator.manifests import Manifest, controller, controller_uid
 from etude.operator.reasons import Reason
 
-WATCHFUL_S = 5.0
+POLL_S = 5.0
 """Time between two looks at the request's run, whose events do not reach the request."""
 
 
@@ -28,27 +28,27 @@ def decide(
         run: the run that it names, if there is one.
         now: both clocks.
     """
-    known = ready_fact(request)
+    known = ready_condition(request)
     if known is not None and known.reason == Reason.RUN_OVER:
         # Final: a later run of the name has another state than was requested.
-        return Decision(status=status_of(request, known, now))
-    fact = _wrong(request, run) if run is not None else _missing(request)
+        return Decision(status=checkpoint_status(request, known, now))
+    fact = _never_written(request, run) if run is not None else _run_missing(request)
     if fact is None and run is not None:
         is_ours = controller_uid(manifest) == run.metadata.uid
         if not is_ours and _adopter(manifest) != run.metadata.uid:
             return Decision(status=request.status, actions=(_adoption(request, manifest, run),))
-        fact = _waiting(run) if is_ours else _taken(manifest, run)
+        fact = _waiting_for_run(run) if is_ours else _adoption_undone(manifest, run)
     assert fact is not None  # noqa: S101 - a run that is there is awaited or wrong
-    return Decision(status=status_of(request, fact, now), requeue_after_s=WATCHFUL_S)
+    return Decision(status=checkpoint_status(request, fact, now), requeue_after_s=POLL_S)
 
 
-def _missing(request: Checkpoint) -> Fact:
+def _run_missing(request: Checkpoint) -> Fact:
     name = request.spec.run_ref.name if request.spec.run_ref is not None else ""
     message = f"spec.runRef.name: no RLRun {name} in this namespace: create it or name another"
     return no("Ready", Reason.RUN_NOT_FOUND, message)
 
 
-def _wrong(request: Checkpoint, run: RLRun) -> Fact | None:
+def _never_written(request: Checkpoint, run: RLRun) -> Fact | None:
     """The condition of a request that this run will never write; None if it may."""
     ref = request.spec.run_ref
     if ref is not None and ref.uid not in {None, run.metadata.uid}:
@@ -63,14 +63,14 @@ def _wrong(request: Checkpoint, run: RLRun) -> Fact | None:
     return None
 
 
-def _waiting(run: RLRun) -> Fact:
+def _waiting_for_run(run: RLRun) -> Fact:
     if holds(run.status.conditions, "Ready") and run.status.intent is None:
         return no("Ready", Reason.WRITING, "the run writes it after its next step")
     message = f"run {run.metadata.name} is not running; the checkpoint is written once it is"
     return no("Ready", Reason.WAITING_FOR_RUN, message)
 
 
-def _taken(manifest: Manifest, run: RLRun) -> Fact:
+def _adoption_undone(manifest: Manifest, run: RLRun) -> Fact:
     """The condition of a request whose adoption was undone; adopting it again might never end."""
     other = controller(manifest)
     by = f"{other.get('kind')} {other.get('name')} controls it" if other else "nothing controls it"
@@ -88,7 +88,7 @@ def _adoption(request: Checkpoint, manifest: Manifest, run: RLRun) -> Adopt:
     """Make the run its controller, so that it and its data are deleted with the run."""
     # Only the run may control it; other owners may stay.
     written = manifest["metadata"].get("ownerReferences") or ()
-    owners = [owner_of(run), *(owner for owner in written if not owner.get("controller"))]
+    owners = [owner_reference(run), *(owner for owner in written if not owner.get("controller"))]
     held = list(manifest["metadata"].get("finalizers") or ())
     if request.spec.deletion_policy == "Delete" and names.CHECKPOINT_DATA not in held:
         held.append(names.CHECKPOINT_DATA)

@@ -20,7 +20,7 @@ PHASES = {
 """Phase for kubectl, by reason; for every other reason Verifying, or Deleting if terminating."""
 
 
-def status_of(checkpoint: Checkpoint, fact: Fact, now: Moment) -> CheckpointStatus:
+def checkpoint_status(checkpoint: Checkpoint, fact: Fact, now: Moment) -> CheckpointStatus:
     """The status with the Ready condition and the fields of the saved data."""
     otherwise = "Deleting" if checkpoint.metadata.deletion_timestamp else "Verifying"
     when = rfc3339(now.wall_s)
@@ -47,7 +47,7 @@ def is_ready(checkpoint: Checkpoint) -> bool:
     return holds(checkpoint.status.conditions, "Ready")
 
 
-def ready_fact(checkpoint: Checkpoint) -> Fact | None:
+def ready_condition(checkpoint: Checkpoint) -> Fact | None:
     """The Ready condition of a checkpoint; None before its first pass."""
     found = (c for c in checkpoint.status.conditions if c.type == "Ready")
     return next((Fact(c.type, c.status == "True", c.reason, c.message) for c in found), None)
@@ -55,10 +55,10 @@ def ready_fact(checkpoint: Checkpoint) -> Fact | None:
 
 def is_corrupt(checkpoint: Checkpoint) -> bool:
     """The checkpoint's data does not match its manifest."""
-    fact = ready_fact(checkpoint)
+    fact = ready_condition(checkpoint)
     return fact is not None and fact.reason == Reason.CORRUPT
 
 
-def is_settled(checkpoint: Checkpoint) -> bool:
+def is_verification_over(checkpoint: Checkpoint) -> bool:
     """The checkpoint's data was verified, with either result."""
     return is_ready(checkpoint) or is_corrupt(checkpoint)

@@ -6,7 +6,7 @@ Its Secrets outlive their Certificates and the CRDs: pods with a Secret start an
 from collections.abc import Collection, Iterable
 
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.operator.builders.certificates import Mode, Tls
+from etude.operator.builders.certificates import CertificateMode, PlatformTls
 from etude.operator.conditions import Fact, no
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
@@ -16,12 +16,12 @@ LOOK_AGAIN_S = 30.0
 """Delay of the next pass: CRDs take Certificates with them, and return without an event."""
 
 
-def kinds(tls: Tls | None) -> tuple[str, ...]:
+def kinds(tls: PlatformTls | None) -> tuple[str, ...]:
     """The kinds of cert-manager that the operator creates."""
-    return (CERTIFICATE,) if tls is not None and tls.mode is Mode.CERT_MANAGER else ()
+    return (CERTIFICATE,) if tls is not None and tls.mode is CertificateMode.CERT_MANAGER else ()
 
 
-def is_absent(tls: Tls | None, served: Collection[str]) -> bool:
+def is_absent(tls: PlatformTls | None, served: Collection[str]) -> bool:
     """Return true if cert-manager is chosen but not served.
 
     Args:
@@ -31,7 +31,9 @@ def is_absent(tls: Tls | None, served: Collection[str]) -> bool:
     return not set(kinds(tls)) <= set(served)
 
 
-def problem(owner: RLRun | EnvPool, tls: Tls | None, served: Collection[str]) -> Fact | None:
+def problem(
+    owner: RLRun | EnvPool, tls: PlatformTls | None, served: Collection[str]
+) -> Fact | None:
     """The finding against a run or pool that cannot start; a started one only needs its Secrets."""
     if owner.status.resolved is not None or not is_absent(tls, served):
         return None

@@ -4,7 +4,7 @@ from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel
 from etude.operator.builders.run import Platform
 from etude.operator.conditions import ACCEPTED, Fact, no
-from etude.operator.pools.settings import problems
+from etude.operator.pools.settings import schedule_problems
 from etude.operator.reasons import Reason
 
 _ROOT_DRIVERS = (DriverName.FIRECRACKER, DriverName.GVISOR)
@@ -25,7 +25,7 @@ def pool_problem(pool: EnvPool, platform: Platform) -> Fact | None:
             " `etude-envserver edge` with a file of keys"
         )
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    for message in problems(pool.spec, at="spec"):
+    for message in schedule_problems(pool.spec, at="spec"):
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     return driver_problem(pool.spec, platform, at="spec")
 

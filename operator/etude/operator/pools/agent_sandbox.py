@@ -21,11 +21,11 @@ from etude.operator.reasons import Reason
 
 ACCEPTED = "Accepted"
 FIELD = "spec.sandboxTemplateRef"
-LOOK_AGAIN_S = 10.0
+RECHECK_S = 10.0
 """Time between two checks for objects of others, whose events do not name the pool."""
 
 
-def problem(
+def sandbox_problem(
     pool: EnvPool, platform: Platform, *, served: Collection[str], template: Manifest | None
 ) -> Fact | None:
     """The problem of a pool that asks for Sandboxes; None where they can be created.
@@ -50,20 +50,20 @@ def problem(
     if template is None:
         message = f"{FIELD}: no SandboxTemplate {name} in this namespace: create it"
         return no(ACCEPTED, Reason.SANDBOX_TEMPLATE_NOT_FOUND, message)
-    for words in _wrong(template["spec"].get("podTemplate", {})):
+    for words in _forbidden_fields(template["spec"].get("podTemplate", {})):
         message = f"{FIELD}: SandboxTemplate {name}: spec.podTemplate.{words}; remove it"
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     return None
 
 
-def is_awaited(problem: Fact | None) -> bool:
+def is_waiting(problem: Fact | None) -> bool:
     """The problem ends once the missing API or object is created."""
     return problem is not None and (
         apis.is_missing(problem) or problem.reason == Reason.SANDBOX_TEMPLATE_NOT_FOUND
     )
 
 
-def _wrong(template: Mapping[str, Manifest]) -> Iterator[str]:
+def _forbidden_fields(template: Mapping[str, Manifest]) -> Iterator[str]:
     """Fields that override the operator's own or weaken the isolation of a host."""
     for key in template.get("metadata", {}).get("labels") or ():
         if is_reserved_label(key):
@@ -76,7 +76,9 @@ def _wrong(template: Mapping[str, Manifest]) -> Iterator[str]:
             yield f"spec.containers: {name} is set by the operator"
 
 
-def nodes(cluster: Cluster, pool: EnvPool, held: Mapping[Ref, Manifest]) -> Iterator[Manifest]:
+def sandbox_hosts(
+    cluster: Cluster, pool: EnvPool, held: Mapping[Ref, Manifest]
+) -> Iterator[Manifest]:
     """Every Sandbox of a pool with the status of its pod, and pods whose Sandbox is gone.
 
     Such pods run and hold their name until they are gone: without them there would be more hosts
@@ -89,7 +91,7 @@ def nodes(cluster: Cluster, pool: EnvPool, held: Mapping[Ref, Manifest]) -> Iter
     """
     sandboxes = [m for m in held.values() if m["kind"] == "Sandbox"]
     for each in sandboxes:
-        yield {**each, "status": _state(cluster, each)}
+        yield {**each, "status": _pod_status(cluster, each)}
     known = {uid(each) for each in sandboxes}
     ours = {names.POOL: pool.metadata.name, names.ROLE: names.NODE}.items()
     for pod in cluster.every("Pod"):
@@ -98,7 +100,7 @@ def nodes(cluster: Cluster, pool: EnvPool, held: Mapping[Ref, Manifest]) -> Iter
             yield pod
 
 
-def _state(cluster: Cluster, sandbox: Manifest) -> Manifest:
+def _pod_status(cluster: Cluster, sandbox: Manifest) -> Manifest:
     """The status of the Sandbox's pod; of two, of the one that is not terminating."""
     pods = [each for each in cluster.owned(uid(sandbox)) if each["kind"] == "Pod"]
     pods.sort(key=is_deleting)

@@ -10,18 +10,18 @@ from etude.common.api.run.status import Resolved
 from etude.operator import names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Vacate
 from etude.operator.builders import pool as desired_pools
-from etude.operator.builders.run import Platform, brokers
-from etude.operator.builders.workload import still_selecting
+from etude.operator.builders.run import Platform, broker_addresses
+from etude.operator.builders.workload import keep_selector
 from etude.operator.conditions import Fact
 from etude.operator.integrations import cert_manager
 from etude.operator.manifests import Manifest, Ref, is_applied, is_deleting, labels, ref, uid
 from etude.operator.pools import agent_sandbox
 from etude.operator.pools.acceptance import pool_problem
 from etude.operator.pools.autoscaling.config import TICK_S
-from etude.operator.pools.observe import SeenPool
-from etude.operator.pools.observed import members, name_of, staying
-from etude.operator.pools.size import Size, asked_for
-from etude.operator.pools.status import status
+from etude.operator.pools.observe import ObservedPool
+from etude.operator.pools.observed import host_name, reported_hosts, staying_hosts
+from etude.operator.pools.size import PoolSize, requested_size
+from etude.operator.pools.status import pool_status
 
 _OVER = {"Failed", "Succeeded"}
 _PARTS = {"Service", "StatefulSet", "NetworkPolicy"}
@@ -29,14 +29,16 @@ _PARTS = {"Service", "StatefulSet", "NetworkPolicy"}
 
 
 def decide(
-    pool: EnvPool, seen: SeenPool, now: Moment, platform: Platform
+    pool: EnvPool, seen: ObservedPool, now: Moment, platform: Platform
 ) -> Decision[EnvPoolStatus]:
     """One pass over one pool. No I/O, no clock."""
     if pool.metadata.deletion_timestamp:
         return Decision(status=pool.status.model_copy(update={"phase": "Terminating"}))
     problem = (
         pool_problem(pool, platform)
-        or agent_sandbox.problem(pool, platform, served=seen.served, template=seen.sandbox_template)
+        or agent_sandbox.sandbox_problem(
+            pool, platform, served=seen.served, template=seen.sandbox_template
+        )
         or cert_manager.problem(pool, platform.tls, seen.served)
     )
     if problem is None and pool.status.resolved is None:
@@ -49,8 +51,8 @@ def decide(
     is_moving = pool.spec.mode is not ScalingMode.MANUAL or any(
         isinstance(a, Vacate) for a in actions
     )
-    said = status(pool, seen, now, problem)
-    again_s = _look_again_s(problem, seen.size, is_moving=is_moving)
+    said = pool_status(pool, seen, now, problem)
+    again_s = _requeue_after_s(problem, seen.size, is_moving=is_moving)
     if cert_manager.is_absent(platform.tls, seen.served):
         soon_s = cert_manager.LOOK_AGAIN_S
         again_s = soon_s if again_s is None else min(again_s, soon_s)
@@ -58,19 +60,21 @@ def decide(
         status=said,
         actions=actions,
         requeue_after_s=again_s,
-        is_passing=_is_counting(pool.status, said),
+        is_passing=_differs_in_numbers(pool.status, said),
     )
 
 
-def _look_again_s(problem: Fact | None, size: Size | None, *, is_moving: bool) -> float | None:
-    if agent_sandbox.is_awaited(problem):
-        return agent_sandbox.LOOK_AGAIN_S
+def _requeue_after_s(
+    problem: Fact | None, size: PoolSize | None, *, is_moving: bool
+) -> float | None:
+    if agent_sandbox.is_waiting(problem):
+        return agent_sandbox.RECHECK_S
     if is_moving:
         return TICK_S
-    return None if size is None else size.findings.look_again_s
+    return None if size is None else size.findings.requeue_after_s
 
 
-class _Said(NamedTuple):
+class _StatusText(NamedTuple):
     """A status without its numbers."""
 
     observed_generation: int
@@ -78,17 +82,17 @@ class _Said(NamedTuple):
     facts: list[Fact]
 
 
-def _is_counting(before: EnvPoolStatus, after: EnvPoolStatus) -> bool:
+def _differs_in_numbers(before: EnvPoolStatus, after: EnvPoolStatus) -> bool:
     """Only numbers differ, as while hosts become ready one by one."""
-    return _said(before) == _said(after)
+    return _status_text(before) == _status_text(after)
 
 
-def _said(status: EnvPoolStatus) -> _Said:
+def _status_text(status: EnvPoolStatus) -> _StatusText:
     facts = [Fact(c.type, c.status == "True", c.reason, c.message) for c in status.conditions]
-    return _Said(status.observed_generation, status.phase, facts)
+    return _StatusText(status.observed_generation, status.phase, facts)
 
 
-def ordinals(nodes: Sequence[Manifest], limit: int) -> tuple[int, ...]:
+def desired_ordinals(nodes: Sequence[Manifest], limit: int) -> tuple[int, ...]:
     """Ordinals of the hosts that should exist: those that stay, and the lowest free ones.
 
     A terminating host still holds its ordinal.
@@ -107,44 +111,44 @@ def _ordinal(node: Manifest) -> int:
     return names.ordinal(node["metadata"]["name"])
 
 
-def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Action]:
+def _actions(pool: EnvPool, seen: ObservedPool, platform: Platform) -> Iterator[Action]:
     assert pool.status.resolved is not None, "recorded before"  # noqa: S101 - our own mistake
-    size = seen.size or asked_for(pool, seen.nodes, seen.report)
-    yield from _departures(pool, seen, size)
+    size = seen.size or requested_size(pool, seen.hosts, seen.report)
+    yield from _remove_hosts(pool, seen, size)
     # A released pool keeps no host.
-    there = [] if pool.spec.is_released else seen.nodes
+    there = [] if pool.spec.is_released else seen.hosts
     # A pod's spec is fixed at its creation: running hosts are left as they are.
-    made = {_ordinal(node) for node in seen.nodes}
-    new = tuple(each for each in ordinals(there, size.limit) if each not in made)
+    made = {_ordinal(node) for node in seen.hosts}
+    new = tuple(each for each in desired_ordinals(there, size.limit) if each not in made)
     wanted = desired_pools.pool_children(
         pool, new, pool.status.resolved.images, platform, seen.sandbox_template
     )
     children = cert_manager.possible(wanted, seen.served)
     for child in children:
         live = seen.children.get(ref(child))
-        manifest = still_selecting(child, live)
+        manifest = keep_selector(child, live)
         if live is None or not is_applied(live, manifest):
             yield Apply(manifest=manifest, manager=names.POOL_FIELD_MANAGER)
-    yield from _prunings(pool, seen, {ref(manifest) for manifest in children})
+    yield from _prune(pool, seen, {ref(manifest) for manifest in children})
 
 
-def _departures(pool: EnvPool, seen: SeenPool, size: Size) -> Iterator[Action]:
+def _remove_hosts(pool: EnvPool, seen: ObservedPool, size: PoolSize) -> Iterator[Action]:
     """Deletion of hosts that are over or given up, and draining of those that retire."""
     retiring = {}
-    for node in staying(seen.nodes):
+    for node in staying_hosts(seen.hosts):
         is_over = node.get("status", {}).get("phase") in _OVER
-        if is_over or pool.spec.is_released or name_of(node) in size.findings.given_up:
+        if is_over or pool.spec.is_released or host_name(node) in size.findings.to_delete:
             yield Delete(ref=ref(node), uid=uid(node))
-        elif name_of(node) in size.retiring:
+        elif host_name(node) in size.retiring:
             retiring[ref(node)] = uid(node)
-    is_asked = any(member.is_vacating for member in members(seen.report).values())
+    is_asked = any(member.is_draining for member in reported_hosts(seen.report).values())
     if (retiring or is_asked) and not pool.spec.is_released:
         # Also without any: hosts that no longer retire must get environments again.
-        targets = brokers(pool.metadata.name, pool.spec.brokers)
+        targets = broker_addresses(pool.metadata.name, pool.spec.brokers)
         yield Vacate(brokers=tuple(targets), nodes=retiring)
 
 
-def _prunings(pool: EnvPool, seen: SeenPool, wanted: set[Ref]) -> Iterator[Delete]:
+def _prune(pool: EnvPool, seen: ObservedPool, wanted: set[Ref]) -> Iterator[Delete]:
     """Children of parts that left the spec; objects that others gave this owner are kept."""
     # Labels of every part; some parts have the label of the pool's run as well.
     ours = {names.MANAGED_BY: names.OURS, names.POOL: pool.metadata.name}.items()

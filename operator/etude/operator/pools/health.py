@@ -8,54 +8,59 @@ from typing import Any
 
 from etude.common.api.pool.spec import Health, Quarantine
 from etude.operator.manifests import Manifest, is_deleting, is_true, uid
-from etude.operator.pools.autoscaling.limits import GOING_S
-from etude.operator.pools.autoscaling.provisioning import KEPT, PRIOR, Provision, provision
+from etude.operator.pools.autoscaling.limits import TERMINATION_S
+from etude.operator.pools.autoscaling.provisioning import (
+    MAX_SAMPLES,
+    PRIOR,
+    ProvisionTime,
+    estimate_provision,
+)
 
 GRACE_S, CRASHES, RECHECK_S = 300, 5, 60
 """Defaults of spec.health."""
-KEPT_S = 3600.0
+QUARANTINE_S = 3600.0
 """Time for which a host stays in quarantine to be looked at."""
-SHARE = 10
+QUARANTINE_SHARE = 10
 """One host in so many may be in quarantine, and one in any case: where all hosts are unhealthy,
 their replacements would be, too."""
 
 
-class Ill(StrEnum):
+class UnhealthyReason(StrEnum):
     """A reason for which a host is unhealthy."""
 
-    UNPLACED = "Unplaced"
+    UNSCHEDULABLE = "Unplaced"
     UNREADY = "Unready"
     CRASHING = "Crashing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class HealthFindings:
     """Findings about unhealthy hosts; all names are of hosts."""
 
     quarantined: tuple[str, ...] = ()
     """Kept for inspection; replacements are created."""
-    given_up: tuple[str, ...] = ()
+    to_delete: tuple[str, ...] = ()
     """Deleted immediately."""
-    unplaced: tuple[str, ...] = ()
+    unschedulable: tuple[str, ...] = ()
     """Unschedulable: no node takes them."""
-    is_full: bool = False
+    blocks_creation: bool = False
     """A host has been unschedulable for so long that no more are created."""
-    look_again_s: float | None = None
+    requeue_after_s: float | None = None
     """Seconds until the findings may change; None where only an event can change them."""
 
 
 @dataclass(slots=True)
-class Ward:
+class HealthMonitor:
     """Health history of one pool's hosts; it starts again with the operator."""
 
-    _since: dict[tuple[str, Ill], float] = field(default_factory=dict)
+    _since: dict[tuple[str, UnhealthyReason], float] = field(default_factory=dict)
     """Time at which each reason was first observed, by uid."""
     _restarts: dict[str, int] = field(default_factory=dict)
     """Restarts of each host's containers when it was last ready, by uid."""
     _kept: dict[str, float] = field(default_factory=dict)
     """Start of each quarantine, by uid, oldest first."""
 
-    def see(self, nodes: Sequence[Manifest], health: Health, *, now_s: float) -> Findings:
+    def observe(self, nodes: Sequence[Manifest], health: Health, *, now_s: float) -> HealthFindings:
         """Record the present hosts and return the findings.
 
         Args:
@@ -64,25 +69,27 @@ class Ward:
             now_s: on the monotonic clock.
         """
         there = [node for node in nodes if not is_deleting(node)]
-        self._note(there, now_s)
-        unwell = {uid(node) for node in there if self._is_unwell(node, health, now_s)}
+        self._record(there, now_s)
+        unwell = {uid(node) for node in there if self._is_unhealthy(node, health, now_s)}
         if health.quarantine is Quarantine.NEVER:
             given_up, kept = unwell, set[str]()
         else:
             kept = self._quarantine(there, unwell, now_s)
-            given_up = {each for each in kept if now_s - self._kept[each] >= KEPT_S}
-        unplaced = [node for node in there if is_unplaced(node)]
-        waited = [now_s - self._since[uid(node), Ill.UNPLACED] for node in unplaced]
-        return Findings(
+            given_up = {each for each in kept if now_s - self._kept[each] >= QUARANTINE_S}
+        unplaced = [node for node in there if is_unschedulable(node)]
+        waited = [
+            now_s - self._since[uid(node), UnhealthyReason.UNSCHEDULABLE] for node in unplaced
+        ]
+        return HealthFindings(
             quarantined=_names(there, kept - given_up),
-            given_up=_names(there, given_up),
-            unplaced=_names(there, {uid(node) for node in unplaced}),
-            is_full=bool(waited) and max(waited) >= _recheck_s(health),
-            look_again_s=self._next_s(health, now_s),
+            to_delete=_names(there, given_up),
+            unschedulable=_names(there, {uid(node) for node in unplaced}),
+            blocks_creation=bool(waited) and max(waited) >= _recheck_s(health),
+            requeue_after_s=self._requeue_after_s(health, now_s),
         )
 
-    def _note(self, there: Sequence[Manifest], now_s: float) -> None:
-        seen = {(uid(node), ill): node for node in there for ill in _ills(node)}
+    def _record(self, there: Sequence[Manifest], now_s: float) -> None:
+        seen = {(uid(node), ill): node for node in there for ill in _unhealthy_reasons(node)}
         self._since = {key: self._since.get(key, now_s) for key in seen}
         living = {uid(node): node for node in there}
         self._restarts = {
@@ -95,34 +102,34 @@ class Ward:
             if name in living and not is_true(living[name], "Ready")
         }
 
-    def _is_unwell(self, node: Manifest, health: Health, now_s: float) -> bool:
+    def _is_unhealthy(self, node: Manifest, health: Health, now_s: float) -> bool:
         name = uid(node)
-        unready_s = now_s - self._since.get((name, Ill.UNREADY), now_s)
+        unready_s = now_s - self._since.get((name, UnhealthyReason.UNREADY), now_s)
         if unready_s >= _grace_s(health):
             return True
         crashes = _restarts(node) - self._restarts[name]
-        return (name, Ill.CRASHING) in self._since and crashes >= (
+        return (name, UnhealthyReason.CRASHING) in self._since and crashes >= (
             health.crash_loop_threshold or CRASHES
         )
 
     def _quarantine(self, there: Sequence[Manifest], unwell: set[str], now_s: float) -> set[str]:
         """Uids of the hosts in quarantine."""
-        room = max(1, len(there) // SHARE) - len(self._kept)
+        room = max(1, len(there) // QUARANTINE_SHARE) - len(self._kept)
         new = [uid(node) for node in there if uid(node) in unwell and uid(node) not in self._kept]
         self._kept |= dict.fromkeys(new[: max(0, room)], now_s)
         return set(self._kept)
 
-    def _next_s(self, health: Health, now_s: float) -> float | None:
-        limits: Mapping[Ill, float] = {
-            Ill.UNREADY: _grace_s(health),
-            Ill.UNPLACED: _recheck_s(health),
+    def _requeue_after_s(self, health: Health, now_s: float) -> float | None:
+        limits: Mapping[UnhealthyReason, float] = {
+            UnhealthyReason.UNREADY: _grace_s(health),
+            UnhealthyReason.UNSCHEDULABLE: _recheck_s(health),
         }
         waits = [at + limits[ill] - now_s for (_, ill), at in self._since.items() if ill in limits]
-        waits += [at + KEPT_S - now_s for at in self._kept.values()]
+        waits += [at + QUARANTINE_S - now_s for at in self._kept.values()]
         return min((each for each in waits if each > 0), default=None)
 
 
-def is_unplaced(node: Manifest) -> bool:
+def is_unschedulable(node: Manifest) -> bool:
     """The scheduler has found no node for the host."""
     conditions = node.get("status", {}).get("conditions") or ()
     return any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
@@ -136,16 +143,16 @@ def _recheck_s(health: Health) -> float:
     return health.unschedulable_recheck_seconds or RECHECK_S
 
 
-def _ills(node: Manifest) -> Iterator[Ill]:
-    if is_unplaced(node):
-        yield Ill.UNPLACED
+def _unhealthy_reasons(node: Manifest) -> Iterator[UnhealthyReason]:
+    if is_unschedulable(node):
+        yield UnhealthyReason.UNSCHEDULABLE
     states = [each.get("state") or {} for each in _containers(node)]
     # While an image is pulled no container runs, however long that takes.
     if states and not is_true(node, "Ready") and all("running" in each for each in states):
-        yield Ill.UNREADY
+        yield UnhealthyReason.UNREADY
     reasons = [(each.get("waiting") or {}).get("reason") for each in states]
     if "CrashLoopBackOff" in reasons:
-        yield Ill.CRASHING
+        yield UnhealthyReason.CRASHING
 
 
 def _restarts(node: Manifest) -> int:
@@ -164,24 +171,24 @@ def _names(nodes: Sequence[Manifest], uids: set[str]) -> tuple[str, ...]:
 _OVER = {"Failed", "Succeeded"}
 
 
-def _newest() -> deque[float | None]:
-    return deque(maxlen=KEPT)
+def _new_samples() -> deque[float | None]:
+    return deque(maxlen=MAX_SAMPLES)
 
 
 @dataclass(slots=True)
-class Provisions:
+class ProvisionTracker:
     """Newest provisioning times of one pool."""
 
-    prior: Provision = PRIOR
+    prior: ProvisionTime = PRIOR
     """Assumed while samples are few: the figure of an earlier operator."""
-    took_s: deque[float | None] = field(default_factory=_newest)
+    samples_s: deque[float | None] = field(default_factory=_new_samples)
     """Of each new host; None for one that ended before it was ready."""
     _begun: dict[str, float] = field(default_factory=dict)
     """Time at which hosts that are not ready were first observed, by uid."""
     _settled: set[str] = field(default_factory=set)
     """Uids of hosts that were measured or cannot be."""
 
-    def see(self, nodes: Sequence[Manifest], *, now_s: float) -> None:
+    def observe(self, nodes: Sequence[Manifest], *, now_s: float) -> None:
         """Record the present hosts."""
         living = {uid(node) for node in nodes}
         self._begun = {name: at for name, at in self._begun.items() if name in living}
@@ -191,9 +198,9 @@ class Provisions:
                 self._look(node, now_s)
 
     @property
-    def found(self) -> Provision:
+    def estimate(self) -> ProvisionTime:
         """Quantiles of the observed times."""
-        return provision(tuple(self.took_s), self.prior)
+        return estimate_provision(tuple(self.samples_s), self.prior)
 
     def _look(self, node: Manifest, now_s: float) -> None:
         name = uid(node)
@@ -203,31 +210,32 @@ class Provisions:
             self._settled.add(name)
             # Hosts that an earlier operator created are observed too late to be timed.
             if begun_s is not None and is_over:
-                self.took_s.append(None)
+                self.samples_s.append(None)
             elif begun_s is not None and is_ready:
-                self.took_s.append(now_s - begun_s)
+                self.samples_s.append(now_s - begun_s)
         else:
             self._begun.setdefault(name, now_s)
 
 
 @dataclass(slots=True)
-class Going:
+class TerminatingHosts:
     """Terminating hosts of one pool, timed by the operator's own clock."""
 
     _since: dict[str, float] = field(default_factory=dict)
     """Time at which each was first observed as terminating, by uid."""
 
-    def see(self, nodes: Sequence[Manifest], *, now_s: float) -> None:
+    def observe(self, nodes: Sequence[Manifest], *, now_s: float) -> None:
         """Record the terminating hosts."""
         leaving = [uid(node) for node in nodes if is_deleting(node)]
         self._since = {name: self._since.get(name, now_s) for name in leaving}
 
-    def stuck(self, nodes: Sequence[Manifest], *, now_s: float) -> set[str]:
+    def stuck_hosts(self, nodes: Sequence[Manifest], *, now_s: float) -> set[str]:
         """Uids of hosts that terminate for too long: their node does not answer."""
         return {
             uid(node)
             for node in nodes
-            if now_s - self._since.get(uid(node), now_s) > _termination_grace_s(node) + GOING_S
+            if now_s - self._since.get(uid(node), now_s)
+            > _termination_grace_s(node) + TERMINATION_S
         }
 
 

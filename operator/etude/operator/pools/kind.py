@@ -11,12 +11,12 @@ from etude.common.api.schema import crd
 from etude.operator import metrics, names
 from etude.operator.actions import Decision, Moment
 from etude.operator.builders.pool import pool_children
-from etude.operator.builders.run import Platform, brokers
+from etude.operator.builders.run import Platform, broker_addresses
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import Manifest, Ref, labels, ref
 from etude.operator.metrics import ConditionMetric
 from etude.operator.pools import decide, observe
-from etude.operator.pools.size import Sizers
+from etude.operator.pools.size import PoolSizers
 from etude.operator.remotes.followers import Peer
 
 MAX_GAP_S = 30.0
@@ -75,7 +75,7 @@ class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
     """Observes pools, follows their brokers, sizes and decides."""
 
     context: KindContext
-    sizers: Sizers = field(default_factory=Sizers)
+    sizers: PoolSizers = field(default_factory=PoolSizers)
     _gauges: PoolGauges = field(default_factory=PoolGauges)
 
     @override
@@ -83,11 +83,13 @@ class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
         self, resource: EnvPool, manifest: Manifest, inputs: PassInput
     ) -> Decision[EnvPoolStatus]:
         pool, context = resource, self.context
-        observed = observe.gather(context.cluster, context.reports, pool, inputs.problem)
+        observed = observe.observe_pool(context.cluster, context.reports, pool, inputs.problem)
         self._follow(pool, manifest, observed.brokers)
         if pool.status.resolved is not None:
-            sizer = self.sizers.of(pool)
-            size = sizer.size(pool, observed.nodes, observed.report, observed.asking, inputs.now)
+            sizer = self.sizers.get(pool)
+            size = sizer.decide_size(
+                pool, observed.hosts, observed.report, observed.gpus_by_run, inputs.now
+            )
             observed = replace(observed, size=size)
         self._gauges.export(pool, inputs.now)
         return decide.decide(pool, observed, inputs.now, inputs.platform)
@@ -105,7 +107,7 @@ class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
         self._gauges.remove(key)
 
     def _follow(self, pool: EnvPool, manifest: Manifest, pods: Sequence[Manifest]) -> None:
-        for number, target in enumerate(brokers(pool.metadata.name, pool.spec.brokers)):
+        for number, target in enumerate(broker_addresses(pool.metadata.name, pool.spec.brokers)):
             self.context.followers.follow_ready_pod(
                 ref(manifest),
                 Peer(pool.metadata.uid, number),

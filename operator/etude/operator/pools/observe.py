@@ -12,36 +12,38 @@ from etude.operator.integrations import apis
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref, is_true, labels, ref, uid
 from etude.operator.pools import agent_sandbox
-from etude.operator.pools.size import Size
+from etude.operator.pools.size import PoolSize
 from etude.operator.remotes.report_store import PoolReport, ReportBook
 
-PLANNING = (ScalingMode.PREDICTIVE, ScalingMode.EXTERNAL)
+PLANNING_MODES = (ScalingMode.PREDICTIVE, ScalingMode.EXTERNAL)
 """Modes in which plans count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenPool:
+class ObservedPool:
     """Children, hosts, brokers and reports of a pool."""
 
     children: Mapping[Ref, Manifest] = field(default_factory=dict)
-    nodes: Sequence[Manifest] = ()
+    hosts: Sequence[Manifest] = ()
     brokers: Sequence[Manifest] = ()
-    edges: Sequence[Manifest] = ()
+    api_pods: Sequence[Manifest] = ()
     report: PoolReport = field(default_factory=PoolReport)
-    asking: Mapping[str, int | None] = field(default_factory=dict)
+    gpus_by_run: Mapping[str, int | None] = field(default_factory=dict)
     """GPUs of each run of the namespace that has a plan, by uid; None for one that is suspended
     or over."""
     served: frozenset[str] = frozenset()
     """Served kinds of other projects that the pool needs."""
     sandbox_template: Manifest | None = None
     """The SandboxTemplate that sandboxTemplateRef names."""
-    size: Size | None = None
+    size: PoolSize | None = None
     """What the pool's sizer says; without one, what the spec asks for."""
     problem: Fact | None = None
     """The rejection that kept the last decision from being carried out."""
 
 
-def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | None) -> SeenPool:
+def observe_pool(
+    cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | None
+) -> ObservedPool:
     """Everything that a decision about this pool depends on."""
     report = book.pool(pool.metadata.uid)
     children = {ref(m): m for m in cluster.owned(pool.metadata.uid)}
@@ -50,38 +52,38 @@ def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | No
         for m in children.values()
         if m["kind"] == "StatefulSet"
     }
-    return SeenPool(
+    return ObservedPool(
         children=children,
-        nodes=list(_nodes(cluster, pool, children)),
+        hosts=list(_hosts(cluster, pool, children)),
         brokers=[p for p in sets.get(names.BROKER, ()) if p["kind"] == "Pod"],
-        edges=[p for p in sets.get(names.EDGE, ()) if p["kind"] == "Pod"],
+        api_pods=[p for p in sets.get(names.EDGE, ()) if p["kind"] == "Pod"],
         report=report,
-        asking=_asking(cluster, pool, report) if pool.spec.mode in PLANNING else {},
+        gpus_by_run=_gpus_by_run(cluster, pool, report) if pool.spec.mode in PLANNING_MODES else {},
         served=cluster.served(apis.asked(apis.pool_needs(pool))),
-        sandbox_template=_template(cluster, pool),
+        sandbox_template=_sandbox_template(cluster, pool),
         problem=problem,
     )
 
 
-def _nodes(cluster: Cluster, pool: EnvPool, children: Mapping[Ref, Manifest]) -> Iterable[Manifest]:
+def _hosts(cluster: Cluster, pool: EnvPool, children: Mapping[Ref, Manifest]) -> Iterable[Manifest]:
     if pool.spec.backend is Backend.AGENT_SANDBOX:
-        return agent_sandbox.nodes(cluster, pool, children)
+        return agent_sandbox.sandbox_hosts(cluster, pool, children)
     return (m for m in children.values() if labels(m).get(names.ROLE) == names.NODE)
 
 
-def _template(cluster: Cluster, pool: EnvPool) -> Manifest | None:
+def _sandbox_template(cluster: Cluster, pool: EnvPool) -> Manifest | None:
     named = pool.spec.sandbox_template_ref
     if named is None:
         return None
     return cluster.get(Ref("SandboxTemplate", pool.metadata.namespace, named.name))
 
 
-def _asking(cluster: Cluster, pool: EnvPool, report: PoolReport) -> dict[str, int | None]:
+def _gpus_by_run(cluster: Cluster, pool: EnvPool, report: PoolReport) -> dict[str, int | None]:
     """GPUs by planning run, looked up one by one: scanning a large namespace dominated a pass."""
     told = {plan.run_id for words in report.said.values() for plan in words.said.plans}
     found = {run_id: cluster.known(run_id) for run_id in told}
     return {
-        run_id: None if _is_quiet(run) else _gpus(run)
+        run_id: None if _is_inactive(run) else _gpus(run)
         for run_id, run in found.items()
         if run is not None
         and run["kind"] == "RLRun"
@@ -89,7 +91,7 @@ def _asking(cluster: Cluster, pool: EnvPool, report: PoolReport) -> dict[str, in
     }
 
 
-def _is_quiet(run: Manifest) -> bool:
+def _is_inactive(run: Manifest) -> bool:
     over = any(is_true(run, kind) for kind in ("Suspended", "Complete", "Failed"))
     return over or bool(run["spec"].get("suspend"))
 

@@ -7,56 +7,56 @@ from dataclasses import dataclass
 from etude.common.plans.forecast import Quantile, Wave
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, is_deleting, is_true
-from etude.operator.pools.autoscaling.provisioning import Provision, followed
-from etude.operator.pools.autoscaling.values import Held, IdleReplica, Plan, PoolMetrics
-from etude.operator.pools.health import is_unplaced
+from etude.operator.pools.autoscaling.provisioning import ProvisionTime, add_first_start
+from etude.operator.pools.autoscaling.values import HeldLeases, IdleReplica, PoolMetrics, RunPlan
+from etude.operator.pools.health import is_unschedulable
 from etude.operator.remotes.report_store import PoolReport, Words
 from etude.v1 import environments_pb2, plan_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class ReportedHost:
     """Load of a host, by the reports of all brokers of its pool."""
 
     held: int = 0
     idle_since_s: float = -math.inf
     is_cached: bool = True
-    is_vacating: bool = False
+    is_draining: bool = False
 
 
-def name_of(node: Manifest) -> str:
+def host_name(node: Manifest) -> str:
     """The name of a host, which is its pod's."""
     name: str = node["metadata"]["name"]
     return name
 
 
-def staying(nodes: Sequence[Manifest]) -> list[Manifest]:
+def staying_hosts(nodes: Sequence[Manifest]) -> list[Manifest]:
     """Hosts that are not terminating."""
     return [node for node in nodes if not is_deleting(node)]
 
 
-def members(report: PoolReport) -> dict[str, Member]:
+def reported_hosts(report: PoolReport) -> dict[str, ReportedHost]:
     """Every host that a broker reports, by name."""
-    found: dict[str, Member] = {}
+    found: dict[str, ReportedHost] = {}
     for words in report.said.values():
         for told in words.said.members:
-            known = found.get(told.node_id, Member())
+            known = found.get(told.node_id, ReportedHost())
             since_s = words.at_s(told.idle_since_unix_ms) if told.idle_since_unix_ms else -math.inf
-            found[told.node_id] = Member(
+            found[told.node_id] = ReportedHost(
                 held=known.held + told.held,
                 idle_since_s=max(known.idle_since_s, since_s),
                 is_cached=known.is_cached and told.cached,
-                is_vacating=known.is_vacating or told.vacating,
+                is_draining=known.is_draining or told.vacating,
             )
     return found
 
 
-def metrics(
+def pool_metrics(
     nodes: Sequence[Manifest],
     report: PoolReport,
     *,
     brokers: int,
-    provision: Provision,
+    provision: ProvisionTime,
     now: Moment,
 ) -> PoolMetrics:
     """Metrics of the pool now.
@@ -68,9 +68,9 @@ def metrics(
         provision: time that its hosts took to be ready.
         now: this moment.
     """
-    there, known = staying(nodes), members(report)
-    ready = [name_of(node) for node in there if is_true(node, "Ready")]
-    vacated = {name_of(node) for node in there if is_true(node, "DisruptionTarget")}
+    there, known = staying_hosts(nodes), reported_hosts(report)
+    ready = [host_name(node) for node in there if is_true(node, "Ready")]
+    vacated = {host_name(node) for node in there if is_true(node, "DisruptionTarget")}
     words = report.said.values()
     seen_s = min((each.heard_s for each in words), default=-math.inf)
     return PoolMetrics(
@@ -78,9 +78,9 @@ def metrics(
         wall_s=now.wall_s,
         ready=len(ready),
         creating=len(there) - len(ready),
-        unplaced=sum(map(is_unplaced, there)),
+        unschedulable=sum(map(is_unschedulable, there)),
         terminating=len(nodes) - len(there),
-        holding=sum(known[name].held > 0 for name in map(name_of, there) if name in known),
+        holding=sum(known[name].held > 0 for name in map(host_name, there) if name in known),
         leased=sum(each.said.leased + each.said.opening for each in words),
         queued=sum(each.said.waiting for each in words),
         holders=frozenset(run_id for each in words for run_id in each.said.leased_by_run),
@@ -95,23 +95,25 @@ def metrics(
             for name in ready
             if name not in known or not known[name].held
         ),
-        held=tuple(_held(report, now)),
-        lease=_lease(report),
+        held=tuple(_held_leases(report, now)),
+        lease=_lease_quantiles(report),
         provision=provision,
         provisions=_provisions(report, provision),
     )
 
 
-def _provisions(report: PoolReport, provision: Provision) -> dict[str, Provision]:
+def _provisions(report: PoolReport, provision: ProvisionTime) -> dict[str, ProvisionTime]:
     """Time until a new host has started its first environment of each template."""
     newest = report.newest
     return {
-        told.template: followed(provision, told.p50_ms / 1000, told.p95_ms / 1000, told.count)
+        told.template: add_first_start(
+            provision, told.p50_ms / 1000, told.p95_ms / 1000, told.count
+        )
         for told in (() if newest is None else newest.first_starts)
     }
 
 
-def plans(report: PoolReport, asking: Mapping[str, int | None]) -> tuple[Plan, ...]:
+def run_plans(report: PoolReport, asking: Mapping[str, int | None]) -> tuple[RunPlan, ...]:
     """Plans of the runs that may ask for environments.
 
     Args:
@@ -119,7 +121,7 @@ def plans(report: PoolReport, asking: Mapping[str, int | None]) -> tuple[Plan, .
         asking: GPUs of each run, by uid; None for one that is suspended or over.
     """
     return tuple(
-        Plan(
+        RunPlan(
             run_id=told.run_id,
             version=told.version,
             heard_s=words.at_s(told.heard_unix_ms),
@@ -145,14 +147,14 @@ def _wave(words: Words, told: environments_pb2.PlannedWave) -> Wave:
     )
 
 
-def _held(report: PoolReport, now: Moment) -> Iterator[Held]:
+def _held_leases(report: PoolReport, now: Moment) -> Iterator[HeldLeases]:
     for words in report.said.values():
         for told in words.said.held:
             age_s = max(0.0, now.monotonic_s - words.at_s(told.since_unix_ms))
-            yield Held(told.template, told.count, age_s)
+            yield HeldLeases(told.template, told.count, age_s)
 
 
-def _lease(report: PoolReport) -> tuple[Quantile, ...]:
+def _lease_quantiles(report: PoolReport) -> tuple[Quantile, ...]:
     """Lease durations by the broker that knows most leases: quantiles have no sum."""
     told = max((words.said for words in report.said.values()), key=_knowledge, default=None)
     return () if told is None else _quantiles(told.lease_seconds)

@@ -7,15 +7,15 @@ from etude.common.api.pool.status import AutoscalerStatus, ProvisionStatus
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, no, yes
-from etude.operator.pools.autoscaling.values import Cause, PoolDecision
-from etude.operator.pools.size import Size
+from etude.operator.pools.autoscaling.values import PoolDecision, ScalingCause
+from etude.operator.pools.size import PoolSize
 from etude.operator.reasons import Reason
 
 
-def scale_facts(pool: EnvPool, size: Size) -> Iterator[Fact]:
+def scale_facts(pool: EnvPool, size: PoolSize) -> Iterator[Fact]:
     """Conditions of a pool that sizes itself; other pools have none of them."""
     decision = size.decision
-    if decision is None or decision.cause is Cause.UNKNOWN:
+    if decision is None or decision.cause is ScalingCause.UNKNOWN:
         return
     spare = decision.excess_burst_capacity
     if spare >= 0:
@@ -30,16 +30,16 @@ def scale_facts(pool: EnvPool, size: Size) -> Iterator[Fact]:
         yield no("HardCapped", Reason.HEALTHY)
 
 
-def autoscaler(pool: EnvPool, size: Size, now: Moment) -> AutoscalerStatus:
+def autoscaler_status(pool: EnvPool, size: PoolSize, now: Moment) -> AutoscalerStatus:
     """Status of the autoscaler: figures and cause of the last decision."""
     before, decision = pool.status.autoscaler, size.decision
-    mode = Cause.UNKNOWN.value if size.is_blind else str(pool.spec.mode)
+    mode = ScalingCause.UNKNOWN.value if size.has_silent_brokers else str(pool.spec.mode)
     changes: dict[str, object] = {"mode": mode, "plan_peak": size.plan_peak}
     if decision is not None:
-        changes = _decided(decision, size)
+        changes = _decision_fields(decision, size)
     if size.desired != pool.status.desired:
         changes["last_scale_time"] = rfc3339(now.wall_s)
-        changes["last_reason"] = _why(pool, size)
+        changes["last_reason"] = _reason_text(pool, size)
     kept = (
         before
         if decision is not None
@@ -50,7 +50,7 @@ def autoscaler(pool: EnvPool, size: Size, now: Moment) -> AutoscalerStatus:
     return kept.model_copy(update=changes)
 
 
-def provision(size: Size) -> ProvisionStatus | None:
+def provision_status(size: PoolSize) -> ProvisionStatus | None:
     """Provisioning times of hosts; None while they are assumed."""
     if not size.samples:
         return None
@@ -60,8 +60,8 @@ def provision(size: Size) -> ProvisionStatus | None:
     )
 
 
-def _decided(decision: PoolDecision, size: Size) -> dict[str, object]:
-    if decision.cause is Cause.UNKNOWN:
+def _decision_fields(decision: PoolDecision, size: PoolSize) -> dict[str, object]:
+    if decision.cause is ScalingCause.UNKNOWN:
         return {"mode": decision.cause.value}
     return {
         "mode": decision.cause.value,
@@ -74,19 +74,19 @@ def _decided(decision: PoolDecision, size: Size) -> dict[str, object]:
     }
 
 
-def _why(pool: EnvPool, size: Size) -> str:
+def _reason_text(pool: EnvPool, size: PoolSize) -> str:
     decision = size.decision
     words = f"{pool.status.desired} to {size.desired}: "
     if decision is None:
         return words + "spec.replicas"
     match decision.cause:
-        case Cause.PLANNED:
+        case ScalingCause.PLANNED:
             return words + f"plans ask for {decision.plan_peak:.0f} slots"
-        case Cause.SCHEDULED:
+        case ScalingCause.SCHEDULED:
             return words + "the schedule"
-        case Cause.PANIC:
+        case ScalingCause.PANIC:
             return words + f"a burst of {decision.panicked:.0f} slots"
-        case Cause.STABLE:
+        case ScalingCause.STABLE:
             return words + f"{decision.stable:.1f} slots were in demand"
-        case Cause.UNKNOWN:
+        case ScalingCause.UNKNOWN:
             return words + "brokers are silent"

@@ -10,32 +10,32 @@ from etude.common.api.pool.autoscaling import ScheduleEntry as GivenEntry
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.operator.pools.autoscaling.config import (
     LEAST_PANIC_S,
-    Autoscaling,
-    Costs,
     Mode,
-    PoolConfig,
-    Predictive,
+    PoolScalingConfig,
+    PredictiveParameters,
     Refill,
     ScaleToZero,
+    ScalingCosts,
+    ScalingParameters,
     ScheduleEntry,
     ZeroMode,
 )
 
 MOST_REPLICAS = 10_000
-REACTIVE = Autoscaling(mode=Mode.REACTIVE)
-UNPLANNED = Autoscaling(max_scale_up_rate=1_000.0, scale_down_delay_s=30.0)
+REACTIVE = ScalingParameters(mode=Mode.REACTIVE)
+UNPLANNED = ScalingParameters(max_scale_up_rate=1_000.0, scale_down_delay_s=30.0)
 """Defaults of mode Predictive without a usable plan: a run's first waves come without one."""
-PLANNED = Autoscaling(
+PLANNED = ScalingParameters(
     target_utilization_percent=100.0,
     stable_window_s=30.0,
     max_scale_up_rate=1_000.0,
     scale_down_delay_s=15.0,
-    predictive=Predictive(service_level_percent=80.0),
+    predictive=PredictiveParameters(service_level_percent=80.0),
 )
 """Defaults of mode Predictive while all demand is planned: delays may be short."""
 
 
-def pool_config(spec: EnvPoolSpec) -> PoolConfig:
+def pool_config(spec: EnvPoolSpec) -> PoolScalingConfig:
     """The autoscaler settings of a pool that sizes itself.
 
     Raises:
@@ -45,7 +45,7 @@ def pool_config(spec: EnvPoolSpec) -> PoolConfig:
     if given is None or spec.max_replicas is None or not spec.is_sized_for_demand:
         raise ValueError(f"a pool in mode {spec.mode} does not size itself")
     is_planning = given.mode is ScalingMode.PREDICTIVE
-    return PoolConfig(
+    return PoolScalingConfig(
         max_replicas=spec.max_replicas,
         slots_per_replica=spec.slots_per_replica,
         min_idle=spec.min_idle or 0,
@@ -55,14 +55,14 @@ def pool_config(spec: EnvPoolSpec) -> PoolConfig:
     )
 
 
-def planning_config(spec: EnvPoolSpec) -> PoolConfig:
+def planning_config(spec: EnvPoolSpec) -> PoolScalingConfig:
     """The settings by which plans are read for a pool that an external autoscaler sizes."""
     most = spec.max_replicas or MOST_REPLICAS
     slots = spec.slots_per_replica
-    return PoolConfig(max_replicas=most, slots_per_replica=slots, autoscaling=PLANNED)
+    return PoolScalingConfig(max_replicas=most, slots_per_replica=slots, autoscaling=PLANNED)
 
 
-def problems(spec: EnvPoolSpec, *, at: str) -> Iterator[str]:
+def schedule_problems(spec: EnvPoolSpec, *, at: str) -> Iterator[str]:
     """Problems of a schedule that no schema can express, each with its field and fix."""
     for place, entry in enumerate(spec.autoscaling.schedule if spec.autoscaling else ()):
         found = cron.problem(entry.cron, entry.time_zone)
@@ -71,22 +71,24 @@ def problems(spec: EnvPoolSpec, *, at: str) -> Iterator[str]:
             yield f"{which}: {found.what}: {found.fix}"
 
 
-def _autoscaling(given: Given, usual: Autoscaling) -> Autoscaling:
+def _autoscaling(given: Given, usual: ScalingParameters) -> ScalingParameters:
     zero, refill = given.scale_to_zero, given.refill
-    stable_s = _or(given.stable_window_seconds, usual.stable_window_s)
-    panic_percent = _or(given.panic_window_percent, usual.panic_window_percent)
-    return Autoscaling(
+    stable_s = _or_default(given.stable_window_seconds, usual.stable_window_s)
+    panic_percent = _or_default(given.panic_window_percent, usual.panic_window_percent)
+    return ScalingParameters(
         mode=Mode(given.mode.value),
-        target_utilization_percent=_or(
+        target_utilization_percent=_or_default(
             given.target_utilization_percent, usual.target_utilization_percent
         ),
         stable_window_s=stable_s,
         # A share of 60 s was admitted: of the 30 s of a pool with a plan it may be too short.
         panic_window_percent=max(panic_percent, 100 * LEAST_PANIC_S / stable_s),
-        panic_threshold_percent=_or(given.panic_threshold_percent, usual.panic_threshold_percent),
-        max_scale_up_rate=_or(given.max_scale_up_rate, usual.max_scale_up_rate),
-        max_scale_down_rate=_or(given.max_scale_down_rate, usual.max_scale_down_rate),
-        scale_down_delay_s=_or(given.scale_down_delay_seconds, usual.scale_down_delay_s),
+        panic_threshold_percent=_or_default(
+            given.panic_threshold_percent, usual.panic_threshold_percent
+        ),
+        max_scale_up_rate=_or_default(given.max_scale_up_rate, usual.max_scale_up_rate),
+        max_scale_down_rate=_or_default(given.max_scale_down_rate, usual.max_scale_down_rate),
+        scale_down_delay_s=_or_default(given.scale_down_delay_seconds, usual.scale_down_delay_s),
         burst_capacity=given.burst_capacity or 0,
         scale_to_zero=ScaleToZero()
         if zero is None
@@ -105,13 +107,13 @@ def _entry(entry: GivenEntry) -> ScheduleEntry:
     return ScheduleEntry(cron=entry.cron, min_idle=entry.min_idle, time_zone=entry.time_zone)
 
 
-def _predictive(given: PredictiveScaling) -> Predictive:
+def _predictive(given: PredictiveScaling) -> PredictiveParameters:
     costs = given.costs
-    return Predictive(
+    return PredictiveParameters(
         service_level_percent=float(given.service_level_percent),
         costs=None
         if costs is None
-        else Costs(
+        else ScalingCosts(
             gpu_second=number(costs.gpu_second), sandbox_second=number(costs.sandbox_second)
         ),
         max_horizon_s=float(given.max_horizon_seconds),
@@ -119,5 +121,5 @@ def _predictive(given: PredictiveScaling) -> Predictive:
     )
 
 
-def _or(given: int | None, usual: float) -> float:
+def _or_default(given: int | None, usual: float) -> float:
     return usual if given is None else float(given)

@@ -9,11 +9,11 @@ from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import is_true
-from etude.operator.pools.autoscaling.values import Cause
-from etude.operator.pools.observe import SeenPool
-from etude.operator.pools.observed import staying
-from etude.operator.pools.scale_status import autoscaler, provision, scale_facts
-from etude.operator.pools.size import Size, asked_for
+from etude.operator.pools.autoscaling.values import ScalingCause
+from etude.operator.pools.observe import ObservedPool
+from etude.operator.pools.observed import staying_hosts
+from etude.operator.pools.scale_status import autoscaler_status, provision_status, scale_facts
+from etude.operator.pools.size import PoolSize, requested_size
 from etude.operator.reasons import Reason
 from etude.v1 import environments_pb2
 
@@ -23,10 +23,10 @@ ISOLATION = {
     environments_pb2.ISOLATION_STRONG: "Strong",
 }
 
-NAMED = 10
+MAX_NAMED = 10
 """Most hosts that a message names."""
 
-UNSERVED: Mapping[str, object] = {
+NO_BROKER: Mapping[str, object] = {
     "slots": Slots(),
     "leases": None,
     "driver": "",
@@ -35,7 +35,9 @@ UNSERVED: Mapping[str, object] = {
 """Figures of a pool without a ready broker: the last ones are out of date."""
 
 
-def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> EnvPoolStatus:
+def pool_status(
+    pool: EnvPool, seen: ObservedPool, now: Moment, problem: Fact | None
+) -> EnvPoolStatus:
     """The whole status of a pool.
 
     Args:
@@ -45,8 +47,8 @@ def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> 
         problem: of the pool itself, for which nothing is created then. After a rejection by the
             cluster (`seen.problem`) the existing children go on.
     """
-    there = staying(seen.nodes)
-    size = seen.size or asked_for(pool, seen.nodes, seen.report)
+    there = staying_hosts(seen.hosts)
+    size = seen.size or requested_size(pool, seen.hosts, seen.report)
     ready = sum(is_true(node, "Ready") for node in there)
     accepted = problem or seen.problem or yes("Accepted", Reason.ACCEPTED)
     available = _available(pool, seen, size, problem)
@@ -57,13 +59,13 @@ def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> 
         "ready_replicas": ready,
         "desired": size.desired,
         "creating": len(there) - ready,
-        "terminating": len(seen.nodes) - len(there),
-        "unschedulable": len(size.findings.unplaced),
+        "terminating": len(seen.hosts) - len(there),
+        "unschedulable": len(size.findings.unschedulable),
         "quarantined": len(size.findings.quarantined),
         "draining": len(size.retiring),
-        "autoscaler": autoscaler(pool, size, now),
+        "autoscaler": autoscaler_status(pool, size, now),
         # The figure of an earlier operator holds until hosts are created again.
-        "provision": provision(size) or pool.status.provision,
+        "provision": provision_status(size) or pool.status.provision,
         "selector": f"{names.POOL}={pool.metadata.name},{names.ROLE}={names.NODE}",
         "conditions": conditions(
             found,
@@ -74,13 +76,13 @@ def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> 
         "phase": _phase(found, size, ready),
     }
     if not _is_served(seen):
-        changes |= UNSERVED
+        changes |= NO_BROKER
     elif seen.report.newest is not None:
         changes |= _reported(seen.report.newest)
     return pool.status.model_copy(update=changes)
 
 
-def _is_served(seen: SeenPool) -> bool:
+def _is_served(seen: ObservedPool) -> bool:
     return any(is_true(pod, "Ready") for pod in seen.brokers)
 
 
@@ -104,7 +106,7 @@ def _reported(newest: environments_pb2.WatchPoolResponse) -> dict[str, object]:
     }
 
 
-def _available(pool: EnvPool, seen: SeenPool, size: Size, problem: Fact | None) -> Fact:
+def _available(pool: EnvPool, seen: ObservedPool, size: PoolSize, problem: Fact | None) -> Fact:
     if problem is not None:
         return no("Available", problem.reason, problem.message)
     if pool.spec.is_released:
@@ -114,22 +116,22 @@ def _available(pool: EnvPool, seen: SeenPool, size: Size, problem: Fact | None) 
     if up < count:
         words = "the broker is not ready" if count == 1 else f"{up} of {count} brokers are ready"
         return no("Available", Reason.BROKER_NOT_READY, words)
-    if any(is_true(node, "Ready") for node in staying(seen.nodes)):
+    if any(is_true(node, "Ready") for node in staying_hosts(seen.hosts)):
         return yes("Available", Reason.NODES_READY)
-    if not size.desired and _is_heard(pool, seen):
+    if not size.desired and _all_brokers_report(pool, seen):
         # A client that waits for a host before its first request would wait for ever.
         return yes("Available", Reason.SCALED_TO_ZERO, "the first request starts a host")
-    words = pod_failures.unschedulable(seen.nodes) or "no host is ready"
+    words = pod_failures.unschedulable(seen.hosts) or "no host is ready"
     return no("Available", Reason.POOL_WARMING, words)
 
 
-def _is_heard(pool: EnvPool, seen: SeenPool) -> bool:
+def _all_brokers_report(pool: EnvPool, seen: ObservedPool) -> bool:
     """Every broker reports, so a request would be observed."""
     return len(seen.report.said) >= pool.spec.brokers
 
 
-def _scheduled(seen: SeenPool) -> Fact:
-    words = pod_failures.unschedulable(staying(seen.nodes))
+def _scheduled(seen: ObservedPool) -> Fact:
+    words = pod_failures.unschedulable(staying_hosts(seen.hosts))
     return (
         no("Scheduled", Reason.UNSCHEDULABLE, words)
         if words
@@ -137,8 +139,8 @@ def _scheduled(seen: SeenPool) -> Fact:
     )
 
 
-def _degraded(seen: SeenPool, size: Size) -> Fact:
-    pods = [*seen.brokers, *seen.edges, *seen.nodes]
+def _degraded(seen: ObservedPool, size: PoolSize) -> Fact:
+    pods = [*seen.brokers, *seen.api_pods, *seen.hosts]
     words = pod_failures.trouble(pods, pod_failures.PULL_FAILURES)
     if words:
         return yes("Degraded", Reason.IMAGE_PULL_FAILED, words)
@@ -146,20 +148,20 @@ def _degraded(seen: SeenPool, size: Size) -> Fact:
     if words:
         refused = any(
             failure.exit_code in pod_failures.CONFIGURATION_EXITS
-            for failure in pod_failures.failures(names.NODE, seen.nodes)
+            for failure in pod_failures.failures(names.NODE, seen.hosts)
         )
         reason = Reason.DRIVER_UNAVAILABLE if refused else Reason.CRASH_LOOPING
         return yes("Degraded", reason, words)
     kept = size.findings.quarantined
     if kept:
-        words = f"unhealthy hosts in quarantine: {', '.join(kept[:NAMED])}; see their logs"
+        words = f"unhealthy hosts in quarantine: {', '.join(kept[:MAX_NAMED])}; see their logs"
         return yes("Degraded", Reason.NODES_QUARANTINED, words)
     return no("Degraded", Reason.HEALTHY)
 
 
-def _phase(found: Sequence[Fact], size: Size, ready: int) -> str:
+def _phase(found: Sequence[Fact], size: PoolSize, ready: int) -> str:
     fact = {f.type: f for f in found}
-    is_panic = size.decision is not None and size.decision.cause is Cause.PANIC
+    is_panic = size.decision is not None and size.decision.cause is ScalingCause.PANIC
     words = (
         (not fact["Accepted"].holds and not fact["Available"].holds, "Pending"),
         (fact["Degraded"].holds, "Degraded"),

@@ -8,7 +8,7 @@ from etude.v1 import environments_pb2
 Said = environments_pb2.WatchPoolResponse
 
 
-def combined(said: Sequence[Said]) -> Said | None:
+def combine_reports(said: Sequence[Said]) -> Said | None:
     """One report for the whole pool; None before the first report of a broker.
 
     Brokers share the hosts: each counts the slots that the others have left it. Runs, leases and
@@ -42,7 +42,7 @@ def combined(said: Sequence[Said]) -> Said | None:
         lease_p50_seconds=max(each.lease_p50_seconds for each in said),
         lease_p95_seconds=max(each.lease_p95_seconds for each in said),
         first_starts=_first_starts(said),
-        leased_by_run=_by_run(said),
+        leased_by_run=_leases_by_run(said),
     )
 
 
@@ -57,7 +57,7 @@ def _first_starts(said: Sequence[Said]) -> list[environments_pb2.FirstStarts]:
     return [found[name] for name in sorted(found)]
 
 
-def _by_run(said: Sequence[Said]) -> dict[str, int]:
+def _leases_by_run(said: Sequence[Said]) -> dict[str, int]:
     """Leases by run; one broker reports a run, or two while the run moves between them."""
     found: Counter[str] = Counter()
     for each in said:

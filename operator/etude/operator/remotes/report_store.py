@@ -81,7 +81,7 @@ class PoolReport:
     @property
     def newest(self) -> environments_pb2.WatchPoolResponse | None:
         """All brokers' reports combined into one."""
-        return pool_figures.combined([self.said[place].said for place in sorted(self.said)])
+        return pool_figures.combine_reports([self.said[place].said for place in sorted(self.said)])
 
 
 @dataclass(slots=True)

@@ -28,12 +28,12 @@ from etude.operator.pools.acceptance import driver_problem
 from etude.operator.reasons import Reason
 from etude.operator.runs.capacity import idle_roles
 from etude.operator.runs.checkpoints import resume, start_weights
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 
 Parameters = Mapping[str, JsonValue]
 
 
-def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
+def run_problem(run: RLRun, seen: ObservedRun, platform: Platform) -> Fact | None:
     """The first finding against a run."""
     for need in apis.needs(run):
         missing = apis.problem(need, platform.integrations, seen.served)
@@ -42,12 +42,14 @@ def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
     without = cert_manager.problem(run, platform.tls, seen.served)
     if without is not None:
         return without
-    words = idle_roles.complaint(run)
+    words = idle_roles.idle_roles_problem(run)
     if words:
         return no(ACCEPTED, Reason.FIXED_ROLES_REQUIRED, words)
     for message in _wrong_parameters(run, platform):
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    words = start_weights.complaint(run, seen.model) or resume.complaint(run, seen.checkpoints)
+    words = start_weights.start_weights_problem(run, seen.model) or resume.resume_problem(
+        run, seen.checkpoints
+    )
     if words:
         return no(ACCEPTED, Reason.CHECKPOINT_NOT_READY, words)
     return next(_wrong_pools(run, seen, platform), None)
@@ -59,19 +61,19 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
     for index, phase in enumerate(run.spec.phases):
         if phase.algorithm is not None:
             at = f"spec.phases[{index}].algorithm.parameters"
-            yield from _refused(
+            yield from _check_parameters(
                 at, check_algorithm, phase.algorithm.name, phase.algorithm.parameters
             )
     rewards = run.spec.roles.rewards
     for index, part in enumerate(rewards.functions if rewards else ()):
         at = f"spec.roles.rewards.functions[{index}].parameters"
-        yield from _refused(at, check_function, part.function, part.parameters)
-    yield from _uncounted(run)
+        yield from _check_parameters(at, check_function, part.function, part.parameters)
+    yield from _uncounted_budget(run)
     yield from _reserved_names(run)
     yield from _wrong_templates(run)
 
 
-def _refused(
+def _check_parameters(
     at: str, check: Callable[[str, Parameters], object], name: str, parameters: Parameters
 ) -> Iterator[str]:
     try:
@@ -80,18 +82,18 @@ def _refused(
         yield f"{at}: {error}"
 
 
-def _uncounted(run: RLRun) -> Iterator[str]:
+def _uncounted_budget(run: RLRun) -> Iterator[str]:
     """Budgets that would never be spent; a run that has started is not stopped by one."""
     if run.status.resolved is not None:
         return
-    for role in desired.roles(run):
+    for role in desired.pods_by_role(run):
         spec = desired.role_spec(run, role)
         if run.spec.budget.gpu_hours and spec.resource_claims and not spec.gpus_per_replica:
             yield f"spec.budget.gpuHours: {UNCOUNTED}, and roles.{role} has no others; {WAY_OUT}"
 
 
 def _reserved_names(run: RLRun) -> Iterator[str]:
-    for role in desired.roles(run):
+    for role in desired.pods_by_role(run):
         for item in desired.role_spec(run, role).env:
             if is_reserved(item.name):
                 yield f"spec.roles.{role}.env: {item.name} is set by the operator; remove it"
@@ -99,7 +101,7 @@ def _reserved_names(run: RLRun) -> Iterator[str]:
 
 def _wrong_templates(run: RLRun) -> Iterator[str]:
     """Pod templates that would override fields of the operator."""
-    for role in desired.roles(run):
+    for role in desired.pods_by_role(run):
         spec, at = desired.role_spec(run, role).pod_template.spec, f"spec.roles.{role}.podTemplate"
         for message in malformed(spec, role):
             yield f"{at}.spec.{message}"
@@ -110,7 +112,7 @@ def _wrong_templates(run: RLRun) -> Iterator[str]:
                 yield f"{at}.spec.containers: {name} is set by the operator; remove it"
 
 
-def _wrong_pools(run: RLRun, seen: Seen, platform: Platform) -> Iterator[Fact]:
+def _wrong_pools(run: RLRun, seen: ObservedRun, platform: Platform) -> Iterator[Fact]:
     for index, role in enumerate(run.spec.roles.environments):
         at = f"spec.roles.environments[{index}]"
         template = role.pool_template
@@ -135,12 +137,12 @@ def _wrong_pools(run: RLRun, seen: Seen, platform: Platform) -> Iterator[Fact]:
             yield no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
 
 
-def is_blind(run: RLRun, problem: Fact) -> bool:
+def lacks_workload_api(run: RLRun, problem: Fact) -> bool:
     """A started run depends on an API that the cluster does not serve."""
     return run.status.resolved is not None and apis.hides_pods(problem)
 
 
-def status(run: RLRun, problem: Fact, now: Moment) -> RLRunStatus:
+def status_without_api(run: RLRun, problem: Fact, now: Moment) -> RLRunStatus:
     """The last status with the condition about the missing API."""
     others = [c for c in run.status.conditions if c.type != problem.type]
     current = conditions(

@@ -20,19 +20,21 @@ from etude.operator.runs import status_figures
 from etude.operator.runs.capacity import disruptions, engine_count
 from etude.operator.runs.checkpoints import resume, start_weights
 from etude.operator.runs.lifecycle import holds, limits, transitions
-from etude.operator.runs.lifecycle.transitions import Undertaking
-from etude.operator.runs.observe import Seen
-from etude.operator.runs.status_figures import figures
+from etude.operator.runs.lifecycle.transitions import RunTransition
+from etude.operator.runs.observe import ObservedRun
+from etude.operator.runs.status_figures import observed_figures
 
 
-def started(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunStatus:
+def status_at_start(run: RLRun, seen: ObservedRun, platform: Platform, now: Moment) -> RLRunStatus:
     """The status of a run that is about to get its pods, first or again."""
-    status = accepted(run, seen, platform, now)
+    status = status_at_acceptance(run, seen, platform, now)
     active = ActiveTime(seconds=status.active.seconds, since=rfc3339(now.wall_s))
     return status.model_copy(update={"active": active})
 
 
-def accepted(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunStatus:
+def status_at_acceptance(
+    run: RLRun, seen: ObservedRun, platform: Platform, now: Moment
+) -> RLRunStatus:
     """The status of a run that is about to get its children."""
     status = run.status
     attempts = transitions.attempts_of(run)
@@ -45,12 +47,12 @@ def accepted(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunSt
             attempt=attempts.get(role, status.attempt),
             startup_seconds=took.get(role),
         )
-        for role, pods in desired.wanted(run).items()
+        for role, pods in desired.desired_pods(run).items()
     )
     return status.model_copy(
         update={
-            "resolved": _resolved(run, seen, platform),
-            "resumption": resume.decided(run, seen.checkpoints),
+            "resolved": _resolve(run, seen, platform),
+            "resumption": resume.decide_resumption(run, seen.checkpoints),
             "start_time": status.start_time or rfc3339(now.wall_s),
             "roles": roles,
             "phase": status.phase or "Pending",
@@ -58,21 +60,23 @@ def accepted(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunSt
     )
 
 
-def _resolved(run: RLRun, seen: Seen, platform: Platform) -> Resolved:
+def _resolve(run: RLRun, seen: ObservedRun, platform: Platform) -> Resolved:
     """Default images as at acceptance; the model as the spec names it now."""
     resolved = run.status.resolved or Resolved(images=dict(platform.images))
     if run.spec.model.checkpoint_ref is None:
         return resolved.model_copy(update={"model_uri": None})
     if seen.model is None or not seen.model.saved.uri:
         return resolved
-    return resolved.model_copy(update={"model_uri": start_weights.folder(seen.model)})
+    return resolved.model_copy(update={"model_uri": start_weights.model_folder(seen.model)})
 
 
-def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLRunStatus:
+def record_transition(
+    run: RLRun, seen: ObservedRun, next_up: RunTransition, now: Moment
+) -> RLRunStatus:
     """The status with the next intent, its failure and its restart counters."""
     intent = next_up.intent
     # The last figures of a controller that is about to go are written down with its end.
-    changes = figures(run, seen, now, is_running=True) | {"intent": intent}
+    changes = observed_figures(run, seen, now, is_running=True) | {"intent": intent}
     if next_up.failure is not None:
         changes["last_failure"] = next_up.failure
     if intent is not None and intent.type == "Restart":
@@ -80,57 +84,59 @@ def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLR
         changes |= {
             "attempt": intent.attempt,
             "roles": tuple(
-                _again(role, intent.attempt, seen) if role.name in again else role
+                _next_attempt(role, intent.attempt, seen) if role.name in again else role
                 for role in run.status.roles
             ),
-            "restarts": _counted(run.status, again),
+            "restarts": _count_restart(run.status, again),
         }
     if intent is not None:
-        changes["hold"] = holds.begun(intent) or run.status.hold
+        changes["hold"] = holds.hold_of(intent) or run.status.hold
     if intent is None and run.status.intent is not None and run.status.intent.type == "Release":
         # A run that its user resumed meanwhile gets pods next; those that it had are gone.
-        changes["active"] = _rested(run, now)
+        changes["active"] = _stopped_clock(run, now)
     if intent is not None and (intent.type, intent.reason) == ("Suspend", Reason.BY_USER):
-        changes["resumption"] = resume.forgotten(run.status.resumption)
+        changes["resumption"] = resume.reset_decision(run.status.resumption)
     return run.status.model_copy(update=changes)
 
 
-def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: bool) -> RLRun:
+def record_observation(
+    run: RLRun, seen: ObservedRun, now: Moment, *, is_running: bool, is_over: bool
+) -> RLRun:
     """The run with the observed state in its status; conditions are not yet updated."""
-    changes = figures(run, seen, now, is_running=is_running)
+    changes = observed_figures(run, seen, now, is_running=is_running)
     changes["observed_generation"] = run.metadata.generation
-    changes["restarts"] = disruptions.noted(_forgiven(run, seen), seen.pods)
-    changes["phases"] = status_figures.phases(run, seen.report.status, is_over=is_over)
-    changes["usage"] = limits.accounted(run, seen.pods, seen.sandboxes, now)
+    changes["restarts"] = disruptions.count_disruptions(_reset_restarts(run, seen), seen.pods)
+    changes["phases"] = status_figures.phase_statuses(run, seen.report.status, is_over=is_over)
+    changes["usage"] = limits.account_usage(run, seen.pods, seen.sandboxes, now)
     if is_running and run.status.engines is not None:
         # Only the baseline of the next decision moves here; it is written with the figures.
-        changes["engines"] = engine_count.decided(run, seen)
+        changes["engines"] = engine_count.decide_engines(run, seen)
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
-    if run.status.active.since is not None and (is_over or (not is_running and seen.is_gone)):
-        changes["active"] = _rested(run, now)
-    if run.spec.suspend and not is_running and seen.is_gone:
+    if run.status.active.since is not None and (is_over or (not is_running and seen.has_no_pods)):
+        changes["active"] = _stopped_clock(run, now)
+    if run.spec.suspend and not is_running and seen.has_no_pods:
         # The pods were gone before the user suspended the run.
-        changes["resumption"] = resume.forgotten(run.status.resumption)
+        changes["resumption"] = resume.reset_decision(run.status.resumption)
     if is_over:
         changes["intent"] = changes["hold"] = None
         changes["completion_time"] = run.status.completion_time or rfc3339(now.wall_s)
     return run.model_copy(update={"status": run.status.model_copy(update=changes)})
 
 
-def _rested(run: RLRun, now: Moment) -> ActiveTime:
+def _stopped_clock(run: RLRun, now: Moment) -> ActiveTime:
     """Active time of a run without pods: the clock is stopped."""
     return ActiveTime(seconds=limits.active_s(run, now.wall_s))
 
 
-def _again(role: RoleStatus, attempt: int, seen: Seen) -> RoleStatus:
+def _next_attempt(role: RoleStatus, attempt: int, seen: ObservedRun) -> RoleStatus:
     """A role at a new attempt; pods made before now are of the old one."""
     return role.model_copy(
-        update={"attempt": attempt, "ready": 0, "after": seen.newest_made(role.name)}
+        update={"attempt": attempt, "ready": 0, "after": seen.newest_pod_created(role.name)}
     )
 
 
-def _counted(status: RLRunStatus, roles: Sequence[str]) -> Restarts:
+def _count_restart(status: RLRunStatus, roles: Sequence[str]) -> Restarts:
     before = status.restarts
     return before.model_copy(
         update={
@@ -143,7 +149,7 @@ def _counted(status: RLRunStatus, roles: Sequence[str]) -> Restarts:
     )
 
 
-def _forgiven(run: RLRun, seen: Seen) -> Restarts:
+def _reset_restarts(run: RLRun, seen: ObservedRun) -> Restarts:
     """Restart counters, back at zero after enough clean steps."""
     restarts, report = run.status.restarts, seen.report.status
     if not restarts.counted or report is None or not seen.report.is_connected:

@@ -6,9 +6,9 @@ from etude.common.api.kinds import RLRun
 from etude.operator.actions import Moment
 from etude.operator.builders.run import Platform
 from etude.operator.conditions import Fact, holds
-from etude.operator.runs.capacity.kueue import Quota
+from etude.operator.runs.capacity.kueue import QuotaState
 from etude.operator.runs.lifecycle.limits import SILENCE_LIMIT_S
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 
@@ -18,14 +18,14 @@ class RunContext:
 
     run: RLRun
     """For the conditions with its new status, in which they are not yet updated."""
-    seen: Seen
+    seen: ObservedRun
     now: Moment
     platform: Platform
     problem: Fact | None
     """Problem of the run itself; its children are left alone until that is fixed."""
     is_running: bool
     """The run should hold pods."""
-    quota: Quota | None = None
+    quota: QuotaState | None = None
     """Quota state of a run that should hold pods; None for any other."""
     ending: Fact | None = None
     """Complete or Failed, once the run is over."""

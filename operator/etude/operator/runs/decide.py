@@ -26,20 +26,20 @@ from etude.operator.manifests import (
 from etude.operator.runs import acceptance, bookkeeping
 from etude.operator.runs import status as run_status
 from etude.operator.runs.capacity import disruptions, engine_count, gangs, idle_roles, kueue
-from etude.operator.runs.capacity.disruptions import replacements
+from etude.operator.runs.capacity.disruptions import replace_old_pods
 from etude.operator.runs.checkpoints import registry
 from etude.operator.runs.context import RunContext
 from etude.operator.runs.lifecycle import cleanup, commands, holds, intents, limits, transitions
-from etude.operator.runs.observe import Seen, asks_for_pods
+from etude.operator.runs.observe import ObservedRun, asks_for_pods
 
-WATCHFUL_S = 5.0
+POLL_S = 5.0
 """Time between two passes while a change is awaited that no event announces."""
 
-INSTALL_S = 30.0
+RECHECK_S = 30.0
 """Time between two passes that wait for an installation or for quota."""
 
 
-def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[RLRunStatus]:
+def decide(run: RLRun, seen: ObservedRun, now: Moment, platform: Platform) -> Decision[RLRunStatus]:
     """One pass over one run. No I/O, no clock.
 
     An intent is either recorded or carried out, never both in one pass: after a crash in between
@@ -48,34 +48,36 @@ def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[
     if run.metadata.deletion_timestamp:
         return Decision(status=run.status.model_copy(update={"phase": "Terminating"}))
     problem = acceptance.run_problem(run, seen, platform)
-    if problem is not None and acceptance.is_blind(run, problem):
-        return Decision(status=acceptance.status(run, problem, now), requeue_after_s=INSTALL_S)
-    said = kueue.quota(run, seen)
+    if problem is not None and acceptance.lacks_workload_api(run, problem):
+        return Decision(
+            status=acceptance.status_without_api(run, problem, now), requeue_after_s=RECHECK_S
+        )
+    said = kueue.quota_state(run, seen)
     context = RunContext(
         run=run,
         seen=seen,
         now=now,
         platform=platform,
         problem=problem,
-        is_running=_is_wanted(run) and said.allows_pods,
-        quota=said if _is_wanted(run) else None,
+        is_running=_wants_pods(run) and said.allows_pods,
+        quota=said if _wants_pods(run) else None,
     )
-    ending = run_status.ending_of(run) or _fulfilled(run, seen)
+    ending = run_status.recorded_end(run) or _reached_end(run, seen)
     if ending is not None:
-        return _over(context, ending)
-    recorded = _recorded(context)
+        return _decide_finished(context, ending)
+    recorded = _status_to_record(context)
     if recorded is not None:
         return Decision(status=recorded, requeue_after_s=0.0)
     status = _status(context)
     return Decision(
         status=status,
         actions=tuple(_actions(context)),
-        requeue_after_s=_look_again_s(context),
-        is_passing=_is_coming_up(context, status),
+        requeue_after_s=_requeue_after_s(context),
+        is_passing=_is_starting(context, status),
     )
 
 
-def _is_coming_up(context: RunContext, status: RLRunStatus) -> bool:
+def _is_starting(context: RunContext, status: RLRunStatus) -> bool:
     """The run starts: it is accepted and not Ready yet."""
     run = context.run
     return (
@@ -86,13 +88,13 @@ def _is_coming_up(context: RunContext, status: RLRunStatus) -> bool:
     )
 
 
-def _is_wanted(run: RLRun) -> bool:
+def _wants_pods(run: RLRun) -> bool:
     """The recorded intent and spec ask for pods."""
-    if run_status.ending_of(run) is not None:
+    if run_status.recorded_end(run) is not None:
         return False
     intent = run.status.intent
     if intent is None:
-        return holds.asks_for_pods(run)
+        return holds.wants_pods(run)
     match intent.type:
         case "Suspend" | "Restart" | "Salvage":
             return True
@@ -100,7 +102,7 @@ def _is_wanted(run: RLRun) -> bool:
             return False
 
 
-def _fulfilled(run: RLRun, seen: Seen) -> Fact | None:
+def _reached_end(run: RLRun, seen: ObservedRun) -> Fact | None:
     """The end of the run, once its pods are released; None before that."""
     intent = run.status.intent
     if intent is None or intent.type not in {"Fail", "Complete"} or not seen.is_released:
@@ -109,48 +111,48 @@ def _fulfilled(run: RLRun, seen: Seen) -> Fact | None:
     return Fact(kind, holds=True, reason=intent.reason, message=intent.message)
 
 
-def _over(context: RunContext, ending: Fact) -> Decision[RLRunStatus]:
+def _decide_finished(context: RunContext, ending: Fact) -> Decision[RLRunStatus]:
     context = replace(context, problem=None, is_running=False, quota=None, ending=ending)
     run, seen, now = context.run, context.seen, context.now
     actions = (
-        *registry.happenings(run, seen),
+        *registry.handle_reports(run, seen),
         *_children(context),
-        *disruptions.hurried(seen.pods),
-        *kueue.told(run, seen, now, ending),
-        *cleanup.deletions(run, seen, ending.type, now),
+        *disruptions.hurry_starting_pods(seen.pods),
+        *kueue.workload_updates(run, seen, now, ending),
+        *cleanup.due_deletions(run, seen, ending.type, now),
     )
-    again_s = cleanup.next_s(run, ending.type, now)
+    again_s = cleanup.next_deletion_s(run, ending.type, now)
     return Decision(status=_status(context), actions=actions, requeue_after_s=again_s)
 
 
-def _recorded(context: RunContext) -> RLRunStatus | None:
+def _status_to_record(context: RunContext) -> RLRunStatus | None:
     """The status with a decision that must be recorded first; None if there is none."""
     run, now = context.run, context.now
     if context.problem is not None and run.status.resolved is None:
         return None
-    next_up = intents.undertaking(run, context.seen, now)
+    next_up = intents.next_transition(run, context.seen, now)
     if next_up.intent != run.status.intent:
-        return bookkeeping.undertaken(run, context.seen, next_up, now)
-    if holds.kept(run, now) != run.status.hold:
+        return bookkeeping.record_transition(run, context.seen, next_up, now)
+    if holds.current_hold(run, now) != run.status.hold:
         return run.status.model_copy(update={"hold": None})
-    count = engine_count.decided(run, context.seen)
-    if context.is_running and engine_count.is_another(count, run.status.engines):
+    count = engine_count.decide_engines(run, context.seen)
+    if context.is_running and engine_count.is_changed(count, run.status.engines):
         return run.status.model_copy(update={"engines": count})
-    released = idle_roles.decided(run, context.seen, now)
+    released = idle_roles.decide_released(run, context.seen, now)
     if context.is_running and released != run.status.released:
         return run.status.model_copy(update={"released": released})
-    return _begun(context)
+    return _status_before_start(context)
 
 
-def _begun(context: RunContext) -> RLRunStatus | None:
+def _status_before_start(context: RunContext) -> RLRunStatus | None:
     """The status of a run that is about to get pods or to be queued; None if it is recorded."""
     run, now = context.run, context.now
     if context.problem is not None:
         return None
     if context.is_running and run.status.active.since is None:
-        return bookkeeping.started(run, context.seen, context.platform, now)
+        return bookkeeping.status_at_start(run, context.seen, context.platform, now)
     if context.is_queued:
-        accepted = bookkeeping.accepted(run, context.seen, context.platform, now)
+        accepted = bookkeeping.status_at_acceptance(run, context.seen, context.platform, now)
         is_known = (accepted.resolved, accepted.resumption) == (
             run.status.resolved,
             run.status.resumption,
@@ -160,25 +162,25 @@ def _begun(context: RunContext) -> RLRunStatus | None:
 
 
 def _status(context: RunContext) -> RLRunStatus:
-    run = bookkeeping.observed(
+    run = bookkeeping.record_observation(
         context.run,
         context.seen,
         context.now,
         is_running=context.is_running,
         is_over=context.ending is not None,
     )
-    return run_status.concluded(replace(context, run=run))
+    return run_status.with_conditions(replace(context, run=run))
 
 
 def _actions(context: RunContext) -> Iterator[Action]:
-    yield from registry.happenings(context.run, context.seen)
+    yield from registry.handle_reports(context.run, context.seen)
     if context.problem is None or not context.is_running:
         yield from _children(context)
-    yield from kueue.told(context.run, context.seen, context.now, None)
-    yield from replacements(context.run, context.seen)
-    yield from disruptions.hurried(context.seen.pods)
-    yield from commands.orders(context.run, context.seen)
-    yield from registry.retirements(context.run, context.seen)
+    yield from kueue.workload_updates(context.run, context.seen, context.now, None)
+    yield from replace_old_pods(context.run, context.seen)
+    yield from disruptions.hurry_starting_pods(context.seen.pods)
+    yield from commands.due_commands(context.run, context.seen)
+    yield from registry.retire_superseded(context.run, context.seen)
 
 
 def _children(context: RunContext) -> Iterator[Action]:
@@ -191,47 +193,47 @@ def _children(context: RunContext) -> Iterator[Action]:
         images=resolved.images,
         attempts=transitions.attempts_of(run),
         brokers={name: pool.spec.brokers for name, pool in context.seen.pools.items()},
-        engines=engine_count.kept(run, context.seen),
+        engines=engine_count.surplus_engines(run, context.seen),
         is_running=context.is_running,
         is_queued=context.is_queued,
-        has_place=kueue.has_place(run, context.seen, is_wanted=not context.is_resting),
-        priority=kueue.priority(run, context.seen),
+        has_workload=kueue.needs_workload(run, context.seen, is_wanted=not context.is_resting),
+        priority=kueue.queue_priority(run, context.seen),
         flavors=context.quota.flavors if context.quota is not None else {},
     )
     made = desired.run_children(run, shape, context.platform)
     wanted = cert_manager.possible(made, context.seen.served)
     for manifest in wanted:
         live = context.seen.children.get(ref(manifest))
-        if live is not None and _clings(context, live):
+        if live is not None and _keeps_rejected_pods(context, live):
             yield Delete(ref=ref(live), uid=uid(live))
             continue
         is_missing = live is None and context.problem is None and not context.is_resting
-        if is_missing or (live is not None and not _is_as_made(live, manifest)):
+        if is_missing or (live is not None and not _is_up_to_date(live, manifest)):
             yield Apply(manifest=manifest, manager=names.RUN_FIELD_MANAGER)
     yield from cleanup.prune(run, context.seen, {ref(manifest) for manifest in wanted})
 
 
-def _clings(context: RunContext, live: Manifest) -> bool:
+def _keeps_rejected_pods(context: RunContext, live: Manifest) -> bool:
     """The child keeps pods of a run that should hold none, and the cluster rejects its change.
 
     A later policy may reject what was admitted once; its pods must not stay for ever.
     """
-    return not context.is_running and ref(live) in context.seen.refused and asks_for_pods(live)
+    return not context.is_running and ref(live) in context.seen.rejected and asks_for_pods(live)
 
 
-def _is_as_made(live: Manifest, manifest: Manifest) -> bool:
+def _is_up_to_date(live: Manifest, manifest: Manifest) -> bool:
     return manifest["kind"] in MADE_ONCE or is_applied(live, manifest)
 
 
-def _look_again_s(context: RunContext) -> float | None:
+def _requeue_after_s(context: RunContext) -> float | None:
     """Seconds after which time alone may change the decision; None if it cannot."""
     run, seen, now = context.run, context.seen, context.now
     waits: list[float] = []
     is_unsigned = cert_manager.is_absent(context.platform.tls, seen.served)
     if apis.is_missing(context.problem) or is_unsigned or context.is_queued:
-        waits.append(INSTALL_S)
+        waits.append(RECHECK_S)
     if run.status.intent is not None:
-        waits.append(WATCHFUL_S)
+        waits.append(POLL_S)
     if not context.is_running:
         return min(waits, default=None)
     waits += [*gangs.waits_s(run, seen, now), *idle_roles.waits_s(run, seen)]
@@ -243,7 +245,7 @@ def _look_again_s(context: RunContext) -> float | None:
     if seen.report.silent_since_s is not None:
         waits.append(seen.report.silent_since_s + limits.SILENCE_LIMIT_S - now.monotonic_s)
     waits += limits.deadlines_left_s(run, seen, now)
-    budget_s = limits.left_s(run, now)
+    budget_s = limits.budget_left_s(run, now)
     if budget_s is not None and budget_s != float("inf"):
         waits.append(budget_s)
     # A moment later than computed, so that the limit is crossed by then.

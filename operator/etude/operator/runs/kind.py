@@ -11,7 +11,7 @@ from etude.common.api.run.status import RLRunStatus
 from etude.common.api.schema import crd
 from etude.operator import metrics, names
 from etude.operator.actions import Decision
-from etude.operator.builders.addresses import address
+from etude.operator.builders.addresses import role_address
 from etude.operator.builders.run import Platform, RunShape, run_children
 from etude.operator.clock import seconds
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
@@ -75,10 +75,10 @@ class RunReconciler(KindReconciler[RLRun, RLRunStatus]):
         # A restarted operator asks for the reports after this position.
         reports.dealt_with(uid, Position(reported.epoch, reported.sequence))
         self._follow(run, manifest)
-        observed = observe.gather(
+        observed = observe.observe_run(
             self.context.cluster, reports, run, inputs.problem, inputs.rejected
         )
-        if run.spec.suspend and run.status.intent is None and observed.is_gone:
+        if run.spec.suspend and run.status.intent is None and observed.has_no_pods:
             reports.ended(uid)
         self._gauges.export(run)
         return decide.decide(run, observed, inputs.now, inputs.platform)
@@ -95,7 +95,7 @@ class RunReconciler(KindReconciler[RLRun, RLRunStatus]):
         self.context.followers.follow_ready_pod(
             ref(manifest),
             Peer(run.metadata.uid),
-            address(run, names.TRAINER),
+            role_address(run, names.TRAINER),
             of_attempt(controllers, attempt),
         )
 
@@ -111,7 +111,7 @@ def _references(run: Manifest) -> Iterator[Ref]:
         pool = (role.get("poolRef") or {}).get("name")
         if pool:
             yield Ref("EnvPool", namespace, pool)
-    for name in start_weights.names_in(run):
+    for name in start_weights.referenced_checkpoints(run):
         yield Ref("Checkpoint", namespace, name)
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.operator import names
 from etude.operator.builders import run as desired
-from etude.operator.checkpoints.status import is_ready, is_settled
+from etude.operator.checkpoints.status import is_ready, is_verification_over
 from etude.operator.conditions import Fact, holds
 from etude.operator.integrations import apis
 from etude.operator.kube.interface import Cluster
@@ -25,13 +25,13 @@ from etude.operator.manifests import (
     uid,
 )
 from etude.operator.remotes.report_store import ReportBook, RunReport
-from etude.operator.runs.capacity.plan_accuracy import mistrusted
+from etude.operator.runs.capacity.plan_accuracy import inaccurate_plans
 from etude.operator.runs.checkpoints import start_weights
-from etude.operator.runs.checkpoints.lineage import is_left
+from etude.operator.runs.checkpoints.lineage import is_off_lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ObservedRun:
     """Children, pods, pools, checkpoints and newest report of a run."""
 
     children: Mapping[Ref, Manifest] = field(default_factory=dict)
@@ -46,11 +46,11 @@ class Seen:
     """Requested checkpoints that are not written yet, oldest first."""
     model: Checkpoint | None = None
     """The Checkpoint of its start weights."""
-    named: frozenset[str] = frozenset()
+    start_sources: frozenset[str] = frozenset()
     """Checkpoints that runs of the namespace start from."""
     sandboxes: int = 0
     """Environments that it leases in all pools, by the brokers' newest reports."""
-    mistrusted: Mapping[str, float] = field(default_factory=dict)
+    plan_ratios: Mapping[str, float] = field(default_factory=dict)
     """Ratio of requested to planned environments, by the pools that ignore its plan."""
     report: RunReport = field(default_factory=RunReport)
     served: frozenset[str] = frozenset()
@@ -63,11 +63,11 @@ class Seen:
     """PriorityClasses by name, if the run is admitted by a Workload."""
     problem: Fact | None = None
     """The rejection that kept the last decision from being carried out."""
-    refused: frozenset[Ref] = frozenset()
+    rejected: frozenset[Ref] = frozenset()
     """Children whose change the cluster rejected."""
 
     @property
-    def sets(self) -> list[Manifest]:
+    def stateful_sets(self) -> list[Manifest]:
         """The role StatefulSets."""
         return [m for key, m in self.children.items() if key.kind == "StatefulSet"]
 
@@ -76,38 +76,38 @@ class Seen:
         """No child asks for pods."""
         return not any(map(asks_for_pods, self.children.values()))
 
-    def newest_made(self, role: str) -> str | None:
+    def newest_pod_created(self, role: str) -> str | None:
         """Creation time of the newest pod of a role, by the API server's clock.
 
         None where pods carry their attempt as a label.
         """
-        if any(labels(m).get(names.ROLE) == role for m in self.sets):
+        if any(labels(m).get(names.ROLE) == role for m in self.stateful_sets):
             return None
         made = (pod["metadata"].get("creationTimestamp") for pod in self.pods.get(role, ()))
         return max(filter(None, made), default=None)
 
     @property
-    def is_gone(self) -> bool:
+    def has_no_pods(self) -> bool:
         """No role pod is left."""
         return self.is_released and not any(self.pods.values())
 
     @property
-    def last_saved(self) -> list[Checkpoint]:
+    def last_saved_checkpoints(self) -> list[Checkpoint]:
         """Checkpoints of the step that was saved last; several if it was saved more than once.
 
         After a resume from an earlier one that is not the highest step. Checkpoints off the lineage
         may be of the same step, and do not count.
         """
-        saved = ((c.saved.branch, _made(c), c.saved.step) for c in self.checkpoints)
+        saved = ((c.saved.branch, _created_at(c), c.saved.step) for c in self.checkpoints)
         branch, _, step = max(saved, default=(0, "", 0))
         return [c for c in self.checkpoints if (c.saved.branch, c.saved.step) == (branch, step)]
 
     @property
     def has_saved(self) -> bool:
         """The last saved checkpoint has been verified, with either result."""
-        last = self.last_saved
+        last = self.last_saved_checkpoints
         return any(is_ready(c) for c in last) or all(
-            is_settled(c) or c.metadata.deletion_timestamp for c in last
+            is_verification_over(c) or c.metadata.deletion_timestamp for c in last
         )
 
     @property
@@ -115,7 +115,7 @@ class Seen:
         """Every reported checkpoint is registered as an object."""
         return all(h.checkpoint is None for h in self.report.happenings)
 
-    def ready(self, role: str, *, attempt: int) -> int:
+    def num_ready(self, role: str, *, attempt: int) -> int:
         """Pods of this attempt of a role that are Ready."""
         return sum(
             is_true(pod, "Ready")
@@ -132,22 +132,22 @@ def role_pods(cluster: Cluster, run: RLRun) -> dict[str, list[Manifest]]:
             pods = [p for p in cluster.owned(uid(workload)) if p["kind"] == "Pod"]
             found[labels(workload).get(names.ROLE, "")] = pods
         elif workload["kind"] in MADE_ONCE:
-            for pod in _below(cluster, workload):
+            for pod in _pods_below(cluster, workload):
                 role = labels(pod).get(names.ROLE, "")
-                found.setdefault(role, []).append(_of_its_attempt(pod, role, run))
+                found.setdefault(role, []).append(_with_attempt_label(pod, role, run))
     return found
 
 
-def _below(cluster: Cluster, owner: Manifest) -> Iterator[Manifest]:
+def _pods_below(cluster: Cluster, owner: Manifest) -> Iterator[Manifest]:
     """Pods that an object owns, directly or through Jobs."""
     for each in cluster.owned(uid(owner)):
         if each["kind"] == "Pod":
             yield each
         elif each["kind"] == "Job":
-            yield from _below(cluster, each)
+            yield from _pods_below(cluster, each)
 
 
-def _of_its_attempt(pod: Manifest, role: str, run: RLRun) -> Manifest:
+def _with_attempt_label(pod: Manifest, role: str, run: RLRun) -> Manifest:
     """The pod with an attempt label, which the template of a fixed workload cannot carry.
 
     A pod created after the present attempt was decided, by the API server's clock, belongs to it.
@@ -176,24 +176,24 @@ def asks_for_pods(child: Manifest) -> bool:
             return False
 
 
-def gather(
+def observe_run(
     cluster: Cluster,
     book: ReportBook,
     run: RLRun,
     problem: Fact | None,
     refused: frozenset[Ref] = frozenset(),
-) -> Seen:
+) -> ObservedRun:
     """Everything that a decision about this run depends on."""
     owned = cluster.owned(run.metadata.uid)
     children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
     every = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
-    found = [c for c in every if c is not None and _is_of(c, run)]
+    found = [c for c in every if c is not None and _names_run(c, run)]
     pools = _pools(cluster, run)
     by_hand = run.spec.scheduling.admission == "Workload"
     flavors = cluster.every("ResourceFlavor") if by_hand else ()
     classes = cluster.every("WorkloadPriorityClass") if by_hand else ()
     of_pods = cluster.every("PriorityClass") if by_hand else ()
-    return Seen(
+    return ObservedRun(
         children=children,
         flavors={m["metadata"]["name"]: m for m in flavors},
         priorities={m["metadata"]["name"]: m["value"] for m in classes},
@@ -201,12 +201,12 @@ def gather(
         pods=role_pods(cluster, run),
         pools=pools,
         model=_model(cluster, run),
-        named=_named(cluster, run, len(found)),
+        start_sources=_start_sources(cluster, run, len(found)),
         sandboxes=_sandboxes(book, run, pools.values()),
-        mistrusted=mistrusted(book, run.metadata.uid, pools.values()),
+        plan_ratios=inaccurate_plans(book, run.metadata.uid, pools.values()),
         checkpoints=sorted(
             (c for c in found if c.saved.uri),
-            key=lambda c: (not is_left(c, run.status.resumption), c.saved.step, is_ready(c)),
+            key=lambda c: (not is_off_lineage(c, run.status.resumption), c.saved.step, is_ready(c)),
             reverse=True,
         ),
         requests=sorted(
@@ -216,7 +216,7 @@ def gather(
         report=book.run(run.metadata.uid),
         served=cluster.served(apis.asked(apis.needs(run))),
         problem=problem,
-        refused=refused,
+        rejected=refused,
     )
 
 
@@ -233,11 +233,11 @@ def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
     return pools
 
 
-def _named(cluster: Cluster, run: RLRun, num_checkpoints: int) -> frozenset[str]:
+def _start_sources(cluster: Cluster, run: RLRun, num_checkpoints: int) -> frozenset[str]:
     """Checkpoints that retention must keep; looked up only once there are too many."""
     if num_checkpoints <= run.spec.checkpointing.keep_last:
         return frozenset()
-    return start_weights.named(cluster, run.metadata.namespace)
+    return start_weights.start_sources(cluster, run.metadata.namespace)
 
 
 def _model(cluster: Cluster, run: RLRun) -> Checkpoint | None:
@@ -262,13 +262,13 @@ def _checkpoint(manifest: Manifest) -> Checkpoint | None:
         return None
 
 
-def _is_of(checkpoint: Checkpoint, run: RLRun) -> bool:
+def _names_run(checkpoint: Checkpoint, run: RLRun) -> bool:
     """The checkpoint names the run; its owner references may be forged."""
     about = checkpoint.spec.run_ref
     return about is not None and about.name == run.metadata.name
 
 
-def _made(checkpoint: Checkpoint) -> str:
+def _created_at(checkpoint: Checkpoint) -> str:
     return checkpoint.metadata.creation_timestamp or ""
 
 

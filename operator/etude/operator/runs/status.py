@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import RLRunStatus, RoleStatus
 from etude.operator import names, pod_failures
-from etude.operator.checkpoints.status import is_corrupt, is_ready, ready_fact
+from etude.operator.checkpoints.status import is_corrupt, is_ready, ready_condition
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import Manifest
@@ -17,13 +17,13 @@ from etude.v1 import run_pb2
 
 State = run_pb2.RunState
 SUSPENDING = {"Suspend", "Release"}
-TOLD = {"Ready", "Progressing", "Degraded"}
+NEEDS_REPORT = {"Ready", "Progressing", "Degraded"}
 """Conditions that depend on the controller's report."""
 
 
-def concluded(context: RunContext) -> RLRunStatus:
+def with_conditions(context: RunContext) -> RLRunStatus:
     """The status with every condition, and the phase derived from them."""
-    found = facts(context)
+    found = condition_facts(context)
     return context.run.status.model_copy(
         update={
             "conditions": conditions(
@@ -37,7 +37,7 @@ def concluded(context: RunContext) -> RLRunStatus:
     )
 
 
-def facts(context: RunContext) -> list[Fact]:
+def condition_facts(context: RunContext) -> list[Fact]:
     """Every condition of the run; always all, so that none is left over."""
     found = [
         context.unaccepted or yes("Accepted", Reason.ACCEPTED),
@@ -51,24 +51,24 @@ def facts(context: RunContext) -> list[Fact]:
         _suspended(context),
         _stalled(context),
         _degraded(context),
-        *_endings(context),
+        *_end_conditions(context),
     ]
-    return [*_remembered(context, found)] if context.is_awaited else found
+    return [*_recall_unreported(context, found)] if context.is_awaited else found
 
 
-def _remembered(context: RunContext, found: Sequence[Fact]) -> Iterator[Fact]:
+def _recall_unreported(context: RunContext, found: Sequence[Fact]) -> Iterator[Fact]:
     """The facts, with the last recorded value of those that need the controller."""
     before = {each.type: each for each in context.run.status.conditions}
-    is_unheard = any(f == _unheard() for f in found)
+    is_unheard = any(f == _controller_unreachable() for f in found)
     for fact in found:
         known = before.get(fact.type)
-        if is_unheard and known is not None and fact.type in TOLD:
+        if is_unheard and known is not None and fact.type in NEEDS_REPORT:
             yield Fact(known.type, known.status == "True", known.reason, known.message)
         else:
             yield fact
 
 
-def _unheard() -> Fact:
+def _controller_unreachable() -> Fact:
     message = "the trainer's pod is ready, but its controller does not report: see the pod's log"
     return no("Ready", Reason.CONTROLLER_UNREACHABLE, message)
 
@@ -97,7 +97,7 @@ def phase(context: RunContext, found: Sequence[Fact]) -> str:
     return next((word for applies, word in words if applies), "Running")
 
 
-def _needed(context: RunContext) -> list[RoleStatus]:
+def _needed_roles(context: RunContext) -> list[RoleStatus]:
     """Roles that the active phase needs."""
     return [r for r in context.run.status.roles if r.name == names.TRAINER or context.samples_now]
 
@@ -108,7 +108,7 @@ def _are_pods_ready(context: RunContext) -> bool:
     least = {names.INFERENCE: engines.least} if engines is not None else {}
     return all(
         role.desired > 0 and role.ready >= min(role.desired, least.get(role.name, role.desired))
-        for role in _needed(context)
+        for role in _needed_roles(context)
     )
 
 
@@ -116,7 +116,7 @@ def _all_pods(context: RunContext) -> list[Manifest]:
     return [pod for pods in context.seen.pods.values() for pod in pods]
 
 
-def _resting(context: RunContext) -> str | None:
+def _release_reason(context: RunContext) -> str | None:
     """The reason for which the run holds no pods on purpose; None if it should hold some."""
     if context.ending is not None:
         return Reason.FINISHED
@@ -132,25 +132,25 @@ def _is_queued(context: RunContext) -> bool:
 def _quota_reserved(context: RunContext) -> Fact:
     if context.quota is not None:
         return context.quota.fact
-    return no("QuotaReserved", _resting(context) or Reason.SUSPENDED)
+    return no("QuotaReserved", _release_reason(context) or Reason.SUSPENDED)
 
 
 def _pods_scheduled(context: RunContext) -> Fact:
-    resting = _resting(context)
+    resting = _release_reason(context)
     if resting is not None:
         return no("PodsScheduled", resting)
-    gang = gangs.wait(context.run, context.seen, context.now)
+    gang = gangs.gang_wait(context.run, context.seen, context.now)
     if gang is not None and gang.left_s <= 0:
-        return no("PodsScheduled", Reason.GANG_TIMEOUT, gang.words)
-    if gang is not None and gang.is_refused:
-        return no("PodsScheduled", Reason.UNSCHEDULABLE, gang.words)
+        return no("PodsScheduled", Reason.GANG_TIMEOUT, gang.message)
+    if gang is not None and gang.is_unschedulable:
+        return no("PodsScheduled", Reason.UNSCHEDULABLE, gang.message)
     words = pod_failures.unschedulable(_all_pods(context))
     reason = Reason.UNSCHEDULABLE if words else Reason.SCHEDULED
     return Fact("PodsScheduled", holds=not words, reason=reason, message=words)
 
 
 def _roles_ready(context: RunContext) -> Fact:
-    resting = _resting(context)
+    resting = _release_reason(context)
     if resting is not None:
         return no("RolesReady", resting)
     if _are_pods_ready(context):
@@ -163,12 +163,14 @@ def _roles_ready(context: RunContext) -> Fact:
         words = pod_failures.trouble(pods, reasons)
         if words:
             return no("RolesReady", reason, words)
-    missing = ", ".join(r.name for r in _needed(context) if r.ready < r.desired or not r.desired)
+    missing = ", ".join(
+        r.name for r in _needed_roles(context) if r.ready < r.desired or not r.desired
+    )
     return no("RolesReady", Reason.PODS_NOT_READY, f"{missing} not ready")
 
 
 def _environments_ready(context: RunContext) -> Fact:
-    resting = _resting(context)
+    resting = _release_reason(context)
     if resting is not None:
         return no("EnvironmentsReady", resting)
     if not context.run.status.environments:
@@ -190,12 +192,12 @@ def _ready(context: RunContext) -> Fact:
         if fact is not None and not fact.holds:
             return no("Ready", fact.reason, fact.message)
     if not context.has_connection:
-        return _unheard()
+        return _controller_unreachable()
     return yes("Ready", Reason.CONTROLLER_CONNECTED)
 
 
 def _progressing(context: RunContext) -> Fact:
-    resting = _resting(context)
+    resting = _release_reason(context)
     if resting is not None or context.unaccepted is not None:
         return no("Progressing", resting or Reason.WAITING_FOR_ROLES)
     report = context.report
@@ -232,7 +234,7 @@ def _checkpoint_healthy(context: RunContext) -> Fact:
     if is_corrupt(newest):
         message = f"{newest.metadata.name} does not match its manifest; an older one is used"
         return no("CheckpointHealthy", Reason.CORRUPT, message)
-    found = ready_fact(newest)
+    found = ready_condition(newest)
     if found is not None and found.reason == Reason.STORAGE_UNAVAILABLE:
         message = f"{newest.metadata.name}: {found.message}"
         return no("CheckpointHealthy", Reason.STORAGE_UNAVAILABLE, message)
@@ -245,10 +247,10 @@ def _suspended(context: RunContext) -> Fact:
         return no("Suspended", Reason.FINISHED)
     if intent is not None and intent.type in SUSPENDING:
         return no("Suspended", Reason.SUSPENDING, "a checkpoint is written, then pods are released")
-    if context.run.spec.suspend and context.seen.is_gone:
+    if context.run.spec.suspend and context.seen.has_no_pods:
         return yes("Suspended", Reason.BY_USER, "spec.suspend is true")
     hold = context.run.status.hold
-    if hold is not None and context.seen.is_gone:
+    if hold is not None and context.seen.has_no_pods:
         return yes("Suspended", hold.reason, hold.message)
     return no("Suspended", Reason.NOT_SUSPENDED)
 
@@ -276,12 +278,16 @@ def _degraded(context: RunContext) -> Fact:
         last = context.run.status.last_failure
         message = f"{last.pod or last.role}: {last.message}" if last else ""
         return yes("Degraded", Reason.ROLE_FAILED, message)
-    if context.is_running and context.seen.mistrusted:
-        return yes("Degraded", Reason.PLAN_UNRELIABLE, plan_accuracy.words(context.seen.mistrusted))
+    if context.is_running and context.seen.plan_ratios:
+        return yes(
+            "Degraded",
+            Reason.PLAN_UNRELIABLE,
+            plan_accuracy.describe_inaccuracy(context.seen.plan_ratios),
+        )
     return no("Degraded", Reason.HEALTHY)
 
 
-def _endings(context: RunContext) -> list[Fact]:
+def _end_conditions(context: RunContext) -> list[Fact]:
     return [
         context.ending
         if context.ending is not None and context.ending.type == kind
@@ -290,7 +296,7 @@ def _endings(context: RunContext) -> list[Fact]:
     ]
 
 
-def ending_of(run: RLRun) -> Fact | None:
+def recorded_end(run: RLRun) -> Fact | None:
     """The recorded Complete or Failed condition; either is final."""
     for condition in run.status.conditions:
         if condition.type in {"Complete", "Failed"} and condition.status == "True":

@@ -21,20 +21,22 @@ from etude.operator.checkpoints.status import is_ready
 from etude.operator.clock import rfc3339
 from etude.operator.runs.capacity import idle_roles
 from etude.operator.runs.checkpoints import retention
-from etude.operator.runs.checkpoints.lineage import is_left
+from etude.operator.runs.checkpoints.lineage import is_off_lineage
 from etude.operator.runs.lifecycle import limits, transitions
-from etude.operator.runs.observe import Seen, is_available
+from etude.operator.runs.observe import ObservedRun, is_available
 from etude.v1 import run_pb2
 
 
-def figures(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> dict[str, object]:
+def observed_figures(
+    run: RLRun, seen: ObservedRun, now: Moment, *, is_running: bool
+) -> dict[str, object]:
     """Status fields that describe the observed state."""
     resumption = run.status.resumption
-    past = [c for c in seen.checkpoints if not is_left(c, resumption)]
+    past = [c for c in seen.checkpoints if not is_off_lineage(c, resumption)]
     ready = next((c for c in past if is_ready(c)), None)
     found: dict[str, object] = {
-        "roles": _roles(run, seen, now, is_running=is_running),
-        "environments": _environments(run, seen),
+        "roles": _role_statuses(run, seen, now, is_running=is_running),
+        "environments": _environment_statuses(run, seen),
     }
     if ready is not None:
         found["last_checkpoint"] = CheckpointSummary(
@@ -44,32 +46,32 @@ def figures(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> dict[st
         )
     elif resumption is not None and resumption.number:
         found["last_checkpoint"] = None
-    found["best_checkpoint"] = _best(run, seen, now)
+    found["best_checkpoint"] = _best_checkpoint(run, seen, now)
     if seen.report.status is not None:
-        found |= _reported(run, seen.report.status)
+        found |= _reported_figures(run, seen.report.status)
     return found
 
 
-def _best(run: RLRun, seen: Seen, now: Moment) -> BestCheckpoint | None:
+def _best_checkpoint(run: RLRun, seen: ObservedRun, now: Moment) -> BestCheckpoint | None:
     keep = run.spec.checkpointing.keep_best
-    best = retention.best_of([c for c in seen.checkpoints if is_ready(c)], keep)
-    value = retention.figure_of(best[0], keep.metric) if best and keep is not None else None
+    best = retention.best_checkpoints([c for c in seen.checkpoints if is_ready(c)], keep)
+    value = retention.metric_of(best[0], keep.metric) if best and keep is not None else None
     if value is None:
         return None
     return BestCheckpoint(
         name=best[0].metadata.name,
         step=best[0].saved.step,
         time=best[0].status.verified_time or rfc3339(now.wall_s),
-        metric=figure(value) or "0",
+        metric=format_figure(value) or "0",
     )
 
 
-def figure(value: float) -> str | None:
+def format_figure(value: float) -> str | None:
     """A number as status text, short enough for a column; None if it is not finite."""
     return f"{value:.4g}" if math.isfinite(value) else None
 
 
-def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
+def _reported_figures(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
     counts = report.rollouts
     found: dict[str, object] = {
         "active_phase": report.phase,
@@ -79,7 +81,7 @@ def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
             text=f"{report.step}/{report.target_step}",
         ),
         "policy_version": report.policy_version,
-        "tokens_per_second": figure(report.tokens_per_second),
+        "tokens_per_second": format_figure(report.tokens_per_second),
         "rollouts": RolloutStatus(
             in_flight=counts.in_flight,
             completed=counts.completed,
@@ -89,14 +91,14 @@ def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
             dropped=counts.dropped,
         ),
     }
-    mean, ewma = figure(report.reward_mean), figure(report.reward_ewma)
+    mean, ewma = format_figure(report.reward_mean), format_figure(report.reward_ewma)
     if counts.trained and mean is not None and ewma is not None:
         found["reward"] = RewardStatus(mean=mean, ewma=ewma)
         found["staleness"] = StalenessStatus(
-            p50=figure(report.staleness_p50) or "0", max=int(report.staleness_max)
+            p50=format_figure(report.staleness_p50) or "0", max=int(report.staleness_max)
         )
     if report.HasField("eval_success"):
-        found["eval_success"] = figure(report.eval_success)
+        found["eval_success"] = format_figure(report.eval_success)
     if report.last_step_unix_ms:
         last_s = report.last_step_unix_ms / 1000
         found["last_step_time"] = rfc3339(last_s)
@@ -105,7 +107,9 @@ def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
     return found
 
 
-def _roles(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> tuple[RoleStatus, ...]:
+def _role_statuses(
+    run: RLRun, seen: ObservedRun, now: Moment, *, is_running: bool
+) -> tuple[RoleStatus, ...]:
     attempts = transitions.attempts_of(run)
     before = {role.name: role.after for role in run.status.roles}
     return tuple(
@@ -114,15 +118,15 @@ def _roles(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> tuple[Ro
             desired=pods if is_running else 0,
             gpus=desired.role_spec(run, role).gpus_per_replica * (pods if is_running else 0),
             startup_seconds=idle_roles.startup_s(run, seen, role, now),
-            ready=seen.ready(role, attempt=attempts.get(role, 0)),
+            ready=seen.num_ready(role, attempt=attempts.get(role, 0)),
             attempt=attempts.get(role, 0),
             after=before.get(role),
         )
-        for role, pods in desired.wanted(run).items()
+        for role, pods in desired.desired_pods(run).items()
     )
 
 
-def _environments(run: RLRun, seen: Seen) -> tuple[EnvironmentStatus, ...]:
+def _environment_statuses(run: RLRun, seen: ObservedRun) -> tuple[EnvironmentStatus, ...]:
     found = []
     for role in run.spec.roles.environments:
         pool = seen.pools.get(role.name)
@@ -140,7 +144,7 @@ def _environments(run: RLRun, seen: Seen) -> tuple[EnvironmentStatus, ...]:
     return tuple(found)
 
 
-def phases(
+def phase_statuses(
     run: RLRun, report: run_pb2.RunStatus | None, *, is_over: bool
 ) -> tuple[PhaseStatus, ...]:
     """Status of every phase of the spec, by the controller's newest report.
@@ -153,17 +157,17 @@ def phases(
     said = {each.name: each for each in report.phases} if report is not None else {}
     before = {each.name: each for each in run.status.phases}
     return tuple(
-        _ended(
-            _told(phase, said[phase.name])
+        _skip_if_over(
+            _reported_phase(phase, said[phase.name])
             if phase.name in said
-            else _known(phase, before.get(phase.name), is_heard=bool(said)),
+            else _recorded_phase(phase, before.get(phase.name), is_heard=bool(said)),
             is_over=is_over,
         )
         for phase in run.spec.phases
     )
 
 
-def _told(phase: Phase, said: run_pb2.PhaseProgress) -> PhaseStatus:
+def _reported_phase(phase: Phase, said: run_pb2.PhaseProgress) -> PhaseStatus:
     found = {
         "name": phase.name,
         "state": "Done" if said.is_done else "Active",
@@ -174,7 +178,7 @@ def _told(phase: Phase, said: run_pb2.PhaseProgress) -> PhaseStatus:
     return PhaseStatus.model_validate(found)
 
 
-def _known(phase: Phase, before: PhaseStatus | None, *, is_heard: bool) -> PhaseStatus:
+def _recorded_phase(phase: Phase, before: PhaseStatus | None, *, is_heard: bool) -> PhaseStatus:
     """A phase that the report does not name: it has not started, if there is a report."""
     if before is not None and not is_heard:
         return before.model_copy(update={"target": phase.max_steps})
@@ -182,6 +186,6 @@ def _known(phase: Phase, before: PhaseStatus | None, *, is_heard: bool) -> Phase
     return PhaseStatus.model_validate({"name": phase.name, "target": phase.max_steps, "gate": gate})
 
 
-def _ended(phase: PhaseStatus, *, is_over: bool) -> PhaseStatus:
+def _skip_if_over(phase: PhaseStatus, *, is_over: bool) -> PhaseStatus:
     is_skipped = is_over and phase.state == "Waiting"
     return phase.model_copy(update={"state": "Skipped"}) if is_skipped else phase

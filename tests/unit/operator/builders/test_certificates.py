@@ -10,26 +10,30 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.tls.identity import Identity
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
-from etude.operator.builders.certificates import Issuer, Mode, Tls
+from etude.operator.builders.certificates import CertificateMode, CertManagerIssuer, PlatformTls
 from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref, ref
 
 Build = Callable[..., dict[str, Any]]
 TRUST = "-----BEGIN CERTIFICATE-----\n"
 CHOICES = {
-    Mode.SELF_MANAGED: Tls(mode=Mode.SELF_MANAGED, target="i.etude-system.svc:7060", trust=TRUST),
-    Mode.CERT_MANAGER: Tls(mode=Mode.CERT_MANAGER, issuer=Issuer(name="ca")),
-    Mode.SECRET: Tls(mode=Mode.SECRET, secret="wire"),
-    Mode.PLAINTEXT: Tls(mode=Mode.PLAINTEXT),
+    CertificateMode.SELF_MANAGED: PlatformTls(
+        mode=CertificateMode.SELF_MANAGED, target="i.etude-system.svc:7060", trust=TRUST
+    ),
+    CertificateMode.CERT_MANAGER: PlatformTls(
+        mode=CertificateMode.CERT_MANAGER, issuer=CertManagerIssuer(name="ca")
+    ),
+    CertificateMode.SECRET: PlatformTls(mode=CertificateMode.SECRET, secret="wire"),
+    CertificateMode.PLAINTEXT: PlatformTls(mode=CertificateMode.PLAINTEXT),
 }
 EDGE = {"keysRef": {"name": "keys"}}
 
 
 @pytest.fixture
-def made(run_body: Build, platform: Platform) -> Callable[[Tls | None], list[Manifest]]:
+def made(run_body: Build, platform: Platform) -> Callable[[PlatformTls | None], list[Manifest]]:
     """Everything of a run and of its pool, which has an edge."""
 
-    def make(tls: Tls | None) -> list[Manifest]:
+    def make(tls: PlatformTls | None) -> list[Manifest]:
         given = replace(platform, tls=tls)
         run = RLRun.model_validate(run_body())
         found = desired.run_children(run, RunShape(images=platform.images), given)
@@ -64,8 +68,10 @@ def told(spec: Manifest, variable: str) -> str | None:
 ROLES = {"trainer", "inference", "rewards", "broker", "node", "edge"}
 
 
-@pytest.mark.parametrize("mode", [m for m in Mode if m is not Mode.PLAINTEXT])
-def test_every_pod_finds_a_certificate_where_it_is_told_to_look(made: Any, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [m for m in CertificateMode if m is not CertificateMode.PLAINTEXT])
+def test_every_pod_finds_a_certificate_where_it_is_told_to_look(
+    made: Any, mode: CertificateMode
+) -> None:
     found = pods(made(CHOICES[mode]))
     assert found.keys() == ROLES
     for role, spec in found.items():
@@ -77,7 +83,7 @@ def test_every_pod_finds_a_certificate_where_it_is_told_to_look(made: Any, mode:
 
 
 def test_plaintext_is_said_and_nothing_is_mounted_for_it(made: Any) -> None:
-    for spec in pods(made(CHOICES[Mode.PLAINTEXT])).values():
+    for spec in pods(made(CHOICES[CertificateMode.PLAINTEXT])).values():
         assert told(spec, "ETUDE_TLS") == "Plaintext"
         assert not [volume for volume in spec["volumes"] if volume["name"].startswith("tls")]
 
@@ -88,7 +94,7 @@ def test_who_was_told_nothing_keeps_to_its_machine(made: Any) -> None:
 
 
 def test_cert_manager_is_asked_for_one_certificate_per_part(made: Any) -> None:
-    found = made(CHOICES[Mode.CERT_MANAGER])
+    found = made(CHOICES[CertificateMode.CERT_MANAGER])
     certificates = {m["spec"]["secretName"]: m for m in found if m["kind"] == "Certificate"}
     mounted = {
         volume["secret"]["secretName"]
@@ -108,14 +114,14 @@ def test_cert_manager_is_asked_for_one_certificate_per_part(made: Any) -> None:
 
 
 def test_a_runs_own_pool_is_known_as_the_runs(made: Any) -> None:
-    found = made(CHOICES[Mode.CERT_MANAGER])
+    found = made(CHOICES[CertificateMode.CERT_MANAGER])
     uris = [m["spec"]["uris"][0] for m in found if m["kind"] == "Certificate"]
     assert "spiffe://etude.dev/ns/lab/run/demo/pool/demo-repos/role/broker" in uris
     assert "spiffe://etude.dev/ns/lab/run/demo/role/trainer" in uris
 
 
 def test_a_kept_pods_token_is_good_for_its_identity_and_nothing_else(made: Any) -> None:
-    for role, spec in pods(made(CHOICES[Mode.SELF_MANAGED])).items():
+    for role, spec in pods(made(CHOICES[CertificateMode.SELF_MANAGED])).items():
         (keeper,) = spec["initContainers"]
         assert keeper["restartPolicy"] == "Always", "a sidecar"
         volumes = {each["name"]: each for each in spec["volumes"]}
@@ -130,7 +136,7 @@ def test_a_kept_pods_token_is_good_for_its_identity_and_nothing_else(made: Any) 
 
 
 def test_a_kept_pod_believes_the_ca_that_the_operator_was_installed_with(made: Any) -> None:
-    found = made(CHOICES[Mode.SELF_MANAGED])
+    found = made(CHOICES[CertificateMode.SELF_MANAGED])
     maps = {m["metadata"]["name"]: m["data"] for m in found if m["kind"] == "ConfigMap"}
     for spec in pods(found).values():
         (trust,) = [each for each in spec["volumes"] if each["name"] == "tls-trust"]
@@ -138,7 +144,7 @@ def test_a_kept_pod_believes_the_ca_that_the_operator_was_installed_with(made: A
 
 
 def test_kept_pods_may_reach_the_issuer_and_others_may_not(made: Any) -> None:
-    def reached(mode: Mode) -> set[str]:
+    def reached(mode: CertificateMode) -> set[str]:
         return {
             policy["metadata"]["name"]
             for policy in made(CHOICES[mode])
@@ -147,18 +153,18 @@ def test_kept_pods_may_reach_the_issuer_and_others_may_not(made: Any) -> None:
             if any(port["port"] == 7060 for port in rule.get("ports", ()))
         }
 
-    assert len(reached(Mode.SELF_MANAGED)) == len(ROLES)
-    assert reached(Mode.CERT_MANAGER) == set()
+    assert len(reached(CertificateMode.SELF_MANAGED)) == len(ROLES)
+    assert reached(CertificateMode.CERT_MANAGER) == set()
 
 
 def test_a_node_says_who_answers_at_its_address(made: Any) -> None:
-    spec = pods(made(CHOICES[Mode.SELF_MANAGED]))["node"]
+    spec = pods(made(CHOICES[CertificateMode.SELF_MANAGED]))["node"]
     assert told(spec, "ETUDE_ADVERTISE") == "demo-repos-node@$(ETUDE_POD_IP):7030"
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", CertificateMode)
 def test_a_run_and_a_pool_of_one_name_have_no_object_in_common(
-    run_body: Build, platform: Platform, mode: Mode
+    run_body: Build, platform: Platform, mode: CertificateMode
 ) -> None:
     given = replace(platform, tls=CHOICES[mode])
     run = RLRun.model_validate(run_body())
@@ -180,13 +186,15 @@ async def test_what_a_run_trusted_stays_when_its_cluster_trusts_otherwise(
     lab: Any, run_body: Build
 ) -> None:
     """The operator may not delete ConfigMaps: one that nobody needs goes with its run."""
-    trusting = replace(lab.platform, tls=CHOICES[Mode.SELF_MANAGED])
+    trusting = replace(lab.platform, tls=CHOICES[CertificateMode.SELF_MANAGED])
     lab.platform = lab.reconciler.platform = trusting
     lab.cluster.put(run_body())
     await lab.settle()
     trust = Ref("ConfigMap", "lab", "demo-trust")
     assert lab.cluster.get(trust) is not None
-    lab.platform = lab.reconciler.platform = replace(trusting, tls=CHOICES[Mode.PLAINTEXT])
+    lab.platform = lab.reconciler.platform = replace(
+        trusting, tls=CHOICES[CertificateMode.PLAINTEXT]
+    )
     lab.cluster.put(run_body(suspend=True))
     await lab.settle()
     assert lab.cluster.get(trust) is not None

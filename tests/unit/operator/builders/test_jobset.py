@@ -11,7 +11,7 @@ import pytest
 
 from etude.common.api.kinds import RLRun
 from etude.operator.builders import run as desired
-from etude.operator.builders.jobset import NEVER_DONE
+from etude.operator.builders.jobset import EXIT_NONZERO
 from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
 
@@ -161,7 +161,7 @@ def child(name: str, owner: Manifest, labels: dict[str, str]) -> Manifest:
 
 def ended(program: str, *, told_to_go: bool) -> tuple[int, str]:
     """How a container's command ends, and what it said."""
-    words = ("/bin/sh", "-c", NEVER_DONE, "trainer", sys.executable, "-c", program)
+    words = ("/bin/sh", "-c", EXIT_NONZERO, "trainer", sys.executable, "-c", program)
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"

@@ -43,7 +43,7 @@ def test_there_are_as_many_workers_as_the_ranks_need_beside_the_head(
     made = children_of(body, platform)
     groups = made["RayCluster", "demo"]["spec"]["workerGroupSpecs"]
     assert [group["replicas"] for group in groups] == ([workers] if workers else [])
-    assert desired.roles(RLRun.model_validate(body))["trainer"] == 1 + workers
+    assert desired.pods_by_role(RLRun.model_validate(body))["trainer"] == 1 + workers
 
 
 def test_pods_of_a_ray_cluster_are_valid_and_ask_for_what_the_trainer_asks_for(

@@ -45,20 +45,20 @@ SPECS = st.fixed_dictionaries(
 
 @given(SPECS)
 def test_nothing_laid_over_changes_nothing(spec: Manifest) -> None:
-    assert strategic_merge.merged(spec, {}) == spec
+    assert strategic_merge.strategic_merge(spec, {}) == spec
 
 
 @given(SPECS, SPECS)
 def test_to_lay_the_same_over_twice_is_as_once(below: Manifest, above: Manifest) -> None:
-    once = strategic_merge.merged(below, above)
-    assert strategic_merge.merged(once, above) == once
+    once = strategic_merge.strategic_merge(below, above)
+    assert strategic_merge.strategic_merge(once, above) == once
 
 
 @given(SPECS, SPECS)
 def test_what_is_laid_over_is_all_there_and_what_it_does_not_name_stays(
     below: Manifest, above: Manifest
 ) -> None:
-    found = strategic_merge.merged(below, above)
+    found = strategic_merge.strategic_merge(below, above)
     assert found.get("priority") == above.get("priority", below.get("priority"))
     assert found.get("tolerations") == above.get("tolerations", below.get("tolerations"))
     selectors = {**below.get("nodeSelector", {}), **above.get("nodeSelector", {})}
@@ -77,7 +77,7 @@ def values(spec: Manifest) -> dict[tuple[str, str], str]:
 def test_a_volume_of_another_kind_replaces_one_and_null_takes_a_field_away() -> None:
     below = {"volumes": [{"name": "scratch", "emptyDir": {}}], "priority": 1}
     claim = {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}
-    assert strategic_merge.merged(below, {"volumes": [claim], "priority": None}) == {
+    assert strategic_merge.strategic_merge(below, {"volumes": [claim], "priority": None}) == {
         "volumes": [claim]
     }
 

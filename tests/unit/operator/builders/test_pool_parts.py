@@ -14,7 +14,7 @@ from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.remotes.combined_report import combined
+from etude.operator.remotes.combined_report import combine_reports
 from etude.v1 import environments_pb2
 
 KEY = Ref("EnvPool", "lab", "repos")
@@ -137,7 +137,7 @@ def test_slots_are_counted_once_however_many_brokers_share_them(
         environments_pb2.WatchPoolResponse(slots=slots - (sum(leased) - own), leased=own)
         for own in leased
     ]
-    found = combined(said)
+    found = combine_reports(said)
     assert found is not None
     assert (found.slots, found.leased) == (slots, sum(leased))
 
@@ -147,10 +147,10 @@ def test_warm_starts_count_by_how_many_a_broker_granted() -> None:
         environments_pb2.WatchPoolResponse(warm_percent=90, granted_total=9),
         environments_pb2.WatchPoolResponse(warm_percent=0, granted_total=1),
     ]
-    found = combined(said)
+    found = combine_reports(said)
     assert found is not None
     assert found.warm_percent == 81
-    assert combined([]) is None
+    assert combine_reports([]) is None
 
 
 def test_nodes_run_where_their_pool_says_and_brokers_anywhere(

@@ -242,7 +242,7 @@ def test_nodes_that_boot_images_are_supervised_and_ask_for_the_device_of_virtual
 
 def test_environment_nodes_alone_get_the_seccomp_profile_of_the_platform(pool: EnvPool) -> None:
     profile = "etude/environment-node.json"
-    platform = Platform(images={"envserver": "img"}, node_seccomp_profile=profile)
+    platform = Platform(images={"envserver": "img"}, host_seccomp_profile=profile)
     *_, broker, node = desired_pools.pool_children(pool, (0,), platform.images, platform)
     (container,) = node["spec"]["containers"]
     wanted = {"type": "Localhost", "localhostProfile": profile}

@@ -67,7 +67,7 @@ async def test_of_many_checkpoints_a_few_are_read_back_at_a_time(lab: Any, run_b
     for _ in range(12):
         most = max(most, len(lab.names("Job")))
         await lab.finish_jobs()
-        await lab.advance(decide.TURN_S)
+        await lab.advance(decide.SLOT_POLL_S)
     assert most == job_slots.MAX_JOBS
     assert {checkpoint(lab, step).status.phase for step in range(10, 130, 10)} == {"Ready"}
 

@@ -8,8 +8,8 @@ import pytest
 from typing_extensions import override
 
 from etude.common.api.kinds import Checkpoint
-from etude.operator.checkpoints.decide import TURN_S
-from etude.operator.checkpoints.job_slots import MAX_JOBS, UNPLACED_S
+from etude.operator.checkpoints.decide import SLOT_POLL_S
+from etude.operator.checkpoints.job_slots import MAX_JOBS, UNSCHEDULABLE_S
 from etude.operator.kube.interface import ClusterError
 from etude.operator.kube.memory_cluster import InstantKubelet, MemoryCluster
 from etude.operator.manifests import Manifest, Ref, ref
@@ -61,7 +61,7 @@ def words(checkpoint: Checkpoint) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("status", "wait_s"),
-    [(WAITING, TURN_S), (UNPLACED, UNPLACED_S + TURN_S)],
+    [(WAITING, SLOT_POLL_S), (UNPLACED, UNSCHEDULABLE_S + SLOT_POLL_S)],
     ids=["misconfigured", "unplaced"],
 )
 async def test_jobs_that_cannot_start_keep_no_other_checkpoint_waiting(
@@ -186,7 +186,7 @@ async def test_a_full_cluster_gets_no_job_for_each_checkpoint_and_each_has_its_t
     await lab.settle()
     assert len(lab.names("Job")) == MAX_JOBS
     for _ in range(400):
-        await lab.advance(TURN_S)
+        await lab.advance(SLOT_POLL_S)
         assert len(lab.names("Job")) <= MAX_JOBS
     assert len(full.asked) == 3 * MAX_JOBS
 
@@ -198,7 +198,7 @@ async def test_one_that_fits_is_read_back_beside_any_number_that_do_not(lab: Any
     lab.cluster.put(imported(11))
     await lab.settle()
     for _ in range(60):
-        await lab.advance(TURN_S)
+        await lab.advance(SLOT_POLL_S)
         for pod in lab.pods("janitor"):
             if ref(pod).name.startswith("imported-11"):
                 lab.end(ref(pod).name, exit_code=0, restarts=0)
@@ -212,7 +212,7 @@ async def test_nobody_gives_up_a_place_that_nobody_waits_for(lab: Any) -> None:
     put(lab, MAX_JOBS)
     await lab.settle()
     before = lab.writes.copy()
-    await lab.advance(10 * UNPLACED_S)
+    await lab.advance(10 * UNSCHEDULABLE_S)
     assert [each for each in lab.writes[len(before) :] if "Job" in each] == []
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.spec import Health, Quarantine
 from etude.operator.manifests import Manifest, Ref, uid
-from etude.operator.pools.health import KEPT_S, SHARE, Ward
+from etude.operator.pools.health import QUARANTINE_S, QUARANTINE_SHARE, HealthMonitor
 
 KEY = Ref("EnvPool", "lab", "repos")
 UNPLACED = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
@@ -88,7 +88,7 @@ async def test_quarantine_ends_after_an_hour(pool_lab: Any) -> None:
     pool_lab.cluster.set_status(of(pool_lab, 0), state())
     await pool_lab.settle()
     await pool_lab.advance(300)
-    await pool_lab.advance(KEPT_S)
+    await pool_lab.advance(QUARANTINE_S)
     assert nodes(pool_lab) == ["repos-node-1", "repos-node-2"]
 
 
@@ -180,20 +180,20 @@ STATES: tuple[Callable[[], Manifest], ...] = (
 def test_few_are_kept_and_nobody_is_both_kept_and_given_up(
     passes: list[list[int]], quarantine: Quarantine
 ) -> None:
-    ward, health = Ward(), Health(quarantine=quarantine)
+    ward, health = HealthMonitor(), Health(quarantine=quarantine)
     for step, chosen in enumerate(passes):
         seen = [
             {"metadata": {"name": f"n{n}", "uid": f"u{n}"}, "status": STATES[each]()}
             for n, each in enumerate(chosen)
         ]
-        found = ward.see(seen, health, now_s=400.0 * step)
+        found = ward.observe(seen, health, now_s=400.0 * step)
         well = {f"n{n}" for n, each in enumerate(chosen) if each == 0}
-        assert not well & {*found.quarantined, *found.given_up}
-        assert not set(found.quarantined) & set(found.given_up)
+        assert not well & {*found.quarantined, *found.to_delete}
+        assert not set(found.quarantined) & set(found.to_delete)
         most = 0 if quarantine is Quarantine.NEVER else len(chosen)
         assert len(found.quarantined) <= most
         if step == 0:
-            assert len(found.quarantined) <= max(1, len(chosen) // SHARE)
+            assert len(found.quarantined) <= max(1, len(chosen) // QUARANTINE_SHARE)
 
 
 async def test_an_image_that_does_not_come_is_told_though_a_keeper_waits_for_it(

@@ -12,7 +12,7 @@ from etude.operator.kube.interface import RefusedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
 from etude.operator.pools import acceptance
-from etude.operator.pools.decide import ordinals
+from etude.operator.pools.decide import desired_ordinals
 from etude.v1 import environments_pb2
 
 KEY = Ref("EnvPool", "lab", "repos")
@@ -213,6 +213,6 @@ async def test_a_node_on_its_way_out_keeps_its_ordinal() -> None:
         metadata: dict[str, Any] = {"name": f"repos-node-{number}"}
         return {"metadata": metadata | ({"deletionTimestamp": "now"} if leaves else {})}
 
-    assert ordinals([node(0, leaves=True), node(1)], 2) == (1, 2)
-    assert ordinals([node(3), node(5), node(7)], 2) == (3, 5, 7)
-    assert ordinals([], 2) == (0, 1)
+    assert desired_ordinals([node(0, leaves=True), node(1)], 2) == (1, 2)
+    assert desired_ordinals([node(3), node(5), node(7)], 2) == (3, 5, 7)
+    assert desired_ordinals([], 2) == (0, 1)

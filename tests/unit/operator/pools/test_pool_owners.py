@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool
-from etude.operator.builders.certificates import Mode, Tls, pool_identity
+from etude.operator.builders.certificates import CertificateMode, PlatformTls, pool_identity
 from etude.operator.kube.interface import RefusedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref, labels
@@ -65,7 +65,7 @@ async def test_a_label_of_a_run_makes_no_pool_a_runs(lab: Any, *, is_late: bool)
     assert [m["metadata"]["name"] for m in parts(lab) if RUN in labels(m)] == []
     assert accepted(lab) == "True"
     found = EnvPool.model_validate(lab.cluster.objects()[POOL])
-    assert pool_identity(Tls(mode=Mode.PLAINTEXT), found, "broker").run == ""
+    assert pool_identity(PlatformTls(mode=CertificateMode.PLAINTEXT), found, "broker").run == ""
 
 
 async def test_what_a_run_makes_for_itself_is_known_as_its(lab: Any, run_body: Any) -> None:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.autoscaling import ScalingMode
-from etude.operator.pools.settings import pool_config, problems
+from etude.operator.pools.settings import pool_config, schedule_problems
 
 
 def understood(**spec: Any) -> EnvPool:
@@ -77,7 +77,7 @@ def test_every_admitted_pool_that_sizes_itself_can_be_decided_about(
         pool = understood(autoscaling=how, **size)
     except ValidationError:
         reject()
-    assume(not list(problems(pool.spec, at="spec")))
+    assume(not list(schedule_problems(pool.spec, at="spec")))
     config = pool_config(pool.spec)
 
     assert (config.while_planned is None) == (pool.spec.mode is ScalingMode.REACTIVE)

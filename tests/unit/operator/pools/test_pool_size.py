@@ -9,9 +9,9 @@ from etude.common.api.kinds import EnvPool
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest
 from etude.operator.pools.autoscaling.config import TICK_S
-from etude.operator.pools.autoscaling.values import Cause
-from etude.operator.pools.health import Provisions
-from etude.operator.pools.size import Size, Sizer
+from etude.operator.pools.autoscaling.values import ScalingCause
+from etude.operator.pools.health import ProvisionTracker
+from etude.operator.pools.size import PoolSize, PoolSizer
 from etude.operator.remotes.report_store import PoolReport, Words
 from etude.v1 import environments_pb2
 
@@ -51,7 +51,7 @@ class Scene:
     pool: EnvPool
     nodes: list[Manifest]
     now_s: float = 0.0
-    sizer: Sizer = field(default_factory=lambda: Sizer(Provisions()))
+    sizer: PoolSizer = field(default_factory=lambda: PoolSizer(ProvisionTracker()))
     report: PoolReport = field(default_factory=PoolReport)
 
     def say(self, leased: int = 0, waiting: int = 0, **more: Any) -> None:
@@ -68,14 +68,14 @@ class Scene:
         )
         self.report.said[0] = Words(said, self.now_s)
 
-    def tick(self) -> Size:
-        found = self.sizer.size(
+    def tick(self) -> PoolSize:
+        found = self.sizer.decide_size(
             self.pool, self.nodes, self.report, {}, Moment(WALL_S + self.now_s, self.now_s)
         )
         self.now_s += TICK_S
         return found
 
-    def last(self, seconds: int, **said: Any) -> Size:
+    def last(self, seconds: int, **said: Any) -> PoolSize:
         """The same is said for a while; nothing, and brokers are silent."""
         found = []
         for _ in range(round(seconds / TICK_S)):
@@ -93,7 +93,7 @@ def test_the_first_words_after_a_silence_shrink_nothing(mode: str, silent_s: int
     assert scene.last(300, leased=30).desired == 38
     found = scene.last(silent_s)
     assert found.decision is not None
-    assert (found.desired, found.decision.cause) == (38, Cause.UNKNOWN)
+    assert (found.desired, found.decision.cause) == (38, ScalingCause.UNKNOWN)
     for _ in range(20):
         scene.say()
         found = scene.tick()

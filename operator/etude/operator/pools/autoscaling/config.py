@@ -46,7 +46,7 @@ class ScheduleEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class ScalingCosts:
     """Cost of waiting GPUs and of idle sandboxes, in one currency."""
 
     gpu_second: float
@@ -54,12 +54,12 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predictive:
+class PredictiveParameters:
     """Parameters by which plans are acted on."""
 
     service_level_percent: float = 95.0
     """Share of cases in which the ready replicas must suffice."""
-    costs: Costs | None = None
+    costs: ScalingCosts | None = None
     """With costs, and GPUs known from a plan, the service level follows from them."""
     max_horizon_s: float = 1800.0
     plan_stale_s: float = 120.0
@@ -82,7 +82,7 @@ class Refill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Autoscaling:
+class ScalingParameters:
     """Parameters by which the number of replicas follows demand."""
 
     mode: Mode = Mode.PREDICTIVE
@@ -96,7 +96,7 @@ class Autoscaling:
     burst_capacity: int = 0
     scale_to_zero: ScaleToZero = field(default_factory=ScaleToZero)
     schedule: tuple[ScheduleEntry, ...] = ()
-    predictive: Predictive = field(default_factory=Predictive)
+    predictive: PredictiveParameters = field(default_factory=PredictiveParameters)
     refill: Refill = field(default_factory=Refill)
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class Autoscaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolConfig:
+class PoolScalingConfig:
     """Size limits and autoscaling parameters of one pool."""
 
     max_replicas: int
@@ -132,8 +132,8 @@ class PoolConfig:
     """Slots."""
     overcommit_factor: float = 1.5
     """Limit of replicas as a multiple of demand."""
-    autoscaling: Autoscaling = field(default_factory=Autoscaling)
-    while_planned: Autoscaling | None = None
+    autoscaling: ScalingParameters = field(default_factory=ScalingParameters)
+    while_planned: ScalingParameters | None = None
     """Parameters while all demand is planned; `autoscaling` unless set. Delays that allow for
     unknown demand may be short only where the next wave is known."""
 

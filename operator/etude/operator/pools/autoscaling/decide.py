@@ -5,31 +5,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from etude.operator.pools.autoscaling import limits
-from etude.operator.pools.autoscaling.config import Mode, PoolConfig, ZeroMode
+from etude.operator.pools.autoscaling.config import Mode, PoolScalingConfig, ZeroMode
 from etude.operator.pools.autoscaling.limits import scheduled_idle, victims
 from etude.operator.pools.autoscaling.predictive import (
-    Outlook,
-    is_foreseen,
-    is_reliable,
-    outlook,
-    usable,
+    DemandForecast,
+    forecast_demand,
+    is_all_planned,
+    is_plan_reliable,
+    usable_plans,
 )
-from etude.operator.pools.autoscaling.reactive import Reaction, excess_burst_capacity, reaction
+from etude.operator.pools.autoscaling.reactive import (
+    ReactiveSize,
+    excess_burst_capacity,
+    reactive_size,
+)
 from etude.operator.pools.autoscaling.values import (
-    Cause,
-    Plan,
     PoolDecision,
     PoolMetrics,
     PoolState,
+    RunPlan,
+    ScalingCause,
 )
-from etude.operator.pools.autoscaling.windows import Sample, added, highest, raised
+from etude.operator.pools.autoscaling.windows import Sample, add_peak, add_sample, highest
 
 SILENT_S = 15.0
 """Three reports of a broker that says something every five seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Requested:
     """Replicas that each source of demand asks for."""
 
     reactive: int
@@ -41,7 +45,7 @@ class _Asked:
     """For leased slots, minIdle and the last replica."""
 
     @property
-    def most(self) -> int:
+    def maximum(self) -> int:
         return max(self.firm, self.planned)
 
     @property
@@ -49,20 +53,20 @@ class _Asked:
         """The maximum without spares."""
         return max(self.reactive, self.planned_firm, self.scheduled, self.floor)
 
-    def cause(self, reacted: Reaction) -> Cause:
+    def cause(self, reacted: ReactiveSize) -> ScalingCause:
         """The source that asks for the most."""
         if self.planned > max(self.reactive, self.scheduled):
-            return Cause.PLANNED
+            return ScalingCause.PLANNED
         if self.scheduled > self.reactive:
-            return Cause.SCHEDULED
-        return Cause.PANIC if reacted.panic else Cause.STABLE
+            return ScalingCause.SCHEDULED
+        return ScalingCause.PANIC if reacted.panic else ScalingCause.STABLE
 
 
 def decide_pool(
     state: PoolState,
     metrics: PoolMetrics,
-    plans: Sequence[Plan],
-    config: PoolConfig,
+    plans: Sequence[RunPlan],
+    config: PoolScalingConfig,
     now_s: float,
 ) -> PoolDecision:
     """One decision about one pool. No I/O, no clock.
@@ -82,30 +86,30 @@ def decide_pool(
     if scaling.mode not in {Mode.REACTIVE, Mode.PREDICTIVE}:
         raise ValueError(f"the autoscaler does not decide in mode {scaling.mode}")
     if is_silent(metrics, now_s=now_s):
-        return _restored(state, metrics, config, now_s=now_s)
-    believed = usable(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
-    if config.while_planned is not None and is_foreseen(believed, metrics.holders):
+        return _hold_size(state, metrics, config, now_s=now_s)
+    believed = usable_plans(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
+    if config.while_planned is not None and is_all_planned(believed, metrics.holders):
         config = replace(config, autoscaling=config.while_planned)
-    noted = _noted(state, metrics, config, now_s=now_s)
-    reacted = _reacted(noted, metrics, config, now_s=now_s)
-    seen = outlook(believed, metrics, config, now_s=now_s)
-    asked = _asked(reacted, seen, metrics, config, idle_s=now_s - noted.busy_s)
+    noted = _with_sample(state, metrics, config, now_s=now_s)
+    reacted = _reactive_size(noted, metrics, config, now_s=now_s)
+    seen = forecast_demand(believed, metrics, config, now_s=now_s)
+    asked = _requested_replicas(reacted, seen, metrics, config, idle_s=now_s - noted.busy_s)
     floor = _floor(seen, reacted, state, metrics, config)
-    wanted = max(asked.most, floor)
+    wanted = max(asked.maximum, floor)
     firm = Sample(now_s, max(asked.firm, floor))
-    memory_s = limits.memory_s(config)
+    memory_s = limits.cap_memory_s(config)
     following = replace(
         noted,
         panic=reacted.panic,
-        peaks=raised(noted.peaks, Sample(now_s, wanted), keep_s=memory_s),
-        lasting=raised(noted.lasting, firm, keep_s=memory_s),
+        peaks=add_peak(noted.peaks, Sample(now_s, wanted), keep_s=memory_s),
+        lasting=add_peak(noted.lasting, firm, keep_s=memory_s),
     )
     said = replace(
         _explained(following, asked.cause(reacted), reacted, seen),
-        unreliable=tuple(sorted(plan.run_id for plan in plans if not is_reliable(plan))),
+        unreliable=tuple(sorted(plan.run_id for plan in plans if not is_plan_reliable(plan))),
         excess_burst_capacity=_excess(reacted, metrics, config),
     )
-    return _acted(said, metrics, config, least=max(reacted.least, wanted), now_s=now_s)
+    return _apply_limits(said, metrics, config, least=max(reacted.least, wanted), now_s=now_s)
 
 
 def is_silent(metrics: PoolMetrics, *, now_s: float) -> bool:
@@ -113,24 +117,24 @@ def is_silent(metrics: PoolMetrics, *, now_s: float) -> bool:
     return now_s - metrics.seen_s > SILENT_S
 
 
-def _restored(
-    state: PoolState, metrics: PoolMetrics, config: PoolConfig, *, now_s: float
+def _hold_size(
+    state: PoolState, metrics: PoolMetrics, config: PoolScalingConfig, *, now_s: float
 ) -> PoolDecision:
     """The decision while brokers are silent: lost replicas are replaced, nothing else changes."""
     refill, present = config.autoscaling.refill, metrics.ready + metrics.creating
-    bucket = limits.refilled(state.bucket, refill, now_s=now_s)
+    bucket = limits.refill_tokens(state.bucket, refill, now_s=now_s)
     lost = min(state.staffed, config.max_replicas) - present
-    number = limits.creates(lost, bucket, refill, creating=metrics.creating)
+    number = limits.num_creates(lost, bucket, refill, creating=metrics.creating)
     return PoolDecision(
-        state=replace(state, bucket=limits.less(bucket, number)),
+        state=replace(state, bucket=limits.take_tokens(bucket, number)),
         desired=state.desired,
         creates=number,
-        cause=Cause.UNKNOWN,
+        cause=ScalingCause.UNKNOWN,
     )
 
 
-def _noted(
-    state: PoolState, metrics: PoolMetrics, config: PoolConfig, *, now_s: float
+def _with_sample(
+    state: PoolState, metrics: PoolMetrics, config: PoolScalingConfig, *, now_s: float
 ) -> PoolState:
     """The state with the present metrics added."""
     scaling = config.autoscaling
@@ -138,17 +142,17 @@ def _noted(
     sample = Sample(now_s, demanded)
     return replace(
         state,
-        samples=added(state.samples, sample, keep_s=scaling.stable_window_s),
+        samples=add_sample(state.samples, sample, keep_s=scaling.stable_window_s),
         busy_s=now_s if demanded else state.busy_s,
-        bucket=limits.refilled(state.bucket, scaling.refill, now_s=now_s),
+        bucket=limits.refill_tokens(state.bucket, scaling.refill, now_s=now_s),
     )
 
 
-def _reacted(
-    noted: PoolState, metrics: PoolMetrics, config: PoolConfig, *, now_s: float
-) -> Reaction:
+def _reactive_size(
+    noted: PoolState, metrics: PoolMetrics, config: PoolScalingConfig, *, now_s: float
+) -> ReactiveSize:
     """The reactive size; its windows hold at least the present sample."""
-    found = reaction(
+    found = reactive_size(
         noted.samples,
         noted.panic,
         config.autoscaling,
@@ -160,7 +164,7 @@ def _reacted(
     return found
 
 
-def _excess(reacted: Reaction, metrics: PoolMetrics, config: PoolConfig) -> int:
+def _excess(reacted: ReactiveSize, metrics: PoolMetrics, config: PoolScalingConfig) -> int:
     return excess_burst_capacity(
         reacted.panicked,
         ready=metrics.ready,
@@ -169,7 +173,9 @@ def _excess(reacted: Reaction, metrics: PoolMetrics, config: PoolConfig) -> int:
     )
 
 
-def _explained(state: PoolState, cause: Cause, reacted: Reaction, seen: Outlook) -> PoolDecision:
+def _explained(
+    state: PoolState, cause: ScalingCause, reacted: ReactiveSize, seen: DemandForecast
+) -> PoolDecision:
     """The decision's causes; its number of replicas is still the previous one."""
     return PoolDecision(
         state=state,
@@ -181,9 +187,14 @@ def _explained(state: PoolState, cause: Cause, reacted: Reaction, seen: Outlook)
     )
 
 
-def _asked(
-    reacted: Reaction, seen: Outlook, metrics: PoolMetrics, config: PoolConfig, *, idle_s: float
-) -> _Asked:
+def _requested_replicas(
+    reacted: ReactiveSize,
+    seen: DemandForecast,
+    metrics: PoolMetrics,
+    config: PoolScalingConfig,
+    *,
+    idle_s: float,
+) -> _Requested:
     scaling, slots = config.autoscaling, config.slots_per_replica
     zero = scaling.scale_to_zero
     is_quiet = idle_s > scaling.stable_window_s + zero.grace_s
@@ -191,7 +202,7 @@ def _asked(
     # A quiet pool may scale to zero; a pool at zero stays there until it is asked.
     if zero.mode is ZeroMode.WHEN_IDLE and not metrics.ready + metrics.creating:
         least = 0
-    return _Asked(
+    return _Requested(
         reactive=reacted.wanted,
         planned=seen.replicas,
         planned_firm=seen.firm,
@@ -201,20 +212,20 @@ def _asked(
 
 
 def _floor(
-    seen: Outlook,
-    reacted: Reaction,
+    seen: DemandForecast,
+    reacted: ReactiveSize,
     state: PoolState,
     metrics: PoolMetrics,
-    config: PoolConfig,
+    config: PoolScalingConfig,
 ) -> int:
     """Least size of a pool, regardless of demand."""
     present = metrics.ready + metrics.creating
-    kept = min(present, math.ceil(seen.kept / config.slots_per_replica))
+    kept = min(present, math.ceil(seen.kept_slots / config.slots_per_replica))
     return max(kept, metrics.holding, state.desired if reacted.panic else 0)
 
 
-def _acted(
-    said: PoolDecision, metrics: PoolMetrics, config: PoolConfig, *, least: int, now_s: float
+def _apply_limits(
+    said: PoolDecision, metrics: PoolMetrics, config: PoolScalingConfig, *, least: int, now_s: float
 ) -> PoolDecision:
     """The decision with its number of replicas, creations and removals."""
     scaling, state = config.autoscaling, said.state
@@ -229,7 +240,7 @@ def _acted(
     number = (
         0
         if is_capped
-        else limits.creates(
+        else limits.num_creates(
             desired - present, state.bucket, scaling.refill, creating=metrics.creating
         )
     )
@@ -239,7 +250,7 @@ def _acted(
             state,
             desired=desired,
             staffed=min(desired, present + number),
-            bucket=limits.less(state.bucket, number),
+            bucket=limits.take_tokens(state.bucket, number),
         ),
         desired=desired,
         creates=number,
@@ -247,16 +258,16 @@ def _acted(
         victims=victims(metrics.idle, metrics.ready - desired),
         withdrawn=min(metrics.creating, max(0, present - desired))
         if is_capped
-        else _withdrawn(metrics, max(desired, min(spared, config.max_replicas))),
+        else _unready_to_remove(metrics, max(desired, min(spared, config.max_replicas))),
         hard_cap=cap,
         is_hard_capped=is_capped,
     )
 
 
-def _withdrawn(metrics: PoolMetrics, kept: int) -> int:
+def _unready_to_remove(metrics: PoolMetrics, kept: int) -> int:
     """Unschedulable replicas in excess of what is kept.
 
     Scheduled ones are ready soon: withdrawing these too made GPUs wait 1.5 times as long in
     bench/autoscaler.py.
     """
-    return min(metrics.unplaced, max(0, metrics.ready + metrics.creating - kept))
+    return min(metrics.unschedulable, max(0, metrics.ready + metrics.creating - kept))

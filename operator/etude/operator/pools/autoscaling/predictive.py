@@ -21,16 +21,18 @@ from etude.common.plans.forecast import (
     lead_s,
 )
 from etude.common.plans.registry import is_near
-from etude.operator.pools.autoscaling.config import TICK_S, Autoscaling, PoolConfig
-from etude.operator.pools.autoscaling.limits import overcommitted
-from etude.operator.pools.autoscaling.provisioning import Provision, with_spares
-from etude.operator.pools.autoscaling.values import Plan, PoolMetrics
+from etude.operator.pools.autoscaling.config import TICK_S, PoolScalingConfig, ScalingParameters
+from etude.operator.pools.autoscaling.limits import overcommit
+from etude.operator.pools.autoscaling.provisioning import ProvisionTime, with_spares
+from etude.operator.pools.autoscaling.values import PoolMetrics, RunPlan
 
 LEAST, MOST = 0.5, 0.999
 """Below one half the forecast's own mean would be undercut; no distribution is known beyond."""
 
 
-def service_level(config: Autoscaling, plans: Iterable[Plan], provision: Provision) -> Assurance:
+def service_level(
+    config: ScalingParameters, plans: Iterable[RunPlan], provision: ProvisionTime
+) -> Assurance:
     """The newsvendor's level where costs and waiting GPUs are known, else the one that is set.
 
     One environment too few makes a run's GPUs wait until it is provisioned; one too many is kept
@@ -47,7 +49,7 @@ def service_level(config: Autoscaling, plans: Iterable[Plan], provision: Provisi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class DemandForecast:
     """Demand by usable plans."""
 
     peak: float = 0.0
@@ -56,59 +58,59 @@ class Outlook:
     """The peak in replicas."""
     replicas: int = 0
     """The peak in replicas, with spares for those that are slow or fail."""
-    kept: float = 0.0
+    kept_slots: float = 0.0
     """Slots to keep, since they would be created again soon."""
 
 
-def outlook(
-    plans: Sequence[Plan], metrics: PoolMetrics, config: PoolConfig, *, now_s: float
-) -> Outlook:
+def forecast_demand(
+    plans: Sequence[RunPlan], metrics: PoolMetrics, config: PoolScalingConfig, *, now_s: float
+) -> DemandForecast:
     """Demand by plans now; zero without plans."""
     if not plans:
-        return Outlook()
+        return DemandForecast()
     enough = service_level(config.autoscaling, plans, metrics.provision)
-    waves = dict(_waves(plans, now_s))
+    waves = dict(_waves_by_template(plans, now_s))
     moments = _moments(waves, config, enough, now_s)
-    base = _base(waves, metrics)
+    base = _held_by_template(waves, metrics)
     wanted = {
         name: [
-            _wanted(waves.get(name, []), base.get(name, []), at, now_s, enough) for at in moments
+            _slots_at(waves.get(name, []), base.get(name, []), at, now_s, enough) for at in moments
         ]
         for name in {*waves, *base}
     }
-    certain = _certain(metrics)
+    certain = _certain_slots(metrics)
     totals = [certain + sum(each[n] for each in wanted.values()) for n in range(len(moments))]
     supply = Supply(
         metrics.provision.p95_s,
         (metrics.ready + metrics.creating) * config.slots_per_replica,
-        per_second(metrics, config),
+        creation_rate(metrics, config),
     )
 
     def peak(name: str) -> float:
         slowest_s = metrics.provisions.get(name, metrics.provision).p95_s
         made = supply._replace(start_s=slowest_s)
-        return _most(moments, totals, wanted[name], made, now_s + TICK_S)
+        return _peak_to_create(moments, totals, wanted[name], made, now_s + TICK_S)
 
     asked = certain + sum(peak(name) for name in wanted)
     replicas = math.ceil(asked / config.slots_per_replica)
     spared = with_spares(replicas, metrics.ready, metrics.provision, enough)
     near_s = now_s + config.autoscaling.scale_down_delay_s + TICK_S
-    return Outlook(
+    return DemandForecast(
         peak=asked,
         firm=replicas,
         # Where nearly all fail, no number of spares is enough.
-        replicas=min(spared, overcommitted(replicas, config)),
+        replicas=min(spared, overcommit(replicas, config)),
         # Everything that is given up now would have to be created again.
-        kept=_most(moments, totals, totals, supply._replace(ready=0), near_s),
+        kept_slots=_peak_to_create(moments, totals, totals, supply._replace(ready=0), near_s),
     )
 
 
-def _certain(metrics: PoolMetrics) -> int:
+def _certain_slots(metrics: PoolMetrics) -> int:
     """Slots in demand at any moment: leased ones without a known age, and waiting requests."""
     return metrics.queued + max(0, metrics.leased - sum(each.environments for each in metrics.held))
 
 
-def _most(
+def _peak_to_create(
     moments: Sequence[float],
     totals: Sequence[float],
     values: Sequence[float],
@@ -123,14 +125,14 @@ def _most(
     )
 
 
-def per_second(metrics: PoolMetrics, config: PoolConfig) -> float:
+def creation_rate(metrics: PoolMetrics, config: PoolScalingConfig) -> float:
     """Slots that can be created per second, by the rate limit and by replicas in flight."""
     refill = config.autoscaling.refill
     under_way = refill.max_in_flight / max(metrics.provision.p50_s, TICK_S)
     return config.slots_per_replica * min(refill.max_per_second, under_way)
 
 
-def _waves(plans: Sequence[Plan], now_s: float) -> Iterator[tuple[str, list[Wave]]]:
+def _waves_by_template(plans: Sequence[RunPlan], now_s: float) -> Iterator[tuple[str, list[Wave]]]:
     """Waves by template; an overdue wave may start at any moment."""
     found: dict[str, list[Wave]] = {}
     for plan in plans:
@@ -141,7 +143,7 @@ def _waves(plans: Sequence[Plan], now_s: float) -> Iterator[tuple[str, list[Wave
 
 
 def _moments(
-    waves: Mapping[str, Sequence[Wave]], config: PoolConfig, enough: Assurance, now_s: float
+    waves: Mapping[str, Sequence[Wave]], config: PoolScalingConfig, enough: Assurance, now_s: float
 ) -> list[float]:
     """Now, and the moments at which demand can rise: between them it only falls."""
     horizon_s = now_s + config.autoscaling.predictive.max_horizon_s
@@ -153,7 +155,9 @@ def _moments(
     return sorted(at for at in found if at <= horizon_s)
 
 
-def _base(waves: Mapping[str, Sequence[Wave]], metrics: PoolMetrics) -> dict[str, list[Running]]:
+def _held_by_template(
+    waves: Mapping[str, Sequence[Wave]], metrics: PoolMetrics
+) -> dict[str, list[Running]]:
     """Held leases by template, with their expected duration."""
     leases: dict[str, tuple[Quantile, ...]] = {
         name: group[0].lease or metrics.lease for name, group in waves.items()
@@ -166,7 +170,7 @@ def _base(waves: Mapping[str, Sequence[Wave]], metrics: PoolMetrics) -> dict[str
     return found
 
 
-def _wanted(
+def _slots_at(
     waves: Sequence[Wave],
     base: Sequence[Running],
     at_s: float,
@@ -178,7 +182,7 @@ def _wanted(
     return demand(waves, at_s, base=held, enough=enough)
 
 
-def is_current(plan: Plan, config: Autoscaling, *, now_s: float) -> bool:
+def is_plan_current(plan: RunPlan, config: ScalingParameters, *, now_s: float) -> bool:
     """The plan is current: its controller reports, and its horizon is not over.
 
     A silent plan gets the grace period of an idle pool; a plan that is over gets none, since its
@@ -188,19 +192,23 @@ def is_current(plan: Plan, config: Autoscaling, *, now_s: float) -> bool:
     return now_s <= min(silent_s, plan.until_s)
 
 
-def is_reliable(plan: Plan) -> bool:
+def is_plan_reliable(plan: RunPlan) -> bool:
     """Observed demand was near enough to the forecast."""
     return is_near(plan.ratio)
 
 
-def usable(plans: Iterable[Plan], config: Autoscaling, *, now_s: float) -> tuple[Plan, ...]:
+def usable_plans(
+    plans: Iterable[RunPlan], config: ScalingParameters, *, now_s: float
+) -> tuple[RunPlan, ...]:
     """Plans that are reliable and current."""
     return tuple(
-        plan for plan in plans if is_reliable(plan) and is_current(plan, config, now_s=now_s)
+        plan
+        for plan in plans
+        if is_plan_reliable(plan) and is_plan_current(plan, config, now_s=now_s)
     )
 
 
-def is_foreseen(believed: Iterable[Plan], holders: Collection[str]) -> bool:
+def is_all_planned(believed: Iterable[RunPlan], holders: Collection[str]) -> bool:
     """All demand of a pool comes from runs with a usable plan.
 
     A plan without further waves counts too: unplanned demand would make it unreliable.

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from etude.common.plans.forecast import Assurance
 
-KEPT = 500
+MAX_SAMPLES = 500
 """Newest provisions that say something: images and machines change. Of those that are begun
 together the slowest come last, so these have to be more than a wave."""
 PRIOR_WEIGHT = 5
 """Samples that the prior counts for."""
 
 
-class Provision(NamedTuple):
+class ProvisionTime(NamedTuple):
     """Quantiles of the time from a replica's creation until it takes leases."""
 
     p50_s: float
@@ -22,23 +22,25 @@ class Provision(NamedTuple):
     """Share of replicas that never become ready."""
 
     @property
-    def punctual(self) -> float:
+    def punctual_share(self) -> float:
         """Share of replicas that take leases by the 95th percentile of those that do."""
         return 0.95 * (1 - self.failing)
 
 
-PRIOR = Provision(30.0, 60.0)
+PRIOR = ProvisionTime(30.0, 60.0)
 """Assumed for pools without samples."""
 
 
-def provision(took_s: Sequence[float | None], prior: Provision = PRIOR) -> Provision:
+def estimate_provision(
+    took_s: Sequence[float | None], prior: ProvisionTime = PRIOR
+) -> ProvisionTime:
     """Quantiles of the newest samples, shrunk towards the prior while they are few.
 
     Args:
         took_s: seconds of each, the newest last; None of those that failed.
         prior: that of all pools, or of the whole pool for one of its templates.
     """
-    newest = took_s[-KEPT:]
+    newest = took_s[-MAX_SAMPLES:]
     done = sorted(each for each in newest if each is not None)
     failing = (len(newest) - len(done) + PRIOR_WEIGHT * prior.failing) / (
         len(newest) + PRIOR_WEIGHT
@@ -49,10 +51,10 @@ def provision(took_s: Sequence[float | None], prior: Provision = PRIOR) -> Provi
         seen_s = done[math.floor(share * len(done))] if done else assumed_s
         return weight * assumed_s + (1 - weight) * seen_s
 
-    return Provision(shrunk(0.5, prior.p50_s), shrunk(0.95, prior.p95_s), failing)
+    return ProvisionTime(shrunk(0.5, prior.p50_s), shrunk(0.95, prior.p95_s), failing)
 
 
-def followed(took: Provision, p50_s: float, p95_s: float, count: int) -> Provision:
+def add_first_start(took: ProvisionTime, p50_s: float, p95_s: float, count: int) -> ProvisionTime:
     """Provisioning time plus the first start on a replica, weighted by its samples.
 
     Args:
@@ -65,14 +67,14 @@ def followed(took: Provision, p50_s: float, p95_s: float, count: int) -> Provisi
     return took._replace(p50_s=took.p50_s + weight * p50_s, p95_s=took.p95_s + weight * p95_s)
 
 
-def with_spares(wanted: int, ready: int, took: Provision, enough: Assurance) -> int:
+def with_spares(wanted: int, ready: int, took: ProvisionTime, enough: Assurance) -> int:
     """Replicas to create so that the desired number is ready in time.
 
     A client that waits for a whole wave waits for its slowest replica, and for those that must be
     created again. So more are created, by the normal approximation of a binomial distribution; the
     number falls to the desired one as they get ready.
     """
-    missing, share = wanted - ready, took.punctual
+    missing, share = wanted - ready, took.punctual_share
     if missing <= 0 or share <= 0:
         return wanted
     spare = enough.deviations * math.sqrt(missing * (1 - share))

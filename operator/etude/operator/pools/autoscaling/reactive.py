@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from etude.operator.pools.autoscaling.config import Autoscaling
+from etude.operator.pools.autoscaling.config import ScalingParameters
 from etude.operator.pools.autoscaling.windows import Samples, average
 
 
-class Panic(NamedTuple):
+class PanicState(NamedTuple):
     """Panic mode: demand outgrew the pool recently, and nothing shrinks until it ends."""
 
     over_s: float
@@ -21,7 +21,7 @@ class Panic(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reaction:
+class ReactiveSize:
     """Replicas by the stable and the panic window."""
 
     wanted: int
@@ -32,7 +32,7 @@ class Reaction:
     """Mean demand in slots over the stable window."""
     panicked: float
     """Mean demand in slots over the panic window."""
-    panic: Panic | None
+    panic: PanicState | None
 
     @property
     def replicas(self) -> int:
@@ -40,15 +40,15 @@ class Reaction:
         return max(self.wanted, self.least)
 
 
-def reaction(
+def reactive_size(
     samples: Samples,
-    panic: Panic | None,
-    config: Autoscaling,
+    panic: PanicState | None,
+    config: ScalingParameters,
     *,
     ready: int,
     slots: int,
     now_s: float,
-) -> Reaction | None:
+) -> ReactiveSize | None:
     """The size by recent demand; None without samples.
 
     Args:
@@ -69,12 +69,12 @@ def reaction(
     least = math.floor(reachable / config.max_scale_down_rate) if ready else 0
     calm, rushed = math.ceil(stable / target), math.ceil(panicked / target)
     if rushed / reachable >= config.panic_threshold_percent / 100:
-        panic = Panic(now_s, panic.most if panic else 0)
+        panic = PanicState(now_s, panic.most if panic else 0)
     elif panic is not None and now_s > panic.over_s + config.stable_window_s:
         panic = None
     if panic is not None:
         panic = panic._replace(most=max(panic.most, least, min(max(calm, rushed), most)))
-    return Reaction(
+    return ReactiveSize(
         wanted=panic.most if panic else min(calm, most),
         least=min(least, most),
         stable=stable,

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from etude.common.plans.forecast import Quantile, Wave
 from etude.operator.pools.autoscaling.config import TICK_S
-from etude.operator.pools.autoscaling.provisioning import Provision
-from etude.operator.pools.autoscaling.reactive import Panic
-from etude.operator.pools.autoscaling.windows import Sample, Samples, raised
+from etude.operator.pools.autoscaling.provisioning import ProvisionTime
+from etude.operator.pools.autoscaling.reactive import PanicState
+from etude.operator.pools.autoscaling.windows import Sample, Samples, add_peak
 
 
 class IdleReplica(NamedTuple):
@@ -24,7 +24,7 @@ class IdleReplica(NamedTuple):
     """Its node is being drained."""
 
 
-class Held(NamedTuple):
+class HeldLeases(NamedTuple):
     """Leases of one template that began at about one time."""
 
     template: str
@@ -42,7 +42,7 @@ class PoolMetrics:
     """Seconds since 1970, for the schedule."""
     ready: int
     creating: int = 0
-    unplaced: int = 0
+    unschedulable: int = 0
     """Of the creating replicas, the unschedulable ones."""
     terminating: int = 0
     holding: int = 0
@@ -54,17 +54,17 @@ class PoolMetrics:
     holders: frozenset[str] = frozenset()
     """Runs that hold leases."""
     idle: tuple[IdleReplica, ...] = ()
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldLeases, ...] = ()
     """The leased slots by age; leases missing here count as kept for ever."""
     lease: tuple[Quantile, ...] = ()
     """Lease durations of templates without a plan."""
-    provision: Provision
+    provision: ProvisionTime
     """Provisioning time of templates that are not in provisions."""
-    provisions: Mapping[str, Provision] = field(default_factory=dict)
+    provisions: Mapping[str, ProvisionTime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """One run's forecast of the environments that it will ask this pool for."""
 
     run_id: str
@@ -81,7 +81,7 @@ class Plan:
     """GPUs that idle while one of its waves waits; 0 is unknown."""
 
 
-class Bucket(NamedTuple):
+class CreationBucket(NamedTuple):
     """Token bucket of replicas that may be created."""
 
     tokens: float
@@ -102,13 +102,13 @@ class PoolState:
     """Highest desired replicas, for as long as the hard cap remembers."""
     lasting: Samples = ()
     """Highest desired replicas without spares, which have no scale-down delay."""
-    panic: Panic | None = None
+    panic: PanicState | None = None
     busy_s: float
     """Time of the last demand."""
-    bucket: Bucket
+    bucket: CreationBucket
 
 
-def restarted(replicas: int, *, now_s: float) -> PoolState:
+def initial_state(replicas: int, *, now_s: float) -> PoolState:
     """A state without history that cannot scale down before its windows are full.
 
     Args:
@@ -120,13 +120,13 @@ def restarted(replicas: int, *, now_s: float) -> PoolState:
         staffed=replicas,
         peaks=(Sample(now_s, replicas),),
         lasting=(Sample(now_s, replicas),),
-        panic=Panic(now_s, replicas) if replicas > 1 else None,
+        panic=PanicState(now_s, replicas) if replicas > 1 else None,
         busy_s=now_s,
-        bucket=Bucket(0.0, now_s - TICK_S),
+        bucket=CreationBucket(0.0, now_s - TICK_S),
     )
 
 
-def resumed(state: PoolState, replicas: int, *, now_s: float) -> PoolState:
+def state_after_silence(state: PoolState, replicas: int, *, now_s: float) -> PoolState:
     """The state after silent brokers, with the history of demand dropped.
 
     Replicas desired before the silence still explain those that terminate.
@@ -138,14 +138,14 @@ def resumed(state: PoolState, replicas: int, *, now_s: float) -> PoolState:
     """
     here = Sample(now_s, replicas)
     return replace(
-        restarted(replicas, now_s=now_s),
-        peaks=raised(state.peaks, here, keep_s=math.inf),
-        lasting=raised(state.lasting, here, keep_s=math.inf),
+        initial_state(replicas, now_s=now_s),
+        peaks=add_peak(state.peaks, here, keep_s=math.inf),
+        lasting=add_peak(state.lasting, here, keep_s=math.inf),
         bucket=state.bucket,
     )
 
 
-class Cause(StrEnum):
+class ScalingCause(StrEnum):
     """The source that asks for the most replicas."""
 
     STABLE = "Stable"
@@ -173,7 +173,7 @@ class PoolDecision:
     """Idle replicas to drain, and to delete once they are empty."""
     withdrawn: int = 0
     """Number of unready replicas to remove."""
-    cause: Cause = Cause.STABLE
+    cause: ScalingCause = ScalingCause.STABLE
     """The source that asked for the most."""
     stable: float = 0.0
     """Mean demand of the stable window, in slots."""

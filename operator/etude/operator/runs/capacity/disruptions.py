@@ -10,7 +10,7 @@ from etude.operator.manifests import Manifest, is_deleting, is_true, labels, ref
 from etude.operator.pod_failures import DISRUPTION
 from etude.operator.reasons import Reason
 from etude.operator.runs.lifecycle import commands, transitions
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 STARTING_GRACE_S = 5
@@ -20,7 +20,7 @@ starts has nothing to save."""
 MAX_REMEMBERED = 256
 
 
-def noted(restarts: Restarts, pods: Mapping[str, Sequence[Manifest]]) -> Restarts:
+def count_disruptions(restarts: Restarts, pods: Mapping[str, Sequence[Manifest]]) -> Restarts:
     """The restart counters with every disrupted pod counted once.
 
     Args:
@@ -39,7 +39,7 @@ def noted(restarts: Restarts, pods: Mapping[str, Sequence[Manifest]]) -> Restart
     return restarts.model_copy(update={"infra": restarts.infra + len(new), "disrupted": disrupted})
 
 
-def hurried(pods: Mapping[str, Sequence[Manifest]]) -> Iterator[Delete]:
+def hurry_starting_pods(pods: Mapping[str, Sequence[Manifest]]) -> Iterator[Delete]:
     """Delete terminating pods that are still starting, with a short grace period."""
     for of_role in pods.values():
         for pod in of_role:
@@ -61,39 +61,39 @@ STUCK_GRACE_S = 30
 """A stalled trainer will not save a checkpoint while it terminates."""
 
 
-def replacements(run: RLRun, seen: Seen) -> Iterator[Action]:
+def replace_old_pods(run: RLRun, seen: ObservedRun) -> Iterator[Action]:
     """Delete pods of earlier attempts; their StatefulSet creates the new ones."""
     intent = run.status.intent
     if intent is None:
         # A StatefulSet's controller that has not seen the new template yet makes the old pod once
         # more. Nobody counts on that, and nobody else would ever replace it.
-        yield from _gone(_old(seen, transitions.attempts_of(run)))
+        yield from _delete_pods(_old_pods(seen, transitions.attempts_of(run)))
     elif intent.type == "Restart":
         roles = [intent.role] if intent.role else list(seen.pods)
-        old = _old(seen, dict.fromkeys(roles, intent.attempt))
+        old = _old_pods(seen, dict.fromkeys(roles, intent.attempt))
         is_stuck = intent.reason == Reason.NO_PROGRESS
         if old and is_stuck:
             order = run_pb2.CommandRequest(dump_stacks=run_pb2.DumpStacks())
-            yield commands.order(run, order, "dump", intent.attempt)
-        yield from _gone(old, STUCK_GRACE_S if is_stuck else None)
+            yield commands.command(run, order, "dump", intent.attempt)
+        yield from _delete_pods(old, STUCK_GRACE_S if is_stuck else None)
 
 
-def _old(seen: Seen, attempts: Mapping[str, int]) -> list[Manifest]:
+def _old_pods(seen: ObservedRun, attempts: Mapping[str, int]) -> list[Manifest]:
     """Running pods of earlier attempts whose workload already has the new template."""
-    templates = {labels(m).get(names.ROLE): m["spec"]["template"] for m in seen.sets}
+    templates = {labels(m).get(names.ROLE): m["spec"]["template"] for m in seen.stateful_sets}
     return [
         pod
         for role, attempt in attempts.items()
         # While the cluster refuses the new template, the old pod would come back for ever.
-        if role not in templates or _is_of(templates[role], attempt)
+        if role not in templates or _is_of_attempt(templates[role], attempt)
         for pod in seen.pods.get(role, ())
-        if not _is_of(pod, attempt) and not is_deleting(pod)
+        if not _is_of_attempt(pod, attempt) and not is_deleting(pod)
     ]
 
 
-def _is_of(made: Manifest, attempt: int) -> bool:
+def _is_of_attempt(made: Manifest, attempt: int) -> bool:
     return labels(made).get(names.ATTEMPT, "0") == str(attempt)
 
 
-def _gone(pods: Iterable[Manifest], grace_s: int | None = None) -> Iterator[Delete]:
+def _delete_pods(pods: Iterable[Manifest], grace_s: int | None = None) -> Iterator[Delete]:
     yield from (Delete(ref=ref(pod), uid=uid(pod), grace_s=grace_s) for pod in pods)

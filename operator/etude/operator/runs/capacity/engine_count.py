@@ -9,16 +9,16 @@ from etude.common.api.run.status import EngineStatus
 from etude.operator import names
 from etude.operator.builders import run as desired
 from etude.operator.manifests import Ref
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 TOLERANCE = 0.1
 """A need within a tenth of what there is changes nothing: steps are never equally long."""
-PACE = 2
+MAX_FACTOR = 2
 """At most twice as many, or half, at a time: one odd step must not take every GPU."""
 
 
-class Bounds(NamedTuple):
+class EngineBounds(NamedTuple):
     """Target and limits of the engine count."""
 
     least: int
@@ -27,7 +27,7 @@ class Bounds(NamedTuple):
     """Target time of a step."""
 
 
-class Signals(NamedTuple):
+class StepSignals(NamedTuple):
     """Smoothed figures of the newest steps."""
 
     tokens: float
@@ -40,7 +40,7 @@ class Signals(NamedTuple):
     """Engines that sampled them."""
 
 
-def wanted(signals: Signals, bounds: Bounds, present: int) -> int:
+def desired_engines(signals: StepSignals, bounds: EngineBounds, present: int) -> int:
     """Engines for the target step time.
 
     N = ceil(tokens per step / (tokens per second of an engine x seconds for sampling)), where the
@@ -54,19 +54,19 @@ def wanted(signals: Signals, bounds: Bounds, present: int) -> int:
         present: engines desired so far.
     """
     if signals.tokens <= 0 or signals.wait_s <= 0 or signals.engines <= 0:
-        return _within(present, bounds)
+        return _clamp(present, bounds)
     room_s = bounds.step_s - signals.work_s
     if room_s <= 0:
-        return _within(PACE * present, bounds)
+        return _clamp(MAX_FACTOR * present, bounds)
     need = signals.engines * signals.wait_s / room_s
     if abs(need / present - 1) <= TOLERANCE:
-        return _within(present, bounds)
+        return _clamp(present, bounds)
     # Rounding noise in need must not cost an engine.
-    count = math.ceil(round(min(need, PACE * present), 6))
-    return _within(max(count, math.ceil(present / PACE)), bounds)
+    count = math.ceil(round(min(need, MAX_FACTOR * present), 6))
+    return _clamp(max(count, math.ceil(present / MAX_FACTOR)), bounds)
 
 
-def _within(count: int, bounds: Bounds) -> int:
+def _clamp(count: int, bounds: EngineBounds) -> int:
     return max(bounds.least, min(count, bounds.most))
 
 
@@ -80,7 +80,7 @@ def scaled_role(run: RLRun) -> InferenceRole | None:
     return role if role is not None and role.autoscaling.mode == "StepTime" else None
 
 
-def decided(run: RLRun, seen: Seen) -> EngineStatus | None:
+def decide_engines(run: RLRun, seen: ObservedRun) -> EngineStatus | None:
     """The engine status to write: the count so far, or the next one at a new policy version."""
     role = scaled_role(run)
     if role is None:
@@ -98,9 +98,11 @@ def decided(run: RLRun, seen: Seen) -> EngineStatus | None:
         return before.model_copy(update={"version": report.policy_version})
     if since < SETTLE_VERSIONS:
         return before
-    signals = Signals(report.step_tokens, report.wait_seconds, report.work_seconds, report.engines)
+    signals = StepSignals(
+        report.step_tokens, report.wait_seconds, report.work_seconds, report.engines
+    )
     step_s = float(role.autoscaling.target_step_seconds or 0)
-    count = wanted(signals, Bounds(role.least, role.most, step_s), present)
+    count = desired_engines(signals, EngineBounds(role.least, role.most, step_s), present)
     if count == present:
         return before
     message = (
@@ -110,13 +112,13 @@ def decided(run: RLRun, seen: Seen) -> EngineStatus | None:
     return EngineStatus(replicas=count, version=report.policy_version, message=message)
 
 
-def is_another(decided: EngineStatus | None, before: EngineStatus | None) -> bool:
+def is_changed(decided: EngineStatus | None, before: EngineStatus | None) -> bool:
     """The two counts differ; a new count is recorded before it is acted on."""
     numbers = [None if each is None else each.replicas for each in (decided, before)]
     return numbers[0] != numbers[1]
 
 
-def kept(run: RLRun, seen: Seen) -> int | None:
+def surplus_engines(run: RLRun, seen: ObservedRun) -> int | None:
     """Engines to keep until the controller expects fewer; None if there is no surplus."""
     if scaled_role(run) is None:
         return None
@@ -128,7 +130,7 @@ def kept(run: RLRun, seen: Seen) -> int | None:
     return present if present > count and not does_without else None
 
 
-def order(run: RLRun, report: run_pb2.RunStatus) -> run_pb2.CommandRequest | None:
+def scale_command(run: RLRun, report: run_pb2.RunStatus) -> run_pb2.CommandRequest | None:
     """The command for a controller that expects another engine count; None if it does not."""
     count = desired.engine_replicas(run)
     if scaled_role(run) is None or report.engine_limit == count:

@@ -6,21 +6,21 @@ from etude.common.api.kinds import RLRun
 from etude.operator.actions import Moment
 from etude.operator.clock import seconds
 from etude.operator.manifests import Manifest, condition, is_deleting
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 
 
-class Wait(NamedTuple):
+class GangWait(NamedTuple):
     """Unscheduled pods of a gang."""
 
     left_s: float
     """Until gang.timeoutSeconds is over; negative after that."""
-    words: str
+    message: str
     """The scheduler's message, or the number of unscheduled pods."""
-    is_refused: bool
+    is_unschedulable: bool
     """The scheduler reports that they cannot be placed now."""
 
 
-def wait(run: RLRun, seen: Seen, now: Moment) -> Wait | None:
+def gang_wait(run: RLRun, seen: ObservedRun, now: Moment) -> GangWait | None:
     """The wait of a run's gang; None without a gang, and once all its pods have a node."""
     gang = run.spec.scheduling.gang
     if gang is None:
@@ -30,27 +30,27 @@ def wait(run: RLRun, seen: Seen, now: Moment) -> Wait | None:
     if not waiting:
         return None
     since_s = min(seconds(pod["metadata"]["creationTimestamp"]) for pod in waiting)
-    said = _said(seen)
+    said = _unschedulable_message(seen)
     words = said or f"{len(waiting)} of {len(pods)} pods have no node"
-    return Wait(since_s + gang.timeout_seconds - now.wall_s, words, bool(said))
+    return GangWait(since_s + gang.timeout_seconds - now.wall_s, words, bool(said))
 
 
-def waits_s(run: RLRun, seen: Seen, now: Moment) -> list[float]:
+def waits_s(run: RLRun, seen: ObservedRun, now: Moment) -> list[float]:
     """Seconds until the gang's timeout, which no event announces."""
-    found = wait(run, seen, now)
+    found = gang_wait(run, seen, now)
     return [] if found is None else [found.left_s]
 
 
-def _said(seen: Seen) -> str:
+def _unschedulable_message(seen: ObservedRun) -> str:
     """The scheduler's message about the first PodGroup that it cannot place."""
     for key, group in seen.children.items():
-        if key.kind == "PodGroup" and _is_refused(group):
+        if key.kind == "PodGroup" and _is_unschedulable(group):
             refusal = condition(group, "Unschedulable")
             return f"PodGroup {key.name}: {refusal.get('message') or refusal.get('reason', '')}"
     return ""
 
 
-def _is_refused(group: Manifest) -> bool:
+def _is_unschedulable(group: Manifest) -> bool:
     """The group is unschedulable now: Volcano keeps an old refusal after a newer Scheduled."""
     refusal, placed = condition(group, "Unschedulable"), condition(group, "Scheduled")
     if refusal.get("status") != "True":

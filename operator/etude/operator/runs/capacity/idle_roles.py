@@ -11,30 +11,30 @@ from etude.operator.actions import Moment
 from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339, seconds
 from etude.operator.manifests import Manifest, condition, is_true
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
-MARGIN = 1.5
+STARTUP_MARGIN = 1.5
 """Factor on the measured startup time: a role that is late stops all others."""
-WORTH = 2.0
+LEAST_ABSENCE = 2.0
 """Roles are released only if they can stay away this many startup times."""
-LEAST_S = 30.0
+LEAST_STARTUP_S = 30.0
 """Least startup time that is assumed."""
-POOL_S = 60.0
+POOL_STARTUP_S = 60.0
 """Startup time of hosts of a pool that has not measured it."""
 
 
-def is_fixed(run: RLRun) -> bool:
+def has_fixed_pods(run: RLRun) -> bool:
     """A JobSet or a queue holds a fixed number of pods for the run."""
     scheduling = run.spec.scheduling
     return scheduling.kind == "JobSet" or scheduling.admission != "None"
 
 
-def complaint(run: RLRun) -> str:
+def idle_roles_problem(run: RLRun) -> str:
     """The sentence that refuses releasing idle roles; empty where they can be released."""
     kinds = {phase.is_rl for phase in run.spec.phases}
     is_held = run.spec.scheduling.idle_roles == "Hold" or run.status.active.since is not None
-    if is_held or not is_fixed(run) or len(kinds) < 2:
+    if is_held or not has_fixed_pods(run) or len(kinds) < 2:
         return ""
     return (
         "spec.scheduling.idleRoles: a JobSet or a queue holds a fixed number of pods, so roles stay"
@@ -42,10 +42,10 @@ def complaint(run: RLRun) -> str:
     )
 
 
-def decided(run: RLRun, seen: Seen, now: Moment) -> Released | None:
+def decide_released(run: RLRun, seen: ObservedRun, now: Moment) -> Released | None:
     """The status.released to write for a run that holds pods."""
     before = run.status.released
-    if run.spec.scheduling.idle_roles == "Hold" or is_fixed(run) or not _has_others(run):
+    if run.spec.scheduling.idle_roles == "Hold" or has_fixed_pods(run) or not _has_other_roles(run):
         return None
     report = seen.report.status if seen.report.is_current else None
     if report is None or not report.phase:
@@ -55,24 +55,24 @@ def decided(run: RLRun, seen: Seen, now: Moment) -> Released | None:
     left_s, lead_s = _left_s(run, report), _lead_s(run, seen)
     if left_s is None or lead_s is None:
         return before
-    if left_s <= (WORTH if before is None else 1.0) * lead_s:
+    if left_s <= (LEAST_ABSENCE if before is None else 1.0) * lead_s:
         return None
-    return before or _released(report, left_s, lead_s, now)
+    return before or _new_release(report, left_s, lead_s, now)
 
 
-def _has_others(run: RLRun) -> bool:
+def _has_other_roles(run: RLRun) -> bool:
     """The run has pods other than its trainer's."""
     own_pools = (role.pool_template is not None for role in run.spec.roles.environments)
-    return desired.roles(run).keys() != {names.TRAINER} or any(own_pools)
+    return desired.pods_by_role(run).keys() != {names.TRAINER} or any(own_pools)
 
 
-def _released(report: run_pb2.RunStatus, left_s: float, lead_s: float, now: Moment) -> Released:
+def _new_release(report: run_pb2.RunStatus, left_s: float, lead_s: float, now: Moment) -> Released:
     until = "none" if math.isinf(left_s) else f"{left_s:.0f} s away"
     message = f"{report.phase}: reinforcement learning is {until}, roles start in {lead_s:.0f} s"
     return Released(since=rfc3339(now.wall_s), message=message)
 
 
-def waits_s(run: RLRun, seen: Seen) -> list[float]:
+def waits_s(run: RLRun, seen: ObservedRun) -> list[float]:
     """Seconds until released roles must start again, if no report comes earlier."""
     report = seen.report.status
     if run.status.released is None or report is None:
@@ -86,7 +86,7 @@ def waits_s(run: RLRun, seen: Seen) -> list[float]:
 def _left_s(run: RLRun, report: run_pb2.RunStatus) -> float | None:
     """Seconds until reinforcement learning begins at the earliest; None while unknown."""
     coming = list(_until_sampling(run, report.phase))
-    if len(coming) == sum(1 for _ in _from(run, report.phase)):
+    if len(coming) == sum(1 for _ in _phases_from(run, report.phase)):
         return math.inf
     if not report.step_seconds_p50:
         return None
@@ -99,7 +99,7 @@ def _left_s(run: RLRun, report: run_pb2.RunStatus) -> float | None:
     return steps * report.step_seconds_p50
 
 
-def _from(run: RLRun, name: str) -> Iterator[Phase]:
+def _phases_from(run: RLRun, name: str) -> Iterator[Phase]:
     """The phases from one on."""
     is_reached = False
     for phase in run.spec.phases:
@@ -110,38 +110,40 @@ def _from(run: RLRun, name: str) -> Iterator[Phase]:
 
 def _until_sampling(run: RLRun, name: str) -> Iterator[Phase]:
     """The phases from one on, up to the next that samples."""
-    for phase in _from(run, name):
+    for phase in _phases_from(run, name):
         if phase.is_rl:
             return
         yield phase
 
 
-def _lead_s(run: RLRun, seen: Seen) -> float | None:
+def _lead_s(run: RLRun, seen: ObservedRun) -> float | None:
     """Seconds of startup to allow for idle roles; None before all were ready once."""
     took = [role.startup_seconds for role in run.status.roles if role.name != names.TRAINER]
     pools = [
-        float(pool.status.provision.p95_seconds) if pool.status.provision is not None else POOL_S
+        float(pool.status.provision.p95_seconds)
+        if pool.status.provision is not None
+        else POOL_STARTUP_S
         for role in run.spec.roles.environments
         if role.pool_template is not None and (pool := seen.pools.get(role.name)) is not None
     ]
     if any(each is None for each in took):
         return None
     slowest_s = max([*(float(each) for each in took if each is not None), *pools], default=0.0)
-    return max(LEAST_S, MARGIN * slowest_s)
+    return max(LEAST_STARTUP_S, STARTUP_MARGIN * slowest_s)
 
 
-def startup_s(run: RLRun, seen: Seen, role: str, now: Moment) -> int | None:
+def startup_s(run: RLRun, seen: ObservedRun, role: str, now: Moment) -> int | None:
     """Seconds that a role took to be ready the first time; None before that."""
     known = next((r.startup_seconds for r in run.status.roles if r.name == role), None)
-    wanted = desired.wanted(run)[role]
+    wanted = desired.desired_pods(run)[role]
     pods = seen.pods.get(role, ())
     if known is not None or not wanted or len(pods) < wanted:
         return known
-    took = [_took_s(pod, now) for pod in pods]
+    took = [_pod_startup_s(pod, now) for pod in pods]
     return None if None in took else math.ceil(max(each for each in took if each is not None))
 
 
-def _took_s(pod: Manifest, now: Moment) -> float | None:
+def _pod_startup_s(pod: Manifest, now: Moment) -> float | None:
     """Seconds from a pod's creation until it was ready; None while it is not."""
     when = condition(pod, "Ready").get("lastTransitionTime")
     made = pod["metadata"].get("creationTimestamp")

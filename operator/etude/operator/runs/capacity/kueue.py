@@ -7,185 +7,191 @@ from etude.common.api.kinds import RLRun
 from etude.operator.actions import Moment, Tell
 from etude.operator.builders import jobset, kueue, pod_overrides
 from etude.operator.builders import run as desired
-from etude.operator.builders.kueue import Flavor, Priority
+from etude.operator.builders.kueue import NodeFlavor, QueuePriority
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, no, yes
 from etude.operator.manifests import Manifest, condition, is_deleting, is_true
 from etude.operator.reasons import Reason
 from etude.operator.runs.lifecycle import transitions
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 
-CONDITION = "QuotaReserved"
+QUOTA_RESERVED = "QuotaReserved"
 
 
-class Quota(NamedTuple):
+class QuotaState(NamedTuple):
     """Quota state of a run: admitted, waiting, or evicted but still holding pods."""
 
     is_reserved: bool
     """The queue has admitted the run."""
     reason: Reason
     message: str = ""
-    is_being_left: bool = False
+    is_evicted: bool = False
     """The run was evicted and still has pods."""
-    flavors: Mapping[str, Flavor] = {}
+    flavors: Mapping[str, NodeFlavor] = {}
     """Node selector and tolerations of each role."""
 
     @property
     def allows_pods(self) -> bool:
         """Pods may exist: those of an evicted run until they have saved."""
-        return self.is_reserved or self.is_being_left
+        return self.is_reserved or self.is_evicted
 
     @property
     def fact(self) -> Fact:
         """The QuotaReserved condition."""
-        return Fact(CONDITION, self.is_reserved, self.reason, self.message)
+        return Fact(QUOTA_RESERVED, self.is_reserved, self.reason, self.message)
 
 
-def quota(run: RLRun, seen: Seen) -> Quota:
+def quota_state(run: RLRun, seen: ObservedRun) -> QuotaState:
     """The quota state of a run now; a run without a queue needs no quota."""
     match run.spec.scheduling.admission:
         case "None":
-            return Quota(is_reserved=True, reason=Reason.NOT_NEEDED)
+            return QuotaState(is_reserved=True, reason=Reason.NOT_NEEDED)
         case "JobSet":
-            return _of_job_set(run, seen.children.get(jobset.ref_of(run)))
+            return _job_set_quota(run, seen.children.get(jobset.job_set_ref(run)))
         case "Workload":
-            return _of_workload(run, seen)
+            return _workload_quota(run, seen)
 
 
-def has_place(run: RLRun, seen: Seen, *, is_wanted: bool) -> bool:
+def needs_workload(run: RLRun, seen: ObservedRun, *, is_wanted: bool) -> bool:
     """The run should have a Workload.
 
     A suspended run gives its quota back when its pods are gone. A finished run keeps its Workload,
     which is Finished and holds no quota.
     """
     is_over = run.status.completion_time is not None
-    is_busy = run.status.intent is not None or not seen.is_gone
+    is_busy = run.status.intent is not None or not seen.has_no_pods
     return is_over or is_busy or (is_wanted and is_queueable(run, seen))
 
 
-def is_queueable(run: RLRun, seen: Seen) -> bool:
+def is_queueable(run: RLRun, seen: ObservedRun) -> bool:
     """The run can be queued: its WorkloadPriorityClass exists."""
     named = run.spec.scheduling.workload_priority_class_name
     by_hand = run.spec.scheduling.admission == "Workload"
     return not by_hand or named is None or named in seen.priorities
 
 
-def _of_job_set(run: RLRun, live: Manifest | None) -> Quota:
+def _job_set_quota(run: RLRun, live: Manifest | None) -> QuotaState:
     if live is None or is_deleting(live) or live["spec"].get("suspend", False):
         return _waiting(run)
     return _reserved(run)
 
 
-def _of_workload(run: RLRun, seen: Seen) -> Quota:
-    live = seen.children.get(kueue.ref_of(run))
-    given = kueue.assigned(live) if live is not None else {}
+def _workload_quota(run: RLRun, seen: ObservedRun) -> QuotaState:
+    live = seen.children.get(kueue.workload_ref(run))
+    given = kueue.assigned_flavors(live) if live is not None else {}
     named = {name for names in given.values() for name in names}
-    flavors, clash = _placing(live, given, seen)
+    flavors, clash = _node_flavors(live, given, seen)
     if live is None or is_deleting(live):
         found = _waiting(run)
     elif not is_true(live, "Admitted") or is_true(live, "Evicted"):
         found = _waiting(run, live)
     elif named - seen.flavors.keys():
         missing = ", ".join(sorted(named - seen.flavors.keys()))
-        found = _no(Reason.INADMISSIBLE, f"ResourceFlavor {missing} does not exist")
+        found = _denied(Reason.INADMISSIBLE, f"ResourceFlavor {missing} does not exist")
     elif clash:
-        found = _no(Reason.INADMISSIBLE, clash)
+        found = _denied(Reason.INADMISSIBLE, clash)
     else:
         found = _reserved(run)
-    is_left = not found.is_reserved and not seen.is_gone
+    is_left = not found.is_reserved and not seen.has_no_pods
     if not is_queueable(run, seen):
         name = run.spec.scheduling.workload_priority_class_name
         words = f"WorkloadPriorityClass {name} does not exist"
         found = found._replace(reason=Reason.INADMISSIBLE, message=words)
-    return found._replace(is_being_left=is_left, flavors=flavors)
+    return found._replace(is_evicted=is_left, flavors=flavors)
 
 
-def _placing(
-    live: Manifest | None, given: Mapping[str, tuple[str, ...]], seen: Seen
-) -> tuple[dict[str, Flavor], str]:
+def _node_flavors(
+    live: Manifest | None, given: Mapping[str, tuple[str, ...]], seen: ObservedRun
+) -> tuple[dict[str, NodeFlavor], str]:
     """The node flavor of each role's pods, and the last conflict with an admission check.
 
     Source: Kueue's PodSetInfo (pkg/podset): flavors first, then the updates of admission checks,
     which must not contradict them.
     """
-    updates = kueue.updates(live) if live is not None else {}
+    updates = kueue.pod_set_updates(live) if live is not None else {}
     placed, clash = {}, ""
     for role, names in given.items():
-        known = kueue.joined(
-            kueue.of_flavor(seen.flavors[name]) for name in names if name in seen.flavors
+        known = kueue.merge_flavors(
+            kueue.node_flavor(seen.flavors[name]) for name in names if name in seen.flavors
         )
         for update in updates.get(role, ()):
-            for key in kueue.clashes(known, update):
+            for key in kueue.conflicting_keys(known, update):
                 clash = f"an admission check contradicts the flavor's {key} for role {role}"
-            known = kueue.joined([known, update])
+            known = kueue.merge_flavors([known, update])
         placed[role] = known
     return placed, clash
 
 
-def _no(reason: Reason, message: str) -> Quota:
-    return Quota(is_reserved=False, reason=reason, message=message)
+def _denied(reason: Reason, message: str) -> QuotaState:
+    return QuotaState(is_reserved=False, reason=reason, message=message)
 
 
-def _reserved(run: RLRun) -> Quota:
+def _reserved(run: RLRun) -> QuotaState:
     message = f"LocalQueue {run.spec.scheduling.queue_name} has admitted the run"
-    return Quota(is_reserved=True, reason=Reason.QUOTA_RESERVED, message=message)
+    return QuotaState(is_reserved=True, reason=Reason.QUOTA_RESERVED, message=message)
 
 
-def _waiting(run: RLRun, workload: Manifest | None = None) -> Quota:
+def _waiting(run: RLRun, workload: Manifest | None = None) -> QuotaState:
     """A run before its first admission, or after an eviction."""
     queue = f"LocalQueue {run.spec.scheduling.queue_name}"
-    said = condition(workload or {}, CONDITION)
+    said = condition(workload or {}, QUOTA_RESERVED)
     evicted = condition(workload or {}, "Evicted")
     if said.get("reason") == Reason.INADMISSIBLE:
-        return _no(Reason.INADMISSIBLE, f"{queue}: {said.get('message', '')}")
+        return _denied(Reason.INADMISSIBLE, f"{queue}: {said.get('message', '')}")
     if _had_quota(run) or evicted.get("status") == "True":
         words = f"{queue} evicted the run; it waits to be admitted again"
         because = evicted.get("message") or evicted.get("reason") or ""
-        return _no(Reason.EVICTED, f"{words}: {because}" if because else words)
+        return _denied(Reason.EVICTED, f"{words}: {because}" if because else words)
     waits = f"{queue} has not admitted the run yet"
     because = said.get("message", "")
-    return _no(Reason.WAITING_FOR_QUOTA, f"{waits}: {because}" if because else waits)
+    return _denied(Reason.WAITING_FOR_QUOTA, f"{waits}: {because}" if because else waits)
 
 
 def _had_quota(run: RLRun) -> bool:
     """The queue had admitted the run before it began to wait again."""
-    before = next((c for c in run.status.conditions if c.type == CONDITION), None)
+    before = next((c for c in run.status.conditions if c.type == QUOTA_RESERVED), None)
     return before is not None and (before.status == "True" or before.reason == Reason.EVICTED)
 
 
-def priority(run: RLRun, seen: Seen) -> Priority | None:
+def queue_priority(run: RLRun, seen: ObservedRun) -> QueuePriority | None:
     """The run's WorkloadPriorityClass, else the PriorityClass of its pods; None without either."""
     name = run.spec.scheduling.workload_priority_class_name
     if name is None:
-        return _of_pods(run, seen)
+        return _pod_priority(run, seen)
     value = seen.priorities.get(name)
     if value is None:
         return None
-    return Priority("kueue.x-k8s.io", "WorkloadPriorityClass", name, value)
+    return QueuePriority("kueue.x-k8s.io", "WorkloadPriorityClass", name, value)
 
 
-def _of_pods(run: RLRun, seen: Seen) -> Priority | None:
+def _pod_priority(run: RLRun, seen: ObservedRun) -> QueuePriority | None:
     """The class of the first role that has one, else that of pods without one."""
-    name = next(filter(None, (_class_of(run, role) for role in desired.roles(run))), None)
+    name = next(
+        filter(None, (_priority_class(run, role) for role in desired.pods_by_role(run))), None
+    )
     for known in seen.pod_priorities.values():
         itself = known["metadata"]["name"]
         if itself == name or (name is None and known.get("globalDefault", False)):
-            return Priority("scheduling.k8s.io", "PriorityClass", itself, known["value"])
+            return QueuePriority("scheduling.k8s.io", "PriorityClass", itself, known["value"])
     return None
 
 
-def _class_of(run: RLRun, role: str) -> str | None:
+def _priority_class(run: RLRun, role: str) -> str | None:
     """The PriorityClass of a role's pods; podTemplate overrides win."""
     spec = desired.role_spec(run, role)
     override = spec.pod_template.spec.get("priorityClassName")
-    return str(override) if override else pod_overrides.classes(run, spec).get("priorityClassName")
+    return (
+        str(override) if override else pod_overrides.pod_classes(run, spec).get("priorityClassName")
+    )
 
 
-AT_ONCE = {"Preempted", "NodeFailures"}
+REQUEUED_IMMEDIATELY = {"Preempted", "NodeFailures"}
 """Evictions after which a run is requeued immediately; after others Kueue says when."""
 
 
-def told(run: RLRun, seen: Seen, now: Moment, ending: Fact | None) -> Iterator[Tell]:
+def workload_updates(
+    run: RLRun, seen: ObservedRun, now: Moment, ending: Fact | None
+) -> Iterator[Tell]:
     """Status writes that the Workload does not show yet.
 
     Args:
@@ -194,21 +200,25 @@ def told(run: RLRun, seen: Seen, now: Moment, ending: Fact | None) -> Iterator[T
         now: both clocks.
         ending: Complete or Failed, once the run is over.
     """
-    live = seen.children.get(kueue.ref_of(run))
+    live = seen.children.get(kueue.workload_ref(run))
     if live is None or is_deleting(live) or is_true(live, "Finished"):
         return
     if ending is not None:
         reason = "Succeeded" if ending.type == "Complete" else "Failed"
-        yield _told(live, [yes("Finished", reason, ending.message or ending.reason)], now)
-    elif is_true(live, "Evicted") and is_true(live, "QuotaReserved") and seen.is_gone:
-        yield _told(live, _left(condition(live, "Evicted")), now, without="admission")
+        yield _write_conditions(
+            live, [yes("Finished", reason, ending.message or ending.reason)], now
+        )
+    elif is_true(live, "Evicted") and is_true(live, "QuotaReserved") and seen.has_no_pods:
+        yield _write_conditions(
+            live, _eviction_conditions(condition(live, "Evicted")), now, without="admission"
+        )
     else:
         fact = _readiness(live, are_ready=_are_ready(run, seen))
         if fact is not None:
-            yield _told(live, [fact], now)
+            yield _write_conditions(live, [fact], now)
 
 
-def _left(evicted: Mapping[str, str]) -> list[Fact]:
+def _eviction_conditions(evicted: Mapping[str, str]) -> list[Fact]:
     """Conditions that give the quota of an evicted Workload back."""
     why = evicted.get("message") or ""
     reason = evicted.get("reason") or "Evicted"
@@ -216,15 +226,15 @@ def _left(evicted: Mapping[str, str]) -> list[Fact]:
         no("QuotaReserved", "Pending", why),
         no("Admitted", "NoReservation", "The workload has no reservation"),
         _not_ready("WaitForStart"),
-        Fact("Requeued", reason in AT_ONCE, reason, why),
+        Fact("Requeued", reason in REQUEUED_IMMEDIATELY, reason, why),
     ]
 
 
-def _are_ready(run: RLRun, seen: Seen) -> bool:
+def _are_ready(run: RLRun, seen: ObservedRun) -> bool:
     attempts = transitions.attempts_of(run)
     return all(
-        seen.ready(role, attempt=attempts.get(role, 0)) >= pods
-        for role, pods in desired.roles(run).items()
+        seen.num_ready(role, attempt=attempts.get(role, 0)) >= pods
+        for role, pods in desired.pods_by_role(run).items()
     )
 
 
@@ -252,7 +262,7 @@ def _not_ready(reason: str) -> Fact:
     return no("PodsReady", reason, "Not all pods are ready")
 
 
-def _told(live: Manifest, facts: list[Fact], now: Moment, *, without: str = "") -> Tell:
+def _write_conditions(live: Manifest, facts: list[Fact], now: Moment, *, without: str = "") -> Tell:
     """The Workload's status with these conditions in addition to those of other writers."""
     status = live.get("status") or {}
     conditions = {each["type"]: each for each in status.get("conditions") or ()}

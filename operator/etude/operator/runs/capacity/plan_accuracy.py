@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping
 
 from etude.common.api.kinds import EnvPool
 from etude.common.plans.registry import is_near
-from etude.operator.pools.observe import PLANNING
+from etude.operator.pools.observe import PLANNING_MODES
 from etude.operator.remotes.report_store import ReportBook
 
 
-def mistrusted(book: ReportBook, run_uid: str, pools: Iterable[EnvPool]) -> Mapping[str, float]:
+def inaccurate_plans(
+    book: ReportBook, run_uid: str, pools: Iterable[EnvPool]
+) -> Mapping[str, float]:
     """Ratio of requested to planned environments, by the pools that ignore the run's plan.
 
     Args:
@@ -19,7 +21,7 @@ def mistrusted(book: ReportBook, run_uid: str, pools: Iterable[EnvPool]) -> Mapp
     ratios = {
         pool.metadata.name: plan.ratio
         for pool in pools
-        if pool.spec.mode in PLANNING
+        if pool.spec.mode in PLANNING_MODES
         for words in book.pool(pool.metadata.uid).said.values()
         for plan in words.said.plans
         if plan.run_id == run_uid
@@ -27,7 +29,7 @@ def mistrusted(book: ReportBook, run_uid: str, pools: Iterable[EnvPool]) -> Mapp
     return {name: ratio for name, ratio in sorted(ratios.items()) if not is_near(ratio)}
 
 
-def words(found: Mapping[str, float]) -> str:
+def describe_inaccuracy(found: Mapping[str, float]) -> str:
     """A sentence about the pools that ignore the run's plan."""
     told = ", ".join(f"{ratio:.1f} times of them in {name}" for name, ratio in found.items())
     return f"other environments were asked for than planned ({told}): demand alone decides there"

@@ -3,16 +3,16 @@
 from etude.common.api.kinds import Checkpoint
 from etude.common.api.run.status import PutBack, Resumption
 
-KNOWN = 64
+MAX_EARLIER = 64
 """Earlier resume decisions that a run's status keeps."""
 
 
-def is_left(checkpoint: Checkpoint, resumption: Resumption | None) -> bool:
+def is_off_lineage(checkpoint: Checkpoint, resumption: Resumption | None) -> bool:
     """The run resumed from an earlier checkpoint, so this one is off its lineage."""
-    return is_left_at(checkpoint.saved.branch, checkpoint.saved.step, resumption)
+    return is_off_lineage_at(checkpoint.saved.branch, checkpoint.saved.step, resumption)
 
 
-def is_left_at(branch: int, step: int, resumption: Resumption | None) -> bool:
+def is_off_lineage_at(branch: int, step: int, resumption: Resumption | None) -> bool:
     """A checkpoint of this branch and step is off the run's lineage.
 
     The lineage is the path from the run's present branch to its start: of each branch on it,
@@ -22,7 +22,7 @@ def is_left_at(branch: int, step: int, resumption: Resumption | None) -> bool:
     if resumption is None or branch >= resumption.number:
         return False
     present = resumption.number
-    for at in reversed(put_backs(resumption)):
+    for at in reversed(resume_points(resumption)):
         if at.number != present:
             continue
         if at.step is None or step > at.step:
@@ -33,7 +33,7 @@ def is_left_at(branch: int, step: int, resumption: Resumption | None) -> bool:
     return branch > present
 
 
-def put_backs(resumption: Resumption) -> tuple[PutBack, ...]:
+def resume_points(resumption: Resumption) -> tuple[PutBack, ...]:
     """Every resume decision of the run, oldest first, the newest included."""
     if not resumption.number:
         return ()

@@ -8,17 +8,17 @@ from etude.common.api.meta import API_VERSION, NameRef
 from etude.operator import names
 from etude.operator.actions import Action, Apply, DealtWith, Delete, Fulfil, Note
 from etude.operator.builders.run import run_labels
-from etude.operator.builders.workload import head
+from etude.operator.builders.workload import object_head
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.report_store import Happening
 from etude.operator.runs.checkpoints import lineage, retention
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 DeletionPolicy = Literal["Retain", "Delete"]
 
 
-def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
+def handle_reports(run: RLRun, seen: ObservedRun) -> Iterator[Action]:
     """Register reported checkpoints and events in the order of the reports."""
     for happening in seen.report.happenings:
         if happening.checkpoint is not None:
@@ -26,32 +26,34 @@ def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
                 run, seen, happening.checkpoint, may_be_old=happening.may_be_old
             )
         if happening.event is not None:
-            yield _note(happening, happening.event)
+            yield _record_event(happening, happening.event)
         yield DealtWith(position=happening.position)
 
 
-def retirements(run: RLRun, seen: Seen) -> Iterator[Action]:
+def retire_superseded(run: RLRun, seen: ObservedRun) -> Iterator[Action]:
     """Delete the checkpoints that newer ones have superseded."""
-    for checkpoint in retention.superseded(seen.checkpoints, run.spec.checkpointing, seen.named):
+    for checkpoint in retention.superseded_checkpoints(
+        seen.checkpoints, run.spec.checkpointing, seen.start_sources
+    ):
         if not checkpoint.metadata.deletion_timestamp:
             key = Ref("Checkpoint", run.metadata.namespace, checkpoint.metadata.name)
             yield Delete(ref=key, uid=checkpoint.metadata.uid)
 
 
 def _registration(
-    run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord, *, may_be_old: bool
+    run: RLRun, seen: ObservedRun, record: run_pb2.CheckpointRecord, *, may_be_old: bool
 ) -> Iterator[Action]:
     asked = [*seen.requests, *seen.checkpoints]
     request = next((c for c in asked if c.metadata.uid == record.request), None)
     if record.request and request is not None:
         if not request.saved.uri:
-            yield _fulfilled(run, seen, request, record)
+            yield _complete_request(run, seen, request, record)
         return
     name = names.checkpoint(
         run.metadata.name, step=record.step, manifest_digest=record.manifest_digest
     )
     if all(known.metadata.name != name for known in seen.checkpoints):
-        was_let_go = may_be_old and _was_let_go(run, name, record)
+        was_let_go = may_be_old and _was_deleted(run, name, record)
         policy: DeletionPolicy = "Retain" if was_let_go else "Delete"
         manifest = _manifest(run, name, record, policy)
         parent = _parent(run, seen, record)
@@ -60,8 +62,8 @@ def _registration(
         yield Apply(manifest=manifest, manager=names.RUN_FIELD_MANAGER)
 
 
-def _fulfilled(
-    run: RLRun, seen: Seen, request: Checkpoint, record: run_pb2.CheckpointRecord
+def _complete_request(
+    run: RLRun, seen: ObservedRun, request: Checkpoint, record: run_pb2.CheckpointRecord
 ) -> Fulfil:
     """The requested Checkpoint, completed with the data that the controller wrote for it."""
     held = {
@@ -80,7 +82,7 @@ def _fulfilled(
     return Fulfil(ref=key, uid=request.metadata.uid, status=request.status.model_copy(update=held))
 
 
-def _parent(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> NameRef | None:
+def _parent(run: RLRun, seen: ObservedRun, record: run_pb2.CheckpointRecord) -> NameRef | None:
     """The Checkpoint that the run resumed from, under the name of its object if there is one."""
     digest = record.parent_digest
     if not digest:
@@ -90,13 +92,13 @@ def _parent(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> NameRef
     return NameRef(name=next(known, name))
 
 
-def _was_let_go(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> bool:
+def _was_deleted(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> bool:
     """The checkpoint was an object before, which was deleted without its data.
 
     A new controller reports every checkpoint in the store. Those older than the newest one ever
     verified were reported before, and so were those off the run's lineage.
     """
-    if lineage.is_left_at(record.branch, record.step, run.status.resumption):
+    if lineage.is_off_lineage_at(record.branch, record.step, run.status.resumption):
         return True
     last = run.status.last_checkpoint
     return last is not None and (record.step < last.step or name == last.name)
@@ -105,7 +107,7 @@ def _was_let_go(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> bool
 def _manifest(
     run: RLRun, name: str, record: run_pb2.CheckpointRecord, policy: DeletionPolicy
 ) -> Manifest:
-    manifest = head(run, API_VERSION, "Checkpoint", name, run_labels(run))
+    manifest = object_head(run, API_VERSION, "Checkpoint", name, run_labels(run))
     if policy == "Delete":
         manifest["metadata"]["finalizers"] = [names.CHECKPOINT_DATA]
     manifest["spec"] = {
@@ -127,7 +129,7 @@ def _manifest(
     return manifest
 
 
-def _note(happening: Happening, event: run_pb2.RunEvent) -> Note:
+def _record_event(happening: Happening, event: run_pb2.RunEvent) -> Note:
     epoch, sequence = happening.position
     return Note(
         name=f"report-{epoch}-{sequence}",

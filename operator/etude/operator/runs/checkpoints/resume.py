@@ -7,16 +7,16 @@ from etude.common.api.run.status import Resumption
 from etude.operator.checkpoints.status import is_ready
 from etude.operator.runs.checkpoints import lineage, retention
 
-AT = "spec.checkpointing.resumeFrom.name"
+FIELD = "spec.checkpointing.resumeFrom.name"
 
 
 def is_undecided(run: RLRun) -> bool:
     """The spec asks for another resume point than was decided."""
     before = run.status.resumption or Resumption(mode="Latest")
-    return (before.mode, before.asked) != _asked(run)
+    return (before.mode, before.asked) != _requested(run)
 
 
-def decided(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumption | None:
+def decide_resumption(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumption | None:
     """The resume decision to record for a run that is about to get pods.
 
     A named checkpoint that is not Ready stays undecided: a queue may evict a run that names one,
@@ -29,12 +29,12 @@ def decided(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumption | None:
     before = run.status.resumption
     if not is_undecided(run):
         return before
-    mode, asked = _asked(run)
+    mode, asked = _requested(run)
     base = before or Resumption()
     said = base.model_copy(update={"mode": mode, "asked": asked})
     if mode == "Latest":
         return said if before is not None else None
-    target = _target(run, [c for c in checkpoints if is_ready(c)])
+    target = _resume_target(run, [c for c in checkpoints if is_ready(c)])
     if target is None and mode == "Named":
         return before
     if target is None and mode == "Best":
@@ -48,28 +48,30 @@ def decided(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumption | None:
         name="" if target is None else target.metadata.name,
         step=None if target is None else target.saved.step,
         branch=0 if target is None else target.saved.branch,
-        earlier=lineage.put_backs(base)[-lineage.KNOWN :],
+        earlier=lineage.resume_points(base)[-lineage.MAX_EARLIER :],
     )
 
 
-def _target(run: RLRun, verified: Sequence[Checkpoint]) -> Checkpoint | None:
+def _resume_target(run: RLRun, verified: Sequence[Checkpoint]) -> Checkpoint | None:
     """The checkpoint to resume from; None for the start weights, or while it is missing."""
-    mode, asked = _asked(run)
+    mode, asked = _requested(run)
     match mode:
         case "Best":
-            return next(iter(retention.best_of(verified, run.spec.checkpointing.keep_best)), None)
+            return next(
+                iter(retention.best_checkpoints(verified, run.spec.checkpointing.keep_best)), None
+            )
         case "Named":
             return next((c for c in verified if c.metadata.name == asked), None)
         case _:
             return None
 
 
-def forgotten(resumption: Resumption | None) -> Resumption | None:
+def reset_decision(resumption: Resumption | None) -> Resumption | None:
     """The decision of a run that its user suspends: it is made again when the run gets pods."""
     return None if resumption is None else resumption.model_copy(update={"mode": "", "asked": ""})
 
 
-def complaint(run: RLRun, checkpoints: Sequence[Checkpoint]) -> str:
+def resume_problem(run: RLRun, checkpoints: Sequence[Checkpoint]) -> str:
     """The sentence that refuses the named resume point; empty where it is fine or in use."""
     named = run.spec.checkpointing.resume_from
     if named is None or run.status.active.since is not None or not is_undecided(run):
@@ -77,14 +79,14 @@ def complaint(run: RLRun, checkpoints: Sequence[Checkpoint]) -> str:
     found = next((c for c in checkpoints if c.metadata.name == named.name), None)
     if found is None:
         return (
-            f"{AT}: this run has no Checkpoint {named.name}; to start from another run's model, set"
+            f"{FIELD}: this run has no Checkpoint {named.name}; to start from another run's model, set"
             " model.checkpointRef"
         )
     if not is_ready(found):
-        return f"{AT}: {named.name} is {found.status.phase or 'not looked at yet'}, not Ready"
+        return f"{FIELD}: {named.name} is {found.status.phase or 'not looked at yet'}, not Ready"
     return ""
 
 
-def _asked(run: RLRun) -> tuple[str, str]:
+def _requested(run: RLRun) -> tuple[str, str]:
     given = run.spec.checkpointing
     return given.resume, given.resume_from.name if given.resume_from is not None else ""

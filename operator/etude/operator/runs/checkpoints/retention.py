@@ -7,11 +7,11 @@ from etude.common.api.run.checkpointing import Checkpointing, KeepBest
 from etude.operator.checkpoints.status import is_ready
 from etude.operator.remotes.sanitize import value_of
 
-FIGURES = {"Reward": "reward", "EvalSuccess": "evalSuccess"}
+METRIC_KEYS = {"Reward": "reward", "EvalSuccess": "evalSuccess"}
 """Keys of a checkpoint's metrics, by the metric names of the spec."""
 
 
-def superseded(
+def superseded_checkpoints(
     checkpoints: Sequence[Checkpoint],
     checkpointing: Checkpointing,
     named: Set[str] = frozenset(),
@@ -25,12 +25,12 @@ def superseded(
         checkpointing: how many to keep.
         named: those that runs start from; they stay.
     """
-    passing = [c for c in checkpoints if not _stays(c) and c.metadata.name not in named]
+    passing = [c for c in checkpoints if not _is_exempt(c) and c.metadata.name not in named]
     verified = [c for c in passing if is_ready(c)]
     kept = verified[: checkpointing.keep_last]
     if len(kept) < checkpointing.keep_last:
         return
-    best = {c.metadata.name for c in best_of(verified, checkpointing.keep_best)}
+    best = {c.metadata.name for c in best_checkpoints(verified, checkpointing.keep_best)}
     last = kept[-1]
     for checkpoint in passing[passing.index(last) + 1 :]:
         is_same = checkpoint.saved.step == last.saved.step
@@ -38,7 +38,7 @@ def superseded(
             yield checkpoint
 
 
-def best_of(verified: Sequence[Checkpoint], keep: KeepBest | None) -> list[Checkpoint]:
+def best_checkpoints(verified: Sequence[Checkpoint], keep: KeepBest | None) -> list[Checkpoint]:
     """The best checkpoints, best first; of equal ones the earlier, nearer to the evaluation."""
     if keep is None:
         return []
@@ -46,21 +46,21 @@ def best_of(verified: Sequence[Checkpoint], keep: KeepBest | None) -> list[Check
     ranked = [
         (sign * value, c.saved.step, c)
         for c in verified
-        if (value := figure_of(c, keep.metric)) is not None
+        if (value := metric_of(c, keep.metric)) is not None
     ]
     ranked.sort(key=lambda each: each[:2])
     return [c for _, _, c in ranked[: keep.count]]
 
 
-def figure_of(checkpoint: Checkpoint, metric: str) -> float | None:
+def metric_of(checkpoint: Checkpoint, metric: str) -> float | None:
     """A metric of the run at the checkpoint's step; None where it has none.
 
     Its text is untrusted: it comes from a trainer, or from the maker of the object.
     """
-    text = checkpoint.saved.metrics.get(FIGURES[metric])
+    text = checkpoint.saved.metrics.get(METRIC_KEYS[metric])
     return None if text is None else value_of(text)
 
 
-def _stays(checkpoint: Checkpoint) -> bool:
+def _is_exempt(checkpoint: Checkpoint) -> bool:
     spec = checkpoint.spec
     return spec.pinned or spec.reason == "Manual" or spec.deletion_policy == "Retain"

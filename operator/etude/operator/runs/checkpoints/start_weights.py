@@ -5,16 +5,16 @@ from etude.operator.conditions import holds
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest
 
-WITH_MODEL = ("PhaseEnd", "Final", "Manual", "Imported")
+REASONS_WITH_MODEL = ("PhaseEnd", "Final", "Manual", "Imported")
 """Reasons of checkpoints that hold a model folder beside the learner's state."""
 
 
-def folder(checkpoint: Checkpoint) -> str:
+def model_folder(checkpoint: Checkpoint) -> str:
     """The Hugging Face folder of a checkpoint."""
     return f"{checkpoint.saved.uri.rstrip('/')}/model"
 
 
-def complaint(run: RLRun, found: Checkpoint | None) -> str:
+def start_weights_problem(run: RLRun, found: Checkpoint | None) -> str:
     """The sentence that refuses the named checkpoint as start weights; empty where it is fine.
 
     A model that was resolved once stays resolved, also when its checkpoint is deleted.
@@ -31,23 +31,23 @@ def complaint(run: RLRun, found: Checkpoint | None) -> str:
         return f"{at}: there is no Checkpoint {ref.name} in this namespace"
     if not holds(found.status.conditions, "Ready"):
         return f"{at}: {ref.name} is {found.status.phase or 'not looked at yet'}, not Ready"
-    if found.spec.reason not in WITH_MODEL:
-        wanted = ", ".join(WITH_MODEL)
+    if found.spec.reason not in REASONS_WITH_MODEL:
+        wanted = ", ".join(REASONS_WITH_MODEL)
         return f"{at}: {ref.name} is {found.spec.reason} and holds no model; name one of {wanted}"
     return ""
 
 
-def named(cluster: Cluster, namespace: str) -> frozenset[str]:
+def start_sources(cluster: Cluster, namespace: str) -> frozenset[str]:
     """Names of the checkpoints that runs of a namespace start from."""
     return frozenset(
         name
         for run in cluster.every("RLRun")
         if run["metadata"].get("namespace", "default") == namespace
-        for name in names_in(run)
+        for name in referenced_checkpoints(run)
     )
 
 
-def names_in(run: Manifest) -> list[str]:
+def referenced_checkpoints(run: Manifest) -> list[str]:
     """Names of the checkpoints that one run starts from or resumes from."""
     spec = run["spec"]
     refs = (

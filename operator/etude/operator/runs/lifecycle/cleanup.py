@@ -7,7 +7,7 @@ from etude.operator.actions import Delete, Moment
 from etude.operator.builders import run as desired
 from etude.operator.clock import seconds
 from etude.operator.manifests import STAYING, Manifest, Ref, is_deleting, labels, uid
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 
 _KINDS = {
     "DeleteRoles": (
@@ -18,7 +18,7 @@ _KINDS = {
 }
 
 
-def deletions(run: RLRun, seen: Seen, ending: str, now: Moment) -> list[Delete]:
+def due_deletions(run: RLRun, seen: ObservedRun, ending: str, now: Moment) -> list[Delete]:
     """Objects whose time to live is over and that still exist.
 
     Args:
@@ -27,20 +27,22 @@ def deletions(run: RLRun, seen: Seen, ending: str, now: Moment) -> list[Delete]:
         ending: Complete or Failed.
         now: both clocks.
     """
-    due = {policy for policy, left_s in _left(run, ending, now) if left_s <= 0}
+    due = {policy for policy, left_s in _policies_left(run, ending, now) if left_s <= 0}
     if "DeleteSelf" in due:
         key = Ref("RLRun", run.metadata.namespace, run.metadata.name)
         return [Delete(ref=key, uid=run.metadata.uid)]
     kinds = {kind for policy in due for kind in _KINDS[policy]}
-    return list(_of_kinds(run, seen, kinds))
+    return list(_delete_kinds(run, seen, kinds))
 
 
-def next_s(run: RLRun, ending: str, now: Moment) -> float | None:
+def next_deletion_s(run: RLRun, ending: str, now: Moment) -> float | None:
     """Seconds until the next deletion is due."""
-    return min((left_s for _, left_s in _left(run, ending, now) if left_s > 0), default=None)
+    return min(
+        (left_s for _, left_s in _policies_left(run, ending, now) if left_s > 0), default=None
+    )
 
 
-def _left(run: RLRun, ending: str, now: Moment) -> Iterator[tuple[str, float]]:
+def _policies_left(run: RLRun, ending: str, now: Moment) -> Iterator[tuple[str, float]]:
     """Each deletion policy with its seconds left; none before completionTime is recorded."""
     if run.status.completion_time is None:
         return
@@ -52,20 +54,20 @@ def _left(run: RLRun, ending: str, now: Moment) -> Iterator[tuple[str, float]]:
             yield rule.policy, rule.ttl_seconds - since_s
 
 
-def prune(run: RLRun, seen: Seen, wanted: Set[Ref]) -> Iterator[Delete]:
+def prune(run: RLRun, seen: ObservedRun, wanted: Set[Ref]) -> Iterator[Delete]:
     """Deletion of children whose part left the spec; objects that others gave this owner stay."""
     for key, live in _live_parts(run, seen):
         if key.kind not in STAYING and key not in wanted:
             yield Delete(ref=key, uid=uid(live))
 
 
-def _of_kinds(run: RLRun, seen: Seen, kinds: Set[str]) -> Iterator[Delete]:
+def _delete_kinds(run: RLRun, seen: ObservedRun, kinds: Set[str]) -> Iterator[Delete]:
     for key, live in _live_parts(run, seen):
         if key.kind in kinds:
             yield Delete(ref=key, uid=uid(live))
 
 
-def _live_parts(run: RLRun, seen: Seen) -> Iterator[tuple[Ref, Manifest]]:
+def _live_parts(run: RLRun, seen: ObservedRun) -> Iterator[tuple[Ref, Manifest]]:
     """Children with the run's labels that are not terminating."""
     ours = desired.run_labels(run).items()
     for key, live in seen.children.items():

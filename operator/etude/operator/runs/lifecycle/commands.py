@@ -6,29 +6,33 @@ from etude.common.api.kinds import RLRun
 from etude.operator import names
 from etude.operator.actions import Order
 from etude.operator.builders import run as desired
-from etude.operator.builders.addresses import address
+from etude.operator.builders.addresses import role_address
 from etude.operator.runs.capacity import engine_count
 from etude.operator.runs.lifecycle import limits
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 
-def orders(run: RLRun, seen: Seen) -> Iterator[Order]:
+def due_commands(run: RLRun, seen: ObservedRun) -> Iterator[Order]:
     """Commands that are due now; the controller ignores one that it has already carried out."""
     report, intent = seen.report, run.status.intent
-    if not report.is_connected or report.status is None or report.status.state in limits.OVER:
+    if (
+        not report.is_connected
+        or report.status is None
+        or report.status.state in limits.FINISHED_STATES
+    ):
         return
     if intent is not None:
-        yield from _last_orders(run)
+        yield from _final_commands(run)
         return
     for asked in seen.requests:
         checkpoint = run_pb2.CheckpointNow(request=asked.metadata.uid)
         request = run_pb2.CommandRequest(checkpoint=checkpoint)
-        yield order(run, request, f"checkpoint/{asked.metadata.uid}", 0)
-    scale = engine_count.order(run, report.status)
+        yield command(run, request, f"checkpoint/{asked.metadata.uid}", 0)
+    scale = engine_count.scale_command(run, report.status)
     if scale is not None and run.status.engines is not None:
         what = f"engines/{scale.scale_engines.replicas}"
-        yield order(run, scale, what, run.status.engines.version)
+        yield command(run, scale, what, run.status.engines.version)
     if report.status.observed_generation < run.metadata.generation:
         request = run_pb2.CommandRequest(
             configure=run_pb2.ConfigureRun(
@@ -38,22 +42,22 @@ def orders(run: RLRun, seen: Seen) -> Iterator[Order]:
                 generation=run.metadata.generation,
             )
         )
-        yield order(run, request, "configure", run.status.attempt)
+        yield command(run, request, "configure", run.status.attempt)
 
 
-def order(run: RLRun, request: run_pb2.CommandRequest, what: str, number: int) -> Order:
+def command(run: RLRun, request: run_pb2.CommandRequest, what: str, number: int) -> Order:
     """A command under an id that lets the controller recognise a repeat."""
     metadata = run.metadata
     request.command_id = f"{metadata.uid}/{metadata.generation}/{what}/{number}"
-    return Order(target=address(run, names.TRAINER), request=request)
+    return Order(target=role_address(run, names.TRAINER), request=request)
 
 
-def _last_orders(run: RLRun) -> Iterator[Order]:
+def _final_commands(run: RLRun) -> Iterator[Order]:
     intent = run.status.intent
     if intent is not None and intent.type == "Suspend":
         suspend = run_pb2.SuspendRun(checkpoint=True)
-        yield order(run, run_pb2.CommandRequest(suspend=suspend), "suspend", intent.generation)
+        yield command(run, run_pb2.CommandRequest(suspend=suspend), "suspend", intent.generation)
     if intent is not None and intent.type == "Salvage":
         wanted = run.spec.checkpointing.on_failure == "BestEffort"
         suspend = run_pb2.SuspendRun(checkpoint=wanted, is_failure=True)
-        yield order(run, run_pb2.CommandRequest(suspend=suspend), "salvage", intent.generation)
+        yield command(run, run_pb2.CommandRequest(suspend=suspend), "salvage", intent.generation)

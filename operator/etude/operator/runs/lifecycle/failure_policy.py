@@ -21,14 +21,14 @@ from etude.operator.clock import rfc3339
 from etude.operator.pod_failures import CONFIGURATION_EXITS, PodFailure
 from etude.operator.reasons import Reason
 from etude.operator.runs.lifecycle import limits, transitions
-from etude.operator.runs.lifecycle.transitions import Undertaking
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.lifecycle.transitions import RunTransition
+from etude.operator.runs.observe import ObservedRun
 
 RESTARTS_IN_PLACE = 5
 """The kubelet restarts engines and rewards in place this often before their pods are replaced."""
 
 
-class Outcome(IntEnum):
+class FailureOutcome(IntEnum):
     """The outcome of a failure; of several failures the gravest outcome decides."""
 
     IGNORE = 0
@@ -44,32 +44,32 @@ class Outcome(IntEnum):
 
 
 _OUTCOMES = {
-    FailureAction.IGNORE: Outcome.IGNORE,
-    FailureAction.RESTART_ROLE: Outcome.RESTART_ROLE,
-    FailureAction.RESTART_RUN: Outcome.RESTART_RUN,
-    FailureAction.CHECKPOINT_AND_SUSPEND: Outcome.SUSPEND,
-    FailureAction.FAIL_RUN: Outcome.FAIL,
+    FailureAction.IGNORE: FailureOutcome.IGNORE,
+    FailureAction.RESTART_ROLE: FailureOutcome.RESTART_ROLE,
+    FailureAction.RESTART_RUN: FailureOutcome.RESTART_RUN,
+    FailureAction.CHECKPOINT_AND_SUSPEND: FailureOutcome.SUSPEND,
+    FailureAction.FAIL_RUN: FailureOutcome.FAIL,
 }
 
 
-class Verdict(NamedTuple):
+class FailureVerdict(NamedTuple):
     """The outcome of a failure and the rule behind it."""
 
-    outcome: Outcome
+    outcome: FailureOutcome
     rule: str = ""
     """Name of the matching rule; empty for a default."""
 
 
-class Judged(NamedTuple):
+class JudgedFailure(NamedTuple):
     """A failure with its verdict."""
 
     failure: PodFailure
-    verdict: Verdict
+    verdict: FailureVerdict
 
 
-def verdict(
+def judge_failure(
     failure: PodFailure, rules: Sequence[FailureRule] = (), *, has_begun: bool = False
-) -> Verdict:
+) -> FailureVerdict:
     """The verdict on the failure of a pod.
 
     Args:
@@ -79,28 +79,30 @@ def verdict(
     """
     for rule in rules:
         if _matches(rule, failure):
-            return Verdict(_OUTCOMES[rule.action], rule.name)
-    return Verdict(_always(failure, has_begun=has_begun))
+            return FailureVerdict(_OUTCOMES[rule.action], rule.name)
+    return FailureVerdict(_default_outcome(failure, has_begun=has_begun))
 
 
-def stalled(rules: Sequence[FailureRule]) -> Verdict:
+def judge_stall(rules: Sequence[FailureRule]) -> FailureVerdict:
     """The verdict on a run that makes no progress."""
     for rule in rules:
         if rule.cause is Cause.STALLED:
-            return Verdict(_OUTCOMES[rule.action], rule.name)
-    return Verdict(Outcome.RESTART_ROLE)
+            return FailureVerdict(_OUTCOMES[rule.action], rule.name)
+    return FailureVerdict(FailureOutcome.RESTART_ROLE)
 
 
-def gravest(
+def gravest_failure(
     found: Iterable[PodFailure], rules: Sequence[FailureRule], *, has_begun: bool = False
-) -> Judged | None:
+) -> JudgedFailure | None:
     """The failure with the gravest outcome; None if all are ignored."""
-    judged = [Judged(each, verdict(each, rules, has_begun=has_begun)) for each in found]
+    judged = [
+        JudgedFailure(each, judge_failure(each, rules, has_begun=has_begun)) for each in found
+    ]
     worst = max(judged, key=lambda each: each.verdict.outcome, default=None)
-    return None if worst is None or worst.verdict.outcome is Outcome.IGNORE else worst
+    return None if worst is None or worst.verdict.outcome is FailureOutcome.IGNORE else worst
 
 
-def conditions(rules: Iterable[FailureRule]) -> set[str]:
+def matched_conditions(rules: Iterable[FailureRule]) -> set[str]:
     """Pod condition types that rules match."""
     return {kind for rule in rules for kind in rule.pod_conditions or ()}
 
@@ -116,7 +118,7 @@ def _matches(rule: FailureRule, failure: PodFailure) -> bool:
     return codes is None or (failure.exit_code in codes.values) == (codes.op == "In")
 
 
-def _always(failure: PodFailure, *, has_begun: bool) -> Outcome:
+def _default_outcome(failure: PodFailure, *, has_begun: bool) -> FailureOutcome:
     """The default outcome where no rule matches.
 
     The trainer is replaced immediately, as a new attempt with a new epoch. Engines and rewards hold
@@ -125,81 +127,85 @@ def _always(failure: PodFailure, *, has_begun: bool) -> Outcome:
     a run that never began, a wrong address of the store looks the same, and is a failure.
     """
     if failure.exit_code is None:
-        return Outcome.IGNORE
+        return FailureOutcome.IGNORE
     if failure.exit_code in CONFIGURATION_EXITS:
-        return Outcome.FAIL
+        return FailureOutcome.FAIL
     if has_begun and failure.role == names.TRAINER and failure.exit_code == EXIT_TRY_AGAIN:
-        return Outcome.IGNORE
+        return FailureOutcome.IGNORE
     if failure.role == names.TRAINER or failure.restarts >= RESTARTS_IN_PLACE:
-        return Outcome.RESTART_ROLE
-    return Outcome.IGNORE
+        return FailureOutcome.RESTART_ROLE
+    return FailureOutcome.IGNORE
 
 
-def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
+def failure_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition | None:
     """The transition for the gravest failure in the run's pods; None if none is needed."""
     attempts = transitions.attempts_of(run)
     rules = run.spec.failure_policy.listed
-    awaited = conditions(rules)
+    awaited = matched_conditions(rules)
     found = [
         failure
-        for role in desired.roles(run)
+        for role in desired.pods_by_role(run)
         for failure in pod_failures.failures(
             role, pod_failures.of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)), awaited
         )
     ]
-    judged = gravest(found, rules, has_begun=run.status.step is not None)
+    judged = gravest_failure(found, rules, has_begun=run.status.step is not None)
     if judged is None:
         return None
     failure, verdict = judged
-    noted = _noted(failure, now)
-    if verdict == Verdict(Outcome.FAIL):
+    noted = _failure_record(failure, now)
+    if verdict == FailureVerdict(FailureOutcome.FAIL):
         message = f"{failure.pod} refused to start: {failure.message}"
-        return Undertaking(
-            transitions.intent(run, "Fail", Reason.INVALID_SPEC, message, now), noted
+        return RunTransition(
+            transitions.new_intent(run, "Fail", Reason.INVALID_SPEC, message, now), noted
         )
     code = failure.exit_code
     what = f"ended with exit code {code}" if code is not None else f"has {failure.reason}"
     sentence = f"{failure.pod} {what}"
-    return Undertaking(
-        _following(run, verdict, failure.role, Reason.ROLE_FAILED, sentence, now), noted
+    return RunTransition(
+        _intent_for(run, verdict, failure.role, Reason.ROLE_FAILED, sentence, now), noted
     )
 
 
-def after_deadline(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
+def deadline_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition | None:
     """The failure of a run that crossed one of its deadlines; None before that."""
     if any(left <= 0 for left in limits.deadlines_left_s(run, seen, now)):
         given = run.spec.deadlines.model_dump(by_alias=True, exclude_none=True)
         words = ", ".join(f"{name} {value}" for name, value in given.items())
         message = f"the run has held pods for {limits.active_s(run, now.wall_s):.0f} s: {words}"
-        return Undertaking(transitions.intent(run, "Fail", Reason.DEADLINE_EXCEEDED, message, now))
+        return RunTransition(
+            transitions.new_intent(run, "Fail", Reason.DEADLINE_EXCEEDED, message, now)
+        )
     return None
 
 
-def after_stall(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
+def stall_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition | None:
     """The transition for a run that makes no progress; None while it does."""
     report = seen.report
     left = limits.progress_left_s(run, seen, now)
     if left is not None and left <= 0 and report.status is not None:
         message = f"nothing was finished for {limits.progress_limit_s(run, report.status):.0f} s"
-        verdict = stalled(run.spec.failure_policy.listed)
-        if verdict.outcome is not Outcome.IGNORE:
-            return Undertaking(
-                _following(run, verdict, names.TRAINER, Reason.NO_PROGRESS, message, now)
+        verdict = judge_stall(run.spec.failure_policy.listed)
+        if verdict.outcome is not FailureOutcome.IGNORE:
+            return RunTransition(
+                _intent_for(run, verdict, names.TRAINER, Reason.NO_PROGRESS, message, now)
             )
     return None
 
 
-def after_budget(run: RLRun, now: Moment) -> Undertaking | None:
+def budget_transition(run: RLRun, now: Moment) -> RunTransition | None:
     """The suspension of a run whose budget is spent; None before that."""
-    left_s = limits.left_s(run, now)
+    left_s = limits.budget_left_s(run, now)
     if left_s is None or left_s > 0:
         return None
-    message = f"{limits.spent(run, now)} is spent; raise it to go on"
-    return Undertaking(transitions.intent(run, "Suspend", Reason.BUDGET_EXCEEDED, message, now))
+    message = f"{limits.spent_limits(run, now)} is spent; raise it to go on"
+    return RunTransition(
+        transitions.new_intent(run, "Suspend", Reason.BUDGET_EXCEEDED, message, now)
+    )
 
 
-def _following(
-    run: RLRun, verdict: Verdict, role: str, reason: str, message: str, now: Moment
+def _intent_for(
+    run: RLRun, verdict: FailureVerdict, role: str, reason: str, message: str, now: Moment
 ) -> Intent:
     """The intent that carries out a verdict.
 
@@ -216,19 +222,19 @@ def _following(
     """
     by_rule = f"{message}: failurePolicy.rules[{verdict.rule}] applies"
     match verdict.outcome:
-        case Outcome.FAIL:
-            return transitions.intent(run, "Fail", Reason.FAILURE_RULE, by_rule, now)
-        case Outcome.SUSPEND:
-            return transitions.intent(run, "Suspend", Reason.FAILURE_RULE, by_rule, now)
-        case Outcome.RESTART_RUN:
-            return transitions.restart(run, "", reason, message, now)
-        case Outcome.RESTART_ROLE:
-            return transitions.restart(run, role, reason, message, now)
-        case Outcome.IGNORE:
+        case FailureOutcome.FAIL:
+            return transitions.new_intent(run, "Fail", Reason.FAILURE_RULE, by_rule, now)
+        case FailureOutcome.SUSPEND:
+            return transitions.new_intent(run, "Suspend", Reason.FAILURE_RULE, by_rule, now)
+        case FailureOutcome.RESTART_RUN:
+            return transitions.restart_intent(run, "", reason, message, now)
+        case FailureOutcome.RESTART_ROLE:
+            return transitions.restart_intent(run, role, reason, message, now)
+        case FailureOutcome.IGNORE:
             raise ValueError("FailureOutcome.IGNORE has no intent")
 
 
-def _noted(failure: PodFailure, now: Moment) -> Failure:
+def _failure_record(failure: PodFailure, now: Moment) -> Failure:
     return Failure(
         time=rfc3339(now.wall_s),
         role=failure.role,

@@ -7,18 +7,18 @@ from etude.operator.actions import Moment
 from etude.operator.reasons import Reason
 from etude.operator.runs.lifecycle import limits
 
-OURS = {Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE, Reason.GATE_NOT_MET}
+HOLD_REASONS = {Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE, Reason.GATE_NOT_MET}
 """Reasons for which the operator suspends a run whose spec does not."""
 
 
-def begun(intent: Intent) -> Hold | None:
+def hold_of(intent: Intent) -> Hold | None:
     """The hold that an intent starts; None for a suspension by the user."""
-    if intent.type != "Suspend" or intent.reason not in OURS:
+    if intent.type != "Suspend" or intent.reason not in HOLD_REASONS:
         return None
     return Hold(reason=intent.reason, message=intent.message, since=intent.since)
 
 
-def kept(run: RLRun, now: Moment) -> Hold | None:
+def current_hold(run: RLRun, now: Moment) -> Hold | None:
     """The present hold; None once its cause is gone.
 
     A user who suspends the run too takes the hold over: from then on spec.suspend decides. An
@@ -29,12 +29,12 @@ def kept(run: RLRun, now: Moment) -> Hold | None:
         return None
     if run.metadata.annotations.get(names.RESUME) == hold.since:
         return None
-    left_s = limits.left_s(run, now)
+    left_s = limits.budget_left_s(run, now)
     if hold.reason == Reason.BUDGET_EXCEEDED and (left_s is None or left_s > 0):
         return None
     return hold
 
 
-def asks_for_pods(run: RLRun) -> bool:
+def wants_pods(run: RLRun) -> bool:
     """An unfinished run without an intent should hold pods."""
     return not run.spec.suspend and run.status.hold is None

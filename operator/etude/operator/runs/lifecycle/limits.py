@@ -11,7 +11,7 @@ from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339, seconds
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 FIRST_STEPS = 10
@@ -29,7 +29,7 @@ STEPS_WITHOUT_PROGRESS = 3
 SILENCE_LIMIT_S = 30.0
 """A controller whose pod is Ready must report within this, or it is treated as gone."""
 
-OVER = (run_pb2.RUN_STATE_SUSPENDED, run_pb2.RUN_STATE_DONE, run_pb2.RUN_STATE_FAILED)
+FINISHED_STATES = (run_pb2.RUN_STATE_SUSPENDED, run_pb2.RUN_STATE_DONE, run_pb2.RUN_STATE_FAILED)
 
 
 def progress_limit_s(run: RLRun, status: run_pb2.RunStatus) -> float:
@@ -61,27 +61,27 @@ def _step_limit_s(run: RLRun, status: run_pb2.RunStatus) -> float:
     return max(LEAST_PROGRESS_LIMIT_S, run.spec.weights.timeout_seconds, measured_s)
 
 
-def progress_left_s(run: RLRun, seen: Seen, now: Moment) -> float | None:
+def progress_left_s(run: RLRun, seen: ObservedRun, now: Moment) -> float | None:
     """Seconds until the run counts as stalled; None while no progress is expected.
 
     A controller that waits for its store reports that. A new one would wait for the same store, and
     lose what is not durable yet. Once the store answers, the time starts again.
     """
     report = seen.report
-    if not report.is_connected or report.status is None or report.status.state in OVER:
+    if not report.is_connected or report.status is None or report.status.state in FINISHED_STATES:
         return None
     if report.status.reason == Reason.STORAGE_UNAVAILABLE:
         return None
     return progress_limit_s(run, report.status) - (now.monotonic_s - report.progressed_s)
 
 
-def verification_left_s(run: RLRun, seen: Seen, now: Moment) -> float:
+def verification_left_s(run: RLRun, seen: ObservedRun, now: Moment) -> float:
     """Seconds that a finished run still waits for the verification of its final checkpoint."""
     since_done_s = now.monotonic_s - seen.report.progressed_s
     return run.spec.checkpointing.timeout_seconds - since_done_s
 
 
-def deadlines_left_s(run: RLRun, seen: Seen, now: Moment) -> list[float]:
+def deadlines_left_s(run: RLRun, seen: ObservedRun, now: Moment) -> list[float]:
     """Seconds until each running deadline; negative for those that have passed."""
     deadlines, began = run.spec.deadlines, run.status.active.since
     if began is None:
@@ -104,11 +104,11 @@ def active_s(run: RLRun, wall_s: float) -> float:
 
 
 HOUR_S = 3_600.0
-EVERY_S = 60.0
+WRITE_EVERY_S = 60.0
 """Least time between two writes of an unchanged usage."""
 
 
-def accounted(
+def account_usage(
     run: RLRun, pods: Mapping[str, Sequence[Manifest]], sandboxes: int, now: Moment
 ) -> Usage:
     """The usage, with the time since the last write once that is worth another.
@@ -119,12 +119,12 @@ def accounted(
         sandboxes: environments that it leases now.
         now: both clocks.
     """
-    before, gpus = run.status.usage, _held(run, pods)
+    before, gpus = run.status.usage, _held_gpus(run, pods)
     elapsed_s = _elapsed_s(before, now)
     is_held = bool(gpus or sandboxes)
     # A clock that was set back is followed, or usage would stand still until it catches up.
     is_same = (gpus, sandboxes) == (before.gpus, before.sandboxes)
-    if is_same and (not is_held or 0 <= elapsed_s < EVERY_S):
+    if is_same and (not is_held or 0 <= elapsed_s < WRITE_EVERY_S):
         return before
     passed_s = max(0.0, elapsed_s)
     return Usage(
@@ -136,44 +136,46 @@ def accounted(
     )
 
 
-class Account(NamedTuple):
+class BudgetAccount(NamedTuple):
     """One limit of the budget, with its usage."""
 
     name: str
     hours: str | None
     seconds: float
     """Used until accountedAt."""
-    held: int
+    in_use: int
     """In use since then."""
 
 
-def left_s(run: RLRun, now: Moment) -> float | None:
+def budget_left_s(run: RLRun, now: Moment) -> float | None:
     """Seconds that the budget lasts at the present usage; None without a limit.
 
     Zero or less once a limit is spent, even if nothing is in use.
     """
-    return min((left for left, _ in _left(run, now)), default=None)
+    return min((left for left, _ in _accounts_left(run, now)), default=None)
 
 
-def spent(run: RLRun, now: Moment) -> str:
+def spent_limits(run: RLRun, now: Moment) -> str:
     """The spent limits of the budget as text; empty while none is."""
     return ", ".join(
-        f"budget.{account.name} {account.hours}" for left, account in _left(run, now) if left <= 0
+        f"budget.{account.name} {account.hours}"
+        for left, account in _accounts_left(run, now)
+        if left <= 0
     )
 
 
-def _left(run: RLRun, now: Moment) -> Iterator[tuple[float, Account]]:
+def _accounts_left(run: RLRun, now: Moment) -> Iterator[tuple[float, BudgetAccount]]:
     usage, budget = run.status.usage, run.spec.budget
     elapsed_s = max(0.0, _elapsed_s(usage, now))
     for account in (
-        Account("gpuHours", budget.gpu_hours, usage.gpu_seconds, usage.gpus),
-        Account("sandboxHours", budget.sandbox_hours, usage.sandbox_seconds, usage.sandboxes),
+        BudgetAccount("gpuHours", budget.gpu_hours, usage.gpu_seconds, usage.gpus),
+        BudgetAccount("sandboxHours", budget.sandbox_hours, usage.sandbox_seconds, usage.sandboxes),
     ):
         if account.hours is None:
             continue
-        left = number(account.hours) * HOUR_S - account.seconds - account.held * elapsed_s
-        if account.held:
-            left /= account.held
+        left = number(account.hours) * HOUR_S - account.seconds - account.in_use * elapsed_s
+        if account.in_use:
+            left /= account.in_use
         elif left > 0:
             left = float("inf")
         yield left, account
@@ -183,15 +185,15 @@ def _elapsed_s(usage: Usage, now: Moment) -> float:
     return 0.0 if usage.accounted_at is None else now.wall_s - seconds(usage.accounted_at)
 
 
-def _held(run: RLRun, pods: Mapping[str, Sequence[Manifest]]) -> int:
+def _held_gpus(run: RLRun, pods: Mapping[str, Sequence[Manifest]]) -> int:
     return sum(
         desired.role_spec(run, role).gpus_per_replica
-        for role in desired.roles(run)
-        for _ in _on_nodes(pods.get(role, ()))
+        for role in desired.pods_by_role(run)
+        for _ in _pods_on_nodes(pods.get(role, ()))
     )
 
 
-def _on_nodes(pods: Sequence[Manifest]) -> Iterator[Manifest]:
+def _pods_on_nodes(pods: Sequence[Manifest]) -> Iterator[Manifest]:
     """Pods that hold devices, terminating ones included."""
     for pod in pods:
         is_over = pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}

@@ -10,7 +10,7 @@ from etude.operator.clock import rfc3339
 from etude.operator.reasons import Reason
 
 
-class Undertaking(NamedTuple):
+class RunTransition(NamedTuple):
     """An intent, and the failure that led to it."""
 
     intent: Intent | None
@@ -22,17 +22,17 @@ def attempts_of(run: RLRun) -> Mapping[str, int]:
     return {role.name: role.attempt for role in run.status.roles}
 
 
-def restart(run: RLRun, role: str, reason: str, message: str, now: Moment) -> Intent:
+def restart_intent(run: RLRun, role: str, reason: str, message: str, now: Moment) -> Intent:
     """The intent to restart a role (all if empty), or to fail once maxRestarts is reached."""
     if run.status.restarts.counted >= run.spec.failure_policy.max_restarts:
         limit = run.spec.failure_policy.max_restarts
         message = f"{message}; failurePolicy.maxRestarts is {limit}"
-        return intent(run, "Fail", Reason.RESTARTS_EXHAUSTED, message, now)
-    again = intent(run, "Restart", reason, message, now)
+        return new_intent(run, "Fail", Reason.RESTARTS_EXHAUSTED, message, now)
+    again = new_intent(run, "Restart", reason, message, now)
     return again.model_copy(update={"role": role, "attempt": run.status.attempt + 1})
 
 
-def intent(run: RLRun, kind: str, reason: str, message: str, now: Moment) -> Intent:
+def new_intent(run: RLRun, kind: str, reason: str, message: str, now: Moment) -> Intent:
     """An intent for the present generation and attempt of the run."""
     return Intent.model_validate(
         {

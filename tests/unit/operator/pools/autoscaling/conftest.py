@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from etude.operator.pools.autoscaling.config import TICK_S, PoolConfig
+from etude.operator.pools.autoscaling.config import TICK_S, PoolScalingConfig
 from etude.operator.pools.autoscaling.decide import decide_pool
-from etude.operator.pools.autoscaling.provisioning import Provision
+from etude.operator.pools.autoscaling.provisioning import ProvisionTime
 from etude.operator.pools.autoscaling.values import (
     IdleReplica,
-    Plan,
     PoolDecision,
     PoolMetrics,
     PoolState,
-    restarted,
+    RunPlan,
+    initial_state,
 )
 
 TAKES_S = 20.0
@@ -25,15 +25,15 @@ GOING_S = 10.0
 class Loop:
     """Replicas of one slot each, all of which take as long to be ready."""
 
-    config: PoolConfig
+    config: PoolScalingConfig
     demand: Callable[[float], int]
     """Environments that are held or waited for at a moment."""
-    plans: Callable[[float], Sequence[Plan]] = lambda _: ()
+    plans: Callable[[float], Sequence[RunPlan]] = lambda _: ()
     holders: frozenset[str] = frozenset()
-    took: Provision = field(default_factory=lambda: Provision(TAKES_S, TAKES_S))
+    took: ProvisionTime = field(default_factory=lambda: ProvisionTime(TAKES_S, TAKES_S))
     """What is known of how long replicas take, and how many fail."""
     now_s: float = 0.0
-    state: PoolState = field(default_factory=lambda: restarted(0, now_s=0.0))
+    state: PoolState = field(default_factory=lambda: initial_state(0, now_s=0.0))
     born_s: list[float] = field(default_factory=list)
     """Of each replica that is not on its way out."""
     gone_s: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Loop:
 
     def restart(self) -> None:
         """The operator forgets everything."""
-        self.state = restarted(len(self.born_s), now_s=self.now_s)
+        self.state = initial_state(len(self.born_s), now_s=self.now_s)
 
     def metrics(self) -> PoolMetrics:
         demand, ready = self.demand(self.now_s), self.ready

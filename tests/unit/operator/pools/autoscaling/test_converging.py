@@ -11,16 +11,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etude.common.plans.forecast import Quantile, Wave
-from etude.operator.pools.autoscaling.config import Autoscaling, PoolConfig, ScaleToZero, ZeroMode
-from etude.operator.pools.autoscaling.provisioning import Provision, provision
-from etude.operator.pools.autoscaling.values import Plan
+from etude.operator.pools.autoscaling.config import (
+    PoolScalingConfig,
+    ScaleToZero,
+    ScalingParameters,
+    ZeroMode,
+)
+from etude.operator.pools.autoscaling.provisioning import ProvisionTime, estimate_provision
+from etude.operator.pools.autoscaling.values import RunPlan
 
 MakeLoop = Callable[..., Any]
 TAKES_S, TICK_S, DELAY_S = 20.0, 2.0, 120.0
-CONFIG = PoolConfig(max_replicas=1_000)
-ZERO = PoolConfig(
+CONFIG = PoolScalingConfig(max_replicas=1_000)
+ZERO = PoolScalingConfig(
     max_replicas=1_000,
-    autoscaling=Autoscaling(scale_to_zero=ScaleToZero(mode=ZeroMode.WHEN_IDLE)),
+    autoscaling=ScalingParameters(scale_to_zero=ScaleToZero(mode=ZeroMode.WHEN_IDLE)),
 )
 # The fixture holds no state: it hands out a class.
 laws = settings(
@@ -134,14 +139,14 @@ def test_a_pool_at_zero_has_a_replica_soon_after_the_first_is_asked_for(
     assert loop.ready >= 1
 
 
-def wave_at(start_s: float, count: int, *, heard_s: float) -> Plan:
+def wave_at(start_s: float, count: int, *, heard_s: float) -> RunPlan:
     lease = (Quantile(0.5, 60.0), Quantile(0.99, 200.0))
     wave = Wave(template="python", count=count, start_s=start_s, sigma_s=5.0, lease=lease)
-    return Plan(run_id="r", version=1, heard_s=heard_s, until_s=9_999.0, waves=(wave,))
+    return RunPlan(run_id="r", version=1, heard_s=heard_s, until_s=9_999.0, waves=(wave,))
 
 
 def test_a_planned_wave_finds_its_replicas_ready(make_loop: MakeLoop) -> None:
-    def plans(now_s: float) -> list[Plan]:
+    def plans(now_s: float) -> list[RunPlan]:
         return [wave_at(600.0, 64, heard_s=now_s)] if now_s < 600 else []
 
     loop = make_loop(CONFIG, step(0, 64, 600.0), plans)
@@ -168,7 +173,7 @@ def test_spares_go_as_soon_as_enough_are_ready_and_what_is_planned_stays(
     make_loop: MakeLoop, count: int
 ) -> None:
     wave = Wave(template="python", count=count, start_s=400.0)
-    plan = Plan(run_id="run", version=1, heard_s=300.0, until_s=2_000.0, waves=(wave,))
+    plan = RunPlan(run_id="run", version=1, heard_s=300.0, until_s=2_000.0, waves=(wave,))
     loop = make_loop(CONFIG, lambda _: 0)
     loop.plans = lambda _: [plan]
     loop.run(400.0)
@@ -183,7 +188,7 @@ def test_spares_go_as_soon_as_enough_are_ready_and_what_is_planned_stays(
 def test_as_many_as_there_are_spares_may_fail_at_once_and_are_begun_again(
     make_loop: MakeLoop, count: int, failing: float
 ) -> None:
-    loop = make_loop(CONFIG, lambda _: 0, took=Provision(TAKES_S, TAKES_S, failing))
+    loop = make_loop(CONFIG, lambda _: 0, took=ProvisionTime(TAKES_S, TAKES_S, failing))
     loop.plans = lambda now_s: [wave_at(20.0, count, heard_s=now_s)]
     begun = loop.tick().creates
     failed = begun - count
@@ -208,7 +213,7 @@ def test_where_every_new_replica_fails_there_are_never_more_than_overcommitted_d
     loop.restart()
     loop.plans = lambda now_s: [wave_at(60.0, count, heard_s=now_s)]
     for _ in range(300):
-        loop.took = provision(failed)
+        loop.took = estimate_provision(failed)
         found = loop.tick()
         failed += [None] * found.creates
         del loop.born_s[len(loop.born_s) - found.creates :]
@@ -221,7 +226,7 @@ def test_where_every_new_replica_fails_there_are_never_more_than_overcommitted_d
 def test_a_plan_shortens_the_windows_for_its_own_run_alone(
     make_loop: MakeLoop, holder: str, replicas: int
 ) -> None:
-    short = Autoscaling(target_utilization_percent=100.0, stable_window_s=30.0)
+    short = ScalingParameters(target_utilization_percent=100.0, stable_window_s=30.0)
     loop = make_loop(replace(CONFIG, while_planned=short), lambda _: 80)
     loop.plans = lambda now_s: [wave_at(3_000.0, 1, heard_s=now_s)]
     loop.holders = frozenset({holder})

@@ -10,29 +10,29 @@ from hypothesis import strategies as st
 from etude.common.plans.forecast import Quantile, Wave
 from etude.operator.pools.autoscaling import limits
 from etude.operator.pools.autoscaling.config import (
-    Autoscaling,
     Mode,
-    PoolConfig,
+    PoolScalingConfig,
     Refill,
     ScaleToZero,
+    ScalingParameters,
     ScheduleEntry,
     ZeroMode,
 )
 from etude.operator.pools.autoscaling.decide import decide_pool
-from etude.operator.pools.autoscaling.provisioning import Provision
-from etude.operator.pools.autoscaling.reactive import Panic
+from etude.operator.pools.autoscaling.provisioning import ProvisionTime
+from etude.operator.pools.autoscaling.reactive import PanicState
 from etude.operator.pools.autoscaling.values import (
-    Bucket,
-    Cause,
-    Held,
+    CreationBucket,
+    HeldLeases,
     IdleReplica,
-    Plan,
     PoolDecision,
     PoolMetrics,
     PoolState,
-    restarted,
+    RunPlan,
+    ScalingCause,
+    initial_state,
 )
-from etude.operator.pools.autoscaling.windows import Sample, raised
+from etude.operator.pools.autoscaling.windows import Sample, add_peak
 
 NOW_S = 10_000.0
 LEASE = (Quantile(0.5, 60.0), Quantile(0.9, 120.0), Quantile(0.99, 300.0))
@@ -51,7 +51,7 @@ def metrics(draw: st.DrawFn, slots: int) -> PoolMetrics:
         wall_s=1.79e9,
         ready=holding + idle,
         creating=creating,
-        unplaced=draw(st.integers(0, creating)),
+        unschedulable=draw(st.integers(0, creating)),
         terminating=draw(counts),
         holding=holding,
         leased=leased,
@@ -60,9 +60,9 @@ def metrics(draw: st.DrawFn, slots: int) -> PoolMetrics:
             IdleReplica(f"r{n}", NOW_S - n, draw(st.booleans()), draw(st.booleans()))
             for n in range(idle)
         ),
-        held=(Held("python", aged, draw(st.floats(0, 500))),) if aged else (),
+        held=(HeldLeases("python", aged, draw(st.floats(0, 500))),) if aged else (),
         lease=draw(st.sampled_from([(), LEASE])),
-        provision=Provision(draw(st.floats(1, 60)), 60.0, draw(st.floats(0, 0.5))),
+        provision=ProvisionTime(draw(st.floats(1, 60)), 60.0, draw(st.floats(0, 0.5))),
     )
 
 
@@ -76,7 +76,7 @@ waves = st.builds(
 )
 plans = st.lists(
     st.builds(
-        Plan,
+        RunPlan,
         run_id=st.sampled_from(["a", "b"]),
         version=st.integers(1, 9),
         heard_s=st.floats(0, 300).map(lambda s: NOW_S - s),
@@ -90,17 +90,17 @@ plans = st.lists(
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> PoolConfig:
+def configs(draw: st.DrawFn) -> PoolScalingConfig:
     slots, most = draw(st.sampled_from([1, 4])), draw(st.integers(1, 120))
     zero = draw(st.sampled_from(ZeroMode))
     idle = 0 if zero is ZeroMode.WHEN_IDLE else draw(st.integers(0, min(20, most)))
     schedule = (ScheduleEntry(cron="* * * * *", min_idle=draw(st.integers(0, 80))),)
-    return PoolConfig(
+    return PoolScalingConfig(
         max_replicas=most,
         slots_per_replica=slots,
         min_idle=idle,
         overcommit_factor=draw(st.floats(1, 2)),
-        autoscaling=Autoscaling(
+        autoscaling=ScalingParameters(
             mode=draw(st.sampled_from([Mode.REACTIVE, Mode.PREDICTIVE])),
             scale_down_delay_s=draw(st.sampled_from([0.0, 30.0, 120.0])),
             scale_to_zero=ScaleToZero(mode=zero),
@@ -119,28 +119,28 @@ def states(draw: st.DrawFn) -> PoolState:
     lasting: tuple[Sample, ...] = ()
     for back_s in (170, 110, 50, 2):
         wanted, spares = draw(counts), draw(st.integers(0, 20))
-        peaks = raised(peaks, Sample(NOW_S - back_s, wanted + spares), keep_s=1_000)
-        lasting = raised(lasting, Sample(NOW_S - back_s, wanted), keep_s=1_000)
+        peaks = add_peak(peaks, Sample(NOW_S - back_s, wanted + spares), keep_s=1_000)
+        lasting = add_peak(lasting, Sample(NOW_S - back_s, wanted), keep_s=1_000)
     return PoolState(
         desired=draw(counts),
         samples=samples,
         peaks=peaks,
         lasting=lasting,
-        panic=draw(st.sampled_from([None, Panic(NOW_S - 10, 30)])),
+        panic=draw(st.sampled_from([None, PanicState(NOW_S - 10, 30)])),
         busy_s=NOW_S - draw(st.floats(0, 300)),
-        bucket=Bucket(draw(st.floats(0, 10)), NOW_S - 2),
+        bucket=CreationBucket(draw(st.floats(0, 10)), NOW_S - 2),
     )
 
 
 @st.composite
 def questions(
     draw: st.DrawFn,
-) -> tuple[PoolState, PoolMetrics, list[Plan], PoolConfig]:
+) -> tuple[PoolState, PoolMetrics, list[RunPlan], PoolScalingConfig]:
     config = draw(configs())
     return draw(states()), draw(metrics(config.slots_per_replica)), draw(plans), config
 
 
-Question = tuple[PoolState, PoolMetrics, list[Plan], PoolConfig]
+Question = tuple[PoolState, PoolMetrics, list[RunPlan], PoolScalingConfig]
 
 
 @given(questions())
@@ -187,7 +187,7 @@ def test_no_more_is_created_than_is_missing_and_than_the_budget_admits(question:
     state, seen, _, config = question
     found = decide_pool(*question, NOW_S)
     refill = config.autoscaling.refill
-    bucket = limits.refilled(state.bucket, refill, now_s=NOW_S)
+    bucket = limits.refill_tokens(state.bucket, refill, now_s=NOW_S)
 
     assert 0 <= found.creates <= max(0, found.desired - seen.ready - seen.creating)
     assert found.creates <= bucket.tokens
@@ -213,7 +213,7 @@ def test_what_is_being_created_goes_before_what_is_ready_and_only_if_too_many_ar
     _, seen, _, _ = question
     found = decide_pool(*question, NOW_S)
 
-    assert 0 <= found.withdrawn <= (seen.creating if found.is_hard_capped else seen.unplaced)
+    assert 0 <= found.withdrawn <= (seen.creating if found.is_hard_capped else seen.unschedulable)
     gone = found.withdrawn + len(found.victims)
     assert not gone or seen.ready + seen.creating - gone >= found.desired
     assert not (found.withdrawn and found.creates)
@@ -237,13 +237,13 @@ def test_replicas_beyond_the_hard_cap_are_an_alarm_and_let_none_be_created(
 
 @given(st.integers(0, 80), st.integers(0, 80), configs())
 def test_a_restart_never_scales_down_on_empty_windows(
-    ready: int, queued: int, config: PoolConfig
+    ready: int, queued: int, config: PoolScalingConfig
 ) -> None:
     assume(ready <= config.max_replicas)
     seen = PoolMetrics(
-        seen_s=NOW_S, wall_s=1.79e9, ready=ready, queued=queued, provision=Provision(20.0, 40.0)
+        seen_s=NOW_S, wall_s=1.79e9, ready=ready, queued=queued, provision=ProvisionTime(20.0, 40.0)
     )
-    state = restarted(ready, now_s=NOW_S)
+    state = initial_state(ready, now_s=NOW_S)
     for tick in range(30):
         now_s = NOW_S + 2 * tick
         found = decide_pool(state, replace(seen, seen_s=now_s), (), config, now_s)
@@ -286,11 +286,11 @@ def test_a_reactive_pool_does_not_look_at_plans(question: Question) -> None:
 def test_without_a_report_nothing_is_decided(question: Question, silent_s: float) -> None:
     state, seen, told, config = question
     found = decide_pool(state, replace(seen, seen_s=NOW_S - silent_s), told, config, NOW_S)
-    bucket = limits.refilled(state.bucket, config.autoscaling.refill, now_s=NOW_S)
-    after = replace(state, bucket=limits.less(bucket, found.creates))
+    bucket = limits.refill_tokens(state.bucket, config.autoscaling.refill, now_s=NOW_S)
+    after = replace(state, bucket=limits.take_tokens(bucket, found.creates))
 
     assert found == PoolDecision(
-        state=after, desired=state.desired, creates=found.creates, cause=Cause.UNKNOWN
+        state=after, desired=state.desired, creates=found.creates, cause=ScalingCause.UNKNOWN
     )
 
 
@@ -302,7 +302,7 @@ def test_without_a_report_what_is_lost_is_replaced_within_the_budget(
     refill = config.autoscaling.refill
     silent = replace(seen, seen_s=NOW_S - 60)
     found = decide_pool(replace(state, staffed=staffed), silent, told, config, NOW_S)
-    bucket = limits.refilled(state.bucket, refill, now_s=NOW_S)
+    bucket = limits.refill_tokens(state.bucket, refill, now_s=NOW_S)
 
     lost = min(staffed, config.max_replicas) - seen.ready - seen.creating
     room = min(bucket.tokens, refill.max_in_flight - seen.creating)
@@ -311,16 +311,16 @@ def test_without_a_report_what_is_lost_is_replaced_within_the_budget(
 
 @pytest.mark.parametrize("mode", [Mode.MANUAL, Mode.EXTERNAL])
 def test_where_somebody_else_decides_a_decision_is_refused(mode: Mode) -> None:
-    config = PoolConfig(max_replicas=10, autoscaling=Autoscaling(mode=mode))
-    seen = PoolMetrics(seen_s=NOW_S, wall_s=0.0, ready=1, provision=Provision(20.0, 40.0))
+    config = PoolScalingConfig(max_replicas=10, autoscaling=ScalingParameters(mode=mode))
+    seen = PoolMetrics(seen_s=NOW_S, wall_s=0.0, ready=1, provision=ProvisionTime(20.0, 40.0))
 
     with pytest.raises(ValueError, match=f"mode {mode}"):
-        decide_pool(restarted(1, now_s=NOW_S), seen, (), config, NOW_S)
+        decide_pool(initial_state(1, now_s=NOW_S), seen, (), config, NOW_S)
 
 
-def planned(count: int, start_s: float, sigma_s: float = 0.0) -> Plan:
+def planned(count: int, start_s: float, sigma_s: float = 0.0) -> RunPlan:
     wave = Wave(template="python", count=count, start_s=NOW_S + start_s, sigma_s=sigma_s)
-    return Plan(run_id="r", version=1, heard_s=NOW_S, until_s=NOW_S + 900, waves=(wave,))
+    return RunPlan(run_id="r", version=1, heard_s=NOW_S, until_s=NOW_S + 900, waves=(wave,))
 
 
 @pytest.mark.parametrize(
@@ -337,11 +337,11 @@ def planned(count: int, start_s: float, sigma_s: float = 0.0) -> Plan:
 def test_a_wave_is_created_for_from_its_latest_start_on(
     start_s: float, sigma_s: float, peak: int
 ) -> None:
-    seen = PoolMetrics(seen_s=NOW_S, wall_s=0.0, ready=1, provision=Provision(20.0, 40.0))
-    config = PoolConfig(max_replicas=100)
+    seen = PoolMetrics(seen_s=NOW_S, wall_s=0.0, ready=1, provision=ProvisionTime(20.0, 40.0))
+    config = PoolScalingConfig(max_replicas=100)
     told = planned(64, start_s, sigma_s)
 
-    found = decide_pool(restarted(1, now_s=NOW_S), seen, [told], config, NOW_S)
+    found = decide_pool(initial_state(1, now_s=NOW_S), seen, [told], config, NOW_S)
 
     assert found.plan_peak == peak
     # 63 are missing, of which 95 of 100 are ready in time: (63 + 1.645 x sqrt(63 x 0.05)) / 0.95.
@@ -351,13 +351,13 @@ def test_a_wave_is_created_for_from_its_latest_start_on(
 def test_what_a_wave_needs_soon_is_not_given_up_before() -> None:
     idle = tuple(IdleReplica(f"r{n}", NOW_S - 900) for n in range(20))
     seen = PoolMetrics(
-        seen_s=NOW_S, wall_s=0.0, ready=20, idle=idle, provision=Provision(20.0, 40.0)
+        seen_s=NOW_S, wall_s=0.0, ready=20, idle=idle, provision=ProvisionTime(20.0, 40.0)
     )
     wanted = (Sample(NOW_S - 121, 20),)
     state = PoolState(
-        desired=20, peaks=wanted, lasting=wanted, busy_s=0.0, bucket=Bucket(0.0, NOW_S)
+        desired=20, peaks=wanted, lasting=wanted, busy_s=0.0, bucket=CreationBucket(0.0, NOW_S)
     )
-    config = PoolConfig(max_replicas=100)
+    config = PoolScalingConfig(max_replicas=100)
 
     # 120 s of delay, 40 s to provision, 1.6 s for sixteen, a tick.
     near = decide_pool(state, seen, [planned(16, 163.0)], config, NOW_S)

@@ -5,9 +5,13 @@ from typing import Any
 import pytest
 
 from etude.operator.manifests import Ref
-from etude.operator.pools.autoscaling.config import Autoscaling, Predictive, ScaleToZero
-from etude.operator.pools.autoscaling.predictive import is_current
-from etude.operator.pools.autoscaling.values import Plan
+from etude.operator.pools.autoscaling.config import (
+    PredictiveParameters,
+    ScaleToZero,
+    ScalingParameters,
+)
+from etude.operator.pools.autoscaling.predictive import is_plan_current
+from etude.operator.pools.autoscaling.values import RunPlan
 from etude.v1 import environments_pb2
 
 
@@ -15,12 +19,12 @@ from etude.v1 import environments_pb2
 def test_a_plan_counts_until_it_is_over_or_its_run_was_silent_for_the_grace_too(
     until_s: float, ends_s: float
 ) -> None:
-    config = Autoscaling(
-        predictive=Predictive(plan_stale_s=120.0), scale_to_zero=ScaleToZero(grace_s=30.0)
+    config = ScalingParameters(
+        predictive=PredictiveParameters(plan_stale_s=120.0), scale_to_zero=ScaleToZero(grace_s=30.0)
     )
-    plan = Plan(run_id="r", version=1, heard_s=0.0, until_s=until_s, waves=())
-    assert is_current(plan, config, now_s=ends_s)
-    assert not is_current(plan, config, now_s=ends_s + 1.0)
+    plan = RunPlan(run_id="r", version=1, heard_s=0.0, until_s=until_s, waves=())
+    assert is_plan_current(plan, config, now_s=ends_s)
+    assert not is_plan_current(plan, config, now_s=ends_s + 1.0)
 
 
 @pytest.mark.parametrize(

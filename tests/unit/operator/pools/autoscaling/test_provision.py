@@ -8,25 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.plans.forecast import assurance
-from etude.operator.pools.autoscaling.config import Autoscaling, Costs, Predictive
+from etude.operator.pools.autoscaling.config import (
+    PredictiveParameters,
+    ScalingCosts,
+    ScalingParameters,
+)
 from etude.operator.pools.autoscaling.predictive import service_level
 from etude.operator.pools.autoscaling.provisioning import (
     PRIOR,
     PRIOR_WEIGHT,
-    Provision,
-    followed,
-    provision,
+    ProvisionTime,
+    add_first_start,
+    estimate_provision,
     with_spares,
 )
-from etude.operator.pools.autoscaling.values import Plan
+from etude.operator.pools.autoscaling.values import RunPlan
 
 times = st.lists(st.one_of(st.none(), st.floats(0.1, 600)), max_size=50)
 
 
 def test_what_is_assumed_counts_until_enough_was_seen() -> None:
-    assert provision([]) == PRIOR
-    few = provision([10.0] * PRIOR_WEIGHT)
-    many = provision([10.0] * 500)
+    assert estimate_provision([]) == PRIOR
+    few = estimate_provision([10.0] * PRIOR_WEIGHT)
+    many = estimate_provision([10.0] * 500)
 
     assert few.p50_s == pytest.approx((PRIOR.p50_s + 10) / 2)
     assert many.p95_s == pytest.approx(10.0, abs=1.0)
@@ -36,7 +40,7 @@ def test_what_is_assumed_counts_until_enough_was_seen() -> None:
 def test_quantiles_lie_between_what_was_seen_and_what_was_assumed(
     took_s: list[float | None],
 ) -> None:
-    found = provision(took_s)
+    found = estimate_provision(took_s)
     seen = [each for each in took_s if each is not None] or [PRIOR.p50_s]
 
     assert min(*seen, PRIOR.p50_s) - 1e-9 <= found.p50_s <= max(*seen, PRIOR.p50_s) + 1e-9
@@ -46,11 +50,11 @@ def test_quantiles_lie_between_what_was_seen_and_what_was_assumed(
 
 @pytest.mark.parametrize("failing", [0.0, 0.15])
 def test_spares_are_enough_as_often_as_is_asked_for(failing: float) -> None:
-    random, took = Random(4), Provision(20.0, 40.0, failing)
+    random, took = Random(4), ProvisionTime(20.0, 40.0, failing)
     begun = with_spares(256, 56, took, assurance(0.95))
     enough = 0
     for _ in range(1_000):
-        in_time = sum(random.random() < took.punctual for _ in range(begun - 56))
+        in_time = sum(random.random() < took.punctual_share for _ in range(begun - 56))
         enough += 56 + in_time >= 256
 
     assert 0.9 <= enough / 1_000 <= 0.99
@@ -58,21 +62,21 @@ def test_spares_are_enough_as_often_as_is_asked_for(failing: float) -> None:
 
 @given(st.integers(0, 300), st.integers(0, 300), st.floats(0, 0.9))
 def test_no_spares_are_begun_for_what_is_ready(wanted: int, ready: int, failing: float) -> None:
-    found = with_spares(wanted, ready, Provision(20.0, 40.0, failing), assurance(0.95))
+    found = with_spares(wanted, ready, ProvisionTime(20.0, 40.0, failing), assurance(0.95))
 
     assert found == wanted if ready >= wanted else found > wanted
 
 
 def test_the_service_level_is_the_newsvendors_where_costs_are_known() -> None:
-    plan = Plan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=(), gpus=8)
-    costs = Costs(gpu_second=0.001, sandbox_second=0.0001)
-    priced = Autoscaling(predictive=Predictive(costs=costs))
-    took = Provision(30.0, 60.0)
+    plan = RunPlan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=(), gpus=8)
+    costs = ScalingCosts(gpu_second=0.001, sandbox_second=0.0001)
+    priced = ScalingParameters(predictive=PredictiveParameters(costs=costs))
+    took = ProvisionTime(30.0, 60.0)
 
     # 8 x 0.001 x 30 s = 0.24 over 0.24 + 0.0001 x 120 s.
     assert service_level(priced, [plan], took).share == pytest.approx(0.24 / 0.252)
-    assert service_level(Autoscaling(), [plan], took).share == 0.95
-    unknown = Plan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=())
+    assert service_level(ScalingParameters(), [plan], took).share == 0.95
+    unknown = RunPlan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=())
     assert math.isclose(service_level(priced, [unknown], took).share, 0.95)
 
 
@@ -80,9 +84,11 @@ def test_the_service_level_is_the_newsvendors_where_costs_are_known() -> None:
 def test_what_comes_after_a_provision_counts_the_more_often_it_was_seen(
     more_s: float, count: int
 ) -> None:
-    took = Provision(20.0, 40.0, 0.1)
-    found, better_known = (followed(took, more_s, more_s, seen) for seen in (count, count + 1))
+    took = ProvisionTime(20.0, 40.0, 0.1)
+    found, better_known = (
+        add_first_start(took, more_s, more_s, seen) for seen in (count, count + 1)
+    )
 
     assert took.p95_s <= found.p95_s <= better_known.p95_s <= took.p95_s + more_s
-    assert followed(took, more_s, more_s, 0) == took
+    assert add_first_start(took, more_s, more_s, 0) == took
     assert found.failing == took.failing

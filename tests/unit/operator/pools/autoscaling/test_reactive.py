@@ -2,11 +2,15 @@
 
 import pytest
 
-from etude.operator.pools.autoscaling.config import Autoscaling
-from etude.operator.pools.autoscaling.reactive import Panic, excess_burst_capacity, reaction
+from etude.operator.pools.autoscaling.config import ScalingParameters
+from etude.operator.pools.autoscaling.reactive import (
+    PanicState,
+    excess_burst_capacity,
+    reactive_size,
+)
 from etude.operator.pools.autoscaling.windows import Sample
 
-CONFIG = Autoscaling()
+CONFIG = ScalingParameters()
 
 
 def steady(value: float, *, until_s: float = 60.0) -> tuple[Sample, ...]:
@@ -16,7 +20,7 @@ def steady(value: float, *, until_s: float = 60.0) -> tuple[Sample, ...]:
 
 def test_demand_over_utilisation_is_wanted() -> None:
     # ceil(10 / 0.8) = 13; 13 / 13 is no panic.
-    found = reaction(steady(10), None, CONFIG, ready=13, slots=1, now_s=60.0)
+    found = reactive_size(steady(10), None, CONFIG, ready=13, slots=1, now_s=60.0)
 
     assert found is not None
     assert (found.replicas, found.stable, found.panicked, found.panic) == (13, 10.0, 10.0, None)
@@ -24,7 +28,7 @@ def test_demand_over_utilisation_is_wanted() -> None:
 
 def test_slots_share_a_replica() -> None:
     # ceil(10 / (4 x 0.8)) = 4
-    found = reaction(steady(10), None, CONFIG, ready=4, slots=4, now_s=60.0)
+    found = reactive_size(steady(10), None, CONFIG, ready=4, slots=4, now_s=60.0)
 
     assert found is not None
     assert found.replicas == 4
@@ -32,7 +36,7 @@ def test_slots_share_a_replica() -> None:
 
 def test_a_pool_shrinks_by_no_more_than_half_at_once() -> None:
     # ceil(1 / 0.8) = 2, but floor(13 / 2) = 6.
-    found = reaction(steady(1), None, CONFIG, ready=13, slots=1, now_s=60.0)
+    found = reactive_size(steady(1), None, CONFIG, ready=13, slots=1, now_s=60.0)
 
     assert found is not None
     assert found.replicas == 6
@@ -40,18 +44,18 @@ def test_a_pool_shrinks_by_no_more_than_half_at_once() -> None:
 
 def test_a_pool_grows_no_more_than_tenfold_at_once() -> None:
     # ceil(100 / 0.8) = 125, but ceil(10 x 2) = 20, which is panic: 125 / 2 >= 2.
-    found = reaction(steady(100), None, CONFIG, ready=2, slots=1, now_s=60.0)
+    found = reactive_size(steady(100), None, CONFIG, ready=2, slots=1, now_s=60.0)
 
     assert found is not None
     assert found.replicas == 20
-    assert found.panic == Panic(60.0, 20)
+    assert found.panic == PanicState(60.0, 20)
 
 
 def test_a_burst_is_seen_in_the_panic_window_first() -> None:
     # 57 s of 1 and three samples of 10: V_p = 10, V_s = (27 x 1 + 3 x 10) / 30 = 1.9.
     samples = (*steady(1, until_s=54), *(Sample(at_s, 10) for at_s in (56.0, 58.0, 60.0)))
 
-    found = reaction(samples, None, CONFIG, ready=2, slots=1, now_s=60.0)
+    found = reactive_size(samples, None, CONFIG, ready=2, slots=1, now_s=60.0)
 
     assert found is not None
     assert found.stable == pytest.approx(1.9)
@@ -61,18 +65,18 @@ def test_a_burst_is_seen_in_the_panic_window_first() -> None:
 
 
 def test_panic_ends_a_stable_window_after_demand_was_last_too_large() -> None:
-    still = reaction(steady(1), Panic(0.0, 13), CONFIG, ready=13, slots=1, now_s=60.0)
-    over = reaction(steady(1), Panic(-0.5, 13), CONFIG, ready=13, slots=1, now_s=60.0)
+    still = reactive_size(steady(1), PanicState(0.0, 13), CONFIG, ready=13, slots=1, now_s=60.0)
+    over = reactive_size(steady(1), PanicState(-0.5, 13), CONFIG, ready=13, slots=1, now_s=60.0)
 
     assert still is not None
     assert over is not None
-    assert (still.replicas, still.panic) == (13, Panic(0.0, 13))
+    assert (still.replicas, still.panic) == (13, PanicState(0.0, 13))
     assert (over.replicas, over.panic) == (6, None)
 
 
 def test_without_samples_nothing_is_decided() -> None:
-    assert reaction((), None, CONFIG, ready=3, slots=1, now_s=60.0) is None
-    assert reaction(steady(5), None, CONFIG, ready=3, slots=1, now_s=1_000.0) is None
+    assert reactive_size((), None, CONFIG, ready=3, slots=1, now_s=60.0) is None
+    assert reactive_size(steady(5), None, CONFIG, ready=3, slots=1, now_s=1_000.0) is None
 
 
 def test_what_a_burst_would_leave_is_counted_in_slots() -> None:

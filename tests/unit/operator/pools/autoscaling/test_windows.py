@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from etude.operator.pools.autoscaling.windows import (
     Sample,
     Samples,
-    added,
+    add_peak,
+    add_sample,
     average,
     highest,
-    raised,
 )
 
 values = st.lists(st.integers(0, 50), min_size=1, max_size=60)
@@ -24,7 +24,7 @@ def series(found: list[int]) -> Samples:
 def test_the_highest_of_a_window_is_that_of_all_its_samples(found: list[int], window: int) -> None:
     peaks: Samples = ()
     for sample in series(found):
-        peaks = raised(peaks, sample, keep_s=40.0)
+        peaks = add_peak(peaks, sample, keep_s=40.0)
         inside = [s.value for s in series(found) if sample.at_s - window < s.at_s <= sample.at_s]
 
         assert highest(peaks, window, now_s=sample.at_s) == max(inside or [sample.value])
@@ -34,7 +34,7 @@ def test_the_highest_of_a_window_is_that_of_all_its_samples(found: list[int], wi
 def test_an_average_is_that_of_the_samples_of_its_window(found: list[int], window: int) -> None:
     kept: Samples = ()
     for sample in series(found):
-        kept = added(kept, sample, keep_s=40.0)
+        kept = add_sample(kept, sample, keep_s=40.0)
         inside = [s.value for s in series(found) if sample.at_s - window < s.at_s <= sample.at_s]
 
         assert average(kept, window, now_s=sample.at_s) == sum(inside) / len(inside)

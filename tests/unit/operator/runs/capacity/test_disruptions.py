@@ -77,8 +77,8 @@ def test_no_disrupted_pod_is_counted_twice_however_many_there_are(
         pods = [disrupted(f"pod-{number}") for number in look]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(disruptions, "MAX_REMEMBERED", most)
-            restarts = disruptions.noted(restarts, {"trainer": pods})
-            assert disruptions.noted(restarts, {"trainer": pods}) is restarts
+            restarts = disruptions.count_disruptions(restarts, {"trainer": pods})
+            assert disruptions.count_disruptions(restarts, {"trainer": pods}) is restarts
         gone_before = gone_before or bool(met - set(look))
         met |= set(look)
         assert len(restarts.disrupted) <= most
@@ -112,7 +112,7 @@ def going(*, started: bool, restarts: int = 0, grace_s: int = 630) -> Manifest:
 
 
 def test_a_pod_that_is_told_to_go_while_it_starts_goes_soon() -> None:
-    (told,) = disruptions.hurried({"trainer": [going(started=False)]})
+    (told,) = disruptions.hurry_starting_pods({"trainer": [going(started=False)]})
     assert (told.uid, told.grace_s) == ("u", STARTING_GRACE_S)
 
 
@@ -127,4 +127,4 @@ def test_a_pod_that_is_told_to_go_while_it_starts_goes_soon() -> None:
     ids=["it may save", "it did work", "it was told before", "it has no container yet"],
 )
 def test_every_other_pod_has_its_time(pod: Manifest) -> None:
-    assert list(disruptions.hurried({"trainer": [pod]})) == []
+    assert list(disruptions.hurry_starting_pods({"trainer": [pod]})) == []

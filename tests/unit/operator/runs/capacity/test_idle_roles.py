@@ -12,7 +12,7 @@ from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.report_store import RunReport
 from etude.operator.runs.capacity import idle_roles
-from etude.operator.runs.observe import Seen
+from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 LONG = 100_000
@@ -154,12 +154,12 @@ async def test_what_holds_a_fixed_number_of_pods_needs_roles_that_stay(
     lab: Any, run_body: Any, scheduling: dict[str, Any]
 ) -> None:
     run = RLRun.model_validate(run_body(phases=phases(), scheduling=scheduling))
-    assert "set idleRoles: Hold" in idle_roles.complaint(run)
+    assert "set idleRoles: Hold" in idle_roles.idle_roles_problem(run)
     for fitting in (
         run_body(phases=phases(), scheduling={**scheduling, "idleRoles": "Hold"}),
         run_body(phases=phases(rl=False), scheduling=scheduling),
     ):
-        assert not idle_roles.complaint(RLRun.model_validate(fitting))
+        assert not idle_roles.idle_roles_problem(RLRun.model_validate(fitting))
 
 
 RUN = {
@@ -195,7 +195,9 @@ def test_roles_are_never_away_when_less_time_is_left_than_they_need(
     run = run.model_copy(update={"status": run.status.model_copy(update={"released": before})})
     said = run_pb2.RunStatus(phase="sft", step=step, step_seconds_p50=pace_s)
     report = RunReport(status=said, is_connected=True)
-    found = idle_roles.decided(run, Seen(report=report), Moment(wall_s=1e9, monotonic_s=0.0))
+    found = idle_roles.decide_released(
+        run, ObservedRun(report=report), Moment(wall_s=1e9, monotonic_s=0.0)
+    )
     left_s = (LONG - step) * pace_s
     if left_s <= took_s:
         assert found is None

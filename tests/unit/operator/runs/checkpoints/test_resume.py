@@ -8,7 +8,7 @@ import pytest
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator.manifests import Ref
 from etude.operator.runs.checkpoints import resume as checkpoints_resume
-from etude.operator.runs.checkpoints.lineage import is_left
+from etude.operator.runs.checkpoints.lineage import is_off_lineage
 from etude.v1 import run_pb2
 
 MAP = Ref("ConfigMap", "lab", "demo-run")
@@ -179,7 +179,7 @@ async def test_what_a_run_left_is_left_after_it_is_put_back_once_more(
     back = lab.run().status.resumption
     assert [(at.number, at.step, at.branch) for at in back.earlier] == [(1, 10, 0)]
     assert lab.run().status.last_checkpoint.name == name(25, 1)
-    left = {n: is_left(c, back) for n, c in checkpoints(lab).items()}
+    left = {n: is_off_lineage(c, back) for n, c in checkpoints(lab).items()}
     assert left == {
         name(10): False,
         name(20): True,
@@ -272,7 +272,7 @@ async def test_what_is_not_ready_stays_undecided_where_pods_are_still_there(
     named = {"resume": "Named", "resumeFrom": {"name": name(20)}}
     run = RLRun.understood(changed(lab, suspend=False, checkpointing=named))
     saved = Checkpoint.understood(lab.cluster.objects()[Ref("Checkpoint", "lab", name(20))])
-    decision = checkpoints_resume.decided(run, [saved])
+    decision = checkpoints_resume.decide_resumption(run, [saved])
     assert decision is not None
     assert decision.name == name(20)
     conditions = [
@@ -282,8 +282,8 @@ async def test_what_is_not_ready_stays_undecided_where_pods_are_still_there(
         update={"status": saved.status.model_copy(update={"conditions": conditions})}
     )
     checkpoints = [] if found == "absent" else [saved]
-    assert checkpoints_resume.decided(run, checkpoints) == run.status.resumption
-    assert checkpoints_resume.complaint(run, checkpoints)
+    assert checkpoints_resume.decide_resumption(run, checkpoints) == run.status.resumption
+    assert checkpoints_resume.resume_problem(run, checkpoints)
 
 
 def ready_of(checkpoint: Checkpoint) -> list[Any]:

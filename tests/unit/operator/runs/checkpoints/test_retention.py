@@ -44,10 +44,10 @@ def histories(draw: st.DrawFn) -> list[Checkpoint]:
 
 # Put back to step 10 of its first branch; then to step 25 of the branch that began there.
 ONCE = Resumption(number=1, step=10, branch=0)
-TWICE = Resumption(number=2, step=25, branch=1, earlier=lineage.put_backs(ONCE))
+TWICE = Resumption(number=2, step=25, branch=1, earlier=lineage.resume_points(ONCE))
 # Then to step 5 of the first branch again, and at last to its start weights.
-THRICE = Resumption(number=3, step=5, branch=0, earlier=lineage.put_backs(TWICE))
-TO_ITS_START = Resumption(number=4, earlier=lineage.put_backs(THRICE))
+THRICE = Resumption(number=3, step=5, branch=0, earlier=lineage.resume_points(TWICE))
+TO_ITS_START = Resumption(number=4, earlier=lineage.resume_points(THRICE))
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ TO_ITS_START = Resumption(number=4, earlier=lineage.put_backs(THRICE))
 def test_the_past_of_a_run_is_the_way_from_its_present_branch_to_its_start(
     resumption: Resumption | None, kept: set[tuple[int, int]], left: set[tuple[int, int]]
 ) -> None:
-    assert not {at for at in kept if lineage.is_left_at(*at, resumption)}
-    assert {at for at in left if lineage.is_left_at(*at, resumption)} == left
+    assert not {at for at in kept if lineage.is_off_lineage_at(*at, resumption)}
+    assert {at for at in left if lineage.is_off_lineage_at(*at, resumption)} == left
 
 
 def test_where_an_older_decision_is_forgotten_steps_alone_tell() -> None:
     forgotten = TWICE.model_copy(update={"earlier": ()})
-    assert not lineage.is_left_at(0, 20, forgotten)
-    assert lineage.is_left_at(0, 26, forgotten)
+    assert not lineage.is_off_lineage_at(0, 20, forgotten)
+    assert lineage.is_off_lineage_at(0, 26, forgotten)
 
 
 @given(histories(), st.integers(1, 4), st.none() | st.integers(1, 3))
@@ -80,36 +80,36 @@ def test_the_newest_and_the_best_stay_and_nothing_goes_before_enough_are_verifie
 ) -> None:
     keep = None if best is None else KeepBest(metric="Reward", count=best)
     wanted = Checkpointing(keep_last=keep_last, keep_best=keep)
-    gone = {c.metadata.name for c in retention.superseded(history, wanted)}
+    gone = {c.metadata.name for c in retention.superseded_checkpoints(history, wanted)}
     verified = [c for c in history if is_ready(c)]
     assert not gone & {c.metadata.name for c in verified[:keep_last]}
     if len(verified) < keep_last:
         assert not gone
-    top = retention.best_of(verified, keep)
+    top = retention.best_checkpoints(verified, keep)
     assert not gone & {c.metadata.name for c in top}
     left = [c for c in verified if c.metadata.name not in gone]
     assert len(left) <= keep_last + (best or 0)
-    value = [retention.figure_of(c, "Reward") for c in verified]
+    value = [retention.metric_of(c, "Reward") for c in verified]
     if best is not None and any(each is not None for each in value):
         assert max(v for v in value if v is not None) in {
-            retention.figure_of(c, "Reward") for c in left
+            retention.metric_of(c, "Reward") for c in left
         }
 
 
 def test_of_equal_figures_the_earlier_stays() -> None:
     history = [checkpoint(step, 0.5) for step in (30, 20, 10)]
     wanted = Checkpointing(keep_last=1, keep_best=KeepBest(metric="Reward"))
-    assert [c.saved.step for c in retention.superseded(history, wanted)] == [20]
+    assert [c.saved.step for c in retention.superseded_checkpoints(history, wanted)] == [20]
 
 
 def test_the_smallest_may_be_best() -> None:
     history = [checkpoint(step, reward) for step, reward in ((30, 0.1), (20, 0.2), (10, 0.3))]
     wanted = Checkpointing(keep_last=1, keep_best=KeepBest(metric="Reward", mode="Min"))
-    assert [c.saved.step for c in retention.superseded(history, wanted)] == [20, 10]
+    assert [c.saved.step for c in retention.superseded_checkpoints(history, wanted)] == [20, 10]
 
 
 @pytest.mark.parametrize("nonsense", ["abc", "", "nan", "inf", "-inf", "1e999", "0x1p3", "\u0661a"])
 def test_text_that_is_no_number_is_no_figure(nonsense: str) -> None:
     history = [checkpoint(30, 0.5), checkpoint(20, nonsense), checkpoint(10, 0.9)]
     wanted = Checkpointing(keep_last=1, keep_best=KeepBest(metric="Reward"))
-    assert [c.saved.step for c in retention.superseded(history, wanted)] == [20]
+    assert [c.saved.step for c in retention.superseded_checkpoints(history, wanted)] == [20]

@@ -13,7 +13,7 @@ from etude.operator.kube.memory_cluster import InstantKubelet, Kubelet, MemoryCl
 from etude.operator.manifests import Manifest, Ref, is_deleting, labels
 from etude.operator.pod_failures import PodFailure, failures
 from etude.operator.runs.lifecycle import failure_policy
-from etude.operator.runs.lifecycle.failure_policy import Outcome, Verdict
+from etude.operator.runs.lifecycle.failure_policy import FailureOutcome, FailureVerdict
 from etude.v1 import run_pb2
 
 Build = Callable[..., dict[str, Any]]
@@ -38,19 +38,19 @@ def test_a_rule_about_codes_matches_them_or_all_others(
     role: str, code: int, values: set[int], op: str
 ) -> None:
     codes = ExitCodes.model_validate({"op": op, "values": sorted(values)})
-    found = failure_policy.verdict(
+    found = failure_policy.judge_failure(
         exits(role, code), parsed(rule("r", "Ignore", exitCodes=codes.to_json()))
     )
     matches = (code in values) if op == "In" else (code not in values)
-    assert (found == Verdict(Outcome.IGNORE, "r")) == matches
+    assert (found == FailureVerdict(FailureOutcome.IGNORE, "r")) == matches
     if not matches:
-        assert found == failure_policy.verdict(exits(role, code))
+        assert found == failure_policy.judge_failure(exits(role, code))
 
 
 @given(st.lists(st.sampled_from(list(FailureAction)), min_size=1, max_size=6))
 def test_the_first_rule_that_matches_decides(actions: list[FailureAction]) -> None:
     rules = parsed(*(rule(f"r{n}", action) for n, action in enumerate(actions)))
-    assert failure_policy.verdict(exits("trainer", 1), rules).rule == "r0"
+    assert failure_policy.judge_failure(exits("trainer", 1), rules).rule == "r0"
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,11 @@ def test_a_pod_that_was_told_to_go_does_not_fail_by_going(goes: dict[str, str], 
 
 def test_a_rule_about_one_role_leaves_the_others_alone() -> None:
     rules = parsed(rule("engines", "FailRun", role="inference"))
-    assert failure_policy.verdict(exits("inference", 1), rules).outcome is Outcome.FAIL
-    assert failure_policy.verdict(exits("trainer", 1), rules).outcome is Outcome.RESTART_ROLE
+    assert failure_policy.judge_failure(exits("inference", 1), rules).outcome is FailureOutcome.FAIL
+    assert (
+        failure_policy.judge_failure(exits("trainer", 1), rules).outcome
+        is FailureOutcome.RESTART_ROLE
+    )
 
 
 @given(st.lists(st.tuples(st.sampled_from(ROLES), CODES), max_size=6), st.randoms())
@@ -74,9 +77,9 @@ def test_of_several_failures_the_gravest_decides_in_any_order(
     found: list[tuple[str, int]], random: Any
 ) -> None:
     failures = [exits(role, code) for role, code in found]
-    first = failure_policy.gravest(failures, ())
+    first = failure_policy.gravest_failure(failures, ())
     random.shuffle(failures)
-    second = failure_policy.gravest(failures, ())
+    second = failure_policy.gravest_failure(failures, ())
     assert (first is None) == (second is None)
     if first is not None and second is not None:
         assert first.verdict == second.verdict
