@@ -12,7 +12,7 @@ from typing import Any
 from etude.cli.demo.result import FIRST_STEP_S, TOTAL_S
 from etude.cli.demo.stopwatch import Stopwatch, read_stopwatch
 from etude.cli.process_usage import read_measurements
-from etude.common.run_folder.record import FolderRecord, latest
+from etude.common.run_folder.record import FolderRecord, latest_rows
 
 OUT = Path(__file__).parent / "out" / "demo.json"
 
@@ -63,7 +63,7 @@ def main() -> None:
     if not verdict.is_file():
         sys.exit(done.returncode or 1)
     figures = json.loads(verdict.read_text())
-    rows = [dict(row) for row in latest(FolderRecord(run).rows())]
+    rows = [dict(row) for row in latest_rows(FolderRecord(run).rows())]
     times = read_stopwatch(run, [float(row["time_s"]) for row in (*rows, *read_measurements(run))])
     spent = stages(rows, times)
     for title, table in {"ratio": ratios(figures), "stage, seconds": spent}.items():

@@ -155,7 +155,7 @@ def exported(store: Store, version: VersionId, model: Path, scratch: Path) -> Pa
     if mirror.schema is None:
         raise SystemExit(f"version {version} has no schema")
     folder = scratch / f"exported-{version}"
-    write_folder(folder, schema=mirror.schema, words=mirror.words, source=model)
+    write_folder(folder, schema=mirror.schema, words=mirror.tensor_words, source=model)
     return folder
 
 

@@ -33,7 +33,7 @@ from etude.agent.trajectory import Span
 from etude.agent.turns import Limits, RolloutTask, Sampler, run_rollout
 from etude.agent.workspace import ExecResult, MemoryWorkspace
 from etude.cli.verbs.serve import newest_model
-from etude.common.run_folder.record import FolderRecord, latest
+from etude.common.run_folder.record import FolderRecord, latest_rows
 
 OUT = Path(__file__).parent / "out" / "spine.json"
 LIMITS = Limits(max_turns=8, max_turn_tokens=80, max_tokens=480, timeout_s=600)
@@ -208,7 +208,7 @@ def main() -> None:
     if not (run / "demo.json").is_file():
         code = "from etude.cli.main import main; main()"
         subprocess.run([sys.executable, "-c", code, "demo", "--dir", str(run)], check=True)
-    rows = [dict(row) for row in latest(FolderRecord(run).rows())]
+    rows = [dict(row) for row in latest_rows(FolderRecord(run).rows())]
     model = newest_model(run)
     ours = our_figures(rows)
     peer = asyncio.run(peer_rollouts(run, model))

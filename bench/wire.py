@@ -26,8 +26,8 @@ from etude.common.rpc.channels import dial
 from etude.common.rpc.server import Server
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
-from etude.common.tls.targets import named
-from etude.common.tls.transport import PLAINTEXT, Wire, told
+from etude.common.tls.targets import named_target
+from etude.common.tls.transport import PLAINTEXT, TransportSecurity, security_from_setting
 from etude.v1 import rewards_pb2, rewards_pb2_grpc
 
 ROUNDS = 9
@@ -54,8 +54,8 @@ class Echo(rewards_pb2_grpc.RewardServiceServicer):
 class Sides(NamedTuple):
     """How both ends of a connection speak."""
 
-    server: Wire
-    client: Wire
+    server: TransportSecurity
+    client: TransportSecurity
 
 
 class Round(NamedTuple):
@@ -69,9 +69,9 @@ class Round(NamedTuple):
     connect_cpu_ms: float
 
 
-async def calls(target: str, wire: Wire) -> None:
+async def calls(target: str, wire: TransportSecurity) -> None:
     """CALLS of them over one connection."""
-    async with dial(target, wire=wire) as channel:
+    async with dial(target, security=wire) as channel:
         stub = rewards_pb2_grpc.RewardServiceStub(channel)
 
         async def caller() -> None:
@@ -81,19 +81,19 @@ async def calls(target: str, wire: Wire) -> None:
         await asyncio.gather(*(caller() for _ in range(AT_ONCE)))
 
 
-async def connections(target: str, wire: Wire) -> None:
+async def connections(target: str, wire: TransportSecurity) -> None:
     """HANDSHAKES of them, one after the other, with a call each."""
     for _ in range(HANDSHAKES):
-        async with dial(target, wire=wire) as channel:
+        async with dial(target, security=wire) as channel:
             await rewards_pb2_grpc.RewardServiceStub(channel).Score(REQUEST, timeout=TIMEOUT_S)
 
 
 async def measured(sides: Sides) -> Round:
     """One round."""
-    server = Server(["etude.v1.RewardService"], wire=sides.server)
+    server = Server(["etude.v1.RewardService"], security=sides.server)
     rewards_pb2_grpc.add_RewardServiceServicer_to_server(Echo(), server.grpc_server)
     await server.start()
-    target = named("r-rewards.lab.svc", f"127.0.0.1:{server.port}")
+    target = named_target("r-rewards.lab.svc", f"127.0.0.1:{server.port}")
     found: list[float] = []
     try:
         for work, number, unit in ((calls, CALLS, 1e6), (connections, HANDSHAKES, 1e3)):
@@ -106,10 +106,12 @@ async def measured(sides: Sides) -> Round:
     return Round(*found)
 
 
-def certified(folder: Path, authority: pki.Authority, role: str) -> Wire:
+def certified(folder: Path, authority: pki.Authority, role: str) -> TransportSecurity:
     """A part's own certificate."""
     identity = Identity(domain="etude.dev", namespace="lab", run="r", role=role)
-    return Wire(credentials=Credentials(pki.write(folder / role, authority.issue(identity))))
+    return TransportSecurity(
+        credentials=Credentials(pki.write(folder / role, authority.issue(identity)))
+    )
 
 
 async def main() -> None:
@@ -118,7 +120,10 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         authority = pki.Authority()
         parts = (certified(Path(name), authority, role) for role in ("rewards", "trainer"))
-        clear, certain = Sides(told(PLAINTEXT), told(PLAINTEXT)), Sides(*parts)
+        clear, certain = (
+            Sides(security_from_setting(PLAINTEXT), security_from_setting(PLAINTEXT)),
+            Sides(*parts),
+        )
         for _ in range(1 + ROUNDS):
             plain.append(await measured(clear))
             tls.append(await measured(certain))

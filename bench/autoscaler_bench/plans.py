@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from autoscaler_bench.events import Clock
 from autoscaler_bench.traces import Ask, Trace
-from etude.common.plans.registry import Plans
+from etude.common.plans.registry import PlanRegistry
 from etude.operator.pools.autoscaling.values import RunPlan
 from etude.trainer.controller.admission.forecast import WaveForecast
 from etude.v1 import journal_pb2
@@ -24,17 +24,17 @@ class Planner:
     clock: Clock
     trace: Trace
     forecast: WaveForecast = field(default_factory=WaveForecast)
-    book: Plans = field(init=False)
+    book: PlanRegistry = field(init=False)
     _following: Sequence[Mapping[str, int]] = ()
 
     def __post_init__(self) -> None:
-        self.book = Plans({ask.template for wave in self.trace.waves for ask in wave})
+        self.book = PlanRegistry({ask.template for wave in self.trace.waves for ask in wave})
 
     def launched(self, wave: Mapping[str, int], following: Sequence[Mapping[str, int]]) -> None:
         """A wave came; those that follow are forecast anew."""
         now_s = self.clock.now_s
         for template, count in wave.items():
-            self.book.came(RUN, template, count)
+            self.book.record_arrival(RUN, template, count)
         self.forecast.record_wave(now_s)
         self._following = following
         self._report()

@@ -14,7 +14,7 @@ from blake3 import blake3
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
-from etude.common.weights.tensors.changes import differing
+from etude.common.weights.tensors.changes import changed_places
 from etude.common.weights.tensors.words import Words
 from weights_bench.contender import Contender, Receiver, Sent, copies, overwrite
 from weights_bench.scatter import scatter
@@ -105,7 +105,7 @@ class IndexValue(Contender):
     def send(self, trajectory: Trajectory) -> Sent:
         parts = []
         for old, new in zip(trajectory.old, trajectory.new, strict=True):
-            places = differing(old, new)
+            places = changed_places(old, new)
             parts.append((places.astype(np.int32), new[places]))
         size = sum(places.nbytes + values.nbytes for places, values in parts)
         return Sent(parts, size, ROW_BYTES * len(parts))

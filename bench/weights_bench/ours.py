@@ -10,16 +10,16 @@ from etude.common.errors import CorruptError
 from etude.common.weights.coding.block_index import HASH_BYTES, BlockRow
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import Container, parse_index
-from etude.common.weights.replicas.block_reader import Block, stage_block
+from etude.common.weights.replicas.block_reader import VerifiedBlock, stage_block
 from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
-from etude.common.weights.replicas.patches import Prepared
+from etude.common.weights.replicas.patches import PreparedPatches
 from etude.common.weights.replicas.staged_file import StagedBlock
-from etude.common.weights.tensors.changes import differing
-from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.changes import changed_places
+from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
-from etude.trainer.export.delta_packer import Packer, Shard, words_of
+from etude.trainer.export.delta_packer import Packer, Shard, shard_words
 from weights_bench.contender import Contender, Receiver, Sent, copies, overwrite
 from weights_bench.trajectory import Trajectory
 
@@ -53,8 +53,8 @@ class Ours(Contender):
                 if self._codec is Codec.DENSE:
                     packer.add_complete(tensor, new, shard)
                     continue
-                flat = differing(old, new)
-                blocks = words_of(new, shard, tiling(spec, schema.grid))
+                flat = changed_places(old, new)
+                blocks = shard_words(new, shard, tiling(spec, schema.grid))
                 packer.add_changes(tensor, flat, old[flat], new[flat], shard, block_words=blocks)
             packed = packer.finish()
         found = packed.container
@@ -85,12 +85,12 @@ class OurReceiver(Receiver):
         overwrite(self._words, self._old)
 
     @override
-    def stage(self, sent: Sent) -> Prepared:
+    def stage(self, sent: Sent) -> PreparedPatches:
         return self.prepared(self.decoded(sent), sent)
 
     @override
     def commit(self, staged: object) -> None:
-        if not self._live.commit(cast("Prepared", staged)):
+        if not self._live.write(cast("PreparedPatches", staged)):
             raise CorruptError("a weight was neither the old one nor the new one")
 
     @override
@@ -117,7 +117,7 @@ class OurReceiver(Receiver):
             _staged(self._schema, row, data[row.offset : row.offset + row.length]) for row in index
         ]
 
-    def prepared(self, blocks: Sequence[StagedBlock], sent: Sent) -> Prepared:
+    def prepared(self, blocks: Sequence[StagedBlock], sent: Sent) -> PreparedPatches:
         """What the version changes, with the digest that the sender foretold.
 
         Raises:
@@ -125,12 +125,12 @@ class OurReceiver(Receiver):
         """
         found = self._live.prepare(blocks)
         message = cast("_Message", sent.body)
-        known = self._state if message.is_complete else NOTHING
+        known = self._state if message.is_complete else ZERO
         if known.plus(found.digest) != message.digest:
             raise CorruptError("the change does not lead to the state that was published")
         return found
 
-    def undo(self, prepared: Prepared) -> None:
+    def undo(self, prepared: PreparedPatches) -> None:
         """Return to the old version by the record of it."""
         self._live.undo(prepared)
 
@@ -138,7 +138,7 @@ class OurReceiver(Receiver):
 def _staged(schema: Schema, row: BlockRow, payload: memoryview) -> StagedBlock:
     if blake3(payload).digest(HASH_BYTES) != row.blake3:
         raise CorruptError("bench: content does not match its BLAKE3 digest")
-    return stage_block(Block(row, payload), schema, where="bench")
+    return stage_block(VerifiedBlock(row, payload), schema, where="bench")
 
 
 L1 = Ours("L1", Codec.L1)

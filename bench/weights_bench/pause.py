@@ -15,8 +15,8 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     load_checkpoint_weight_patches,
 )
 
-from etude.common.weights.replicas.patches import Prepared
-from etude.common.weights.tensors.changes import differing
+from etude.common.weights.replicas.patches import PreparedPatches
+from etude.common.weights.tensors.changes import changed_places
 from etude.common.weights.tensors.words import Words
 from weights_bench.clock import Cost, cost
 from weights_bench.contender import copies, overwrite
@@ -66,7 +66,7 @@ class _Peers:
                 _tensor(new[places]),
             )
             for spec, live, old, new in sides
-            for places in [differing(old, new)]
+            for places in [changed_places(old, new)]
         ]
         self._patches = [each.patch() for each in self._changes]
         self._by_name = {each.name: each.live for each in self._changes}
@@ -129,7 +129,7 @@ def _ours(trajectory: Trajectory, repeats: int) -> dict[str, Cost]:
     receiver = L1.receiver(trajectory)
     sent = L1.send(trajectory)
     blocks = receiver.decoded(sent)
-    held: list[Prepared] = []
+    held: list[PreparedPatches] = []
 
     def ready() -> None:
         receiver.reset()

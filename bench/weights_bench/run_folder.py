@@ -9,7 +9,7 @@ from etude.common.blobs import MissingError, Store, open_store
 from etude.common.errors import CorruptError
 from etude.common.weights.protocol.chain import accepted_chain
 from etude.common.weights.protocol.manifest import VersionRef, read_manifest
-from etude.common.weights.protocol.plan import Edge, plan
+from etude.common.weights.protocol.plan import Edge, plan_path
 from etude.common.weights.protocol.versions import VersionId, schema_key
 from etude.common.weights.replicas import staged_file
 from etude.common.weights.replicas.block_reader import stage
@@ -68,13 +68,13 @@ class _Replica:
 
     def go(self, live: VersionRef | None, target: VersionId) -> None:
         """Apply what leads to a version, and prove by a scan that it is reached."""
-        edges = plan(self._store, live, target)
+        edges = plan_path(self._store, live, target)
         with tempfile.TemporaryDirectory() as folder:
             for edge in edges:
                 self._apply(edge, Path(folder) / "staged")
 
     def _apply(self, edge: Edge, path: Path) -> None:
         stage(self._store, edge, self._schema, path)
-        self._live.commit(self._live.prepare(staged_file.read(path)))
+        self._live.write(self._live.prepare(staged_file.read_staged(path)))
         if self._live.scan().hex() != edge.target.state:
             raise CorruptError(f"{self._store.url}: not the state of {edge.target.version}")

@@ -205,7 +205,7 @@ class Conductor:
         self.order("step")
         self.until(lambda: self.is_idle, 20)
         try:
-            self.home = weights.newest(self.raw, besides=weights.quarantined(self.raw))
+            self.home = weights.newest_version(self.raw, besides=weights.list_quarantined(self.raw))
         except EtudeError:
             self.home = None
         self.until(lambda: not self.strays(), self.settings.patience_s)

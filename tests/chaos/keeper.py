@@ -57,7 +57,7 @@ class GreedyKeeper(Compactor):
     def _collect_if_due(self) -> list[str]:
         """Looks before, and waits a little: for a reader to arrive in between."""
         if self._clock() >= self._collect_at:
-            keys = set(self._collector._look().deletable)
+            keys = set(self._collector._observe().deletable)
             going = [v for v in accepted_chain(self._store) if v.manifest_key in keys]
             if going:
                 self._doom(going[-1])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from etude.common.weights.protocol.garbage_collector import Collector
+from etude.common.weights.protocol.garbage_collector import GarbageCollector
 from etude.common.weights.replicas import block_reader, staged_file
 from etude.inference.swap.coordinator import Swap
 from etude.inference.updates.updater import Mover
@@ -88,7 +88,7 @@ def _apply_twice() -> None:
 
     def commit(self: Rank) -> bool:
         done, live = once(self), self._baked()
-        return done and live.commit(live.prepare(staged_file.read(Path(paths[id(self)]))))
+        return done and live.commit(live.prepare(staged_file.read_staged(Path(paths[id(self)]))))
 
     broken: Any = Rank
     broken.prepare, broken.commit = remember, commit
@@ -106,13 +106,13 @@ def _label_first() -> None:
 
 
 def _skip_tombstone() -> None:
-    def hasty(self: Collector) -> list[str]:
-        doomed = self._look().deletable
+    def hasty(self: GarbageCollector) -> list[str]:
+        doomed = self._observe().deletable
         time.sleep(40 * SLOW_S if doomed else 0)
         self.store.delete(doomed)
         return doomed
 
-    Collector.round = hasty  # type: ignore[method-assign]
+    GarbageCollector.collect = hasty  # type: ignore[method-assign]
 
 
 def _skip_blake3() -> None:

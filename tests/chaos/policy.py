@@ -10,11 +10,11 @@ from etude.common.blobs import Store
 from etude.common.weights.protocol.manifest import Stats
 from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.tensors import digest
-from etude.common.weights.tensors.digest import NOTHING
+from etude.common.weights.tensors.digest import ZERO
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
-from etude.trainer.export.delta_packer import Packer, Shard, words_of
+from etude.trainer.export.delta_packer import Packer, Shard, shard_words
 from etude.trainer.export.receipts import RankReceipt, payload_object
 
 RANKS = 2
@@ -43,7 +43,7 @@ def receipts(store: Store, version: VersionId, step: Step) -> list[RankReceipt]:
 
 
 def _receipt(store: Store, version: VersionId, step: Step, rank: int) -> RankReceipt:
-    share = NOTHING
+    share = ZERO
     is_complete = step.old is None
     with Packer(SCHEMA, threads=1) as packer:
         for place, spec in enumerate(SCHEMA.tensors):
@@ -85,5 +85,5 @@ def _add_changes(packer: Packer, place: int, before: Words, words: Words, shard:
     cut = tiling(SCHEMA.tensors[place], SCHEMA.grid)
     packer.add_changes(
         *(place, at + shard.start, old[at], words[at], shard),
-        block_words=words_of(words, shard, cut),
+        block_words=shard_words(words, shard, cut),
     )

@@ -115,7 +115,7 @@ class Publisher:
                 honest, run=RUN, version=version, step=step_number, holder=holder, base=self.base
             )
             manifest = manifest.model_copy(update={"state": true.state})
-        return weights.commit(self.store, manifest).ref
+        return weights.publish_manifest(self.store, manifest).ref
 
     def _save(self, version: VersionId) -> None:
         path = checkpoint(self.settings, version)
@@ -179,6 +179,6 @@ def run(
         link.send(("opened", publisher.epoch))
         while (order := link.recv()) != "end":
             link.send(("published", publisher.publish(order)))
-    except (FencedError, weights.QuarantinedError):
+    except (FencedError, weights.QuarantinedVersionError):
         journal.write("fenced", epoch=publisher.epoch)
         raise SystemExit(FENCED) from None

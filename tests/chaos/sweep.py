@@ -8,11 +8,17 @@ from etude.cli.weights import verification
 from etude.common import weights
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError
-from etude.common.weights import Collector, Retention
+from etude.common.weights import GarbageCollector, Retention
 from etude.common.weights.protocol import retention
 from etude.common.weights.protocol.epochs import latest_epoch
 from etude.common.weights.protocol.listing import take_listing
-from etude.common.weights.protocol.versions import DELTAS, KEYFRAMES, SKIPS, TRASH, all_published
+from etude.common.weights.protocol.versions import (
+    DELTAS,
+    KEYFRAMES,
+    SKIPS,
+    TRASH,
+    list_all_published,
+)
 
 ROUNDS = 20
 
@@ -30,7 +36,7 @@ def sweep(store: Store) -> Left:
     """Collect until nothing goes any more, then compare what is named with what is there."""
     latest = latest_epoch(store)
     assert latest is not None
-    collector = Collector(
+    collector = GarbageCollector(
         store=store,
         epoch=latest.epoch,
         resumable=list,
@@ -39,7 +45,7 @@ def sweep(store: Store) -> Left:
     grace, retention.ORPHAN_S = retention.ORPHAN_S, 0.0  # nobody uploads any more
     try:
         for _ in range(ROUNDS):
-            if not collector.round():
+            if not collector.collect():
                 break
     finally:
         retention.ORPHAN_S = grace
@@ -56,7 +62,7 @@ def sweep(store: Store) -> Left:
 def _named(store: Store) -> set[str]:
     """Payloads that manifests, skips and keyframes name."""
     named: set[str] = set()
-    for version in all_published(store):
+    for version in list_all_published(store):
         try:
             named |= {item.key for item in weights.read_manifest(store, version).objects}
         except CorruptError:  # flipped at rest: what is not readable names nothing

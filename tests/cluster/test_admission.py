@@ -44,7 +44,7 @@ def test_a_bad_manifest_is_refused_by_both_for_the_same_field(
 
 
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
-def test_generated_objects_get_the_same_verdict(api: Callable[..., Any], kind: crd.Kind) -> None:
+def test_generated_objects_get_the_same_verdict(api: Callable[..., Any], kind: crd.CrdKind) -> None:
     good = yaml.safe_load(BAD["good"][kind.name])
     schema = crd.definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     path = f"/apis/etude.dev/v1alpha1/namespaces/default/{kind.plural}"

@@ -23,7 +23,7 @@ from etude.common.api.kinds import RLRun
 from etude.common.rpc.server import Server
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
-from etude.common.tls.transport import Wire
+from etude.common.tls.transport import TransportSecurity
 from etude.trainer.controller.reporting.commands import RunCommands
 from etude.trainer.controller.reporting.reports import RunReports
 from etude.trainer.controller.reporting.service import NAME, RunService
@@ -101,12 +101,12 @@ def operator(plane: Mapping[str, Any], place: Place) -> "subprocess.Popen[bytes]
 @asynccontextmanager
 async def controller(folder: Path, reports: RunReports, run: RLRun) -> AsyncIterator[None]:
     """A controller with the certificate of a folder, at its pod's address."""
-    wire = Wire(credentials=Credentials(folder))
-    server = Server([NAME], host=ADDRESS, port=7000, wire=wire)
+    wire = TransportSecurity(credentials=Credentials(folder))
+    server = Server([NAME], host=ADDRESS, port=7000, security=wire)
     service = RunService(reports, RunCommands(run.spec, 1))
     run_pb2_grpc.add_RunServiceServicer_to_server(service, server.grpc_server)
     await server.start()
-    await server.ready()
+    await server.set_ready()
     try:
         yield
     finally:

@@ -53,7 +53,7 @@ def install(kubectl: Program, folder: Path) -> None:
     testbeds.wait_until_listed(kubectl, *(kind.plural for kind in crd.KINDS))
 
 
-def objects(kind: crd.Kind) -> Iterator[dict[str, Any]]:
+def objects(kind: crd.CrdKind) -> Iterator[dict[str, Any]]:
     """The base of a kind and changes of it, some of which no release ever took."""
     yield schema.base(kind)
     for mutation in cases.sample(cases.mutations(kind, SEED), MANY, SEED):
@@ -112,7 +112,7 @@ def test_a_field_that_went_would_be_noticed(kubectl: Program, api: Api, namespac
 
 
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
-def test_kubectl_explains_every_field(kubectl: Program, kind: crd.Kind) -> None:
+def test_kubectl_explains_every_field(kubectl: Program, kind: crd.CrdKind) -> None:
     install(kubectl, NOW)
     root = crd.definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for part in ("spec", "status"):

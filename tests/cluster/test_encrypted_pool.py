@@ -20,10 +20,14 @@ from tests.support.short_lives import LIFE_S, LIMIT_S, Release
 from tests.support.testbeds import Program
 
 from etude.common.rpc.channels import dial
-from etude.common.tls.certificate_request import IssuerError, Petition, obtained
+from etude.common.tls.certificate_request import (
+    CertificateRequest,
+    IssuerError,
+    request_certificate,
+)
 from etude.common.tls.credentials import Credentials
-from etude.common.tls.targets import named
-from etude.common.tls.transport import PLAINTEXT, Wire, told
+from etude.common.tls.targets import named_target
+from etude.common.tls.transport import PLAINTEXT, TransportSecurity, security_from_setting
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 POOL: dict[str, Any] = {
@@ -87,21 +91,21 @@ class Lab(NamedTuple):
     def identity(self, run: str, namespace: str = "") -> str:
         return f"spiffe://etude.dev/ns/{namespace or self.name}/run/{run}/role/trainer"
 
-    async def become(self, identity: str, namespace: str) -> Wire:
+    async def become(self, identity: str, namespace: str) -> TransportSecurity:
         """A certificate from the issuer, as a pod of a namespace would get it."""
         folder = self.folder / identity.removeprefix("spiffe://").replace("/", "-")
         folder.mkdir(exist_ok=True)
         token = folder / "token"
         token.write_text(await asyncio.to_thread(self.token, identity, namespace))
         ip = await asyncio.to_thread(self._issuer)
-        petition = Petition(
+        petition = CertificateRequest(
             identity=identity,
-            issuer=named(f"etude-issuer.{self.home}.svc", f"{ip}:7060"),
+            issuer=named_target(f"etude-issuer.{self.home}.svc", f"{ip}:7060"),
             token=token,
             trust=self._trust(),
         )
-        made = pki.write(folder / "tls", await obtained(petition))
-        return Wire(credentials=Credentials(made))
+        made = pki.write(folder / "tls", await request_certificate(petition))
+        return TransportSecurity(credentials=Credentials(made))
 
     def _issuer(self) -> str:
         label = "app.kubernetes.io/component=issuer"
@@ -162,13 +166,13 @@ def lab(
     kubectl("-n", chart, "delete", "pod", name, "--ignore-not-found", "--wait=false")
 
 
-def clients(broker: str, wire: Wire) -> tuple[grpc.aio.Channel, Pool]:
-    channel = dial(broker, wire=wire)
+def clients(broker: str, wire: TransportSecurity) -> tuple[grpc.aio.Channel, Pool]:
+    channel = dial(broker, security=wire)
     stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
     return channel, Pool(stub, environments_pb2_grpc.PoolServiceStub(channel), "empty:")
 
 
-async def refused(broker: str, wire: Wire) -> grpc.aio.AioRpcError:
+async def refused(broker: str, wire: TransportSecurity) -> grpc.aio.AioRpcError:
     channel, pool = clients(broker, wire)
     async with channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -180,8 +184,10 @@ async def test_a_pool_serves_its_namespace_and_nobody_else_while_everything_is_r
     lab: Lab, namespace: str, release: Release
 ) -> None:
     ip = await asyncio.to_thread(pod_ip, lab.kubectl, namespace, "shared-broker-0")
-    broker = named(f"shared-broker.{namespace}.svc", f"{ip}:7020")
-    assert (await refused(broker, told(PLAINTEXT))).code() is grpc.StatusCode.UNAVAILABLE
+    broker = named_target(f"shared-broker.{namespace}.svc", f"{ip}:7020")
+    assert (
+        await refused(broker, security_from_setting(PLAINTEXT))
+    ).code() is grpc.StatusCode.UNAVAILABLE
     stranger = await lab.become(lab.identity("mine", lab.home), lab.home)
     error = await refused(broker, stranger)
     assert error.code() is grpc.StatusCode.PERMISSION_DENIED, error.details()
@@ -211,7 +217,7 @@ async def signers(lab: Lab) -> list[str]:
 
 
 async def turns_until_signed_anew(
-    lab: Lab, pool: Pool, lease: environments_pb2.Lease, wire: Wire
+    lab: Lab, pool: Pool, lease: environments_pb2.Lease, wire: TransportSecurity
 ) -> None:
     """Calls to the node, one a second, until broker and node have certificates of the second CA.
 
@@ -219,7 +225,7 @@ async def turns_until_signed_anew(
     """
     deadline_s, turns, renewed_s = time.monotonic() + LIMIT_S, 0, time.monotonic()
     assert wire.credentials is not None
-    nodes = dial(lease.endpoint, wire=wire)
+    nodes = dial(lease.endpoint, security=wire)
     stub = environments_pb2_grpc.EnvNodeServiceStub(nodes)
     async with nodes:
         while True:

@@ -137,7 +137,7 @@ def test_kubectl_shows_the_columns_by_short_name_and_by_category(
 
 
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
-def test_kubectl_explains_every_field(kubectl: Kubectl, kind: crd.Kind) -> None:
+def test_kubectl_explains_every_field(kubectl: Kubectl, kind: crd.CrdKind) -> None:
     text = kubectl("explain", kind.plural, "--recursive", "--api-version=etude.dev/v1alpha1")
     assert "<no description>" not in kubectl("explain", f"{kind.plural}.spec")
     for name in kind.spec.model_json_schema()["properties"]:

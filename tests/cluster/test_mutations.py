@@ -85,7 +85,7 @@ def tally(operator: Running) -> Iterator[list[Outcome]]:
     )
 
 
-def known(kind: crd.Kind) -> list[cases.Mutation]:
+def known(kind: crd.CrdKind) -> list[cases.Mutation]:
     steps = {place.path: place.steps for place in schema.places(kind)}
     return [
         cases.Mutation(kind, steps[path], "found before", value)
@@ -98,7 +98,7 @@ def made() -> Mapping[str, list[cases.Mutation]]:
     return {kind.name: cases.mutations(kind, SEED) for kind in crd.KINDS}
 
 
-def chosen(kind: crd.Kind) -> list[cases.Mutation]:
+def chosen(kind: crd.CrdKind) -> list[cases.Mutation]:
     """As many of the changes of a kind as fall to it, and those that are always tried."""
     sizes = [len(each) for each in made().values()]
     shares = cases.shares(sizes, sum(sizes) if ASKED == "all" else int(ASKED or FEW))
@@ -109,7 +109,7 @@ def chosen(kind: crd.Kind) -> list[cases.Mutation]:
 @pytest.mark.timeout(14_400)
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
 def test_a_change_is_refused_by_name_or_shows_and_can_be_taken_back(
-    api: Api, operator: Running, tally: list[Outcome], kind: crd.Kind
+    api: Api, operator: Running, tally: list[Outcome], kind: crd.CrdKind
 ) -> None:
     wanted = chosen(kind)
     found = outcomes(Crew(api, kind, BENCHES if ASKED else 3, print), wanted)

@@ -42,7 +42,7 @@ def described_parts(version: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
-def test_the_chart_ships_the_crds_that_the_models_make(kind: crd.Kind) -> None:
+def test_the_chart_ships_the_crds_that_the_models_make(kind: crd.CrdKind) -> None:
     shipped = (CRDS / f"{kind.plural}.yaml").read_text(encoding="utf-8")
     assert shipped == crd.text(kind), "run `python -m etude.common.api.schema.crd`"
 

@@ -18,14 +18,14 @@ VERSIONS = sorted(path for path in RELEASED.iterdir() if path.is_dir())
 Crd = dict[str, Any]
 
 
-def released(version: Path, kind: crd.Kind) -> Crd:
+def released(version: Path, kind: crd.CrdKind) -> Crd:
     read: Crd = yaml.safe_load((version / f"{kind.plural}.yaml").read_text(encoding="utf-8"))
     return read
 
 
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
-def test_nothing_that_was_accepted_is_refused_or_lost(version: Path, kind: crd.Kind) -> None:
+def test_nothing_that_was_accepted_is_refused_or_lost(version: Path, kind: crd.CrdKind) -> None:
     found = {
         f"{kind.name} {each}" for each in breaks(released(version, kind), crd.definition(kind))
     }

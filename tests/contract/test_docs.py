@@ -17,7 +17,7 @@ from etude.cli.kubectl.diagnose.advice import ADVICE
 from etude.cli.main import app
 from etude.common import weights
 from etude.common.blobs import open_store
-from etude.common.harbor.task_file import Metadata
+from etude.common.harbor.task_file import MetadataSection
 from etude.common.run_folder.state import LocalState, write_state
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 
@@ -143,7 +143,7 @@ def test_the_commands_that_look_at_a_run_s_versions_work_as_they_stand(tmp_path:
 def test_every_metric_that_a_page_names_exists() -> None:
     metric = re.compile(r"\betude_[a-z_]+")
     known = set(metric.findall((ROOT / "docs/reference/metrics.md").read_text()))
-    known |= Metadata.model_fields.keys()  # of task.toml
+    known |= MetadataSection.model_fields.keys()  # of task.toml
     unknown = [
         f"{page.relative_to(ROOT)}: {name}"
         for page in PAGES

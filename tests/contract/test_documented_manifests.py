@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from etude.common.api.lint.linter import KINDS, Finding, lint_text
+from etude.common.api.lint.linter import KINDS, LintFinding, lint_text
 from etude.envserver.images.spec import ImageSpec
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def merged(base: Any, part: Any) -> Any:
     return {**base, **{key: merged(base.get(key), value) for key, value in part.items()}}
 
 
-def findings(content: Document) -> list[Finding]:
+def findings(content: Document) -> list[LintFinding]:
     if content.get("kind") in KINDS:
         return lint_text(json.dumps(content), name="page")
     part = below_spec(content)

@@ -43,11 +43,11 @@ for line in sys.stdin:
 """
 OURS: Mapping[str, type[BaseModel]] = {
     "": task_file.TaskFile,
-    "task": task_file.Package,
-    "verifier": task_file.Verifier,
-    "agent": task_file.Agent,
-    "environment": task_file.Environment,
-    "solution": task_file.Solution,
+    "task": task_file.PackageSection,
+    "verifier": task_file.VerifierSection,
+    "agent": task_file.AgentSection,
+    "environment": task_file.EnvironmentSection,
+    "solution": task_file.SolutionSection,
 }
 
 
@@ -80,7 +80,7 @@ WRONG = (
 def test_what_the_package_refuses_is_refused_here(text: str) -> None:
     assert HARBOR.answers(SCRIPT, [text]) == [False]
     with pytest.raises(ValueError):  # noqa: PT011 - two parsers, two sets of words
-        task_file.parsed(text)
+        task_file.parse_task_file(text)
 
 
 def test_the_tasks_that_this_project_ships_and_makes_are_tasks_of_the_package(

@@ -74,7 +74,7 @@ def parent(path: str) -> str:
 
 
 @pytest.mark.parametrize(("kind", "path", "name"), SPEC_FIELDS)
-def test_every_field_is_read_where_the_table_says(kind: crd.Kind, path: str, name: str) -> None:
+def test_every_field_is_read_where_the_table_says(kind: crd.CrdKind, path: str, name: str) -> None:
     where = KNOBS[kind.name].get(path)
     assert where is not None, f"{path} has no entry in knobs.py: a knob without effect?"
     module, _, owner = where.partition(" ")
@@ -87,5 +87,5 @@ def test_every_field_is_read_where_the_table_says(kind: crd.Kind, path: str, nam
 
 
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
-def test_the_table_names_no_field_that_is_gone(kind: crd.Kind) -> None:
+def test_the_table_names_no_field_that_is_gone(kind: crd.CrdKind) -> None:
     assert set(KNOBS[kind.name]) - {path for path, _ in fields(kind.spec)} == set()

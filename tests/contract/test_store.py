@@ -18,7 +18,7 @@ from etude.common.blobs import (
     open_store,
     probe,
 )
-from etude.common.blobs.conformance import verdicts
+from etude.common.blobs.conformance import check_promises
 from etude.common.errors import InvalidFieldError, StoreError, UserError
 
 WORKERS = 8
@@ -206,7 +206,7 @@ def test_of_32_publishers_of_one_manifest_one_wins(store: Store) -> None:
 
 def test_the_probe_accepts_every_store_of_this_contract(store: Store) -> None:
     probe(store)
-    assert [v.call for v in verdicts(store) if v.trouble] == []
+    assert [v.call for v in check_promises(store) if v.trouble] == []
     assert list(store.list("probe/")) == []
 
 

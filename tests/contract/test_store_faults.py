@@ -16,10 +16,10 @@ from etude.common.blobs import (
     DeniedError,
     ExistsError,
     ObstoreStore,
-    Pace,
     Range,
     RangeReader,
     Store,
+    TransferLimits,
     open_store,
     probe,
 )
@@ -187,7 +187,7 @@ def test_ranges_over_a_bad_line_are_exact(behind: Behind) -> None:
     ranges = [Range("a", start, 100) for start in range(0, len(CONTENT), 100)]
     with fault_proxy(behind.endpoint, faults) as bad:
         store = open_store(behind.prefix, endpoint=bad, deadlines=QUICK)
-        reader = RangeReader(store, Pace(retries_per_transfer=200))
+        reader = RangeReader(store, TransferLimits(retries_per_transfer=200))
         answers = {each.range: bytes(each.data) for each in reader.read(ranges)}
     assert answers == {r: CONTENT[r.start : r.start + r.length] for r in ranges}
     assert reader.retries >= len(faults.met), "every kind of fault was met, and repeated"

@@ -14,11 +14,11 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, ObjectInfo, Store
 from etude.common.errors import EtudeError, FencedError
 from etude.common.weights import (
-    Collector,
     Edge,
+    GarbageCollector,
     Keyframe,
     PayloadObject,
-    QuarantinedError,
+    QuarantinedVersionError,
     ReaderLease,
     Retention,
     Skip,
@@ -37,7 +37,7 @@ def store(any_store: Store) -> Store:
 
 
 def test_an_empty_store_has_no_version(store: Store) -> None:
-    assert weights.newest(store) is None
+    assert weights.newest_version(store) is None
     assert weights.accepted_chain(store) == []
     assert not weights.is_accepted(store, VersionId(1, 0))
 
@@ -54,8 +54,8 @@ def test_a_line_of_versions_is_published_taken_over_and_read(store: Store) -> No
     newest = VersionId(2, 3)
     assert commit_delta(store, newest, refs[1]) == commit_delta(store, newest, refs[1])
     assert weights.accepted_chain(store) == [VersionId(1, 0), VersionId(1, 1), newest]
-    assert weights.newest(store) == newest
-    assert [read(store, edge) for edge in weights.plan(store, None, newest)] == [
+    assert weights.newest_version(store) == newest
+    assert [read(store, edge) for edge in weights.plan_path(store, None, newest)] == [
         b"1.0" * 20,
         b"1.1",
         b"2.3",
@@ -96,7 +96,7 @@ def test_of_publishers_of_one_version_with_different_content_one_wins(store: Sto
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["Fenced"] * 7 + ["published"]
-    [edge] = weights.plan(store, None, VersionId(1, 0))
+    [edge] = weights.plan_path(store, None, VersionId(1, 0))
     assert edge.objects[0].size == len(read(store, edge))
 
 
@@ -177,7 +177,7 @@ def commit_delta(
         objects=(described(key, data),),
         stats=STATS,
     )
-    assert weights.commit(store, manifest) == weights.commit(store, manifest)
+    assert weights.publish_manifest(store, manifest) == weights.publish_manifest(store, manifest)
     return manifest.ref
 
 
@@ -199,10 +199,10 @@ def fold(store: Store, base: VersionRef, target: VersionRef) -> None:
     common = {"run": "r", "schema_sha256": SCHEMA, "stats": STATS, "target": target}
     key = weights.publish_skip_part(store, base.version, target.version, 0, b"skip")
     objects = (described(key, b"skip"),)
-    weights.write_folded(store, Skip.model_validate(common | {"base": base, "objects": objects}))
+    weights.publish_folded(store, Skip.model_validate(common | {"base": base, "objects": objects}))
     key = weights.publish_keyframe_part(store, target.version, 0, b"keyframe")
     objects = (described(key, b"keyframe"),)
-    weights.write_folded(store, Keyframe.model_validate(common | {"objects": objects}))
+    weights.publish_folded(store, Keyframe.model_validate(common | {"objects": objects}))
 
 
 def history(inner: Store) -> list[tuple[object, ...]]:
@@ -215,28 +215,28 @@ def history(inner: Store) -> list[tuple[object, ...]]:
         refs.append(commit_delta(store, VersionId(1, number), refs[-1] if refs else None))
     fold(store, refs[0], refs[3])
     slow = ReaderLease(store, "slow", _serial=7)
-    assert [edge.kind for edge in slow.plan(VersionId(1, 4))] == ["keyframe", "delta"]
+    assert [edge.kind for edge in slow.plan_path(VersionId(1, 4))] == ["keyframe", "delta"]
     weights.quarantine(store, VersionId(1, 5), reason="r")
     assert weights.claim_epoch(store, holder="b", parent=VersionId(1, 4), reason="rollback") == 2
     with pytest.raises(FencedError):
         commit_delta(store, VersionId(1, 6), refs[4])
     refs.append(commit_delta(store, VersionId(2, 6), refs[4]))
-    assert weights.newest(store) == VersionId(2, 6)
-    with pytest.raises(QuarantinedError):
-        weights.plan(store, refs[4], VersionId(1, 5))
-    assert [edge.kind for edge in weights.plan(store, refs[0], VersionId(2, 6))] == [
+    assert weights.newest_version(store) == VersionId(2, 6)
+    with pytest.raises(QuarantinedVersionError):
+        weights.plan_path(store, refs[4], VersionId(1, 5))
+    assert [edge.kind for edge in weights.plan_path(store, refs[0], VersionId(2, 6))] == [
         "skip",
         "delta",
         "delta",
     ]
-    collector = Collector(
+    collector = GarbageCollector(
         store=store,
         epoch=2,
         resumable=lambda: (),
         retention=Retention(versions=1, keyframes=1),
     )
-    assert len(collector.round()) == 10
-    assert [edge.kind for edge in slow.plan(VersionId(2, 6))] == ["keyframe", "delta", "delta"]
+    assert len(collector.collect()) == 10
+    assert [edge.kind for edge in slow.plan_path(VersionId(2, 6))] == ["keyframe", "delta", "delta"]
     assert weights.accepted_chain(store) == [VersionId(1, 3), VersionId(1, 4), VersionId(2, 6)]
     return store.history
 

@@ -2,7 +2,7 @@
 
 from tests.e2e_cluster.scene import PREFIX, Scene
 
-from etude.common.weights import VersionId, is_accepted, newest, read_manifest
+from etude.common.weights import VersionId, is_accepted, newest_version, read_manifest
 from etude.common.weights.protocol.versions import DELTAS
 from etude.v1 import weights_pb2
 
@@ -41,6 +41,6 @@ def served(scene: Scene, at_least: VersionId | None = None) -> VersionId:
 
 def published(scene: Scene) -> VersionId:
     """The newest version of the store."""
-    version = newest(scene.store(PREFIX))
+    version = newest_version(scene.store(PREFIX))
     assert version is not None
     return version

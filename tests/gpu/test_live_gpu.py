@@ -12,7 +12,7 @@ import torch
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.replicas.live_weights import identity_regions
 from etude.common.weights.replicas.staged_file import StagedBlock
-from etude.common.weights.tensors.changes import between
+from etude.common.weights.tensors.changes import diff_words
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
@@ -49,7 +49,7 @@ def blocks(old: Words, new: Words) -> list[StagedBlock]:
         start = 0
         for number in range(how.tiles):
             stop = start + how.tile(number).elements
-            by = between(old[start:stop], new[start:stop], ordered=True)
+            by = diff_words(old[start:stop], new[start:stop], ordered=True)
             found.append(StagedBlock(tensor, number, 0, stop - start, Codec.L1, *by))
             start = stop
     return found

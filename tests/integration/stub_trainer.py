@@ -36,7 +36,9 @@ class Run:
     async def train(self) -> None:
         phase, status = self.resolved.spec.phases[0], self.reports.status
         status.phase, status.target_step = phase.name, phase.max_steps
-        status.step = max((place.step for place in manifest.places(self.store)), default=0)
+        status.step = max(
+            (place.step for place in manifest.list_checkpoints(self.store)), default=0
+        )
         self.reports.set_state(run_pb2.RUN_STATE_RUNNING)
         while status.step < status.target_step:
             await asyncio.sleep(STEP_S)
@@ -54,9 +56,9 @@ class Run:
     def save(self, reason: manifest.Reason) -> None:
         """A small but complete checkpoint."""
         status = self.reports.status
-        prefix = manifest.Place(0, status.step).prefix
+        prefix = manifest.CheckpointId(0, status.step).prefix
         self.store.put(prefix + "state", json.dumps(status.step).encode())
-        found = manifest.commit(
+        found = manifest.write_manifest(
             self.store,
             manifest.CheckpointManifest(
                 run=self.resolved.uid,
@@ -66,7 +68,7 @@ class Run:
                 epoch=self.reports.epoch,
                 policy_version=0,
                 reason=reason,
-                objects=[manifest.described(self.store, prefix, "state")],
+                objects=[manifest.describe_object(self.store, prefix, "state")],
             ),
         )
         uri = f"{self.resolved.spec.storage.uri}/{prefix.rstrip('/')}"

@@ -17,10 +17,14 @@ from etude.common.errors import UserError
 from etude.common.probes import Probes
 from etude.common.rpc.server import Server
 from etude.common.tls import material, sidecar
-from etude.common.tls.certificate_request import IssuerError, Petition, obtained
+from etude.common.tls.certificate_request import (
+    CertificateRequest,
+    IssuerError,
+    request_certificate,
+)
 from etude.common.tls.identity import Identity
-from etude.common.tls.targets import named
-from etude.common.tls.transport import told
+from etude.common.tls.targets import named_target
+from etude.common.tls.transport import security_from_setting
 from etude.operator.issuer.server import Own
 from etude.operator.issuer.service import CertificateService, MemoryReviews
 from etude.v1 import certificates_pb2_grpc
@@ -43,11 +47,11 @@ class World:
     service: CertificateService
 
     @property
-    def petition(self) -> Petition:
+    def petition(self) -> CertificateRequest:
         name = "etude-issuer.etude-system.svc"
-        return Petition(
+        return CertificateRequest(
             identity=TRAINER,
-            issuer=named(name, f"127.0.0.1:{self.server.port}"),
+            issuer=named_target(name, f"127.0.0.1:{self.server.port}"),
             token=self.folder / "token",
             trust=self.folder / "trust",
         )
@@ -76,7 +80,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     )
     identity = Identity(domain="etude.dev", namespace="etude-system", run="etude", role="issuer")
     own = Own(tmp_path / "ca", identity, LIFE)
-    server = Server([], wire=told(""), open_credentials=own.credentials())
+    server = Server([], security=security_from_setting(""), open_credentials=own.credentials())
     certificates_pb2_grpc.add_CertificateServiceServicer_to_server(service, server.grpc_server)
     await server.start()
     yield World(tmp_path, server, service)
@@ -84,8 +88,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_a_pod_gets_a_certificate_with_a_key_that_never_left_it(world: World) -> None:
-    files = await obtained(world.petition)
-    shown = material.read(pki.write(world.folder / "out", files))
+    files = await request_certificate(world.petition)
+    shown = material.read_material(pki.write(world.folder / "out", files))
     assert shown.identity.uri == TRAINER
     assert shown.ca == (world.folder / "trust" / "ca-1.crt").read_bytes()
 
@@ -93,10 +97,10 @@ async def test_a_pod_gets_a_certificate_with_a_key_that_never_left_it(world: Wor
 async def test_a_token_for_something_else_gets_nothing(world: World) -> None:
     rewards = replace(world.petition, identity=TRAINER.replace("trainer", "rewards"))
     with pytest.raises(IssuerError, match="PERMISSION_DENIED"):
-        await obtained(rewards)
+        await request_certificate(rewards)
     (world.folder / "token").write_text("stolen")
     with pytest.raises(IssuerError, match="PERMISSION_DENIED"):
-        await obtained(world.petition)
+        await request_certificate(world.petition)
 
 
 def hosts(files: dict[str, bytes]) -> list[str]:
@@ -106,20 +110,20 @@ def hosts(files: dict[str, bytes]) -> list[str]:
 
 
 async def test_only_the_operator_answers_to_the_names_of_its_service(world: World) -> None:
-    assert hosts(await obtained(world.petition)) == ["demo-trainer.lab.svc"]
+    assert hosts(await request_certificate(world.petition)) == ["demo-trainer.lab.svc"]
     (world.folder / "token").write_text("ours")
-    files = await obtained(replace(world.petition, identity=OPERATOR))
+    files = await request_certificate(replace(world.petition, identity=OPERATOR))
     assert hosts(files) == ["operator.etude-system.svc", HOST]
 
 
 async def test_an_issuer_whose_ca_was_replaced_at_once_shows_itself_by_the_new_one(
     world: World,
 ) -> None:
-    await obtained(world.petition)
+    await request_certificate(world.petition)
     for path in (world.folder / "ca").iterdir():
         path.unlink()
     add_ca(world.folder, "ca-1")
-    files = await obtained(world.petition)
+    files = await request_certificate(world.petition)
     assert files["ca.crt"] == (world.folder / "trust" / "ca-1.crt").read_bytes()
 
 
@@ -139,7 +143,7 @@ async def test_an_issuer_that_is_not_believed_never_sees_the_token(world: World)
     (world.folder / "trust" / "ca-1.crt").write_bytes(pki.Authority().pem)
     world.service.reviews = curious = Curious({})
     with pytest.raises(IssuerError, match="CERTIFICATE_VERIFY_FAILED"):
-        await obtained(world.petition)
+        await request_certificate(world.petition)
     assert curious.asked == []
 
 
@@ -151,7 +155,7 @@ async def test_nobody_is_asked_about_an_identity_that_nobody_gets(
 ) -> None:
     world.service.reviews = curious = Curious({})
     with pytest.raises(IssuerError, match="PERMISSION_DENIED"):
-        await obtained(replace(world.petition, identity=identity))
+        await request_certificate(replace(world.petition, identity=identity))
     assert curious.asked == []
 
 
@@ -159,7 +163,7 @@ async def test_what_no_token_can_be_is_not_passed_on_to_the_api_server(world: Wo
     world.service.reviews = curious = Curious({})
     (world.folder / "token").write_text("x" * 100_000)
     with pytest.raises(IssuerError, match="INVALID_ARGUMENT: token: is longer"):
-        await obtained(world.petition)
+        await request_certificate(world.petition)
     assert curious.asked == []
 
 
@@ -168,11 +172,11 @@ async def test_a_ca_that_is_added_is_believed_at_once_and_signs_when_all_know_it
 ) -> None:
     first = (world.folder / "trust" / "ca-1.crt").read_bytes()
     second = add_ca(world.folder, "ca-2")
-    young = await obtained(world.petition)
+    young = await request_certificate(world.petition)
     assert young["ca.crt"] == first + second
     pki.write(world.folder / "before", young)
     world.service.now = lambda: pki.now() + LIFE
-    later = await obtained(world.petition)
+    later = await request_certificate(world.petition)
     made = x509.load_pem_x509_certificate(later["tls.crt"])
     made.verify_directly_issued_by(x509.load_pem_x509_certificate(second))
 
@@ -180,14 +184,14 @@ async def test_a_ca_that_is_added_is_believed_at_once_and_signs_when_all_know_it
 async def test_an_answer_that_is_nonsense_leaves_what_was_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, files = world.folder / "out", await obtained(world.petition)
-    sidecar.put(out, files)
+    out, files = world.folder / "out", await request_certificate(world.petition)
+    sidecar.install_files(out, files)
     answer = AsyncMock(return_value={**files, "tls.crt": b"nonsense"})
     monkeypatch.setattr(sidecar, "obtained", answer)
-    settings = sidecar.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    settings = sidecar.Settings(folder=out, request=world.petition, host="127.0.0.1", probe_port=0)
     with pytest.raises(IssuerError, match="answers nonsense"):
         await sidecar.renew(settings)
-    assert material.read(out).certificate == files["tls.crt"]
+    assert material.read_material(out).certificate == files["tls.crt"]
 
 
 async def test_a_keeper_asks_anew_when_it_is_told_to_believe_others(
@@ -196,14 +200,14 @@ async def test_a_keeper_asks_anew_when_it_is_told_to_believe_others(
     monkeypatch.setattr(sidecar, "LOOK_S", 0.01)
     monkeypatch.setattr(sidecar, "FIRST_DELAY_S", 0.01)
     out = world.folder / "out"
-    settings = sidecar.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    settings = sidecar.Settings(folder=out, request=world.petition, host="127.0.0.1", probe_port=0)
     probes, stop = Probes(0), asyncio.Event()
-    keeping = asyncio.create_task(sidecar.keep(settings, probes, stop))
+    keeping = asyncio.create_task(sidecar.renew_until_stopped(settings, probes, stop))
     async with asyncio.timeout(WAIT_S):
         while not probes.ready:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
         second = add_ca(world.folder, "ca-2")
-        while second not in material.read(out).ca:  # noqa: ASYNC110 - it is another's file
+        while second not in material.read_material(out).ca:  # noqa: ASYNC110 - it is another's file
             await asyncio.sleep(0.01)
     stop.set()
     await keeping
@@ -215,15 +219,15 @@ async def test_a_keeper_that_asked_an_issuer_with_yesterdays_cas_asks_again(
     monkeypatch.setattr(sidecar, "LOOK_S", 0.01)
     second, out = add_ca(world.folder, "ca-2"), world.folder / "out"
     (world.folder / "ca" / "ca-2.crt").rename(world.folder / "later")
-    settings = sidecar.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    settings = sidecar.Settings(folder=out, request=world.petition, host="127.0.0.1", probe_port=0)
     probes, stop = Probes(0), asyncio.Event()
-    keeping = asyncio.create_task(sidecar.keep(settings, probes, stop))
+    keeping = asyncio.create_task(sidecar.renew_until_stopped(settings, probes, stop))
     async with asyncio.timeout(WAIT_S):
         while not probes.ready:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
-        assert second not in material.read(out).ca
+        assert second not in material.read_material(out).ca
         (world.folder / "later").rename(world.folder / "ca" / "ca-2.crt")
-        while second not in material.read(out).ca:  # noqa: ASYNC110 - it is another's file
+        while second not in material.read_material(out).ca:  # noqa: ASYNC110 - it is another's file
             await asyncio.sleep(0.01)
     stop.set()
     await keeping
@@ -236,9 +240,9 @@ async def test_a_keeper_waits_for_its_issuer_and_then_replaces_before_the_end(
     world.service.lifetime = datetime.timedelta(seconds=2)
     (world.folder / "token").rename(world.folder / "later")
     out = world.folder / "out"
-    settings = sidecar.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    settings = sidecar.Settings(folder=out, request=world.petition, host="127.0.0.1", probe_port=0)
     probes, stop = Probes(0), asyncio.Event()
-    keeping = asyncio.create_task(sidecar.keep(settings, probes, stop))
+    keeping = asyncio.create_task(sidecar.renew_until_stopped(settings, probes, stop))
     await asyncio.sleep(0)
     assert not probes.ready
     (world.folder / "later").rename(world.folder / "token")
@@ -246,7 +250,7 @@ async def test_a_keeper_waits_for_its_issuer_and_then_replaces_before_the_end(
     async with asyncio.timeout(WAIT_S):
         while len(seen) < 3:
             try:
-                seen.add(material.read(out).certificate)
+                seen.add(material.read_material(out).certificate)
             except UserError:
                 assert not seen, "what is there stays readable"
             await asyncio.sleep(0.02)

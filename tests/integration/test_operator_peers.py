@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from etude.common.rpc import channels
 from etude.common.rpc.server import Server
-from etude.common.tls.transport import told
+from etude.common.tls.transport import security_from_setting
 from etude.operator.clock import SystemClock
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
@@ -156,7 +156,7 @@ NOWHERE_PRIVATE = "10.9.9.9:7000"
 async def test_a_peer_that_cannot_be_spoken_to_safely_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "own", lambda: told(""))
+    monkeypatch.setattr(channels, "own", lambda: security_from_setting(""))
     peers, words = GrpcPeers(), "InvalidTls"
     with pytest.raises(PeerError, match=words):
         await anext(peers.watch_run(NOWHERE_PRIVATE, Position()))

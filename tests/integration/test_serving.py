@@ -115,7 +115,7 @@ async def test_health_follows_readiness(server: Server) -> None:
         request = health_pb2.HealthCheckRequest(service=NAME)
         serving = health_pb2.HealthCheckResponse
         assert (await stub.Check(request, timeout=5)).status == serving.NOT_SERVING
-        await server.ready()
+        await server.set_ready()
         assert (await stub.Check(request, timeout=5)).status == serving.SERVING
 
 

@@ -20,8 +20,8 @@ from etude.common.rpc.server import Server
 from etude.common.tls import metrics
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
-from etude.common.tls.targets import named
-from etude.common.tls.transport import Wire, told
+from etude.common.tls.targets import named_target
+from etude.common.tls.transport import TransportSecurity, security_from_setting
 from etude.v1 import (
     environments_pb2,
     environments_pb2_grpc,
@@ -106,22 +106,22 @@ class World:
     def place(self, identity: Identity, name: str = "") -> Path:
         return self.folder / (name or identity.uri.removeprefix("spiffe://").replace("/", "-"))
 
-    def wire(self, identity: Identity, name: str = "", **issued: Any) -> Wire:
+    def wire(self, identity: Identity, name: str = "", **issued: Any) -> TransportSecurity:
         authority = issued.pop("authority", self.authority)
         folder = pki.write(self.place(identity, name), authority.issue(identity, **issued))
-        return Wire(credentials=Credentials(folder, look_every_s=0))
+        return TransportSecurity(credentials=Credentials(folder, look_every_s=0))
 
     async def serve(self, identity: Identity, **issued: Any) -> str:
         """A server with every service; the answer is how to dial it."""
         wire = self.wire(identity, f"server-{len(self.servers)}", **issued)
-        server = Server(["etude.v1.RewardService"], wire=wire)
+        server = Server(["etude.v1.RewardService"], security=wire)
         rewards_pb2_grpc.add_RewardServiceServicer_to_server(Rewards(), server.grpc_server)
         environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(Broker(), server.grpc_server)
         run_pb2_grpc.add_RunServiceServicer_to_server(self.run, server.grpc_server)
         await server.start()
-        await server.ready()
+        await server.set_ready()
         self.servers.append(server)
-        return named(identity.server_name, f"127.0.0.1:{server.port}")
+        return named_target(identity.server_name, f"127.0.0.1:{server.port}")
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ async def test_a_part_that_is_on_the_list_is_answered(
     world: World, callee: Identity, caller: Identity, method: Method
 ) -> None:
     target = await world.serve(callee)
-    async with dial(target, wire=world.wire(caller)) as channel:
+    async with dial(target, security=world.wire(caller)) as channel:
         assert await method(channel) is not None
 
 
@@ -196,7 +196,7 @@ async def test_a_part_that_is_not_on_the_list_is_refused_by_both_names(
 ) -> None:
     target = await world.serve(callee)
     before = metrics.REFUSED.labels("server")._value.get()
-    async with dial(target, wire=world.wire(caller)) as channel:
+    async with dial(target, security=world.wire(caller)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await method(channel)
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -222,7 +222,7 @@ async def test_a_client_whose_certificate_is_no_good_is_told_so(
     caplog.set_level(logging.WARNING, "etude.common.tls.rotating_channel")
     words, issued = STRANGERS[why]
     target = await world.serve(who("rewards"))
-    async with dial(target, wire=world.wire(who("trainer"), **issued(world))) as channel:
+    async with dial(target, security=world.wire(who("trainer"), **issued(world))) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await score(channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -243,7 +243,7 @@ async def test_a_server_whose_certificate_is_no_good_is_not_called(
 ) -> None:
     caplog.set_level(logging.WARNING, "etude.common.tls.rotating_channel")
     target = await world.serve(who("rewards"), **IMPOSTORS[why]())
-    async with dial(target, wire=world.wire(who("trainer"))) as channel:
+    async with dial(target, security=world.wire(who("trainer"))) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await score(channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -257,7 +257,7 @@ async def test_a_server_of_another_run_that_answers_at_the_address_is_not_called
     impostor = await world.serve(who("rewards", "b"))
     address = impostor.rpartition("@")[2]
     mine = who("rewards", "a").server_name
-    async with dial(named(mine, address), wire=world.wire(who("trainer"))) as channel:
+    async with dial(named_target(mine, address), security=world.wire(who("trainer"))) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await score(channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -269,7 +269,7 @@ async def test_who_dials_anew_for_each_call_learns_why_it_fails(
 ) -> None:
     caplog.set_level(logging.WARNING, "etude.common.tls.rotating_channel")
     target = await world.serve(who("rewards"), authority=pki.Authority())
-    channel = dial(target, wire=world.wire(who("trainer")))
+    channel = dial(target, security=world.wire(who("trainer")))
     with pytest.raises(grpc.aio.AioRpcError):
         await score(channel)
     await channel.close()
@@ -278,7 +278,7 @@ async def test_who_dials_anew_for_each_call_learns_why_it_fails(
 
 async def test_a_client_in_the_clear_gets_nothing(world: World) -> None:
     target = await world.serve(who("rewards"))
-    async with dial(target, wire=told("Plaintext")) as channel:
+    async with dial(target, security=security_from_setting("Plaintext")) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await score(channel)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -290,7 +290,7 @@ async def test_certificates_and_their_ca_change_under_calls_and_none_fails(world
     client = world.wire(OPERATOR)
     server_folder, client_folder = world.place(OPERATOR, "server-0"), world.place(OPERATOR)
     authority, both = world.authority, world.authority.pem
-    async with dial(target, wire=client) as channel:
+    async with dial(target, security=client) as channel:
         stream = run_pb2_grpc.RunServiceStub(channel).WatchRun(run_pb2.WatchRunRequest())
         heard = [(await anext(aiter(stream))).sequence]
         reading = aiter(stream)
@@ -313,7 +313,7 @@ async def test_certificates_and_their_ca_change_under_calls_and_none_fails(world
 
 async def test_a_channel_that_is_closed_ends_calls_of_every_certificate(world: World) -> None:
     target = await world.serve(who("trainer"))
-    channel = dial(target, wire=world.wire(OPERATOR))
+    channel = dial(target, security=world.wire(OPERATOR))
     stream = run_pb2_grpc.RunServiceStub(channel).WatchRun(run_pb2.WatchRunRequest())
     assert (await anext(aiter(stream))).sequence == 1
     pki.write(world.place(OPERATOR), world.authority.issue(OPERATOR))
@@ -336,12 +336,12 @@ async def test_files_that_cannot_be_used_leave_the_certificate_that_could(world:
 
 
 async def test_without_certificates_nobody_beyond_the_machine_is_spoken_to() -> None:
-    silent = told("")
+    silent = security_from_setting("")
     with pytest.raises(UserError, match="would not be encrypted"):
-        dial("10.1.2.3:7000", wire=silent)
+        dial("10.1.2.3:7000", security=silent)
     with pytest.raises(UserError, match="would not be encrypted"):
-        await Server(["etude.v1.RewardService"], host="0.0.0.0", wire=silent).start()
-    server = Server(["etude.v1.RewardService"], host="127.0.0.1", wire=silent)
+        await Server(["etude.v1.RewardService"], host="0.0.0.0", security=silent).start()
+    server = Server(["etude.v1.RewardService"], host="127.0.0.1", security=silent)
     await server.start()
     await server.stop(0)
 
@@ -359,20 +359,26 @@ async def test_the_guides_certificates_let_a_namespace_and_the_operator_talk(
     (block,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     words = ("bash", "-euc", block)
     await asyncio.to_thread(subprocess.run, words, cwd=tmp_path, check=True, timeout=60)
-    lab, operator = (Wire(credentials=Credentials(tmp_path / name)) for name in ("lab", "operator"))
-    server = Server(["etude.v1.RewardService"], wire=lab)
+    lab, operator = (
+        TransportSecurity(credentials=Credentials(tmp_path / name)) for name in ("lab", "operator")
+    )
+    server = Server(["etude.v1.RewardService"], security=lab)
     rewards_pb2_grpc.add_RewardServiceServicer_to_server(Rewards(), server.grpc_server)
     run_pb2_grpc.add_RunServiceServicer_to_server(Run(), server.grpc_server)
     await server.start()
     address = f"127.0.0.1:{server.port}"
     try:
-        async with dial(named("demo-rewards", address), wire=lab) as channel:
+        async with dial(named_target("demo-rewards", address), security=lab) as channel:
             assert (await score(channel)).rubric_digest == "d"
             with pytest.raises(grpc.aio.AioRpcError, match="that is for operator"):
                 await command(channel)
-        async with dial(named("demo-trainer.lab.svc", address), wire=operator) as channel:
+        async with dial(
+            named_target("demo-trainer.lab.svc", address), security=operator
+        ) as channel:
             assert await command(channel) is not None
-        async with dial(named("demo-trainer.other.svc", address), wire=operator) as channel:
+        async with dial(
+            named_target("demo-trainer.other.svc", address), security=operator
+        ) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await command(channel)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

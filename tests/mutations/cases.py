@@ -17,7 +17,7 @@ from etude.common.api.schema import crd
 class Mutation(NamedTuple):
     """One change of the base object of a kind."""
 
-    kind: crd.Kind
+    kind: crd.CrdKind
     steps: Steps
     what: str
     value: Any
@@ -74,7 +74,7 @@ def dumped(value: Any) -> str:
     return text
 
 
-def mutations(kind: crd.Kind, seed: int) -> list[Mutation]:
+def mutations(kind: crd.CrdKind, seed: int) -> list[Mutation]:
     """Every change of a kind that is tried."""
     made = [
         *(Mutation(kind, ("metadata",), *each) for each in kubernetes_values.METADATA),
@@ -91,7 +91,7 @@ def mutations(kind: crd.Kind, seed: int) -> list[Mutation]:
     return list(by_text.values())
 
 
-def _at(kind: crd.Kind, place: Place, whole: Any, seed: int) -> Iterator[Mutation]:
+def _at(kind: crd.CrdKind, place: Place, whole: Any, seed: int) -> Iterator[Mutation]:
     rng = random.Random(f"{seed}/{kind.name}/{place.path}")
     present = schema.found(whole, place.steps)
     if present is not None and not isinstance(place.steps[-1], int):

@@ -21,7 +21,7 @@ class Crew(NamedTuple):
     """Benches beside each other for objects of one kind."""
 
     api: Api
-    kind: crd.Kind
+    kind: crd.CrdKind
     benches: int
     say: Callable[[str], None]
 

@@ -65,7 +65,7 @@ class NeverError(Exception):
 class Bench:
     """A namespace with the base object of one kind in it, and the state that it settled in."""
 
-    def __init__(self, api: Api, kind: crd.Kind, variant: str = "") -> None:
+    def __init__(self, api: Api, kind: crd.CrdKind, variant: str = "") -> None:
         self.api, self.kind, self.variant = api, kind, variant
         self.namespace = f"{kind.short}-{uuid.uuid4().hex[:8]}"
         self._prepare()

@@ -39,13 +39,13 @@ def dotted(steps: Steps) -> str:
     return text.removeprefix(".")
 
 
-def variants(kind: crd.Kind) -> tuple[str, ...]:
+def variants(kind: crd.CrdKind) -> tuple[str, ...]:
     """The names of a kind's bases; that of the first is empty."""
     return "", *VARIANTS.get(kind.name, ())
 
 
 @cache
-def _whole(kind: crd.Kind, variant: str) -> dict[str, Any]:
+def _whole(kind: crd.CrdKind, variant: str) -> dict[str, Any]:
     whole = copy.deepcopy(BASES[kind.name])
     steps = {place.path: place.steps for place in _below(_root(kind), whole)}
     for path, value in (VARIANTS[kind.name][variant] if variant else {}).items():
@@ -56,12 +56,12 @@ def _whole(kind: crd.Kind, variant: str) -> dict[str, Any]:
     return whole
 
 
-def base(kind: crd.Kind, variant: str = "") -> dict[str, Any]:
+def base(kind: crd.CrdKind, variant: str = "") -> dict[str, Any]:
     """A copy of the object that changes of a kind are made to."""
     return copy.deepcopy(_whole(kind, variant))
 
 
-def places(kind: crd.Kind, variant: str = "") -> Iterator[Place]:
+def places(kind: crd.CrdKind, variant: str = "") -> Iterator[Place]:
     """Every place below spec; of a list those entries that the base has, and else the first.
 
     Of a variant those places alone at which it has something of its own.
@@ -73,12 +73,12 @@ def places(kind: crd.Kind, variant: str = "") -> Iterator[Place]:
             yield place
 
 
-def _root(kind: crd.Kind) -> Place:
+def _root(kind: crd.CrdKind) -> Place:
     return Place(("spec",), spec_schema(kind))
 
 
 @cache
-def spec_schema(kind: crd.Kind) -> Node:
+def spec_schema(kind: crd.CrdKind) -> Node:
     """The schema of a kind's spec."""
     root = crd.definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     found: Node = root["properties"]["spec"]
@@ -110,7 +110,7 @@ def minimal(node: Node) -> Any:
             return False if kind == "boolean" else "a"
 
 
-def put(kind: crd.Kind, whole: dict[str, Any], steps: Steps, value: Any) -> None:
+def put(kind: crd.CrdKind, whole: dict[str, Any], steps: Steps, value: Any) -> None:
     """Set one place, and make what lies above it where that is absent."""
     node, here = spec_schema(kind), whole["spec"]
     for step, after in pairwise(steps[1:]):

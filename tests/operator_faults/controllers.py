@@ -139,8 +139,10 @@ class Controller:
             }
         )
         digest = hashlib.sha256(f"{step}".encode()).hexdigest()
-        uri = f"{self.run.spec.storage.uri}/{manifest.place.prefix.rstrip('/')}"
-        reports.add_checkpoint(StoredCheckpoint(manifest, manifest.place.prefix, digest), uri=uri)
+        uri = f"{self.run.spec.storage.uri}/{manifest.checkpoint_id.prefix.rstrip('/')}"
+        reports.add_checkpoint(
+            StoredCheckpoint(manifest, manifest.checkpoint_id.prefix, digest), uri=uri
+        )
 
     async def _seen_running(self) -> None:
         metadata = self.run.metadata

@@ -44,7 +44,7 @@ def cut_demo(store: Store, prefix: str) -> dict[str, Any]:
 def short_demo() -> dict[str, Any]:
     """The demo's manifest with a few steps of each phase."""
     text = (ROOT / "examples" / "demo" / "rlrun.yaml").read_bytes()
-    run: dict[str, Any] = json.loads(json.dumps(yaml_documents.read(text)[0].value))
+    run: dict[str, Any] = json.loads(json.dumps(yaml_documents.parse_documents(text)[0].value))
     spec = run["spec"]
     for phase, steps in zip(spec["phases"], (2, 20, 3), strict=True):
         phase["maxSteps"] = steps

@@ -55,7 +55,7 @@ def add_keyframe(store: MemoryStore, policy: TrainedPolicy, manifest: WeightMani
         objects=(item.model_copy(update={"key": key}),),
         stats=Stats(**packed.stats._asdict()),
     )
-    return weights.write_folded(store, record)
+    return weights.publish_folded(store, record)
 
 
 def add_skip(
@@ -75,7 +75,7 @@ def add_skip(
         objects=(item.model_copy(update={"key": key}),),
         stats=Stats(**packed.stats._asdict()),
     )
-    return weights.write_folded(store, record)
+    return weights.publish_folded(store, record)
 
 
 class FlipsOnce(MemoryStore):

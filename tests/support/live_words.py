@@ -70,14 +70,14 @@ def blocks(schema: Schema, old: Weights, new: Weights, *, dense: bool = False) -
                     continue
                 block = StagedBlock(number, tile, lo, hi, Codec.DENSE, None, after[lo:hi])
                 if not dense:
-                    by = changes.between(before[lo:hi], after[lo:hi], ordered=spec.is_ordered)
+                    by = changes.diff_words(before[lo:hi], after[lo:hi], ordered=spec.is_ordered)
                     block = block._replace(codec=Codec.L1, index=by.index, data=by.delta)
                 found.append(block)
     return found
 
 
 def state(schema: Schema, words: Weights) -> Digest:
-    total = digest.NOTHING
+    total = digest.ZERO
     for spec, offset in zip(schema.tensors, schema.offsets, strict=False):
         total = total.plus(digest.scan(words[spec.name], offset))
     return total

@@ -13,12 +13,12 @@ from etude.common.weights.protocol.manifest import PayloadObject, Stats, Version
 from etude.common.weights.replicas import staged_file
 from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import digest
-from etude.common.weights.tensors.changes import between
+from etude.common.weights.tensors.changes import diff_words
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, word_type
-from etude.trainer.export.delta_packer import Packed, Packer, Shard, words_of
+from etude.trainer.export.delta_packer import PackedContainer, Packer, Shard, shard_words
 
 
 class TrainedPolicy:
@@ -54,7 +54,7 @@ class TrainedPolicy:
 
     def state(self) -> Digest:
         """The state digest, from all words."""
-        total = digest.NOTHING
+        total = digest.ZERO
         for place, spec in enumerate(self.schema.tensors):
             words = self.words[spec.name]
             total = total.plus(digest.scan(words, self.schema.offsets[place]))
@@ -88,7 +88,7 @@ class TrainedPolicy:
             objects=(item,),
             stats=Stats(**packed.stats._asdict()),
         )
-        weights.commit(store, manifest)
+        weights.publish_manifest(store, manifest)
         self.published[version] = {name: words.copy() for name, words in self.words.items()}
         self.base = manifest.ref
         return manifest
@@ -98,7 +98,7 @@ class TrainedPolicy:
         self.words = {name: words.copy() for name, words in self.published[ref.version].items()}
         self.base = ref
 
-    def packed(self, base: VersionRef | None) -> Packed:
+    def packed(self, base: VersionRef | None) -> PackedContainer:
         """What leads from a published version, or from nothing, to the present words."""
         old = None if base is None else self.published[base.version]
         with Packer(self.schema) as packer:
@@ -114,13 +114,13 @@ class TrainedPolicy:
                     old[spec.name][flat],
                     new[flat],
                     shard,
-                    block_words=words_of(new, shard, tiling(spec, self.schema.grid)),
+                    block_words=shard_words(new, shard, tiling(spec, self.schema.grid)),
                 )
             return packer.finish()
 
     def stage(self, path: Path, old: Mapping[str, Words] | None) -> None:
         """Write the blocks that a receiver would have staged, without a store."""
-        staged_file.write(path, list(self.blocks(old)))
+        staged_file.write_blocks(path, list(self.blocks(old)))
 
     def blocks(self, old: Mapping[str, Words] | None) -> list[StagedBlock]:
         """One block per tensor: tests keep tensors below the size of a tile."""
@@ -130,14 +130,16 @@ class TrainedPolicy:
             if old is None:
                 found.append(StagedBlock(place, 0, 0, spec.elements, Codec.DENSE, None, new))
                 continue
-            changes = between(old[spec.name], new, ordered=spec.is_ordered)
+            changes = diff_words(old[spec.name], new, ordered=spec.is_ordered)
             if changes.index.size:
                 block = StagedBlock(place, 0, 0, spec.elements, Codec.L1, *changes)
                 found.append(block)
         return found
 
 
-def payload(store: Store, version: VersionId, packed: Packed, *, complete: bool) -> PayloadObject:
+def payload(
+    store: Store, version: VersionId, packed: PackedContainer, *, complete: bool
+) -> PayloadObject:
     """Upload a container as the only rank's."""
     made = packed.container
     key = weights.publish_payload(store, version, 0, made.data, complete=complete)

@@ -17,7 +17,7 @@ from etude.common.blobs.error_translation import NO_CREDENTIALS
 from etude.common.blobs.factory import DEFAULT_REGION, check_environment
 from etude.common.blobs.store import DeniedError
 from etude.common.errors import EtudeError, Problem, StoreError, UserError
-from etude.common.store_urls import bucket_of, endpoint_of, no_store, region_of
+from etude.common.store_urls import bucket_of, endpoint_of, invalid_store_problem, region_of
 
 AWS = "https://s3.amazonaws.com"
 UPLOAD_DAYS = 1
@@ -28,7 +28,7 @@ RETRIES = urllib3.Retry(3, backoff_factor=0.5, status_forcelist=(500, 502, 503, 
 DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed"}
 
 
-class Cleaning(StrEnum):
+class UploadCleanup(StrEnum):
     """Cleanup of the parts of uploads that were never finished."""
 
     RULE = "a lifecycle rule of ours deletes unfinished uploads after a day"
@@ -39,17 +39,17 @@ class Cleaning(StrEnum):
     NOBODY = "no lifecycle rule was set"
 
 
-class Bucket(NamedTuple):
+class CreatedBucket(NamedTuple):
     """Result of `make_bucket`."""
 
     name: str
     is_new: bool
-    cleaning: Cleaning
+    cleaning: UploadCleanup
 
 
 def make_bucket(
     url: str, *, endpoint: str | None = None, region: str | None = None, with_rule: bool = True
-) -> Bucket:
+) -> CreatedBucket:
     """Make the bucket of an s3://bucket/prefix URL, unless it is there.
 
     Credentials come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
@@ -61,15 +61,15 @@ def make_bucket(
     """
     wanted = bucket_of(url)
     if wanted is None:
-        raise UserError(no_store(url, where="URL"))
+        raise UserError(invalid_store_problem(url, where="URL"))
     endpoint, region = endpoint_of(endpoint), region_of(region) or DEFAULT_REGION
     with _translated(url):
         client = _client(url, endpoint or AWS, region)
         is_new = not client.bucket_exists(wanted.name)
         if is_new:
             client.make_bucket(wanted.name, location=region)
-        cleaning = _cleaning(client, wanted.name) if with_rule else Cleaning.NOBODY
-    return Bucket(wanted.name, is_new, cleaning)
+        cleaning = _cleaning(client, wanted.name) if with_rule else UploadCleanup.NOBODY
+    return CreatedBucket(wanted.name, is_new, cleaning)
 
 
 def _client(url: str, endpoint: str, region: str) -> Minio:
@@ -92,7 +92,7 @@ def _client(url: str, endpoint: str, region: str) -> Minio:
     )
 
 
-def _cleaning(client: Minio, bucket: str) -> Cleaning:
+def _cleaning(client: Minio, bucket: str) -> UploadCleanup:
     rule = Rule(
         ENABLED,
         rule_filter=Filter(prefix=""),
@@ -103,13 +103,13 @@ def _cleaning(client: Minio, bucket: str) -> Cleaning:
         found = client.get_bucket_lifecycle(bucket)
         if found is not None:  # a write replaces all rules, also those that this client cannot read
             ours = any(each.rule_id == rule.rule_id for each in found.rules)
-            return Cleaning.RULE if ours else Cleaning.KEPT
+            return UploadCleanup.RULE if ours else UploadCleanup.KEPT
         client.set_bucket_lifecycle(bucket, LifecycleConfig([rule]))
     except S3Error as error:
         if error.code in {"InvalidArgument", "MalformedXML", "NotImplemented", "InvalidRequest"}:
-            return Cleaning.SERVER
+            return UploadCleanup.SERVER
         raise
-    return Cleaning.RULE
+    return UploadCleanup.RULE
 
 
 @contextlib.contextmanager

@@ -46,8 +46,8 @@ def format_error(error: EtudeError) -> str:
 
 def _fix(error: EtudeError) -> str:
     if isinstance(error, StoreError):
-        from etude.common.blobs.conformance import way_out  # noqa: PLC0415 - loads the stores' clients
+        from etude.common.blobs.conformance import suggested_fix  # noqa: PLC0415 - loads the stores' clients
 
-        return way_out(error, str(error))
+        return suggested_fix(error, str(error))
     again = "repeat the command; if it fails again, report it with this message"
     return _BY_REASON.get(error.reason, again)

@@ -191,7 +191,8 @@ def name_of(manifest: Path) -> str:
 
     try:
         values = [
-            document.value for document in yaml_documents.read(yaml_documents.content(manifest))
+            document.value
+            for document in yaml_documents.parse_documents(yaml_documents.read_bounded(manifest))
         ]
     except yaml_documents.InvalidYamlError:
         values = []

@@ -5,8 +5,8 @@ from pathlib import Path
 from etude.cli.output import say
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import Problem, UserError
-from etude.common.weights import VersionId, accepted_chain, quarantined
-from etude.common.weights.protocol.versions import all_published
+from etude.common.weights import VersionId, accepted_chain, list_quarantined
+from etude.common.weights.protocol.versions import list_all_published
 from etude.common.weights.replicas.mirror import Mirror
 
 
@@ -58,7 +58,7 @@ def _newest(store: Store) -> VersionId:
     Raises:
         UserError: there is none.
     """
-    chain, refused = accepted_chain(store), quarantined(store)
+    chain, refused = accepted_chain(store), list_quarantined(store)
     if not chain:
         raise UserError(no_accepted_version(store, store.url))
     sound = [version for version in chain if version not in refused]
@@ -72,7 +72,7 @@ def _newest(store: Store) -> VersionId:
 
 def no_accepted_version(store: Store, run: str) -> Problem:
     """The problem of a store without an accepted version."""
-    count = len(all_published(store))
+    count = len(list_all_published(store))
     if not count:
         return no_versions(run)
     what = f"has {count} versions, but no epoch's record in weights/epochs/ says that they count"

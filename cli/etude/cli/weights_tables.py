@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from etude.cli.weights.survey import StoredObject, Surveyed
+from etude.cli.weights.survey import StoredObject, VersionSummary
 from etude.common.blobs import Store
-from etude.common.weights.protocol.reader_leases import seen_leases
+from etude.common.weights.protocol.reader_leases import observe_leases
 
 if TYPE_CHECKING:
     from etude.cli.weights.differences import Difference
@@ -21,7 +21,7 @@ _STYLES = {
 }
 
 
-def version_rows(found: Iterable[Surveyed]) -> Iterator[dict[str, object]]:
+def version_rows(found: Iterable[VersionSummary]) -> Iterator[dict[str, object]]:
     """One flat object per version, for programs."""
     for each in found:
         row: dict[str, object] = {
@@ -50,7 +50,7 @@ def version_rows(found: Iterable[Surveyed]) -> Iterator[dict[str, object]]:
         }
 
 
-def chain_table(found: Sequence[Surveyed]) -> Table:
+def chain_table(found: Sequence[VersionSummary]) -> Table:
     """The versions for people, oldest first."""
     table = Table(box=None, pad_edge=False)
     table.add_column("VERSION", no_wrap=True)
@@ -63,7 +63,7 @@ def chain_table(found: Sequence[Surveyed]) -> Table:
     return table
 
 
-def _cells(each: Surveyed) -> list[str]:
+def _cells(each: VersionSummary) -> list[str]:
     manifest = each.manifest
     if manifest is None:
         return [str(each.version), "", "", "", "", "", ", ".join(_notes(each))]
@@ -81,7 +81,7 @@ def _cells(each: Surveyed) -> list[str]:
     ]
 
 
-def _notes(each: Surveyed) -> Iterator[str]:
+def _notes(each: VersionSummary) -> Iterator[str]:
     """Notes on a version; none for an accepted delta."""
     if each.standing != "accepted":
         yield each.problem or each.standing
@@ -92,7 +92,7 @@ def _notes(each: Surveyed) -> Iterator[str]:
     yield from (f"skip from {base}" for base in each.skips_from)
 
 
-def _bits(each: Surveyed) -> float | None:
+def _bits(each: VersionSummary) -> float | None:
     manifest = each.manifest
     if manifest is None or manifest.is_complete or not manifest.stats.changed:
         return None
@@ -118,7 +118,7 @@ def object_table(found: Sequence[StoredObject]) -> Table:
 
 def reader_lines(store: Store) -> Iterator[str]:
     """A line for each reader that holds versions in the store."""
-    for lease in seen_leases(store):
+    for lease in observe_leases(store):
         if lease.is_readable:
             needs = "nothing" if lease.needs is None else f"{lease.needs} and newer"
             yield f"reader {lease.replica} needs {needs}"

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from etude.common.api.checkpoint.status import CheckpointStatus
-from etude.common.api.run.status import Status
+from etude.common.api.run.status import StatusModel
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.report_store import Position
 from etude.v1 import run_pb2
 
-S = TypeVar("S", bound=Status)
+S = TypeVar("S", bound=StatusModel)
 
 
 class Moment(NamedTuple):

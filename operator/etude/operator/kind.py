@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from etude.common.api.kinds import Resource
-from etude.common.api.run.status import Status
+from etude.common.api.kinds import ApiObject
+from etude.common.api.run.status import StatusModel
 from etude.common.api.schema import crd
 from etude.operator.actions import Action, Decision, Moment
 from etude.operator.builders.run import Platform
@@ -16,8 +16,8 @@ from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.followers import Followers
 from etude.operator.remotes.report_store import ReportBook
 
-R = TypeVar("R", bound=Resource)
-S = TypeVar("S", bound=Status)
+R = TypeVar("R", bound=ApiObject)
+S = TypeVar("S", bound=StatusModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def _unchanged(manifest: Manifest, _: float) -> Manifest:
 class ResourceKind(Generic[R, S]):
     """One kind of the operator: a module of the kind's folder has its instance."""
 
-    definition: crd.Kind
+    definition: crd.CrdKind
     """CustomResourceDefinition: names, rules, printer columns."""
     model: type[R]
     status: type[S]

@@ -39,7 +39,9 @@ async def serve(settings: Settings) -> None:
         UserError: the settings lead to no API server.
     """
     if settings.otlp_endpoint is not None:  # without a tracer provider spans are no-ops
-        telemetry.setup("etude-operator", otlp_endpoint=settings.otlp_endpoint, traces_file=None)
+        telemetry.setup_tracing(
+            "etude-operator", otlp_endpoint=settings.otlp_endpoint, traces_file=None
+        )
     stop = asyncio.Event()
     async with _probed(settings) as probes, _connected(settings) as rest:
         clock = rest.clock

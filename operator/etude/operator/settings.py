@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from etude.common.tls.identity import DOMAIN
-from etude.common.tls.material import bundle
+from etude.common.tls.material import read_bundle
 from etude.operator.builders.certificates import CertificateMode, CertManagerIssuer, PlatformTls
 from etude.operator.builders.run import Platform
 
@@ -117,7 +117,7 @@ def _trust(folder: Path) -> str:
     Raises:
         ValueError: the folder has none.
     """
-    found = bundle(folder)
+    found = read_bundle(folder)
     if not found:
         raise ValueError(f"ETUDE_TLS_TRUST: no certificate in {folder}")
     return found.decode()

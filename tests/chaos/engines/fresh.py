@@ -55,8 +55,8 @@ def exported(settings: Settings, version: VersionId) -> Export:
     assert mirror.schema is not None
     folder = settings.folder / "exports" / str(version)
     source = settings.folder / "model"
-    write_folder(folder, schema=mirror.schema, words=mirror.words, source=source)
-    return Export(folder, sha256(mirror.words))
+    write_folder(folder, schema=mirror.schema, words=mirror.tensor_words, source=source)
+    return Export(folder, sha256(mirror.tensor_words))
 
 
 def answers(folder: Path, prompt: Sequence[int]) -> Answers:

@@ -113,5 +113,5 @@ def run(
                 link.send(publisher.open(order, "rollback"))
             else:
                 link.send(publisher.publish())
-    except (FencedError, weights.QuarantinedError):
+    except (FencedError, weights.QuarantinedVersionError):
         raise SystemExit(FENCED) from None

@@ -113,7 +113,7 @@ def test_every_render_conforms(schemas: Path, render: Render) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_example_and_what_becomes_of_it_conform(schemas: Path, path: Path) -> None:
-    given = [each.value for each in yaml_documents.read(path.read_bytes())]
+    given = [each.value for each in yaml_documents.parse_documents(path.read_bytes())]
     platform = Platform(images=IMAGES, namespace="etude-system", allows_weak_isolation=True)
     made = [
         child

@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from tests.support.brokers import PATIENCE_S, pool, request, started
 
-from etude.common.broker_shards import Shard, shard_of
+from etude.common.broker_shards import BrokerShard, shard_of
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
@@ -96,7 +96,7 @@ async def test_a_rollout_worker_does_not_come_back_for_ever(full: Full) -> None:
 
 
 async def test_a_run_of_another_broker_is_sent_to_that_one(full: Full) -> None:
-    full.broker.shard = Shard(1 - shard_of("run", 2), 2)
+    full.broker.shard = BrokerShard(1 - shard_of("run", 2), 2)
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         _ = [each async for each in full.stub.LaunchBatch(request("a"))]

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from etude.common.rpc.channels import dial
 from etude.common.weights import VersionId
-from etude.common.weights.protocol.reader_leases import seen_leases
+from etude.common.weights.protocol.reader_leases import observe_leases
 from etude.v1 import weights_pb2, weights_pb2_grpc
 
 RUN_UID = "uid-tiny"
@@ -45,7 +45,7 @@ async def test_a_role_follows_deltas_and_comes_back_to_the_newest_after_a_kill(r
         status = await served(role, version)
         assert VersionId.from_proto(status.live) == version
         assert status.state == weights_pb2.REPLICA_STATE_SERVING
-    [lease] = seen_leases(role.store)
+    [lease] = observe_leases(role.store)
     assert (lease.replica, lease.needs) == ("tiny-inference-0", version)
     text = role.await_answer(role.probe_port, "/metrics", 200).text
     for name in ('etude_weights_bytes_total{codec="blocks",kind="delta"}', "audit_total{result="):

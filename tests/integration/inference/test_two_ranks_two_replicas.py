@@ -21,7 +21,7 @@ from etude.common.blobs import Store, open_store
 from etude.common.rpc.channels import dial
 from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.protocol.plan import Edge
-from etude.common.weights.replicas.block_selection import tiles_of_slice
+from etude.common.weights.replicas.block_selection import select_slice
 from etude.common.weights.tensors import digest, safetensors
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.common.weights.tensors.words import word_type
@@ -97,7 +97,7 @@ def schema_of(store: Store, manifest: WeightManifest) -> Schema:
 def exported_state(folder: Path, schema: Schema) -> str:
     """The digest of the model that the learners exported with the last version."""
     data = (folder / f"export-{LAST.number}" / "model.safetensors").read_bytes()
-    total = digest.NOTHING
+    total = digest.ZERO
     for tensor in safetensors.decode(data, where="export"):
         place = schema.index[tensor.name]
         words = np.frombuffer(bytes(tensor.data), word_type(schema.tensors[place].dtype))
@@ -128,7 +128,7 @@ def read_by_slice(store: Store, manifest: WeightManifest, folder: Path) -> list[
     for rank in range(2):
         counting = CountingStore({item.key: store.get(item.key) for item in manifest.objects})
         stager = Stager(counting, RUN_UID, folder / f"slice-{rank}")
-        stager.blocks(edge, schema, tiles_of_slice(schema, rank, 2))
+        stager.blocks(edge, schema, select_slice(schema, rank, 2))
         found.append(counting.asked_bytes)
     return found
 

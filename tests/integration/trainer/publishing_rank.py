@@ -56,7 +56,7 @@ class Controller:
             base=self.base.ref if self.base else None,
         )
         if self.rank == 0:
-            publication.commit(self.store, manifest)
+            publication.publish_manifest(self.store, manifest)
         self.base = PublishBase(manifest.ref, manifest.schema_sha256)
         self.learner.export(f"export-{number}")
         dist.barrier()

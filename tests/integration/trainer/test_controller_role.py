@@ -20,8 +20,8 @@ from etude.common import weights
 from etude.common.blobs import Store, open_store
 from etude.common.checkpoints import manifest
 from etude.common.rpc import channels
-from etude.common.run_folder.record import latest, open_record
-from etude.common.weights import Collector, VersionId
+from etude.common.run_folder.record import latest_rows, open_record
+from etude.common.weights import GarbageCollector, VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.protocol.retention import ORPHAN_S
 from etude.trainer.controller.journal.audit import audit_journal
@@ -205,7 +205,7 @@ async def test_a_killed_trainer_resumes_and_trains_nothing_twice(
     found = audit_journal(objects, max_staleness=2)
     assert found.findings == []
     assert (found.accepted, found.trained) == (20, 20)
-    steps = [r for r in latest(open_record(store).rows()) if r["kind"] == "step"]
+    steps = [r for r in latest_rows(open_record(store).rows()) if r["kind"] == "step"]
     assert sorted(r["global_step"] for r in steps) == list(range(1, 9))
     spans = [json.loads(line) for line in (world / "spans.jsonl").read_text().splitlines()]
     assert {"step", "publish"} <= {span["name"] for span in spans}
@@ -268,11 +268,11 @@ async def test_a_rank_that_dies_in_its_upload_leaves_no_version_and_its_run_publ
     assert weights.read_epoch(store, 2).parent == VersionId(1, 0)
     assert ways(store, world / "after") >= len(chain)
 
-    collector = Collector(store=store, epoch=2, resumable=lambda: [VersionId(2, 1)])
-    assert collector.round() == [], "it may be an upload in progress"
+    collector = GarbageCollector(store=store, epoch=2, resumable=lambda: [VersionId(2, 1)])
+    assert collector.collect() == [], "it may be an upload in progress"
     newest = max(file.stat().st_mtime for file in (world / "run" / "weights").rglob("*"))
     os.utime(world / "run" / orphan, (newest - 2 * ORPHAN_S,) * 2)
-    assert collector.round() == [orphan]
+    assert collector.collect() == [orphan]
     assert ways(store, world / "swept") >= len(chain)
 
 
@@ -295,7 +295,7 @@ async def test_weights_that_are_no_numbers_fail_the_run_and_the_last_good_versio
     store = open_store(f"file://{world}/run")
     assert weights.accepted_chain(store) == [VersionId(1, 0)]
     assert take_listing(store).payloads.keys() == {VersionId(1, 0)}
-    assert list(manifest.stored(store, run="u")) == []
+    assert list(manifest.stored_checkpoints(store, run="u")) == []
     exporting = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from etude.cli.main import main; main()", "weights", "export"),
         *(f"file://{world}/run", "newest", str(world / "good"), "--model", str(world / "model")),

@@ -14,7 +14,7 @@ from etude.common.blobs import open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import VersionRef, read_manifest
-from etude.common.weights.protocol.plan import plan
+from etude.common.weights.protocol.plan import plan_path
 from etude.common.weights.replicas import block_reader, staged_file
 from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
 from etude.common.weights.tensors import safetensors
@@ -74,9 +74,9 @@ async def test_the_shards_of_two_ranks_add_up_to_the_exported_model_at_every_ver
     live: VersionRef | None = None
     chain = weights.accepted_chain(store)
     for version in chain:
-        for edge in plan(store, live, version):
+        for edge in plan_path(store, live, version):
             block_reader.stage(store, edge, schema, tmp_path / "staged")
-            assert memory.commit(memory.prepare(staged_file.read(tmp_path / "staged")))
+            assert memory.write(memory.prepare(staged_file.read_staged(tmp_path / "staged")))
             live = edge.target
         assert live is not None
         assert memory.scan().hex() == live.state

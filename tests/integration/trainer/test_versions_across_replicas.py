@@ -147,7 +147,7 @@ async def test_a_replica_that_alone_finds_a_version_wrong_does_not_stop_the_othe
     policy.publish(store, 1)
     await serving.activate(V[1])
     assert serving.rotation == (targets[0], targets[2])
-    assert [each.replica for each in weights.suspects(store)] == ["inference-1"]
+    assert [each.replica for each in weights.list_suspects(store)] == ["inference-1"]
     assert not receivers[1].status.is_ready
     await serving.close()
 

@@ -22,5 +22,5 @@ from etude.common.api.pool import cron
 def test_what_is_wrong_with_a_moment_is_said_of_its_field(
     expression: str, zone: str, field: str | None
 ) -> None:
-    found = cron.problem(expression, zone)
+    found = cron.find_problem(expression, zone)
     assert (None if found is None else found.field) == field

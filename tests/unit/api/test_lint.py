@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.common.api.lint.linter import Finding, lint_bytes, lint_text
+from etude.common.api.lint.linter import LintFinding, lint_bytes, lint_text
 
 BAD = yaml.safe_load((Path(__file__).parents[2] / "cluster" / "bad_manifests.yaml").read_text())
 """Manifests that the cluster tests give to an API server too."""
@@ -51,11 +51,11 @@ spec:
 """
 
 
-def findings(text: str) -> list[Finding]:
+def findings(text: str) -> list[LintFinding]:
     return lint_text(text, name="run.yaml")
 
 
-def only(text: str) -> Finding:
+def only(text: str) -> LintFinding:
     found = findings(text)
     assert len(found) == 1, [each.text() for each in found]
     return found[0]

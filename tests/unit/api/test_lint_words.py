@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.common.api.lint.linter import KINDS, Finding, lint_text
-from etude.common.api.lint.messages import WORDS
+from etude.common.api.lint.linter import KINDS, LintFinding, lint_text
+from etude.common.api.lint.messages import PATTERN_DESCRIPTIONS
 from etude.common.api.schema import crd, structural
 
 GOOD = yaml.safe_load((Path(__file__).parents[2] / "cluster/bad_manifests.yaml").read_text())[
@@ -123,7 +123,7 @@ MISTAKES: Mapping[str, tuple[str, str, str, str, str]] = {
 }
 
 
-def mistaken(kind: str, at: str, value: str) -> list[Finding]:
+def mistaken(kind: str, at: str, value: str) -> list[LintFinding]:
     content = yaml.safe_load(GOOD[kind])
     *way, last = at.split(".")
     node: Any = content
@@ -162,5 +162,7 @@ def test_no_user_is_told_to_match_a_regular_expression() -> None:
         for kind in crd.KINDS
         for at, pattern in patterns(structural.schema(KINDS[kind.name].spec), kind.name)
     }
-    assert {at: pattern for pattern, at in found.items() if pattern not in WORDS} == {}
-    assert WORDS.keys() - found.keys() == set(), "no field has these any more"
+    assert {
+        at: pattern for pattern, at in found.items() if pattern not in PATTERN_DESCRIPTIONS
+    } == {}
+    assert PATTERN_DESCRIPTIONS.keys() - found.keys() == set(), "no field has these any more"

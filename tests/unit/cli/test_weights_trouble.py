@@ -17,7 +17,7 @@ from etude.common import weights
 from etude.common.blobs import Store, open_store
 from etude.common.weights import VersionId
 from etude.common.weights.coding import container
-from etude.common.weights.coding.container import Writer
+from etude.common.weights.coding.container import ContainerWriter
 from etude.common.weights.protocol.manifest import PayloadObject, Stats, WeightManifest
 from etude.common.weights.protocol.versions import epoch_key, schema_key
 from etude.common.weights.tensors.schema import Schema, TensorSpec
@@ -200,7 +200,7 @@ def test_a_model_larger_than_the_disk_is_told_before_a_word_is_written(
 def publish_empty(store: Store, version: VersionId, schema: Schema) -> None:
     """A complete version whose payload has no block."""
     weights.put_schema(store, schema.to_bytes(), schema.sha256)
-    made = Writer(kind=container.COMPLETE).finish()
+    made = ContainerWriter(kind=container.COMPLETE).finish()
     key = weights.publish_payload(store, version, 0, made.data, complete=True)
     item = PayloadObject(
         rank=0,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.blobs import DeniedError, MissingError, Pace, ShortReadError
+from etude.common.blobs import DeniedError, MissingError, ShortReadError, TransferLimits
 from etude.common.blobs.retry_policy import (
     HEDGE_FLOOR_S,
     HEDGE_SAMPLES,
@@ -19,7 +19,7 @@ from etude.common.blobs.retry_policy import (
 )
 from etude.common.errors import StoreError
 
-PACE = Pace(retries_per_range=5, retries_per_transfer=20)
+PACE = TransferLimits(retries_per_range=5, retries_per_transfer=20)
 
 
 def test_a_range_is_retried_five_times_and_no_more() -> None:
@@ -68,7 +68,7 @@ def test_nothing_is_slow_before_enough_ranges_like_it_were_answered() -> None:
 
 
 def test_second_requests_stay_a_small_share_of_the_load() -> None:
-    pace = Pace(hedges_per_range_asked=0.1)
+    pace = TransferLimits(hedges_per_range_asked=0.1)
     hedges = 0
     for asked in range(1, 1_001):
         hedges += may_hedge(hedges=hedges, asked=asked, pace=pace)

@@ -6,8 +6,8 @@ import pytest
 from tests.support.faults import Fault, FaultyStore, Schedule
 from typing_extensions import Buffer, override
 
-from etude.common.blobs import MemoryStore, MissingError, ObjectInfo, RefusedError, probe
-from etude.common.blobs.conformance import verdicts
+from etude.common.blobs import MemoryStore, MissingError, ObjectInfo, StoreRefusedError, probe
+from etude.common.blobs.conformance import check_promises
 from etude.common.errors import StoreError
 
 
@@ -80,7 +80,7 @@ class EverybodyWins(MemoryStore):
 def test_each_broken_promise_is_named_with_its_call_and_the_way_out(
     store: MemoryStore, call: str, words: str
 ) -> None:
-    *kept, broken = verdicts(store)
+    *kept, broken = check_promises(store)
     assert all(not verdict.trouble for verdict in kept)
     assert broken.call == call
     assert broken.trouble
@@ -89,14 +89,14 @@ def test_each_broken_promise_is_named_with_its_call_and_the_way_out(
 
 
 def test_a_role_refuses_to_start_on_a_store_that_overwrites() -> None:
-    with pytest.raises(RefusedError, match=r"memory://: create again: .*conditional puts"):
+    with pytest.raises(StoreRefusedError, match=r"memory://: create again: .*conditional puts"):
         probe(Overwrites())
 
 
 @pytest.mark.parametrize("call", ["create", "get", "get_range", "list", "delete"])
 def test_a_call_that_is_denied_is_named_with_the_rights_it_needs(call: str) -> None:
     faults = Schedule(rates={Fault.DENIED: 1}, hits=lambda name, _key: name == call)
-    broken = list(verdicts(FaultyStore(MemoryStore(), faults)))[-1]
+    broken = list(check_promises(FaultyStore(MemoryStore(), faults)))[-1]
     assert broken.call == call
     assert "GetObject" in broken.fix
 
@@ -106,4 +106,4 @@ def test_a_store_that_is_down_is_no_store_with_broken_promises() -> None:
     faults.down(is_down=True)
     with pytest.raises(StoreError, match="check endpoint, region and network") as caught:
         probe(FaultyStore(MemoryStore(), faults))
-    assert not isinstance(caught.value, RefusedError), "it may answer later"
+    assert not isinstance(caught.value, StoreRefusedError), "it may answer later"

@@ -15,11 +15,11 @@ from etude.common.blobs import (
     DeniedError,
     MemoryStore,
     MissingError,
-    Pace,
     Range,
     RangeReader,
     ShortReadError,
     Store,
+    TransferLimits,
 )
 from etude.common.errors import StoreError
 
@@ -52,7 +52,7 @@ def test_every_range_is_answered_once_and_exactly_whatever_fails_meanwhile(
     inner = MemoryStore(objects={"blob": CONTENT})
     faults = Schedule(seed=seed, rates={Fault.UNAVAILABLE: 0.05, Fault.LOST_REPLY: 0.05})
     ranges = [Range("blob", start, min(length, 5_000 - start)) for start, length in cuts]
-    pace = Pace(at_once=at_once, retries_per_range=60, retries_per_transfer=600)
+    pace = TransferLimits(at_once=at_once, retries_per_range=60, retries_per_transfer=600)
     answers = list(RangeReader(FaultyStore(inner, faults), pace).read(ranges))
     assert Counter(each.range for each in answers) == Counter(ranges)
     for (_, start, length), data in answers:
@@ -62,7 +62,7 @@ def test_every_range_is_answered_once_and_exactly_whatever_fails_meanwhile(
 def test_a_503_burst_costs_retries_and_no_answer(store: MemoryStore) -> None:
     faults = Schedule()
     faults.push(*[Fault.UNAVAILABLE] * 12)
-    reader = RangeReader(FaultyStore(store, faults), Pace(at_once=4))
+    reader = RangeReader(FaultyStore(store, faults), TransferLimits(at_once=4))
     assert len(list(reader.read(pieces(100)))) == 50
     assert reader.retries == 12
 
@@ -70,7 +70,9 @@ def test_a_503_burst_costs_retries_and_no_answer(store: MemoryStore) -> None:
 def test_a_store_that_stays_away_is_left_alone_after_the_budget(store: MemoryStore) -> None:
     faults = Schedule()
     faults.down(is_down=True)
-    reader = RangeReader(FaultyStore(store, faults), Pace(at_once=4, retries_per_transfer=6))
+    reader = RangeReader(
+        FaultyStore(store, faults), TransferLimits(at_once=4, retries_per_transfer=6)
+    )
     with pytest.raises(StoreError, match="503"):
         list(reader.read(pieces(100)))
     assert reader.retries == 6
@@ -125,7 +127,7 @@ def test_a_range_that_hangs_is_asked_for_again_and_the_first_answer_wins() -> No
     ranges = pieces(100)
     store = Stalls(objects={"blob": CONTENT}, stalled=ranges[30])
     # A busy machine may make others look slow: they must not use up the second requests.
-    reader = RangeReader(store, Pace(at_once=4, hedges_per_range_asked=1))
+    reader = RangeReader(store, TransferLimits(at_once=4, hedges_per_range_asked=1))
     try:
         answers = list(reader.read(ranges))  # would wait for ever without a second request
     finally:
@@ -138,7 +140,7 @@ def test_a_range_that_hangs_is_asked_for_again_and_the_first_answer_wins() -> No
 def test_a_range_that_hangs_holds_up_no_other() -> None:
     ranges = pieces(100)
     store = Stalls(objects={"blob": CONTENT}, stalled=ranges[0])
-    reading = RangeReader(store, Pace(at_once=4, hedges_per_range_asked=0)).read(ranges)
+    reading = RangeReader(store, TransferLimits(at_once=4, hedges_per_range_asked=0)).read(ranges)
     try:
         first = [next(reading).range for _ in range(10)]
         assert ranges[0] not in first
@@ -163,7 +165,7 @@ def test_a_failed_twin_does_not_take_the_other_one_along() -> None:
             return Stalls.view(self, key, start, length)
 
     store = SecondFails(objects={"blob": CONTENT}, stalled=ranges[30])
-    reader = RangeReader(store, Pace(at_once=4, hedges_per_range_asked=1))
+    reader = RangeReader(store, TransferLimits(at_once=4, hedges_per_range_asked=1))
     assert len(list(reader.read(ranges))) == len(ranges)
     assert both_asked.is_set()
     assert reader.retries == 0
@@ -178,7 +180,7 @@ def test_no_more_is_asked_for_than_the_caller_has_room_for(store: MemoryStore) -
             taken += 1
             yield range_
 
-    reading = RangeReader(store, Pace(at_once=3)).read(ranges())
+    reading = RangeReader(store, TransferLimits(at_once=3)).read(ranges())
     for consumed in range(1, 20):
         next(reading)
         assert taken <= consumed + 3
@@ -186,7 +188,7 @@ def test_no_more_is_asked_for_than_the_caller_has_room_for(store: MemoryStore) -
 
 
 def test_a_reader_that_is_left_early_leaves_no_thread_working(store: MemoryStore) -> None:
-    reading = RangeReader(store, Pace(at_once=3)).read(pieces(10))
+    reading = RangeReader(store, TransferLimits(at_once=3)).read(pieces(10))
     next(reading)
     reading.close()
     for thread in threading.enumerate():

@@ -8,10 +8,15 @@ from etude.common.blobs import (
     ExistsError,
     MissingError,
     NoBucketError,
-    RefusedError,
     ShortReadError,
+    StoreRefusedError,
 )
-from etude.common.blobs.error_translation import ConflictError, LostUploadError, said, translation
+from etude.common.blobs.error_translation import (
+    ConflictError,
+    LostUploadError,
+    readable_message,
+    translate_error,
+)
 from etude.common.errors import EtudeError, StoreError
 
 NON_2XX = "Error performing PUT http://h/b/k in 2ms - Server returned non-2xx status code: "
@@ -28,7 +33,7 @@ Generic {{ … }}"""
     [
         (GenericError(NON_2XX + "503 Slow Down: "), StoreError),
         (GenericError(NON_2XX + "429 Too Many Requests: "), StoreError),
-        (GenericError(NON_2XX + "400 Bad Request: "), RefusedError),
+        (GenericError(NON_2XX + "400 Bad Request: "), StoreRefusedError),
         (GenericError(NON_2XX + "416 Range Not Satisfiable: "), ShortReadError),
         (GenericError(NON_2XX + "403 Forbidden: "), DeniedError),
         (PermissionDeniedError(NON_2XX + "403 Forbidden: "), DeniedError),
@@ -42,8 +47,8 @@ Generic {{ … }}"""
         (GenericError(LOCAL.format("Permission denied", 13)), DeniedError),
         (GenericError(LOCAL.format("Operation not permitted", 1)), DeniedError),
         (GenericError(LOCAL.format("Read-only file system", 30)), DeniedError),
-        (GenericError(LOCAL.format("Not a directory", 20)), RefusedError),
-        (GenericError(LOCAL.format("File name too long", 36)), RefusedError),
+        (GenericError(LOCAL.format("Not a directory", 20)), StoreRefusedError),
+        (GenericError(LOCAL.format("File name too long", 36)), StoreRefusedError),
         (GenericError(LOCAL.format("No space left on device", 28)), StoreError),
         (GenericError(LOCAL.format("Input/output error", 5)), StoreError),
         (GenericError("error sending request: Permission denied (os error 13)"), StoreError),
@@ -54,16 +59,16 @@ Generic {{ … }}"""
 def test_each_error_of_the_client_has_one_name_of_ours(
     error: Exception, kind: type[EtudeError]
 ) -> None:
-    ours = translation(error, "s3://b/k")
+    ours = translate_error(error, "s3://b/k")
     assert type(ours) is kind
     assert str(ours).startswith("s3://b/k")
 
 
 def test_a_message_is_the_stores_own_sentence_on_one_line() -> None:
     text = NON_2XX + "403 Forbidden: " + XML.format("AccessDenied", "Access\nDenied.")
-    assert said(text) == "AccessDenied: Access Denied."
-    assert said("first\n  second\n\nDebug source:\nX { }") == "first second"
+    assert readable_message(text) == "AccessDenied: Access Denied."
+    assert readable_message("first\n  second\n\nDebug source:\nX { }") == "first second"
 
 
 def test_a_message_of_a_hostile_store_is_kept_short() -> None:
-    assert len(said("<Code>" + "x" * 100_000)) <= 500
+    assert len(readable_message("<Code>" + "x" * 100_000)) <= 500

@@ -6,18 +6,18 @@ import pytest
 
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.checkpoints import manifest
-from etude.common.checkpoints.job import VARIABLE, order_in
-from etude.common.checkpoints.manifest import CheckpointManifest, Place
+from etude.common.checkpoints.job import VARIABLE, order_from_env
+from etude.common.checkpoints.manifest import CheckpointId, CheckpointManifest
 from etude.common.errors import CorruptError
 
 RUN = "run-uid"
 
 
 def write(store: MemoryStore, step: int) -> manifest.StoredCheckpoint:
-    prefix = Place(0, step).prefix
+    prefix = CheckpointId(0, step).prefix
     for key in ("learner/weights.bin", "controller.json"):
         store.put(prefix + key, f"{key} at {step}".encode() * 50)
-    return manifest.commit(
+    return manifest.write_manifest(
         store,
         CheckpointManifest(
             run=RUN,
@@ -28,7 +28,7 @@ def write(store: MemoryStore, step: int) -> manifest.StoredCheckpoint:
             policy_version=step,
             reason="Scheduled",
             objects=[
-                manifest.described(store, prefix, key)
+                manifest.describe_object(store, prefix, key)
                 for key in ("learner/weights.bin", "controller.json")
             ],
         ),
@@ -36,8 +36,8 @@ def write(store: MemoryStore, step: int) -> manifest.StoredCheckpoint:
 
 
 def newest(store: MemoryStore, problems: list[str]) -> manifest.StoredCheckpoint | None:
-    candidates = list(reversed(manifest.places(store)))
-    return manifest.first_verified(store, candidates, run=RUN, problems=problems)
+    candidates = list(reversed(manifest.list_checkpoints(store)))
+    return manifest.first_intact(store, candidates, run=RUN, problems=problems)
 
 
 def test_the_newest_checkpoint_is_found_and_reads_back() -> None:
@@ -53,7 +53,7 @@ def test_without_a_manifest_there_is_no_checkpoint() -> None:
     store.put("checkpoints/000000000010/learner/weights.bin", b"half of it")
     assert newest(store, []) is None
     with pytest.raises(MissingError):
-        manifest.read(store, Place(0, 10))
+        manifest.read_checkpoint(store, CheckpointId(0, 10))
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "torn manifest"])
@@ -81,20 +81,20 @@ def test_another_runs_checkpoint_is_not_mistaken_for_ours() -> None:
     store = MemoryStore()
     write(store, 10)
     with pytest.raises(CorruptError, match="of run run-uid"):
-        manifest.read(store, Place(0, 10), run="other")
+        manifest.read_checkpoint(store, CheckpointId(0, 10), run="other")
 
 
 def test_deletion_takes_the_manifest_first_and_then_everything() -> None:
     store = MemoryStore()
     write(store, 10)
     write(store, 20)
-    manifest.delete(store, Place(0, 10))
-    assert manifest.places(store) == [Place(0, 20)]
+    manifest.delete_checkpoint(store, CheckpointId(0, 10))
+    assert manifest.list_checkpoints(store) == [CheckpointId(0, 20)]
     assert not [key for key in store.objects if "000000000010" in key]
 
 
 def test_an_order_of_a_later_operator_is_understood() -> None:
     told = {"action": "verify", "uri": "s3://runs/demo", "digest": "d", "ofTheFuture": 1}
     storage = {"uri": "s3://runs/demo", "ofTheFuture": 1}
-    order = order_in({VARIABLE: json.dumps({**told, "storage": storage})})
+    order = order_from_env({VARIABLE: json.dumps({**told, "storage": storage})})
     assert (order.action, order.storage.uri) == ("verify", "s3://runs/demo")

@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from etude.common.api.field_docs import Described
+from etude.common.api.field_docs import DocumentedModel
 
 
-class Engine(Described):
+class Engine(DocumentedModel):
     """What turns."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True)
@@ -43,7 +43,7 @@ def test_a_field_that_is_said_again_has_the_sentence_of_the_last_word() -> None:
 
 
 def test_a_model_within_a_function_is_described_too() -> None:
-    class Inner(Described):
+    class Inner(DocumentedModel):
         size: int
         """In metres."""
 
@@ -51,7 +51,7 @@ def test_a_model_within_a_function_is_described_too() -> None:
 
 
 def test_a_model_whose_checks_are_made_at_the_first_value_is_made_once_for_many_threads() -> None:
-    class Late(Described):
+    class Late(DocumentedModel):
         number: int
 
     with ThreadPoolExecutor(8) as pool:

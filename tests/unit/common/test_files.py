@@ -13,10 +13,10 @@ from etude.common.errors import CorruptError, UserError
 from etude.common.role_inputs import (
     ResolvedPool,
     ResolvedRun,
-    materialise,
+    local_folder,
+    open_source,
     read_pool,
     read_run,
-    source_for,
 )
 
 URI = "s3://bucket/tasks/a-task"
@@ -36,7 +36,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_prefix_becomes_a_folder_of_its_last_name(store: MemoryStore, tmp_path: Path) -> None:
-    folder = materialise(URI, tmp_path, ACCESS)
+    folder = local_folder(URI, tmp_path, ACCESS)
     assert folder.name == "a-task"
     assert content(folder) == store.objects
     assert [path.name for path in folder.parent.iterdir()] == ["a-task"]
@@ -46,25 +46,25 @@ def test_the_empty_object_that_stands_for_a_folder_is_no_file(
     store: MemoryStore, tmp_path: Path
 ) -> None:
     store.put("tests", b"")
-    folder = materialise(URI, tmp_path, ACCESS)
+    folder = local_folder(URI, tmp_path, ACCESS)
     assert content(folder).keys() == {"task.toml", "tests/test.sh"}
 
 
 def test_a_download_is_used_again_while_the_prefix_is_the_same(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = materialise(URI, tmp_path, ACCESS)
+    folder = local_folder(URI, tmp_path, ACCESS)
     monkeypatch.delattr(MemoryStore, "get")
-    assert materialise(URI, tmp_path, ACCESS) == folder
+    assert local_folder(URI, tmp_path, ACCESS) == folder
 
 
 def test_a_correction_of_equal_length_and_a_deletion_arrive(
     store: MemoryStore, tmp_path: Path
 ) -> None:
-    materialise(URI, tmp_path, ACCESS)
+    local_folder(URI, tmp_path, ACCESS)
     store.put("task.toml", b"two")
     store.delete(["tests/test.sh"])
-    assert content(materialise(URI, tmp_path, ACCESS)) == {"task.toml": b"two"}
+    assert content(local_folder(URI, tmp_path, ACCESS)) == {"task.toml": b"two"}
 
 
 def test_a_download_that_broke_off_is_no_download(
@@ -73,35 +73,35 @@ def test_a_download_that_broke_off_is_no_download(
     with monkeypatch.context() as broken:
         broken.setattr(MemoryStore, "get", lambda self, key: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            materialise(URI, tmp_path, ACCESS)
-    assert content(materialise(URI, tmp_path, ACCESS)) == store.objects
+            local_folder(URI, tmp_path, ACCESS)
+    assert content(local_folder(URI, tmp_path, ACCESS)) == store.objects
 
 
 def test_a_key_that_leaves_the_folder_is_refused(store: MemoryStore, tmp_path: Path) -> None:
     store.objects["../outside"] = b"x"  # no store of ours would take it
     with pytest.raises(CorruptError, match="leaves the prefix"):
-        materialise(URI, tmp_path, ACCESS)
+        local_folder(URI, tmp_path, ACCESS)
 
 
 def test_an_empty_prefix_is_refused(store: MemoryStore, tmp_path: Path) -> None:
     store.objects.clear()
     with pytest.raises(UserError, match="holds no files"):
-        materialise(URI, tmp_path, ACCESS)
+        local_folder(URI, tmp_path, ACCESS)
 
 
 def test_a_source_that_is_missing_is_refused_and_not_made(tmp_path: Path) -> None:
     missing = tmp_path / "mistyped" / "tasks"
     with pytest.raises(UserError, match="holds no files"):
-        source_for(missing.as_uri(), ACCESS)
+        open_source(missing.as_uri(), ACCESS)
     with pytest.raises(UserError, match="holds no files"):
-        materialise(missing.as_uri(), tmp_path, ACCESS)
+        local_folder(missing.as_uri(), tmp_path, ACCESS)
     assert not missing.parent.exists()
 
 
 def test_a_source_that_is_there_is_read_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"1")
-    assert materialise(tmp_path.as_uri(), tmp_path / "scratch", ACCESS) == tmp_path
-    assert source_for(tmp_path.as_uri(), ACCESS).get("x") == b"1"
+    assert local_folder(tmp_path.as_uri(), tmp_path / "scratch", ACCESS) == tmp_path
+    assert open_source(tmp_path.as_uri(), ACCESS).get("x") == b"1"
 
 
 RUN = {

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from etude.common.plans.forecast import (
     Quantile,
-    Running,
+    RunningEnvironments,
     Supply,
     Wave,
     assurance,
     demand,
-    held,
-    kept,
+    held_environments,
     lead_s,
     peak,
-    started,
+    remaining_environments,
+    start_probability,
     survival,
 )
 
@@ -61,7 +61,7 @@ def test_mean_and_variance_are_those_of_simulated_waves(at_s: float) -> None:
     mean = sum(found) / len(found)
     variance = sum((x - mean) ** 2 for x in found) / len(found)
 
-    expected = held(wave, at_s)
+    expected = held_environments(wave, at_s)
 
     # Five standard errors of the mean of so many futures.
     error = 5 * math.sqrt(variance / len(found))
@@ -106,7 +106,7 @@ def test_a_wave_without_doubt_is_wanted_from_its_start() -> None:
 def test_starting_and_ending_go_one_way(wave: Wave, moments: list[float]) -> None:
     early_s, late_s = moments
 
-    assert 0 <= started(wave, early_s) <= started(wave, late_s) <= 1
+    assert 0 <= start_probability(wave, early_s) <= start_probability(wave, late_s) <= 1
     assert 1 >= survival(wave.lease, early_s) >= survival(wave.lease, late_s) >= 0
 
 
@@ -127,18 +127,18 @@ def test_more_environments_take_longer_to_be_ready() -> None:
 def test_of_those_held_fewer_stay_the_longer_one_looks_ahead(
     count: int, age_s: float, moments: list[float]
 ) -> None:
-    running = Running(count=count, age_s=age_s, lease=LEASE)
-    soon, late = (kept(running, after_s) for after_s in moments)
+    running = RunningEnvironments(count=count, age_s=age_s, lease=LEASE)
+    soon, late = (remaining_environments(running, after_s) for after_s in moments)
 
     assert count >= soon.mean >= late.mean >= 0
-    assert kept(running, 0.0).mean == pytest.approx(count)
+    assert remaining_environments(running, 0.0).mean == pytest.approx(count)
 
 
 @given(waves, seconds, st.integers(0, 64), st.floats(0.5, 0.98))
 def test_what_others_hold_is_wanted_beside_the_waves_and_more_certainty_costs_more(
     wave: Wave, at_s: float, count: int, share: float
 ) -> None:
-    base = [kept(Running(count=count, age_s=0.0), 0.0)]
+    base = [remaining_environments(RunningEnvironments(count=count, age_s=0.0), 0.0)]
     surer = assurance(share + 0.01)
 
     assert demand([wave], at_s, base=base) == pytest.approx(demand([wave], at_s) + count)

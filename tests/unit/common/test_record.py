@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from etude.common.blobs import MemoryStore, open_store
-from etude.common.run_folder.record import FolderRecord, RunRecord, StoreRecord, latest, open_record
+from etude.common.run_folder.record import (
+    FolderRecord,
+    RunRecord,
+    StoreRecord,
+    latest_rows,
+    open_record,
+)
 
 Reopen = Callable[[], RunRecord]
 
@@ -62,6 +68,6 @@ def test_a_step_done_again_after_a_resume_replaces_the_first() -> None:
         {"kind": "eval", "phase": "rl", "step": 1, "name": "held-out"},
         {"kind": "eval", "phase": "rl", "step": 1, "name": "other"},
     ]
-    kept = latest(rows)
+    kept = latest_rows(rows)
     assert [row.get("loss") for row in kept if row["kind"] == "step"] == [2.0]
     assert len(kept) == 5

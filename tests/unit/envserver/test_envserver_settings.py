@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.common.broker_shards import ONLY, Shard
+from etude.common.broker_shards import SINGLE_BROKER, BrokerShard
 from etude.envserver.settings import BrokerSettings, HostSettings
 
 ENV = {
@@ -26,7 +26,7 @@ def test_a_node_may_have_several_brokers() -> None:
 
 
 def test_a_broker_is_the_only_one_unless_told() -> None:
-    assert BrokerSettings.from_env(ENV).shard == ONLY
-    assert BrokerSettings.from_env(ENV | {"ETUDE_SHARD": "1/3"}).shard == Shard(1, 3)
+    assert BrokerSettings.from_env(ENV).shard == SINGLE_BROKER
+    assert BrokerSettings.from_env(ENV | {"ETUDE_SHARD": "1/3"}).shard == BrokerShard(1, 3)
     with pytest.raises(ValueError, match="ETUDE_SHARD"):
         BrokerSettings.from_env(ENV | {"ETUDE_SHARD": "3/3"})

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from etude.common.errors import InvalidFieldError
 from etude.common.plans.forecast import Wave
-from etude.common.plans.registry import MAX_WAVES, Plans
+from etude.common.plans.registry import MAX_WAVES, PlanRegistry
 from etude.envserver.broker.hosts import CLONE_BYTES, HostState
 from etude.envserver.broker.start_costs import TemplateReadiness
 from etude.envserver.broker.warm_targets import (
@@ -35,16 +35,18 @@ def plan(
     )
 
 
-def report(plans: Plans, told: plan_pb2.RolloutPlan, now_s: float = 0.0, run: str = "r") -> None:
+def report(
+    plans: PlanRegistry, told: plan_pb2.RolloutPlan, now_s: float = 0.0, run: str = "r"
+) -> None:
     plans.report(run, told, now_s=now_s)
 
 
-def counts(plans: Plans, now_s: float = 0.0) -> list[int]:
+def counts(plans: PlanRegistry, now_s: float = 0.0) -> list[int]:
     return [wave.count for wave in plans.waves(now_s=now_s).get("python", [])]
 
 
 def test_a_newer_plan_replaces_an_older_one_and_never_the_other_way() -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     report(plans, plan(2, (4, 1.0)))
     report(plans, plan(1, (9, 1.0)))
     assert counts(plans) == [4]
@@ -54,7 +56,7 @@ def test_a_newer_plan_replaces_an_older_one_and_never_the_other_way() -> None:
 
 
 def test_a_plan_that_is_too_old_says_nothing() -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     report(plans, plan(1, (4, 1.0), valid_s=10.0))
 
     assert counts(plans, now_s=9.9) == [4]
@@ -65,12 +67,12 @@ def test_a_plan_that_is_too_old_says_nothing() -> None:
 
 
 def test_what_came_is_taken_from_the_earliest_waves() -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     report(plans, plan(1, (4, 5.0), (4, 1.0), (4, 9.0)))
 
-    plans.came("r", "python", 6)
-    plans.came("another", "python", 6)
-    plans.came("r", "other", 6)
+    plans.record_arrival("r", "python", 6)
+    plans.record_arrival("another", "python", 6)
+    plans.record_arrival("r", "other", 6)
 
     assert counts(plans) == [2, 4]
 
@@ -79,22 +81,22 @@ def test_what_came_is_taken_from_the_earliest_waves() -> None:
 def test_plans_that_are_wrong_by_more_than_twice_are_not_acted_on(
     observed: int, left: list[int]
 ) -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     for version in range(12):
         now_s = 10.0 * version
         report(plans, plan(version + 1, (10, 1.0), now_s=now_s), now_s=now_s)
-        plans.came("r", "python", observed)
+        plans.record_arrival("r", "python", observed)
 
     assert plans.is_trusted("r") == (6 <= observed <= 10)
     assert counts(plans, now_s=115.0) == left
 
 
 def test_a_run_s_plan_is_trusted_again_once_it_is_right() -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     for version in range(30):
         now_s = 10.0 * version
         report(plans, plan(version + 1, (10, 1.0), now_s=now_s), now_s=now_s)
-        plans.came("r", "python", 90 if version < 5 else 10)
+        plans.record_arrival("r", "python", 90 if version < 5 else 10)
 
     assert plans.is_trusted("r")
 
@@ -127,21 +129,21 @@ def test_a_plan_that_makes_no_sense_names_its_field(wave: dict[str, object], fie
     told.waves[0].MergeFrom(plan_pb2.Wave(**wave))  # type: ignore[arg-type]
 
     with pytest.raises(InvalidFieldError) as caught:
-        report(Plans({"python"}), told)
+        report(PlanRegistry({"python"}), told)
 
     assert caught.value.field == f"plan.waves[0].{field}"
 
 
 def test_a_plan_has_so_many_waves_and_no_more() -> None:
     with pytest.raises(InvalidFieldError, match="more than"):
-        report(Plans({"python"}), plan(1, *[(1, 1.0)] * (MAX_WAVES + 1)))
+        report(PlanRegistry({"python"}), plan(1, *[(1, 1.0)] * (MAX_WAVES + 1)))
 
 
 def test_waves_for_another_pool_are_not_ours() -> None:
     told = plan(1, (4, 1.0), (5, 1.0))
     told.waves[0].pool, told.waves[0].template = "other", "java"
     told.waves[1].pool = "ours"
-    plans = Plans({"python"}, "ours")
+    plans = PlanRegistry({"python"}, "ours")
     report(plans, told)
 
     assert counts(plans) == [5]
@@ -149,7 +151,7 @@ def test_waves_for_another_pool_are_not_ours() -> None:
 
 @pytest.mark.parametrize("off_s", [-3600.0, -70.0, -30.0, 0.0, 50.0, 3600.0])
 def test_p15_a_plan_starts_when_it_says_whatever_clock_its_run_has(off_s: float) -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     report(plans, plan(1, (4, 45.0), now_s=off_s))
 
     ((wave,),) = plans.waves(now_s=0.0).values()
@@ -158,7 +160,7 @@ def test_p15_a_plan_starts_when_it_says_whatever_clock_its_run_has(off_s: float)
 
 
 def test_p15_a_run_whose_clock_is_set_back_is_heard_with_its_next_plan() -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     report(plans, plan(20_000, (4, 45.0), valid_s=600.0))
     report(plans, plan(5_000, (64, 45.0), valid_s=600.0, now_s=5.0), now_s=5.0)
 
@@ -166,7 +168,7 @@ def test_p15_a_run_whose_clock_is_set_back_is_heard_with_its_next_plan() -> None
 
 
 def test_a_plan_that_is_told_twice_does_not_start_anew() -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     report(plans, plan(1, (4, 45.0), valid_s=600.0))
     report(plans, plan(1, (4, 45.0), valid_s=600.0), now_s=30.0)
 
@@ -219,7 +221,7 @@ def clones(
 
 
 def test_a_wave_is_made_ready_before_it_starts_and_not_long_before() -> None:
-    warming = WarmTargets(Plans({"python"}))
+    warming = WarmTargets(PlanRegistry({"python"}))
     report(warming.plans, plan(1, (6, 30.0)))
 
     assert warming.targets(nodes(None, None), now_s=0.0) == {}
@@ -227,7 +229,7 @@ def test_a_wave_is_made_ready_before_it_starts_and_not_long_before() -> None:
 
 
 def test_memory_bounds_what_is_kept_ready() -> None:
-    warming = WarmTargets(Plans({"python"}))
+    warming = WarmTargets(PlanRegistry({"python"}))
     report(warming.plans, plan(1, (16, 0.0)))
 
     found = clones(warming.targets(nodes(CLONE_BYTES, 9 * CLONE_BYTES), now_s=0.0))
@@ -236,21 +238,21 @@ def test_memory_bounds_what_is_kept_ready() -> None:
 
 
 def test_without_a_plan_shortages_alone_make_shells() -> None:
-    warming = WarmTargets(Plans({"python"}))
+    warming = WarmTargets(PlanRegistry({"python"}))
     warming.record_start("python", environments_pb2.START_SPAWN, 2, now_s=0.0)
 
     assert clones(warming.targets(nodes(None, None), now_s=0.0)) == {"n0": (0, 1), "n1": (0, 1)}
 
 
 def test_copies_of_folders_need_nothing_ready() -> None:
-    warming = WarmTargets(Plans({"python"}))
+    warming = WarmTargets(PlanRegistry({"python"}))
     warming.record_start("python", environments_pb2.START_COPY, 2, now_s=0.0)
 
     assert warming.targets(nodes(None), now_s=0.0) == {}
 
 
 def test_no_target_is_set_where_nothing_may_start() -> None:
-    warming = WarmTargets(Plans({"python"}))
+    warming = WarmTargets(PlanRegistry({"python"}))
     report(warming.plans, plan(1, (6, 0.0)))
     draining, broken, sound = nodes(None, None, None)
     draining.draining = True
@@ -278,7 +280,7 @@ def test_a_template_is_ready_at_once_where_it_is_at_hand() -> None:
 def test_targets_never_exceed_what_plans_expect_or_nodes_hold(
     waves: list[tuple[int, float]], now_s: float
 ) -> None:
-    warming = WarmTargets(Plans({"python"}))
+    warming = WarmTargets(PlanRegistry({"python"}))
     report(warming.plans, plan(1, *waves, valid_s=1_000.0))
     pool = nodes(None, 5 * CLONE_BYTES, 0)
 
@@ -289,23 +291,23 @@ def test_targets_never_exceed_what_plans_expect_or_nodes_hold(
 
 
 def test_two_waves_out_of_time_are_no_reason_to_distrust_a_plan_and_three_are() -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     trust = []
     # What comes at once of a run's first plan is the wave with which it was told.
     report(plans, plan(0, (64, 100.0), valid_s=600.0))
-    plans.came("r", "python", 64)
+    plans.record_arrival("r", "python", 64)
     for version in range(1, 6):
         # Each wave comes 90 s before its time.
         now_s = 10.0 * version
         report(plans, plan(version, (64, 100.0), valid_s=600.0, now_s=now_s), now_s)
         trust.append(plans.is_trusted("r"))
-        plans.came("r", "python", 64)
+        plans.record_arrival("r", "python", 64)
 
     assert trust == [True, True, True, False, False]
 
 
 def test_a_plan_that_is_repeated_while_nothing_is_due_proves_nothing() -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     report(plans, plan(1, (64, 5.0), valid_s=600.0))
     report(plans, plan(2, (64, 500.0), valid_s=600.0, now_s=100.0), 100.0)
     missed = plans.ratio("r")
@@ -323,7 +325,7 @@ class Rhythm:
     """A run with a wave each two minutes that tells its plan as the trainer does, each 5 s, too."""
 
     def __init__(self, *, is_told_first: bool) -> None:
-        self.plans, self.now_s, self._forecast = Plans({"python"}), 0.0, WaveForecast()
+        self.plans, self.now_s, self._forecast = PlanRegistry({"python"}), 0.0, WaveForecast()
         self._is_told_first = is_told_first
 
     def waves(self, *late_s: float) -> list[float]:
@@ -347,7 +349,7 @@ class Rhythm:
             tell()
 
     def _come(self) -> None:
-        self.plans.came("r", "python", 64)
+        self.plans.record_arrival("r", "python", 64)
 
     def _until(self, at_s: float) -> None:
         while self.now_s + 5.0 < at_s:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from etude.common.plans.registry import Plans
+from etude.common.plans.registry import PlanRegistry
 from etude.envserver.broker.hosts import HostState
 from etude.envserver.broker.start_costs import TemplateReadiness
 from etude.envserver.broker.warm_targets import WarmTargets
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 def trained(duration: Callable[[Random], float], *, is_planned: bool) -> Outcome:
     """One run of many waves on one node, second by second."""
-    random, forecast, warming = Random(5), WaveForecast(), WarmTargets(Plans({"python"}))
+    random, forecast, warming = Random(5), WaveForecast(), WarmTargets(PlanRegistry({"python"}))
     node = HostState(node_id="n", slots=256, readiness_by_template={"python": TemplateReadiness()})
     warm = idle = clock = 0
     for wave in range(WAVES):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from tests.support.brokers import PATIENCE_S, launched, pool, request
 
-from etude.common.broker_shards import Shard, shard_of
+from etude.common.broker_shards import BrokerShard, shard_of
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import REBUILD_S, Broker
@@ -46,7 +46,7 @@ class World:
         return await launched(self.brokers[index], self.request(index, key, count))
 
     def fresh(self, index: int) -> Broker:
-        return Broker(pool(), self.nodes, shard=Shard(index, 2), started_s=-REBUILD_S)
+        return Broker(pool(), self.nodes, shard=BrokerShard(index, 2), started_s=-REBUILD_S)
 
 
 @pytest.fixture

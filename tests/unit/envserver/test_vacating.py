@@ -9,7 +9,7 @@ from tests.support.brokers import PATIENCE_S, launched, pool, request, started
 
 from etude.common.api.pool.autoscaling import Autoscaling
 from etude.common.errors import UnavailableError
-from etude.common.plans.registry import Plans
+from etude.common.plans.registry import PlanRegistry
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import MemoryHostClient
 from etude.envserver.broker.hosts import MOST_S, HostDrains, Hosts
@@ -179,7 +179,7 @@ async def test_the_report_says_how_long_leases_last() -> None:
 
 
 def test_a_plan_remembers_when_it_was_heard() -> None:
-    plans = Plans({"python"})
+    plans = PlanRegistry({"python"})
     told = plan_pb2.RolloutPlan(version=1, made_unix_ms=0, valid_until_unix_ms=60_000)
     plans.report("run", told, now_s=12.0)
-    assert plans.current(now_s=12.0)["run"].heard_s == 12.0
+    assert plans.current(now_s=12.0)["run"].received_s == 12.0

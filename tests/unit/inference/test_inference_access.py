@@ -7,7 +7,13 @@ import pytest
 from typing_extensions import override
 
 from etude.common import weights
-from etude.common.blobs import DeniedError, MemoryStore, NoBucketError, ObjectInfo, RefusedError
+from etude.common.blobs import (
+    DeniedError,
+    MemoryStore,
+    NoBucketError,
+    ObjectInfo,
+    StoreRefusedError,
+)
 from etude.common.errors import StoreError
 from etude.inference.updates.store_access import require_readable
 
@@ -50,7 +56,7 @@ def test_a_store_that_can_be_read_is_taken_and_nothing_is_written(*, has_version
     [
         (DeniedError("AccessDenied"), "GetObject and ListBucket"),
         (NoBucketError("the bucket does not exist"), "etude storage init"),
-        (RefusedError("status code: 400"), "credentials"),
+        (StoreRefusedError("status code: 400"), "credentials"),
     ],
 )
 def test_a_refusal_names_the_call_and_the_way_out(call: str, error: StoreError, fix: str) -> None:

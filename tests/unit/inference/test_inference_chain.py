@@ -10,7 +10,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId, WeightManifest
-from etude.common.weights.protocol.reader_leases import seen_leases
+from etude.common.weights.protocol.reader_leases import observe_leases
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
 from etude.inference.status import State, Status
@@ -62,7 +62,7 @@ async def test_the_lease_names_what_is_served(
     receiver: Receiver, store: MemoryStore, versions: list[WeightManifest]
 ) -> None:
     await receiver.catch_up()
-    [lease] = seen_leases(store)
+    [lease] = observe_leases(store)
     assert (lease.replica, lease.needs) == ("tiny-inference-0", VersionId(1, 2))
 
 

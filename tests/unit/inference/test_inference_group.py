@@ -17,7 +17,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId, VersionRef
-from etude.common.weights.replicas.block_selection import tiles_of_slice
+from etude.common.weights.replicas.block_selection import select_slice
 from etude.common.weights.replicas.live_weights import (
     LiveWeights,
     Region,
@@ -243,11 +243,11 @@ def test_each_of_several_receivers_fetches_and_counts_little_more_than_its_share
         policy.publish(store, 1)
     version = VersionId(1, 0 if complete else 1)
     live = None if complete else weights.read_manifest(store, VersionId(1, 0)).ref
-    [edge] = weights.plan(store, live, version)
+    [edge] = weights.plan_path(store, live, version)
     stager = Stager(store, "uid-run", tmp_path)
     for rank in range(receivers):
         store.num_bytes, before = 0, fetched(edge.kind)
-        stager.blocks(edge, LARGE, tiles_of_slice(LARGE, rank, receivers))
+        stager.blocks(edge, LARGE, select_slice(LARGE, rank, receivers))
         assert 0 < store.num_bytes <= 1.1 / receivers * edge.num_bytes
         assert fetched(edge.kind) - before == store.num_bytes
 

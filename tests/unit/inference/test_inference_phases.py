@@ -219,7 +219,7 @@ async def test_damaged_memory_puts_all_since_the_last_sound_audit_in_doubt(
         await receiver.commit(V[3])
     assert receiver.status.state is State.NOT_READY
     assert receiver.status.suspect_since == V[1]
-    (found,) = weights.suspects(store)
+    (found,) = weights.list_suspects(store)
     assert (found.replica, found.since) == ("inference-0.ab12", V[1])
 
 
@@ -242,4 +242,4 @@ async def test_damage_is_reported_although_the_store_is_away_for_a_while(
     engine.ranks.words[0]["a.q_proj.weight"][0] ^= 1
     with pytest.raises(UnavailableError):
         await receiver.commit(V[1])
-    assert [each.since for each in weights.suspects(store)] == [V[0]]
+    assert [each.since for each in weights.list_suspects(store)] == [V[0]]

@@ -104,10 +104,10 @@ def test_only_tensors_that_changed_are_loaded(policy: TrainedPolicy, tmp_path: P
     model = Decaying()
     live = ReloadedWeights(model, model.load_weights, SCHEMA, counts=True)
     old = TrainedPolicy(SCHEMA, policy.words)
-    live.commit(live.prepare(policy.blocks(None)))
+    live.write(live.prepare(policy.blocks(None)))
     policy.words["a_log"][2] += 1
     model.loaded.clear()
-    live.commit(live.prepare(policy.blocks(old.words)))
+    live.write(live.prepare(policy.blocks(old.words)))
     assert model.loaded == ["a_log"]
 
 

@@ -26,7 +26,7 @@ from etude.common.weights.replicas.live_weights import (
 from etude.common.weights.replicas.regions import Regions
 from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import digest
-from etude.common.weights.tensors.changes import between
+from etude.common.weights.tensors.changes import diff_words
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
@@ -149,7 +149,7 @@ def blocks(
     for number, tensor in enumerate(schema.tensors):
         for tile in range(tiling(tensor, schema.grid).tiles if tensor.elements else 0):
             before, after = (cut(schema, number, tile, w[tensor.name]) for w in (old, new))
-            by = between(before, after, ordered=tensor.is_ordered)
+            by = diff_words(before, after, ordered=tensor.is_ordered)
             if not by.index.size:
                 continue
             if codec in {Codec.L2, Codec.L2R}:
@@ -162,14 +162,14 @@ def blocks(
             for lo, hi in ((0, middle), (middle, before.size)):
                 if lo == hi or (before[lo:hi] == after[lo:hi]).all():
                     continue
-                part = between(before[lo:hi], after[lo:hi], ordered=tensor.is_ordered)
+                part = diff_words(before[lo:hi], after[lo:hi], ordered=tensor.is_ordered)
                 data = (None, after[lo:hi]) if codec is Codec.DENSE else (part.index, part.delta)
                 found.append(StagedBlock(number, tile, lo, hi, codec, *data))
     return found
 
 
 def state(schema: Schema, words: Mapping[str, Words]) -> Digest:
-    total = digest.NOTHING
+    total = digest.ZERO
     for tensor, offset in zip(schema.tensors, schema.offsets, strict=False):
         total = total.plus(digest.scan(words[tensor.name], offset))
     return total
@@ -238,7 +238,7 @@ def test_slices_of_all_ranks_add_up_to_the_whole(make: Make, ranks: int) -> None
     old = drawn(MIXED, 1)
     new = stepped(old, 5, 0.02)
     changed = blocks(MIXED, old, new)
-    before = after = digest.NOTHING
+    before = after = digest.ZERO
     for rank in range(ranks):
         place = make(MIXED, sliced(MIXED, old, rank, ranks), slice_regions(MIXED, rank, ranks))
         before = before.plus(place.live.scan())
@@ -382,9 +382,9 @@ def test_regions_that_no_longer_count_are_still_changed(make: Make) -> None:
     place.live.count(
         {t: [r._replace(counted=False) for r in held] for t, held in place.live.regions.items()}
     )
-    assert place.live.scan() == digest.NOTHING
+    assert place.live.scan() == digest.ZERO
     prepared = place.live.prepare(blocks(FUSED, old, new))
-    assert (prepared.digest, prepared.changed) == (digest.NOTHING, 0)
+    assert (prepared.digest, prepared.changed) == (digest.ZERO, 0)
     assert place.live.commit(prepared)
     assert equal(place.read(), new)
 

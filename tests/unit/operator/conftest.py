@@ -184,7 +184,7 @@ class Lab:
             self._tell(key, again_s)
 
     def run(self, name: str = "demo") -> RLRun:
-        return RLRun.understood(self.cluster.objects()[Ref("RLRun", "lab", name)])
+        return RLRun.parse_known_fields(self.cluster.objects()[Ref("RLRun", "lab", name)])
 
     def condition(self, kind: str) -> tuple[str, str]:
         found = next(c for c in self.run().status.conditions if c.type == kind)

@@ -33,7 +33,7 @@ def is_served(lab: Any, *, now: bool) -> None:
 
 
 def pool(lab: Any) -> EnvPool:
-    return EnvPool.understood(lab.cluster.objects()[POOL])
+    return EnvPool.parse_known_fields(lab.cluster.objects()[POOL])
 
 
 async def test_a_run_that_comes_waits_for_cert_manager_and_goes_on_by_itself(

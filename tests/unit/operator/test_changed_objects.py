@@ -48,7 +48,7 @@ def words(error: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
-def test_a_change_that_is_refused_is_refused_by_the_name_of_its_field(kind: crd.Kind) -> None:
+def test_a_change_that_is_refused_is_refused_by_the_name_of_its_field(kind: crd.CrdKind) -> None:
     tried = [(each, refusal(each)) for each in cases.mutations(kind, SEED) if each.top]
     refused = [(each, " ".join(said)) for each, said in tried if said is not None]
     assert len(refused) > 50
@@ -56,7 +56,7 @@ def test_a_change_that_is_refused_is_refused_by_the_name_of_its_field(kind: crd.
 
 
 @pytest.mark.parametrize("kind", [crd.RLRUN, crd.ENV_POOL], ids=lambda kind: kind.name)
-def test_a_change_that_is_taken_shows_in_what_is_made_of_the_object(kind: crd.Kind) -> None:
+def test_a_change_that_is_taken_shows_in_what_is_made_of_the_object(kind: crd.CrdKind) -> None:
     few = cases.sample(cases.mutations(kind, SEED), FEW, SEED)
     taken = [each for each in few if each.top and refusal(each) is None]
     faults = []

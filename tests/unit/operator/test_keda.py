@@ -13,7 +13,7 @@ from etude.common.errors import UserError
 from etude.common.rpc import channels
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
-from etude.common.tls.transport import Wire
+from etude.common.tls.transport import TransportSecurity
 from etude.keda import external_scaler_pb2, external_scaler_pb2_grpc
 from etude.operator.integrations.keda_scaler import serving
 from etude.operator.manifests import Ref
@@ -210,7 +210,9 @@ async def test_without_certificates_it_is_served_in_the_clear_only_where_that_wa
     lab: Any,
 ) -> None:
     with pytest.raises(UserError, match="would not be encrypted"):
-        async with serving(lab.cluster, "0.0.0.0", 0, wire=Wire(leaves_machine=False)):
+        async with serving(
+            lab.cluster, "0.0.0.0", 0, wire=TransportSecurity(allows_remote_plaintext=False)
+        ):
             pass
 
 
@@ -221,7 +223,9 @@ async def test_with_certificates_keda_learns_who_answers_and_needs_none_itself(
     await lab.settle()
     await say(lab, waiting=3)
     authority = pki.Authority()
-    wire = Wire(credentials=Credentials(pki.write(tmp_path, authority.issue(OPERATOR))))
+    wire = TransportSecurity(
+        credentials=Credentials(pki.write(tmp_path, authority.issue(OPERATOR)))
+    )
     async with serving(lab.cluster, "127.0.0.1", 0, wire=wire) as server:
         assert server is not None
         target, name = f"127.0.0.1:{server.port}", OPERATOR.server_name

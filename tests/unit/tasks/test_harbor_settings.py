@@ -54,8 +54,8 @@ FAST = "it's"
 
 
 def test_a_whole_file_is_read_and_no_key_of_it_is_unknown() -> None:
-    found = task_file.parsed(WHOLE)
-    assert list(found.unknown()) == []
+    found = task_file.parse_task_file(WHOLE)
+    assert list(found.unknown_keys()) == []
     assert found.verifier.timeout_sec == 30
     assert found.artefacts() == ("out.txt", "out.txt/**", "build", "build/**")
 
@@ -63,12 +63,12 @@ def test_a_whole_file_is_read_and_no_key_of_it_is_unknown() -> None:
 @pytest.mark.parametrize("version", ["1.0", "1.1", "1.2", "1.3", "1.4"])
 def test_every_schema_is_read_under_both_names_of_its_key(version: str) -> None:
     for key in ("schema_version", "version"):
-        assert list(task_file.parsed(f'{key} = "{version}"').unknown()) == []
+        assert list(task_file.parse_task_file(f'{key} = "{version}"').unknown_keys()) == []
 
 
 def test_values_of_variables_reach_the_shell_as_they_are() -> None:
-    found = task_file.parsed("[solution.env]\nA = \"it's $HOME\"\nB = ''")
-    text = task_file.exports(found.solution.env)
+    found = task_file.parse_task_file("[solution.env]\nA = \"it's $HOME\"\nB = ''")
+    text = task_file.export_commands(found.solution.env)
     assert text == "export A='it'\\''s $HOME'; export B=''; "
 
 
@@ -110,7 +110,7 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_key_that_would_change_the_task_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValidationError) as refusal:
-        task_file.parsed(text)
+        task_file.parse_task_file(text)
     first = refusal.value.errors()[0]
     assert REFUSED[text] in f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
@@ -133,24 +133,24 @@ SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
 def test_a_separate_verifier_gets_named_files_of_the_workspace_only(
     artifacts: str, why: str
 ) -> None:
-    found = task_file.parsed(f"{artifacts}\n{SEPARATE}")
+    found = task_file.parse_task_file(f"{artifacts}\n{SEPARATE}")
     with pytest.raises(ValueError, match=why):
         found.artefacts()
 
 
 def test_artifacts_of_a_shared_verifier_restrict_nothing() -> None:
-    assert task_file.parsed("artifacts = ['/var/log/x']").artefacts() == ()
+    assert task_file.parse_task_file("artifacts = ['/var/log/x']").artefacts() == ()
 
 
 _KEYS = sorted(
     f"{section}.{key}" if section else key
     for section, keys in {
         "": set(tomllib.loads(WHOLE)) | {"steps", "multi_step_reward_strategy", "x"},
-        "environment": {*task_file.Environment.model_fields, "x"},
-        "verifier": {*task_file.Verifier.model_fields, "x"},
-        "agent": {*task_file.Agent.model_fields, "x"},
-        "task": {*task_file.Package.model_fields, "x"},
-        "metadata": {*task_file.Metadata.model_fields, "x"},
+        "environment": {*task_file.EnvironmentSection.model_fields, "x"},
+        "verifier": {*task_file.VerifierSection.model_fields, "x"},
+        "agent": {*task_file.AgentSection.model_fields, "x"},
+        "task": {*task_file.PackageSection.model_fields, "x"},
+        "metadata": {*task_file.MetadataSection.model_fields, "x"},
     }.items()
     for key in keys
 )
@@ -188,8 +188,8 @@ _VALUES = st.sampled_from(
 def test_no_values_of_known_keys_crash_the_reader(values: dict[str, str]) -> None:
     text = "".join(f"{key} = {value}\n" for key, value in values.items())
     try:
-        found = task_file.parsed(text)
-        kept: tuple[Any, ...] = (found.artefacts(), list(found.unknown()))
+        found = task_file.parse_task_file(text)
+        kept: tuple[Any, ...] = (found.artefacts(), list(found.unknown_keys()))
     except ValueError:
         return
     assert len(kept) == 2
@@ -197,5 +197,5 @@ def test_no_values_of_known_keys_crash_the_reader(values: dict[str, str]) -> Non
 
 def test_depth_is_refused_or_left_alone_and_not_walked_into() -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
-        task_file.parsed("a = " + "[" * 5_000)
-    assert list(task_file.parsed("a" + ".a" * 5_000 + " = 1").unknown()) == ["a"]
+        task_file.parse_task_file("a = " + "[" * 5_000)
+    assert list(task_file.parse_task_file("a" + ".a" * 5_000 + " = 1").unknown_keys()) == ["a"]

@@ -68,19 +68,19 @@ NOT_REWARDS = {
 
 @pytest.mark.parametrize("data", REWARDS, ids=repr)
 def test_one_number_is_a_reward(data: bytes) -> None:
-    assert task.reward(data) == REWARDS[data]
+    assert task.parse_reward(data) == REWARDS[data]
 
 
 @pytest.mark.parametrize("case", NOT_REWARDS)
 def test_anything_else_is_refused_and_never_a_reward(case: str) -> None:
     with pytest.raises(ValueError, match="reward"):
-        task.reward(NOT_REWARDS[case])
+        task.parse_reward(NOT_REWARDS[case])
 
 
 @given(st.binary(max_size=64))
 def test_whatever_a_verifier_writes_is_a_number_in_range_or_refused(data: bytes) -> None:
     try:
-        value = task.reward(data)
+        value = task.parse_reward(data)
     except ValueError:
         return
     assert 0 <= value <= 1
@@ -102,7 +102,7 @@ def test_an_object_is_worth_its_one_number_or_nothing(found: dict[str, object]) 
     is_number = isinstance(chosen, int | float) and not isinstance(chosen, bool)
     expected = chosen if is_number and 0 <= chosen <= 1 else None  # type: ignore[operator]
     try:
-        value = task.reward(json.dumps(found).encode())
+        value = task.parse_reward(json.dumps(found).encode())
     except ValueError:
         assert expected is None
     else:

@@ -14,7 +14,7 @@ from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import MemoryStore
 from etude.common.role_inputs import ResolvedRun
-from etude.common.run_folder.record import StoreRecord, latest
+from etude.common.run_folder.record import StoreRecord, latest_rows
 from etude.common.weights import VersionId
 from etude.trainer.compactor.compactor import Compactor, CompactorConfig
 from etude.trainer.compactor.report import CompactorClient, CompactorReport
@@ -195,7 +195,7 @@ class World:
         return audit_journal(self.store.objects, **arguments)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        return [dict(r) for r in latest(StoreRecord(self.store).rows()) if r["kind"] == kind]
+        return [dict(r) for r in latest_rows(StoreRecord(self.store).rows()) if r["kind"] == kind]
 
     async def crash(self, *, after: int) -> None:
         """One controller that dies after so many steps, as with kill -9."""

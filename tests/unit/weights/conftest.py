@@ -79,7 +79,7 @@ class Line:
         pad: int = 0,
         **changed: Any,
     ) -> WeightManifest:
-        found = weights.commit(
+        found = weights.publish_manifest(
             self.store, self.manifest(version, model, base=base, pad=pad, **changed)
         )
         self.models[version], self.manifests[version] = model, found
@@ -104,7 +104,7 @@ class Line:
             "objects": (self.described(key, data),),
             "stats": self.stats(),
         }
-        return weights.write_folded(self.store, Skip(**(fields | changed)))
+        return weights.publish_folded(self.store, Skip(**(fields | changed)))
 
     def keyframe(self, version: VersionId, *, pad: int = 1_000, **changed: Any) -> Keyframe:
         data = self.payload(None, self.models[version], pad)
@@ -116,7 +116,7 @@ class Line:
             "objects": (self.described(key, data),),
             "stats": self.stats(),
         }
-        return weights.write_folded(self.store, Keyframe(**(fields | changed)))
+        return weights.publish_folded(self.store, Keyframe(**(fields | changed)))
 
     def applied(self, live: VersionRef | None, edges: list[Edge]) -> Model:
         """What a replica has after a plan, every edge checked as a replica checks it."""

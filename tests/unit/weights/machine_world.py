@@ -15,8 +15,8 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, ObjectInfo, Store
 from etude.common.errors import CorruptError, EtudeError, StoreError
 from etude.common.weights import (
-    Collector,
     Edge,
+    GarbageCollector,
     Keyframe,
     PayloadObject,
     ReaderLease,
@@ -236,7 +236,7 @@ class World:
             return  # its publisher still may find that it must open another
         usable = [v for v in chain if not weights.is_quarantined(self.raw, v)]
         needed = {*usable[-1:], *set(self.retained()) & set(usable)}
-        if latest.parent and not versions.published(self.raw, latest.epoch):
+        if latest.parent and not versions.list_published(self.raw, latest.epoch):
             needed.add(latest.parent)
         for version in needed:
             assert weights.is_reachable(self.raw, version), f"nothing leads to {version}"
@@ -299,7 +299,7 @@ def publish(
 
     both: list[Callable[[], object]] = [
         upload,
-        functools.partial(weights.commit, actor, manifest),
+        functools.partial(weights.publish_manifest, actor, manifest),
     ]
     for work in reversed(both) if manifest_first else both:
         try:
@@ -315,10 +315,10 @@ def follow(actor: Actor) -> None:
     """A replica: looks for the newest version, and moves to it edge by edge."""
     world, own = actor.world, actor.memory
     lease: ReaderLease = own.setdefault("lease", ReaderLease(actor, actor.name))
-    target = weights.newest(actor)
+    target = weights.newest_version(actor)
     if target is None:
         return
-    edges = lease.plan(target)
+    edges = lease.plan_path(target)
     world.held[actor.name] = edges
     world.check()
     model: Model = own.get("model", ())
@@ -336,7 +336,7 @@ def follow(actor: Actor) -> None:
         serve(actor, edge.target, model)
     if not edges:
         serve(actor, ref, model)
-    lease.serve(lease.live or ref)
+    lease.record_live(lease.live or ref)
 
 
 def serve(actor: Actor, ref: VersionRef, model: Model) -> None:
@@ -377,18 +377,18 @@ def keep(actor: Actor, picks: tuple[int, int]) -> None:
         "stats": STATS,
     }
     if a == b:
-        weights.write_folded(actor, Keyframe(target=target, **common))
+        weights.publish_folded(actor, Keyframe(target=target, **common))
     else:
         base = weights.read_manifest(actor, a).ref
-        weights.write_folded(actor, Skip(base=base, target=target, **common))
+        weights.publish_folded(actor, Skip(base=base, target=target, **common))
 
 
 def collect(actor: Actor, resumable: Callable[[], list[VersionId]] | None = None) -> None:
     """A collector of the epoch that was open when it began."""
     if actor.world.opened:
-        Collector(
+        GarbageCollector(
             store=actor,
             epoch=actor.world.opened,
             resumable=resumable or actor.world.retained,
             retention=Retention(versions=1, keyframes=1),
-        ).round()
+        ).collect()

@@ -11,7 +11,7 @@ import pytest
 
 from etude.common import weights
 from etude.common.errors import FencedError
-from etude.common.weights import QuarantinedError, VersionId
+from etude.common.weights import QuarantinedVersionError, VersionId
 from etude.common.weights.protocol import versions
 from etude.common.weights.protocol.tombstones import read_trash
 
@@ -128,13 +128,13 @@ def a_version_that_was_refused_before_its_publisher_heard_of_it_is_not_built_upo
     cast.a.step("fails before")  # nor can it look what became of it
     quarantine(cast.world.raw, V[4])
     cast.a.finish()
-    assert isinstance(cast.a.refusal, QuarantinedError)
+    assert isinstance(cast.a.refusal, QuarantinedVersionError)
 
 
 def nothing_builds_on_a_refused_version(cast: Cast) -> None:
     quarantine(cast.world.raw, V[3])
     cast.a.whole(one_step)
-    assert isinstance(cast.a.refusal, QuarantinedError)
+    assert isinstance(cast.a.refusal, QuarantinedVersionError)
     assert not cast.published(V[4])
 
 
@@ -197,7 +197,7 @@ def numbers_of_deleted_versions_do_not_come_again(cast: Cast) -> None:
     cast.open(cast.b, back=4)
     cast.world.checkpoints = [V[0]]
     cast.c.whole(collect)
-    assert versions.all_published(cast.world.raw) == V[:1]
+    assert versions.list_all_published(cast.world.raw) == V[:1]
     cast.open(cast.a)
     assert cast.a.memory["next"] == 4
 
@@ -277,7 +277,7 @@ def a_reader_goes_around_a_refused_version(cast: Cast) -> None:
 def a_refused_version_is_not_served(cast: Cast) -> None:
     quarantine(cast.world.raw, V[3])
     cast.r.whole(follow)
-    assert isinstance(cast.r.refusal, QuarantinedError)
+    assert isinstance(cast.r.refusal, QuarantinedVersionError)
     assert "model" not in cast.r.memory
 
 
@@ -312,7 +312,7 @@ def a_tombstone_that_was_never_used_is_taken_back(cast: Cast) -> None:
     cast.c.begin(collect)
     cast.c.until(f"create {TRASH}", past=True)
     lease = weights.ReaderLease(cast.world.raw, "late")
-    lease.serve(weights.read_manifest(cast.world.raw, V[1]).ref)
+    lease.record_live(weights.read_manifest(cast.world.raw, V[1]).ref)
     cast.c.finish()
     assert cast.tombstones() == []
 
@@ -346,7 +346,7 @@ def a_collector_that_dies_half_way_leaves_no_name_without_its_objects(cast: Cast
     cast.c.begin(collect)
     cast.c.until("delete weights/")
     cast.c.step("killed half-way")
-    for version in versions.all_published(cast.world.raw):
+    for version in versions.list_all_published(cast.world.raw):
         for item in weights.read_manifest(cast.world.raw, version).objects:
             assert cast.world.raw.head(item.key) is not None, item.key
 

@@ -16,10 +16,10 @@ from etude.common.weights.protocol.manifest import PayloadObject, Stats, Version
 from etude.common.weights.protocol.publication import claim_epoch
 from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.tensors import digest
-from etude.common.weights.tensors.changes import differing
+from etude.common.weights.tensors.changes import changed_places
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
-from etude.trainer.export.delta_packer import Packer, Shard, words_of
+from etude.trainer.export.delta_packer import Packer, Shard, shard_words
 
 pytestmark = pytest.mark.long
 BENCH = Path(__file__).parents[3] / "bench" / "weights.py"
@@ -55,7 +55,7 @@ def publish(store: Store, packer: Packer, state: str, base: VersionRef | None) -
         objects=(item,),
         stats=Stats(**made.stats._asdict()),
     )
-    return publication.commit(store, manifest).ref
+    return publication.publish_manifest(store, manifest).ref
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packer = Packer(SCHEMA)
     packer.add_complete(0, old, SHARD)
     base = publish(store, packer, digest.scan(old, 0).hex(), None)
-    packer, flat = Packer(SCHEMA), differing(old, new)
-    words = words_of(new, SHARD, tiling(SPEC, SCHEMA.grid))
+    packer, flat = Packer(SCHEMA), changed_places(old, new)
+    words = shard_words(new, SHARD, tiling(SPEC, SCHEMA.grid))
     packer.add_changes(0, flat, old[flat], new[flat], SHARD, block_words=words)
     publish(store, packer, digest.scan(new, 0).hex(), base)
     return folder

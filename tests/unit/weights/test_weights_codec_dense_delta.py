@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs import dense_delta
 from etude.common.weights.coding.codecs.ids import Encoded
-from etude.common.weights.tensors.changes import Changes
+from etude.common.weights.tensors.changes import BlockChanges
 from etude.common.weights.tensors.words import Words
 
 Word = type[np.unsignedinteger]
@@ -19,7 +19,7 @@ WORDS: list[Word] = [np.uint8, np.uint16, np.uint32, np.uint64]
 
 def decoded(
     encoded: Encoded, *, elements: int, changed: int, word: Word = np.uint16, flags: int = 0
-) -> Changes:
+) -> BlockChanges:
     return dense_delta.decode(
         encoded.payload,
         elements=elements,
@@ -30,12 +30,12 @@ def decoded(
     )
 
 
-def changes_of(delta: Words) -> Changes:
+def changes_of(delta: Words) -> BlockChanges:
     index = np.flatnonzero(delta)
-    return Changes(index.astype(np.uint32), delta[index])
+    return BlockChanges(index.astype(np.uint32), delta[index])
 
 
-def words_of(changes: Changes, size: int) -> Words:
+def words_of(changes: BlockChanges, size: int) -> Words:
     delta = np.zeros(size, changes.delta.dtype)
     delta[changes.index] = changes.delta
     return delta

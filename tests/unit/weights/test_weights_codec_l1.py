@@ -13,7 +13,7 @@ from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs import l1
 from etude.common.weights.coding.codecs.ids import Encoded
 from etude.common.weights.tensors import changes
-from etude.common.weights.tensors.changes import Changes
+from etude.common.weights.tensors.changes import BlockChanges
 
 Word = type[np.unsignedinteger]
 WORDS: list[Word] = [np.uint8, np.uint16, np.uint32, np.uint64]
@@ -22,7 +22,7 @@ EDGES = [1, -1, 127, -127, 128, -128, 255, 32767, -32768, 65535, -65535]
 
 def decoded(
     encoded: Encoded, *, elements: int, changed: int, word: Word = np.uint16, flags: int = -1
-) -> Changes:
+) -> BlockChanges:
     return l1.decode(
         encoded.payload,
         elements=elements,
@@ -33,10 +33,10 @@ def decoded(
     )
 
 
-def made(places: list[int], deltas: list[int], word: Word = np.uint16) -> Changes:
+def made(places: list[int], deltas: list[int], word: Word = np.uint16) -> BlockChanges:
     width = np.dtype(word).itemsize * 8
     found = np.array([d % (1 << width) or 1 for d in deltas], word)
-    return Changes(np.array(places, np.uint32), found)
+    return BlockChanges(np.array(places, np.uint32), found)
 
 
 def bits(*codes: tuple[int, int]) -> bytes:
@@ -67,7 +67,7 @@ def raw(
 
 
 @st.composite
-def any_changes(draw: st.DrawFn, word: Word) -> tuple[int, Changes]:
+def any_changes(draw: st.DrawFn, word: Word) -> tuple[int, BlockChanges]:
     elements = draw(st.integers(1, 262_144))
     places = sorted(draw(st.sets(st.integers(0, elements - 1), max_size=60)))
     most = (1 << np.dtype(word).itemsize * 8) - 1
@@ -91,7 +91,7 @@ def test_any_changes_survive(word: Word, data: st.DataObject) -> None:
 @pytest.mark.parametrize("word", WORDS)
 def test_a_block_in_which_everything_changed_takes_three_bits_each(word: Word) -> None:
     size = 262_144
-    wanted = Changes(np.arange(size, dtype=np.uint32), np.ones(size, word))
+    wanted = BlockChanges(np.arange(size, dtype=np.uint32), np.ones(size, word))
     encoded = l1.encode(wanted)
     assert len(encoded.payload) == 4 + size * 3 // 8
     found = decoded(encoded, elements=size, changed=size, word=word)
@@ -99,7 +99,7 @@ def test_a_block_in_which_everything_changed_takes_three_bits_each(word: Word) -
     assert np.array_equal(found.delta, wanted.delta)
 
 
-def numbers_of(wanted: Changes) -> tuple[list[int], list[int]]:
+def numbers_of(wanted: BlockChanges) -> tuple[list[int], list[int]]:
     """Gaps and steps, by Python's own integers."""
     width = wanted.delta.dtype.itemsize * 8
     places = [-1, *wanted.index.tolist()]
@@ -127,11 +127,11 @@ def test_applied_backwards_it_restores_every_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
     old = rng.integers(0, 1 << 16, 3000, np.uint16)
     new = np.where(rng.random(3000) < 0.1, rng.integers(0, 1 << 16, 3000, np.uint16), old)
-    there = changes.between(old, new, ordered=True)
+    there = changes.diff_words(old, new, ordered=True)
     found = decoded(l1.encode(there), elements=3000, changed=there.index.size)
-    assert np.array_equal(changes.applied(old, found, ordered=True), new)
-    back = Changes(found.index, -found.delta)
-    assert np.array_equal(changes.applied(new, back, ordered=True), old)
+    assert np.array_equal(changes.apply_changes(old, found, ordered=True), new)
+    back = BlockChanges(found.index, -found.delta)
+    assert np.array_equal(changes.apply_changes(new, back, ordered=True), old)
 
 
 def test_the_payload_is_as_documented() -> None:
@@ -220,14 +220,14 @@ def test_impossible_changes_are_refused(places: list[int], deltas: list[int]) ->
     with pytest.raises(ValueError, match="increasing"):
         l1.encode(made(places, deltas))
     with pytest.raises(ValueError, match="or 0"):
-        l1.encode(Changes(np.array([1], np.uint32), np.array([0], np.uint16)))
+        l1.encode(BlockChanges(np.array([1], np.uint32), np.array([0], np.uint16)))
 
 
-def some() -> Changes:
+def some() -> BlockChanges:
     rng = np.random.default_rng(7)
     index = np.flatnonzero(rng.random(40_000) < 0.004).astype(np.uint32)
     delta = rng.choice([1, 2, 3, 65535, 300, 40_000], index.size).astype(np.uint16)
-    return Changes(index, delta)
+    return BlockChanges(index, delta)
 
 
 def test_truncation_at_every_byte_is_corrupt() -> None:

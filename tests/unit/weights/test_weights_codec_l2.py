@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs import classes, l2
 from etude.common.weights.tensors import changes as changes_of
-from etude.common.weights.tensors.changes import Changes
+from etude.common.weights.tensors.changes import BlockChanges
 from etude.common.weights.tensors.tiles import TILE_ELEMENTS
 from etude.common.weights.tensors.words import ORDERED, word_type
 
@@ -40,7 +40,7 @@ def random_tile(rng, dtype, elements, density):
     delta = rng.integers(1, 256 ** int(word.itemsize), index.size).astype(word)
     small = rng.random(index.size) < 0.7
     delta[small] = rng.choice([1, 256 ** int(word.itemsize) - 1], small.sum()).astype(word)
-    return old, Changes(index, delta)
+    return old, BlockChanges(index, delta)
 
 
 def step_of_a_model(rng, elements, size=1e-4):
@@ -48,7 +48,7 @@ def step_of_a_model(rng, elements, size=1e-4):
     exact = (rng.standard_normal(elements) * 0.02).astype(np.float32)
     moved = exact + (rng.standard_normal(elements) * size).astype(np.float32)
     old, new = ((x.view(np.uint32) + 0x8000 >> 16).astype("<u2") for x in (exact, moved))
-    return old, changes_of.between(old, new, ordered=True)
+    return old, changes_of.diff_words(old, new, ordered=True)
 
 
 @pytest.mark.parametrize("what", WHAT)
@@ -66,7 +66,7 @@ def test_one_change_comes_back_from_either_end(what, place):
     old = np.random.default_rng(1).integers(0, 65536, 1000, np.uint16)
     for d in (1, -1, 127, -127, 128, -128, 32767, -32768):
         delta = np.array([d % 65536], np.uint16)
-        round_trip(old, Changes(np.array([place], np.uint32), delta), "BF16", what)
+        round_trip(old, BlockChanges(np.array([place], np.uint32), delta), "BF16", what)
 
 
 @pytest.mark.parametrize("what", WHAT)
@@ -74,10 +74,10 @@ def test_zeros_infinities_and_nan_payloads_come_back(what):
     special = [0x0000, 0x8000, 0x0001, 0x8001, 0x7F80, 0xFF80, 0x7F81, 0xFFFF, 0x7FFF, 0x007F]
     old = np.array([u for u in special for _ in special], "<u2")
     new = np.array(special * len(special), "<u2")
-    changes = changes_of.between(old, new, ordered=True)
+    changes = changes_of.diff_words(old, new, ordered=True)
     payload = round_trip(old, changes, "BF16", what)
     decoded = decode(payload, old, changes.index.size, "BF16", what)
-    assert changes_of.applied(old, decoded, ordered=True).tobytes() == new.tobytes()
+    assert changes_of.apply_changes(old, decoded, ordered=True).tobytes() == new.tobytes()
 
 
 @pytest.mark.parametrize("what", WHAT)
@@ -92,7 +92,7 @@ def test_a_whole_tile_comes_back(what, density):
 @pytest.mark.parametrize("what", WHAT)
 def test_no_change_is_no_byte(what):
     old = np.arange(100, dtype="<u2")
-    nothing = Changes(np.empty(0, np.uint32), np.empty(0, "<u2"))
+    nothing = BlockChanges(np.empty(0, np.uint32), np.empty(0, "<u2"))
     assert round_trip(old, nothing, "BF16", what) == b""
     with pytest.raises(CorruptError, match="without a change"):
         decode(b"\0\0", old, 0, "BF16", what)
@@ -250,14 +250,14 @@ def test_flags_are_refused():
     ("index", "delta"), [([1, 1], [1, 1]), ([2, 1], [1, 1]), ([1, 9], [1, 1]), ([1, 2], [1, 0])]
 )
 def test_changes_that_are_none_are_not_encoded(index, delta):
-    changes = Changes(np.array(index, np.uint32), np.array(delta, "<u2"))
+    changes = BlockChanges(np.array(index, np.uint32), np.array(delta, "<u2"))
     with pytest.raises(ValueError, match="increasing"):
         l2.encode(np.zeros(9, "<u2"), changes, dtype="BF16", what="rans")
 
 
 @pytest.mark.parametrize("old", [np.zeros(TILE_ELEMENTS + 1, "<u2"), np.zeros(8, "<u8")])
 def test_what_is_no_tile_is_not_coded(old):
-    changes = Changes(np.array([1], np.uint32), np.array([1], old.dtype))
+    changes = BlockChanges(np.array([1], np.uint32), np.array([1], old.dtype))
     with pytest.raises(ValueError, match="no tile"):
         l2.encode(old, changes, dtype="BF16", what="rice")
     with pytest.raises(CorruptError, match="block 3: codec"):

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
-from etude.common.weights import Collector, Retention, VersionId
+from etude.common.weights import GarbageCollector, Retention, VersionId
 
 play = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("machine_world.py"))))
 READERS = ("r0", "r1", "r2")
@@ -32,7 +32,7 @@ class Collecting(RuleBasedStateMachine):
         self.world = play.World()
         names = ("a", "keeper", *READERS)
         self.actors: dict[str, Any] = {name: play.Actor(self.world, name) for name in names}
-        self.collector: Collector | None = None
+        self.collector: GarbageCollector | None = None
         self.open(back=1)
         self.publish(count=2, saves=True)
 
@@ -110,12 +110,12 @@ class Collecting(RuleBasedStateMachine):
         if not world.opened or weights.is_fenced(world.raw, world.opened):
             return
         world.checkpoints = world.checkpoints[-2:] if retained == 2 else roots
-        Collector(
+        GarbageCollector(
             store=world.raw,
             epoch=world.opened,
             resumable=lambda: roots,
             retention=Retention(versions=versions, keyframes=keyframes),
-        ).round()
+        ).collect()
         world.check()
         self.check_readers()
         self.check_resumes(roots)
@@ -123,13 +123,13 @@ class Collecting(RuleBasedStateMachine):
     def check_readers(self) -> None:
         """Whoever holds a lease gets to the newest version from what it has."""
         raw = self.world.raw
-        refused = weights.quarantined(raw)
-        newest = weights.newest(raw, besides=refused)
+        refused = weights.list_quarantined(raw)
+        newest = weights.newest_version(raw, besides=refused)
         for name in READERS:
             lease = self.actors[name].memory.get("lease")
             if newest is None or lease is None or lease.live is None:
                 continue
-            assert weights.plan(raw, lease.live, newest) is not None
+            assert weights.plan_path(raw, lease.live, newest) is not None
 
     def check_resumes(self, roots: list[VersionId]) -> None:
         """Every retained checkpoint can be resumed from, and engines get to its version."""

@@ -20,7 +20,7 @@ from etude.common.weights.coding.container import (
     ROW_BYTES,
     TRAILER,
     Container,
-    Writer,
+    ContainerWriter,
     parse_index,
     parse_trailer,
 )
@@ -63,7 +63,7 @@ def container_of(rows: list[BlockRow]) -> Container:
     columns = [
         np.array([row[i] for row in rows], kind).tobytes() for i, (_, kind) in enumerate(COLUMNS)
     ]
-    index = zstd.compressed(b"".join([*columns, *(row.blake3 for row in rows)]))
+    index = zstd.compress(b"".join([*columns, *(row.blake3 for row in rows)]))
     payloads = bytes(sum(row.length for row in rows) % (1 << 24))
     sha256 = hashlib.sha256(index).hexdigest()
     data = payloads + index + bytes(TRAILER.size)
@@ -92,7 +92,7 @@ def any_blocks(draw: st.DrawFn) -> list[tuple[int, int, int, int, int, Encoded]]
 @settings(max_examples=50)
 @given(any_blocks())
 def test_any_rows_survive(blocks: list[tuple[int, int, int, int, int, Encoded]]) -> None:
-    writer = Writer()
+    writer = ContainerWriter()
     for number, tile, lo, hi, changed, encoded in blocks:
         writer.add(number, tile, lo, hi, changed, Codec.DENSE, encoded)
     made = writer.finish()
@@ -106,7 +106,7 @@ def test_any_rows_survive(blocks: list[tuple[int, int, int, int, int, Encoded]])
 
 
 def test_the_trailer_leads_to_the_index() -> None:
-    writer = Writer(kind=COMPLETE)
+    writer = ContainerWriter(kind=COMPLETE)
     writer.add(1, 0, 0, 70, 70, Codec.DENSE, Encoded(b"x" * 280, 0))
     made = writer.finish()
     found = parse_trailer(made.data[-TRAILER.size :], size=made.size, where="here")
@@ -115,7 +115,7 @@ def test_the_trailer_leads_to_the_index() -> None:
 
 
 def test_a_damaged_trailer_is_corrupt() -> None:
-    made = Writer().finish()
+    made = ContainerWriter().finish()
     good = made.data[-TRAILER.size :]
     for bit in range(8 * 32):  # the digest behind them is checked against the index itself
         bad = bytearray(good)
@@ -130,7 +130,7 @@ def test_a_damaged_trailer_is_corrupt() -> None:
 
 def test_blocks_come_in_order() -> None:
     for tensor, tile, lo in ((0, 2, 9), (0, 1, 0), (0, 2, 3)):
-        writer = Writer()
+        writer = ContainerWriter()
         writer.add(0, 2, 0, 10, 1, Codec.L1, Encoded(b"x", 0))
         with pytest.raises(ValueError, match="after"):
             writer.add(tensor, tile, lo, 20, 1, Codec.L1, Encoded(b"x", 0))
@@ -197,18 +197,18 @@ def test_payloads_beyond_the_last_row_are_corrupt() -> None:
         parsed(made, size=made.size + 1)
     with pytest.raises(CorruptError, match="last payload"):
         parsed(made, size=made.size + 1, index_offset=41)
-    empty = Writer().finish()
+    empty = ContainerWriter().finish()
     with pytest.raises(CorruptError, match="no blocks"):
         parsed(empty, size=empty.size + 1, index_offset=1)
 
 
 def test_an_index_that_unpacks_to_more_than_its_payloads_allow_is_refused_unread() -> None:
-    bomb = zstd.compressed(bytes(ROW_BYTES << 20))
+    bomb = zstd.compress(bytes(ROW_BYTES << 20))
     made = container_of([row()])
     fields = {"sha256": hashlib.sha256(bomb).hexdigest(), "size": 40 + len(bomb) + TRAILER.size}
     with pytest.raises(CorruptError, match="zstd frame of"):
         parsed(made, bomb, index_offset=40, **fields)
-    ragged = zstd.compressed(bytes(ROW_BYTES + 1))
+    ragged = zstd.compress(bytes(ROW_BYTES + 1))
     fields = {"sha256": hashlib.sha256(ragged).hexdigest(), "size": 40 + len(ragged) + TRAILER.size}
     with pytest.raises(CorruptError, match="no rows"):
         parsed(made, ragged, index_offset=40, **fields)
@@ -224,7 +224,7 @@ def damaged(data: bytes, at: random.Random) -> bytes:
 def test_a_damaged_index_is_corrupt_by_its_digest_and_harmless_without(
     cut: Callable[[bytes, random.Random], bytes],
 ) -> None:
-    writer = Writer()
+    writer = ContainerWriter()
     for tile in range(4):
         writer.add(0, tile, 0, 1000, 10, Codec.L1, Encoded(bytes([tile]) * 40, 0))
     made = writer.finish()
@@ -244,7 +244,7 @@ def test_a_damaged_index_is_corrupt_by_its_digest_and_harmless_without(
 
 
 def test_a_mask_selects_rows() -> None:
-    writer = Writer()
+    writer = ContainerWriter()
     for tile in range(3):
         writer.add(0, tile, 0, 10, 1, Codec.L1, Encoded(bytes([tile]), 0))
     index = parsed(writer.finish())

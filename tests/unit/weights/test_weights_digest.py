@@ -62,7 +62,7 @@ def test_a_change_leads_from_one_state_to_the_other_and_back(
     by = digest.change(old[places], new[places], places, 9)
     assert digest.scan(old, 9).plus(by) == digest.scan(new, 9)
     assert digest.scan(new, 9).minus(by) == digest.scan(old, 9)
-    assert digest.change(new[places], old[places], places, 9) == digest.NOTHING.minus(by)
+    assert digest.change(new[places], old[places], places, 9) == digest.ZERO.minus(by)
 
 
 def test_a_swap_of_two_words_is_seen() -> None:

@@ -10,7 +10,7 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, WrongStateError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import records
-from etude.common.weights.protocol.epochs import EpochRecord, epochs_of, strays
+from etude.common.weights.protocol.epochs import EpochRecord, epochs_of, stray_keys
 from etude.common.weights.protocol.versions import MAX_EPOCH, MAX_NUMBER, epoch_key
 
 V0, V1 = VersionId(1, 0), VersionId(1, 1)
@@ -27,12 +27,12 @@ def test_files_that_are_no_records_stop_neither_readers_nor_publishers(
     line.publish(V0, (1, 2, 3))
     for name in STRAYS:
         store.put(f"weights/epochs/{name}", b"hi")
-    assert weights.newest(store) == V0
+    assert weights.newest_version(store) == V0
     assert line.open(V0, "takeover") == 2
     line.publish(VersionId(2, 1), (1, 2, 4), base=V0)
     assert weights.accepted_chain(store) == [V0, VersionId(2, 1)]
     assert epochs_of(store) == [1, 2]
-    assert strays(store) == sorted(f"weights/epochs/{name}" for name in STRAYS)
+    assert stray_keys(store) == sorted(f"weights/epochs/{name}" for name in STRAYS)
 
 
 def test_a_chain_over_a_missing_record_is_damaged_and_the_record_named(

@@ -47,7 +47,7 @@ def test_a_record_without_its_payloads_is_refused(line: Any, store: MemoryStore)
     skip = line.skip(V[0], V[2])
     del store.objects[skip.key], store.objects[skip.objects[0].key]
     with pytest.raises(StoreError, match="bytes instead of"):
-        weights.write_folded(store, skip)
+        weights.publish_folded(store, skip)
 
 
 def test_a_part_without_a_record_is_not_planned_with(line: Any, store: MemoryStore) -> None:
@@ -55,9 +55,9 @@ def test_a_part_without_a_record_is_not_planned_with(line: Any, store: MemorySto
     line.many(4, pad=500)
     skip = line.skip(V[0], V[3])
     live = line.manifests[V[0]].ref
-    assert [edge.kind for edge in weights.plan(store, live, V[3])] == ["skip"]
+    assert [edge.kind for edge in weights.plan_path(store, live, V[3])] == ["skip"]
     del store.objects[skip.key]
-    assert [edge.kind for edge in weights.plan(store, live, V[3])] == ["delta"] * 3
+    assert [edge.kind for edge in weights.plan_path(store, live, V[3])] == ["delta"] * 3
 
 
 def test_a_damaged_record_in_the_way_is_said(line: Any, store: MemoryStore) -> None:
@@ -66,7 +66,7 @@ def test_a_damaged_record_in_the_way_is_said(line: Any, store: MemoryStore) -> N
     keyframe = line.keyframe(V[3])
     store.objects[keyframe.key] = b"{}"
     with pytest.raises(CorruptError, match="keyframe"):
-        weights.write_folded(store, keyframe)
+        weights.publish_folded(store, keyframe)
 
 
 def test_a_keyframe_of_other_weights_is_not_planned_with(line: Any, store: MemoryStore) -> None:
@@ -74,6 +74,6 @@ def test_a_keyframe_of_other_weights_is_not_planned_with(line: Any, store: Memor
     line.many(4)
     target = line.manifests[V[3]].ref.model_copy(update={"state": "0" * 32})
     line.keyframe(V[3], pad=0, target=target)
-    edges = weights.plan(store, None, V[3])
+    edges = weights.plan_path(store, None, V[3])
     assert edges[0].kind == "complete"
     assert line.applied(None, edges) == line.models[V[3]]

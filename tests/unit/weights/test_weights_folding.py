@@ -7,7 +7,7 @@ from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
-from etude.common.weights import VersionId, plan
+from etude.common.weights import VersionId, plan_path
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.replicas import staged_file
 from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
@@ -15,7 +15,7 @@ from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import TILE_ELEMENTS, tiling
 from etude.common.weights.tensors.words import word_type
-from etude.inference.updates.path_folding import stage_end
+from etude.inference.updates.path_folding import stage_path_end
 
 SCHEMA = Schema(
     grid=2,
@@ -38,17 +38,17 @@ def staged_end(
     for number in (1, 2):
         policy.step(0.01)
         policy.publish(store, number)
-    edges = plan(store, None, VersionId(1, 2))
+    edges = plan_path(store, None, VersionId(1, 2))
     assert len(edges) == 3
-    stage_end(edges, Mirror(store, folder / "copy"), folder / "staged", tensors)
-    return policy, staged_file.read(folder / "staged")
+    stage_path_end(edges, Mirror(store, folder / "copy"), folder / "staged", tensors)
+    return policy, staged_file.read_staged(folder / "staged")
 
 
 def test_the_end_of_a_way_is_there_word_for_word(tmp_path: Path) -> None:
     policy, blocks = staged_end(tmp_path, set(range(len(SCHEMA.tensors))))
     words = {spec.name: np.zeros(spec.elements, word_type(spec.dtype)) for spec in SCHEMA.tensors}
     live = LiveWeights(SCHEMA, words, identity_regions(SCHEMA))
-    assert live.commit(live.prepare(blocks))
+    assert live.write(live.prepare(blocks))
     for name, found in words.items():
         assert np.array_equal(found, policy.words[name])
 

@@ -7,11 +7,11 @@ from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import parse_index
 from etude.common.weights.replicas import block_reader
 from etude.common.weights.replicas.live_weights import LiveWeights, slice_regions
-from etude.common.weights.tensors.changes import differing
+from etude.common.weights.tensors.changes import changed_places
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
-from etude.trainer.export.delta_packer import Packer, Shard, words_of
+from etude.trainer.export.delta_packer import Packer, Shard, shard_words
 
 SCHEMA = Schema(
     grid=2,
@@ -52,8 +52,8 @@ def test_a_rank_decodes_the_tiles_of_its_slice_from_its_own_words(codec: Codec, 
     packer = Packer(SCHEMA, codec=codec)
     for tensor, spec in enumerate(SCHEMA.tensors):
         before, after, shard = old[tensor].ravel(), new[tensor].ravel(), Shard(0, spec.elements)
-        flat = differing(before, after)
-        block_words = words_of(after, shard, tiling(spec, SCHEMA.grid))
+        flat = changed_places(before, after)
+        block_words = shard_words(after, shard, tiling(spec, SCHEMA.grid))
         packer.add_changes(tensor, flat, before[flat], after[flat], shard, block_words=block_words)
     made = packer.finish().container
     index = parse_index(
@@ -64,13 +64,13 @@ def test_a_rank_decodes_the_tiles_of_its_slice_from_its_own_words(codec: Codec, 
         sha256=made.index_sha256,
         where="test",
     )
-    wanted = index.select(block_reader.tiles_of_slice(SCHEMA, rank, 2)(index))
+    wanted = index.select(block_reader.select_slice(SCHEMA, rank, 2)(index))
     assert set(wanted.codec) == {codec}
     assert 0 < len(wanted) < len(index)
     data = memoryview(made.data)
     blocks = [
         block_reader.stage_block(
-            block_reader.Block(row, data[row.offset : row.offset + row.length]),
+            block_reader.VerifiedBlock(row, data[row.offset : row.offset + row.length]),
             SCHEMA,
             where="test",
         )
@@ -81,6 +81,6 @@ def test_a_rank_decodes_the_tiles_of_its_slice_from_its_own_words(codec: Codec, 
         for spec, words in zip(SCHEMA.tensors, old, strict=True)
     }
     live = LiveWeights(SCHEMA, own, slice_regions(SCHEMA, rank, 2))
-    assert live.commit(live.prepare(blocks))
+    assert live.write(live.prepare(blocks))
     for spec, words in zip(SCHEMA.tensors, new, strict=True):
         assert np.array_equal(own[spec.name], part(words, spec, rank).ravel())

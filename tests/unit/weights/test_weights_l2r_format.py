@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from etude.common.weights.coding.codecs import chances, l2
-from etude.common.weights.tensors.changes import Changes
+from etude.common.weights.tensors.changes import BlockChanges
 
 FALL = [round(4096 * math.exp(-j / 256)) for j in range(193)]
 
@@ -124,7 +124,7 @@ def test_a_stream_reads_as_its_format_says(density):
         1 + rng.geometric(0.5 / (1 + chance[index])) // 2
     )
     delta[rng.random(index.size) < 0.01] = -32768
-    changes = Changes(index, delta.astype("<u2"))
+    changes = BlockChanges(index, delta.astype("<u2"))
     payload = l2.encode(old, changes, dtype="BF16", what="rans").payload
 
     first = max(0, sorted(exponents)[(old.size - 1) // 2] - 14)
@@ -153,6 +153,6 @@ def test_the_bytes_of_a_tile_are_those_of_every_release(what, digest):
     index = np.flatnonzero(place * 2654435761 % (1 << 32) < 1 << 26).astype(np.uint32)
     place = place[index]
     delta = np.where(place % 3 == 0, -1 - place % 5, 1 + (place % 50 == 1) * 900)
-    changes = Changes(index, delta.astype("<u2"))
+    changes = BlockChanges(index, delta.astype("<u2"))
     payload = l2.encode(old, changes, dtype="BF16", what=what).payload
     assert hashlib.sha256(payload).hexdigest()[:16] == digest

@@ -9,14 +9,14 @@ from typing_extensions import override
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import StoreError
-from etude.common.weights import Collector, ReaderLease, Retention, VersionId
-from etude.common.weights.protocol.reader_leases import seen_leases
+from etude.common.weights import GarbageCollector, ReaderLease, Retention, VersionId
+from etude.common.weights.protocol.reader_leases import observe_leases
 
 V = [VersionId(1, number) for number in range(12)]
 
 
-def greedy(store: MemoryStore, epoch: int = 1) -> Collector:
-    return Collector(
+def greedy(store: MemoryStore, epoch: int = 1) -> GarbageCollector:
+    return GarbageCollector(
         store=store,
         epoch=epoch,
         resumable=lambda: (),
@@ -28,12 +28,12 @@ def test_a_plan_is_held_before_it_is_relied_on(line: Any, store: MemoryStore) ->
     line.open()
     line.many(8, pad=500)
     line.keyframe(V[4], pad=10)
-    edges = ReaderLease(store, "replica-0").plan(V[7])
+    edges = ReaderLease(store, "replica-0").plan_path(V[7])
     assert [edge.kind for edge in edges] == ["keyframe", "delta", "delta", "delta"]
-    [seen] = seen_leases(store)
+    [seen] = observe_leases(store)
     assert (seen.replica, seen.needs, seen.is_readable) == ("replica-0", V[4], True)
     line.keyframe(V[7], pad=10)
-    greedy(store).round()
+    greedy(store).collect()
     assert line.applied(None, edges) == line.models[V[7]]
 
 
@@ -41,9 +41,9 @@ def test_a_replica_that_follows_writes_nothing_to_plan(line: Any, store: MemoryS
     line.open()
     line.many(8)
     lease = ReaderLease(store, "replica-0")
-    lease.serve(line.manifests[V[6]].ref)
+    lease.record_live(line.manifests[V[6]].ref)
     before = dict(store.objects)
-    assert [edge.kind for edge in lease.plan(V[7])] == ["delta"]
+    assert [edge.kind for edge in lease.plan_path(V[7])] == ["delta"]
     assert store.objects == before
 
 
@@ -65,12 +65,12 @@ def test_a_lease_that_may_not_have_arrived_is_written_again(line: Any) -> None:
     line.many(8)
     lease = ReaderLease(store, "replica-0")
     with pytest.raises(StoreError, match="503"):
-        lease.serve(line.manifests[V[6]].ref)
+        lease.record_live(line.manifests[V[6]].ref)
     assert lease.live == line.manifests[V[6]].ref
     store.fails = False
-    assert seen_leases(store) == []
-    assert lease.plan(V[7])
-    assert [seen.needs for seen in seen_leases(store)] == [V[6]]
+    assert observe_leases(store) == []
+    assert lease.plan_path(V[7])
+    assert [seen.needs for seen in observe_leases(store)] == [V[6]]
 
 
 @dataclass
@@ -97,12 +97,12 @@ def test_a_plan_that_a_collector_took_apart_meanwhile_is_made_again(line: Any) -
 
     def collect() -> None:
         line.keyframe(V[6], pad=10)
-        assert greedy(store).round()
+        assert greedy(store).collect()
 
     store.happens = collect
-    edges = ReaderLease(store, "replica-0", live).plan(V[7])
+    edges = ReaderLease(store, "replica-0", live).plan_path(V[7])
     assert [edge.kind for edge in edges] == ["keyframe", "delta"]
-    assert [seen.needs for seen in seen_leases(store)] == [V[6]]
+    assert [seen.needs for seen in observe_leases(store)] == [V[6]]
     assert line.applied(live, edges) == line.models[V[7]]
 
 
@@ -127,7 +127,7 @@ def test_a_reader_that_loses_every_plan_says_so(line: Any) -> None:
     line.skip(V[8], V[11])
     line.keyframe(V[8], pad=8)
     with pytest.raises(StoreError, match=r"1\.11 is being deleted"):
-        ReaderLease(store, "replica-0").plan(V[11])
+        ReaderLease(store, "replica-0").plan_path(V[11])
 
 
 def test_a_lease_is_its_owners_to_renew_and_to_drop(line: Any, store: MemoryStore) -> None:
@@ -135,21 +135,21 @@ def test_a_lease_is_its_owners_to_renew_and_to_drop(line: Any, store: MemoryStor
     line.many(2)
     lease = ReaderLease(store, "replica-0")
     tokens = []
-    for act in (lambda: lease.serve(line.manifests[V[1]].ref), lease.renew, lease.renew):
+    for act in (lambda: lease.record_live(line.manifests[V[1]].ref), lease.renew, lease.renew):
         act()
-        [seen] = seen_leases(store)
+        [seen] = observe_leases(store)
         assert seen.needs == V[1]
         tokens.append(seen.token)
     assert len(set(tokens)) == 3
-    lease.drop()
-    assert seen_leases(store) == []
-    lease.drop()
+    lease.release()
+    assert observe_leases(store) == []
+    lease.release()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 9, b" " * ((16 << 20) + 1)])
 def test_a_lease_that_nobody_can_read_is_seen_as_such(store: MemoryStore, content: bytes) -> None:
     store.put("weights/leases/replica-0.json", content)
-    [seen] = seen_leases(store)
+    [seen] = observe_leases(store)
     assert not seen.is_readable
     assert seen.needs is None
 
@@ -158,7 +158,7 @@ def test_a_lease_under_anothers_name_is_not_believed(store: MemoryStore) -> None
     ReaderLease(store, "a").renew()
     store.put("weights/leases/b.json", store.get("weights/leases/a.json"))
     store.put("weights/leases/sub/c.json", b"")
-    assert [(each.replica, each.is_readable) for each in seen_leases(store)] == [
+    assert [(each.replica, each.is_readable) for each in observe_leases(store)] == [
         ("a", True),
         ("b", False),
     ]

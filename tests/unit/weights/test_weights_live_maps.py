@@ -27,14 +27,14 @@ def test_slices_of_all_ranks_add_up_to_the_whole(ranks: int) -> None:
     old = random_words(PLAIN, 1)
     new = changed_words(PLAIN, old, 5, 0.02)
     changed = blocks(PLAIN, old, new)
-    before = after = digest.NOTHING
+    before = after = digest.ZERO
     for rank in range(ranks):
         memory = sliced(PLAIN, old, rank, ranks)
         live = LiveWeights(PLAIN, memory, slice_regions(PLAIN, rank, ranks))
         before = before.plus(live.scan())
         prepared = live.prepare(changed)
         after = after.plus(prepared.digest)
-        assert live.commit(prepared)
+        assert live.write(prepared)
         assert equal(memory, sliced(PLAIN, new, rank, ranks))
         assert live.undo(prepared)
         assert equal(memory, sliced(PLAIN, old, rank, ranks))
@@ -102,7 +102,7 @@ def test_fused_padded_and_replicated_parameters_are_changed_and_counted_once(
     assert live.scan() == state(FUSED, old)
     prepared = live.prepare(blocks(FUSED, old, new, dense=dense))
     assert live.scan().plus(prepared.digest) == state(FUSED, new)
-    assert live.commit(prepared)
+    assert live.write(prepared)
     assert equal(memory, fused_memory(new))
     assert live.scan() == state(FUSED, new)
     assert live.undo(prepared)
@@ -119,7 +119,7 @@ def test_a_slice_and_the_whole_of_one_tensor_count_each_element_once() -> None:
     assert live.scan() == state(schema, old)
     prepared = live.prepare(blocks(schema, old, new))
     assert prepared.changed == int((old["embed"] != new["embed"]).sum())
-    assert live.commit(prepared)
+    assert live.write(prepared)
     assert live.scan() == state(schema, new)
     assert np.array_equal(memory["part"], new["embed"][16 * 48 : 32 * 48])
 
@@ -132,7 +132,7 @@ def test_one_row_of_a_tensor_may_be_a_region_of_single_words() -> None:
     columns = [Region("transposed", 100 * c, c, 100, 1, 1, 50) for c in range(50)]
     live = LiveWeights(schema, memory, {0: columns})
     assert live.scan() == state(schema, old)
-    assert live.commit(live.prepare(blocks(schema, old, new)))
+    assert live.write(live.prepare(blocks(schema, old, new)))
     assert np.array_equal(memory["transposed"].reshape(50, 100).T.ravel(), new["matrix"])
 
 

@@ -43,8 +43,10 @@ def policy(store: MemoryStore) -> TrainedPolicy:
 
 
 def is_copy(mirror: Mirror, policy: TrainedPolicy) -> bool:
-    same = (np.array_equal(mirror.words[name], words) for name, words in policy.words.items())
-    return all(same) and mirror.words.keys() == policy.words.keys()
+    same = (
+        np.array_equal(mirror.tensor_words[name], words) for name, words in policy.words.items()
+    )
+    return all(same) and mirror.tensor_words.keys() == policy.words.keys()
 
 
 def test_a_copy_follows_the_chain_bit_for_bit(
@@ -94,7 +96,7 @@ def test_a_process_killed_half_way_leaves_no_half_version(
 
     def killed(*_: object) -> None:
         mirror._drop_label()
-        mirror.words["norm"][:10] = 0
+        mirror.tensor_words["norm"][:10] = 0
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -147,11 +149,11 @@ def test_a_missing_payload_leaves_what_was_there(
 ) -> None:
     mirror = Mirror(store, tmp_path / "m")
     mirror.move_to(FIRST)
-    before = {name: words.copy() for name, words in mirror.words.items()}
+    before = {name: words.copy() for name, words in mirror.tensor_words.items()}
     policy.step()
     store.delete([policy.publish(store, 1).objects[0].key])
     with pytest.raises(MissingError):
         mirror.move_to(SECOND)
     assert mirror.ref is not None
     assert mirror.ref.version == FIRST
-    assert all(np.array_equal(mirror.words[name], words) for name, words in before.items())
+    assert all(np.array_equal(mirror.tensor_words[name], words) for name, words in before.items())

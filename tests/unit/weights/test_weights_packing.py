@@ -9,7 +9,7 @@ from etude.common.errors import CorruptError
 from etude.common.weights.coding.block_index import Index
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import Container, parse_index
-from etude.common.weights.replicas.block_reader import Block, stage_block
+from etude.common.weights.replicas.block_reader import VerifiedBlock, stage_block
 from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
 from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import digest
@@ -17,8 +17,8 @@ from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, word_type
-from etude.trainer.export.delta_packer import Packed, Packer, Shard, words_of
-from etude.trainer.export.tile_grouping import pieces
+from etude.trainer.export.delta_packer import PackedContainer, Packer, Shard, shard_words
+from etude.trainer.export.tile_grouping import tile_ranges
 
 Weights = dict[str, Words]
 
@@ -82,7 +82,7 @@ def shards(ranks: int) -> list[dict[int, Shard]]:
 
 def packed(
     old: Weights, new: Weights, held: dict[int, Shard], codec: Codec, **options: bool
-) -> Packed:
+) -> PackedContainer:
     with Packer(SCHEMA, codec=codec, **options) as packer:
         # Any order of tensors will do.
         for tensor in sorted(held, reverse=True):
@@ -96,7 +96,7 @@ def packed(
                 before[at],
                 after[at],
                 shard,
-                block_words=words_of(after, shard, cut),
+                block_words=shard_words(after, shard, cut),
             )
         return packer.finish()
 
@@ -115,13 +115,15 @@ def index_of(made: Container) -> Index:
 def staged_blocks(made: Container) -> list[StagedBlock]:
     data = memoryview(made.data)
     return [
-        stage_block(Block(row, data[row.offset : row.offset + row.length]), SCHEMA, where="here")
+        stage_block(
+            VerifiedBlock(row, data[row.offset : row.offset + row.length]), SCHEMA, where="here"
+        )
         for row in index_of(made)
     ]
 
 
 def state(words: Weights) -> Digest:
-    total = digest.NOTHING
+    total = digest.ZERO
     for each, offset in zip(SCHEMA.tensors, SCHEMA.offsets, strict=False):
         total = total.plus(digest.scan(words[each.name], offset))
     return total
@@ -131,12 +133,12 @@ def equal(one: Weights, other: Weights) -> bool:
     return all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def applied(old: Weights, parts: list[Packed]) -> Weights:
+def applied(old: Weights, parts: list[PackedContainer]) -> Weights:
     memory = {name: words.copy() for name, words in old.items()}
     live = LiveWeights(SCHEMA, memory, identity_regions(SCHEMA))
     prepared = live.prepare([block for part in parts for block in staged_blocks(part.container)])
-    assert live.commit(prepared)
-    expected = digest.NOTHING
+    assert live.write(prepared)
+    expected = digest.ZERO
     for part in parts:
         expected = expected.plus(part.digest)
     assert prepared.digest == expected
@@ -153,7 +155,7 @@ def test_what_the_ranks_pack_turns_old_words_into_new_ones(
     new = stepped(old, 2, density)
     parts = [packed(old, new, held, codec) for held in shards(ranks)]
     assert equal(applied(old, parts), new)
-    change = digest.NOTHING
+    change = digest.ZERO
     for part in parts:
         change = change.plus(part.digest)
     assert state(old).plus(change) == state(new)
@@ -192,9 +194,9 @@ def test_complete_containers_need_no_old_words(ranks: int) -> None:
     live = LiveWeights(SCHEMA, memory, identity_regions(SCHEMA))
     blank = live.scan()
     prepared = live.prepare([b for part in parts for b in staged_blocks(part.container)])
-    assert live.commit(prepared)
+    assert live.write(prepared)
     assert equal(memory, new)
-    total = digest.NOTHING
+    total = digest.ZERO
     for part in parts:
         total = total.plus(part.digest)
         assert set(part.stats.codecs) == {"DENSE"}
@@ -248,7 +250,7 @@ def test_tiles_without_changes_are_no_blocks() -> None:
     assert [(row.tensor, row.tile, row.changed) for row in index_of(found.container)] == [(3, 2, 1)]
     nothing = packed(old, old, shards(1)[0], Codec.L1)
     assert len(index_of(nothing.container)) == 0
-    assert nothing.digest == digest.NOTHING
+    assert nothing.digest == digest.ZERO
 
 
 def test_steps_to_a_neighbour_and_words_without_a_number_are_counted() -> None:
@@ -282,7 +284,7 @@ def test_pieces_of_all_shards_cover_every_tile_once() -> None:
         cut = tiling(each, SCHEMA.grid)
         covered = dict.fromkeys(range(cut.tiles), 0)
         for held in shards(5):
-            for piece in pieces(held[tensor], cut):
+            for piece in tile_ranges(held[tensor], cut):
                 assert piece.lo == covered[piece.tile]
                 covered[piece.tile] = piece.hi
         assert covered == {tile: cut.tile(tile).elements for tile in range(cut.tiles)}
@@ -335,7 +337,9 @@ def test_a_damaged_payload_is_corrupt_or_stays_inside_its_block() -> None:
                 data = bytearray(made.data[row.offset : row.offset + row.length])
                 data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
                 try:
-                    live.prepare([stage_block(Block(row, memoryview(data)), SCHEMA, where="here")])
+                    live.prepare(
+                        [stage_block(VerifiedBlock(row, memoryview(data)), SCHEMA, where="here")]
+                    )
                 except CorruptError:
                     continue
         assert live.scan() == state(old)

@@ -12,7 +12,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError, FencedError
 from etude.common.weights import Edge, VersionId, VersionRef
-from etude.common.weights.protocol.plan import Kind, Step, cheapest
+from etude.common.weights.protocol.plan import CandidateStep, Kind, cheapest
 
 V = [VersionId(1, number) for number in range(600)]
 KINDS: list[Kind] = ["delta", "skip", "keyframe"]
@@ -27,7 +27,7 @@ def test_a_replica_without_weights_begins_with_a_complete_version(
 ) -> None:
     line.open()
     line.many(3)
-    edges = weights.plan(store, None, V[2])
+    edges = weights.plan_path(store, None, V[2])
     assert kinds(edges) == ["complete", "delta", "delta"]
     assert line.applied(None, edges) == line.models[V[2]]
 
@@ -35,11 +35,11 @@ def test_a_replica_without_weights_begins_with_a_complete_version(
 def test_a_replica_one_behind_takes_one_delta(line: Any, store: MemoryStore) -> None:
     line.open()
     line.many(3)
-    [edge] = weights.plan(store, line.manifests[V[1]].ref, V[2])
+    [edge] = weights.plan_path(store, line.manifests[V[1]].ref, V[2])
     assert edge.base == line.manifests[V[1]].ref
     assert edge.target == line.manifests[V[2]].ref
     assert edge.objects == line.manifests[V[2]].objects
-    assert weights.plan(store, line.manifests[V[2]].ref, V[2]) == []
+    assert weights.plan_path(store, line.manifests[V[2]].ref, V[2]) == []
 
 
 def test_a_keyframe_is_taken_where_it_is_cheaper_than_the_chain(
@@ -48,9 +48,9 @@ def test_a_keyframe_is_taken_where_it_is_cheaper_than_the_chain(
     line.open()
     line.many(8, pad=200)
     line.keyframe(V[5], pad=900)
-    assert kinds(weights.plan(store, line.manifests[V[4]].ref, V[7])) == ["delta"] * 3
-    assert kinds(weights.plan(store, None, V[7])) == ["keyframe", "delta", "delta"]
-    edges = weights.plan(store, line.manifests[V[0]].ref, V[7])
+    assert kinds(weights.plan_path(store, line.manifests[V[4]].ref, V[7])) == ["delta"] * 3
+    assert kinds(weights.plan_path(store, None, V[7])) == ["keyframe", "delta", "delta"]
+    edges = weights.plan_path(store, line.manifests[V[0]].ref, V[7])
     assert kinds(edges) == ["keyframe", "delta", "delta"]
     assert line.applied(line.manifests[V[0]].ref, edges) == line.models[V[7]]
 
@@ -63,7 +63,7 @@ def test_a_replica_that_is_far_behind_reads_few_objects(store: MemoryStore, line
             line.skip(base, target, pad=20)
     store.__class__ = Counting
     Counting.calls.clear()
-    edges = weights.plan(store, line.manifests[V[3]].ref, V[599])
+    edges = weights.plan_path(store, line.manifests[V[3]].ref, V[599])
     # 5 deltas to 8, 7 skips to 64, 8 long skips to 576, 2 skips to 592, 7 deltas.
     assert kinds(edges) == ["delta"] * 5 + ["skip"] * 17 + ["delta"] * 7
     assert len([call for call in Counting.calls if call[0] == "list"]) <= 10
@@ -103,7 +103,7 @@ def test_no_way_is_cheaper_than_the_plan(data: st.DataObject) -> None:
             max_size=14,
         )
     )
-    steps = [Step(kind, base, target, size) for kind, base, target, size in drawn]
+    steps = [CandidateStep(kind, base, target, size) for kind, base, target, size in drawn]
     start = data.draw(st.sampled_from(bases))
     found = cheapest(chain, steps, start)
     expected = _brute_force(chain, steps, start)
@@ -119,7 +119,9 @@ def test_no_way_is_cheaper_than_the_plan(data: st.DataObject) -> None:
     assert at == chain[-1]
 
 
-def _brute_force(chain: list[VersionId], steps: list[Step], start: VersionId | None) -> float:
+def _brute_force(
+    chain: list[VersionId], steps: list[CandidateStep], start: VersionId | None
+) -> float:
     """Relaxes every step until nothing changes."""
     cost: dict[VersionId | None, float] = {None: 0, start: 0}
     for _ in range(len(chain) + 1):
@@ -135,7 +137,7 @@ def test_every_plan_of_a_real_line_gives_the_published_weights(data: st.DataObje
     live = data.draw(st.sampled_from([None, *line.models]))
     target = data.draw(st.sampled_from(weights.accepted_chain(line.store)))
     ref = None if live is None else line.manifests[live].ref
-    edges = weights.plan(line.store, ref, target)
+    edges = weights.plan_path(line.store, ref, target)
     assert line.applied(ref, edges) == line.models[target]
 
 
@@ -179,12 +181,12 @@ def test_dead_versions_and_what_leads_over_them_are_not_used(line: Any, store: M
     line.keyframe(V[5], pad=0)
     line.open(V[2], "rollback")
     line.publish(VersionId(2, 6), (7, 7, 7), base=V[2])
-    edges = weights.plan(store, line.manifests[V[1]].ref, VersionId(2, 6))
+    edges = weights.plan_path(store, line.manifests[V[1]].ref, VersionId(2, 6))
     assert [edge.target.version for edge in edges] == [V[2], VersionId(2, 6)]
     with pytest.raises(FencedError, match="accepted chain"):
-        weights.plan(store, None, V[4])
+        weights.plan_path(store, None, V[4])
     # Whoever served a dead version begins anew.
-    edges = weights.plan(store, line.manifests[V[5]].ref, VersionId(2, 6))
+    edges = weights.plan_path(store, line.manifests[V[5]].ref, VersionId(2, 6))
     assert kinds(edges) == ["complete", "delta", "delta", "delta"]
 
 
@@ -195,9 +197,9 @@ def test_a_resume_that_repeats_the_same_steps_moves_no_bytes(line: Any, store: M
     line.publish(VersionId(2, 4), line.models[V[2]], base=V[1])
     line.publish(VersionId(2, 5), line.models[V[3]], base=VersionId(2, 4))
     live = line.manifests[V[3]].ref
-    assert weights.plan(store, live, VersionId(2, 5)) == []
+    assert weights.plan_path(store, live, VersionId(2, 5)) == []
     line.publish(VersionId(2, 6), (8, 8, 8), base=VersionId(2, 5))
-    [edge] = weights.plan(store, live, VersionId(2, 6))
+    [edge] = weights.plan_path(store, live, VersionId(2, 6))
     assert edge.base is not None
     assert edge.base.state == live.state
     assert line.applied(live, [edge]) == (8, 8, 8)
@@ -206,7 +208,7 @@ def test_a_resume_that_repeats_the_same_steps_moves_no_bytes(line: Any, store: M
 def test_an_older_target_is_reached_from_what_lies_before_it(line: Any, store: MemoryStore) -> None:
     line.open()
     line.many(5)
-    edges = weights.plan(store, line.manifests[V[4]].ref, V[2])
+    edges = weights.plan_path(store, line.manifests[V[4]].ref, V[2])
     assert kinds(edges) == ["complete", "delta", "delta"]
 
 
@@ -226,7 +228,7 @@ def test_what_is_damaged_or_missing_is_gone_around(
     else:
         store.objects[V[4].manifest_key] = b"{}"
         line.skip(V[1], V[5], pad=10)
-    edges = weights.plan(store, line.manifests[V[1]].ref, V[5])
+    edges = weights.plan_path(store, line.manifests[V[1]].ref, V[5])
     assert kinds(edges) == (["skip"] if damage == "manifest" else ["delta"] * 4)
 
 
@@ -237,9 +239,9 @@ def test_a_live_version_that_is_not_what_was_published_is_not_built_upon(
     line.many(4)
     for change in ({"state": "0" * 32}, {"manifest_sha256": "0" * 64}):
         live: VersionRef = line.manifests[V[2]].ref.model_copy(update=change)
-        assert kinds(weights.plan(store, live, V[3]))[0] == "complete"
+        assert kinds(weights.plan_path(store, live, V[3]))[0] == "complete"
     live = line.manifests[V[3]].ref.model_copy(update={"state": "0" * 32})
-    assert kinds(weights.plan(store, live, V[3]))[0] == "complete"
+    assert kinds(weights.plan_path(store, live, V[3]))[0] == "complete"
 
 
 def test_a_manifest_whose_base_was_replaced_breaks_the_chain(line: Any, store: MemoryStore) -> None:
@@ -248,7 +250,7 @@ def test_a_manifest_whose_base_was_replaced_breaks_the_chain(line: Any, store: M
     forged = line.manifests[V[1]].model_copy(update={"holder": "someone"})
     store.objects[V[1].manifest_key] = forged.to_bytes()
     with pytest.raises(CorruptError, match=r"builds on another 1\.1|builds on another"):
-        weights.plan(store, None, V[2])
+        weights.plan_path(store, None, V[2])
 
 
 def test_a_damaged_target_is_corrupt_and_an_unknown_one_missing(
@@ -257,10 +259,10 @@ def test_a_damaged_target_is_corrupt_and_an_unknown_one_missing(
     line.open()
     line.many(3)
     with pytest.raises(MissingError):
-        weights.plan(store, None, V[9])
+        weights.plan_path(store, None, V[9])
     store.objects[V[2].manifest_key] = b"{}"
     with pytest.raises(CorruptError):
-        weights.plan(store, None, V[2])
+        weights.plan_path(store, None, V[2])
 
 
 def test_without_any_way_the_missing_object_is_named(line: Any, store: MemoryStore) -> None:
@@ -268,9 +270,9 @@ def test_without_any_way_the_missing_object_is_named(line: Any, store: MemorySto
     line.many(3)
     del store.objects[line.manifests[V[0]].objects[0].key]
     with pytest.raises(MissingError):
-        weights.plan(store, None, V[2])
+        weights.plan_path(store, None, V[2])
     assert not weights.is_reachable(store, V[2])
-    assert kinds(weights.plan(store, line.manifests[V[1]].ref, V[2])) == ["delta"]
+    assert kinds(weights.plan_path(store, line.manifests[V[1]].ref, V[2])) == ["delta"]
 
 
 def test_what_is_about_to_be_deleted_is_gone_around(line: Any, store: MemoryStore) -> None:
@@ -278,20 +280,20 @@ def test_what_is_about_to_be_deleted_is_gone_around(line: Any, store: MemoryStor
     line.many(6, pad=300)
     skip = line.skip(V[1], V[4])
     live = line.manifests[V[1]].ref
-    assert kinds(weights.plan(store, live, V[5])) == ["skip", "delta"]
+    assert kinds(weights.plan_path(store, live, V[5])) == ["skip", "delta"]
     for key in (skip.key, skip.objects[0].key):
-        assert kinds(weights.plan(store, live, V[5], avoid={key})) == ["delta"] * 4
+        assert kinds(weights.plan_path(store, live, V[5], avoid={key})) == ["delta"] * 4
     doomed = line.manifests[V[3]].objects[0].key
-    assert kinds(weights.plan(store, live, V[5], avoid={doomed})) == ["skip", "delta"]
+    assert kinds(weights.plan_path(store, live, V[5], avoid={doomed})) == ["skip", "delta"]
     with pytest.raises(MissingError):
-        weights.plan(store, live, V[5], avoid={V[5].manifest_key})
+        weights.plan_path(store, live, V[5], avoid={V[5].manifest_key})
 
 
 def test_payloads_that_the_manifest_does_not_name_do_no_harm(line: Any, store: MemoryStore) -> None:
     line.open()
     line.many(3)
     weights.publish_payload(store, V[1], 7, b"of a try that was given up" * 100)
-    edges = weights.plan(store, line.manifests[V[0]].ref, V[2])
+    edges = weights.plan_path(store, line.manifests[V[0]].ref, V[2])
     assert line.applied(line.manifests[V[0]].ref, edges) == line.models[V[2]]
 
 
@@ -300,6 +302,6 @@ def test_a_version_without_changes_costs_nothing(line: Any, store: MemoryStore) 
     line.many(2)
     line.publish(V[2], line.models[V[1]], base=V[1], objects=())
     line.publish(V[3], (5, 5, 5), base=V[2])
-    edges = weights.plan(store, line.manifests[V[0]].ref, V[3])
+    edges = weights.plan_path(store, line.manifests[V[0]].ref, V[3])
     assert [edge.num_bytes > 0 for edge in edges] == [True, False, True]
     assert line.applied(line.manifests[V[0]].ref, edges) == (5, 5, 5)

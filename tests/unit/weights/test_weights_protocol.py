@@ -23,7 +23,7 @@ def test_a_new_epoch_fences_the_publisher_before_it(line: Any, store: MemoryStor
     assert line.open(V[0], "takeover") == 2
     with pytest.raises(FencedError, match="epoch 2"):
         line.publish(V[1], (1, 2, 4), base=V[0])
-    assert weights.newest(store) == V[0]
+    assert weights.newest_version(store) == V[0]
     line.publish(VersionId(2, 1), (1, 2, 5), base=V[0])
     assert weights.accepted_chain(store) == [V[0], VersionId(2, 1)]
 
@@ -34,7 +34,7 @@ def test_versions_above_the_parent_of_a_newer_epoch_are_dead(line: Any, store: M
     line.open(V[1], "rollback")
     assert not weights.is_accepted(store, V[3])
     assert weights.is_accepted(store, V[1])
-    assert weights.newest(store) == V[1]
+    assert weights.newest_version(store) == V[1]
     line.publish(VersionId(2, 4), (4, 0, 2), base=V[1])
     assert weights.accepted_chain(store) == [V[0], V[1], VersionId(2, 4)]
 
@@ -58,7 +58,7 @@ def test_a_manifest_that_a_fenced_publisher_creates_late_is_not_accepted(
     line.open(V[0], "takeover")
     store.objects[V[1].manifest_key] = late
     assert not weights.is_accepted(store, V[1])
-    assert weights.newest(store) == V[0]
+    assert weights.newest_version(store) == V[0]
 
 
 def test_a_version_of_an_epoch_that_nobody_opened_is_not_accepted(
@@ -145,7 +145,7 @@ class Publishers(RuleBasedStateMachine):
         version = VersionId(epoch, max([first - 1, *own]) + 1 + skip)
         fenced = weights.is_fenced(self.store, epoch)
         try:
-            weights.commit(self.store, complete(self.store, version, who))
+            weights.publish_manifest(self.store, complete(self.store, version, who))
         except FencedError:
             assert fenced
             return
@@ -164,7 +164,7 @@ class Publishers(RuleBasedStateMachine):
 
     @rule()
     def follow(self) -> None:
-        newest = weights.newest(self.store)
+        newest = weights.newest_version(self.store)
         if newest is None:
             return
         manifest = weights.read_manifest(self.store, newest)

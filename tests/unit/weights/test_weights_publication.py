@@ -42,8 +42,8 @@ def test_a_create_whose_reply_is_lost_counts(line: Any, store: Unreliable, fails
     line.open()
     manifest = line.manifest(V0, (1, 2, 3))
     store.fails = fails
-    assert weights.commit(store, manifest) == manifest
-    assert weights.newest(store) == V0
+    assert weights.publish_manifest(store, manifest) == manifest
+    assert weights.newest_version(store) == V0
 
 
 def test_a_create_that_never_arrived_is_the_callers_to_repeat(line: Any, store: Unreliable) -> None:
@@ -51,10 +51,10 @@ def test_a_create_that_never_arrived_is_the_callers_to_repeat(line: Any, store: 
     manifest = line.manifest(V0, (1, 2, 3))
     store.fails = "before"
     with pytest.raises(StoreError, match="503"):
-        weights.commit(store, manifest)
-    assert weights.newest(store) is None
-    assert weights.commit(store, manifest) == manifest
-    assert weights.commit(store, manifest) == manifest
+        weights.publish_manifest(store, manifest)
+    assert weights.newest_version(store) is None
+    assert weights.publish_manifest(store, manifest) == manifest
+    assert weights.publish_manifest(store, manifest) == manifest
 
 
 @pytest.mark.parametrize("fails", ["", "before"])
@@ -66,7 +66,7 @@ def test_another_content_under_a_published_number_is_fenced(
     other = line.manifest(V0, (1, 2, 9))
     store.fails = fails
     with pytest.raises(FencedError, match="other content"):
-        weights.commit(store, other)
+        weights.publish_manifest(store, other)
 
 
 def test_after_a_take_over_nothing_is_published(line: Any, store: Unreliable) -> None:
@@ -76,7 +76,7 @@ def test_after_a_take_over_nothing_is_published(line: Any, store: Unreliable) ->
     line.open(V0, "takeover")
     before = dict(store.objects)
     with pytest.raises(FencedError, match="epoch 2"):
-        weights.commit(store, manifest)
+        weights.publish_manifest(store, manifest)
     assert store.objects == before
 
 
@@ -88,7 +88,7 @@ def test_a_fenced_publisher_whose_payload_was_collected_learns_that_it_is_fenced
     line.open(reason="takeover")
     store.delete([waiting.objects[0].key])
     with pytest.raises(FencedError, match="epoch 2"):  # not an error that asks to try again
-        weights.commit(store, waiting)
+        weights.publish_manifest(store, waiting)
 
 
 def test_a_version_whose_payload_is_missing_or_torn_is_not_committed(
@@ -104,8 +104,8 @@ def test_a_version_whose_payload_is_missing_or_torn_is_not_committed(
         else:
             store.objects[item.key] = torn
         with pytest.raises(StoreError, match="bytes instead of"):
-            weights.commit(store, manifest)
-    assert weights.newest(store) is None
+            weights.publish_manifest(store, manifest)
+    assert weights.newest_version(store) is None
 
 
 def test_a_version_of_a_schema_that_nobody_stored_is_not_committed(
@@ -141,7 +141,7 @@ def test_a_base_that_is_not_what_the_store_has_is_refused(line: Any, store: Unre
     forged = line.manifests[V0].ref.model_copy(update={"state": "0" * 32})
     manifest = line.manifest(V1, (1, 2, 4), base=V0).model_copy(update={"base": forged})
     with pytest.raises(ValueError, match="not what the store has"):
-        weights.commit(store, manifest)
+        weights.publish_manifest(store, manifest)
 
 
 def test_a_version_on_a_base_that_is_gone_must_be_complete(line: Any, store: Unreliable) -> None:
@@ -150,7 +150,7 @@ def test_a_version_on_a_base_that_is_gone_must_be_complete(line: Any, store: Unr
     manifest = line.manifest(V1, (1, 2, 4), base=V0)
     del store.objects[V0.manifest_key]
     with pytest.raises(WrongStateError, match="complete version"):
-        weights.commit(store, manifest)
+        weights.publish_manifest(store, manifest)
 
 
 def test_a_schema_is_stored_once_under_its_digest(line: Any, store: Unreliable) -> None:

@@ -49,9 +49,9 @@ def content(store: MemoryStore, version: VersionId, folder: Path) -> dict[str, b
         spec.name: word_type(spec.dtype).type(0).repeat(spec.elements) for spec in schema.tensors
     }
     live = LiveWeights(schema, words, identity_regions(schema))
-    for edge in weights.plan(store, None, version):
+    for edge in weights.plan_path(store, None, version):
         block_reader.stage(store, edge, schema, folder / "staged")
-        assert live.commit(live.prepare(staged_file.read(folder / "staged")))
+        assert live.write(live.prepare(staged_file.read_staged(folder / "staged")))
     assert live.scan().hex() == manifest.state
     weights.is_accepted(store, version)
     return {name: found.tobytes() for name, found in words.items()}
@@ -66,7 +66,7 @@ def test_a_published_version_reads_back_bit_for_bit(
 ) -> None:
     for number in range(5):
         manifest = policy.publish(store, number, complete=number in {0, 3})
-        assert weights.newest(store) == manifest.version == VersionId(1, number)
+        assert weights.newest_version(store) == manifest.version == VersionId(1, number)
         policy.step(0.3)
     for version in policy.published:
         assert content(store, version, tmp_path) == published(policy, version)

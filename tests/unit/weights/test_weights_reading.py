@@ -21,16 +21,16 @@ from etude.common.weights.replicas import staged_file
 from etude.common.weights.replicas.block_reader import (
     MAX_REQUEST_BYTES,
     read_blocks,
+    select_regions,
+    select_slice,
     stage,
-    tiles_of_regions,
-    tiles_of_slice,
 )
 from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions, slice_regions
 from etude.common.weights.replicas.regions import Region
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
-from etude.trainer.export.delta_packer import Packer, Shard, words_of
+from etude.trainer.export.delta_packer import Packer, Shard, shard_words
 
 Weights = dict[str, Words]
 
@@ -74,7 +74,7 @@ def version(codec: Codec = Codec.L1, *, ranks: int = 2, density: float = 0.01) -
                 shard = Shard(each.elements * rank // ranks, each.elements * (rank + 1) // ranks)
                 before, after = (w[each.name][shard.start : shard.stop] for w in (old, new))
                 at = np.flatnonzero(before != after)
-                words = words_of(after, shard, tiling(each, SCHEMA.grid))
+                words = shard_words(after, shard, tiling(each, SCHEMA.grid))
                 packer.add_changes(
                     tensor, at + shard.start, before[at], after[at], shard, block_words=words
                 )
@@ -102,7 +102,7 @@ def test_a_staged_version_is_the_published_one(codec: Codec, tmp_path: Path) -> 
     assert size == made.store.asked_bytes
     memory = {name: words.copy() for name, words in made.old.items()}
     live = LiveWeights(SCHEMA, memory, identity_regions(SCHEMA))
-    assert live.commit(live.prepare(staged_file.read(tmp_path / "staged")))
+    assert live.write(live.prepare(staged_file.read_staged(tmp_path / "staged")))
     assert all(np.array_equal(memory[name], made.new[name]) for name in memory)
 
 
@@ -115,12 +115,12 @@ def test_a_slice_reads_its_own_blocks_and_nothing_else(
     everything = sum(item.size for item in made.objects)
     for rank in range(ranks):
         made.store.asked.clear()
-        wanted = tiles_of_slice(SCHEMA, rank, ranks)
+        wanted = select_slice(SCHEMA, rank, ranks)
         size = stage(made.store, made.edge, SCHEMA, tmp_path / "staged", wanted)
         assert size <= 1.1 / ranks * everything
         memory = cut(made.old, rank, ranks)
         live = LiveWeights(SCHEMA, memory, slice_regions(SCHEMA, rank, ranks))
-        assert live.commit(live.prepare(staged_file.read(tmp_path / "staged")))
+        assert live.write(live.prepare(staged_file.read_staged(tmp_path / "staged")))
         expected = cut(made.new, rank, ranks)
         assert all(np.array_equal(memory[name], expected[name]) for name in memory)
 
@@ -161,7 +161,7 @@ def test_the_slices_of_all_ranks_are_the_delta_and_only_what_none_of_them_cuts_i
     everything = [b.row for b in read_blocks(made.store, made.objects, SCHEMA)]
     for rank in range(ranks):
         made.store.asked.clear()
-        wanted = tiles_of_slice(SCHEMA, rank, ranks)
+        wanted = select_slice(SCHEMA, rank, ranks)
         found = [b.row for b in read_blocks(made.store, made.objects, SCHEMA, wanted=wanted)]
         due = [row for row in everything if rank in holders(row, ranks)]
         assert sorted(found) == sorted(due)
@@ -177,7 +177,7 @@ def test_regions_that_lie_across_tiles_get_all_the_blocks_that_they_meet() -> No
         0: [Region("x", 0, 1021, 512, 6, 6, 8192)],
         3: [Region("y", 0, 700 * 512, 1, 512, 512, 512)],
     }
-    wanted = tiles_of_regions(SCHEMA, regions)
+    wanted = select_regions(SCHEMA, regions)
     found = list(read_blocks(made.store, made.objects, SCHEMA, wanted=wanted))
     down, up = (tiling(SCHEMA.tensors[n], SCHEMA.grid) for n in (0, 3))
     expected = {(0, n) for n in range(down.tiles) if down.tile(n).column in {0, 1024}}

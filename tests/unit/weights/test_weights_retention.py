@@ -12,10 +12,16 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import FencedError, StoreError
-from etude.common.weights import Collector, ReaderLease, Retention, VersionId
+from etude.common.weights import GarbageCollector, ReaderLease, Retention, VersionId
 from etude.common.weights.protocol import versions
-from etude.common.weights.protocol.garbage_collector import MAX_RESTING_ROUNDS, take_inventory
-from etude.common.weights.protocol.retention import ORPHAN_S, Roots, deletions, kept, needed
+from etude.common.weights.protocol.garbage_collector import MAX_IDLE_ROUNDS, take_inventory
+from etude.common.weights.protocol.retention import (
+    ORPHAN_S,
+    Roots,
+    deletable_keys,
+    plan_retention,
+    required_keys,
+)
 from etude.common.weights.protocol.tombstones import read_trash
 
 V = [VersionId(1, number) for number in range(40)]
@@ -28,8 +34,8 @@ def collector(
     resumable: Collection[VersionId] = (),
     versions: int = 1,
     keyframes: int = 1,
-) -> Collector:
-    return Collector(
+) -> GarbageCollector:
+    return GarbageCollector(
         store=store,
         epoch=epoch,
         resumable=lambda: resumable,
@@ -39,14 +45,14 @@ def collector(
 
 def hold(line: Any, replica: str, needs: VersionId) -> ReaderLease:
     lease = ReaderLease(line.store, replica)
-    lease.serve(line.manifests[needs].ref)
+    lease.record_live(line.manifests[needs].ref)
     return lease
 
 
 def test_without_a_keyframe_the_whole_chain_stays(line: Any, store: MemoryStore) -> None:
     line.open()
     line.many(6)
-    assert collector(store).round() == []
+    assert collector(store).collect() == []
     assert weights.is_reachable(store, V[5])
 
 
@@ -56,14 +62,14 @@ def test_what_lies_before_the_newest_keyframe_goes(line: Any, store: MemoryStore
     line.skip(V[1], V[3])
     late = line.skip(V[3], V[5])
     line.keyframe(V[3])
-    deleted = collector(store).round()
+    deleted = collector(store).collect()
     assert weights.accepted_chain(store) == V[3:6]
     assert deleted[:3] == [version.manifest_key for version in (V[2], V[1], V[0])]
     assert deleted[3] == versions.skip_key(V[1], V[3])
     assert weights.read_skip(store, V[3], V[5]) == late
-    assert line.applied(None, weights.plan(store, None, V[5])) == line.models[V[5]]
+    assert line.applied(None, weights.plan_path(store, None, V[5])) == line.models[V[5]]
     assert read_trash(store).tombstones == []
-    assert collector(store).round() == []
+    assert collector(store).collect() == []
 
 
 def test_the_last_versions_and_keyframes_stay(line: Any, store: MemoryStore) -> None:
@@ -71,7 +77,7 @@ def test_the_last_versions_and_keyframes_stay(line: Any, store: MemoryStore) -> 
     line.many(10)
     for number in (2, 5, 7, 9):
         line.keyframe(V[number])
-    collector(store, versions=6, keyframes=2).round()
+    collector(store, versions=6, keyframes=2).collect()
     assert weights.accepted_chain(store) == V[4:10]
     assert {key.rpartition("/")[0] for key in store.objects if "/keyframes/" in key} == {
         f"weights/keyframes/{V[7].label}",
@@ -85,12 +91,12 @@ def test_what_a_reader_holds_stays(line: Any, store: MemoryStore) -> None:
     line.keyframe(V[3])
     line.keyframe(V[8])
     lease = hold(line, "slow", V[5])
-    collector(store).round()
+    collector(store).collect()
     assert weights.accepted_chain(store) == V[5:10]
     live = line.manifests[V[5]].ref
-    assert line.applied(live, weights.plan(store, live, V[9])) == line.models[V[9]]
-    lease.drop()
-    collector(store).round()
+    assert line.applied(live, weights.plan_path(store, live, V[9])) == line.models[V[9]]
+    lease.release()
+    collector(store).collect()
     assert weights.accepted_chain(store) == V[8:10]
 
 
@@ -98,9 +104,9 @@ def test_a_keyframe_that_a_reader_begins_with_stays(line: Any, store: MemoryStor
     line.open()
     line.many(10, pad=500)
     line.keyframe(V[3], pad=0)
-    edges = ReaderLease(store, "new").plan(V[4])
+    edges = ReaderLease(store, "new").plan_path(V[4])
     line.keyframe(V[8])
-    collector(store).round()
+    collector(store).collect()
     assert line.applied(None, edges) == line.models[V[4]]
 
 
@@ -111,9 +117,9 @@ def test_a_retained_checkpoints_version_stays_reachable_without_weights(
     line.many(10)
     for number in (2, 5, 8):
         line.keyframe(V[number])
-    collector(store, resumable=[V[4]]).round()
+    collector(store, resumable=[V[4]]).collect()
     assert weights.accepted_chain(store) == V[2:10]
-    assert line.applied(None, weights.plan(store, None, V[4])) == line.models[V[4]]
+    assert line.applied(None, weights.plan_path(store, None, V[4])) == line.models[V[4]]
     assert not [key for key in store.objects if V[5].label in key and "keyframes" in key]
 
 
@@ -125,10 +131,10 @@ def test_an_abandoned_version_that_a_checkpoint_names_stays_reachable(
     line.open(V[2], "rollback")
     line.publish(VersionId(2, 6), (6, 6, 6), base=V[2])
     line.keyframe(VersionId(2, 6))
-    collector(store, epoch=2, resumable=[V[4]]).round()
+    collector(store, epoch=2, resumable=[V[4]]).collect()
     line.open(V[4], "rollback")
     assert weights.accepted_chain(store) == V[:5]
-    assert line.applied(None, weights.plan(store, None, V[4])) == line.models[V[4]]
+    assert line.applied(None, weights.plan_path(store, None, V[4])) == line.models[V[4]]
 
 
 def test_dead_versions_go_with_everything_of_theirs(line: Any, store: MemoryStore) -> None:
@@ -138,7 +144,7 @@ def test_dead_versions_go_with_everything_of_theirs(line: Any, store: MemoryStor
     line.skip(V[1], V[4])
     line.open(V[2], "rollback")
     line.publish(VersionId(2, 6), (6, 6, 6), base=V[2])
-    collector(store, epoch=2).round()
+    collector(store, epoch=2).collect()
     assert weights.accepted_chain(store) == [*V[:3], VersionId(2, 6)]
     for number in (3, 4, 5):
         assert not [key for key in store.objects if f"{number:012d}" in key]
@@ -151,19 +157,19 @@ def test_old_payloads_that_no_manifest_can_name_any_more_are_swept(line: Any) ->
     line.many(2)
     orphan = weights.publish_payload(store, V[7], 0, b"of a publisher that died")
     part = weights.publish_skip_part(store, V[5], V[7], 0, b"of a keeper that died")
-    assert collector(store).round() == []
+    assert collector(store).collect() == []
     line.open(V[1], "takeover")
     now[0] = ORPHAN_S - 1
     line.publish(VersionId(2, 8), (8, 8, 8), base=V[1])
-    assert collector(store, epoch=2).round() == []
+    assert collector(store, epoch=2).collect() == []
     now[0] = ORPHAN_S
     own = weights.publish_payload(store, VersionId(2, 11), 0, b"on its way")
-    assert collector(store, epoch=2).round() == [orphan, part]
+    assert collector(store, epoch=2).collect() == [orphan, part]
     now[0] = 3 * ORPHAN_S
     line.publish(VersionId(2, 10), (8, 8, 9), base=VersionId(2, 8))
-    assert collector(store, epoch=2).round() == []
+    assert collector(store, epoch=2).collect() == []
     line.publish(VersionId(2, 12), (8, 8, 7), base=VersionId(2, 10))
-    assert collector(store, epoch=2).round() == [own]  # a version that was given up
+    assert collector(store, epoch=2).collect() == [own]  # a version that was given up
 
 
 def test_a_keyframe_that_is_being_written_is_left_alone(line: Any) -> None:
@@ -175,7 +181,7 @@ def test_a_keyframe_that_is_being_written_is_left_alone(line: Any) -> None:
     part = weights.publish_keyframe_part(store, V[3], 0, b"a long upload")
     now[0] = 10 * ORPHAN_S
     line.publish(V[4], (4, 4, 4), base=V[3])
-    collector(store).round()
+    collector(store).collect()
     assert part in store.objects
 
 
@@ -187,7 +193,7 @@ def test_a_keyframe_that_lost_a_part_is_no_anchor_and_makes_room(
     line.keyframe(V[2])
     broken = line.keyframe(V[4])
     del store.objects[broken.objects[0].key]
-    collector(store).round()
+    collector(store).collect()
     assert weights.accepted_chain(store) == V[2:6]
     assert broken.key not in store.objects
     assert weights.is_reachable(store, V[5])
@@ -200,8 +206,8 @@ def test_a_lease_that_rests_is_ignored_after_a_while(line: Any, store: MemorySto
     line.keyframe(V[4])
     hold(line, "dead", V[0])
     ours = collector(store)
-    deleted = [bool(ours.round()) for _ in range(MAX_RESTING_ROUNDS + 3)]
-    assert deleted.index(True) > MAX_RESTING_ROUNDS
+    deleted = [bool(ours.collect()) for _ in range(MAX_IDLE_ROUNDS + 3)]
+    assert deleted.index(True) > MAX_IDLE_ROUNDS
     assert weights.accepted_chain(store) == V[4:6]
 
 
@@ -210,12 +216,12 @@ def test_a_lease_that_moves_is_kept_for_ever(line: Any, store: MemoryStore) -> N
     line.many(6)
     line.keyframe(V[4])
     ours = collector(store)
-    ours.round()
+    ours.collect()
     line.keyframe(V[5])
     lease = hold(line, "idle", V[4])
-    for _ in range(3 * MAX_RESTING_ROUNDS):
+    for _ in range(3 * MAX_IDLE_ROUNDS):
         lease.renew()
-        ours.round()
+        ours.collect()
     assert weights.accepted_chain(store) == V[4:6]
 
 
@@ -225,8 +231,8 @@ def test_an_unreadable_lease_stops_deletion_until_it_rests(line: Any, store: Mem
     line.keyframe(V[4])
     store.put("weights/leases/who.json", b"torn")
     ours = collector(store)
-    deleted = [bool(ours.round()) for _ in range(MAX_RESTING_ROUNDS + 3)]
-    assert not any(deleted[:MAX_RESTING_ROUNDS])
+    deleted = [bool(ours.collect()) for _ in range(MAX_IDLE_ROUNDS + 3)]
+    assert not any(deleted[:MAX_IDLE_ROUNDS])
     assert any(deleted)
 
 
@@ -237,7 +243,7 @@ def test_a_fenced_collector_deletes_nothing(line: Any, store: MemoryStore) -> No
     line.open(V[5], "takeover")
     before = dict(store.objects)
     with pytest.raises(FencedError, match="epoch 2 is open, not 1"):
-        collector(store).round()
+        collector(store).collect()
     assert store.objects == before
 
 
@@ -277,7 +283,7 @@ def test_a_reader_that_comes_after_the_tombstone_keeps_what_it_needs(line: Any) 
     line.many(6)
     line.keyframe(V[4])
     store.fails, store.happens = False, lambda: hold(line, "late", V[1])
-    assert collector(store).round() == []
+    assert collector(store).collect() == []
     assert weights.accepted_chain(store) == V[:6]
     assert read_trash(store).tombstones == []
 
@@ -292,7 +298,7 @@ def test_a_publisher_that_takes_over_after_the_tombstone_begins_anew_or_keeps_it
     store.fails, store.happens = False, lambda: line.open(V[2], "takeover")
     before = set(store.objects)
     with pytest.raises(FencedError):
-        collector(store).round()
+        collector(store).collect()
     assert before <= set(store.objects)
     assert read_trash(store).tombstones == []
     latest = weights.read_epoch(store, 3)
@@ -309,10 +315,10 @@ def test_a_deletion_that_was_interrupted_is_finished(line: Any) -> None:
     line.keyframe(V[4])
     ours = collector(store)
     with pytest.raises(StoreError):
-        ours.round()
+        ours.collect()
     [tombstone] = read_trash(store).tombstones
     store.delete(tombstone.keys[:3])
-    assert set(collector(store).round()) == set(tombstone.keys)
+    assert set(collector(store).collect()) == set(tombstone.keys)
     assert weights.accepted_chain(store) == V[4:6]
     assert read_trash(store).tombstones == []
 
@@ -325,9 +331,9 @@ def test_only_an_own_unused_tombstone_is_taken_back(line: Any, *, is_ours: bool)
     line.keyframe(V[4])
     first = collector(store)
     with pytest.raises(StoreError):
-        first.round()
+        first.collect()
     hold(line, "late", V[0])
-    assert (first if is_ours else collector(store)).round() == []
+    assert (first if is_ours else collector(store)).collect() == []
     assert len(read_trash(store).tombstones) == (0 if is_ours else 1)
     assert weights.accepted_chain(store) == V[:6]
 
@@ -339,7 +345,7 @@ def test_a_damaged_tombstone_stops_neither_readers_nor_a_new_line(
     line.many(6)
     line.keyframe(V[4])
     store.put(f"weights/trash/{'0' * 32}.json", b"?")
-    assert ReaderLease(store, "replica-0").plan(V[5])
+    assert ReaderLease(store, "replica-0").plan_path(V[5])
     assert line.open(V[5], "takeover") == 3
     assert weights.read_epoch(store, 3).parent is None
 
@@ -377,16 +383,16 @@ def test_whoever_the_roots_are_nobody_among_them_loses_its_way(data: st.DataObje
     epoch = 2 if chain[-1].epoch == 2 else 1
     inventory = take_inventory(store, epoch, resumable)
     roots = Roots(leased=leased, resumable=resumable)
-    stays = kept(inventory, roots, Retention(versions=1, keyframes=1))
-    keys = deletions(inventory, stays)
+    stays = plan_retention(inventory, roots, Retention(versions=1, keyframes=1))
+    keys = deletable_keys(inventory, stays)
     assert len(keys) == len(set(keys))
-    assert needed(inventory, stays).isdisjoint(keys)
+    assert required_keys(inventory, stays).isdisjoint(keys)
     store.delete(keys)
     for version in leased & set(chain):
-        edges = weights.plan(store, line.manifests[version].ref, chain[-1])
+        edges = weights.plan_path(store, line.manifests[version].ref, chain[-1])
         assert line.applied(line.manifests[version].ref, edges) == line.models[chain[-1]]
     for version in {chain[-1], *resumable & set(chain)}:
-        assert line.applied(None, weights.plan(store, None, version)) == line.models[version]
+        assert line.applied(None, weights.plan_path(store, None, version)) == line.models[version]
     for version in sorted(resumable - set(chain))[:1]:
         line.open(version, "rollback")
         assert weights.read_epoch(store, epoch + 1).parent == version

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from etude.common.weights import VersionId
-from etude.common.weights.protocol.garbage_collector import Collector
-from etude.common.weights.protocol.plan import needs
+from etude.common.weights.protocol.garbage_collector import GarbageCollector
+from etude.common.weights.protocol.plan import oldest_needed
 from etude.common.weights.protocol.tombstones import Trash, read_trash
 
 play = runpy.run_path(str(Path(__file__).with_name("schedules.py")))
@@ -65,7 +65,7 @@ def asked(refuse: Callable[..., None], *, first: bool) -> Callable[..., None]:
 def plans_once(self: Any, target: VersionId, **_: Any) -> Any:
     """Writes the lease, and relies on what was planned before."""
     edges = of("plan").plan(self.store, self.live, target, avoid=read_trash(self.store).keys)
-    self._write(needs(edges))
+    self._write(oldest_needed(edges))
     return edges
 
 
@@ -98,7 +98,7 @@ def takes_all_back(collector: Any, _ids: set[str]) -> None:
     collector.store.delete([each.key for each in read_trash(collector.store).tombstones])
 
 
-LOOK = Collector._look
+LOOK = GarbageCollector._observe
 REFUSE = of("publication")._refuse_fenced
 DELETIONS = of("retention").deletions
 
@@ -231,13 +231,17 @@ BROKEN = {
         takes_all_back,
     ),
     "no tombstone is taken back": Broken(
-        "a tombstone that was never used is taken back", "garbage_collector.Collector._take_back", nothing
+        "a tombstone that was never used is taken back",
+        "garbage_collector.Collector._take_back",
+        nothing,
     ),
     "what is ahead of the chain is dead": Broken(
         "what is published while a collector lists is not announced", "retention._is_ahead", no
     ),
     "a refused version is an anchor": Broken(
-        "a refused version is nobodys beginning", "garbage_collector.quarantined", lambda _: frozenset()
+        "a refused version is nobodys beginning",
+        "garbage_collector.quarantined",
+        lambda _: frozenset(),
     ),
     "payloads go before manifests": Broken(
         "a collector that dies half way leaves no name without its objects",

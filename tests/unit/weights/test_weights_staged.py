@@ -27,9 +27,9 @@ def test_staged_blocks_survive_their_file(tmp_path: Path) -> None:
     path = tmp_path / "staged"
     undecoded = StagedBlock(3, 0, 0, 9, Codec.L2, None, None, b"abcde", flags=0, changed=4)
     expected = [*blocks(PLAIN, old, new), *blocks(PLAIN, old, new, dense=True)[:5], undecoded]
-    staged_file.write(path, iter(expected))
+    staged_file.write_blocks(path, iter(expected))
     assert not list(tmp_path.glob("*.part"))
-    found = staged_file.read(path)
+    found = staged_file.read_staged(path)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert one[:5] == other[:5]
@@ -47,26 +47,26 @@ def test_staged_blocks_survive_their_file(tmp_path: Path) -> None:
 def test_a_version_comes_through_a_staged_file(tmp_path: Path) -> None:
     old = random_words(PLAIN, 1)
     new = changed_words(PLAIN, old, 5, 0.02)
-    staged_file.write(tmp_path / "staged", blocks(PLAIN, old, new))
+    staged_file.write_blocks(tmp_path / "staged", blocks(PLAIN, old, new))
     live, memory = whole(PLAIN, old)
-    assert live.commit(live.prepare(staged_file.read(tmp_path / "staged")))
+    assert live.write(live.prepare(staged_file.read_staged(tmp_path / "staged")))
     assert equal(memory, new)
 
 
 def test_a_cut_off_staged_file_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "staged"
-    staged_file.write(path, [some_block(), some_block(lo=1)])
+    staged_file.write_blocks(path, [some_block(), some_block(lo=1)])
     whole_file = path.read_bytes()
     for size in range(len(whole_file)):
         path.write_bytes(whole_file[:size])
         with pytest.raises(CorruptError):
-            staged_file.read(path)
+            staged_file.read_staged(path)
 
 
 def test_an_empty_version_is_staged_and_committed(tmp_path: Path) -> None:
-    staged_file.write(tmp_path / "staged", [])
+    staged_file.write_blocks(tmp_path / "staged", [])
     live, _ = whole(PLAIN, random_words(PLAIN, 1))
-    prepared = live.prepare(staged_file.read(tmp_path / "staged"))
-    assert prepared.digest == digest.NOTHING
+    prepared = live.prepare(staged_file.read_staged(tmp_path / "staged"))
+    assert prepared.digest == digest.ZERO
     assert (prepared.changed, prepared.num_bytes) == (0, 0)
-    assert live.commit(prepared)
+    assert live.write(prepared)

@@ -47,7 +47,7 @@ def test_a_difference_is_that_of_plain_integers_and_leads_back(
     found = ulp.delta(old, new, ordered=ordered)
     assert found.dtype == word
     assert found.tolist() == expected
-    assert np.array_equal(ulp.moved(old, found, ordered=ordered), new)
+    assert np.array_equal(ulp.add_ulps(old, found, ordered=ordered), new)
 
 
 def test_neighbouring_values_are_one_apart_across_zero() -> None:
@@ -68,12 +68,12 @@ def test_changes_name_exactly_the_elements_that_differ(
     if size:
         for place in data.draw(st.sets(st.integers(0, size - 1))):
             new[place] = data.draw(st.integers(0, most))
-    assert np.array_equal(changes.differing(old, new), np.flatnonzero(old != new))
-    found = changes.between(old, new, ordered=True)
+    assert np.array_equal(changes.changed_places(old, new), np.flatnonzero(old != new))
+    found = changes.diff_words(old, new, ordered=True)
     assert np.all(found.delta != 0)
-    assert np.array_equal(changes.applied(old, found, ordered=True), new)
+    assert np.array_equal(changes.apply_changes(old, found, ordered=True), new)
 
 
 def test_states_of_different_types_are_not_compared() -> None:
     with pytest.raises(ValueError, match="uint16"):
-        changes.differing(np.zeros(3, np.uint16), np.zeros(3, np.uint8))
+        changes.changed_places(np.zeros(3, np.uint16), np.zeros(3, np.uint8))

@@ -13,7 +13,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import StoreError
 from etude.common.weights import VersionId
-from etude.common.weights.protocol.chain_view import Viewer, take_view
+from etude.common.weights.protocol.chain_view import ChainViewer, take_view
 
 MAKE_LINE: list[Any] = []
 
@@ -41,8 +41,8 @@ class Counted(MemoryStore):
 @given(st.data())
 def test_a_view_grows_as_the_store_does(data: st.DataObject) -> None:
     line = MAKE_LINE[0](MemoryStore())
-    viewer = Viewer(line.store)
-    assert viewer.look() == take_view(line.store)
+    viewer = ChainViewer(line.store)
+    assert viewer.refresh() == take_view(line.store)
     line.open()
     epoch, newest = 1, None
     for number in range(data.draw(st.integers(1, 12))):
@@ -52,7 +52,7 @@ def test_a_view_grows_as_the_store_does(data: st.DataObject) -> None:
         version = VersionId(epoch, number)
         line.publish(version, (number, epoch), base=newest)
         if data.draw(st.booleans()):
-            viewer.look()
+            viewer.refresh()
         # Of the newest version, and maybe after it was seen.
         if data.draw(st.booleans()):
             line.keyframe(version)
@@ -63,18 +63,18 @@ def test_a_view_grows_as_the_store_does(data: st.DataObject) -> None:
             epoch = line.open(newest, "rollback")
         else:
             newest = version
-        assert viewer.look() == take_view(line.store)
+        assert viewer.refresh() == take_view(line.store)
 
 
 def test_a_look_costs_what_is_new(line: Any) -> None:
     store = line.store = Counted()
     line.open()
     versions = line.many(60)
-    viewer = Viewer(store)
-    viewer.look()
+    viewer = ChainViewer(store)
+    viewer.refresh()
     line.publish(VersionId(1, 60), (60, 0, 1), base=versions[-1])
     store.calls = store.listed = 0
-    view = viewer.look()
+    view = viewer.refresh()
     assert len(view.chain) == 61
     # Refused ones, manifests, payloads of the last two versions, skips, keyframes.
     assert (store.calls, store.listed) == (5, 3)
@@ -83,12 +83,12 @@ def test_a_look_costs_what_is_new(line: Any) -> None:
 def test_what_was_deleted_is_seen_once_the_view_is_forgotten(line: Any, store: MemoryStore) -> None:
     line.open()
     versions = line.many(6)
-    viewer = Viewer(store)
-    viewer.look()
+    viewer = ChainViewer(store)
+    viewer.refresh()
     store.delete([versions[0].manifest_key])
-    assert viewer.look().chain == versions
-    viewer.forget()
-    assert viewer.look() == take_view(store)
+    assert viewer.refresh().chain == versions
+    viewer.reset()
+    assert viewer.refresh() == take_view(store)
 
 
 def test_a_look_that_failed_is_begun_anew(line: Any) -> None:
@@ -107,11 +107,11 @@ def test_a_look_that_failed_is_begun_anew(line: Any) -> None:
     store = line.store = Failing()
     line.open()
     versions = line.many(3)
-    viewer = Viewer(store)
-    viewer.look()
+    viewer = ChainViewer(store)
+    viewer.refresh()
     store.delete([versions[0].manifest_key])
     store.fails = True
     with pytest.raises(StoreError, match="503"):
-        viewer.look()
+        viewer.refresh()
     store.fails = False
-    assert viewer.look() == take_view(store)
+    assert viewer.refresh() == take_view(store)

@@ -60,10 +60,10 @@ def _show(folder: Path) -> None:
     from etude.cli.demo.result import IncompleteRecordError, measure_demo
     from etude.cli.demo.stopwatch import read_stopwatch
     from etude.cli.process_usage import read_measurements
-    from etude.common.run_folder.record import FolderRecord, latest
+    from etude.common.run_folder.record import FolderRecord, latest_rows
 
     record = FolderRecord(folder)
-    rows = latest(record.rows())
+    rows = latest_rows(record.rows())
     _print_habits(folder, rows)
     say(f"report: {write_report(folder)}")
     account = audit_folder(folder)

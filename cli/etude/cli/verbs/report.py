@@ -26,12 +26,12 @@ def write_report(folder: Path) -> Path:
     """Write report/index.html and its pictures; returns the page."""
     from etude.cli.report.charts import charts, png
     from etude.cli.report.page import render
-    from etude.common.run_folder.record import FolderRecord, latest
+    from etude.common.run_folder.record import FolderRecord, latest_rows
 
     target = folder / "report"
     target.mkdir(exist_ok=True)
     record = FolderRecord(folder)
-    rows = latest(record.rows())
+    rows = latest_rows(record.rows())
     pictures = charts(rows)
     for chart in pictures:
         (target / f"{chart.name}.png").write_bytes(png(chart))

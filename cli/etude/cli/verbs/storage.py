@@ -12,7 +12,7 @@ from etude.common.errors import Problem, StoreError, UserError
 from etude.common.store_urls import folder_of
 
 if TYPE_CHECKING:
-    from etude.common.blobs.conformance import Verdict
+    from etude.common.blobs.conformance import PromiseCheck
 
 app = typer.Typer(no_args_is_help=True, help="Make and check the object store of runs.")
 
@@ -62,7 +62,7 @@ def check(url: Url, *, endpoint: Endpoint = None, region: Region = None) -> None
 
     It writes, reads and deletes a few small objects below probe/.
     """
-    from etude.common.blobs.conformance import verdicts
+    from etude.common.blobs.conformance import check_promises
     from etude.common.blobs.factory import Deadlines, open_store
 
     folder = folder_of(url)
@@ -73,13 +73,13 @@ def check(url: Url, *, endpoint: Endpoint = None, region: Region = None) -> None
     # A user waits: one retry distinguishes a transient error from a store that is away.
     patience = Deadlines(request_s=30, retries=1, retry_s=5)
     store = open_store(url, endpoint=endpoint, region=region, deadlines=patience)
-    found = list(verdicts(store))
+    found = list(check_promises(store))
     console().print(_table(found))
     if any(verdict.trouble for verdict in found):
         raise SystemExit(Exit.NO)
 
 
-def _table(found: "list[Verdict]") -> Table:
+def _table(found: "list[PromiseCheck]") -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("", "call", "promise", "fix"):
         table.add_column(title, overflow="fold")

@@ -46,7 +46,7 @@ def ls(
     from etude.cli.versions import no_versions
     from etude.cli.weights.survey import survey
     from etude.cli.weights_tables import chain_table, reader_lines, version_rows
-    from etude.common.weights.protocol.epochs import strays
+    from etude.common.weights.protocol.epochs import stray_keys
 
     store = _store(run, endpoint, region)
     found = survey(store)
@@ -59,7 +59,7 @@ def ls(
         console().print(chain_table(found))
         for line in reader_lines(store):
             console().print(line)
-    for key in strays(store):
+    for key in stray_keys(store):
         say(f"{store.url}/{key}: no epoch's record has this name; passed over")
     if any(each.problem for each in found):
         raise SystemExit(Exit.NO)
@@ -176,7 +176,9 @@ def export(  # noqa: PLR0913 - as above
 
     source = model or find_source_model(run)
     with _folder(scratch) as copy:
-        found = copy_version(_store(run, endpoint, region), version, Path(copy) / "copy").whole()
+        found = copy_version(
+            _store(run, endpoint, region), version, Path(copy) / "copy"
+        ).current_version()
         written = write_folder(folder, schema=found.schema, words=found.words, source=source)
         say(f"version {found.ref.version}, state {found.ref.state}: {len(written)} files")
     console().print(str(folder), soft_wrap=True)
@@ -184,10 +186,10 @@ def export(  # noqa: PLR0913 - as above
 
 def _store(run: str, endpoint: str | None, region: str | None) -> "Store":
     from etude.common.api.pool.spec import StoreAccess
-    from etude.common.role_inputs import source_for
+    from etude.common.role_inputs import open_source
 
     uri = run if "://" in run else f"file://{runs.folder_of(run).resolve()}"
-    return source_for(uri, StoreAccess(endpoint=endpoint_of(endpoint), region=region_of(region)))
+    return open_source(uri, StoreAccess(endpoint=endpoint_of(endpoint), region=region_of(region)))
 
 
 def _folder(scratch: Path | None) -> "tempfile.TemporaryDirectory[str]":

@@ -39,7 +39,7 @@ def differences(one: Mirror, other: Mirror) -> Iterator[Difference]:
         where = " and ".join(f"version {each.ref.version}" for each in (one, other) if each.ref)
         raise UserError(Problem("SchemaChanged", reason, where, fix))
     for spec in one.schema.tensors:
-        before, after = one.words[spec.name], other.words[spec.name]
+        before, after = one.tensor_words[spec.name], other.tensor_words[spec.name]
         at = np.flatnonzero(before != after)
         by = ulp.delta(before[at], after[at], ordered=spec.is_ordered)
         # Differences are modulo the word's range: the shorter way round is the distance.

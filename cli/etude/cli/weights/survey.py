@@ -2,19 +2,19 @@
 
 from typing import Literal, NamedTuple
 
-from etude.common.blobs import MissingError, RefusedError, Store
+from etude.common.blobs import MissingError, Store, StoreRefusedError
 from etude.common.errors import CorruptError
 from etude.common.weights.protocol.chain import accepted_chain
 from etude.common.weights.protocol.epochs import epochs_of
 from etude.common.weights.protocol.listing import Listing, take_listing
 from etude.common.weights.protocol.manifest import WeightManifest, read_manifest
-from etude.common.weights.protocol.quarantine import quarantined
-from etude.common.weights.protocol.versions import VersionId, all_published, epoch_key
+from etude.common.weights.protocol.quarantine import list_quarantined
+from etude.common.weights.protocol.versions import VersionId, epoch_key, list_all_published
 
 Standing = Literal["accepted", "abandoned", "quarantined", "damaged", "unreadable"]
 
 
-class Surveyed(NamedTuple):
+class VersionSummary(NamedTuple):
     """One published version."""
 
     version: VersionId
@@ -28,17 +28,17 @@ class Surveyed(NamedTuple):
     """What is wrong with the manifest, or with the record of its epoch."""
 
 
-def survey(store: Store) -> list[Surveyed]:
+def survey(store: Store) -> list[VersionSummary]:
     """Every version that has a manifest, by epoch and number; what is wrong with one stops none.
 
     Raises:
         CorruptError: an epoch is damaged.
         StoreError: the store failed.
     """
-    accepted, refused = set(accepted_chain(store)), quarantined(store)
+    accepted, refused = set(accepted_chain(store)), list_quarantined(store)
     listing, epochs = take_listing(store), set(epochs_of(store))
     found = []
-    for version in all_published(store):
+    for version in list_all_published(store):
         standing: Standing = "accepted" if version in accepted else "abandoned"
         if version in refused:
             standing = "quarantined"
@@ -51,7 +51,7 @@ def survey(store: Store) -> list[Surveyed]:
             continue  # collected since it was listed
         except CorruptError as error:
             standing, problem = "damaged", str(error)
-        except RefusedError as error:
+        except StoreRefusedError as error:
             standing, problem = "unreadable", str(error)
         found.append(_surveyed(version, standing, manifest, listing, problem))
     return found
@@ -97,10 +97,10 @@ def _surveyed(
     manifest: WeightManifest | None,
     listing: Listing,
     problem: str,
-) -> Surveyed:
+) -> VersionSummary:
     keyframe = listing.keyframes.get(version)
     spans = [s for s, skip in listing.skips.items() if s.target == version and skip.record]
-    return Surveyed(
+    return VersionSummary(
         version,
         standing,
         manifest,

@@ -8,7 +8,7 @@ from decimal import Decimal
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.autoscaling import Autoscaling
 from etude.common.api.pool.backend import Backend
-from etude.common.api.pool.environment_api import Edge
+from etude.common.api.pool.environment_api import EnvironmentApi
 from etude.common.api.pool.spec import DriverName
 from etude.common.role_inputs import ResolvedPool
 from etude.common.tls import targets
@@ -22,6 +22,9 @@ from etude.operator.builders.pod import (
     POD_INDEX,
     SPEC_FOLDER,
     PodCertificate,
+    PodFiles,
+    PodPlacement,
+    PodResources,
     RolePod,
     base_env,
     env,
@@ -54,15 +57,15 @@ def environment_api_objects(
         return []
     name = names.child(pool.metadata.name, names.EDGE)
     own = {**labels, names.ROLE: names.EDGE}
-    plan = replace(_api_pod(pool, pool.spec.edge, image), certificate=certificate)
+    pod = replace(_api_pod(pool, pool.spec.edge, image), certificate=certificate)
     replicas = 0 if pool.spec.is_released else 1
     return [
         service(pool, name, own, PORTS[names.EDGE], is_headless=False),
-        stateful_set(pool, name, own, plan, replicas=replicas, attempt=0),
+        stateful_set(pool, name, own, pod, replicas=replicas, attempt=0),
     ]
 
 
-def _api_pod(pool: EnvPool, edge: Edge, image: str) -> RolePod:
+def _api_pod(pool: EnvPool, edge: EnvironmentApi, image: str) -> RolePod:
     variables = [
         *base_env(PORTS[names.EDGE], attempt=0),
         env(
@@ -82,7 +85,7 @@ def _api_pod(pool: EnvPool, edge: Edge, image: str) -> RolePod:
         ports=PORTS[names.EDGE],
         env=variables,
         grace_s=GRACE_S,
-        keys_secret=edge.keys_ref.name,
+        files=PodFiles(keys_secret=edge.keys_ref.name),
     )
 
 
@@ -115,12 +118,12 @@ def pool_children(
     labels = pool_labels(pool)
     name = names.child(pool.metadata.name, names.BROKER)
     broker_labels = {**labels, names.ROLE: names.BROKER}
-    plan = _pool_pod(pool, names.BROKER, images, platform)
+    pod = _pool_pod(pool, names.BROKER, images, platform)
     num_brokers = 0 if pool.spec.is_released else pool.spec.brokers
     children = [
         _pool_map(pool),
         service(pool, name, broker_labels, PORTS[names.BROKER]),
-        stateful_set(pool, name, broker_labels, plan, replicas=num_brokers, attempt=0),
+        stateful_set(pool, name, broker_labels, pod, replicas=num_brokers, attempt=0),
         *environment_api_objects(
             pool, labels, images[ENVSERVER], _certificate(pool, names.EDGE, platform)
         ),
@@ -207,13 +210,15 @@ def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pla
         if role == names.NODE and _outlives_daemon(pool)
         else COMMANDS[role],
         ports=PORTS[role],
-        spec_map=names.child(pool.metadata.name, "pool"),
         env=variables,
         grace_s=HOST_GRACE_S if role == names.NODE else BROKER_GRACE_S,
         secret=secret.name if secret is not None else None,
         seccomp_profile=platform.host_seccomp_profile if role == names.NODE else None,
-        devices=_devices(pool, role, platform),
-        egress_secrets=_egress_secrets(pool) if role == names.NODE else (),
+        resources=PodResources(devices=_devices(pool, role, platform)),
+        files=PodFiles(
+            spec_map=names.child(pool.metadata.name, "pool"),
+            egress_secrets=_egress_secrets(pool) if role == names.NODE else (),
+        ),
         certificate=_certificate(pool, role, platform),
     )
 
@@ -222,7 +227,7 @@ def _advertised_address(pool: EnvPool, platform: Platform) -> str:
     """Address of a host; with TLS, prefixed by the name that its certificate must have."""
     address = f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"
     workload = names.child(pool.metadata.name, names.NODE)
-    return address if platform.tls is None else targets.named(workload, address)
+    return address if platform.tls is None else targets.named_target(workload, address)
 
 
 def _egress_secrets(pool: EnvPool) -> list[tuple[str, str]]:
@@ -235,16 +240,18 @@ def _egress_env(pool: EnvPool) -> list[Manifest]:
     return [env("ETUDE_EGRESS_SECRETS", EGRESS_FOLDER)] if _egress_secrets(pool) else []
 
 
-def _with_placement(plan: RolePod, pool: EnvPool) -> RolePod:
+def _with_placement(pod: RolePod, pool: EnvPool) -> RolePod:
     """The pod of a host with the pool's resources and placement."""
     placement = pool.spec.placement
     siblings = {names.POOL: pool.metadata.name, names.ROLE: names.NODE}
     return replace(
-        plan,
-        cpu=_cpu(pool),
-        node_selector=placement.node_selector,
-        tolerations=[toleration(each) for each in placement.tolerations],
-        anti_affinity=siblings if placement.one_per_machine else None,
+        pod,
+        resources=replace(pod.resources, cpu=_cpu(pool)),
+        placement=PodPlacement(
+            node_selector=placement.node_selector,
+            tolerations=[toleration(each) for each in placement.tolerations],
+            anti_affinity=siblings if placement.one_per_machine else None,
+        ),
     )
 
 
@@ -272,11 +279,11 @@ def _host(
     template: Manifest | None,
 ) -> Manifest:
     labels = {**pool_labels(pool), names.ROLE: names.NODE}
-    plan = _with_placement(_pool_pod(pool, names.NODE, images, platform), pool)
+    pod = _with_placement(_pool_pod(pool, names.NODE, images, platform), pool)
     name = host_pod_name(pool.metadata.name, ordinal)
     if pool.spec.backend is Backend.AGENT_SANDBOX:
-        return sandbox(pool, name, labels, plan, template or {})
-    return {**object_head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
+        return sandbox(pool, name, labels, pod, template or {})
+    return {**object_head(pool, "v1", "Pod", name, labels), "spec": pod_spec(pod)}
 
 
 def _devices(pool: EnvPool, role: str, platform: Platform) -> tuple[str, ...]:

@@ -21,7 +21,11 @@ from etude.operator.builders.kueue import NodeFlavor, QueuePriority, workload
 from etude.operator.builders.pod import (
     SPEC_FOLDER,
     PodCertificate,
+    PodFiles,
+    PodPlacement,
+    PodResources,
     RolePod,
+    TemplateOverrides,
     base_env,
     env,
     toleration,
@@ -173,12 +177,12 @@ def _role_objects(run: RLRun, role: str, shape: RunShape, platform: Platform) ->
     named = service(run, name, labels, PORTS[role])
     if not has_stateful_set(run, role):
         return [named]
-    plan = _run_pod(run, role, shape, platform)
+    pod = _run_pod(run, role, shape, platform)
     kept = shape.engines if role == names.INFERENCE else None
     count = desired_pods(run)[role]
     pods = (kept or count) if shape.is_running and count else 0
     attempt = shape.attempts.get(role, 0)
-    return [named, stateful_set(run, name, labels, plan, replicas=pods, attempt=attempt)]
+    return [named, stateful_set(run, name, labels, pod, replicas=pods, attempt=attempt)]
 
 
 def _all_role_pods(run: RLRun, shape: RunShape, platform: Platform) -> list[RolePods]:
@@ -187,8 +191,8 @@ def _all_role_pods(run: RLRun, shape: RunShape, platform: Platform) -> list[Role
 
 def _role_pods(run: RLRun, role: str, shape: RunShape, platform: Platform) -> RolePods:
     labels = {**run_labels(run), names.ROLE: role}
-    plan = _run_pod(run, role, shape, platform)
-    template = pod_template(labels, plan, shape.attempts.get(role, 0))
+    pod = _run_pod(run, role, shape, platform)
+    template = pod_template(labels, pod, shape.attempts.get(role, 0))
     return RolePods(role, names.child(run.metadata.name, role), pods_by_role(run)[role], template)
 
 
@@ -272,7 +276,7 @@ def _least_pods(run: RLRun) -> dict[str, int]:
     least = desired_pods(run)
     if inference is None or not least[names.INFERENCE]:
         return least
-    return least | {names.INFERENCE: inference.least}
+    return least | {names.INFERENCE: inference.least_replicas}
 
 
 def engine_replicas(run: RLRun) -> int:
@@ -281,7 +285,7 @@ def engine_replicas(run: RLRun) -> int:
     if role is None:
         return 0
     chosen = run.status.engines.replicas if run.status.engines is not None else role.replicas
-    return max(role.least, min(chosen, role.most))
+    return max(role.least_replicas, min(chosen, role.most_replicas))
 
 
 def role_spec(run: RLRun, role: str) -> RoleSpec:
@@ -339,7 +343,6 @@ def _run_pod(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Role
         image=spec.image or shape.images[role],
         command=COMMANDS[role],
         ports=PORTS[role],
-        spec_map=names.child(run.metadata.name, "run"),
         env=[
             *base_env(PORTS[role], attempt=shape.attempts.get(role, 0)),
             env("ETUDE_RUN_FILE", f"{SPEC_FOLDER}/run.json"),
@@ -347,23 +350,32 @@ def _run_pod(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Role
             *_peer_env(run, role, shape),
             *(env(item.name, item.value) for item in spec.env),
         ],
-        cpu=spec.cpu,
-        memory=spec.memory,
-        gpus=spec.gpus_per_replica,
-        gpu_resource=spec.gpu_resource,
-        claims=spec.resource_claims,
         secret=secret.name if secret is not None else None,
-        node_selector={**spec.node_selector, **flavor.node_selector},
-        labels=flavor.labels,
-        annotations=flavor.annotations,
-        tolerations=[*map(toleration, spec.tolerations), *flavor.tolerations],
-        classes=pod_overrides.pod_classes(run, spec),
-        affinity=pod_overrides.pod_affinity(run, {**run_labels(run), names.ROLE: role}),
-        certificate=_certificate(run, role, platform),
-        pod_group=pod_group_name(run, role),
-        patch=pod_overrides.template_patch(spec.pod_template),
         grace_s=pod_overrides.termination_grace_s(run, role, spec),
-        shared_memory=role in {names.TRAINER, names.INFERENCE},
+        certificate=_certificate(run, role, platform),
+        resources=PodResources(
+            cpu=spec.cpu,
+            memory=spec.memory,
+            gpus=spec.gpus_per_replica,
+            gpu_resource=spec.gpu_resource,
+            claims=spec.resource_claims,
+        ),
+        files=PodFiles(
+            spec_map=names.child(run.metadata.name, "run"),
+            shared_memory=role in {names.TRAINER, names.INFERENCE},
+        ),
+        placement=PodPlacement(
+            node_selector={**spec.node_selector, **flavor.node_selector},
+            tolerations=[*map(toleration, spec.tolerations), *flavor.tolerations],
+            affinity=pod_overrides.pod_affinity(run, {**run_labels(run), names.ROLE: role}),
+            classes=pod_overrides.pod_classes(run, spec),
+            pod_group=pod_group_name(run, role),
+        ),
+        overrides=TemplateOverrides(
+            labels=flavor.labels,
+            annotations=flavor.annotations,
+            patch=pod_overrides.template_patch(spec.pod_template),
+        ),
     )
 
 
@@ -381,7 +393,7 @@ def _peer_env(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
 def _engine_env(run: RLRun) -> list[Manifest]:
     role = run.spec.roles.inference
     # Up to the maximum: the controller reads this once.
-    replicas = 0 if role is None else role.most
+    replicas = 0 if role is None else role.most_replicas
     targets = [role_address(run, names.INFERENCE, ordinal) for ordinal in range(replicas)]
     return [env("ETUDE_INFERENCE_TARGETS", ",".join(targets))] if targets else []
 

@@ -7,10 +7,16 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from etude.common.blobs import MissingError, Store
-from etude.common.checkpoints.job import Order, ended_well_or_exit, order_in, patiently, verify
+from etude.common.checkpoints.job import (
+    CheckpointOrder,
+    order_from_env,
+    retry_store_errors,
+    run_or_exit,
+    verify_checkpoint,
+)
 from etude.common.checkpoints.manifest import MANIFEST, CheckpointManifest
 from etude.common.errors import CorruptError
-from etude.common.role_inputs import store_for
+from etude.common.role_inputs import open_run_store
 
 
 def delete(store: Store, digest: str) -> None:
@@ -50,27 +56,27 @@ def _keys(store: Store, manifest: bytes) -> set[str]:
         raise CorruptError(f"{store.url}/{MANIFEST}: {cause}") from cause
 
 
-def carry_out(order: Order) -> None:
+def carry_out(order: CheckpointOrder) -> None:
     """Carry out the order; wait for a store that is down for a while.
 
     Raises:
         CorruptError: the checkpoint differs from the registered one.
         StoreError: the store stayed unreachable.
     """
-    store = store_for(order.uri, order.storage)
+    store = open_run_store(order.uri, order.storage)
 
     def work() -> None:
         if order.action == "delete":
             delete(store, order.digest)
         else:
-            verify(store, order.digest, depth=order.depth)
+            verify_checkpoint(store, order.digest, depth=order.depth)
 
-    patiently(work)
+    retry_store_errors(work)
 
 
 def main(env: Mapping[str, str] = os.environ) -> None:
     """Carry out the order in ETUDE_ORDER."""
-    ended_well_or_exit(lambda: carry_out(order_in(env)))
+    run_or_exit(lambda: carry_out(order_from_env(env)))
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def _run(cluster: Cluster, checkpoint: Checkpoint) -> RLRun | None:
         return None
     found = cluster.get(Ref("RLRun", checkpoint.metadata.namespace, about.name))
     with suppress(ValidationError):
-        return None if found is None else RLRun.understood(found)
+        return None if found is None else RLRun.parse_known_fields(found)
     return None
 
 
@@ -148,7 +148,7 @@ def _needs_egress_policy(cluster: Cluster, checkpoint: Checkpoint) -> bool:
 
 
 def _is_request(checkpoint: Checkpoint) -> bool:
-    return not checkpoint.saved.uri
+    return not checkpoint.saved_state.uri
 
 
 def _suspension(job: Manifest) -> str:
@@ -256,7 +256,9 @@ def _deletion(
     if checkpoint.spec.deletion_policy == "Retain" or _is_request(checkpoint):
         return Decision(status=checkpoint.status, actions=(release,))
     if seen.is_namespace_closing:
-        where = f"{checkpoint.saved.uri} stays in the store: delete it there if it is not needed"
+        where = (
+            f"{checkpoint.saved_state.uri} stays in the store: delete it there if it is not needed"
+        )
         note = Note(name="orphaned", reason=Reason.DATA_ORPHANED, message=where, is_warning=True)
         return Decision(status=checkpoint.status, actions=(note, release))
     return _deletion_by_job(checkpoint, seen, now, platform)

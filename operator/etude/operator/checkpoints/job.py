@@ -7,7 +7,7 @@ from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.checkpoints.job import VARIABLE
 from etude.operator import names
 from etude.operator.actions import Apply
-from etude.operator.builders.pod import SCRATCH_FOLDER, RolePod, env, job_spec
+from etude.operator.builders.pod import SCRATCH_FOLDER, PodResources, RolePod, env, job_spec
 from etude.operator.builders.run import Platform, resolved_spec
 
 VERIFY = "verify"
@@ -42,7 +42,7 @@ def data_job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Pla
         labels[names.SAVED_BY] = of_run.name
     whose = {names.CHECKPOINT: checkpoint.metadata.name}
     is_load = what == VERIFY and checkpoint.spec.verify == "Load"
-    plan = (
+    pod = (
         _loading_pod(checkpoint, run, platform)
         if is_load
         else _janitor_pod(checkpoint, what, platform)
@@ -56,7 +56,7 @@ def data_job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Pla
             "labels": labels,
             "annotations": whose,
         },
-        "spec": job_spec(plan, labels, whose),
+        "spec": job_spec(pod, labels, whose),
     }
     return Apply(manifest=manifest, manager=names.CHECKPOINT_FIELD_MANAGER)
 
@@ -88,7 +88,7 @@ def _loading_pod(checkpoint: Checkpoint, run: RLRun | None, platform: Platform) 
         command=LOADER,
         ports={},
         env=[env(VARIABLE, _order(checkpoint, VERIFY, model)), env("HOME", SCRATCH_FOLDER)],
-        memory=memory,
+        resources=PodResources(memory=memory),
         secret=_secret(checkpoint),
         grace_s=30,
     )
@@ -99,8 +99,8 @@ def _order(checkpoint: Checkpoint, what: str, model: str | None) -> str:
     assert storage is not None  # noqa: S101 - a written checkpoint has storage
     order = {
         "action": what,
-        "uri": checkpoint.saved.uri,
-        "digest": checkpoint.saved.manifest_digest,
+        "uri": checkpoint.saved_state.uri,
+        "digest": checkpoint.saved_state.manifest_digest,
         "storage": storage.to_json(),
         "depth": checkpoint.spec.verify,
     }

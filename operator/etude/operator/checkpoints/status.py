@@ -1,6 +1,6 @@
 """Status and phase of a checkpoint."""
 
-from etude.common.api.checkpoint.status import CheckpointStatus, Saved
+from etude.common.api.checkpoint.status import CheckpointStatus, SavedCheckpoint
 from etude.common.api.kinds import Checkpoint
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
@@ -24,8 +24,8 @@ def checkpoint_status(checkpoint: Checkpoint, fact: Fact, now: Moment) -> Checkp
     """The status with the Ready condition and the fields of the saved data."""
     otherwise = "Deleting" if checkpoint.metadata.deletion_timestamp else "Verifying"
     when = rfc3339(now.wall_s)
-    held = checkpoint.saved
-    copied = {name: getattr(held, name) for name in Saved.model_fields}
+    held = checkpoint.saved_state
+    copied = {name: getattr(held, name) for name in SavedCheckpoint.model_fields}
     return checkpoint.status.model_copy(
         update={
             **copied,

@@ -46,14 +46,16 @@ def main() -> None:
     roles = ("trainer", "inference", "rewards", "envserver")
     images = {role: f"{options.registry}/{role}:{options.tag}" for role in roles}
     try:
-        objects = [document.value for document in yaml_documents.read(options.file.read_bytes())]
+        objects = [
+            document.value for document in yaml_documents.parse_documents(options.file.read_bytes())
+        ]
         made = [m for each in objects for m in rendered(each, Platform(images=images))]
     except (OSError, ValueError) as cause:
         fix = f"etude lint {options.file} names each field that is wrong"
         error = UserError(Problem("InvalidSpec", str(cause), str(options.file), fix))
         sys.stderr.write(f"{error}\n")
         raise SystemExit(EXIT_INVALID) from cause
-    sys.stdout.write(yaml_documents.write(made))
+    sys.stdout.write(yaml_documents.dump_documents(made))
 
 
 if __name__ == "__main__":

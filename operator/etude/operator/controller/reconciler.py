@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from etude.common.api.meta import ObjectMeta
-from etude.common.api.run.status import Status
+from etude.common.api.run.status import StatusModel
 from etude.operator import tracing
 from etude.operator.actions import DealtWith, Decision, Moment, Note
 from etude.operator.builders.run import Platform
@@ -24,7 +24,7 @@ from etude.operator.remotes.clients import Peers
 from etude.operator.remotes.followers import Followers
 from etude.operator.remotes.report_store import ReportBook
 
-S = TypeVar("S", bound=Status)
+S = TypeVar("S", bound=StatusModel)
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ def told(manifest: Manifest, kind: type[S], error: ValidationError, now: Moment)
         now: both clocks.
     """
     try:
-        known = kind.understood(manifest.get("status", {}))
+        known = kind.parse_known_fields(manifest.get("status", {}))
     except ValidationError as of_status:
         return _of_a_newer_operator(_first(of_status))
     before = getattr(known, "conditions", ())

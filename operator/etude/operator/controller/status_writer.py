@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from etude.common.api.meta import Condition
-from etude.common.api.run.status import Status
+from etude.common.api.run.status import StatusModel
 from etude.operator import metrics
 from etude.operator.actions import Note
 from etude.operator.clock import Clock
@@ -58,7 +58,7 @@ class StatusWriter:
     """By uid."""
 
     async def write(
-        self, seen: Manifest, status: Status, *, is_passing: bool = False
+        self, seen: Manifest, status: StatusModel, *, is_passing: bool = False
     ) -> float | None:
         """Write a status that differs; returns the delay in seconds of a write that was held back.
 
@@ -70,7 +70,7 @@ class StatusWriter:
         Raises:
             ConflictError: the object has changed since it was observed.
         """
-        known = type(status).understood(seen.get("status", {}))
+        known = type(status).parse_known_fields(seen.get("status", {}))
         before, after = known.to_json(), status.to_json()
         told = self._about(seen)
         if after == before:
@@ -175,7 +175,7 @@ def _lasting(status: Mapping[str, Any]) -> dict[str, Any]:
     return lasting
 
 
-def _notes(before: Status, after: Status) -> list[Note]:
+def _notes(before: StatusModel, after: StatusModel) -> list[Note]:
     notes = [
         Note(
             name=f"{item.condition.type}-{item.condition.status}"
@@ -209,6 +209,6 @@ def _notes(before: Status, after: Status) -> list[Note]:
     return notes
 
 
-def _conditions(status: Status) -> Sequence[Condition]:
+def _conditions(status: StatusModel) -> Sequence[Condition]:
     found: Sequence[Condition] = getattr(status, "conditions", ())
     return found

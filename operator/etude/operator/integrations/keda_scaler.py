@@ -14,7 +14,7 @@ from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.errors import InvalidFieldError, UnavailableError, UnknownIdError, WrongStateError
 from etude.common.rpc.server import Server
-from etude.common.tls.transport import Wire, own
+from etude.common.tls.transport import TransportSecurity, process_security
 from etude.keda import external_scaler_pb2 as keda
 from etude.keda import external_scaler_pb2_grpc
 from etude.operator.kube.interface import Cluster
@@ -85,7 +85,7 @@ class Demands:
         if manifest is None:
             raise UnknownIdError(f"no EnvPool {name} in namespace {namespace}")
         try:
-            return EnvPool.understood(manifest)
+            return EnvPool.parse_known_fields(manifest)
         except ValidationError as cause:
             raise WrongStateError(f"EnvPool {name} is not valid: see its conditions") from cause
 
@@ -166,7 +166,7 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
 
 @contextlib.asynccontextmanager
 async def serving(
-    cluster: Cluster, host: str, port: int | None, *, wire: Wire | None = None
+    cluster: Cluster, host: str, port: int | None, *, wire: TransportSecurity | None = None
 ) -> AsyncIterator[Server | None]:
     """Serve the scaler for the duration of the block; does nothing without a port.
 
@@ -184,14 +184,14 @@ async def serving(
         return
     # KEDA has no certificate of this trust domain, and needs none: TLS proves the server and
     # encrypts. Only counts are served, and a NetworkPolicy limits the clients.
-    told = wire or own()
+    told = wire or process_security()
     credentials = told.credentials.for_server(asks=False) if told.credentials is not None else None
-    unasked = Wire(leaves_machine=told.leaves_machine)
-    server = Server([SERVICE], host, port, wire=unasked, open_credentials=credentials)
+    unasked = TransportSecurity(allows_remote_plaintext=told.allows_remote_plaintext)
+    server = Server([SERVICE], host, port, security=unasked, open_credentials=credentials)
     service = ScalerService(Demands(cluster))
     external_scaler_pb2_grpc.add_ExternalScalerServicer_to_server(service, server.grpc_server)
     await server.start()
-    await server.ready()
+    await server.set_ready()
     try:
         yield server
     finally:

@@ -92,7 +92,7 @@ async def serve(settings: Settings) -> None:
         settings.host,
         settings.port,
         open_credentials=own.credentials(),
-        most_calls=MOST_CALLS,
+        max_concurrent_calls=MOST_CALLS,
     )
     certificates_pb2_grpc.add_CertificateServiceServicer_to_server(service, server.grpc_server)
     probes = Probes(settings.probe_port, settings.host)
@@ -101,7 +101,7 @@ async def serve(settings: Settings) -> None:
         with shutdown_signals(stop):
             await probes.start()
             await server.start()
-            await server.ready()
+            await server.set_ready()
             probes.ready = True
             await stop.wait()
             probes.ready = False

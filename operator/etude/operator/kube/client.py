@@ -174,7 +174,9 @@ class KubernetesCluster(Cluster):
         address = (pod or {}).get("status", {}).get("podIP")
         if not address:
             return f"{host}.{namespace}.svc:{port}"
-        return targets.named(f"{host.partition('.')[2]}.{namespace}.svc", f"{address}:{port}")
+        return targets.named_target(
+            f"{host.partition('.')[2]}.{namespace}.svc", f"{address}:{port}"
+        )
 
     @override
     def served(self, kinds: Collection[str]) -> frozenset[str]:

@@ -124,7 +124,7 @@ def _like(before: JsonValue, text: str, setting: str) -> JsonValue:
     if isinstance(before, str):
         return text
     try:
-        found = yaml_documents.read(text.encode())
+        found = yaml_documents.parse_documents(text.encode())
     except InvalidYamlError as cause:
         raise UserError(_problem(setting, str(cause))) from cause
     return found[0].value if found else None

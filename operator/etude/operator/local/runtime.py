@@ -182,8 +182,8 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
         UserError: naming all errors.
     """
     try:
-        data = yaml_documents.content(file)
-        found = [document.value for document in yaml_documents.read(data)]
+        data = yaml_documents.read_bounded(file)
+        found = [document.value for document in yaml_documents.parse_documents(data)]
     except (OSError, yaml_documents.InvalidYamlError) as cause:
         raise UserError(
             Problem("InvalidYaml", str(cause), str(file), "give a readable YAML file")
@@ -194,7 +194,7 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
         for value in objects
     ]
     # Rewritten only if settings changed it, so that positions in findings are those of the file.
-    checked = yaml_documents.write(objects).encode() if settings else data
+    checked = yaml_documents.dump_documents(objects).encode() if settings else data
     findings = lint_bytes(checked, name=str(file))
     if findings:
         sys.stderr.write("".join(f"{finding.text()}\n" for finding in findings))
@@ -211,7 +211,7 @@ def _run(folder: Path, objects: list[Object]) -> int:
     local = [_named(localize.on_this_machine(value, folder)) for value in objects]
     run = next(m for m in local if m["kind"] == "RLRun")
     before = run_folder.last_of(folder, run)
-    (folder / "run.yaml").write_text(yaml_documents.write(objects), encoding="utf-8")
+    (folder / "run.yaml").write_text(yaml_documents.dump_documents(objects), encoding="utf-8")
     if before is not None and is_true(before, "Complete"):
         log.info("complete already: %s", run_folder.ending(before))
         return 0

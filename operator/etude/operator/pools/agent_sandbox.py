@@ -5,11 +5,11 @@ from collections.abc import Collection, Iterator, Mapping
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.backend import Backend
 from etude.common.api.run.pod_template import (
-    directives,
+    directive_errors,
+    host_access_errors,
     is_reserved,
     is_reserved_label,
-    leaks,
-    variables,
+    variable_names,
 )
 from etude.operator import names
 from etude.operator.builders.run import Platform
@@ -69,9 +69,9 @@ def _forbidden_fields(template: Mapping[str, Manifest]) -> Iterator[str]:
         if is_reserved_label(key):
             yield f"metadata.labels: {key} is reserved for the operator"
     spec = template.get("spec", {})
-    for words in (*directives(spec), *leaks(spec)):
+    for words in (*directive_errors(spec), *host_access_errors(spec)):
         yield f"spec.{words}"
-    for name in variables(spec, names.NODE):
+    for name in variable_names(spec, names.NODE):
         if is_reserved(name):
             yield f"spec.containers: {name} is set by the operator"
 

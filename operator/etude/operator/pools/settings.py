@@ -65,7 +65,7 @@ def planning_config(spec: EnvPoolSpec) -> PoolScalingConfig:
 def schedule_problems(spec: EnvPoolSpec, *, at: str) -> Iterator[str]:
     """Problems of a schedule that no schema can express, each with its field and fix."""
     for place, entry in enumerate(spec.autoscaling.schedule if spec.autoscaling else ()):
-        found = cron.problem(entry.cron, entry.time_zone)
+        found = cron.find_problem(entry.cron, entry.time_zone)
         if found is not None:
             which = f"{at}.autoscaling.schedule[{place}].{found.field}"
             yield f"{which}: {found.what}: {found.fix}"

@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pydantic import JsonValue
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.lint.messages import few
-from etude.common.api.lint.operator_rules import UNCOUNTED, WAY_OUT
+from etude.common.api.lint.messages import abbreviate_names
+from etude.common.api.lint.operator_rules import UNCOUNTED, UNCOUNTED_FIX
 from etude.common.api.run.algorithms import check_algorithm
 from etude.common.api.run.pod_template import (
-    directives,
+    directive_errors,
+    duplicate_errors,
+    host_access_errors,
     is_reserved,
-    leaks,
-    malformed,
-    repeated,
-    variables,
+    shape_errors,
+    variable_names,
 )
 from etude.common.api.run.rewards import check_function
 from etude.common.api.run.status import RLRunStatus
@@ -89,7 +89,7 @@ def _uncounted_budget(run: RLRun) -> Iterator[str]:
     for role in desired.pods_by_role(run):
         spec = desired.role_spec(run, role)
         if run.spec.budget.gpu_hours and spec.resource_claims and not spec.gpus_per_replica:
-            yield f"spec.budget.gpuHours: {UNCOUNTED}, and roles.{role} has no others; {WAY_OUT}"
+            yield f"spec.budget.gpuHours: {UNCOUNTED}, and roles.{role} has no others; {UNCOUNTED_FIX}"
 
 
 def _reserved_names(run: RLRun) -> Iterator[str]:
@@ -103,11 +103,15 @@ def _wrong_templates(run: RLRun) -> Iterator[str]:
     """Pod templates that would override fields of the operator."""
     for role in desired.pods_by_role(run):
         spec, at = desired.role_spec(run, role).pod_template.spec, f"spec.roles.{role}.podTemplate"
-        for message in malformed(spec, role):
+        for message in shape_errors(spec, role):
             yield f"{at}.spec.{message}"
-        for message in (*directives(spec), *leaks(spec), *repeated(spec)):
+        for message in (
+            *directive_errors(spec),
+            *host_access_errors(spec),
+            *duplicate_errors(spec),
+        ):
             yield f"{at}.spec.{message}; remove it"
-        for name in variables(spec, role):
+        for name in variable_names(spec, role):
             if is_reserved(name):
                 yield f"{at}.spec.containers: {name} is set by the operator; remove it"
 
@@ -133,7 +137,7 @@ def _wrong_pools(run: RLRun, seen: ObservedRun, platform: Platform) -> Iterator[
         known = [t.name for t in template.templates] if template is not None else []
         if role.template not in known:
             whose = f"EnvPool {role.pool_ref.name}" if role.pool_ref is not None else "poolTemplate"
-            message = f"{at}.template: {role.template} is not in {whose}.templates: {few(known)}"
+            message = f"{at}.template: {role.template} is not in {whose}.templates: {abbreviate_names(known)}"
             yield no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
 
 

@@ -65,7 +65,7 @@ def _resolve(run: RLRun, seen: ObservedRun, platform: Platform) -> Resolved:
     resolved = run.status.resolved or Resolved(images=dict(platform.images))
     if run.spec.model.checkpoint_ref is None:
         return resolved.model_copy(update={"model_uri": None})
-    if seen.model is None or not seen.model.saved.uri:
+    if seen.model is None or not seen.model.saved_state.uri:
         return resolved
     return resolved.model_copy(update={"model_uri": start_weights.model_folder(seen.model)})
 

@@ -98,9 +98,15 @@ class ObservedRun:
         After a resume from an earlier one that is not the highest step. Checkpoints off the lineage
         may be of the same step, and do not count.
         """
-        saved = ((c.saved.branch, _created_at(c), c.saved.step) for c in self.checkpoints)
+        saved = (
+            (c.saved_state.branch, _created_at(c), c.saved_state.step) for c in self.checkpoints
+        )
         branch, _, step = max(saved, default=(0, "", 0))
-        return [c for c in self.checkpoints if (c.saved.branch, c.saved.step) == (branch, step)]
+        return [
+            c
+            for c in self.checkpoints
+            if (c.saved_state.branch, c.saved_state.step) == (branch, step)
+        ]
 
     @property
     def has_saved(self) -> bool:
@@ -205,12 +211,16 @@ def observe_run(
         sandboxes=_sandboxes(book, run, pools.values()),
         plan_ratios=inaccurate_plans(book, run.metadata.uid, pools.values()),
         checkpoints=sorted(
-            (c for c in found if c.saved.uri),
-            key=lambda c: (not is_off_lineage(c, run.status.resumption), c.saved.step, is_ready(c)),
+            (c for c in found if c.saved_state.uri),
+            key=lambda c: (
+                not is_off_lineage(c, run.status.resumption),
+                c.saved_state.step,
+                is_ready(c),
+            ),
             reverse=True,
         ),
         requests=sorted(
-            (c for c in found if not c.saved.uri and not c.metadata.deletion_timestamp),
+            (c for c in found if not c.saved_state.uri and not c.metadata.deletion_timestamp),
             key=lambda c: (c.metadata.creation_timestamp or "", c.metadata.name),
         ),
         report=book.run(run.metadata.uid),
@@ -229,7 +239,7 @@ def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
         if manifest is not None and (is_own or role.pool_ref is not None):
             # A spec that our schema refuses is reported in the pool's own status.
             with suppress(ValidationError):
-                pools[role.name] = EnvPool.understood(manifest)
+                pools[role.name] = EnvPool.parse_known_fields(manifest)
     return pools
 
 
@@ -257,7 +267,7 @@ def _sandboxes(book: ReportBook, run: RLRun, pools: Iterable[EnvPool]) -> int:
 def _checkpoint(manifest: Manifest) -> Checkpoint | None:
     """The checkpoint; None if a newer operator wrote fields that this one cannot read."""
     try:
-        return Checkpoint.understood(manifest)
+        return Checkpoint.parse_known_fields(manifest)
     except ValidationError:
         return None
 

@@ -105,7 +105,7 @@ def _needed_roles(context: RunContext) -> list[RoleStatus]:
 def _are_pods_ready(context: RunContext) -> bool:
     """The pods of the active phase are ready; engines above the minimum may come later."""
     engines = context.run.spec.roles.inference
-    least = {names.INFERENCE: engines.least} if engines is not None else {}
+    least = {names.INFERENCE: engines.least_replicas} if engines is not None else {}
     return all(
         role.desired > 0 and role.ready >= min(role.desired, least.get(role.name, role.desired))
         for role in _needed_roles(context)

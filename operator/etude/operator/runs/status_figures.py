@@ -41,7 +41,7 @@ def observed_figures(
     if ready is not None:
         found["last_checkpoint"] = CheckpointSummary(
             name=ready.metadata.name,
-            step=ready.saved.step,
+            step=ready.saved_state.step,
             time=ready.status.verified_time or rfc3339(now.wall_s),
         )
     elif resumption is not None and resumption.number:
@@ -60,7 +60,7 @@ def _best_checkpoint(run: RLRun, seen: ObservedRun, now: Moment) -> BestCheckpoi
         return None
     return BestCheckpoint(
         name=best[0].metadata.name,
-        step=best[0].saved.step,
+        step=best[0].saved_state.step,
         time=best[0].status.verified_time or rfc3339(now.wall_s),
         metric=format_figure(value) or "0",
     )

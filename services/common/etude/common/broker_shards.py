@@ -11,7 +11,7 @@ MAX_SHARDS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class BrokerShard:
     """One broker of a pool that has several."""
 
     index: int
@@ -37,7 +37,7 @@ class Shard:
         return shard_of(run_id, self.count) == self.index
 
 
-ONLY = Shard(0, 1)
+SINGLE_BROKER = BrokerShard(0, 1)
 """The broker of a pool that has one."""
 
 
@@ -48,7 +48,7 @@ def shard_of(run_id: str, count: int) -> int:
     return int.from_bytes(blake3(run_id.encode()).digest(length=8), "big") % count
 
 
-def targets(text: str) -> tuple[str, ...]:
+def parse_targets(text: str) -> tuple[str, ...]:
     """The brokers of one pool in their order: host:port, separated by commas.
 
     Raises:
@@ -74,13 +74,13 @@ def brokers_by_environment(text: str) -> dict[str, str]:
         raise ValueError("ETUDE_BROKERS: must be an object of environment names and host:port")
     for name, brokers in found.items():
         try:
-            targets(brokers)
+            parse_targets(brokers)
         except ValueError as cause:
             raise ValueError(f"ETUDE_BROKERS: {name}: {cause}") from cause
     return found
 
 
-def target_of(run_id: str, brokers: str) -> str:
+def broker_target(run_id: str, brokers: str) -> str:
     """host:port of the broker that serves a run."""
-    found: Sequence[str] = targets(brokers)
+    found: Sequence[str] = parse_targets(brokers)
     return found[shard_of(run_id, len(found))]

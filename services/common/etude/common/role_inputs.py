@@ -70,7 +70,7 @@ def read_pool(path: Path) -> ResolvedPool:
 
 def _read(path: Path, model: type[M]) -> M:
     try:
-        return model.understood(json.loads(path.read_bytes()))
+        return model.parse_known_fields(json.loads(path.read_bytes()))
     except (OSError, ValueError) as cause:
         raise UserError(
             Problem(
@@ -82,12 +82,12 @@ def _read(path: Path, model: type[M]) -> M:
         ) from cause
 
 
-def store_for(uri: str, storage: StoreAccess) -> Store:
+def open_run_store(uri: str, storage: StoreAccess) -> Store:
     """The store at uri, reached with the run's endpoint and region."""
     return open_store(uri, endpoint=storage.endpoint, region=storage.region)
 
 
-def source_for(uri: str, access: StoreAccess) -> Store:
+def open_source(uri: str, access: StoreAccess) -> Store:
     """The store at uri, to read from; unlike `store_for` it makes no folder.
 
     Raises:
@@ -96,10 +96,10 @@ def source_for(uri: str, access: StoreAccess) -> Store:
     folder = folder_of(uri)
     if folder is not None and not folder.is_dir():
         raise UserError(_nothing_there(uri))
-    return store_for(uri, access)
+    return open_run_store(uri, access)
 
 
-def materialise(uri: str, scratch: Path, storage: StoreAccess) -> Path:
+def local_folder(uri: str, scratch: Path, storage: StoreAccess) -> Path:
     """A local folder with the content of uri: the folder itself, or a download of the prefix.
 
     A download is used again as long as the prefix holds the same objects.
@@ -113,7 +113,7 @@ def materialise(uri: str, scratch: Path, storage: StoreAccess) -> Path:
         if not folder.exists():
             raise UserError(_nothing_there(uri))
         return folder
-    store = store_for(uri, storage)
+    store = open_run_store(uri, storage)
     found = list(store.list(""))
     if not found:
         raise UserError(_nothing_there(uri))

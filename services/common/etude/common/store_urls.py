@@ -18,7 +18,7 @@ BUCKET = r"^[A-Za-z0-9][-A-Za-z0-9._]{2,254}$"
 """Wider than the names that may be given today: old buckets keep theirs."""
 
 
-class Bucket(NamedTuple):
+class BucketUrl(NamedTuple):
     """The bucket and prefix that an s3:// URL names."""
 
     name: str
@@ -66,7 +66,7 @@ def folder_of(url: str) -> Path | None:
     return Path(path)
 
 
-def bucket_of(url: str) -> Bucket | None:
+def bucket_of(url: str) -> BucketUrl | None:
     """The bucket of an s3://bucket/prefix URL; None for any other.
 
     Raises:
@@ -82,10 +82,10 @@ def bucket_of(url: str) -> Bucket | None:
     if prefix and (not prefix.isprintable() or {"", ".", ".."} & set(prefix.split("/"))):
         fix = "use s3://bucket/prefix; a prefix has no control characters, and none of //, . and .."
         raise UserError(Problem("InvalidStorage", "names no prefix", url, fix))
-    return Bucket(parts.netloc, prefix)
+    return BucketUrl(parts.netloc, prefix)
 
 
-def no_store(url: str, *, where: str = "storage.uri") -> Problem:
+def invalid_store_problem(url: str, *, where: str = "storage.uri") -> Problem:
     """Problem with a URL that is neither folder nor bucket."""
     fix = "use file:///absolute/folder or s3://bucket/prefix"
     if url and "://" not in url:
@@ -97,4 +97,4 @@ def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as cause:  # brackets where an address would be
-        raise UserError(no_store(url)) from cause
+        raise UserError(invalid_store_problem(url)) from cause

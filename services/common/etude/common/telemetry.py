@@ -60,7 +60,9 @@ def _row(span: ReadableSpan) -> dict[str, object]:
     }
 
 
-def setup(service: str, *, otlp_endpoint: str | None, traces_file: Path | None) -> TracerProvider:
+def setup_tracing(
+    service: str, *, otlp_endpoint: str | None, traces_file: Path | None
+) -> TracerProvider:
     """Send this process's trace spans to the collector, else to the file, else nowhere."""
     provider = TracerProvider(resource=Resource.create({"service.name": service}))
     exporter: SpanExporter | None = None
@@ -79,7 +81,7 @@ def setup(service: str, *, otlp_endpoint: str | None, traces_file: Path | None) 
     return provider
 
 
-def inject() -> tuple[tuple[str, str], ...]:
+def trace_metadata() -> tuple[tuple[str, str], ...]:
     """The current trace context as gRPC metadata."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
@@ -87,7 +89,7 @@ def inject() -> tuple[tuple[str, str], ...]:
 
 
 @contextlib.contextmanager
-def attached(metadata: Iterable[tuple[str, str | bytes]] | None) -> Iterator[None]:
+def continue_trace(metadata: Iterable[tuple[str, str | bytes]] | None) -> Iterator[None]:
     """Continue the caller's trace inside the block."""
     carrier = {key: value for key, value in metadata or () if isinstance(value, str)}
     token = context.attach(propagate.extract(carrier))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from etude.common import broker_shards
-from etude.common.broker_shards import Shard
+from etude.common.broker_shards import BrokerShard
 from etude.common.run_folder.state import images_folder
 
 
@@ -49,7 +49,7 @@ class BrokerSettings:
     """Settings of a broker."""
 
     server: ServerSettings
-    shard: Shard
+    shard: BrokerShard
     """This broker's place among the pool's brokers."""
 
     @classmethod
@@ -61,7 +61,7 @@ class BrokerSettings:
             ValueError: naming a variable that cannot be read.
         """
         try:
-            shard = Shard.parse(env.get("ETUDE_SHARD", "0/1"))
+            shard = BrokerShard.parse(env.get("ETUDE_SHARD", "0/1"))
         except ValueError as error:
             raise ValueError(f"ETUDE_SHARD: {error}") from error
         return cls(server=ServerSettings.from_env("7020", env), shard=shard)
@@ -96,7 +96,7 @@ class HostSettings:
         server = ServerSettings.from_env("7030", env)
         secrets = env.get("ETUDE_EGRESS_SECRETS")
         try:
-            broker_targets = broker_shards.targets(env["ETUDE_BROKER_TARGET"])
+            broker_targets = broker_shards.parse_targets(env["ETUDE_BROKER_TARGET"])
         except ValueError as error:
             raise ValueError(f"ETUDE_BROKER_TARGET: {error}") from error
         return cls(

@@ -47,8 +47,8 @@ async def serve(settings: Settings) -> None:
     for port in (settings.port, settings.http_port):
         # Building the engine takes many seconds: report a port in use before.
         socket.create_server((settings.host, port)).close()
-    require_readable(role_inputs.store_for(run.spec.storage.uri, run.spec.storage))
-    provider = telemetry.setup(
+    require_readable(role_inputs.open_run_store(run.spec.storage.uri, run.spec.storage))
+    provider = telemetry.setup_tracing(
         "etude-inference",
         otlp_endpoint=run.spec.observability.otlp_endpoint,
         traces_file=settings.traces_file,

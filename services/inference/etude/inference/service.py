@@ -133,7 +133,7 @@ def _model_call(
     info = service.engine.info
     # The caller's context is attached only while the span starts: a generator that is closed by
     # a cancelled call would detach it in another context.
-    with telemetry.attached(context.invocation_metadata()):
+    with telemetry.continue_trace(context.invocation_metadata()):
         span = _tracer.start_span(
             f"chat {info.model}",
             kind=SpanKind.SERVER,
@@ -185,7 +185,7 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
             weights_pb2.CommitVersionRequest, weights_pb2.CommitVersionResponse
         ],
     ) -> weights_pb2.CommitVersionResponse:
-        with telemetry.attached(context.invocation_metadata()):
+        with telemetry.continue_trace(context.invocation_metadata()):
             version = VersionId.from_proto(request.version)
             status = await self.receiver.commit(version)
         return weights_pb2.CommitVersionResponse(status=status.to_proto())
@@ -209,7 +209,7 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
             weights_pb2.StageVersionRequest, weights_pb2.StageVersionResponse
         ],
     ) -> weights_pb2.StageVersionResponse:
-        with telemetry.attached(context.invocation_metadata()):
+        with telemetry.continue_trace(context.invocation_metadata()):
             status = await self.receiver.stage(VersionId.from_proto(request.version))
         return weights_pb2.StageVersionResponse(status=status.to_proto())
 
@@ -221,7 +221,7 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
             weights_pb2.RollbackVersionRequest, weights_pb2.RollbackVersionResponse
         ],
     ) -> weights_pb2.RollbackVersionResponse:
-        with telemetry.attached(context.invocation_metadata()):
+        with telemetry.continue_trace(context.invocation_metadata()):
             status = await self.receiver.roll_back(VersionId.from_proto(request.version))
         return weights_pb2.RollbackVersionResponse(status=status.to_proto())
 

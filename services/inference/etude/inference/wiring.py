@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass, field
 
 from etude.common.probes import Probes
-from etude.common.role_inputs import ResolvedRun, store_for
+from etude.common.role_inputs import ResolvedRun, open_run_store
 from etude.common.rpc.server import Server
 from etude.inference.engine.replica import Replica
 from etude.inference.service import SERVICES, Inference, Weights
@@ -36,7 +36,7 @@ class Role:
         self._instance = f"{self.settings.pod}.{secrets.token_hex(4)}"
         self.receiver = Receiver(
             stager=Stager(
-                store_for(self.run.spec.storage.uri, self.run.spec.storage),
+                open_run_store(self.run.spec.storage.uri, self.run.spec.storage),
                 self.run.uid,
                 self.settings.scratch,
             ),
@@ -97,7 +97,7 @@ class Role:
     async def _show_readiness(self) -> None:
         async for status in self.receiver.watch():
             if status.is_ready != self.probes.ready:
-                await self._server.ready(is_ready=status.is_ready)
+                await self._server.set_ready(is_ready=status.is_ready)
                 self.probes.ready = status.is_ready
 
     def _version(self) -> str | None:

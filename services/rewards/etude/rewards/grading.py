@@ -13,7 +13,7 @@ import grpc
 from typing_extensions import override
 
 from etude.common import telemetry
-from etude.common.broker_shards import target_of
+from etude.common.broker_shards import broker_target
 from etude.common.harbor.task import REWARD_PATH, HarborTask
 from etude.common.rpc import channels
 from etude.common.rpc.retry_after import retry_after_s
@@ -94,7 +94,7 @@ class BrokerSandboxes(Sandboxes):
 
     @override
     async def grade(self, job: Job, handed: Sequence[Handed]) -> list[Answer]:
-        target = target_of(self.run_id, self.brokers[job.pool])
+        target = broker_target(self.run_id, self.brokers[job.pool])
         broker = environments_pb2_grpc.EnvBrokerServiceStub(self.channel(target))
         places: dict[str, list[int]] = {}
         for place, each in enumerate(handed):
@@ -194,7 +194,7 @@ class _Batch:
         self, request: environments_pb2.LaunchBatchRequest, group: asyncio.TaskGroup
     ) -> None:
         call = self.broker.LaunchBatch(
-            request, timeout=self.job.left_s, metadata=telemetry.inject()
+            request, timeout=self.job.left_s, metadata=telemetry.trace_metadata()
         )
         async for launched in call:
             self._waiting -= 1
@@ -220,7 +220,7 @@ class _Batch:
                 _requests(lease, self.job, diff),
                 # The host counts the limit from the start of the tests, which may wait for a core.
                 timeout=self.job.left_s,
-                metadata=telemetry.inject(),
+                metadata=telemetry.trace_metadata(),
             )
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:

@@ -24,7 +24,7 @@ async def serve(settings: Settings) -> None:
     from etude.v1 import rewards_pb2, rewards_pb2_grpc
 
     run = role_inputs.read_run(settings.run_file)
-    provider = telemetry.setup(
+    provider = telemetry.setup_tracing(
         "etude-rewards",
         otlp_endpoint=run.spec.observability.otlp_endpoint,
         traces_file=settings.traces_file,
@@ -38,7 +38,7 @@ async def serve(settings: Settings) -> None:
     with process.shutdown_signals(stop):
         await probes.start()
         await server.start()
-        await server.ready()
+        await server.set_ready()
         probes.ready = True
         await stop.wait()
         probes.ready = False

@@ -58,7 +58,7 @@ class Scorer:
         ]
 
     def _task(self, uri: str, pool: str, deadline_s: float) -> Task:
-        task = harbor_task.read_task(role_inputs.materialise(uri, self.scratch, self.storage))
+        task = harbor_task.read_task(role_inputs.local_folder(uri, self.scratch, self.storage))
         limit_s = min(task.verifier_timeout_s, self.rubric.verifier.limit_s)
         job = Job(task, uri, pool, task.tests(), limit_s, deadline_s)
         return Task(job, task.digest())

@@ -44,7 +44,7 @@ class RewardService(rewards_pb2_grpc.RewardServiceServicer):
         started = time.monotonic()
         left_s = min(context.time_remaining() or MAX_SCORE_S, MAX_SCORE_S)
         with (
-            telemetry.attached(context.invocation_metadata()),
+            telemetry.continue_trace(context.invocation_metadata()),
             tracer.start_as_current_span("score", attributes=_attributes(request)),
         ):
             outcomes = await self.scorer.score(

@@ -1,6 +1,6 @@
 """Exit codes of the trainer process."""
 
-from etude.common.blobs import is_away
+from etude.common.blobs import is_unavailable
 from etude.common.process import EXIT_TRY_AGAIN
 
 
@@ -9,4 +9,4 @@ def exit_code(error: BaseException) -> int:
 
     A store that refuses access counts as an error: retrying for ever would hold the run's nodes.
     """
-    return EXIT_TRY_AGAIN if is_away(error) else 1
+    return EXIT_TRY_AGAIN if is_unavailable(error) else 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import etude.v1
 from etude.common.tls.identity import Identity
-from etude.common.tls.policy import CALLERS, OPEN, refusal
+from etude.common.tls.policy import ALLOWED_CALLERS, OPEN, refusal
 
 JUDGES_BY_TOKEN = "etude.v1.CertificateService"
 FILES = [
@@ -60,7 +60,7 @@ def roles_that_may(method: str) -> set[str]:
 
 def test_every_service_of_the_wire_is_on_the_list() -> None:
     services = {method.rpartition("/")[0].removeprefix("/") for method in METHODS}
-    assert services == {name.partition("/")[0] for name in CALLERS}
+    assert services == {name.partition("/")[0] for name in ALLOWED_CALLERS}
 
 
 @pytest.mark.parametrize(

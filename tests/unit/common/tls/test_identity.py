@@ -72,13 +72,13 @@ def test_a_server_answers_by_the_name_of_its_service(identity: str, name: str) -
     ],
 )
 def test_a_target_says_where_and_who(target: str, address: str, name: str) -> None:
-    assert targets.expected(target, "lab") == (address, name)
+    assert targets.require_server_name(target, "lab") == (address, name)
 
 
 @pytest.mark.parametrize("target", ["10.1.2.3:7030", "[fd00::1]:7030", "broker:7020"])
 def test_a_target_that_does_not_say_who_answers_is_refused(target: str) -> None:
     with pytest.raises(UserError, match="does not name the server"):
-        targets.expected(target, "lab")
+        targets.require_server_name(target, "lab")
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.lint.linter import lint_text
 from etude.common.api.run.pod_template import (
     MERGE_KEYS,
-    directives,
+    directive_errors,
+    duplicate_errors,
+    host_access_errors,
     is_reserved,
-    leaks,
-    malformed,
-    repeated,
-    variables,
+    shape_errors,
+    variable_names,
 )
 from etude.operator.builders import run as desired
 from etude.operator.builders import strategic_merge
@@ -203,7 +203,7 @@ def test_labels_of_the_operator_cannot_be_taken(run_body: Build, label: str) -> 
 
 def test_a_label_may_have_the_name_of_a_list() -> None:
     chosen: Manifest = {"labelSelector": {"matchLabels": {"env": "prod"}}, "topologyKey": "zone"}
-    assert not list(malformed({"topologySpreadConstraints": [chosen]}, "trainer"))
+    assert not list(shape_errors({"topologySpreadConstraints": [chosen]}, "trainer"))
 
 
 KEYS = st.sampled_from([*MERGE_KEYS, *MERGE_KEYS.values(), "command", "resources", "$patch", "x"])
@@ -233,5 +233,11 @@ def test_whatever_is_laid_over_is_refused_by_name_or_makes_a_run(
 
 def judged(spec: Manifest) -> list[str]:
     """What is said of a pod spec; all that judge it take any."""
-    names = [name for name in variables(spec, "trainer") if is_reserved(name)]
-    return [*malformed(spec, "trainer"), *directives(spec), *leaks(spec), *repeated(spec), *names]
+    names = [name for name in variable_names(spec, "trainer") if is_reserved(name)]
+    return [
+        *shape_errors(spec, "trainer"),
+        *directive_errors(spec),
+        *host_access_errors(spec),
+        *duplicate_errors(spec),
+        *names,
+    ]

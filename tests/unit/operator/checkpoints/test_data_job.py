@@ -7,7 +7,7 @@ import pytest
 from etude.common.api.run.checkpointing import Depth
 from etude.common.blobs import MemoryStore
 from etude.common.checkpoints import manifest as checkpoints_manifest
-from etude.common.checkpoints.job import verify
+from etude.common.checkpoints.job import verify_checkpoint
 from etude.common.checkpoints.manifest import CheckpointManifest
 from etude.common.errors import CorruptError, StoreError
 from etude.operator.checkpoints import data_job
@@ -30,7 +30,7 @@ def written(store: MemoryStore, *keys: str, step: int = 7, epoch: int = 1) -> st
         epoch=epoch,
         policy_version=1,
         reason="Scheduled",
-        objects=[checkpoints_manifest.described(store, "", key) for key in keys],
+        objects=[checkpoints_manifest.describe_object(store, "", key) for key in keys],
     )
     data = manifest.model_dump_json().encode()
     store.put(checkpoints_manifest.MANIFEST, data)
@@ -82,7 +82,7 @@ def test_a_deletion_that_broke_off_spares_what_was_written_since(store: MemorySt
     store.put(f"deleting-{old}.json", store.get(checkpoints_manifest.MANIFEST))
     new = written(store, "learner/0", epoch=2)
     data_job.delete(store, old)
-    verify(store, new)
+    verify_checkpoint(store, new)
     assert set(store.objects) == {"learner/0", checkpoints_manifest.MANIFEST}
 
 
@@ -96,21 +96,21 @@ def test_a_manifest_check_reads_no_object_and_misses_what_only_reading_shows(
     store: MemoryStore,
 ) -> None:
     digest = written(store, "learner/0", "controller.json")
-    verify(store, digest, depth="Manifest")
+    verify_checkpoint(store, digest, depth="Manifest")
     store.put("learner/0", b"x" * len(store.get("learner/0")))
-    verify(store, digest, depth="Manifest")
+    verify_checkpoint(store, digest, depth="Manifest")
     with pytest.raises(CorruptError, match="learner/0: does not match"):
-        verify(store, digest)
+        verify_checkpoint(store, digest)
 
 
 def test_a_manifest_check_finds_what_is_missing_or_cut_short(store: MemoryStore) -> None:
     digest = written(store, "learner/0", "controller.json")
     store.put("learner/0", b"x")
     with pytest.raises(CorruptError, match="learner/0: has 1 bytes, not 14"):
-        verify(store, digest, depth="Manifest")
+        verify_checkpoint(store, digest, depth="Manifest")
     store.delete(["learner/0"])
     with pytest.raises(CorruptError, match="learner/0: is missing"):
-        verify(store, digest, depth="Manifest")
+        verify_checkpoint(store, digest, depth="Manifest")
 
 
 @pytest.mark.parametrize("depth", ["Manifest", "Checksums"])
@@ -118,7 +118,7 @@ def test_a_manifest_that_was_written_anew_is_not_the_one_that_was_registered(
     store: MemoryStore, depth: Depth
 ) -> None:
     registered = written(store, "learner/0")
-    verify(store, registered, depth=depth)
+    verify_checkpoint(store, registered, depth=depth)
     written(store, "learner/0", epoch=2)
     with pytest.raises(CorruptError, match="has digest"):
-        verify(store, registered, depth=depth)
+        verify_checkpoint(store, registered, depth=depth)

@@ -46,7 +46,7 @@ async def running(lab: Any, run_body: Any) -> Any:
 def found(lab: Any) -> dict[int, Checkpoint]:
     objects = lab.cluster.objects().items()
     made = [Checkpoint.model_validate(m) for key, m in objects if key.kind == "Checkpoint"]
-    return {each.saved.step: each for each in made}
+    return {each.saved_state.step: each for each in made}
 
 
 def stick(lab: Any, status: dict[str, Any]) -> None:

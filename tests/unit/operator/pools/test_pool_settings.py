@@ -13,7 +13,7 @@ from etude.operator.pools.settings import pool_config, schedule_problems
 
 
 def understood(**spec: Any) -> EnvPool:
-    return EnvPool.understood(
+    return EnvPool.parse_known_fields(
         {
             "apiVersion": "etude.dev/v1alpha1",
             "kind": "EnvPool",

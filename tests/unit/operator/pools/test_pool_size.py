@@ -19,7 +19,7 @@ WALL_S = 1.79e9
 
 
 def pool(**scaling: Any) -> EnvPool:
-    return EnvPool.understood(
+    return EnvPool.parse_known_fields(
         {
             "apiVersion": "etude.dev/v1alpha1",
             "kind": "EnvPool",

@@ -11,7 +11,7 @@ import pytest
 from etude.common.api.run.spec import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.checkpoints import manifest as checkpoints_manifest
-from etude.common.checkpoints.job import EXIT_CORRUPT, VARIABLE, verify
+from etude.common.checkpoints.job import EXIT_CORRUPT, VARIABLE, verify_checkpoint
 from etude.common.checkpoints.manifest import MANIFEST, CheckpointManifest
 from etude.common.errors import CorruptError
 from etude.common.process import EXIT_TRY_AGAIN
@@ -72,7 +72,7 @@ def registered(store: Store) -> str:
         epoch=1,
         policy_version=0,
         reason="Scheduled",
-        objects=[checkpoints_manifest.described(store, "", key) for key in keys],
+        objects=[checkpoints_manifest.describe_object(store, "", key) for key in keys],
     )
     data = manifest.model_dump_json().encode()
     store.put(MANIFEST, data)
@@ -116,7 +116,7 @@ def test_what_is_whole_and_cannot_be_gone_on_from_is_corrupt(
 ) -> None:
     harm(store)
     digest = registered(store)
-    verify(store, digest, depth="Checksums")
+    verify_checkpoint(store, digest, depth="Checksums")
     with pytest.raises(CorruptError, match=words):
         check_checkpoint.load(store, digest, model=tiny())
 

@@ -16,12 +16,12 @@ from etude.common.weights import VersionId, VersionRef, WeightManifest
 from etude.common.weights.protocol.manifest import PayloadObject, Stats
 from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors import digest
-from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.compactor.compactor import Compactor, CompactorConfig
-from etude.trainer.export.delta_packer import Packer, Shard, words_of
+from etude.trainer.export.delta_packer import Packer, Shard, shard_words
 
 SCHEMA = Schema(
     grid=2,
@@ -74,7 +74,7 @@ class Trained:
                 step = rng.choice([1, 1, 2, 300], old.size) * (rng.random(old.size) < density)
                 new = (old + step.astype(old.dtype)).astype(old.dtype)
                 flat = np.flatnonzero(old != new)
-                cut = words_of(new, shard, tiling(spec, self.schema.grid))
+                cut = shard_words(new, shard, tiling(spec, self.schema.grid))
                 packer.add_changes(place, flat, old[flat], new[flat], shard, block_words=cut)
                 self.words[spec.name] = new
             packed = packer.finish()
@@ -85,7 +85,7 @@ class Trained:
     ) -> WeightManifest:
         made = packed.container
         key = weights.publish_payload(self.store, version, 0, made.data, complete=base is None)
-        before = NOTHING if base is None else Digest.parse(base.state)
+        before = ZERO if base is None else Digest.parse(base.state)
         item = PayloadObject(
             rank=0,
             key=key,
@@ -106,13 +106,13 @@ class Trained:
             objects=(item,),
             stats=Stats(**packed.stats._asdict()),
         )
-        self.manifest = weights.commit(self.store, manifest)
+        self.manifest = weights.publish_manifest(self.store, manifest)
         self.of[version] = dict(self.words)
         return self.manifest
 
     def is_state(self, version: VersionId, state: str) -> bool:
         """Whether a digest is that of the words that were published."""
-        total = NOTHING
+        total = ZERO
         for place, spec in enumerate(self.schema.tensors):
             words = self.of[version][spec.name]
             total = total.plus(digest.scan(words, self.schema.offsets[place]))
@@ -121,7 +121,7 @@ class Trained:
     def is_in(self, mirror: Mirror) -> bool:
         assert mirror.ref is not None
         words = self.of[mirror.ref.version]
-        return all(np.array_equal(mirror.words[name], words[name]) for name in words)
+        return all(np.array_equal(mirror.tensor_words[name], words[name]) for name in words)
 
 
 def settings(*, every: int = 100, encoding: str = "Auto", **advanced: object) -> Weights:

@@ -86,13 +86,13 @@ class Scene:
         with clock_off_by(self.publishing_s):
             self.trained.publish(version.number, epoch=version.epoch)
         with clock_off_by(self.reading_s):
-            self.lease.plan(version)
+            self.lease.plan_path(version)
             self.outcome.went.append([edge.kind for edge in self.reader.move_to(version)])
             assert self.reader.ref is not None
-            self.lease.serve(self.reader.ref)
+            self.lease.record_live(self.reader.ref)
         assert self.trained.is_in(self.reader)
         with clock_off_by(self.keeping_s):
-            report = keeper.round()
+            report = keeper.run_round()
         assert report.failures == ()
         self.outcome.collected.append(report.collected)
         self.now_s += 1_800.0
@@ -108,7 +108,7 @@ class Scene:
                 self.trained.publish(9)
         self.trained.back_to(VersionId(1, 8))
         with clock_off_by(self.keeping_s), pytest.raises(FencedError):
-            first.round()
+            first.run_round()
         second = self.make_keeper(2)
         swept_after = None
         for number in range(9, 17):
@@ -167,12 +167,12 @@ def test_a_clock_of_the_store_that_jumps_by_a_day_takes_nothing_that_is_needed(
         upload = weights.publish_payload(store, VersionId(1, number + 1), 0, b"under way")
         trained.publish(number)
         if chance.random() < 0.5:
-            lease.plan(VersionId(1, number))
+            lease.plan_path(VersionId(1, number))
             reader.move_to(VersionId(1, number))
             assert reader.ref is not None
-            lease.serve(reader.ref)
+            lease.record_live(reader.ref)
             assert trained.is_in(reader)
-        assert keeper.round().failures == ()
+        assert keeper.run_round().failures == ()
         assert store.head(upload) is not None
     assert [v for v in verify(store, tmp_path / "verified") if v.problem] == []
     assert take_listing(store).keyframes

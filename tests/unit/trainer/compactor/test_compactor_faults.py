@@ -14,7 +14,7 @@ from typing_extensions import Buffer, override
 from etude.common import weights
 from etude.common.blobs import MemoryStore, open_store
 from etude.common.checkpoints import manifest
-from etude.common.checkpoints.manifest import CheckpointManifest, CheckpointObject, Place
+from etude.common.checkpoints.manifest import CheckpointId, CheckpointManifest, CheckpointObject
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
@@ -67,7 +67,7 @@ class MortalStore(MemoryStore):
 
 def check(store: Any, trained: Any, folder: Path) -> None:
     """Whatever leads anywhere leads to what was published."""
-    newest = weights.newest(store)
+    newest = weights.newest_version(store)
     assert newest is not None
     reader = Mirror(store, folder)
     reader.move_to(newest)
@@ -91,19 +91,19 @@ def test_killed_at_any_write_it_leaves_nothing_wrong_and_a_new_one_goes_on(
         policy = type(trained)(store, words=dict(trained.words), of=dict(trained.of))
         policy.manifest = trained.manifest
         keeper = keep(store, folder=f"k{at}{after}", part_bytes=20_000, **settings)
-        keeper.round()
+        keeper.run_round()
         for number in range(1, 5):
             policy.publish(number)
         store.calls_left, store.after = at, after
         with contextlib.suppress(KilledError):
-            keeper.round()
-            keeper.round()
+            keeper.run_round()
+            keeper.run_round()
         store.calls_left = -1
         check(store, policy, tmp_path / f"r{at}{after}")
         successor = keep(store, folder=f"k{at}{after}", part_bytes=20_000, **settings)
         for number in range(5, 9):
             policy.publish(number)
-            assert successor.round().failures == ()
+            assert successor.run_round().failures == ()
         check(store, policy, tmp_path / f"s{at}{after}")
         found = take_listing(store)
         newest = max(v for v, each in found.keyframes.items() if each.record is not None)
@@ -124,38 +124,38 @@ def test_rests_of_a_killed_keeper_are_swept_once_they_are_old(
     keeper = keep(store, every=2, retainVersions=2, retainKeyframes=1)
     for number in range(1, 5):
         trained.publish(number)
-        keeper.round()
+        keeper.run_round()
     assert store.head(rest) is not None  # it may be an upload in progress
     now[0] = 7200.0
     trained.publish(5)
-    keeper.round()
+    keeper.run_round()
     assert store.head(rest) is None
 
 
 def test_a_fenced_keeper_stops_without_deleting_anything(trained: Any, keep: MakeKeeper) -> None:
     keeper = keep(trained.store, every=2, retainVersions=2)
-    keeper.round()
+    keeper.run_round()
     for number in range(1, 6):
         trained.publish(number)
     trained.open(VersionId(1, 5), "takeover")
     before = dict(trained.store.objects)
     with pytest.raises(FencedError, match="epoch 2 was opened"):
-        keeper.round()
+        keeper.run_round()
     assert trained.store.objects == before
 
 
 def test_a_store_that_is_away_fails_a_round_and_no_more(trained: Any, keep: MakeKeeper) -> None:
     faults = Schedule()
     keeper = keep(FaultyStore(trained.store, faults), every=2)
-    keeper.round()
+    keeper.run_round()
     faults.down(is_down=True)
     for number in (1, 2):
         trained.publish(number)
-    report = keeper.round()
+    report = keeper.run_round()
     assert {each.stage for each in report.failures} >= {"epoch"}
     assert report.written == ()
     faults.down(is_down=False)
-    assert [each.kind for each in keeper.round().written] == ["keyframe"]
+    assert [each.kind for each in keeper.run_round().written] == ["keyframe"]
 
 
 def test_a_keyframe_that_cannot_be_stored_becomes_overdue_and_is_tried_again(
@@ -163,16 +163,16 @@ def test_a_keyframe_that_cannot_be_stored_becomes_overdue_and_is_tried_again(
 ) -> None:
     faults = Schedule(hits=lambda call, key: call == "put" and "keyframes" in key)
     keeper = keep(FaultyStore(trained.store, faults), every=2)
-    keeper.round()
+    keeper.run_round()
     faults.down(is_down=True)
     seen = []
     for number in range(1, 6):
         trained.publish(number)
-        report = keeper.round()
+        report = keeper.run_round()
         seen.append((report.is_overdue, bool(report.failures)))
     assert seen == [(False, False), (False, True), (False, True), (True, True), (True, True)]
     faults.down(is_down=False)
-    report = keeper.round()
+    report = keeper.run_round()
     assert not report.is_overdue
     assert report.failures == ()
 
@@ -187,7 +187,7 @@ def test_lost_replies_and_refusals_leave_a_chain_that_is_right(
     failures = 0
     for number in range(1, 31):
         trained.publish(number)
-        failures += len(keeper.round().failures)
+        failures += len(keeper.run_round().failures)
     assert failures
     check(trained.store, trained, tmp_path / "reader")
     assert max(take_listing(trained.store).keyframes) >= VersionId(1, 20)
@@ -197,15 +197,15 @@ def test_a_word_that_changed_on_disk_is_never_published(
     trained: Any, keep: MakeKeeper, tmp_path: Path
 ) -> None:
     keeper = keep(trained.store, every=2)
-    keeper.round()
+    keeper.run_round()
     trained.publish(1)
-    keeper.round()
-    keeper._copy().words["norm"][3] ^= 1
+    keeper.run_round()
+    keeper._open_copy().words["norm"][3] ^= 1
     trained.publish(2, density=0.0001)
-    failed = keeper.round()
+    failed = keeper.run_round()
     assert [each.stage for each in failed.failures] == ["keyframe"]
     assert take_listing(trained.store).keyframes == {}
-    assert [each.kind for each in keeper.round().written] == ["keyframe"]
+    assert [each.kind for each in keeper.run_round().written] == ["keyframe"]
     check(trained.store, trained, tmp_path / "reader")
 
 
@@ -221,7 +221,7 @@ def test_a_delta_that_is_lost_for_good_cuts_readers_off_until_a_complete_version
 ) -> None:
     store = trained.store
     keeper = keep(store, every=3)
-    assert keeper.round().cut_off_at is None
+    assert keeper.run_round().cut_off_at is None
     broken = trained.publish(1)
     if is_lost:
         store.delete([broken.objects[0].key])
@@ -229,13 +229,13 @@ def test_a_delta_that_is_lost_for_good_cuts_readers_off_until_a_complete_version
         damage(store, broken)
     for number in (2, 3):
         trained.publish(number)
-        report = keeper.round()
+        report = keeper.run_round()
         assert report.cut_off_at == VersionId(1, number)
         assert [each.stage for each in report.failures] == ["follow"]
     trained.publish(4, complete=True)
     for number in (5, 6, 7):
         trained.publish(number)
-    report = keeper.round()
+    report = keeper.run_round()
     assert report.cut_off_at is None
     assert report.failures == ()
     assert [each.target.number for each in report.written] == [7]
@@ -246,12 +246,12 @@ def test_damage_that_something_leads_around_cuts_nobody_off(
     trained: Any, keep: MakeKeeper, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained.publish(1)
-    keep(trained.store, every=1).round()
+    keep(trained.store, every=1).run_round()
     trained.publish(2)
     damage(trained.store, weights.read_keyframe(trained.store, VersionId(1, 1)))
     other = keep(trained.store, folder=tmp_path / "other")
-    assert other.round().cut_off_at is None
-    assert other._copy().ref == trained.manifest.ref
+    assert other.run_round().cut_off_at is None
+    assert other._open_copy().ref == trained.manifest.ref
     assert "took a detour around" in caplog.text
 
 
@@ -259,11 +259,11 @@ def test_a_keeper_whose_own_copy_is_damaged_does_not_blame_the_store(
     trained: Any, keep: MakeKeeper
 ) -> None:
     keeper = keep(trained.store)
-    keeper.round()
-    keeper._copy().words["norm"][3] ^= 1
+    keeper.run_round()
+    keeper._open_copy().words["norm"][3] ^= 1
     damage(trained.store, trained.publish(1))
-    assert keeper.round().cut_off_at is None
-    assert keeper.round().cut_off_at == VersionId(1, 1)
+    assert keeper.run_round().cut_off_at is None
+    assert keeper.run_round().cut_off_at == VersionId(1, 1)
 
 
 def test_greed_takes_nothing_from_a_reader_with_a_lease(
@@ -273,17 +273,17 @@ def test_greed_takes_nothing_from_a_reader_with_a_lease(
     reader = Mirror(trained.store, tmp_path / "reader")
     reader.move_to(VersionId(1, 0))
     lease = ReaderLease(trained.store, "r0")
-    lease.serve(trained.manifest.ref)
+    lease.record_live(trained.manifest.ref)
     collected = 0
     for number in range(1, 20):
         trained.publish(number)
         lease.renew()
-        collected += keeper.round().collected
+        collected += keeper.run_round().collected
     assert reader.move_to(VersionId(1, 19))[0].base is not None
     assert trained.is_in(reader)
     assert reader.ref is not None
-    lease.serve(reader.ref)
-    assert keeper.round().collected > 20
+    lease.record_live(reader.ref)
+    assert keeper.run_round().collected > 20
     trained.publish(20)
     assert [edge.kind for edge in reader.move_to(VersionId(1, 20))] == ["delta"]
     assert trained.is_in(reader)
@@ -295,16 +295,16 @@ def test_greed_takes_nothing_that_a_checkpoint_needs(
     store = trained.store
     for number in range(1, 6):
         trained.publish(number)
-    manifest.commit(store, _checkpoint(step=5, version=5))
+    manifest.write_manifest(store, _checkpoint(step=5, version=5))
     keeper = keep(store, every=3, retainVersions=2, retainKeyframes=1)
     for number in range(6, 20):
         trained.publish(number)
-        assert keeper.round().failures == ()
+        assert keeper.run_round().failures == ()
     fresh = Mirror(store, tmp_path / "fresh")
     fresh.move_to(VersionId(1, 5))
     assert trained.is_in(fresh)
-    manifest.delete(store, Place(0, 5))
-    assert keeper.round().collected > 0
+    manifest.delete_checkpoint(store, CheckpointId(0, 5))
+    assert keeper.run_round().collected > 0
     assert not weights.is_reachable(store, VersionId(1, 5))
 
 
@@ -330,13 +330,13 @@ def test_a_round_holds_parts_in_memory_and_no_copy_of_the_model(
     large.open()
     large.publish(0)
     keeper = keep(large.store, every=4, skips=[2, 4])
-    keeper.round()
+    keeper.run_round()
     for number in range(1, 4):
         large.publish(number, density=0.001)
-    keeper.round()
+    keeper.run_round()
     large.publish(4, density=0.001)
     tracemalloc.start()
-    report = keeper.round()
+    report = keeper.run_round()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [each.kind for each in report.written] == ["skip", "skip", "keyframe"]

@@ -54,7 +54,7 @@ def test_keyframes_and_skips_of_an_eventful_run_are_right(
             case _:  # it restarts
                 keeper = keep(trained.store, epoch=epoch, **settings)
         if chance.random() < 0.7:
-            assert keeper.round().failures == ()
+            assert keeper.run_round().failures == ()
             checked += check(trained, tmp_path / "reader")
     assert checked
 
@@ -69,7 +69,7 @@ def check(trained: Any, folder: Path) -> int:
             record = weights.read_keyframe(store, version)
             assert trained.is_state(version, record.target.state)
             edge = Edge("keyframe", None, record.target, record.schema_sha256, record.objects)
-            reader.take(edge)
+            reader.apply_edge(edge)
             assert trained.is_in(reader)
             found += 1
     for (base, target), each in listing.skips.items():
@@ -81,7 +81,7 @@ def check(trained: Any, folder: Path) -> int:
             *("skip", record_of.base, record_of.target, record_of.schema_sha256),
             record_of.objects,
         )
-        reader.take(edge)
+        reader.apply_edge(edge)
         assert trained.is_in(reader)
         found += 1
     return found

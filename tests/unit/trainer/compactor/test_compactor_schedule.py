@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from etude.common.blobs import ObjectInfo
 from etude.common.weights import VersionId
-from etude.common.weights.protocol.listing import Folded, Listing
-from etude.common.weights.protocol.plan import Step, cheapest
+from etude.common.weights.protocol.listing import FoldedObjects, Listing
+from etude.common.weights.protocol.plan import CandidateStep, cheapest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.trainer.compactor.parts import split_parts
 from etude.trainer.compactor.report import CompactorFailure, CompactorReport, describe_overdue
@@ -46,7 +46,7 @@ def test_a_chain_is_counted_from_the_last_complete_copy() -> None:
     chain = [VersionId(1, number) for number in range(10)]
     listing = Listing(payloads={each: [info(10 + each.number)] for each in chain}, complete={V0})
     assert measure_chain(chain, listing) == ChainState(V9, V0, 10, 9, sum(range(11, 20)))
-    listing.keyframes[V5] = Folded(None, [info(1000)])
+    listing.keyframes[V5] = FoldedObjects(None, [info(1000)])
     assert measure_chain(chain, listing).anchor == V0  # it has no record yet
     listing.keyframes[V5].record = info(3)
     assert measure_chain(chain, listing) == ChainState(V9, V5, 1000, 4, 16 + 17 + 18 + 19)
@@ -121,12 +121,12 @@ def test_a_reader_up_to_a_thousand_versions_behind_takes_few_steps(
 ) -> None:
     # Sizes as measured: a fold of n versions is smaller than n deltas, and a keyframe 100 deltas.
     chain = [VersionId(1, number) for number in range(1101)]
-    steps = [Step("delta", a, b, 100) for a, b in itertools.pairwise(chain)]
+    steps = [CandidateStep("delta", a, b, 100) for a, b in itertools.pairwise(chain)]
     for stride in strides:
         size = int(100 * stride**0.75)
         ends = chain[::stride]
-        steps += [Step("skip", a, b, size) for a, b in itertools.pairwise(ends)]
-    steps += [Step("keyframe", None, each, 15_000) for each in chain[::100]]
+        steps += [CandidateStep("skip", a, b, size) for a, b in itertools.pairwise(ends)]
+    steps += [CandidateStep("keyframe", None, each, 15_000) for each in chain[::100]]
     target = chain[start + 100]
     way = cheapest(chain[: target.number + 1], steps, chain[0])
     assert way is not None

@@ -11,7 +11,7 @@ import pytest
 from etude.common.blobs import MemoryStore, open_store
 from etude.common.errors import StoreError
 from etude.common.weights.protocol.retention import ORPHAN_S
-from etude.trainer.compactor.unfinished_uploads import sweep_unfinished
+from etude.trainer.compactor.unfinished_uploads import delete_unfinished_uploads
 
 MakeKeeper = Callable[..., Any]
 
@@ -40,11 +40,11 @@ def test_a_keeper_deletes_what_nobody_writes_any_more(
     under_way = whole.with_name(whole.name + "#22")
     under_way.write_bytes(b"half")
     keeper = keep(store)
-    assert keeper.round().failures == ()
+    assert keeper.run_round().failures == ()
     assert left.exists()
     aged(left, by_s=2 * ORPHAN_S)
     policy.publish(1)
-    assert keeper.round().failures == ()
+    assert keeper.run_round().failures == ()
     assert not left.exists()
     assert under_way.exists()
     assert whole.exists()
@@ -57,5 +57,5 @@ def test_no_object_can_be_taken_for_a_half(folder: Path) -> None:
 
 
 def test_a_store_that_is_no_folder_is_left_alone() -> None:
-    assert sweep_unfinished(MemoryStore().url, older_than_s=0.0) == []
-    assert sweep_unfinished("s3://bucket/run", older_than_s=0.0) == []
+    assert delete_unfinished_uploads(MemoryStore().url, older_than_s=0.0) == []
+    assert delete_unfinished_uploads("s3://bucket/run", older_than_s=0.0) == []

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from etude.common.weights import VersionId, VersionRef
 from etude.common.weights.protocol.plan import Edge
-from etude.common.weights.replicas.patches import Patch, Prepared
-from etude.common.weights.tensors.digest import NOTHING
+from etude.common.weights.replicas.patches import Patch, PreparedPatches
+from etude.common.weights.tensors.digest import ZERO
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.compactor.folding import FoldWindow, FoldWindows
@@ -37,12 +37,12 @@ def edge(base: VersionRef, target: VersionRef) -> Edge:
     return Edge("delta", base, target, SCHEMA.sha256, ())
 
 
-def written(words: dict[str, Words], name: str, places: list[int]) -> Prepared:
+def written(words: dict[str, Words], name: str, places: list[int]) -> PreparedPatches:
     """Add one to some words, as a version would."""
     at = np.array(sorted(places), np.uint32)
     old = words[name][at]
     words[name][at] += words[name].dtype.type(1)
-    return Prepared((Patch(name, 0, at, old, words[name][at]),), NOTHING, at.size)
+    return PreparedPatches((Patch(name, 0, at, old, words[name][at]),), ZERO, at.size)
 
 
 def zeros() -> dict[str, Words]:

@@ -46,10 +46,10 @@ async def test_it_waits_with_the_version_before_and_loses_nothing(
     async with asyncio.timeout(30):
         while status.reason != "StorageUnavailable":
             await asyncio.sleep(0.01)
-            run.report()
+            run.update_status()
         assert WORDS in status.message
         assert not training.done(), "it waits: nothing is gained by starting again"
-        newest = weights.newest(store)
+        newest = weights.newest_version(store)
         assert newest == (VersionId(1, number - 1) if number else None)
         assert refused not in take_listing(store).payloads
         store.prefix = ""

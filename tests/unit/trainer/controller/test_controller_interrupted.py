@@ -20,10 +20,10 @@ from typing_extensions import Buffer, override
 from etude.cli.weights.verification import verify
 from etude.common import weights
 from etude.common.blobs import MissingError, ObjectInfo, Store, open_store
-from etude.common.weights import Collector, VersionId
+from etude.common.weights import GarbageCollector, VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.protocol.retention import ORPHAN_S
-from etude.common.weights.protocol.versions import all_published
+from etude.common.weights.protocol.versions import list_all_published
 from etude.trainer.controller.program import train
 from etude.trainer.controller.run import Run, root_cause
 from etude.v1 import run_pb2
@@ -203,7 +203,7 @@ async def test_a_publish_that_is_cut_off_is_abandoned_and_its_payload_swept_when
         await asyncio.wait_for(train(run, sets, checkpoint=checkpoint), 60)
     assert isinstance(root_cause(caught.value), KilledError)
     is_there = point == ("after", "weights/manifests/")
-    assert (version in all_published(store)) is is_there
+    assert (version in list_all_published(store)) is is_there
 
     assert await world.train()
     assert world.digest == uninterrupted
@@ -213,14 +213,14 @@ async def test_a_publish_that_is_cut_off_is_abandoned_and_its_payload_swept_when
     assert bool(orphans) is (point in POINTS[1:3])
     _age(store.folder, orphans)
     kept = weights.accepted_chain(store)
-    Collector(store=store, epoch=2, resumable=lambda: kept).round()
+    GarbageCollector(store=store, epoch=2, resumable=lambda: kept).collect()
     assert _orphans(store) == []
     assert weights.accepted_chain(store) == kept
     assert_sound(store, store.folder.parent / "swept")
 
 
 def _orphans(store: Store) -> list[str]:
-    published = set(all_published(store))
+    published = set(list_all_published(store))
     payloads = take_listing(store).payloads
     return [info.key for v, infos in payloads.items() if v not in published for info in infos]
 

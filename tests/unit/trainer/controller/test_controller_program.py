@@ -11,7 +11,7 @@ import pytest
 from etude.common.blobs import MemoryStore
 from etude.common.role_inputs import ResolvedRun
 from etude.common.run_folder.record import StoreRecord
-from etude.common.weights import VersionId, newest
+from etude.common.weights import VersionId, newest_version
 from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.run import Run
 from etude.trainer.simulation.workers import SimulatedLearners
@@ -37,7 +37,7 @@ async def test_a_run_goes_through_its_phases_and_ends_with_a_final_checkpoint(
     found = world.audit(max_staleness=0)
     assert found.findings == []
     assert (found.accepted, found.trained) == (36, 36)
-    assert newest(world.store) == VersionId(*(run.cursor.policy or (0, 0)))
+    assert newest_version(world.store) == VersionId(*(run.cursor.policy or (0, 0)))
 
 
 async def test_rows_tell_the_whole_story(make_world: MakeWorld) -> None:
@@ -197,7 +197,7 @@ async def test_old_versions_go_but_for_those_that_later_ones_or_checkpoints_need
         run.learners.after_step = lambda: keep_newest_checkpoint(world.store)
 
     await world.train(prepare)
-    assert await world.runs[0].upkeep.round()
+    assert await world.runs[0].compaction.run_round()
     manifests = [k for k in world.store.objects if k.startswith("weights/manifests/")]
     checkpoints = [k for k in world.store.objects if k.endswith("/manifest.json")]
     named = {json.loads(world.store.get(k))["policy_version"] for k in checkpoints}

@@ -11,7 +11,12 @@ from typing_extensions import override
 
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.blobs import MemoryStore
-from etude.common.checkpoints.manifest import first_verified, places, stored, verify
+from etude.common.checkpoints.manifest import (
+    check_digests,
+    first_intact,
+    list_checkpoints,
+    stored_checkpoints,
+)
 from etude.common.errors import FencedError, StoreError, UserError
 from etude.common.weights import VersionId
 from etude.trainer.controller.checkpoints.recovery import open_run
@@ -131,10 +136,10 @@ async def test_a_controller_that_stalls_while_it_saves_touches_only_its_own_fold
     assert await world.train()
     await stalled.learners.save("checkpoints/000000000004/000001/")
     problems: list[str] = []
-    for found in stored(world.store, run="run"):
-        verify(world.store, found)
-    newest = places(world.store)[::-1]
-    assert first_verified(world.store, newest, run="run", problems=problems) is not None
+    for found in stored_checkpoints(world.store, run="run"):
+        check_digests(world.store, found)
+    newest = list_checkpoints(world.store)[::-1]
+    assert first_intact(world.store, newest, run="run", problems=problems) is not None
     assert problems == []
 
 
@@ -183,8 +188,8 @@ async def test_old_versions_that_cannot_be_deleted_fail_nothing(make_world: Make
     run = world.runs[0]
     for key in [each for each in world.store.objects if each.startswith("checkpoints/")]:
         world.store.objects.pop(key)
-    assert not await run.upkeep.round()
-    assert "permission denied" in run.upkeep.last.failures[0].message
+    assert not await run.compaction.run_round()
+    assert "permission denied" in run.compaction.last.failures[0].message
 
 
 async def test_faults_of_a_step_leave_out_those_before_it(make_world: MakeWorld) -> None:
@@ -205,11 +210,11 @@ async def test_a_rollout_of_an_evaluation_is_a_movement_that_others_see(
     world = make_world()
     run, sets, _ = world.start()
     rl = run.resolved.spec.phases[1]
-    run.enter(rl)
-    run.moved_s = 0.0
+    run.enter_phase(rl)
+    run.progress_s = 0.0
     assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
-    assert run.moved_s > 0.0
-    run.report()
+    assert run.progress_s > 0.0
+    run.update_status()
     assert run.reports.status.rollouts.completed == 8
 
 
@@ -227,15 +232,15 @@ async def test_an_evaluation_that_was_added_is_measured(
     missing = {**added, "name": "missing", "tasks": {**task_set, "uri": f"file://{tmp_path}/a/b"}}
     changed = RLRunSpec.model_validate({**world.spec, "evaluation": [missing, added]})
     order = run_pb2.ConfigureRun(spec_json=changed.model_dump_json(by_alias=True), generation=2)
-    run.orders.take(run_pb2.CommandRequest(command_id="1", configure=order))
+    run.commands.accept(run_pb2.CommandRequest(command_id="1", configure=order))
     rl = run.resolved.spec.phases[1]
-    run.enter(rl)
+    run.enter_phase(rl)
     async with asyncio.TaskGroup() as group:
         worker = group.create_task(run.in_flight.run(lambda each: publish_encoded(run, each)))
         await publish(run, is_served=True)
         assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
         worker.cancel()
-    await run.recording.finish()
+    await run.recorder.finish()
     assert [(r["name"], r["count"]) for r in world.rows("eval")] == [("added", 2)]
     assert "EvaluationSkipped" in {r["reason"] for r in world.rows("event")}
 

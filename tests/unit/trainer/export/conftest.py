@@ -16,7 +16,7 @@ from etude.common.blobs import Store, open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import VersionRef, WeightManifest
-from etude.common.weights.protocol.plan import plan
+from etude.common.weights.protocol.plan import plan_path
 from etude.common.weights.replicas import block_reader, staged_file
 from etude.common.weights.replicas.live_weights import LiveWeights, identity_regions
 from etude.common.weights.tensors.schema import parse_schema
@@ -84,7 +84,7 @@ class Chain:
             holder="test",
             base=self.base.ref if self.base else None,
         )
-        publication.commit(self.store, manifest)
+        publication.publish_manifest(self.store, manifest)
         self.base = PublishBase(manifest.ref, manifest.schema_sha256)
         self.number += 1
         return manifest
@@ -108,11 +108,11 @@ class Reader:
                 spec.name: np.zeros(spec.elements, word_type(spec.dtype)) for spec in schema.tensors
             }
         memory = LiveWeights(schema, self.words, identity_regions(schema))
-        for edge in plan(self.store, self.live, manifest.version):
+        for edge in plan_path(self.store, self.live, manifest.version):
             self.kinds.append(edge.kind)
             block_reader.stage(self.store, edge, schema, self.folder / "staged")
-            prepared = memory.prepare(staged_file.read(self.folder / "staged"))
-            assert memory.commit(prepared)
+            prepared = memory.prepare(staged_file.read_staged(self.folder / "staged"))
+            assert memory.write(prepared)
             assert memory.scan().hex() == edge.target.state
             self.live = edge.target
 

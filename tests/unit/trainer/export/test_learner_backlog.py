@@ -79,7 +79,7 @@ class Ahead:
         while True:
             try:
                 self.learner.upload(manifest.version)
-                publication.commit(self.store, manifest)
+                publication.publish_manifest(self.store, manifest)
             except StoreError:
                 continue
             return self.waiting.pop(0)

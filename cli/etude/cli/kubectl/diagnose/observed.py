@@ -52,7 +52,7 @@ class RunObjects:
             UserError: an operator of another version wrote a status that cannot be read here.
         """
         try:
-            return RLRunStatus.understood(self.run.get("status") or {})
+            return RLRunStatus.parse_known_fields(self.run.get("status") or {})
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(str(part) for part in ("status", *first["loc"]))

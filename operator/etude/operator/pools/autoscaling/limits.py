@@ -70,7 +70,10 @@ def scheduled_idle(schedule: Iterable[ScheduleEntry], *, wall_s: float) -> int:
         wall_s: seconds since 1970.
     """
     minute = int(wall_s // cron.MINUTE_S)
-    fired = [(cron.last(each.cron, each.time_zone, minute), each.min_idle) for each in schedule]
+    fired = [
+        (cron.last_occurrence(each.cron, each.time_zone, minute), each.min_idle)
+        for each in schedule
+    ]
     return max(fired, default=(0.0, 0))[1]
 
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 
 from etude.common.plans.forecast import (
     Assurance,
+    CountDistribution,
     Quantile,
-    Running,
-    Spread,
+    RunningEnvironments,
     Supply,
     Wave,
     assurance,
     demand,
-    kept,
     lead_s,
+    remaining_environments,
 )
-from etude.common.plans.registry import is_near
+from etude.common.plans.registry import is_accurate
 from etude.operator.pools.autoscaling.config import TICK_S, PoolScalingConfig, ScalingParameters
 from etude.operator.pools.autoscaling.limits import overcommit
 from etude.operator.pools.autoscaling.provisioning import ProvisionTime, with_spares
@@ -157,28 +157,30 @@ def _moments(
 
 def _held_by_template(
     waves: Mapping[str, Sequence[Wave]], metrics: PoolMetrics
-) -> dict[str, list[Running]]:
+) -> dict[str, list[RunningEnvironments]]:
     """Held leases by template, with their expected duration."""
     leases: dict[str, tuple[Quantile, ...]] = {
         name: group[0].lease or metrics.lease for name, group in waves.items()
     }
-    found: dict[str, list[Running]] = {}
+    found: dict[str, list[RunningEnvironments]] = {}
     for each in metrics.held:
         lease = leases.get(each.template, metrics.lease)
-        running = Running(count=each.environments, age_s=each.age_s, lease=lease)
+        running = RunningEnvironments(count=each.environments, age_s=each.age_s, lease=lease)
         found.setdefault(each.template, []).append(running)
     return found
 
 
 def _slots_at(
     waves: Sequence[Wave],
-    base: Sequence[Running],
+    base: Sequence[RunningEnvironments],
     at_s: float,
     now_s: float,
     enough: Assurance,
 ) -> float:
     """Slots of one template that suffice at a moment."""
-    held: list[Spread] = [kept(running, at_s - now_s) for running in base]
+    held: list[CountDistribution] = [
+        remaining_environments(running, at_s - now_s) for running in base
+    ]
     return demand(waves, at_s, base=held, enough=enough)
 
 
@@ -194,7 +196,7 @@ def is_plan_current(plan: RunPlan, config: ScalingParameters, *, now_s: float) -
 
 def is_plan_reliable(plan: RunPlan) -> bool:
     """Observed demand was near enough to the forecast."""
-    return is_near(plan.ratio)
+    return is_accurate(plan.ratio)
 
 
 def usable_plans(

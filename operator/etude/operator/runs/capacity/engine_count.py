@@ -102,7 +102,9 @@ def decide_engines(run: RLRun, seen: ObservedRun) -> EngineStatus | None:
         report.step_tokens, report.wait_seconds, report.work_seconds, report.engines
     )
     step_s = float(role.autoscaling.target_step_seconds or 0)
-    count = desired_engines(signals, EngineBounds(role.least, role.most, step_s), present)
+    count = desired_engines(
+        signals, EngineBounds(role.least_replicas, role.most_replicas, step_s), present
+    )
     if count == present:
         return before
     message = (

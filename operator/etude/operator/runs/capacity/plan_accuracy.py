@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from etude.common.api.kinds import EnvPool
-from etude.common.plans.registry import is_near
+from etude.common.plans.registry import is_accurate
 from etude.operator.pools.observe import PLANNING_MODES
 from etude.operator.remotes.report_store import ReportBook
 
@@ -26,7 +26,7 @@ def inaccurate_plans(
         for plan in words.said.plans
         if plan.run_id == run_uid
     }
-    return {name: ratio for name, ratio in sorted(ratios.items()) if not is_near(ratio)}
+    return {name: ratio for name, ratio in sorted(ratios.items()) if not is_accurate(ratio)}
 
 
 def describe_inaccuracy(found: Mapping[str, float]) -> str:

@@ -1,7 +1,7 @@
 """Checkpoint lineage of a run: its chain of resumes, and the checkpoints off that chain."""
 
 from etude.common.api.kinds import Checkpoint
-from etude.common.api.run.status import PutBack, Resumption
+from etude.common.api.run.status import Resumption, RollbackRequest
 
 MAX_EARLIER = 64
 """Earlier resume decisions that a run's status keeps."""
@@ -9,7 +9,7 @@ MAX_EARLIER = 64
 
 def is_off_lineage(checkpoint: Checkpoint, resumption: Resumption | None) -> bool:
     """The run resumed from an earlier checkpoint, so this one is off its lineage."""
-    return is_off_lineage_at(checkpoint.saved.branch, checkpoint.saved.step, resumption)
+    return is_off_lineage_at(checkpoint.saved_state.branch, checkpoint.saved_state.step, resumption)
 
 
 def is_off_lineage_at(branch: int, step: int, resumption: Resumption | None) -> bool:
@@ -33,9 +33,11 @@ def is_off_lineage_at(branch: int, step: int, resumption: Resumption | None) -> 
     return branch > present
 
 
-def resume_points(resumption: Resumption) -> tuple[PutBack, ...]:
+def resume_points(resumption: Resumption) -> tuple[RollbackRequest, ...]:
     """Every resume decision of the run, oldest first, the newest included."""
     if not resumption.number:
         return ()
-    newest = PutBack(number=resumption.number, step=resumption.step, branch=resumption.branch)
+    newest = RollbackRequest(
+        number=resumption.number, step=resumption.step, branch=resumption.branch
+    )
     return (*resumption.earlier, newest)

@@ -46,7 +46,7 @@ def _registration(
     asked = [*seen.requests, *seen.checkpoints]
     request = next((c for c in asked if c.metadata.uid == record.request), None)
     if record.request and request is not None:
-        if not request.saved.uri:
+        if not request.saved_state.uri:
             yield _complete_request(run, seen, request, record)
         return
     name = names.checkpoint(
@@ -87,7 +87,7 @@ def _parent(run: RLRun, seen: ObservedRun, record: run_pb2.CheckpointRecord) -> 
     digest = record.parent_digest
     if not digest:
         return None
-    known = (c.metadata.name for c in seen.checkpoints if c.saved.manifest_digest == digest)
+    known = (c.metadata.name for c in seen.checkpoints if c.saved_state.manifest_digest == digest)
     name = names.checkpoint(run.metadata.name, step=record.parent_step, manifest_digest=digest)
     return NameRef(name=next(known, name))
 

@@ -46,8 +46,8 @@ def decide_resumption(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumpti
         mode=mode,
         asked=asked,
         name="" if target is None else target.metadata.name,
-        step=None if target is None else target.saved.step,
-        branch=0 if target is None else target.saved.branch,
+        step=None if target is None else target.saved_state.step,
+        branch=0 if target is None else target.saved_state.branch,
         earlier=lineage.resume_points(base)[-lineage.MAX_EARLIER :],
     )
 

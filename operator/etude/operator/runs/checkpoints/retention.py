@@ -33,7 +33,7 @@ def superseded_checkpoints(
     best = {c.metadata.name for c in best_checkpoints(verified, checkpointing.keep_best)}
     last = kept[-1]
     for checkpoint in passing[passing.index(last) + 1 :]:
-        is_same = checkpoint.saved.step == last.saved.step
+        is_same = checkpoint.saved_state.step == last.saved_state.step
         if not is_same and checkpoint.metadata.name not in best:
             yield checkpoint
 
@@ -44,7 +44,7 @@ def best_checkpoints(verified: Sequence[Checkpoint], keep: KeepBest | None) -> l
         return []
     sign = -1.0 if keep.mode == "Max" else 1.0
     ranked = [
-        (sign * value, c.saved.step, c)
+        (sign * value, c.saved_state.step, c)
         for c in verified
         if (value := metric_of(c, keep.metric)) is not None
     ]
@@ -57,7 +57,7 @@ def metric_of(checkpoint: Checkpoint, metric: str) -> float | None:
 
     Its text is untrusted: it comes from a trainer, or from the maker of the object.
     """
-    text = checkpoint.saved.metrics.get(METRIC_KEYS[metric])
+    text = checkpoint.saved_state.metrics.get(METRIC_KEYS[metric])
     return None if text is None else value_of(text)
 
 

@@ -11,7 +11,7 @@ REASONS_WITH_MODEL = ("PhaseEnd", "Final", "Manual", "Imported")
 
 def model_folder(checkpoint: Checkpoint) -> str:
     """The Hugging Face folder of a checkpoint."""
-    return f"{checkpoint.saved.uri.rstrip('/')}/model"
+    return f"{checkpoint.saved_state.uri.rstrip('/')}/model"
 
 
 def start_weights_problem(run: RLRun, found: Checkpoint | None) -> str:

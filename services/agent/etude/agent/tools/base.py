@@ -9,7 +9,7 @@ import grpc
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from etude.agent.workspace import Workspace
-from etude.common.api.field_docs import Described
+from etude.common.api.field_docs import DocumentedModel
 from etude.common.errors import EtudeError
 
 
@@ -64,7 +64,7 @@ class ToolError(EtudeError):
         self.kind = kind
 
 
-class Tool(Described):
+class Tool(DocumentedModel):
     """One call with its arguments checked. The class docstring is the tool's description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

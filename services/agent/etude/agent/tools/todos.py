@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from etude.agent.tools.base import Access, Tool, ToolError, ToolOutcome
 from etude.agent.workspace import Workspace
-from etude.common.api.field_docs import Described
+from etude.common.api.field_docs import DocumentedModel
 
 MAX_TODOS = 100
 _NOTE = "todos"
@@ -33,7 +33,7 @@ _MARKS = {
 }
 
 
-class Todo(Described):
+class Todo(DocumentedModel):
     """One thing to do."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

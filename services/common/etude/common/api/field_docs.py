@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema
 from typing_extensions import override
 
 
-class Described(BaseModel):
+class DocumentedModel(BaseModel):
     """Base of models that are cheap to import.
 
     Every process loads all models, but few validate a value, and fewer need a schema. So validators
@@ -41,7 +41,7 @@ def _sentences(model: type[BaseModel]) -> dict[str, str]:
     """The docstring of each field, from the last class that has one."""
     found: dict[str, str] = {}
     for cls in reversed(model.__mro__):
-        if issubclass(cls, Described):
+        if issubclass(cls, DocumentedModel):
             said = _of_module(cls.__module__).get(cls.__qualname__, {})
             for name in inspect.get_annotations(cls):
                 found.pop(name, None)

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from etude.common.api.checkpoint.spec import CheckpointSpec
-from etude.common.api.checkpoint.status import CheckpointStatus, Saved
+from etude.common.api.checkpoint.status import CheckpointStatus, SavedCheckpoint
 from etude.common.api.meta import API_VERSION, Model, ObjectMeta
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.pool.status import EnvPoolStatus
@@ -19,7 +19,7 @@ class CheckpointMeta(ObjectMeta):
     name: Annotated[str, Field(min_length=1, max_length=253)]
 
 
-class Resource(Model):
+class ApiObject(Model):
     """An object of our group as the API server returns it."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
@@ -30,7 +30,7 @@ class Resource(Model):
     """Name, namespace and what the API server adds."""
 
 
-class RLRun(Resource):
+class RLRun(ApiObject):
     """One post-training run, from a model folder to a better policy."""
 
     kind: Literal["RLRun"] = "RLRun"
@@ -41,7 +41,7 @@ class RLRun(Resource):
     """What was observed; the operator's."""
 
 
-class EnvPool(Resource):
+class EnvPool(ApiObject):
     """Environments of one kind, handed out as leases."""
 
     kind: Literal["EnvPool"] = "EnvPool"
@@ -62,7 +62,7 @@ class EnvPool(Resource):
         return next((o.name for o in of_run), "")
 
 
-class Checkpoint(Resource):
+class Checkpoint(ApiObject):
     """One complete, verified state of a run in the object store."""
 
     kind: Literal["Checkpoint"] = "Checkpoint"
@@ -75,12 +75,12 @@ class Checkpoint(Resource):
     """What was observed; the operator's."""
 
     @property
-    def saved(self) -> Saved:
+    def saved_state(self) -> SavedCheckpoint:
         """Its content; empty for a request that is not fulfilled yet."""
         spec = self.spec
         if spec.source is None or self.status.uri:
             return self.status
-        return Saved(
+        return SavedCheckpoint(
             uri=spec.source.uri,
             manifest_digest=spec.source.manifest_digest,
             step=spec.step,

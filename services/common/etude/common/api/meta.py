@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, core_schema
 
-from etude.common.api.field_docs import Described
+from etude.common.api.field_docs import DocumentedModel
 
 GROUP = "etude.dev"
 VERSION = "v1alpha1"
@@ -60,7 +60,7 @@ class BrokenRulesError(ValueError):
         self.rules = rules
 
 
-class Model(Described):
+class Model(DocumentedModel):
     """A frozen object of the API that refuses unknown fields and broken rules."""
 
     model_config = ConfigDict(
@@ -80,7 +80,7 @@ class Model(Described):
         return self
 
     @classmethod
-    def understood(cls, content: object) -> Self:
+    def parse_known_fields(cls, content: object) -> Self:
         """Parse an object that another release may have written; unknown fields are ignored.
 
         Raises:
@@ -140,7 +140,7 @@ def number(text: str) -> float:
     return float(Decimal(text))
 
 
-class OwnerReference(Described):
+class OwnerReference(DocumentedModel):
     """Reference to the owner of an object."""
 
     model_config = ConfigDict(
@@ -154,7 +154,7 @@ class OwnerReference(Described):
     controller: bool = False
 
 
-class ObjectMeta(Described):
+class ObjectMeta(DocumentedModel):
     """The part of Kubernetes' object metadata that we read."""
 
     model_config = ConfigDict(

@@ -37,7 +37,7 @@ def boolean(text: str) -> bool:
 def number(text: str) -> int | float | str:
     """A scalar with tag int or float; text where Go finds no number that it can hold."""
     plain = text if text.startswith(".") else text.replace("_", "")
-    whole = _whole(plain)
+    whole = _parse_int(plain)
     if whole is not None and -(2**63) <= whole < 2**64:
         return whole
     if not _PLAIN_FLOAT.fullmatch(plain) or not math.isfinite(value := float(plain)):
@@ -46,7 +46,7 @@ def number(text: str) -> int | float | str:
     return int(value) if value.is_integer() and abs(value) < 2**63 else value
 
 
-def _whole(plain: str) -> int | None:
+def _parse_int(plain: str) -> int | None:
     """An integer as Go's ParseInt with base 0 reads it: 0x, 0o, 0b, and a bare 0 for octal."""
     sign = -1 if plain.startswith("-") else 1
     digits = plain.lstrip("+-")
@@ -65,7 +65,7 @@ MAX_NODES = 200_000
 """Values of one document with aliases expanded; a small file can otherwise ask for billions."""
 
 
-class Position(NamedTuple):
+class FilePosition(NamedTuple):
     """A place in a file, counted from 1 as editors do."""
 
     line: int
@@ -75,34 +75,34 @@ class Position(NamedTuple):
 class SyntaxProblem(NamedTuple):
     """A reason for which kubectl would not read a text as YAML."""
 
-    position: Position
+    position: FilePosition
     what: str
     fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class YamlDocument:
     """One document of a file: its value, where each part stands, what was wrong with it."""
 
     value: JsonValue
-    keys: dict[FieldPath, Position] = field(default_factory=dict)
+    keys: dict[FieldPath, FilePosition] = field(default_factory=dict)
     """Where the key of each field stands; items of lists stand under `values` alone."""
-    values: dict[FieldPath, Position] = field(default_factory=dict)
+    values: dict[FieldPath, FilePosition] = field(default_factory=dict)
     """Where each value starts."""
     problems: tuple[SyntaxProblem, ...] = ()
     """What the API server would not even decode."""
 
-    def at(self, path: FieldPath) -> Position:
+    def value_position(self, path: FieldPath) -> FilePosition:
         """Start of the value at path, or of the nearest value around it."""
         while path not in self.values and path:
             path = path[:-1]
-        return self.values.get(path, Position(1, 1))
+        return self.values.get(path, FilePosition(1, 1))
 
-    def key_at(self, path: FieldPath) -> Position:
+    def key_position(self, path: FieldPath) -> FilePosition:
         """Position of the key of path, or of its value if it is an item of a list."""
         while path not in self.keys and path not in self.values and path:
             path = path[:-1]
-        return self.keys.get(path) or self.at(path)
+        return self.keys.get(path) or self.value_position(path)
 
 
 class InvalidYamlError(ValueError):
@@ -113,13 +113,13 @@ class InvalidYamlError(ValueError):
         self.problem = problem
 
 
-def content(path: Path) -> bytes:
+def read_bounded(path: Path) -> bytes:
     """The bytes of a file, and no more of them than show that it is too long."""
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)
 
 
-def read(data: bytes) -> list[Document]:
+def parse_documents(data: bytes) -> list[YamlDocument]:
     """Every document of a file that is not empty.
 
     Numbers and booleans are told from text as Go's YAML does, because kubectl and the API server
@@ -164,19 +164,19 @@ def _is_empty(node: yaml.Node) -> bool:
 
 
 def _whole_file(what: str, fix: str) -> SyntaxProblem:
-    return SyntaxProblem(Position(1, 1), what, fix)
+    return SyntaxProblem(FilePosition(1, 1), what, fix)
 
 
 def _syntax(error: yaml.YAMLError) -> SyntaxProblem:
     if not isinstance(error, yaml.MarkedYAMLError):
         return _whole_file(str(error).splitlines()[0], "remove that character")
     mark = error.problem_mark
-    position = Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
+    position = FilePosition(mark.line + 1, mark.column + 1) if mark else FilePosition(1, 1)
     parts = ", ".join(part for part in (error.context, error.problem) if part)
     return SyntaxProblem(position, f"this is no YAML: {parts}", "correct the YAML")
 
 
-def write(values: Iterable[object]) -> str:
+def dump_documents(values: Iterable[object]) -> str:
     """Documents that kubectl and `read` take for these values, without anchors.
 
     PyYAML's own dumper leaves the text 3e-3 without quotes, which Go then reads as a number.
@@ -208,18 +208,18 @@ class _Reader:
     """Turns one node tree into values, noting positions and problems on the way."""
 
     def __init__(self) -> None:
-        self._keys: dict[FieldPath, Position] = {}
-        self._values: dict[FieldPath, Position] = {}
+        self._keys: dict[FieldPath, FilePosition] = {}
+        self._values: dict[FieldPath, FilePosition] = {}
         self._problems: list[SyntaxProblem] = []
         self._nodes = 0
 
-    def document(self, node: yaml.Node) -> Document:
+    def document(self, node: yaml.Node) -> YamlDocument:
         try:
             value = self._value(node, ())
         except RecursionError:
             value = None
             self._problem(node, "the document contains itself", "remove the alias to its parent")
-        return Document(
+        return YamlDocument(
             value=value, keys=self._keys, values=self._values, problems=tuple(self._problems)
         )
 
@@ -287,8 +287,8 @@ class _Reader:
         self._problems.append(SyntaxProblem(_position(node), what, fix))
 
 
-def _position(node: yaml.Node) -> Position:
-    return Position(node.start_mark.line + 1, node.start_mark.column + 1)
+def _position(node: yaml.Node) -> FilePosition:
+    return FilePosition(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 def _key(node: yaml.ScalarNode) -> str:

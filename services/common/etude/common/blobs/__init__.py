@@ -5,7 +5,7 @@ from etude.common.blobs.factory import Deadlines, open_store
 from etude.common.blobs.memory import MemoryStore
 from etude.common.blobs.obstore_client import ObstoreStore
 from etude.common.blobs.range_reader import Range, RangeReader
-from etude.common.blobs.retry_policy import Pace
+from etude.common.blobs.retry_policy import TransferLimits
 from etude.common.blobs.store import (
     MAX_CREATE_BYTES,
     DeniedError,
@@ -13,10 +13,10 @@ from etude.common.blobs.store import (
     MissingError,
     NoBucketError,
     ObjectInfo,
-    RefusedError,
     ShortReadError,
     Store,
-    is_away,
+    StoreRefusedError,
+    is_unavailable,
 )
 
 __all__ = [

@@ -11,9 +11,9 @@ from etude.common.blobs.store import (
     ExistsError,
     MissingError,
     NoBucketError,
-    RefusedError,
     Store,
-    is_away,
+    StoreRefusedError,
+    is_unavailable,
 )
 from etude.common.errors import EtudeError, StoreError
 
@@ -22,7 +22,7 @@ CREATORS = 8
 """Threads that create one key at the same time."""
 
 
-class Verdict(NamedTuple):
+class PromiseCheck(NamedTuple):
     """Result of the check of one promise of a store."""
 
     call: str
@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
     trouble: str = ""
     """Empty where it was kept."""
     fix: str = ""
-    is_away: bool = False
+    is_unavailable: bool = False
     """True if the store gave no answer, and may give one later."""
 
 
@@ -50,20 +50,20 @@ def probe(store: Store) -> None:
     """
     for verdict in _verdicts(store, _AT_START):
         if verdict.trouble:
-            kind = StoreError if verdict.is_away else RefusedError
+            kind = StoreError if verdict.is_unavailable else StoreRefusedError
             raise kind(f"{store.url}: {verdict.call}: {verdict.trouble}; {verdict.fix}")
 
 
-def verdicts(store: Store) -> Iterator[Verdict]:
+def check_promises(store: Store) -> Iterator[PromiseCheck]:
     """Every promise in turn, up to the first that is broken: the others rest on it."""
     return _verdicts(store, (*_AT_START, *_IN_DEPTH))
 
 
-def _verdicts(store: Store, checks: tuple[_Check, ...]) -> Iterator[Verdict]:
+def _verdicts(store: Store, checks: tuple[_Check, ...]) -> Iterator[PromiseCheck]:
     key = f"probe/{uuid.uuid4().hex}"
     try:
         for check in checks:
-            verdict = _judged(check, store, key)
+            verdict = _run_check(check, store, key)
             yield verdict
             if verdict.trouble:
                 return
@@ -73,16 +73,16 @@ def _verdicts(store: Store, checks: tuple[_Check, ...]) -> Iterator[Verdict]:
             store.delete([key, _raced(key)])
 
 
-def _judged(check: _Check, store: Store, key: str) -> Verdict:
+def _run_check(check: _Check, store: Store, key: str) -> PromiseCheck:
     try:
         trouble = check.trouble(store, key)
     except EtudeError as error:
-        fix = way_out(error, store.url) or check.fix
-        return Verdict(check.call, check.promise, str(error), fix, is_away(error))
-    return Verdict(check.call, check.promise, trouble, check.fix if trouble else "")
+        fix = suggested_fix(error, store.url) or check.fix
+        return PromiseCheck(check.call, check.promise, str(error), fix, is_unavailable(error))
+    return PromiseCheck(check.call, check.promise, trouble, check.fix if trouble else "")
 
 
-def way_out(error: EtudeError, url: str) -> str:
+def suggested_fix(error: EtudeError, url: str) -> str:
     """Suggested fix for a store's error; empty if the store only answered.
 
     Args:

@@ -16,8 +16,8 @@ from etude.common.blobs.store import (
     ExistsError,
     MissingError,
     NoBucketError,
-    RefusedError,
     ShortReadError,
+    StoreRefusedError,
 )
 from etude.common.errors import EtudeError, InvalidFieldError, StoreError
 
@@ -54,15 +54,15 @@ _BY_TEXT: tuple[tuple[str, type[EtudeError], str], ...] = (
     (r"status code: 409", ConflictError, ""),
     # A folder's: EPERM, EACCES and EROFS; ENOTDIR, EISDIR, ENAMETOOLONG and ELOOP.
     (r"LocalFileSystem.*\(os error (1|13|30)\)", DeniedError, ""),
-    (r"LocalFileSystem.*\(os error (20|21|36|40)\)", RefusedError, ""),
+    (r"LocalFileSystem.*\(os error (20|21|36|40)\)", StoreRefusedError, ""),
     # 404 and 412 have types of their own; 408 and 429 pass.
-    (r"status code: 4(?!04|08|12|29)\d\d", RefusedError, ""),
+    (r"status code: 4(?!04|08|12|29)\d\d", StoreRefusedError, ""),
 )
 """What obstore's types do not tell: pattern, our error, and better words."""
 
 
 @contextlib.contextmanager
-def translated(where: str) -> Iterator[None]:
+def translate_errors(where: str) -> Iterator[None]:
     """Run one call of obstore.
 
     Raises:
@@ -73,30 +73,30 @@ def translated(where: str) -> Iterator[None]:
     except EtudeError:
         raise
     except (BaseError, OSError, ValueError) as cause:
-        error = translation(cause, where)
+        error = translate_error(cause, where)
         raise error from cause
 
 
-def translation(error: Exception, where: str) -> EtudeError:
+def translate_error(error: Exception, where: str) -> EtudeError:
     """Our error for an error of obstore; `where` names the object."""
     text = str(error)[:LONGEST]
     for pattern, kind, what in _BY_TEXT:
         if re.search(pattern, text, re.DOTALL):
-            return kind(f"{where}: {what or said(text)}")
+            return kind(f"{where}: {what or readable_message(text)}")
     match error:
         case AlreadyExistsError():
             return ExistsError(where)
         case FileNotFoundError():
             return MissingError(f"{where}: missing")
         case PermissionDeniedError() | UnauthenticatedError():
-            return DeniedError(f"{where}: {said(text)}")
+            return DeniedError(f"{where}: {readable_message(text)}")
         case ValueError():
-            return InvalidFieldError("key", said(text))
+            return InvalidFieldError("key", readable_message(text))
         case _:
-            return StoreError(f"{where}: {said(text)}")
+            return StoreError(f"{where}: {readable_message(text)}")
 
 
-def said(text: str) -> str:
+def readable_message(text: str) -> str:
     """The part of a message that a person can use: the store's own words, on one line."""
     text = text[:LONGEST].partition("Debug source")[0]
     words = re.search(r"<Message>(.*?)</Message>", text, re.DOTALL)

@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from obstore.store import LocalStore, S3Store
 
-from etude.common.blobs.error_translation import translated
+from etude.common.blobs.error_translation import translate_errors
 from etude.common.blobs.obstore_client import ObstoreStore
 from etude.common.blobs.store import Store
 from etude.common.errors import Problem, UserError
-from etude.common.store_urls import bucket_of, endpoint_of, folder_of, no_store, region_of
+from etude.common.store_urls import (
+    bucket_of,
+    endpoint_of,
+    folder_of,
+    invalid_store_problem,
+    region_of,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -56,7 +62,7 @@ def open_store(
         local = LocalStore(folder, mkdir=True)
         return ObstoreStore(url.rstrip("/"), local, local)
     if bucket is None:
-        raise UserError(no_store(url))
+        raise UserError(invalid_store_problem(url))
     check_environment()
     endpoint, region = endpoint_of(endpoint), region_of(region)
 
@@ -71,7 +77,7 @@ def open_store(
             virtual_hosted_style_request=False,
         )
 
-    with translated(url):
+    with translate_errors(url):
         patient = client(limit_s=deadlines.request_s, retries=deadlines.retries)
         once = client(limit_s=deadlines.range_s, retries=0)
     return ObstoreStore(url.rstrip("/"), patient, once, parts_above=ONE_REQUEST_BYTES)

@@ -11,7 +11,7 @@ import obstore
 from obstore.store import ObjectStore
 from typing_extensions import Buffer, override
 
-from etude.common.blobs.error_translation import ConflictError, LostUploadError, translated
+from etude.common.blobs.error_translation import ConflictError, LostUploadError, translate_errors
 from etude.common.blobs.retry_policy import pause_s
 from etude.common.blobs.store import (
     MissingError,
@@ -48,7 +48,7 @@ class ObstoreStore(Store):
 
     @override
     def get(self, key: str) -> bytes:
-        with translated(self._where(key)):
+        with translate_errors(self._where(key)):
             return bytes(obstore.get(self.store, checked_key(key)).bytes())
 
     @override
@@ -68,7 +68,7 @@ class ObstoreStore(Store):
             self._put(key, content)
 
     def _put(self, key: str, content: memoryview) -> None:
-        with translated(self._where(key)):
+        with translate_errors(self._where(key)):
             obstore.put(
                 self.store,
                 checked_key(key),
@@ -83,7 +83,7 @@ class ObstoreStore(Store):
         checked_create(data)
         for conflicts in range(CONFLICTS_AT_MOST):
             try:
-                with translated(self._where(key)):
+                with translate_errors(self._where(key)):
                     obstore.put(self.store, checked_key(key), data, mode="create")
             except ConflictError:
                 if conflicts + 1 == CONFLICTS_AT_MOST:
@@ -95,7 +95,7 @@ class ObstoreStore(Store):
     @override
     def head(self, key: str) -> ObjectInfo | None:
         try:
-            with translated(self._where(key)):
+            with translate_errors(self._where(key)):
                 return _info(obstore.head(self.store, checked_key(key)))
         except MissingError:
             return None
@@ -103,7 +103,7 @@ class ObstoreStore(Store):
     @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         found: list[ObjectInfo] = []
-        with translated(self._where(prefix)):
+        with translate_errors(self._where(prefix)):
             # obstore matches whole path segments, and a folder lists in any order.
             folder = prefix.rpartition("/")[0] or None
             for page in obstore.list(self.store, folder, offset=after or None):
@@ -122,7 +122,9 @@ class ObstoreStore(Store):
 
     def _delete(self, keys: Sequence[str]) -> None:
         if keys:
-            with translated(self._where(keys[0] if len(keys) == 1 else f"({len(keys)} keys)")):
+            with translate_errors(
+                self._where(keys[0] if len(keys) == 1 else f"({len(keys)} keys)")
+            ):
                 obstore.delete(self.store, keys)
 
     def _range(self, client: ObjectStore, key: str, start: int, length: int) -> memoryview:
@@ -130,7 +132,7 @@ class ObstoreStore(Store):
         checked_key(key)
         if not length:  # no request can ask for nothing
             return memoryview(b"")
-        with translated(self._where(key)):
+        with translate_errors(self._where(key)):
             data = obstore.get_range(client, key, start=start, length=length)
         return exact(memoryview(data), length, self._where(key))
 

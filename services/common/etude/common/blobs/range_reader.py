@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.common.blobs import retry_policy
-from etude.common.blobs.retry_policy import Pace, Timing
+from etude.common.blobs.retry_policy import Timing, TransferLimits
 from etude.common.blobs.store import Store
 from etude.common.errors import EtudeError
 
@@ -24,7 +24,7 @@ class Range(NamedTuple):
     length: int
 
 
-class Answer(NamedTuple):
+class RangeAnswer(NamedTuple):
     """A range and exactly its bytes."""
 
     range: Range
@@ -39,13 +39,13 @@ class RangeReader:
     """
 
     store: Store
-    pace: Pace = field(default_factory=Pace)
+    limits: TransferLimits = field(default_factory=TransferLimits)
     retries: int = 0
     """Attempts that were repeated, over all transfers."""
     hedges: int = 0
     """Second requests for slow ranges, over all transfers."""
 
-    def read(self, ranges: Iterable[Range]) -> Generator[Answer, None, None]:
+    def read(self, ranges: Iterable[Range]) -> Generator[RangeAnswer, None, None]:
         """Each range once, in the order of arrival; a slow one holds up no other.
 
         Bytes are views of what the client received, not copies. Ranges are taken from the iterable
@@ -58,7 +58,7 @@ class RangeReader:
         """
         # Twice the places: each range may have a second request. A loser keeps its thread until
         # its time limit, hence the spare ones; they are started only when all others are busy.
-        pool = ThreadPoolExecutor(4 * self.pace.at_once, thread_name_prefix="range")
+        pool = ThreadPoolExecutor(4 * self.limits.at_once, thread_name_prefix="range")
         try:
             yield from _Transfer(self, iter(ranges), pool).answers()
         finally:
@@ -105,11 +105,11 @@ class _Transfer:
     hedges: int = 0
     _ties: Iterator[int] = field(default_factory=itertools.count)
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Iterator[RangeAnswer]:
         self._ask_more()
         while self.open:
-            for future in self._ended():
-                answer = self._settled(future)
+            for future in self._wait_for_attempts():
+                answer = self._take_answer(future)
                 if answer is not None:
                     yield answer
             self._ask_again()
@@ -117,7 +117,7 @@ class _Transfer:
             self._ask_more()
 
     def _ask_more(self) -> None:
-        for range_ in itertools.islice(self.waiting, self.reader.pace.at_once - self.open):
+        for range_ in itertools.islice(self.waiting, self.reader.limits.at_once - self.open):
             self.open += 1
             self.asked += 1
             self._ask(_Wanted(range_))
@@ -130,7 +130,9 @@ class _Transfer:
         now_s = time.monotonic()
         slow = [each for each, due_s in self._hedges_due() if due_s <= now_s]
         for wanted in slow:
-            if retry_policy.may_hedge(hedges=self.hedges, asked=self.asked, pace=self.reader.pace):
+            if retry_policy.may_hedge(
+                hedges=self.hedges, asked=self.asked, pace=self.reader.limits
+            ):
                 wanted.is_hedged = True
                 self.hedges += 1
                 self.reader.hedges += 1
@@ -143,7 +145,9 @@ class _Transfer:
 
     def _hedges_due(self) -> Iterator[tuple[_Wanted, float]]:
         """Ranges that may get a second request, and when."""
-        if not retry_policy.may_hedge(hedges=self.hedges, asked=self.asked, pace=self.reader.pace):
+        if not retry_policy.may_hedge(
+            hedges=self.hedges, asked=self.asked, pace=self.reader.limits
+        ):
             return
         for future, (wanted, began_s) in self.running.items():
             if wanted.is_hedged or wanted.is_answered or future.done():
@@ -152,7 +156,7 @@ class _Transfer:
             if after_s is not None:
                 yield wanted, began_s + after_s
 
-    def _ended(self) -> list[Future[_Received]]:
+    def _wait_for_attempts(self) -> list[Future[_Received]]:
         """Attempts that ended, after waiting until one did or there is something else to do."""
         due_s = [at_s for at_s, _, _ in self.resting[:1]]
         due_s += [at_s for _, at_s in self._hedges_due()]
@@ -162,7 +166,7 @@ class _Transfer:
             return []
         return list(wait(self.running, patience_s, FIRST_COMPLETED).done)
 
-    def _settled(self, future: Future[_Received]) -> Answer | None:
+    def _take_answer(self, future: Future[_Received]) -> RangeAnswer | None:
         """The answer, if this attempt was the first to bring it.
 
         Raises:
@@ -180,12 +184,12 @@ class _Transfer:
         self.recent.append(Timing(wanted.range.length, seconds))
         wanted.is_answered = True
         self.open -= 1
-        return Answer(wanted.range, data)
+        return RangeAnswer(wanted.range, data)
 
     def _failed(self, wanted: _Wanted, error: EtudeError) -> None:
         wanted.failures += 1
         if not retry_policy.may_retry(
-            error, failures=wanted.failures, retries=self.retries, pace=self.reader.pace
+            error, failures=wanted.failures, retries=self.retries, pace=self.reader.limits
         ):
             raise error
         if wanted.attempts:  # its twin may still answer

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from etude.common.blobs.store import RefusedError
+from etude.common.blobs.store import StoreRefusedError
 from etude.common.errors import StoreError
 
 
-class Pace(NamedTuple):
+class TransferLimits(NamedTuple):
     """Limits of one transfer of many ranges."""
 
     at_once: int = 8
@@ -38,7 +38,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
 
-def may_retry(error: Exception, *, failures: int, retries: int, pace: Pace) -> bool:
+def may_retry(error: Exception, *, failures: int, retries: int, pace: TransferLimits) -> bool:
     """Return true if a range that failed `failures` times is read again.
 
     Args:
@@ -49,7 +49,7 @@ def may_retry(error: Exception, *, failures: int, retries: int, pace: Pace) -> b
     """
     return (
         isinstance(error, StoreError)
-        and not isinstance(error, RefusedError)
+        and not isinstance(error, StoreRefusedError)
         and failures <= pace.retries_per_range
         and retries < pace.retries_per_transfer
     )
@@ -80,6 +80,6 @@ def hedge_after_s(recent: Sequence[Timing], length: int) -> float | None:
     return max(HEDGE_FLOOR_S, alike[math.ceil(HEDGE_QUANTILE * len(alike)) - 1])
 
 
-def may_hedge(*, hedges: int, asked: int, pace: Pace) -> bool:
+def may_hedge(*, hedges: int, asked: int, pace: TransferLimits) -> bool:
     """Return true if a transfer that asked for `asked` ranges may send one more hedge."""
     return hedges < 1 + pace.hedges_per_range_asked * asked

@@ -26,25 +26,25 @@ class ExistsError(EtudeError):
     reason = "AlreadyExists"
 
 
-class RefusedError(StoreError):
+class StoreRefusedError(StoreError):
     """The store refused the call; the same call would be refused again."""
 
 
-class DeniedError(RefusedError):
+class DeniedError(StoreRefusedError):
     """The credentials are absent, unknown or not enough; of a folder, this user's rights."""
 
 
-class NoBucketError(RefusedError):
+class NoBucketError(StoreRefusedError):
     """The bucket does not exist."""
 
 
-class ShortReadError(RefusedError):
+class ShortReadError(StoreRefusedError):
     """The object ends before the range does."""
 
 
-def is_away(error: BaseException) -> bool:
+def is_unavailable(error: BaseException) -> bool:
     """Return true if a store gave no answer, and may give one later."""
-    return isinstance(error, StoreError) and not isinstance(error, RefusedError)
+    return isinstance(error, StoreError) and not isinstance(error, StoreRefusedError)
 
 
 class ObjectInfo(NamedTuple):

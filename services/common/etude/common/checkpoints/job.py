@@ -27,10 +27,10 @@ EXIT_CORRUPT = 65
 PATIENCE_S = 300.0
 
 
-class Order(Model):
+class CheckpointOrder(Model):
     """Order of the operator to a Job: verify or delete one checkpoint."""
 
-    action: Literal["verify", "delete"]
+    action: Literal["verify_checkpoint", "delete"]
     """Check that everything is there, or take everything away."""
     uri: Uri
     """Prefix of its objects."""
@@ -45,7 +45,9 @@ class Order(Model):
     checkpoint's own, if it has one."""
 
 
-def verify(store: Store, digest: str, *, depth: Depth = "Checksums") -> CheckpointManifest:
+def verify_checkpoint(
+    store: Store, digest: str, *, depth: Depth = "Checksums"
+) -> CheckpointManifest:
     """Check a checkpoint: that all of it is there, or by reading all of it back.
 
     Raises:
@@ -61,12 +63,16 @@ def verify(store: Store, digest: str, *, depth: Depth = "Checksums") -> Checkpoi
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
         raise CorruptError(f"{store.url}/{MANIFEST}: has digest {found[:12]}, not {digest[:12]}")
-    check = checkpoints_manifest.find if depth == "Manifest" else checkpoints_manifest.verify
+    check = (
+        checkpoints_manifest.check_sizes
+        if depth == "Manifest"
+        else checkpoints_manifest.check_digests
+    )
     check(store, StoredCheckpoint(manifest, "", digest))
     return manifest
 
 
-def patiently(work: Callable[[], None]) -> None:
+def retry_store_errors(work: Callable[[], None]) -> None:
     """Run work, and retry it with backoff while the store is unavailable.
 
     Raises:
@@ -77,12 +83,12 @@ def patiently(work: Callable[[], None]) -> None:
             work()
 
 
-def order_in(env: Mapping[str, str]) -> Order:
+def order_from_env(env: Mapping[str, str]) -> CheckpointOrder:
     """The order in the environment of the process."""
-    return Order.understood(json.loads(env[VARIABLE]))
+    return CheckpointOrder.parse_known_fields(json.loads(env[VARIABLE]))
 
 
-def ended_well_or_exit(work: Callable[[], None]) -> None:
+def run_or_exit(work: Callable[[], None]) -> None:
     """Run work; exit with EXIT_CORRUPT for wrong data, EXIT_TRY_AGAIN if the store is away."""
     try:
         work()

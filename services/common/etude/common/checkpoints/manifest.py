@@ -31,7 +31,7 @@ _READ_BYTES = 64 << 20
 Reason = Literal["Scheduled", "Manual", "Suspend", "Failure", "PhaseEnd", "Final"]
 
 
-class Place(NamedTuple):
+class CheckpointId(NamedTuple):
     """Identity of a checkpoint within its run; a greater one is newer within one branch."""
 
     branch: int
@@ -46,7 +46,7 @@ class Place(NamedTuple):
         return f"{CHECKPOINTS}{self.step:012d}{branch}/"
 
 
-class Parent(BaseModel):
+class CheckpointParent(BaseModel):
     """The checkpoint that a run went on from before it wrote the next one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -93,13 +93,13 @@ class CheckpointManifest(BaseModel):
     """UID of the Checkpoint object that asked for it; empty if none did."""
     branch: int = Field(default=0, ge=0)
     """Number of rollbacks of the run to an older checkpoint."""
-    parent: Parent | None = None
+    parent: CheckpointParent | None = None
     """Checkpoint that it continues; None for the first."""
 
     @property
-    def place(self) -> Place:
+    def checkpoint_id(self) -> CheckpointId:
         """Identity of the checkpoint within its run."""
-        return Place(self.branch, self.step)
+        return CheckpointId(self.branch, self.step)
 
     @property
     def size_bytes(self) -> int:
@@ -117,7 +117,7 @@ class StoredCheckpoint(NamedTuple):
     """SHA-256 of the stored manifest."""
 
 
-def described(store: Store, prefix: str, key: str) -> CheckpointObject:
+def describe_object(store: Store, prefix: str, key: str) -> CheckpointObject:
     """Size and digest of an object as the store holds it.
 
     Raises:
@@ -132,26 +132,28 @@ def described(store: Store, prefix: str, key: str) -> CheckpointObject:
     return CheckpointObject(key=key, size=info.size, blake3=hasher.hexdigest())
 
 
-def commit(store: Store, manifest: CheckpointManifest) -> StoredCheckpoint:
+def write_manifest(store: Store, manifest: CheckpointManifest) -> StoredCheckpoint:
     """Make a checkpoint visible. Everything it names must be in the store already."""
-    prefix = manifest.place.prefix
+    prefix = manifest.checkpoint_id.prefix
     data = manifest.model_dump_json(indent=1).encode()
     store.put(prefix + MANIFEST, data)
     return StoredCheckpoint(manifest, prefix, hashlib.sha256(data).hexdigest())
 
 
-def places(store: Store) -> list[Place]:
+def list_checkpoints(store: Store) -> list[CheckpointId]:
     """Checkpoints that have a manifest, ascending."""
     found = []
     for info in store.list(CHECKPOINTS):
         folder, _, name = info.key.removeprefix(CHECKPOINTS).partition("/")
         match = _PLACE.fullmatch(folder)
         if name == MANIFEST and match is not None:
-            found.append(Place(int(match[2] or 0), int(match[1])))
+            found.append(CheckpointId(int(match[2] or 0), int(match[1])))
     return sorted(found)
 
 
-def read(store: Store, place: Place, *, run: str | None = None) -> StoredCheckpoint:
+def read_checkpoint(
+    store: Store, place: CheckpointId, *, run: str | None = None
+) -> StoredCheckpoint:
     """One checkpoint, its manifest checked and its objects not.
 
     Raises:
@@ -165,12 +167,12 @@ def read(store: Store, place: Place, *, run: str | None = None) -> StoredCheckpo
         manifest = CheckpointManifest.model_validate_json(data)
     except ValidationError as cause:
         raise CorruptError(f"{where}: {cause}") from cause
-    if manifest.place != place or (run is not None and manifest.run != run):
+    if manifest.checkpoint_id != place or (run is not None and manifest.run != run):
         raise CorruptError(f"{where}: is of step {manifest.step} of run {manifest.run}")
     return StoredCheckpoint(manifest, prefix, hashlib.sha256(data).hexdigest())
 
 
-def find(store: Store, found: StoredCheckpoint) -> None:
+def check_sizes(store: Store, found: StoredCheckpoint) -> None:
     """Check that every object exists with its size; content is not read.
 
     Raises:
@@ -184,7 +186,7 @@ def find(store: Store, found: StoredCheckpoint) -> None:
             raise CorruptError(f"{where}: {size}")
 
 
-def verify(store: Store, found: StoredCheckpoint) -> None:
+def check_digests(store: Store, found: StoredCheckpoint) -> None:
     """Read every object back and compare it with the manifest.
 
     Raises:
@@ -193,21 +195,21 @@ def verify(store: Store, found: StoredCheckpoint) -> None:
     for item in found.manifest.objects:
         where = f"{store.url}/{found.prefix}{item.key}"
         try:
-            present = described(store, found.prefix, item.key)
+            present = describe_object(store, found.prefix, item.key)
         except MissingError as cause:
             raise CorruptError(f"{where}: is missing") from cause
         if present != item:
             raise CorruptError(f"{where}: does not match the manifest")
 
 
-def first_verified(
-    store: Store, candidates: Sequence[Place], *, run: str, problems: list[str]
+def first_intact(
+    store: Store, candidates: Sequence[CheckpointId], *, run: str, problems: list[str]
 ) -> StoredCheckpoint | None:
     """The first intact candidate; damaged ones are skipped and named in problems."""
     for place in candidates:
         try:
-            found = read(store, place, run=run)
-            verify(store, found)
+            found = read_checkpoint(store, place, run=run)
+            check_digests(store, found)
         except CorruptError as error:
             problems.append(str(error))
         else:
@@ -215,16 +217,16 @@ def first_verified(
     return None
 
 
-def stored(store: Store, *, run: str) -> Iterator[StoredCheckpoint]:
+def stored_checkpoints(store: Store, *, run: str) -> Iterator[StoredCheckpoint]:
     """Every checkpoint with a readable manifest, oldest first."""
-    for place in places(store):
+    for place in list_checkpoints(store):
         try:
-            yield read(store, place, run=run)
+            yield read_checkpoint(store, place, run=run)
         except CorruptError:  # first_verified reports it
             continue
 
 
-def delete(store: Store, place: Place) -> None:
+def delete_checkpoint(store: Store, place: CheckpointId) -> None:
     """Remove a checkpoint: the manifest first, so that half of one is never visible."""
     store.delete([place.prefix + MANIFEST])
     store.delete([info.key for info in store.list(place.prefix)])

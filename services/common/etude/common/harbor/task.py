@@ -127,14 +127,14 @@ def read_task(folder: Path) -> HarborTask:
         task_id=folder.name,
         folder=folder,
         instruction=_instruction(folder / "instruction.md"),
-        command=task_file.exports(found.verifier.env) + command,
+        command=task_file.export_commands(found.verifier.env) + command,
         verifier_timeout_s=found.verifier.timeout_sec,
         artefacts=_artefacts(folder / "task.toml", found),
-        unknown_keys=tuple(sorted(found.unknown())),
+        unknown_keys=tuple(sorted(found.unknown_keys())),
         keeps_history=own.etude_keeps_history,
         image=own.etude_image or "",
         is_graded_in_fork=own.etude_grade == "fork",
-        solution_env=task_file.exports(found.solution.env),
+        solution_env=task_file.export_commands(found.solution.env),
     )
 
 
@@ -154,7 +154,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def reward(data: bytes) -> float:
+def parse_reward(data: bytes) -> float:
     """The one number from 0 to 1 that a reward file holds: alone, or as `{"reward": 1}`.
 
     Raises:
@@ -249,17 +249,17 @@ def _instruction(path: Path) -> str:
 def _settings(path: Path) -> TaskFile:
     if not path.is_file():
         _refuse(path, "is missing")
-    return settings(path.read_bytes(), path)
+    return parse_settings(path.read_bytes(), path)
 
 
-def settings(data: bytes, path: Path) -> TaskFile:
+def parse_settings(data: bytes, path: Path) -> TaskFile:
     """The settings in a task.toml.
 
     Raises:
         UserError: naming the key and the rule that it breaks.
     """
     try:
-        return task_file.parsed(data.decode())
+        return task_file.parse_task_file(data.decode())
     except ValidationError as cause:
         first = cause.errors()[0]
         what = first["msg"].removeprefix("Value error, ")

@@ -74,17 +74,17 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    def unknown(self, path: str = "") -> Iterator[str]:
+    def unknown_keys(self, path: str = "") -> Iterator[str]:
         """Keys of this section and those in it that neither Harbor nor this program reads."""
         for key in self.model_extra or ():
             yield f"{path}{key}"
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if isinstance(value, Section) and not isinstance(value, Metadata):
-                yield from value.unknown(f"{path}{name}.")
+            if isinstance(value, Section) and not isinstance(value, MetadataSection):
+                yield from value.unknown_keys(f"{path}{name}.")
 
 
-class Metadata(Section):
+class MetadataSection(Section):
     """Free for authors; five keys of it are read here."""
 
     etude_verifier: str | None = Field(default=None, min_length=1, max_length=4096)
@@ -106,7 +106,7 @@ class Metadata(Section):
         return self
 
 
-class Package(Section):
+class PackageSection(Section):
     """Name of the task where it is published."""
 
     name: str | None = None
@@ -116,7 +116,7 @@ class Package(Section):
     keywords: tuple[str, ...] = ()
 
 
-class Verifier(Section):
+class VerifierSection(Section):
     """Settings of the hidden tests."""
 
     timeout_sec: float = Field(default=600.0, gt=0, le=86_400, allow_inf_nan=False)
@@ -130,7 +130,7 @@ class Verifier(Section):
     allowed_hosts: _NoHosts = None
 
 
-class Agent(Section):
+class AgentSection(Section):
     """For other harnesses: here the run limits its rollouts."""
 
     timeout_sec: _Seconds | None = None
@@ -139,7 +139,7 @@ class Agent(Section):
     allowed_hosts: _NoHosts = None
 
 
-class Environment(Section):
+class EnvironmentSection(Section):
     """Sizes are for other harnesses: here the pool decides. What no pool gives is refused."""
 
     build_timeout_sec: _Seconds = 600.0
@@ -171,7 +171,7 @@ class Environment(Section):
         return self
 
 
-class Solution(Section):
+class SolutionSection(Section):
     """Settings of the reference solution."""
 
     env: _Env = Field(default_factory=dict)
@@ -183,12 +183,12 @@ class TaskFile(Section):
     schema_version: SchemaVersion = "1.0"
     version: SchemaVersion | None = None
     """Its name before schema_version."""
-    task: Package = Package()
-    metadata: Metadata = Metadata()
-    verifier: Verifier = Verifier()
-    agent: Agent = Agent()
-    environment: Environment = Environment()
-    solution: Solution = Solution()
+    task: PackageSection = PackageSection()
+    metadata: MetadataSection = MetadataSection()
+    verifier: VerifierSection = VerifierSection()
+    agent: AgentSection = AgentSection()
+    environment: EnvironmentSection = EnvironmentSection()
+    solution: SolutionSection = SolutionSection()
     source: str | None = None
     steps: Annotated[Any, _empty("a task has one instruction")] = ()
     multi_step_reward_strategy: Annotated[Any, _empty("a task has one step")] = None
@@ -207,7 +207,7 @@ class TaskFile(Section):
         return tuple(pattern for each in self.artifacts for pattern in _patterns(each))
 
 
-def parsed(text: str) -> TaskFile:
+def parse_task_file(text: str) -> TaskFile:
     """The settings in the text of a task.toml.
 
     Raises:
@@ -219,7 +219,7 @@ def parsed(text: str) -> TaskFile:
         raise ValueError("nested too deeply") from cause
 
 
-def exports(values: Mapping[str, str]) -> str:
+def export_commands(values: Mapping[str, str]) -> str:
     """A shell command's beginning that sets these variables."""
     return "".join(f"export {name}={_quoted(value)}; " for name, value in values.items())
 

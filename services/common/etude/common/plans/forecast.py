@@ -48,7 +48,7 @@ class Wave:
     """Time that they are held, by share; empty: longer than any horizon."""
 
 
-class Spread(NamedTuple):
+class CountDistribution(NamedTuple):
     """A random number's mean, its variance, and the most that it can be."""
 
     mean: float
@@ -56,7 +56,7 @@ class Spread(NamedTuple):
     most: float
 
 
-def started(wave: Wave, at_s: float) -> float:
+def start_probability(wave: Wave, at_s: float) -> float:
     """Probability that a wave has started by then."""
     if wave.sigma_s <= 0:
         return float(at_s >= wave.start_s)
@@ -78,17 +78,17 @@ def survival(lease: Sequence[Quantile], age_s: float) -> float:
     return 0.0
 
 
-def held(wave: Wave, at_s: float) -> Spread:
+def held_environments(wave: Wave, at_s: float) -> CountDistribution:
     """Environments of a wave that are held at a moment.
 
     All of a wave start or none: with S whether it has, the variance is E[Var | S] + Var E[. | S].
     """
     part = _part(wave, at_s)
-    return Spread(part.mean, part.inner + part.outer, float(wave.count))
+    return CountDistribution(part.mean, part.inner + part.outer, float(wave.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningEnvironments:
     """Environments of one template that are held already, of about the same age."""
 
     count: int
@@ -96,20 +96,20 @@ class Running:
     lease: tuple[Quantile, ...] = ()
 
 
-def kept(running: Running, after_s: float) -> Spread:
+def remaining_environments(running: RunningEnvironments, after_s: float) -> CountDistribution:
     """Environments that are held now and still held after some time."""
     now = survival(running.lease, running.age_s)
     # An environment older than all known leases gives no hint of its end.
     stay = survival(running.lease, running.age_s + after_s) / now if now > 0 else 1.0
     mean = running.count * stay
-    return Spread(mean, mean * (1 - stay), float(running.count))
+    return CountDistribution(mean, mean * (1 - stay), float(running.count))
 
 
 def demand(
     waves: Sequence[Wave],
     at_s: float,
     *,
-    base: Sequence[Spread] = (),
+    base: Sequence[CountDistribution] = (),
     enough: Assurance = USUAL,
 ) -> float:
     """Environments that are enough at a moment, in the given share of cases.
@@ -151,7 +151,7 @@ class _Part(NamedTuple):
 
 
 def _part(wave: Wave, at_s: float) -> _Part:
-    start, stay = started(wave, at_s), survival(wave.lease, at_s - wave.start_s)
+    start, stay = start_probability(wave, at_s), survival(wave.lease, at_s - wave.start_s)
     whole = wave.count * stay
     return _Part(
         start, whole, whole * start, whole * (1 - stay) * start, whole**2 * start * (1 - start)
@@ -163,7 +163,7 @@ def peak(waves: Sequence[Wave], now_s: float, horizon_s: float) -> float:
     until_s = now_s + horizon_s
     moments = {now_s + horizon_s * step / GRID for step in range(GRID + 1)}
     moments |= {wave.start_s for wave in waves if now_s < wave.start_s < until_s}
-    near = [wave for wave in waves if started(wave, until_s) > 1e-3]
+    near = [wave for wave in waves if start_probability(wave, until_s) > 1e-3]
     return max((demand(near, at_s) for at_s in moments), default=0.0)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from etude.common.errors import InvalidFieldError
-from etude.common.plans.forecast import USUAL, Quantile, Wave, peak, started
+from etude.common.plans.forecast import USUAL, Quantile, Wave, peak, start_probability
 from etude.v1 import plan_pb2
 
 MAX_WAVES = 1_000
@@ -27,27 +27,27 @@ ONCE = 3.0
 to distrust a plan, three one after the other are."""
 
 
-def is_near(ratio: float) -> bool:
+def is_accurate(ratio: float) -> bool:
     """Return true if a ratio of observed to forecast environments is accurate enough."""
     least, most = TRUSTED
     return least <= ratio <= most
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """One run's forecast, less the environments that were requested."""
 
     version: int
-    heard_s: float
+    received_s: float
     until_s: float
     """End of its validity."""
     waves: list[Wave]
     """Earliest first; those that came have shrunk."""
     forecast: tuple[Wave, ...]
     """The same as they were reported."""
-    came: int = 0
+    num_arrived: int = 0
     """Environments that the run requested since."""
-    owed: int = 0
+    num_overdue: int = 0
     """Environments of an earlier wave that may still be requested."""
     is_late: bool = False
     """True if the wave that is due was late before this plan announced it again."""
@@ -58,7 +58,7 @@ class Plan:
         Versions are of a clock that may be set back, and of a successor's that may be behind. So
         they say what is newer only of plans that may have overtaken each other.
         """
-        may_overtake = now_s - self.heard_s < OVERTAKEN_S
+        may_overtake = now_s - self.received_s < OVERTAKEN_S
         return told.version == self.version or (may_overtake and told.version < self.version)
 
     def due(self, now_s: float) -> int:
@@ -71,37 +71,37 @@ class Plan:
         1 as long as doubt about when waves start explains the difference: plans are replaced at
         the start of a wave, just when half of its probability lies before and half behind.
         """
-        likely = sum(w.count for w in self.forecast if started(w, now_s) >= USUAL.share)
+        likely = sum(w.count for w in self.forecast if start_probability(w, now_s) >= USUAL.share)
         least = 0 if self.is_late else likely
-        if not self.came and not least:
+        if not self.num_arrived and not least:
             return None
-        most = self.owed + sum(w.count for w in self.forecast if _may_have(w, now_s))
-        expected = min(max(self.came, least), most)
-        return min(ONCE, max(1 / ONCE, (self.came + 1) / (expected + 1)))
+        most = self.num_overdue + sum(w.count for w in self.forecast if _may_have(w, now_s))
+        expected = min(max(self.num_arrived, least), most)
+        return min(ONCE, max(1 / ONCE, (self.num_arrived + 1) / (expected + 1)))
 
-    def follow(self, before: "Plan", *, is_compared: bool, now_s: float) -> None:
+    def follow(self, before: "RunPlan", *, is_compared: bool, now_s: float) -> None:
         """Take over the environments that were due in the plan before this one."""
-        if self.due(now_s) and not before.came:
+        if self.due(now_s) and not before.num_arrived:
             # The same wave, still to come: it is late once, however often that is said.
             self.is_late = before.is_late or is_compared
-            self.owed = before.owed
+            self.num_overdue = before.num_overdue
         else:
             # What a run begins it plans on from at once, often before the first launch is here.
-            self.owed = before.due(now_s) or max(0, before.owed - before.came)
+            self.num_overdue = before.due(now_s) or max(0, before.num_overdue - before.num_arrived)
 
 
 def _may_have(wave: Wave, now_s: float) -> bool:
-    return started(wave, now_s) >= 1 - USUAL.share
+    return start_probability(wave, now_s) >= 1 - USUAL.share
 
 
 @dataclass(slots=True)
-class Plans:
+class PlanRegistry:
     """The plans of all runs of a pool."""
 
     templates: Collection[str]
     pool: str = ""
     """Waves for pools of other names are ignored."""
-    _plans: dict[str, Plan] = field(default_factory=dict)
+    _plans: dict[str, RunPlan] = field(default_factory=dict)
     _ratios: dict[str, float] = field(default_factory=dict)
     """Smoothed; of runs with a plan."""
 
@@ -124,14 +124,14 @@ class Plans:
         if present is None and len(self._plans) >= MAX_RUNS:
             raise InvalidFieldError("plan", f"{MAX_RUNS} runs have plans already")
         waves.sort(key=lambda wave: wave.start_s)
-        plan = Plan(
+        plan = RunPlan(
             version=told.version,
-            heard_s=now_s,
+            received_s=now_s,
             until_s=now_s + valid_s,
             waves=waves,
             forecast=tuple(waves),
             # A run tells its first plan as it begins a wave, of about that size, which none told.
-            owed=sum(wave.count for wave in waves if wave.start_s == waves[0].start_s),
+            num_overdue=sum(wave.count for wave in waves if wave.start_s == waves[0].start_s),
         )
         self._ratios.setdefault(run_id, 1.0)
         if present is not None:
@@ -142,12 +142,12 @@ class Plans:
             plan.follow(present, is_compared=newest is not None, now_s=now_s)
         self._plans[run_id] = plan
 
-    def came(self, run_id: str, template: str, count: int) -> None:
+    def record_arrival(self, run_id: str, template: str, count: int) -> None:
         """Subtract environments that a group of a run requested from its earliest waves."""
         plan = self._plans.get(run_id)
         if plan is None:
             return
-        plan.came += count
+        plan.num_arrived += count
         for place, wave in enumerate(plan.waves):
             if wave.template == template and count:
                 taken = min(count, wave.count)
@@ -164,7 +164,7 @@ class Plans:
                     found.setdefault(wave.template, []).append(wave)
         return found
 
-    def current(self, *, now_s: float) -> Mapping[str, Plan]:
+    def current(self, *, now_s: float) -> Mapping[str, RunPlan]:
         """The newest valid plan of each run, trusted or not."""
         self.forget(now_s=now_s)
         return self._plans
@@ -177,7 +177,7 @@ class Plans:
 
     def is_trusted(self, run_id: str) -> bool:
         """Return true if the run's forecasts were accurate enough."""
-        return is_near(self.ratio(run_id))
+        return is_accurate(self.ratio(run_id))
 
     def ratio(self, run_id: str) -> float:
         """Recent ratio of observed to forecast environments; 1 while nothing is known."""

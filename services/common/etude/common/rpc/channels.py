@@ -5,7 +5,7 @@ import json
 import grpc
 
 from etude.common.tls import targets
-from etude.common.tls.transport import Wire, own
+from etude.common.tls.transport import TransportSecurity, process_security
 
 CHUNK_BYTES = 1 << 20
 """Largest piece of a stream: a bigger message blocks the event loop while it is serialised."""
@@ -56,28 +56,30 @@ _OPTIONS: list[tuple[str, int | str]] = [
 
 
 def dial(
-    target: str, *, max_backoff_ms: int = MAX_BACKOFF_MS, wire: Wire | None = None
+    target: str, *, max_backoff_ms: int = MAX_BACKOFF_MS, security: TransportSecurity | None = None
 ) -> grpc.aio.Channel:
     """A long-lived channel to host:port; connects on first use and reconnects automatically.
 
     Args:
         target: host:port, or NAME@HOST:PORT with the name of the server's certificate.
         max_backoff_ms: longest backoff before the next attempt to connect.
-        wire: certificates or none; this process's default unless given.
+        security: certificates or none; this process's default unless given.
 
     Raises:
         UserError: it would leave the machine unencrypted, or does not name the server.
     """
-    wire = wire or own()
+    security = security or process_security()
     options = [*_OPTIONS, ("grpc.max_reconnect_backoff_ms", max_backoff_ms)]
-    if wire.credentials is not None:
+    if security.credentials is not None:
         # Not without need, as in wire.py.
         from etude.common.tls.rotating_channel import RotatingChannel  # noqa: PLC0415
 
-        namespace = wire.credentials.identity.namespace
-        return RotatingChannel(targets.expected(target, namespace), wire.credentials, options)
-    address = targets.parse(target).address
-    wire.require_private(address, "the connection")
+        namespace = security.credentials.identity.namespace
+        return RotatingChannel(
+            targets.require_server_name(target, namespace), security.credentials, options
+        )
+    address = targets.parse_target(target).address
+    security.require_private(address, "the connection")
     return grpc.aio.insecure_channel(address, options=options)
 
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 from etude.common.errors import EtudeError, FullError, InvalidFieldError
 from etude.common.rpc.channels import MAX_MESSAGE_BYTES
 from etude.common.tls import policy
-from etude.common.tls.transport import Wire, own
+from etude.common.tls.transport import TransportSecurity, process_security
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class _Edge(grpc.aio.ServerInterceptor):
     The id is in the log, with the error.
     """
 
-    wire: Wire
+    wire: TransportSecurity
 
     @override
     async def intercept_service(
@@ -82,9 +82,9 @@ class _Edge(grpc.aio.ServerInterceptor):
             return _wrapped(handler, _guarded_stream(method, _behaviour(handler), self._admit))
         return _wrapped(handler, _guarded_unary(method, _behaviour(handler), self._admit))
 
-    def _admit(self, method: str, context: policy.Call) -> None:
+    def _admit(self, method: str, context: policy.AuthenticatedCall) -> None:
         if self.wire.credentials is not None:
-            policy.admit(context, self.wire.credentials.identity, method)
+            policy.authorize(context, self.wire.credentials.identity, method)
 
 
 def _behaviour(handler: Any) -> Callable[..., Any]:  # noqa: ANN401
@@ -157,20 +157,20 @@ class Server:
     host: str = "127.0.0.1"
     port: int = 0
     """0 picks a free port; after start() the real one."""
-    wire: Wire = field(default_factory=own)
+    security: TransportSecurity = field(default_factory=process_security)
     """Certificates or none; this process's default unless given."""
     open_credentials: grpc.ServerCredentials | None = None
     """For a server that asks clients for no certificate and authenticates them otherwise."""
-    most_calls: int | None = None
+    max_concurrent_calls: int | None = None
     """Further calls are refused and may be retried. No limit unless set."""
     grpc_server: grpc.aio.Server = field(init=False)
     _health: health.aio.HealthServicer = field(init=False)
 
     def __post_init__(self) -> None:
         self.grpc_server = grpc.aio.server(
-            interceptors=[_Edge(self.wire)],
+            interceptors=[_Edge(self.security)],
             options=_OPTIONS,
-            maximum_concurrent_rpcs=self.most_calls,
+            maximum_concurrent_rpcs=self.max_concurrent_calls,
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
@@ -186,10 +186,10 @@ class Server:
         """
         address = f"{self.host}:{self.port}"
         credentials = self.open_credentials
-        if credentials is None and self.wire.credentials is not None:
-            credentials = self.wire.credentials.for_server()
+        if credentials is None and self.security.credentials is not None:
+            credentials = self.security.credentials.for_server()
         if credentials is None:
-            self.wire.require_private(address, "what is served")
+            self.security.require_private(address, "what is served")
         try:
             if credentials is None:
                 self.port = self.grpc_server.add_insecure_port(address)
@@ -197,10 +197,10 @@ class Server:
                 self.port = self.grpc_server.add_secure_port(address, credentials)
         except RuntimeError as cause:
             raise OSError(f"cannot listen on {self.host}:{self.port}: {cause}") from cause
-        await self.ready(is_ready=False)
+        await self.set_ready(is_ready=False)
         await self.grpc_server.start()
 
-    async def ready(self, *, is_ready: bool = True) -> None:
+    async def set_ready(self, *, is_ready: bool = True) -> None:
         """Tell health checkers whether to send calls here."""
         serving = health_pb2.HealthCheckResponse.SERVING
         status = serving if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING

@@ -142,7 +142,7 @@ def rollouts_key(step: int, split: str) -> str:
     return f"rollouts/{step:06d}/{split}.jsonl"
 
 
-def latest(rows: Iterable[Row]) -> list[Row]:
+def latest_rows(rows: Iterable[Row]) -> list[Row]:
     """Rows without those that a later one replaces: a step or evaluation done again on resume."""
     kept: dict[tuple[object, ...], Row] = {}
     for place, row in enumerate(rows):

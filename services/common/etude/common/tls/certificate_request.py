@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from etude.common.errors import UnavailableError
 from etude.common.tls import targets
-from etude.common.tls.material import CA, CERTIFICATE, KEY, bundle
+from etude.common.tls.material import CA, CERTIFICATE, KEY, read_bundle
 from etude.v1 import certificates_pb2, certificates_pb2_grpc
 
 DEADLINE_S = 10.0
@@ -24,7 +24,7 @@ class IssuerError(UnavailableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Petition:
+class CertificateRequest:
     """A request for a certificate: identity, issuer, token and trusted CAs."""
 
     identity: str
@@ -37,7 +37,9 @@ class Petition:
     """Folder with the CAs that the issuer's own certificate may come from."""
 
 
-async def obtained(petition: Petition, learned: bytes = b"") -> dict[str, bytes]:
+async def request_certificate(
+    petition: CertificateRequest, learned: bytes = b""
+) -> dict[str, bytes]:
     """New files for a folder of certificates, by name; the key is made here.
 
     Args:
@@ -56,13 +58,13 @@ async def obtained(petition: Petition, learned: bytes = b"") -> dict[str, bytes]
     )
     try:
         token = petition.token.read_text(encoding="utf-8").strip()
-        trusted = bundle(petition.trust) + learned
+        trusted = read_bundle(petition.trust) + learned
     except OSError as cause:
         raise IssuerError(f"cannot ask {petition.issuer}: {cause}") from cause
     request = certificates_pb2.IssueCertificateRequest(
         signing_request=signing_request, identity=petition.identity, token=token
     )
-    answer = await _asked(petition.issuer, request, trusted)
+    answer = await _call_issuer(petition.issuer, request, trusted)
     return {
         CA: answer.trust,
         CERTIFICATE: answer.certificate,
@@ -70,10 +72,10 @@ async def obtained(petition: Petition, learned: bytes = b"") -> dict[str, bytes]
     }
 
 
-async def _asked(
+async def _call_issuer(
     issuer: str, request: certificates_pb2.IssueCertificateRequest, trusted: bytes
 ) -> certificates_pb2.IssueCertificateResponse:
-    target = targets.expected(issuer, "")
+    target = targets.require_server_name(issuer, "")
     name = ("grpc.ssl_target_name_override", target.server_name)
     # Not by channels.dial, which needs the certificate that is requested here.
     credentials = grpc.ssl_channel_credentials(root_certificates=trusted)

@@ -11,7 +11,7 @@ import grpc
 from etude.common.errors import UserError
 from etude.common.tls import material, metrics
 from etude.common.tls.identity import Identity
-from etude.common.tls.material import Material
+from etude.common.tls.material import TlsMaterial
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Credentials:
 
     folder: Path
     look_every_s: float = LOOK_EVERY_S
-    _now: Material = field(init=False)
+    _now: TlsMaterial = field(init=False)
     _stamp: str = field(init=False)
     _looked_s: float = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -37,16 +37,16 @@ class Credentials:
             UserError: it cannot be used.
         """
         self._stamp = material.stamp(self.folder)
-        self._now = material.read(self.folder)
+        self._now = material.read_material(self.folder)
         self._looked_s = time.monotonic()
-        self._told()
+        self._record_loaded()
 
     @property
     def identity(self) -> Identity:
         """Identity of this process."""
         return self._now.identity
 
-    def current(self) -> Material:
+    def current(self) -> TlsMaterial:
         """Material to present now. Files that cannot be used leave the last usable ones."""
         with self._lock:
             if time.monotonic() - self._looked_s >= self.look_every_s:
@@ -59,7 +59,7 @@ class Credentials:
         if stamp == self._stamp:
             return
         try:
-            found = material.read(self.folder)
+            found = material.read_material(self.folder)
         except UserError as error:
             # Perhaps between two of its files: the stamp stays, so that they are read again.
             metrics.UNREADABLE.inc()
@@ -69,9 +69,9 @@ class Credentials:
             for gauge in (metrics.EXPIRY, metrics.BEGIN):
                 gauge.remove(self._now.identity.uri)
         self._now, self._stamp = found, stamp
-        self._told()
+        self._record_loaded()
 
-    def _told(self) -> None:
+    def _record_loaded(self) -> None:
         metrics.LOADED.inc()
         metrics.EXPIRY.labels(self._now.identity.uri).set(self._now.not_after.timestamp())
         metrics.BEGIN.labels(self._now.identity.uri).set(self._now.not_before.timestamp())
@@ -83,7 +83,7 @@ class Credentials:
         Args:
             asks: require a certificate of every client; else all clients are answered.
         """
-        given: list[Material] = [self.current()]
+        given: list[TlsMaterial] = [self.current()]
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             newest = self.current()
@@ -99,12 +99,12 @@ class Credentials:
         )
 
 
-def for_channel(shown: Material) -> grpc.ChannelCredentials:
+def for_channel(shown: TlsMaterial) -> grpc.ChannelCredentials:
     """Fixed for the life of a channel: gRPC has no other for clients."""
     return grpc.ssl_channel_credentials(shown.ca, shown.key, shown.certificate)
 
 
-def _configuration(shown: Material) -> grpc.ServerCertificateConfiguration:
+def _configuration(shown: TlsMaterial) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
         [(shown.key, shown.certificate)], root_certificates=shown.ca
     )

@@ -6,13 +6,13 @@ import ssl
 
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.material import CA, CERTIFICATE, KEY
-from etude.common.tls.targets import Target
+from etude.common.tls.targets import TlsTarget
 
 LIMIT_S = 2.0
 """Closing a channel may wait for this long."""
 
 
-async def problem(credentials: Credentials, target: Target) -> str:
+async def handshake_error(credentials: Credentials, target: TlsTarget) -> str:
     """Reason for which a handshake fails; empty if it succeeds, or the peer does not answer."""
     host, _, port = target.address.rpartition(":")
     try:

@@ -18,7 +18,7 @@ CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
+class TlsMaterial:
     """Certificate, key and trusted CAs of one side of a handshake."""
 
     ca: bytes
@@ -31,7 +31,7 @@ class Material:
     not_after: datetime.datetime
 
 
-def read(folder: Path) -> Material:
+def read_material(folder: Path) -> TlsMaterial:
     """The material of a folder, checked as far as it can be alone.
 
     Raises:
@@ -41,7 +41,7 @@ def read(folder: Path) -> Material:
     certificate = _certificates(found[CERTIFICATE], folder / CERTIFICATE)[0]
     _certificates(found[CA], folder / CA)
     _require_pair(certificate, found[KEY], folder / KEY)
-    return Material(
+    return TlsMaterial(
         ca=found[CA],
         certificate=found[CERTIFICATE],
         key=found[KEY],
@@ -108,13 +108,13 @@ def _problem(path: Path, what: str, fix: str) -> UserError:
     return UserError(Problem(REASON, what, str(path), fix))
 
 
-def bundle(folder: Path) -> bytes:
+def read_bundle(folder: Path) -> bytes:
     """Every *.crt of a folder as one PEM text, in the order of their names."""
     found = (path.read_bytes().strip() for path in sorted(folder.glob("*.crt")))
     return b"".join(data + b"\n" for data in found if data)
 
 
-def lacks(trust: bytes, told: bytes, now: datetime.datetime) -> bool:
+def is_missing_authority(trust: bytes, told: bytes, now: datetime.datetime) -> bool:
     """Return true if a PEM text lacks an unexpired authority of another one."""
     wanted = {each for each in _authorities(told) if now < each.not_valid_after_utc}
     return not wanted <= _authorities(trust)

@@ -31,20 +31,24 @@ class Bond(Enum):
     """Namespace; a run's own pool serves that run alone."""
 
 
-class Caller(NamedTuple):
+class AllowedCaller(NamedTuple):
     """A role that may call, and the scope that it must share with the callee."""
 
     role: str
     bond: Bond
 
 
-_OPERATOR = (Caller(OPERATOR, Bond.DOMAIN),)
-_TRAINER = (Caller(TRAINER, Bond.RUN),)
-_NODE = (Caller(NODE, Bond.POOL),)
-_BROKER = (Caller(BROKER, Bond.POOL),)
-_CLIENTS = (Caller(TRAINER, Bond.USE), Caller(REWARDS, Bond.USE), Caller(EDGE, Bond.POOL))
+_OPERATOR = (AllowedCaller(OPERATOR, Bond.DOMAIN),)
+_TRAINER = (AllowedCaller(TRAINER, Bond.RUN),)
+_NODE = (AllowedCaller(NODE, Bond.POOL),)
+_BROKER = (AllowedCaller(BROKER, Bond.POOL),)
+_CLIENTS = (
+    AllowedCaller(TRAINER, Bond.USE),
+    AllowedCaller(REWARDS, Bond.USE),
+    AllowedCaller(EDGE, Bond.POOL),
+)
 
-CALLERS: Mapping[str, tuple[Caller, ...]] = {
+ALLOWED_CALLERS: Mapping[str, tuple[AllowedCaller, ...]] = {
     "etude.v1.RunService": _OPERATOR,
     "etude.v1.PoolService": _OPERATOR,
     "etude.v1.InferenceService": _TRAINER,
@@ -78,14 +82,14 @@ def refusal(caller: Identity, callee: Identity, method: str) -> str:
     service = name.partition("/")[0]
     if service in OPEN:
         return ""
-    allowed = CALLERS.get(name) or CALLERS.get(service, ())
+    allowed = ALLOWED_CALLERS.get(name) or ALLOWED_CALLERS.get(service, ())
     if any(_fits(caller, callee, each) for each in allowed):
         return ""
     roles = " or ".join(f"{each.role} ({each.bond.name.lower()})" for each in allowed) or "nobody"
     return f"{caller.uri} may not call {name} of {callee.uri}: that is for {roles}"
 
 
-def _fits(caller: Identity, callee: Identity, allowed: Caller) -> bool:
+def _fits(caller: Identity, callee: Identity, allowed: AllowedCaller) -> bool:
     if allowed.bond is Bond.DOMAIN:
         return caller.role == allowed.role
     if caller.namespace != callee.namespace or caller.role not in {"", allowed.role}:
@@ -105,7 +109,7 @@ NAMES = "x509_subject_alternative_name"
 """Property of gRPC with the names of a verified client certificate."""
 
 
-class Call(Protocol):
+class AuthenticatedCall(Protocol):
     """The part of a call's context that authorization reads."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
@@ -113,14 +117,14 @@ class Call(Protocol):
         ...
 
 
-def caller_of(call: Call) -> Identity | None:
+def caller_of(call: AuthenticatedCall) -> Identity | None:
     """Identity of the caller in its verified certificate; None if it names none or several."""
     names = [name.decode(errors="replace") for name in call.auth_context().get(NAMES, ())]
     found = identities(names)
     return found[0] if len(found) == 1 else None
 
 
-def admit(call: Call, callee: Identity, method: str) -> None:
+def authorize(call: AuthenticatedCall, callee: Identity, method: str) -> None:
     """Authorize a call, or refuse it.
 
     Raises:

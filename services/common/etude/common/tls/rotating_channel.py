@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from etude.common.tls import handshake_errors, metrics
 from etude.common.tls.credentials import Credentials, for_channel
-from etude.common.tls.material import Material
-from etude.common.tls.targets import Target
+from etude.common.tls.material import TlsMaterial
+from etude.common.tls.targets import TlsTarget
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,10 @@ LONGEST_CALL_S = 86_400.0
 class RotatingChannel(grpc.aio.Channel):
     """Reconnects when the files of its certificate change; running calls continue."""
 
-    target: Target
+    target: TlsTarget
     credentials: Credentials
     options: Options
-    _shown: Material | None = field(default=None, init=False)
+    _shown: TlsMaterial | None = field(default=None, init=False)
     _inner: grpc.aio.Channel | None = field(default=None, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
     _said: str = field(default="", init=False)
@@ -70,7 +70,7 @@ class RotatingChannel(grpc.aio.Channel):
             state = channel.get_state()
 
     async def _explain(self) -> None:
-        why = await handshake_errors.problem(self.credentials, self.target)
+        why = await handshake_errors.handshake_error(self.credentials, self.target)
         if why:
             metrics.REFUSED.labels("client").inc()
         if why and why != self._said:
@@ -114,21 +114,21 @@ class RotatingChannel(grpc.aio.Channel):
 
     @override
     def unary_unary(self, *path: Any, **kinds: Any) -> Any:
-        return self._each(lambda channel: channel.unary_unary(*path, **kinds))
+        return self._bind_newest(lambda channel: channel.unary_unary(*path, **kinds))
 
     @override
     def unary_stream(self, *path: Any, **kinds: Any) -> Any:
-        return self._each(lambda channel: channel.unary_stream(*path, **kinds))
+        return self._bind_newest(lambda channel: channel.unary_stream(*path, **kinds))
 
     @override
     def stream_unary(self, *path: Any, **kinds: Any) -> Any:
-        return self._each(lambda channel: channel.stream_unary(*path, **kinds))
+        return self._bind_newest(lambda channel: channel.stream_unary(*path, **kinds))
 
     @override
     def stream_stream(self, *path: Any, **kinds: Any) -> Any:
-        return self._each(lambda channel: channel.stream_stream(*path, **kinds))
+        return self._bind_newest(lambda channel: channel.stream_stream(*path, **kinds))
 
-    def _each(self, bind: Callable[[grpc.aio.Channel], Any]) -> Callable[..., Any]:
+    def _bind_newest(self, bind: Callable[[grpc.aio.Channel], Any]) -> Callable[..., Any]:
         """A method of a stub, bound to whichever connection is newest when it is called."""
         bound: list[tuple[grpc.aio.Channel, Any]] = []
 

@@ -20,8 +20,12 @@ from etude.common import process
 from etude.common.errors import EtudeError, UserError
 from etude.common.probes import Probes
 from etude.common.tls import material
-from etude.common.tls.certificate_request import IssuerError, Petition, obtained
-from etude.common.tls.material import CA, Material, bundle, lacks
+from etude.common.tls.certificate_request import (
+    CertificateRequest,
+    IssuerError,
+    request_certificate,
+)
+from etude.common.tls.material import CA, TlsMaterial, is_missing_authority, read_bundle
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +46,7 @@ class Settings:
     """Environment variables, read once."""
 
     folder: Path
-    petition: Petition
+    request: CertificateRequest
     host: str
     probe_port: int
 
@@ -55,7 +59,7 @@ class Settings:
         """
         return cls(
             folder=Path(env["ETUDE_TLS_FOLDER"]),
-            petition=Petition(
+            request=CertificateRequest(
                 identity=env["ETUDE_TLS_IDENTITY"],
                 issuer=env["ETUDE_TLS_ISSUER"],
                 token=Path(env["ETUDE_TLS_TOKEN"]),
@@ -76,7 +80,7 @@ def renewal_s(begins: datetime.datetime, ends: datetime.datetime, now: datetime.
     return max(FIRST_DELAY_S, RENEW_AFTER * left_s) if left_s > 0 else LONGEST_DELAY_S
 
 
-def put(folder: Path, files: Mapping[str, bytes]) -> Material:
+def install_files(folder: Path, files: Mapping[str, bytes]) -> TlsMaterial:
     """Replace the files of a folder, all of them in one moment, as the kubelet does.
 
     Raises:
@@ -92,7 +96,7 @@ def put(folder: Path, files: Mapping[str, bytes]) -> Material:
     for name, data in files.items():
         (fresh / name).touch(mode=0o640)
         (fresh / name).write_bytes(data)
-    shown = material.read(fresh)
+    shown = material.read_material(fresh)
     link = folder / "..data.new"
     link.unlink(missing_ok=True)
     link.symlink_to(fresh.name)
@@ -111,7 +115,7 @@ def _sweep(folder: Path, *, but: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-async def keep(settings: Settings, probes: Probes, stop: asyncio.Event) -> None:
+async def renew_until_stopped(settings: Settings, probes: Probes, stop: asyncio.Event) -> None:
     """Renew until the stop event is set."""
     delay_s, again_s = FIRST_DELAY_S, LOOK_S
     while not stop.is_set():
@@ -138,9 +142,9 @@ def _is_behind(settings: Settings, trusted: bytes) -> bool:
     Then peers may refuse what it signed, and we what others signed.
     """
     named = (settings.folder / CA).read_bytes()
-    if not lacks(named, trusted, datetime.datetime.now(datetime.UTC)):
+    if not is_missing_authority(named, trusted, datetime.datetime.now(datetime.UTC)):
         return False
-    log.warning("%s leaves out a CA that is to be believed", settings.petition.issuer)
+    log.warning("%s leaves out a CA that is to be believed", settings.request.issuer)
     return True
 
 
@@ -169,7 +173,7 @@ async def _waited(settings: Settings, trusted: bytes, wait_s: float, stop: async
 
 def _trusted(settings: Settings) -> bytes:
     try:
-        return bundle(settings.petition.trust)
+        return read_bundle(settings.request.trust)
     except OSError:  # between two of its files
         return b""
 
@@ -184,11 +188,11 @@ async def renew(settings: Settings) -> float:
         learned = (settings.folder / CA).read_bytes()
     except OSError:
         learned = b""
-    files = await obtained(settings.petition, learned)
+    files = await request_certificate(settings.request, learned)
     try:
-        shown = put(settings.folder, files)
+        shown = install_files(settings.folder, files)
     except UserError as cause:
-        raise IssuerError(f"{settings.petition.issuer} answers nonsense: {cause}") from cause
+        raise IssuerError(f"{settings.request.issuer} answers nonsense: {cause}") from cause
     log.info("certificate of %s until %s", shown.identity.uri, shown.not_after)
     due_s = renewal_s(shown.not_before, shown.not_after, datetime.datetime.now(datetime.UTC))
     return due_s * (1 - SPREAD * _RANDOM.random())
@@ -200,7 +204,7 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     with process.shutdown_signals(stop):
         await probes.start()
-        await keep(settings, probes, stop)
+        await renew_until_stopped(settings, probes, stop)
         await probes.stop()
 
 

@@ -8,34 +8,34 @@ from etude.common.errors import Problem, UserError
 REASON = "InvalidTls"
 
 
-class Target(NamedTuple):
+class TlsTarget(NamedTuple):
     """Address to dial, and expected name of the server's certificate; empty if unknown."""
 
     address: str
     server_name: str
 
 
-def named(server_name: str, address: str) -> str:
+def named_target(server_name: str, address: str) -> str:
     """A target whose address does not say who answers there: NAME@HOST:PORT."""
     return f"{server_name}@{address}"
 
 
-def parse(target: str, namespace: str = "") -> Target:
+def parse_target(target: str, namespace: str = "") -> TlsTarget:
     """The parts of a target.
 
     `demo-trainer-0.demo-trainer:7000` names a pod and its Service, in the given namespace.
     """
     name, _, address = target.rpartition("@")
-    return Target(address, _full(name, namespace) if name else _of_service(address, namespace))
+    return TlsTarget(address, _full(name, namespace) if name else _of_service(address, namespace))
 
 
-def expected(target: str, namespace: str) -> Target:
+def require_server_name(target: str, namespace: str) -> TlsTarget:
     """The parts of a target whose server must prove its name.
 
     Raises:
         UserError: the target says no name.
     """
-    found = parse(target, namespace)
+    found = parse_target(target, namespace)
     if not found.server_name:
         fix = "name it by its Service, or as NAME@HOST:PORT"
         raise UserError(Problem(REASON, "does not name the server that answers there", target, fix))
@@ -44,7 +44,7 @@ def expected(target: str, namespace: str) -> Target:
 
 def is_loopback(target: str) -> bool:
     """Return true if an address never leaves the machine."""
-    address = parse(target).address
+    address = parse_target(target).address
     host = address.rpartition(":")[0].strip("[]") if ":" in address else address
     if address.startswith("unix:") or host == "localhost":
         return True

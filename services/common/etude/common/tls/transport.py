@@ -22,12 +22,12 @@ PLAINTEXT = "Plaintext"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class TransportSecurity:
     """Transport security of a process: its certificates, or permission for plaintext."""
 
     credentials: "Credentials | None" = None
     """None is plaintext."""
-    leaves_machine: bool = True
+    allows_remote_plaintext: bool = True
     """True if plaintext may leave this machine."""
 
     def require_private(self, address: str, what: str) -> None:
@@ -36,32 +36,36 @@ class Wire:
         Raises:
             UserError: the address is not on this machine.
         """
-        if self.credentials is None and not self.leaves_machine and not is_loopback(address):
+        if (
+            self.credentials is None
+            and not self.allows_remote_plaintext
+            and not is_loopback(address)
+        ):
             fix = f"set {VARIABLE} to a folder with certificates, or to {PLAINTEXT}"
             raise UserError(Problem(REASON, f"{what} would not be encrypted", address, fix))
 
 
-def told(setting: str) -> Wire:
+def security_from_setting(setting: str) -> TransportSecurity:
     """The transport security that a value of ETUDE_TLS asks for.
 
     Raises:
         UserError: the folder cannot be used.
     """
     if not setting:
-        return Wire(leaves_machine=False)
+        return TransportSecurity(allows_remote_plaintext=False)
     if setting == PLAINTEXT:
-        return Wire()
+        return TransportSecurity()
     # A third of a second of imports, which plaintext does not need.
     from etude.common.tls.credentials import Credentials  # noqa: PLC0415
 
-    return Wire(credentials=Credentials(Path(setting)))
+    return TransportSecurity(credentials=Credentials(Path(setting)))
 
 
 @functools.cache
-def own() -> Wire:
+def process_security() -> TransportSecurity:
     """The transport security of this process, read once.
 
     Raises:
         UserError: the folder cannot be used.
     """
-    return told(os.environ.get(VARIABLE, ""))
+    return security_from_setting(os.environ.get(VARIABLE, ""))

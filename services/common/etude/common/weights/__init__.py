@@ -1,17 +1,17 @@
 """Policy versions in the object store: epochs, manifests, the accepted chain, who needs what."""
 
-from etude.common.weights.protocol.chain import accepted_chain, is_accepted, lineage, newest
+from etude.common.weights.protocol.chain import accepted_chain, is_accepted, lineage, newest_version
 from etude.common.weights.protocol.epochs import EpochRecord, is_fenced, read_epoch
 from etude.common.weights.protocol.folded import (
     Keyframe,
     Skip,
+    publish_folded,
     publish_keyframe_part,
     publish_skip_part,
     read_keyframe,
     read_skip,
-    write_folded,
 )
-from etude.common.weights.protocol.garbage_collector import Collector
+from etude.common.weights.protocol.garbage_collector import GarbageCollector
 from etude.common.weights.protocol.manifest import (
     PayloadObject,
     Stats,
@@ -19,22 +19,22 @@ from etude.common.weights.protocol.manifest import (
     WeightManifest,
     read_manifest,
 )
-from etude.common.weights.protocol.plan import Edge, is_reachable, plan
+from etude.common.weights.protocol.plan import Edge, is_reachable, plan_path
 from etude.common.weights.protocol.publication import (
     claim_epoch,
-    commit,
+    publish_manifest,
     publish_payload,
     put_schema,
     read_schema_bytes,
 )
 from etude.common.weights.protocol.quarantine import (
-    QuarantinedError,
+    QuarantinedVersionError,
     Suspect,
     is_quarantined,
+    list_quarantined,
+    list_suspects,
+    mark_suspect,
     quarantine,
-    quarantined,
-    suspect,
-    suspects,
 )
 from etude.common.weights.protocol.reader_leases import ReaderLease
 from etude.common.weights.protocol.retention import Retention

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from etude.common.api.pool.spec import EnvPoolSpec
-from etude.common.broker_shards import ONLY, Shard
+from etude.common.broker_shards import SINGLE_BROKER, BrokerShard
 from etude.common.errors import (
     FullError,
     InvalidFieldError,
@@ -18,7 +18,7 @@ from etude.common.errors import (
     UnavailableError,
     UnknownIdError,
 )
-from etude.common.plans.registry import Plans
+from etude.common.plans.registry import PlanRegistry
 from etude.envserver import metrics
 from etude.envserver.broker.dispatcher import Dispatcher
 from etude.envserver.broker.host_client import HostClient
@@ -69,7 +69,7 @@ class Broker:
     host_client: HostClient
     name: str = ""
     """Of the pool."""
-    shard: Shard = ONLY
+    shard: BrokerShard = SINGLE_BROKER
     """The runs that this broker serves."""
     started_s: float = field(default_factory=time.monotonic)
     ledger: LeaseLedger = field(default_factory=LeaseLedger)
@@ -87,7 +87,7 @@ class Broker:
         self._templates = frozenset(template.name for template in self.spec.templates)
         self.placer = GroupPlacer(self.ledger.hosts, packs=self.spec.is_sized_for_demand)
         self.drains = HostDrains(self.ledger.hosts)
-        self.warm_targets = WarmTargets(Plans(self._templates, self.name))
+        self.warm_targets = WarmTargets(PlanRegistry(self._templates, self.name))
         self.dispatcher = Dispatcher(
             host_client=self.host_client,
             ledger=self.ledger,

@@ -45,7 +45,7 @@ class GrpcHostClient(HostClient):
     ) -> Sequence[environments_pb2.LaunchBatchResponse]:
         try:
             answer = await self._stub(endpoint).OpenEnvironments(
-                request, timeout=OPEN_DEADLINE_S, metadata=telemetry.inject()
+                request, timeout=OPEN_DEADLINE_S, metadata=telemetry.trace_metadata()
             )
         except grpc.aio.AioRpcError as error:
             raise HostCallError(f"{endpoint}: {error.code().name}: {error.details()}") from error

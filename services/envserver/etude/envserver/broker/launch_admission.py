@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from etude.agent.toolsets import toolset
 from etude.common.api.pool.spec import LeasePolicy, Template
-from etude.common.broker_shards import Shard, shard_of
+from etude.common.broker_shards import BrokerShard, shard_of
 from etude.common.errors import FullError, InvalidFieldError
 from etude.v1 import environments_pb2
 
@@ -73,7 +73,7 @@ def check_group_request(
     _refuse_broken(rules)
 
 
-def check_shard(run_id: str, shard: Shard) -> None:
+def check_shard(run_id: str, shard: BrokerShard) -> None:
     """Reject a run of another broker: the hosts would report its leases to that one.
 
     Raises:

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from etude.common.plans.registry import Plan
+from etude.common.plans.registry import RunPlan
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.pool_statistics import quantile
 from etude.v1 import environments_pb2, plan_pb2
@@ -95,11 +95,11 @@ def _plans(broker: Broker) -> Iterator[environments_pb2.PlanFigures]:
             log.warning("the plan of run %s cannot be reported: %s", run_id, error)
 
 
-def _plan(run_id: str, plan: Plan, ratio: float) -> environments_pb2.PlanFigures:
+def _plan(run_id: str, plan: RunPlan, ratio: float) -> environments_pb2.PlanFigures:
     return environments_pb2.PlanFigures(
         run_id=run_id,
         version=plan.version,
-        heard_unix_ms=unix_ms(plan.heard_s),
+        heard_unix_ms=unix_ms(plan.received_s),
         until_unix_ms=unix_ms(plan.until_s),
         ratio=ratio,
         waves=[

@@ -66,7 +66,7 @@ async def serve(broker_settings: BrokerSettings) -> None:
     """
     settings = broker_settings.server
     pool = role_inputs.read_pool(settings.pool_file)
-    provider = telemetry.setup(
+    provider = telemetry.setup_tracing(
         "etude-broker", otlp_endpoint=settings.otlp_endpoint, traces_file=settings.traces_file
     )
     nodes = GrpcHostClient()
@@ -85,7 +85,7 @@ async def serve(broker_settings: BrokerSettings) -> None:
     with shutdown_signals(stop):
         await probes.start()
         await server.start()
-        await server.ready()
+        await server.set_ready()
         probes.ready = True
         async with asyncio.TaskGroup() as tasks:
             pauses = GarbageCollector(lambda: not len(broker.queue))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from etude.common.plans.forecast import Supply, Wave, lead_s, peak
-from etude.common.plans.registry import Plans
+from etude.common.plans.registry import PlanRegistry
 from etude.envserver import metrics
 from etude.envserver.broker.hosts import CLONE_BYTES, HostState
 from etude.envserver.broker.start_costs import TemplateReadiness
@@ -64,7 +64,7 @@ class GroupPin(NamedTuple):
 class WarmTargets:
     """Warm-pool targets of a pool's hosts."""
 
-    plans: Plans
+    plans: PlanRegistry
     planned: int = 0
     """Peak that plans expect within the next minute."""
     _targets: dict[str, list[environments_pb2.WarmTarget]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class WarmTargets:
     ) -> None:
         """Compare a launch with its plan. Plans are about groups: other launches do not count."""
         if request.group_id:
-            self.plans.came(request.run_id, template, count)
+            self.plans.record_arrival(request.run_id, template, count)
             self._pins.pop((request.run_id, request.group_id), None)
 
     def record_start(

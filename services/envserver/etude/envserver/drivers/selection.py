@@ -21,7 +21,7 @@ from etude.common.api.pool.spec import (
     Template,
 )
 from etude.common.errors import CorruptError, StoreError
-from etude.common.role_inputs import source_for
+from etude.common.role_inputs import open_source
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strength
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import jail_with_kvm
@@ -291,7 +291,7 @@ def _image_of(name: str, cache: BuildCache, access: StoreAccess) -> BuiltImage |
         from etude.envserver.images import image_store
 
         prefix, _, reference = name.rpartition("/")
-        return image_store.fetch_image(reference, source_for(prefix, access), cache)
+        return image_store.fetch_image(reference, open_source(prefix, access), cache)
     if name.startswith("file://"):
         return builder.read_image(Path(unquote(urlparse(name).path)))
     return builder.newest_image(name, cache)

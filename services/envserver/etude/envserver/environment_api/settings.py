@@ -53,7 +53,7 @@ class EnvironmentApiSettings:
 
 def _broker(text: str) -> str:
     try:
-        return broker_shards.target_of(RUN_ID, text)
+        return broker_shards.broker_target(RUN_ID, text)
     except ValueError as error:
         raise ValueError(f"ETUDE_BROKER_TARGET: {error}") from error
 

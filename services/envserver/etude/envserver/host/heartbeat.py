@@ -130,7 +130,7 @@ class HostHeartbeat:
         await asyncio.wait([task], timeout=ERRAND_WAIT_S)
 
     def _snapshots(self, index: int) -> Iterable[environments_pb2.HeldSnapshot]:
-        shard = broker_shards.Shard(index, len(self.brokers))
+        shard = broker_shards.BrokerShard(index, len(self.brokers))
         return [
             each
             for each in self.host.states.snapshots.held_snapshots()

@@ -89,7 +89,7 @@ async def serve(settings: HostSettings) -> None:
     place = Place(scratch=settings.scratch, images=settings.images, secrets=settings.egress_secrets)
     driver = await selected(pool.spec, place)
     node = _build_host(pool, driver, settings)
-    provider = telemetry.setup(
+    provider = telemetry.setup_tracing(
         "etude-node",
         otlp_endpoint=settings.server.otlp_endpoint,
         traces_file=settings.server.traces_file,
@@ -133,7 +133,7 @@ def _snapshot_store(pool: ResolvedPool, driver: Driver) -> SnapshotStore | None:
     uri = pool.spec.snapshots_uri
     if uri is None:
         return None
-    return SnapshotStore(role_inputs.store_for(uri, pool.spec.store or StoreAccess()), driver)
+    return SnapshotStore(role_inputs.open_run_store(uri, pool.spec.store or StoreAccess()), driver)
 
 
 async def _serve(
@@ -170,7 +170,7 @@ async def _serve(
             await probes.start()
             await server.start()
             node.endpoint = settings.advertise or f"{settings.server.host}:{server.port}"
-            await server.ready()
+            await server.set_ready()
             probes.ready = True
             await heartbeat.run(stop)
             probes.ready = False

@@ -66,7 +66,7 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
         environment.check_agent(request.agent_token)
         started_ns = time.time_ns()
         results = await environment.run_turn(request.calls)
-        with telemetry.attached(context.invocation_metadata()):
+        with telemetry.continue_trace(context.invocation_metadata()):
             for call, result in zip(request.calls, results, strict=True):
                 _record_call(call, result, started_ns, environment.toolset.tools.keys())
         return environments_pb2.RunTurnResponse(results=results)
@@ -96,7 +96,7 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
         environment, job = await self._job(request_iterator)
         started_s = time.monotonic()
         with (
-            telemetry.attached(context.invocation_metadata()),
+            telemetry.continue_trace(context.invocation_metadata()),
             tracer.start_as_current_span("grade"),
         ):
             response = await self.grader.grade(

@@ -11,7 +11,7 @@ from etude.agent.search.shared_index import SharedIndex
 from etude.common.api.pool.spec import SearchSettings, StoreAccess
 from etude.common.errors import Problem, UserError
 from etude.common.harbor.task import read_files
-from etude.common.role_inputs import materialise
+from etude.common.role_inputs import local_folder
 from etude.envserver.storage import trees
 from etude.envserver.storage.trees import File, Tree
 
@@ -82,7 +82,7 @@ class WorkspaceSources:
     def _read(self, uri: str) -> WorkspaceSource:
         if uri == EMPTY:
             return self._source(uri, {})
-        folder = materialise(uri, self.scratch, self.access)
+        folder = local_folder(uri, self.scratch, self.access)
         if not folder.is_dir():
             raise _invalid_workspace(uri, "is not a folder")
         files = read_files(folder)
@@ -123,7 +123,7 @@ def load_embedder(search: SearchSettings, scratch: Path, access: StoreAccess) ->
         UserError: this host does not have it.
         CorruptError: its file is damaged.
     """
-    models = materialise(search.models, scratch, access) if search.models else scratch
+    models = local_folder(search.models, scratch, access) if search.models else scratch
     if search.backend == HASHED:
         return None
     from etude.agent.search.embedders.registry import backend  # noqa: PLC0415 - loads numpy

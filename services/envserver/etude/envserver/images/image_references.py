@@ -31,7 +31,10 @@ def named_images(files: Sequence[Path]) -> frozenset[str]:
 
 def _documents(path: Path) -> list[JsonValue]:
     try:
-        return [document.value for document in yaml_documents.read(yaml_documents.content(path))]
+        return [
+            document.value
+            for document in yaml_documents.parse_documents(yaml_documents.read_bounded(path))
+        ]
     except OSError as cause:
         reason = "NotFound" if isinstance(cause, FileNotFoundError) else "Unreadable"
         what = cause.strerror or str(cause)

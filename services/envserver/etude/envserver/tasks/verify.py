@@ -121,7 +121,7 @@ class TaskVerifier:
             return _Attempt(reward=None, finding=what + _network(answer.output))
         try:
             return _Attempt(
-                reward=harbor_task.reward(answer.reward_file), finding=_network(answer.output)
+                reward=harbor_task.parse_reward(answer.reward_file), finding=_network(answer.output)
             )
         except ValueError as error:
             return _Attempt(reward=None, finding=str(error))

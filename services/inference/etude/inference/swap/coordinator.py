@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from etude.common.errors import CorruptError, UnavailableError, crossing
 from etude.common.weights.protocol.manifest import VersionRef
 from etude.common.weights.replicas.regions import Regions
-from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.inference.swap import deadlines, forward_gate, ranks
 from etude.inference.swap.deadlines import HangsError, Pace
@@ -54,7 +54,7 @@ class Swap:
     olders: Olders = field(default_factory=Olders)
     """Versions that can be restored from memory."""
     _pace: Pace = field(default_factory=Pace)
-    _state: Digest = NOTHING
+    _state: Digest = ZERO
     _next: _Next | None = None
     _doubt: str = ""
     """Text for `failed` if the running swap does not succeed."""

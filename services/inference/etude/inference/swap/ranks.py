@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights.replicas.regions import Regions
-from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.inference.worker import coverage
 from etude.inference.worker.coverage import ComputedError
@@ -139,4 +139,4 @@ def _checked(answers: Sequence[Any]) -> Sequence[Any]:
 
 
 def _total(digests: Sequence[str]) -> Digest:
-    return reduce(Digest.plus, map(Digest.parse, digests), NOTHING)
+    return reduce(Digest.plus, map(Digest.parse, digests), ZERO)

@@ -69,7 +69,7 @@ class Auditor:
         for attempt in range(ACCUSATIONS):
             try:
                 await asyncio.to_thread(
-                    weights.suspect,
+                    weights.mark_suspect,
                     self.store,
                     self.instance,
                     since=self._sound,

@@ -193,7 +193,7 @@ class Receiver:
 
     def _newest(self) -> VersionId | None:
         store = self.stager.store
-        return weights.newest(store, besides=weights.quarantined(store))
+        return weights.newest_version(store, besides=weights.list_quarantined(store))
 
     async def _is_behind(self, version: VersionId, live: VersionId | None) -> bool:
         if live is None or version.number > live.number:

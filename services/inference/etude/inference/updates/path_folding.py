@@ -6,14 +6,16 @@ from pathlib import Path
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.protocol.plan import Edge
 from etude.common.weights.replicas import staged_file
-from etude.common.weights.replicas.mirror import Mirror, Whole
+from etude.common.weights.replicas.mirror import Mirror, MirroredVersion
 from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.schema import TensorSpec
 from etude.common.weights.tensors.tiles import Tiling, tiling
 from etude.common.weights.tensors.words import Words
 
 
-def stage_end(edges: Sequence[Edge], mirror: Mirror, path: Path, tensors: Collection[int]) -> None:
+def stage_path_end(
+    edges: Sequence[Edge], mirror: Mirror, path: Path, tensors: Collection[int]
+) -> None:
     """Take a way on disk, and stage where it ends.
 
     Args:
@@ -28,11 +30,11 @@ def stage_end(edges: Sequence[Edge], mirror: Mirror, path: Path, tensors: Collec
         StoreError: the store failed.
     """
     for edge in edges:
-        mirror.take(edge)
-    staged_file.write(path, _complete(mirror.whole(), tensors))
+        mirror.apply_edge(edge)
+    staged_file.write_blocks(path, _complete(mirror.current_version(), tensors))
 
 
-def _complete(whole: Whole, tensors: Collection[int]) -> Iterator[StagedBlock]:
+def _complete(whole: MirroredVersion, tensors: Collection[int]) -> Iterator[StagedBlock]:
     for tensor, spec in enumerate(whole.schema.tensors):
         if tensor in tensors and spec.elements:
             cut = tiling(spec, whole.schema.grid)

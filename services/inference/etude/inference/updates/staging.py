@@ -14,11 +14,11 @@ from etude.common.blobs import Store
 from etude.common.errors import CorruptError, UnavailableError, crossing
 from etude.common.weights import Edge, VersionId, WeightManifest
 from etude.common.weights.replicas import block_reader, staged_file
-from etude.common.weights.replicas.block_selection import Wanted, every_block
+from etude.common.weights.replicas.block_selection import BlockSelector, select_all
 from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.inference import metrics
-from etude.inference.updates.path_folding import stage_end
+from etude.inference.updates.path_folding import stage_path_end
 from etude.inference.updates.update_steps import Leg
 
 UNPACKED = 5
@@ -57,7 +57,7 @@ class Stager:
         data = weights.read_schema_bytes(self.store, sha256)
         return parse_schema(data, sha256=sha256, where=f"{self.store.url}: schema {sha256}")
 
-    def blocks(self, edge: Edge, schema: Schema, wanted: Wanted = every_block) -> Path:
+    def blocks(self, edge: Edge, schema: Schema, wanted: BlockSelector = select_all) -> Path:
         """Fetch and decode the blocks that lead to an edge's target.
 
         Args:
@@ -91,7 +91,7 @@ class Stager:
         with self._placed(leg.edge) as path:
             _remove(copy)
             try:
-                stage_end(leg.parts, Mirror(self.store, copy), path, tensors)
+                stage_path_end(leg.parts, Mirror(self.store, copy), path, tensors)
             finally:
                 _remove(copy)
         for part in leg.parts:
@@ -112,7 +112,7 @@ class Stager:
             # A partial file takes the room that the next attempt needs.
             _let_go(error)
             with contextlib.suppress(OSError):
-                staged_file.unfinished(path).unlink(missing_ok=True)
+                staged_file.partial_path(path).unlink(missing_ok=True)
             raise
 
     def _room(self, edge: Edge) -> str:
@@ -126,7 +126,7 @@ class Stager:
         """Remove all staged versions but these."""
         folder = self.scratch / "staged"
         names = {self._path(version) for version in kept}
-        names |= {staged_file.unfinished(path) for path in names}
+        names |= {staged_file.partial_path(path) for path in names}
         for path in folder.iterdir() if folder.is_dir() else ():
             if path not in names:
                 _remove(path)

@@ -2,7 +2,7 @@
 
 import logging
 
-from etude.common.blobs import MissingError, NoBucketError, RefusedError, Store
+from etude.common.blobs import MissingError, NoBucketError, Store, StoreRefusedError
 from etude.common.errors import StoreError
 from etude.common.weights.protocol.versions import EPOCHS, epoch_key
 
@@ -27,7 +27,7 @@ def require_readable(store: Store) -> None:
         store.get(epoch_key(1) if found is None else found.key)
     except MissingError:
         return  # no trainer has published yet, or it deleted the listed object
-    except RefusedError as error:
+    except StoreRefusedError as error:
         fix = _NO_BUCKET if isinstance(error, NoBucketError) else _NO_RIGHTS
         raise StoreError(f"{store.url}: {call}: {error}; {fix}") from error
     except StoreError as error:

@@ -13,7 +13,7 @@ from etude.common import weights
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, FencedError
 from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef
-from etude.common.weights.replicas.block_selection import tiles_of_regions
+from etude.common.weights.replicas.block_selection import select_regions
 from etude.common.weights.replicas.mirror import DamagedEdgeError
 from etude.common.weights.tensors.schema import Schema
 from etude.inference import metrics
@@ -176,7 +176,7 @@ class Mover:
     def _plan(self, version: VersionId, avoid: frozenset[str]) -> list[Edge]:
         # To reseed is to plan as if nothing were live.
         self.lease.live = None if self._reseeds else self.engine.swap.live
-        return self.lease.plan(version, avoid=avoid)
+        return self.lease.plan_path(version, avoid=avoid)
 
     async def _take(self, edges: list[Edge], *, is_detour: bool, holds: bool) -> _Refused | None:
         legs = legs_of(edges, self.engine.swap.live)
@@ -245,7 +245,7 @@ class Mover:
         if len(leg.parts) > 1:
             return self.stager.end_of(leg, regions.keys())
         schema = self._schema_of(leg.edge)
-        return self.stager.blocks(leg.edge, schema, tiles_of_regions(schema, regions))
+        return self.stager.blocks(leg.edge, schema, select_regions(schema, regions))
 
     def _schema_of(self, edge: Edge) -> Schema:
         if self._schema is None or self._schema.sha256 != edge.schema_sha256:
@@ -261,7 +261,7 @@ class Mover:
     def _settle(self, live: VersionRef) -> None:
         self.stager.keep_only(*self._ahead.versions())
         metrics.WEIGHTS_UNDO_BYTES.set(self.engine.swap.olders.num_bytes)
-        self.lease.serve(live)
+        self.lease.record_live(live)
         self._renew_at = time.monotonic() + RENEW_S
 
     def _say(self, live: VersionId, sha256: bytes, pause_s: float, began: float) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.words import Words, word_type
 
 Numbers = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ def loads_for(dtypes: set[str], highest: int) -> int:
 def written(numbers: Numbers, dtype: str, load: int, loads: int) -> Words:
     """The words that carry one digit of each number."""
     out = np.empty(len(numbers), word_type(dtype))
-    _write(fixed(numbers), out, _ALPHABETS[dtype], _place(dtype, load, loads))
+    _write(readonly(numbers), out, _ALPHABETS[dtype], _place(dtype, load, loads))
     return out
 
 
@@ -74,14 +74,14 @@ def digits(numbers: Numbers, dtype: str, load: int, loads: int) -> Numbers:
 def digits_of(words: Words, dtype: str) -> Numbers:
     """The digit in each word; CONSTANT if it has none."""
     found = np.empty(len(words), np.int64)
-    _digits_of(fixed(words), found, _ALPHABETS[dtype])
+    _digits_of(readonly(words), found, _ALPHABETS[dtype])
     return found
 
 
 def digits_seen(words: Words, dtype: str) -> npt.NDArray[np.bool_]:
     """Flags of the digits that occur in the words."""
     seen = np.zeros(1 << _ALPHABETS[dtype].bits, np.bool_)
-    _see(fixed(words), seen, _ALPHABETS[dtype])
+    _see(readonly(words), seen, _ALPHABETS[dtype])
     return seen
 
 
@@ -102,7 +102,7 @@ class Reader:
             self._first = words.copy()
         place = _place(self._dtype, load, self._loads)
         self._constant &= words == self._first
-        _read(fixed(words), self._numbers, self._sound, _ALPHABETS[self._dtype], place)
+        _read(readonly(words), self._numbers, self._sound, _ALPHABETS[self._dtype], place)
 
     def numbers(self) -> Numbers:
         """Per element its number, CONSTANT or UNKNOWN; call it once, at the end."""

@@ -106,14 +106,14 @@ class Piecewise(Generic[_Found]):
     def __init__(self, live: Live[_Found], path: Path) -> None:
         self._live = live
         self._path = path
-        self.digest = digest.NOTHING
+        self.digest = digest.ZERO
         self.changed = 0
         for prepared in self._pieces():
             self.digest = self.digest.plus(prepared.digest)
             self.changed += prepared.changed
 
     def _pieces(self) -> Iterator[_Found]:
-        for piece in pieces(staged_file.read(self._path)):
+        for piece in pieces(staged_file.read_staged(self._path)):
             yield self._live.prepare(piece)
 
     def commit(self) -> bool:
@@ -148,7 +148,7 @@ def prepared(live: Live[Any], path: Path, *, keep_old: bool) -> Change:
     """
     if not keep_old:
         return Piecewise(live, path)
-    blocks = staged_file.read(path)
+    blocks = staged_file.read_staged(path)
     needed, limit = _needed(live, blocks), _limit(live)
     if needed > limit:
         log.warning(

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError
 from etude.common.weights.replicas.live_weights import LiveWeights
-from etude.common.weights.replicas.patches import Prepared
+from etude.common.weights.replicas.patches import PreparedPatches
 from etude.common.weights.replicas.regions import identity_regions
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words, word_type
@@ -51,13 +51,13 @@ class ReloadedWeights(LiveWeights):
         super().__init__(schema, self._copy, regions)
 
     @override
-    def commit(self, prepared: Prepared) -> bool:
-        sound = super().commit(prepared)
+    def write(self, prepared: PreparedPatches) -> bool:
+        sound = super().write(prepared)
         self._send(_names(prepared))
         return sound
 
     @override
-    def undo(self, prepared: Prepared) -> bool:
+    def undo(self, prepared: PreparedPatches) -> bool:
         sound = super().undo(prepared)
         self._send(_names(prepared))
         return sound
@@ -85,7 +85,7 @@ class ReloadedWeights(LiveWeights):
             raise CorruptError(f"the version leaves {missing[:4]} unfilled")
 
 
-def _names(prepared: Prepared) -> list[str]:
+def _names(prepared: PreparedPatches) -> list[str]:
     """The tensors of which a change touches elements."""
     return sorted({patch.parameter for patch in prepared.patches})
 

@@ -54,7 +54,7 @@ def result(answer: Answer) -> Result:
         output = answer.output[-200:].decode(errors="replace")
         return Broken(f"no reward file was left: {output!r}", evidence)
     try:
-        return Grade(task.reward(answer.reward_file), evidence)
+        return Grade(task.parse_reward(answer.reward_file), evidence)
     except ValueError as error:
         return Broken(str(error), evidence)
 

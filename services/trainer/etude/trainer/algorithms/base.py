@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from etude.common.api.run.algorithms import Parameters
+from etude.common.api.run.algorithms import AlgorithmParameters
 from etude.trainer.algorithms.advantages import Flags, Groups, Reals
 from etude.trainer.algorithms.aggregation import Counts
 from etude.trainer.algorithms.losses import Surrogate
@@ -14,7 +14,7 @@ class AlgorithmSteps(Protocol):
     """The three choices that distinguish algorithms."""
 
     @property
-    def parameters(self) -> Parameters: ...
+    def parameters(self) -> AlgorithmParameters: ...
 
     def advantages(self, rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
         """Advantage of each rollout; 0 without a valid sibling. [R] -> [R]."""

@@ -7,7 +7,7 @@ import sys
 from etude.common.api.pool.spec import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError
-from etude.common.role_inputs import source_for
+from etude.common.role_inputs import open_source
 from etude.trainer.controller.journal.audit import JOURNAL, JournalAudit, audit_journal
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--endpoint", help="S3 endpoint, for stores other than AWS")
     chosen = parser.parse_args()
     try:
-        account = audit_store(source_for(chosen.store, StoreAccess(endpoint=chosen.endpoint)))
+        account = audit_store(open_source(chosen.store, StoreAccess(endpoint=chosen.endpoint)))
     except (EtudeError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(1) from error

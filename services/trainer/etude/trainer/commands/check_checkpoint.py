@@ -6,10 +6,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from etude.common.blobs import MissingError, Store
-from etude.common.checkpoints.job import Order, ended_well_or_exit, order_in, patiently, verify
+from etude.common.checkpoints.job import (
+    CheckpointOrder,
+    order_from_env,
+    retry_store_errors,
+    run_or_exit,
+    verify_checkpoint,
+)
 from etude.common.checkpoints.manifest import CheckpointManifest
 from etude.common.errors import CorruptError
-from etude.common.role_inputs import source_for, store_for
+from etude.common.role_inputs import open_run_store, open_source
 
 CONFIG = "config.json"
 LEARNER = "learner"
@@ -29,7 +35,7 @@ def load(store: Store, digest: str, *, model: Store | None) -> None:
             does not fit the model.
         StoreError: the store failed.
     """
-    manifest = verify(store, digest)
+    manifest = verify_checkpoint(store, digest)
     # Torch comes once it is known that there is something to load.
     from etude.trainer.commands.restore_check import check_controller, check_learner  # noqa: PLC0415
     from etude.trainer.controller.checkpoints.state import epoch_folder  # noqa: PLC0415
@@ -59,21 +65,21 @@ def _config(store: Store, manifest: CheckpointManifest, model: Store | None) -> 
         raise CorruptError(f"{model.url if model else ''}/{CONFIG}: is missing") from cause
 
 
-def carry_out(order: Order) -> None:
+def carry_out(order: CheckpointOrder) -> None:
     """Check the checkpoint that the order names.
 
     Raises:
         CorruptError: it differs from what was registered, or cannot be loaded.
         StoreError: the store stayed away.
     """
-    model = None if order.model is None else source_for(order.model, order.storage)
-    store = store_for(order.uri, order.storage)
-    patiently(lambda: load(store, order.digest, model=model))
+    model = None if order.model is None else open_source(order.model, order.storage)
+    store = open_run_store(order.uri, order.storage)
+    retry_store_errors(lambda: load(store, order.digest, model=model))
 
 
 def main(env: Mapping[str, str] = os.environ) -> None:
     """Carry out the order in ETUDE_ORDER."""
-    ended_well_or_exit(lambda: carry_out(order_in(env)))
+    run_or_exit(lambda: carry_out(order_from_env(env)))
 
 
 if __name__ == "__main__":

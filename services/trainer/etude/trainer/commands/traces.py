@@ -10,7 +10,7 @@ from etude.agent.chat import ChatFormat
 from etude.common.api.pool.spec import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError, Problem, UserError
-from etude.common.role_inputs import source_for
+from etude.common.role_inputs import open_source
 from etude.trainer.commands import verifiers_traces
 from etude.trainer.controller.journal.audit import JOURNAL
 from etude.trainer.controller.journal.segments import decode_segment
@@ -50,7 +50,7 @@ def main() -> None:
     chosen = parser.parse_args()
     try:
         chat = ChatFormat.load(chosen.model)
-        store = source_for(chosen.store, StoreAccess(endpoint=chosen.endpoint))
+        store = open_source(chosen.store, StoreAccess(endpoint=chosen.endpoint))
         for record in rollouts(store):
             text = json.dumps(
                 verifiers_traces.trace(record, chat), ensure_ascii=False, allow_nan=False

@@ -20,19 +20,19 @@ from etude.common.api.run.weights import Weights
 from etude.common.blobs import MissingError, RangeReader, Store
 from etude.common.checkpoints import manifest
 from etude.common.errors import CorruptError, EtudeError, FencedError
-from etude.common.role_inputs import store_for
+from etude.common.role_inputs import open_run_store
 from etude.common.weights import (
-    Collector,
+    GarbageCollector,
     Retention,
     VersionId,
     is_fenced,
 )
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.protocol.chain_view import View, Viewer
+from etude.common.weights.protocol.chain_view import ChainView, ChainViewer
 from etude.common.weights.protocol.retention import ORPHAN_S
 from etude.common.weights.protocol.versions import skip_key
 from etude.common.weights.replicas.mirror import Mirror
-from etude.trainer.compactor.detours import is_led_around
+from etude.trainer.compactor.detours import move_around_damage
 from etude.trainer.compactor.folding import FoldWindow, FoldWindows
 from etude.trainer.compactor.keyframes import write_keyframe, write_skip
 from etude.trainer.compactor.parts import PART_BYTES
@@ -46,7 +46,7 @@ from etude.trainer.compactor.schedule import (
     measure_chain,
     versions_to_visit,
 )
-from etude.trainer.compactor.unfinished_uploads import sweep_unfinished
+from etude.trainer.compactor.unfinished_uploads import delete_unfinished_uploads
 from etude.trainer.export.codec_choice import CODECS
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Compactor:
         store: Store | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        store = store_for(config.storage.uri, config.storage) if store is None else store
+        store = open_run_store(config.storage.uri, config.storage) if store is None else store
         weights = config.weights
         advanced = weights.advanced
         self._store = store
@@ -105,7 +105,7 @@ class Compactor:
         self._mirror: Mirror | None = None
         self._ranges = RangeReader(store)
         self._windows = FoldWindows(advanced.skips, config.folder / "skips")
-        self._collector = Collector(
+        self._collector = GarbageCollector(
             store=store,
             epoch=config.epoch,
             resumable=self._resume_versions,
@@ -113,8 +113,8 @@ class Compactor:
                 versions=advanced.retain_versions, keyframes=advanced.retain_keyframes
             ),
         )
-        self._viewer = Viewer(store)
-        self._seen: View | None = None
+        self._viewer = ChainViewer(store)
+        self._seen: ChainView | None = None
         """View of this round; None again after a write or a failure."""
         self._chain: list[VersionId] = []
         self._collect_at = self._retry_at = clock()
@@ -170,13 +170,13 @@ class Compactor:
         self._failures.append(CompactorFailure(stage, str(error)))
         self._forget_view()
 
-    def _view(self) -> View:
+    def _view(self) -> ChainView:
         if self._seen is None:
-            self._seen = self._viewer.look()
+            self._seen = self._viewer.refresh()
         return self._seen
 
     def _forget_view(self) -> None:
-        self._viewer.forget()
+        self._viewer.reset()
         self._seen = None
 
     def _check_epoch(self) -> None:
@@ -200,7 +200,7 @@ class Compactor:
                 self._drop_copy()
                 raise
             newest, touch = self._chain[-1], self._windows.touch
-            if not is_led_around(mirror, newest, problem, on_change=touch):
+            if not move_around_damage(mirror, newest, problem, on_change=touch):
                 self._cut_off_at = newest
                 raise
             log.warning("took a detour around: %s", problem)
@@ -274,10 +274,10 @@ class Compactor:
         if self._clock() < self._collect_at:
             return []
         self._forget_view()
-        deleted = self._collector.round()
+        deleted = self._collector.collect()
         self._collect_at = self._clock() + self._config.collect_every_s
         self._attempt(
-            "unfinished", lambda: sweep_unfinished(self._store.url, older_than_s=ORPHAN_S)
+            "unfinished", lambda: delete_unfinished_uploads(self._store.url, older_than_s=ORPHAN_S)
         )
         return deleted
 
@@ -285,7 +285,7 @@ class Compactor:
         """Versions that a resume starts from: those that checkpoints name."""
         return {
             VersionId(found.manifest.epoch, found.manifest.policy_version)
-            for found in manifest.stored(self._store, run=self._config.run)
+            for found in manifest.stored_checkpoints(self._store, run=self._config.run)
         }
 
     def _survey(self) -> ChainState:

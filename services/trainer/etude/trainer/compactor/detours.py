@@ -6,7 +6,7 @@ from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.replicas.mirror import Change, DamagedEdgeError, Mirror
 
 
-def is_led_around(
+def move_around_damage(
     mirror: Mirror,
     version: VersionId,
     damage: CorruptError | MissingError,

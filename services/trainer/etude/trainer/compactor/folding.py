@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from etude.common.weights.protocol.manifest import VersionRef
 from etude.common.weights.protocol.plan import Edge
-from etude.common.weights.replicas.patches import Prepared
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.replicas.patches import PreparedPatches
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Indices, Words, word_type
 from etude.trainer.compactor.schedule import strides_at
@@ -68,12 +68,12 @@ class FoldWindow:
         """Number of touched elements by tensor."""
         return list(self._counts)
 
-    def touch(self, prepared: Prepared) -> None:
+    def touch(self, prepared: PreparedPatches) -> None:
         """Keep the old values of elements that are about to be overwritten for the first time."""
         for patch in prepared.patches:
             tensor = self.schema.index[patch.parameter]
             bits, kept = self._bits[tensor], self._old[tensor]
-            at, old = fixed(patch.at), fixed(patch.old)
+            at, old = readonly(patch.word_positions), readonly(patch.old)
             self._counts[tensor] += int(_touch(bits, kept, np.int64(patch.base), at, old))
 
     def touched_in(self, tensor: int, shard: Shard) -> WindowEdits:
@@ -102,7 +102,7 @@ class FoldWindows:
     def __post_init__(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)  # of an earlier process
 
-    def touch(self, edge: Edge, prepared: Prepared) -> None:
+    def touch(self, edge: Edge, prepared: PreparedPatches) -> None:
         """Record an edge before it overwrites the words of the copy."""
         if self.at is None or edge.base is None or edge.base.state != self.at.state:
             self.close_all()

@@ -13,20 +13,20 @@ from etude.common.weights.coding.container import Container
 from etude.common.weights.protocol.folded import (
     Keyframe,
     Skip,
+    publish_folded,
     publish_keyframe_part,
     publish_skip_part,
-    write_folded,
 )
 from etude.common.weights.protocol.manifest import PayloadObject, Stats, VersionRef
 from etude.common.weights.replicas.mirror import Mirror
-from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import tiling
 from etude.trainer.compactor import parts
 from etude.trainer.compactor.folding import FoldWindow
 from etude.trainer.compactor.parts import Portion
 from etude.trainer.compactor.report import FoldedWrite
-from etude.trainer.export.delta_packer import Packed, Packer, words_of
+from etude.trainer.export.delta_packer import PackedContainer, Packer, shard_words
 from etude.trainer.export.receipts import sum_stats
 
 _BYTES_PER_CHANGE = 4
@@ -76,7 +76,7 @@ def write_keyframe(
         objects=stored.objects,
         stats=stored.stats,
     )
-    write_folded(store, record)
+    publish_folded(store, record)
     return FoldedWrite("keyframe", version, stored.stats.num_bytes, time.monotonic() - started)
 
 
@@ -115,7 +115,7 @@ def write_skip(
         objects=stored.objects,
         stats=stored.stats,
     )
-    write_folded(store, record)
+    publish_folded(store, record)
     return FoldedWrite("skip", spans[1], stored.stats.num_bytes, time.monotonic() - started)
 
 
@@ -134,19 +134,21 @@ def _estimate_sizes(window: FoldWindow) -> list[int]:
     return sizes
 
 
-def _pack_complete(copy: _Copy, part: list[Portion]) -> Packed:
+def _pack_complete(copy: _Copy, part: list[Portion]) -> PackedContainer:
     with Packer(copy.schema, codec=Codec.DENSE, threads=1) as packer:
         for tensor, shard in part:
-            words = np.asarray(copy.mirror.words[copy.schema.tensors[tensor].name])
+            words = np.asarray(copy.mirror.tensor_words[copy.schema.tensors[tensor].name])
             packer.add_complete(tensor, words[shard.start : shard.stop], shard)
         return packer.finish()
 
 
-def _pack_changes(copy: _Copy, part: list[Portion], window: FoldWindow, codec: Codec) -> Packed:
+def _pack_changes(
+    copy: _Copy, part: list[Portion], window: FoldWindow, codec: Codec
+) -> PackedContainer:
     with Packer(copy.schema, codec=codec, threads=1) as packer:
         for tensor, shard in part:
             spec = copy.schema.tensors[tensor]
-            words = np.asarray(copy.mirror.words[spec.name])
+            words = np.asarray(copy.mirror.tensor_words[spec.name])
             flat, old = window.touched_in(tensor, shard)
             new = words[flat]
             differs = old != new
@@ -156,7 +158,7 @@ def _pack_changes(copy: _Copy, part: list[Portion], window: FoldWindow, codec: C
                 old=old[differs],
                 new=new[differs],
                 shard=shard,
-                block_words=words_of(
+                block_words=shard_words(
                     words[shard.start : shard.stop], shard, tiling(spec, copy.schema.grid)
                 ),
             )
@@ -169,11 +171,11 @@ class _StoredParts(NamedTuple):
     stats: Stats
 
 
-def _upload_parts(packed: Iterator[Packed], upload: Upload) -> _StoredParts:
+def _upload_parts(packed: Iterator[PackedContainer], upload: Upload) -> _StoredParts:
     """Upload one part after the other; only one is in memory at a time."""
     objects: list[PayloadObject] = []
     figures: list[Stats] = []
-    change = NOTHING
+    change = ZERO
     for each in packed:
         change = change.plus(each.digest)
         figures.append(Stats(**each.stats._asdict()))

@@ -12,7 +12,7 @@ _STAGED = re.compile(r"#[0-9]+$")
 shows them, and the client refuses a key with such a name."""
 
 
-def sweep_unfinished(url: str, *, older_than_s: float) -> list[Path]:
+def delete_unfinished_uploads(url: str, *, older_than_s: float) -> list[Path]:
     """Delete the files of interrupted writes in a folder store; in buckets delete nothing.
 
     Args:

@@ -11,7 +11,7 @@ from etude.common.api.run.phases import Phase
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.blobs import Store, probe
 from etude.common.errors import EtudeError, Problem, UserError
-from etude.common.role_inputs import ResolvedRun, materialise, source_for, store_for
+from etude.common.role_inputs import ResolvedRun, local_folder, open_run_store, open_source
 from etude.common.weights.protocol.epochs import latest_epoch
 from etude.trainer.controller.admission.tasks import Task, TaskOrder, find_tasks
 from etude.trainer.settings import Settings
@@ -51,7 +51,7 @@ def find_task_sets(spec: RLRunSpec, *, is_begun: bool) -> TaskSets:
             task
             for task_set in phase.tasks
             for task in find_tasks(
-                source_for(task_set.uri, spec.storage),
+                open_source(task_set.uri, spec.storage),
                 name=task_set.name,
                 environment=task_set.environment,
             )
@@ -66,7 +66,7 @@ def find_task_sets(spec: RLRunSpec, *, is_begun: bool) -> TaskSets:
     for evaluation in spec.evaluation:
         try:
             evaluations[evaluation.name] = find_tasks(
-                source_for(evaluation.tasks.uri, spec.storage),
+                open_source(evaluation.tasks.uri, spec.storage),
                 name=evaluation.tasks.name,
                 environment=evaluation.tasks.environment,
             )
@@ -97,7 +97,7 @@ def _check_count(phase: Phase, found: int, needed: int) -> None:
 
 def _storage(spec: RLRunSpec) -> Store:
     try:
-        return store_for(spec.storage.uri, spec.storage)
+        return open_run_store(spec.storage.uri, spec.storage)
     except OSError as cause:
         raise UserError(
             Problem(
@@ -128,7 +128,7 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
     spec = resolved.spec
     store = _storage(spec)
     probe(store)
-    model_folder = materialise(spec.model.folder, settings.scratch, spec.storage)
+    model_folder = local_folder(spec.model.folder, settings.scratch, spec.storage)
     if not (model_folder / "config.json").is_file():
         raise UserError(
             Problem(

@@ -133,7 +133,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
 @contextlib.contextmanager
 def _telemetry(settings: Settings, resolved: ResolvedRun) -> Iterator[None]:
     """Record trace spans, and flush them at the end."""
-    traces = telemetry.setup(
+    traces = telemetry.setup_tracing(
         "etude-trainer",
         otlp_endpoint=resolved.spec.observability.otlp_endpoint,
         traces_file=settings.traces_file,
@@ -263,7 +263,7 @@ async def _run_servers(settings: Settings, run: Run) -> AsyncIterator[None]:
     probes = Probes(settings.probe_port, settings.host)
     await server.start()
     await probes.start()
-    await server.ready()
+    await server.set_ready()
     probes.ready = True
     try:
         yield

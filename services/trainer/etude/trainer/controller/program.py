@@ -109,7 +109,7 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
 
 
 def _stored_checkpoints(run: Run) -> list[StoredCheckpoint]:
-    return list(manifest.stored(run.store, run=run.resolved.uid))
+    return list(manifest.stored_checkpoints(run.store, run=run.resolved.uid))
 
 
 def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:

@@ -8,11 +8,11 @@ import numpy as np
 
 from etude.common.weights.coding.codecs import dense, dense_delta, l1, l2, xor
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR, Codec, Encoded
-from etude.common.weights.replicas.block_layout import Layout
-from etude.common.weights.tensors.changes import Changes
+from etude.common.weights.replicas.block_layout import BlockLayout
+from etude.common.weights.tensors.changes import BlockChanges
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Words
-from etude.trainer.export.tile_grouping import Piece, Shard
+from etude.trainer.export.tile_grouping import Shard, TileRange
 
 BlockWords = Callable[[int, int, int], Words]
 """The new words of elements [lo, hi) of a tile: called with tile, lo, hi from other threads."""
@@ -29,7 +29,7 @@ class CodedBlock(NamedTuple):
     """A block, ready for a container."""
 
     tensor: int
-    piece: Piece
+    piece: TileRange
     changed: int
     codec: Codec
     encoded: Encoded
@@ -39,12 +39,12 @@ class CodedBlock(NamedTuple):
 class BlockCoder:
     """The settings by which blocks of a schema are coded."""
 
-    layout: Layout
+    layout: BlockLayout
     codec: Codec
     compress: bool
 
     def changed(
-        self, tensor: int, at: Piece, changes: Changes, old: Words, block_words: BlockWords
+        self, tensor: int, at: TileRange, changes: BlockChanges, old: Words, block_words: BlockWords
     ) -> CodedBlock:
         """A block by its changes, whose old words are given.  k changes, [k]."""
         size, count = at.hi - at.lo, changes.index.size
@@ -61,13 +61,15 @@ class BlockCoder:
         whole = self.dense(tensor, at, count, block_words)
         return min(coded, whole, key=lambda block: len(block.encoded.payload))
 
-    def dense(self, tensor: int, at: Piece, changed: int, block_words: BlockWords) -> CodedBlock:
+    def dense(
+        self, tensor: int, at: TileRange, changed: int, block_words: BlockWords
+    ) -> CodedBlock:
         """A block by its new words."""
         encoded = dense.encode(block_words(*at), compress=self.compress)
         return CodedBlock(tensor, at, changed, Codec.DENSE, encoded)
 
     def _coded(
-        self, tensor: int, at: Piece, changes: Changes, old: Words, block_words: BlockWords
+        self, tensor: int, at: TileRange, changes: BlockChanges, old: Words, block_words: BlockWords
     ) -> CodedBlock:
         count = changes.index.size
         is_whole = at.hi - at.lo == self.layout.elements(tensor, at.tile)
@@ -82,14 +84,14 @@ class BlockCoder:
         return CodedBlock(tensor, at, count, self.codec, encoded)
 
 
-def baseline(tensor: int, shard: Shard, changes: Changes) -> CodedBlock:
+def baseline(tensor: int, shard: Shard, changes: BlockChanges) -> CodedBlock:
     """A whole shard as XOR and zstd; the differences are old XOR new."""
     encoded = xor.encode(changes, elements=shard.stop - shard.start)
-    at = Piece(WHOLE_TENSOR, shard.start, shard.stop)
+    at = TileRange(WHOLE_TENSOR, shard.start, shard.stop)
     return CodedBlock(tensor, at, changes.index.size, Codec.XOR_ZSTD, encoded)
 
 
-def words_of(words: Words, shard: Shard, tiling: Tiling) -> BlockWords:
+def shard_words(words: Words, shard: Shard, tiling: Tiling) -> BlockWords:
     """Blocks cut out of a shard's words.  [stop - start]."""
     plane = tiling.rows * tiling.columns
 

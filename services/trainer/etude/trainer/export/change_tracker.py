@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.words import Words
 from etude.trainer.model import tensor_bits
 
@@ -118,7 +118,7 @@ def find_differences(old: Tensor, new: Tensor) -> TouchedElements | None:
     before = tensor_bits.bits_to_words(old)
     # Pages that stay untouched take no memory.
     flat, values = np.empty(most, np.int64), np.empty(most, before.dtype)
-    count = _differences(fixed(before), fixed(tensor_bits.bits_to_words(new)), flat, values)
+    count = _differences(readonly(before), readonly(tensor_bits.bits_to_words(new)), flat, values)
     return None if count < 0 else TouchedElements(flat[:count].copy(), values[:count].copy())
 
 
@@ -136,9 +136,9 @@ def merge_touched(
     most = first.flat.size + then.flat.size
     flat, values = np.empty(most, np.int64), np.empty(most, then.old.dtype)
     earlier = TouchedElements(
-        fixed(first.flat), fixed(first.old.astype(then.old.dtype, copy=False))
+        readonly(first.flat), readonly(first.old.astype(then.old.dtype, copy=False))
     )
-    later = TouchedElements(fixed(then.flat), fixed(then.old))
+    later = TouchedElements(readonly(then.flat), readonly(then.old))
     count = _merge(earlier, later, flat, values)
     if count > int(elements * MOST_TOUCHED):
         return None

@@ -12,15 +12,21 @@ import numpy.typing as npt
 from etude.common.weights.coding import container
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import Container
-from etude.common.weights.replicas.block_layout import Layout
+from etude.common.weights.replicas.block_layout import BlockLayout
 from etude.common.weights.tensors import digest, ulp
-from etude.common.weights.tensors.changes import Changes
+from etude.common.weights.tensors.changes import BlockChanges
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.export import block_coder as coding
-from etude.trainer.export.block_coder import BlockCoder, BlockWords, CodedBlock, words_of
-from etude.trainer.export.tile_grouping import Grouped, Shard, grouped, piece, pieces
+from etude.trainer.export.block_coder import BlockCoder, BlockWords, CodedBlock, shard_words
+from etude.trainer.export.tile_grouping import (
+    GroupedChanges,
+    Shard,
+    group_by_tile,
+    tile_range,
+    tile_ranges,
+)
 
 __all__ = ["BlockWords", "PackStats", "Packed", "Packer", "Shard", "words_of"]
 
@@ -53,7 +59,7 @@ class PackStats(NamedTuple):
     """Size of the container."""
 
 
-class Packed(NamedTuple):
+class PackedContainer(NamedTuple):
     """A container, and what its blocks do to the state digest."""
 
     container: Container
@@ -75,11 +81,11 @@ class Packer:
     def __init__(
         self, schema: Schema, *, codec: Codec = Codec.L1, compress: bool = True, threads: int = 2
     ) -> None:
-        self._layout = Layout(schema)
+        self._layout = BlockLayout(schema)
         self._coder = BlockCoder(layout=self._layout, codec=codec, compress=compress)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="pack")
         self._blocks: list[Future[list[CodedBlock]]] = []
-        self._digest = digest.NOTHING
+        self._digest = digest.ZERO
         self._counts: Counter[str] = Counter()
         self._kinds: set[int] = set()
 
@@ -132,10 +138,10 @@ class Packer:
         self._counts["one_ulp"] += int(ones)
         self._counts["nonfinite"] += _nonfinite(new, spec.dtype)
         if self._coder.codec is Codec.XOR_ZSTD:
-            whole = Changes((flat - shard.start).astype(np.uint32), old ^ new)
+            whole = BlockChanges((flat - shard.start).astype(np.uint32), old ^ new)
             self._submit([partial(coding.baseline, tensor, shard, whole)])
             return
-        found = grouped(flat, self._layout.tiling(tensor))
+        found = group_by_tile(flat, self._layout.tiling(tensor))
         self._submit_blocks(tensor, found, (old, by), shard, block_words)
 
     def add_complete(self, tensor: int, words: Words, shard: Shard) -> None:
@@ -180,15 +186,15 @@ class Packer:
         if not words.size:
             return
         cut = self._layout.tiling(tensor)
-        block_words = words_of(words, shard, cut)
+        block_words = shard_words(words, shard, cut)
         self._submit(
             [
                 partial(self._coder.dense, tensor, at, at.hi - at.lo, block_words)
-                for at in pieces(shard, cut)
+                for at in tile_ranges(shard, cut)
             ]
         )
 
-    def finish(self) -> Packed:
+    def finish(self) -> PackedContainer:
         """Wait for all blocks and put them together.
 
         Raises:
@@ -199,7 +205,7 @@ class Packer:
         done = [block for future in self._blocks for block in future.result()]
         blocks = sorted(done, key=lambda block: block[:2])
         self._pool.shutdown()
-        writer = container.Writer(kind=next(iter(self._kinds), container.DELTA))
+        writer = container.ContainerWriter(kind=next(iter(self._kinds), container.DELTA))
         for tensor, at, changed, codec, encoded in blocks:
             writer.add(tensor, *at, changed, codec, encoded)
         made = writer.finish()
@@ -211,7 +217,7 @@ class Packer:
             codecs=dict(Counter(block.codec.name for block in blocks)),
             num_bytes=made.size,
         )
-        return Packed(made, self._digest, stats)
+        return PackedContainer(made, self._digest, stats)
 
     def _checked(self, tensor: int, shard: Shard, old: Words, new: Words) -> TensorSpec:
         spec = self._layout.schema.tensors[tensor]
@@ -230,7 +236,7 @@ class Packer:
     def _submit_blocks(
         self,
         tensor: int,
-        found: Grouped,
+        found: GroupedChanges,
         words: tuple[Words, Words],
         shard: Shard,
         block_words: BlockWords,
@@ -241,8 +247,8 @@ class Packer:
         bounds = found.bounds.tolist()
         for place, tile in enumerate(found.tiles.tolist()):
             some = slice(bounds[place], bounds[place + 1])
-            at = piece(tile, shard, cut)
-            changes = Changes(found.local[some] - np.uint32(at.lo), by[some])
+            at = tile_range(tile, shard, cut)
+            changes = BlockChanges(found.local[some] - np.uint32(at.lo), by[some])
             tasks.append(partial(self._coder.changed, tensor, at, changes, old[some], block_words))
         self._submit(tasks)
 

@@ -18,7 +18,7 @@ from etude.common.weights.protocol.manifest import (
     payload_sha16,
 )
 from etude.common.weights.protocol.versions import VersionId, delta_key
-from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.digest import ZERO, Digest
 
 
 class NonFiniteWeightsError(EtudeError):
@@ -120,7 +120,7 @@ def build_manifest(
     if not first.is_complete and base is None:
         raise WrongStateError(f"version {version}: a delta without a base")
     kept = None if first.is_complete else base
-    before = NOTHING if kept is None else Digest.parse(kept.state)
+    before = ZERO if kept is None else Digest.parse(kept.state)
     state = before.plus(sum_digests(Digest.parse(each.change) for each in receipts))
     if state != (share := sum_digests(Digest.parse(each.share) for each in receipts)):
         raise WrongStateError(
@@ -143,7 +143,7 @@ def build_manifest(
 
 def sum_digests(digests: Iterable[Digest]) -> Digest:
     """Sum of digests."""
-    state = NOTHING
+    state = ZERO
     for each in digests:
         state = state.plus(each)
     return state

@@ -10,7 +10,7 @@ from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.container import Container
 from etude.common.weights.protocol.manifest import Stats
 from etude.common.weights.tensors import digest
-from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words, lanes_per_element
@@ -139,7 +139,7 @@ class ShardPacker:
         self, packer: Packer, part: ShardPart, reader: "_Reader", edits: ShardEdits
     ) -> Digest:
         if not edits.flat.size:
-            return NOTHING
+            return ZERO
         cut = tiling(self.schema.tensors[part.tensor], self.schema.grid)
         packer.add_changes(
             part.tensor,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from etude.common.weights.tensors.changes import differing
+from etude.common.weights.tensors.changes import changed_places
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.export.change_tracker import Changes, Flat, OldShard, TouchedElements
@@ -169,7 +169,7 @@ class LiveShard(NamedTuple):
     def _compare_run(self, held: HeldRun, whole: OldShard) -> ShardEdits:
         """Find the changed elements of one run whose old words are all known."""
         old, new = whole.old[held.start : held.start + held.length], self._run_words(held)
-        places = differing(old, new)
+        places = changed_places(old, new)
         return ShardEdits(places + held.start, old[places], new[places])
 
     def _run_words(self, held: HeldRun) -> Words:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Indices
 
@@ -19,7 +19,7 @@ class Shard(NamedTuple):
     stop: int
 
 
-class Piece(NamedTuple):
+class TileRange(NamedTuple):
     """The part of a tile that a shard holds."""
 
     tile: int
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     hi: int
 
 
-class Grouped(NamedTuple):
+class GroupedChanges(NamedTuple):
     """Changes by tile; within a tile in order of place."""
 
     tiles: Integers
@@ -40,7 +40,7 @@ class Grouped(NamedTuple):
     """Which change each was; None if they kept their order. [k]"""
 
 
-def grouped(flat: Integers, tiling: Tiling) -> Grouped:
+def group_by_tile(flat: Integers, tiling: Tiling) -> GroupedChanges:
     """Sort changes, given by their increasing positions in the tensor, into tiles.  [k]."""
     if tiling.is_contiguous():
         starts = _starts(tiling)
@@ -48,33 +48,37 @@ def grouped(flat: Integers, tiling: Tiling) -> Grouped:
         tiles = np.flatnonzero(np.diff(bounds))
         bounds = np.append(bounds[tiles], flat.size)
         local = (flat - np.repeat(starts[tiles], np.diff(bounds))).astype(np.uint32)
-        return Grouped(tiles, bounds, local, None)
+        return GroupedChanges(tiles, bounds, local, None)
     ends = np.zeros(tiling.tiles + 1, np.int64)
     order = np.empty(flat.size, np.int64)
     spread = np.empty(flat.size, np.uint32)
     sizes = (tiling.rows, tiling.columns, tiling.panel_columns, tiling.bands, tiling.band)
-    _spread(fixed(flat), sizes, ends, order, spread)
+    _spread(readonly(flat), sizes, ends, order, spread)
     tiles = np.flatnonzero(np.diff(ends))
-    return Grouped(tiles, np.append(ends[tiles], flat.size), spread, order)
+    return GroupedChanges(tiles, np.append(ends[tiles], flat.size), spread, order)
 
 
-def pieces(shard: Shard, tiling: Tiling) -> list[Piece]:
+def tile_ranges(shard: Shard, tiling: Tiling) -> list[TileRange]:
     """Ranges of all tiles that a shard overlaps."""
     if shard.start >= shard.stop:
         return []
     plane = tiling.rows * tiling.columns
     first = shard.start // plane * tiling.panels * tiling.bands
     last = ((shard.stop - 1) // plane + 1) * tiling.panels * tiling.bands
-    found = [piece(tile, shard, tiling) for tile in range(first, last)]
+    found = [tile_range(tile, shard, tiling) for tile in range(first, last)]
     return [each for each in found if each.lo < each.hi]
 
 
-def piece(tile: int, shard: Shard, tiling: Tiling) -> Piece:
+def tile_range(tile: int, shard: Shard, tiling: Tiling) -> TileRange:
     """Range of a tile that a shard holds; may be empty."""
-    return Piece(tile, _before(tile, shard.start, tiling), _before(tile, shard.stop, tiling))
+    return TileRange(
+        tile,
+        _elements_before(tile, shard.start, tiling),
+        _elements_before(tile, shard.stop, tiling),
+    )
 
 
-def _before(number: int, flat: int, tiling: Tiling) -> int:
+def _elements_before(number: int, flat: int, tiling: Tiling) -> int:
     """Number of a tile's elements before a position of the tensor."""
     tile = tiling.tile(number)
     row, column = divmod(flat - tile.plane * tiling.rows * tiling.columns, tiling.columns)

@@ -15,7 +15,7 @@ from etude.common.api.run.phases import Dataset, Phase
 from etude.common.api.run.spec import Storage
 from etude.common.blobs import MissingError
 from etude.common.errors import InvalidFieldError, Problem, UserError
-from etude.common.role_inputs import store_for
+from etude.common.role_inputs import open_run_store
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.seeding import derive_seed, permute_index
 
@@ -143,7 +143,7 @@ def _content(uri: str, storage: Storage) -> bytes:
     if parts.scheme == "file":
         return Path(unquote(parts.path)).read_bytes()
     folder, _, name = uri.rpartition("/")
-    return store_for(folder, storage).get(name)
+    return open_run_store(folder, storage).get(name)
 
 
 def _refuse(where: str, what: str) -> NoReturn:

@@ -9,7 +9,7 @@ from etude.common.blobs import ObjectInfo
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import WrongStateError
-from etude.common.role_inputs import store_for
+from etude.common.role_inputs import open_run_store
 from etude.common.weights import VersionId
 from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
@@ -30,7 +30,7 @@ class LearnerRank:
 
     def __init__(self, config: LearnerConfig) -> None:
         self._config = config
-        self._store = store_for(config.storage.uri, config.storage)
+        self._store = open_run_store(config.storage.uri, config.storage)
         self._corpus: SupervisedDataset | None = None
 
     def load(self) -> None:
@@ -86,7 +86,7 @@ class LearnerRank:
     def _describe_objects(self, prefix: str, written: list[ObjectInfo]) -> list[CheckpointObject]:
         # Digests of what the store holds, not of what was meant: a bad write is found here.
         return [
-            manifest.described(self._store, prefix, info.key.removeprefix(prefix))
+            manifest.describe_object(self._store, prefix, info.key.removeprefix(prefix))
             for info in written
         ]
 

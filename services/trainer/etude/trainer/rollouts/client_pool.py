@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common.broker_shards import target_of
+from etude.common.broker_shards import broker_target
 from etude.common.rpc import channels
 from etude.trainer.rollouts.leases import Leases
 from etude.trainer.rollouts.protocol import WorkerConfig
@@ -49,7 +49,7 @@ class ClientPool:
         """
         if environment not in self._leases:
             brokers = self.config.brokers[environment]
-            channel = self._channel(target_of(self.config.run, brokers))
+            channel = self._channel(broker_target(self.config.run, brokers))
             broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
             found = self._leases[environment] = Leases(broker, self.config.outage_s)
             keeper = asyncio.create_task(found.keep_alive(), name=f"leases-{environment}")

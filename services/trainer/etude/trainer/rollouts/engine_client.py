@@ -63,7 +63,7 @@ class EngineSampler(Sampler):
         finish = FinishReason.ABORT
         # An engine that aborts, or hangs up without a finish reason, counts as unreachable.
         async for message in self.engine_of(target).Generate(
-            request, timeout=self.timeout_s, metadata=telemetry.inject()
+            request, timeout=self.timeout_s, metadata=telemetry.trace_metadata()
         ):
             ids += message.token_ids
             logprobs += message.logprobs

@@ -82,7 +82,9 @@ class Leases:
         self, request: environments_pb2.LaunchBatchRequest
     ) -> AsyncIterable[environments_pb2.LaunchBatchResponse]:
         timeout_s = request.queue_timeout_seconds + channels.CONTROL_DEADLINE_S
-        return self.broker.LaunchBatch(request, timeout=timeout_s, metadata=telemetry.inject())
+        return self.broker.LaunchBatch(
+            request, timeout=timeout_s, metadata=telemetry.trace_metadata()
+        )
 
     def _accept(self, answer: environments_pb2.LaunchBatchResponse) -> LaunchResult:
         if answer.WhichOneof("outcome") == "lease":

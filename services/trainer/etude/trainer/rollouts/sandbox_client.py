@@ -67,7 +67,7 @@ class SandboxClient(Environment):
 
         async def ask() -> Sequence[ToolOutcome]:
             answer = await self.node.RunTurn(
-                request, timeout=self.timeout_s, metadata=telemetry.inject()
+                request, timeout=self.timeout_s, metadata=telemetry.trace_metadata()
             )
             return [messages.from_result_message(result) for result in answer.results]
 
@@ -84,7 +84,9 @@ class SandboxClient(Environment):
         )
 
         async def ask() -> bytes:
-            answers = self.node.Diff(request, timeout=self.timeout_s, metadata=telemetry.inject())
+            answers = self.node.Diff(
+                request, timeout=self.timeout_s, metadata=telemetry.trace_metadata()
+            )
             data = bytearray()
             async for answer in answers:
                 data += answer.chunk

@@ -10,7 +10,7 @@ from etude.common import telemetry
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.harbor import task_file
-from etude.common.role_inputs import store_for
+from etude.common.role_inputs import open_run_store
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.group_runner import GroupRunner
 from etude.trainer.rollouts.leases import RolloutSlots
@@ -25,7 +25,7 @@ class RolloutWorker:
     """Runs groups of rollouts on one event loop; a plain class that Ray may wrap."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self._traces = telemetry.setup(
+        self._traces = telemetry.setup_tracing(
             "etude-trainer",
             otlp_endpoint=config.otlp_endpoint,
             traces_file=config.traces_file,
@@ -39,7 +39,7 @@ class RolloutWorker:
     async def run_group(self, order: GroupRequest) -> GroupResult:
         """Run and score the siblings of a request; platform faults are retried, then masked."""
         self._slots.resize(order.share or order.limits.max_concurrent)
-        with telemetry.attached(order.trace):
+        with telemetry.continue_trace(order.trace):
             return await self._run_group(order)
 
     async def _run_group(self, order: GroupRequest) -> GroupResult:
@@ -89,7 +89,7 @@ class RolloutWorker:
         first_prompt(self._chat, toolset(limits.toolset), instruction, max_tokens=limits.max_tokens)
         return instruction
 
-    async def _task_metadata(self, order: GroupRequest) -> task_file.Metadata:
+    async def _task_metadata(self, order: GroupRequest) -> task_file.MetadataSection:
         """Read the task's settings of its environments.
 
         Raises:
@@ -97,13 +97,13 @@ class RolloutWorker:
         """
         data = await self._read_with_retry(order.task_uri, "task.toml")
         try:
-            settings = task_file.parsed(data.decode())
+            settings = task_file.parse_task_file(data.decode())
         except ValueError as cause:
             raise CorruptError(f"task.toml: {cause}") from cause
         return settings.metadata
 
     async def _read_with_retry(self, task_uri: str, name: str) -> bytes:
-        store = store_for(task_uri, self.config.storage)
+        store = open_run_store(task_uri, self.config.storage)
         waited_s = 0.0
         while True:
             try:

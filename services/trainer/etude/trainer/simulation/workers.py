@@ -106,7 +106,7 @@ class SimulatedLearners(Learners):
             "words": self.words.tobytes().hex(),
         }
         self.store.put(f"{prefix}learner/state.json", json.dumps(state).encode())
-        return [manifest.described(self.store, prefix, "learner/state.json")]
+        return [manifest.describe_object(self.store, prefix, "learner/state.json")]
 
     @override
     async def restore(self, prefix: str) -> None:
@@ -118,7 +118,7 @@ class SimulatedLearners(Learners):
     @override
     async def export(self, prefix: str) -> list[CheckpointObject]:
         self.store.put(f"{prefix}model/config.json", b"{}")
-        return [manifest.described(self.store, prefix, "model/config.json")]
+        return [manifest.describe_object(self.store, prefix, "model/config.json")]
 
 
 @dataclass(slots=True)

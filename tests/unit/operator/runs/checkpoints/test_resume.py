@@ -191,7 +191,7 @@ async def test_what_a_run_left_is_left_after_it_is_put_back_once_more(
 
 def checkpoints(lab: Any) -> dict[str, Checkpoint]:
     return {
-        key.name: Checkpoint.understood(body)
+        key.name: Checkpoint.parse_known_fields(body)
         for key, body in lab.cluster.objects().items()
         if key.kind == "Checkpoint"
     }
@@ -270,8 +270,8 @@ async def test_what_is_not_ready_stays_undecided_where_pods_are_still_there(
     """As when a queue suspends a JobSet: the run waits, and has pods for a moment longer."""
     await with_history(lab, run_body())
     named = {"resume": "Named", "resumeFrom": {"name": name(20)}}
-    run = RLRun.understood(changed(lab, suspend=False, checkpointing=named))
-    saved = Checkpoint.understood(lab.cluster.objects()[Ref("Checkpoint", "lab", name(20))])
+    run = RLRun.parse_known_fields(changed(lab, suspend=False, checkpointing=named))
+    saved = Checkpoint.parse_known_fields(lab.cluster.objects()[Ref("Checkpoint", "lab", name(20))])
     decision = checkpoints_resume.decide_resumption(run, [saved])
     assert decision is not None
     assert decision.name == name(20)

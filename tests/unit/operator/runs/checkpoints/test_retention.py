@@ -99,17 +99,20 @@ def test_the_newest_and_the_best_stay_and_nothing_goes_before_enough_are_verifie
 def test_of_equal_figures_the_earlier_stays() -> None:
     history = [checkpoint(step, 0.5) for step in (30, 20, 10)]
     wanted = Checkpointing(keep_last=1, keep_best=KeepBest(metric="Reward"))
-    assert [c.saved.step for c in retention.superseded_checkpoints(history, wanted)] == [20]
+    assert [c.saved_state.step for c in retention.superseded_checkpoints(history, wanted)] == [20]
 
 
 def test_the_smallest_may_be_best() -> None:
     history = [checkpoint(step, reward) for step, reward in ((30, 0.1), (20, 0.2), (10, 0.3))]
     wanted = Checkpointing(keep_last=1, keep_best=KeepBest(metric="Reward", mode="Min"))
-    assert [c.saved.step for c in retention.superseded_checkpoints(history, wanted)] == [20, 10]
+    assert [c.saved_state.step for c in retention.superseded_checkpoints(history, wanted)] == [
+        20,
+        10,
+    ]
 
 
 @pytest.mark.parametrize("nonsense", ["abc", "", "nan", "inf", "-inf", "1e999", "0x1p3", "\u0661a"])
 def test_text_that_is_no_number_is_no_figure(nonsense: str) -> None:
     history = [checkpoint(30, 0.5), checkpoint(20, nonsense), checkpoint(10, 0.9)]
     wanted = Checkpointing(keep_last=1, keep_best=KeepBest(metric="Reward"))
-    assert [c.saved.step for c in retention.superseded_checkpoints(history, wanted)] == [20]
+    assert [c.saved_state.step for c in retention.superseded_checkpoints(history, wanted)] == [20]

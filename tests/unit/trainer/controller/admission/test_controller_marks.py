@@ -5,7 +5,7 @@ import random
 import pytest
 
 from etude.common.blobs import MemoryStore
-from etude.common.weights import EpochRecord, VersionId, claim_epoch, quarantine, suspect
+from etude.common.weights import EpochRecord, VersionId, claim_epoch, mark_suspect, quarantine
 from etude.trainer.controller.admission.quarantine_marks import MarkReader, QuarantineMarks
 from etude.v1.rollout_pb2 import Link, Rollout
 from etude.v1.weights_pb2 import PolicySpan
@@ -51,7 +51,7 @@ def test_a_quarantined_version_taints_what_it_sampled_and_what_read_its_cache(
 def test_a_suspect_process_taints_only_its_own_tokens_since_its_last_good_audit(
     store: MemoryStore,
 ) -> None:
-    suspect(store, "engine-0.ab12", since=V5, message="state differs")
+    mark_suspect(store, "engine-0.ab12", since=V5, message="state differs")
     found = marks(store)
     assert found.drop_reason(rollout((V4, V5, "engine-0.ab12"))) == "suspect_policy"
     assert found.drop_reason(rollout((V4, V6, "engine-0.ab12"))) == "suspect_policy"

@@ -11,7 +11,7 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError
-from etude.common.weights import VersionId, claim_epoch, read_epoch, suspect
+from etude.common.weights import VersionId, claim_epoch, mark_suspect, read_epoch
 from etude.trainer.controller.admission.quarantine_marks import QuarantineMarks, RedrawReason
 from etude.trainer.controller.journal import write_ahead_log
 from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
@@ -65,7 +65,7 @@ async def test_a_refused_version_is_left_for_the_one_before_and_published_comple
 
     assert await world.train(prepare)
     refused, anew = engines.offered[3:5]
-    assert weights.quarantined(world.store) == {refused}
+    assert weights.list_quarantined(world.store) == {refused}
     record = read_epoch(world.store, 2)
     assert (record.reason, record.parent) == ("rollback", engines.offered[2])
     assert engines.went_back == [engines.offered[2]]
@@ -104,7 +104,7 @@ async def test_versions_that_are_refused_again_and_again_end_the_process(
     with pytest.raises(ExceptionGroup) as caught:
         await world.train(prepare)
     assert isinstance(root_cause(caught.value), VersionRefusedError)
-    assert len(weights.quarantined(world.store)) == 2
+    assert len(weights.list_quarantined(world.store)) == 2
 
 
 async def test_a_resume_after_a_rollback_goes_on_where_the_rollback_led(
@@ -152,8 +152,8 @@ async def test_what_is_written_while_an_epoch_opens_comes_after_its_first_record
         return claim_epoch(world.store, holder="t", parent=None, reason="rollback", after=1)
 
     before = log.last_sequence
-    assert await log.reopen(claim) == 2
-    await asyncio.wait_for(log.durable(), 30)
+    assert await log.open_epoch(claim) == 2
+    await asyncio.wait_for(log.wait_durable(), 30)
     task.cancel()
     assert noted == [before + 2, before + 3, before + 4]
     assert world.audit().findings == []
@@ -176,8 +176,8 @@ class Marking(SimulatedRollouts):
     async def run(self, order: Any) -> Any:
         result = await SimulatedRollouts.run(self, order)
         trained = [each for each in self.orders if each.group_id.startswith("rl-")]
-        if len(trained) >= self.after and not weights.suspects(self.store):
-            suspect(self.store, self.replica, since=self.since, message="bit flip")
+        if len(trained) >= self.after and not weights.list_suspects(self.store):
+            mark_suspect(self.store, self.replica, since=self.since, message="bit flip")
             self.replica = "engine-1"  # the process ends, and another takes its place
         return result
 
@@ -253,7 +253,7 @@ class Spoiling(SimulatedRollouts):
         result = await SimulatedRollouts.run(self, order)
         mine = f"engine-{self.damaged}"
         if order.group_id.startswith("eval-") and self.damaged and self.replica == mine:
-            suspect(self.store, mine, since=FIRST, message="bit flip")
+            mark_suspect(self.store, mine, since=FIRST, message="bit flip")
             self.damaged -= 1
             self.replica = f"engine-{self.damaged}"
         return result
@@ -296,7 +296,7 @@ async def test_what_damaged_engines_say_of_the_policy_is_lost_and_never_a_score(
     def every_one(_: QuarantineMarks, rollout: rollout_pb2.Rollout) -> RedrawReason | None:
         return "suspect_policy" if rollout.group_id.startswith("eval-held-out-4-") else None
 
-    monkeypatch.setattr(QuarantineMarks, "against", every_one)
+    monkeypatch.setattr(QuarantineMarks, "drop_reason", every_one)
     world = make_world()
     orders = await evaluated(world, damaged=0)
     redrawn = [order for order in orders if order.group_id == "eval-held-out-4-sampled-0"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.checkpoints import manifest
-from etude.common.checkpoints.manifest import Place
+from etude.common.checkpoints.manifest import CheckpointId
 from etude.common.errors import UserError
 from etude.common.role_inputs import ResumeAt
 from etude.trainer.controller.checkpoints import lineage
@@ -31,7 +31,7 @@ async def test_a_run_that_is_put_back_trains_the_same_tasks_in_the_same_order(
     before = admitted(world.runs[-1])
     world.resume = {"number": 1, "step": SFT_STEPS + 2}
     run, _, checkpoint = world.start()
-    assert checkpoint.manifest.place == Place(0, SFT_STEPS + 2)
+    assert checkpoint.manifest.place == CheckpointId(0, SFT_STEPS + 2)
     assert run.cursor.global_step == SFT_STEPS + 2
     assert len(admitted(run)) < len(before)
     assert before[: len(admitted(run))] == admitted(run)
@@ -53,7 +53,7 @@ async def test_it_is_put_back_once_and_then_goes_on_from_its_newest_checkpoint(
     assert run.book.ledger.batches, "the step that was trained since is known"
     await world.crash(after=4)
     run, _, checkpoint = world.start()
-    assert checkpoint.manifest.place == Place(1, SFT_STEPS + 4)
+    assert checkpoint.manifest.place == CheckpointId(1, SFT_STEPS + 4)
     assert await world.train()
     assert world.digest == uninterrupted
     assert world.audit(max_staleness=0).findings == []
@@ -69,7 +69,7 @@ async def test_what_a_run_left_is_neither_overwritten_nor_gone_on_from(
     assert await world.train()
     kept = {k: v for k, v in left.items() if k.startswith("checkpoints/")}
     assert kept.items() <= world.store.objects.items()
-    found = list(manifest.stored(world.store, run="run"))
+    found = list(manifest.stored_checkpoints(world.store, run="run"))
     new = [c.manifest for c in found if c.manifest.branch]
     assert [m.step for m in new] == [SFT_STEPS + 2, SFT_STEPS + 4, SFT_STEPS + RL_STEPS]
     parents = [(m.parent.branch, m.parent.step) for m in new if m.parent is not None]
@@ -85,7 +85,7 @@ async def test_a_run_may_go_back_to_what_it_left_and_to_its_start(
     await world.crash(after=3)
     world.resume = {"number": 2, "step": SFT_STEPS + 4, "branch": 0}
     run, _, _ = world.start()
-    assert run.branch == Branch(2, (Place(0, SFT_STEPS + 4),))
+    assert run.branch == Branch(2, (CheckpointId(0, SFT_STEPS + 4),))
     assert run.cursor.global_step == SFT_STEPS + 4
     world.resume = {"number": 4}
     run, _, checkpoint = world.start()
@@ -99,7 +99,7 @@ async def test_a_run_may_go_back_to_what_it_left_and_to_its_start(
 async def test_a_damaged_one_gives_way_to_the_one_before_it(make_world: MakeWorld) -> None:
     world = make_world(every_steps=2)
     await world.crash(after=SFT_STEPS + 5)
-    place = Place(0, SFT_STEPS + 2)
+    place = CheckpointId(0, SFT_STEPS + 2)
     damaged = next(k for k in world.store.objects if k.startswith(place.prefix) and "learner" in k)
     world.store.objects[damaged] = b"garbage"
     world.resume = {"number": 1, "step": place.step}
@@ -127,12 +127,12 @@ async def test_a_run_killed_before_it_was_put_back_is_put_back_by_the_next(
     assert run.branch.number == 1
 
 
-places = st.builds(Place, st.integers(0, 3), st.integers(0, 30))
+places = st.builds(CheckpointId, st.integers(0, 3), st.integers(0, 30))
 
 
 @given(st.lists(places, unique=True), st.integers(0, 40), st.integers(0, 3))
 def test_no_target_is_newer_than_what_was_asked_for(
-    known: list[Place], step: int, branch: int
+    known: list[CheckpointId], step: int, branch: int
 ) -> None:
     asked = ResumeAt(number=9, step=step, branch=branch)
     found = lineage.restore_candidates(known, asked)
@@ -141,10 +141,12 @@ def test_no_target_is_newer_than_what_was_asked_for(
 
 
 @given(st.lists(places, unique=True), places)
-def test_the_past_holds_nothing_that_was_left(known: list[Place], last: Place) -> None:
+def test_the_past_holds_nothing_that_was_left(
+    known: list[CheckpointId], last: CheckpointId
+) -> None:
     way = Branch(9, (last,))
-    new = [Place(9, step) for step in (40, 41)]
+    new = [CheckpointId(9, step) for step in (40, 41)]
     found = lineage.ancestors([*known, *new], way)
-    assert found[:2] == [Place(9, 41), Place(9, 40)]
+    assert found[:2] == [CheckpointId(9, 41), CheckpointId(9, 40)]
     assert all(p.branch == last.branch and p.step <= last.step for p in found[2:])
     assert Branch.from_proto(way.to_proto()) == way

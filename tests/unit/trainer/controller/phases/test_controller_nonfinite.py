@@ -55,8 +55,8 @@ async def test_it_ends_failed_and_is_not_started_again_and_its_last_checkpoint_i
     assert BAD not in take_listing(world.store).payloads
     assert [v for v in verify(world.store, tmp_path) if v.problem] == []
     problems: list[str] = []
-    found = manifest.first_verified(
-        world.store, manifest.places(world.store)[::-1], run="run", problems=problems
+    found = manifest.first_intact(
+        world.store, manifest.list_checkpoints(world.store)[::-1], run="run", problems=problems
     )
     assert found is not None
     assert found.manifest.step < run.cursor.global_step, "none is of the weights that are bad"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.api.run.phase_goals import Gate, compared
+from etude.common.api.run.phase_goals import Gate, meets_threshold
 from etude.trainer.controller.checkpoints.state import EvaluationResult
 from etude.trainer.controller.phases import targets
 from etude.trainer.controller.phases.targets import GateNotMetError
@@ -36,14 +36,14 @@ def events(world: Any) -> list[str]:
 def test_every_figure_is_at_least_or_at_most_a_value_and_both_only_where_they_are_equal(
     figure: float, value: Any
 ) -> None:
-    least, most = (compared(figure, op, str(value)) for op in ("AtLeast", "AtMost"))
+    least, most = (meets_threshold(figure, op, str(value)) for op in ("AtLeast", "AtMost"))
     assert least or most
     assert (least and most) == (figure == float(value))
 
 
 def test_what_is_no_number_reaches_nothing() -> None:
-    assert not compared(float("nan"), "AtLeast", "0")
-    assert not compared(float("nan"), "AtMost", "0")
+    assert not meets_threshold(float("nan"), "AtLeast", "0")
+    assert not meets_threshold(float("nan"), "AtMost", "0")
 
 
 async def test_a_supervised_phase_ends_once_its_loss_is_low_enough(make_world: MakeWorld) -> None:

@@ -21,7 +21,7 @@ from tests.support.unsteady import (
 from typing_extensions import override
 
 from etude.common import weights
-from etude.common.checkpoints.manifest import stored
+from etude.common.checkpoints.manifest import stored_checkpoints
 from etude.common.errors import StoreError
 from etude.trainer.controller import store_retry
 from etude.trainer.controller.run import Run, root_cause
@@ -124,7 +124,7 @@ async def test_checkpoints_and_evaluations_are_of_the_version_of_their_step(
     assert await training
     assert [row["step"] for row in world.rows("eval")] == [0, 2, 4, 6]
     at = {m.step: m.number for m in chain(world)}
-    for found in stored(world.store, run="run"):
+    for found in stored_checkpoints(world.store, run="run"):
         if found.manifest.step > SFT_STEPS:
             assert found.manifest.policy_version == at[found.manifest.step]
     assert_whole(world)
@@ -150,7 +150,7 @@ async def test_a_run_that_fails_for_good_publishes_what_was_good(make_world: Mak
 
     training = asyncio.create_task(world.train(prepare))
     await stalled(world)
-    assert weights.newest(world.store.inner) == STARTED
+    assert weights.newest_version(world.store.inner) == STARTED
     world.store.away(is_away=False)
     with pytest.raises(ExceptionGroup) as caught:
         await training

@@ -78,7 +78,7 @@ async def test_a_version_that_is_refused_takes_those_behind_it_along_and_no_step
     run = await stalled(world)
     world.store.away(is_away=False)
     assert await training
-    assert weights.quarantined(world.store) == set(engines.refused)
+    assert weights.list_quarantined(world.store) == set(engines.refused)
     assert run.epoch == 2
     manifests = chain(world)
     anew = next(m for m in manifests if m.epoch == 2)

@@ -12,7 +12,11 @@ from tests.support.faults import FaultyStore, Schedule
 from typing_extensions import override
 
 from etude.common import weights
-from etude.common.checkpoints.manifest import CheckpointManifest, CheckpointObject, stored
+from etude.common.checkpoints.manifest import (
+    CheckpointManifest,
+    CheckpointObject,
+    stored_checkpoints,
+)
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
@@ -51,10 +55,10 @@ async def test_a_run_ends_with_keyframes_and_a_collected_store(
     assert await world.train()
     run = world.runs[0]
     keep_newest_checkpoint(world.store)
-    assert await run.upkeep.round()
-    assert await run.upkeep.round()
+    assert await run.compaction.run_round()
+    assert await run.compaction.run_round()
     found = take_listing(world.store)
-    newest = weights.newest(world.store)
+    newest = weights.newest_version(world.store)
     assert newest == VersionId(1, run.next_version - 1)
     assert found.keyframes
     assert len(found.payloads) < run.next_version - 2
@@ -65,7 +69,7 @@ async def test_a_run_ends_with_keyframes_and_a_collected_store(
     reader.move_to(newest)
     learners = run.learners
     assert isinstance(learners, SimulatedLearners)
-    assert reader.words[simulation_weights.SCHEMA.tensors[0].name].tobytes() == (
+    assert reader.tensor_words[simulation_weights.SCHEMA.tensors[0].name].tobytes() == (
         learners.words.tobytes()
     )
 
@@ -110,23 +114,23 @@ async def test_a_dead_keeper_is_reported_and_stops_nothing(
     assert world.digest == uninterrupted
     run = world.runs[0]
     assert broken.rounds > 1
-    run.report()
+    run.update_status()
     status = run.reports.status
     assert status.reason == "KeyframeOverdue"
     assert "one is due every 2: ConnectionError: the actor died" in status.message
-    run.upkeep.last = report_of(EMPTY._replace(newest=VersionId(1, run.next_version - 1)))
-    run.report()
+    run.compaction.last = report_of(EMPTY._replace(newest=VersionId(1, run.next_version - 1)))
+    run.update_status()
     assert (status.reason, status.message) == ("", "")
 
 
 async def test_a_store_that_is_away_is_said_before_a_late_keyframe(make_world: MakeWorld) -> None:
     run, _, _ = make_world(weights=WEIGHTS).start()
     run.next_version = 9
-    run.patience.refusal.say("no route to host")
-    run.report()
+    run.store_retry.refusal.record("no route to host")
+    run.update_status()
     assert run.reports.status.reason == "StorageUnavailable"
-    run.patience.refusal.clear()
-    run.report()
+    run.store_retry.refusal.clear()
+    run.update_status()
     assert run.reports.status.reason == "KeyframeOverdue"
 
 
@@ -176,7 +180,7 @@ async def test_a_version_that_nobody_can_read_any_more_is_followed_by_a_complete
     told = [row for row in world.rows("event") if row["reason"] == "ChainBroken"]
     assert len(told) == 1
     assert "blake3" in told[0]["message"]
-    newest = weights.newest(world.store)
+    newest = weights.newest_version(world.store)
     assert newest is not None
     reader = Mirror(world.store, tmp_path / "fresh")
     kinds = [edge.kind for edge in reader.move_to(newest)]
@@ -281,7 +285,7 @@ async def test_a_checkpoint_says_where_the_chain_to_its_version_begins(
     world = make_world(weights={"dtype": "Float32", "advanced": {"chainRatio": "1000"}})
     assert await world.train()
     store = world.store
-    found = list(stored(store, run="run"))
+    found = list(stored_checkpoints(store, run="run"))
     assert [chain_keyframe(store, each.manifest) for each in found] == [0] * len(found)
     told = [each.checkpoint for each in world.runs[0].reports._happenings if each.checkpoint.uri]
     assert {(each.HasField("keyframe"), each.keyframe) for each in told} == {(True, 0)}

@@ -88,8 +88,8 @@ async def test_a_run_goes_on_from_the_version_before_one_that_its_engines_refuse
         assert await asyncio.wait_for(world.train(prepare), 60)
         (engines,) = made
         (damaged,) = engines.damaged
-        assert weights.quarantined(world.store) == {damaged}
-        newest = weights.newest(world.store)
+        assert weights.list_quarantined(world.store) == {damaged}
+        newest = weights.newest_version(world.store)
         assert newest is not None
         assert newest.epoch == 2
         run = world.runs[0]

@@ -216,7 +216,7 @@ async def test_a_payload_that_the_store_lost_is_never_named(trainer: Trainer) ->
         base=None if base is None else base.ref,
     )
     with pytest.raises(StoreError, match="has no bytes instead of"):
-        publication.commit(trainer.store, promised)
+        publication.publish_manifest(trainer.store, promised)
 
 
 async def test_a_controller_that_was_replaced_publishes_nothing(trainer: Trainer) -> None:
@@ -225,7 +225,7 @@ async def test_a_controller_that_was_replaced_publishes_nothing(trainer: Trainer
     weights.claim_epoch(trainer.store, holder="other", parent=VersionId(1, 0), reason="takeover")
     with pytest.raises(FencedError):
         await trainer.publish()
-    assert weights.newest(trainer.store) == VersionId(1, 0)
+    assert weights.newest_version(trainer.store) == VersionId(1, 0)
 
 
 async def test_a_base_that_is_refused_is_not_built_upon(trainer: Trainer) -> None:
@@ -236,7 +236,7 @@ async def test_a_base_that_is_refused_is_not_built_upon(trainer: Trainer) -> Non
     await trainer.step()
     with pytest.raises(BaseLostError, match=r"base 1\.1 is quarantined"):
         await trainer.publish()
-    assert weights.newest(trainer.store) == VersionId(1, 1)
+    assert weights.newest_version(trainer.store) == VersionId(1, 1)
 
 
 async def test_versions_are_encoded_on_those_that_are_on_their_way(trainer: Trainer) -> None:

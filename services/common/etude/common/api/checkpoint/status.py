@@ -6,10 +6,10 @@ from pydantic import Field
 
 from etude.common.api.meta import NameRef
 from etude.common.api.run.spec import Storage
-from etude.common.api.run.status import Conditions, Count, Status, Time
+from etude.common.api.run.status import Conditions, Count, StatusModel, Time
 
 
-class Saved(Status):
+class SavedCheckpoint(StatusModel):
     """Content of a checkpoint."""
 
     uri: Annotated[str, Field(max_length=1024)] = ""
@@ -34,7 +34,7 @@ class Saved(Status):
     """Figures of the run at this step, as text."""
 
 
-class CheckpointStatus(Saved):
+class CheckpointStatus(SavedCheckpoint):
     """Observed state of a checkpoint."""
 
     observed_generation: Count = 0

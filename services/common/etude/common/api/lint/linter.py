@@ -9,7 +9,13 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, JsonValue, ValidationError
 
 from etude.common.api.checkpoint.spec import CheckpointSpec
-from etude.common.api.lint.messages import Sentence, dotted, nearest, sentences, shown
+from etude.common.api.lint.messages import (
+    FieldMessage,
+    dotted,
+    field_messages,
+    nearest,
+    quote_value,
+)
 from etude.common.api.lint.operator_rules import pool_refusals, run_refusals
 from etude.common.api.meta import API_VERSION, GROUP, LabelValue, Model, Name
 from etude.common.api.pool.spec import EnvPoolSpec
@@ -17,22 +23,22 @@ from etude.common.api.run import algorithms, rewards
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.schema import structural
 from etude.common.api.yaml_documents import (
-    Document,
     FieldPath,
+    FilePosition,
     InvalidYamlError,
-    Position,
-    content,
-    read,
+    YamlDocument,
+    parse_documents,
+    read_bounded,
 )
 
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
 
-class Finding(NamedTuple):
+class LintFinding(NamedTuple):
     """One problem of a file: where it is, what it is, how to put it right."""
 
     file: str
-    position: Position
+    position: FilePosition
     field: str
     reason: str
     what: str
@@ -44,7 +50,7 @@ class Finding(NamedTuple):
         return f"{where}  {self.what}\n  fix: {self.fix}  [{self.reason}]"
 
 
-class Metadata(Model):
+class ManifestMetadata(Model):
     """Metadata that a user may write; the rest is refused like any unknown field."""
 
     name: Name
@@ -81,7 +87,7 @@ class Metadata(Model):
     """Set by the API server."""
 
 
-class CheckpointMetadata(Metadata):
+class CheckpointMetadata(ManifestMetadata):
     """Metadata of a Checkpoint, whose name no child is made from."""
 
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=SUBDOMAIN)]
@@ -89,87 +95,89 @@ class CheckpointMetadata(Metadata):
 
 
 class _Kind(NamedTuple):
-    metadata: type[Metadata]
+    metadata: type[ManifestMetadata]
     spec: type[Model]
-    refusals: Callable[[JsonValue], Iterator[Sentence]] | None = None
+    refusals: Callable[[JsonValue], Iterator[FieldMessage]] | None = None
     """What the operator would refuse of a spec that the API server takes."""
 
 
 KINDS: Mapping[str, _Kind] = {
-    "RLRun": _Kind(Metadata, RLRunSpec, run_refusals),
+    "RLRun": _Kind(ManifestMetadata, RLRunSpec, run_refusals),
     "Checkpoint": _Kind(CheckpointMetadata, CheckpointSpec),
-    "EnvPool": _Kind(Metadata, EnvPoolSpec, pool_refusals),
+    "EnvPool": _Kind(ManifestMetadata, EnvPoolSpec, pool_refusals),
 }
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
-def lint_file(path: Path) -> list[Finding]:
+def lint_file(path: Path) -> list[LintFinding]:
     """Every problem of one manifest file.
 
     Raises:
         OSError: the file cannot be read.
     """
-    return lint_bytes(content(path), name=str(path))
+    return lint_bytes(read_bounded(path), name=str(path))
 
 
-def lint_text(text: str, *, name: str) -> list[Finding]:
+def lint_text(text: str, *, name: str) -> list[LintFinding]:
     """Every problem of a manifest's text, in the order of the file; name is shown before each."""
     return lint_bytes(text.encode("utf-8", errors="surrogatepass"), name=name)
 
 
-def lint_bytes(data: bytes, *, name: str) -> list[Finding]:
+def lint_bytes(data: bytes, *, name: str) -> list[LintFinding]:
     """Every problem of a manifest's bytes, in the order of the file; name is shown before each.
 
     Documents of other groups are left to their own tools.
     """
     try:
-        documents = read(data)
+        documents = parse_documents(data)
     except InvalidYamlError as cause:
         problem = cause.problem
-        return [Finding(name, problem.position, "", "InvalidYaml", problem.what, problem.fix)]
+        return [LintFinding(name, problem.position, "", "InvalidYaml", problem.what, problem.fix)]
     if not documents:
-        empty = Sentence((), "the file holds no object", f"start with apiVersion: {API_VERSION}")
-        return [Finding(name, Position(1, 1), "", "InvalidYaml", empty.what, empty.fix)]
+        empty = FieldMessage(
+            (), "the file holds no object", f"start with apiVersion: {API_VERSION}"
+        )
+        return [LintFinding(name, FilePosition(1, 1), "", "InvalidYaml", empty.what, empty.fix)]
     return sorted(
         (found for document in documents for found in _document(document, name)),
         key=lambda finding: finding.position,
     )
 
 
-def _document(document: Document, name: str) -> Iterator[Finding]:
+def _document(document: YamlDocument, name: str) -> Iterator[LintFinding]:
     for problem in document.problems:
-        yield Finding(name, problem.position, "", "InvalidYaml", problem.what, problem.fix)
+        yield LintFinding(name, problem.position, "", "InvalidYaml", problem.what, problem.fix)
     value = document.value
     if not isinstance(value, dict):
-        found: Iterator[tuple[str, Sentence]] = iter(
-            [("InvalidSpec", Sentence((), "an object is a mapping", "start with apiVersion:"))]
+        found: Iterator[tuple[str, FieldMessage]] = iter(
+            [("InvalidSpec", FieldMessage((), "an object is a mapping", "start with apiVersion:"))]
         )
     else:
         found = _object(value)
     for reason, sentence in found:
-        at = document.key_at if sentence.at_key else document.at
-        yield Finding(
+        at = document.key_position if sentence.at_key else document.value_position
+        yield LintFinding(
             name, at(sentence.path), dotted(sentence.path), reason, sentence.what, sentence.fix
         )
 
 
-def _object(value: Mapping[str, JsonValue]) -> Iterator[tuple[str, Sentence]]:
+def _object(value: Mapping[str, JsonValue]) -> Iterator[tuple[str, FieldMessage]]:
     named = _named_kind(value)
     if named is None:
         return
-    if isinstance(named, Sentence):
+    if isinstance(named, FieldMessage):
         yield "InvalidSpec", named
         return
     kind = KINDS[named]
     if value["apiVersion"] != API_VERSION:
-        what = f"apiVersion is {shown(value['apiVersion'])}, but {named} is in {API_VERSION}"
-        yield "InvalidSpec", Sentence(("apiVersion",), what, f"write apiVersion: {API_VERSION}")
+        what = f"apiVersion is {quote_value(value['apiVersion'])}, but {named} is in {API_VERSION}"
+        yield "InvalidSpec", FieldMessage(("apiVersion",), what, f"write apiVersion: {API_VERSION}")
     for key in value:
         if key not in TOP_LEVEL:
             meant = nearest(key, TOP_LEVEL)
             fix = f"did you mean {meant}?" if meant else "move it below spec, or remove it"
             what = f"{key} is no field of {named}"
-            yield "InvalidSpec", Sentence((key,), what, fix, at_key=True)
+            yield "InvalidSpec", FieldMessage((key,), what, fix, at_key=True)
     for part, model in (("metadata", kind.metadata), ("spec", kind.spec)):
         yield from (("InvalidSpec", each) for each in _part(value, part, model))
     yield from (("InvalidParameters", each) for each in _parameters(value.get("spec")))
@@ -177,31 +185,33 @@ def _object(value: Mapping[str, JsonValue]) -> Iterator[tuple[str, Sentence]]:
         yield from (("InvalidParameters", each) for each in kind.refusals(value.get("spec")))
 
 
-def _named_kind(value: Mapping[str, JsonValue]) -> str | Sentence | None:
+def _named_kind(value: Mapping[str, JsonValue]) -> str | FieldMessage | None:
     """The kind if it belongs to our group, None if to another group, else a message."""
     for key in ("apiVersion", "kind"):
         if not isinstance(value.get(key), str):
             wanted = API_VERSION if key == "apiVersion" else " or ".join(KINDS)
-            return Sentence((key,), f"{key} is missing", f"add {key}: {wanted}")
+            return FieldMessage((key,), f"{key} is missing", f"add {key}: {wanted}")
     kind = str(value["kind"])
     if kind in KINDS:
         return kind
     if str(value["apiVersion"]).partition("/")[0] != GROUP:
         return None
-    what = f"kind is {shown(kind)}, which is none of {', '.join(KINDS)}"
+    what = f"kind is {quote_value(kind)}, which is none of {', '.join(KINDS)}"
     meant = nearest(kind, KINDS)
-    return Sentence(("kind",), what, f"did you mean {meant}?" if meant else f"write {API_VERSION}")
+    return FieldMessage(
+        ("kind",), what, f"did you mean {meant}?" if meant else f"write {API_VERSION}"
+    )
 
 
-def _part(value: Mapping[str, JsonValue], part: str, model: type[Model]) -> Iterator[Sentence]:
+def _part(value: Mapping[str, JsonValue], part: str, model: type[Model]) -> Iterator[FieldMessage]:
     content = value.get(part)
     if content is None:
-        yield Sentence((part,), f"{part} is missing", f"add {part}: with {_required(model)}")
+        yield FieldMessage((part,), f"{part} is missing", f"add {part}: with {_required(model)}")
         return
     yield from _refused(model, content, (part,))
 
 
-def _refused(model: type[Model], value: JsonValue, at: FieldPath) -> Iterator[Sentence]:
+def _refused(model: type[Model], value: JsonValue, at: FieldPath) -> Iterator[FieldMessage]:
     """Validation errors of a value against a model, as strict as those of the API server."""
     try:
         model.model_validate_json(
@@ -209,7 +219,7 @@ def _refused(model: type[Model], value: JsonValue, at: FieldPath) -> Iterator[Se
         )
     except ValidationError as cause:
         for error in cause.errors():
-            yield from sentences(error, prefix=at, schema=_schema(model))
+            yield from field_messages(error, prefix=at, schema=_schema(model))
 
 
 @functools.cache
@@ -230,7 +240,7 @@ def _without_nulls(value: JsonValue) -> JsonValue:
     return value
 
 
-def _parameters(spec: JsonValue) -> Iterator[Sentence]:
+def _parameters(spec: JsonValue) -> Iterator[FieldMessage]:
     """Errors in the parameters of algorithms and reward functions."""
     for i, phase in enumerate(_items(spec, "phases")):
         algorithm = _field(phase, "algorithm")
@@ -245,7 +255,7 @@ def _parameters(spec: JsonValue) -> Iterator[Sentence]:
 
 def _of_owner(
     models: Mapping[str, type[Model]], name: JsonValue, owner: JsonValue, at: FieldPath
-) -> Iterator[Sentence]:
+) -> Iterator[FieldMessage]:
     given = _field(owner, "parameters")
     if not isinstance(name, str) or name not in models or not isinstance(given, dict):
         return
@@ -254,7 +264,7 @@ def _of_owner(
         yield _better(found, name, owner, at) if found.path[:-1] == outer else found
 
 
-def _better(found: Sentence, name: str, owner: JsonValue, at: FieldPath) -> Sentence:
+def _better(found: FieldMessage, name: str, owner: JsonValue, at: FieldPath) -> FieldMessage:
     """Name the owner of an unknown parameter, and the place of one that sits one level up."""
     if not found.at_key:
         return found

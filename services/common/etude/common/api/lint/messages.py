@@ -14,7 +14,7 @@ from etude.common.api.run import http_gateway, lifecycle, roles, scheduling
 from etude.common.api.yaml_documents import FieldPath
 from etude.common.store_urls import ENDPOINT, REGION
 
-WORDS: Mapping[str, str] = {
+PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     NAME: "lower-case letters, digits and '-', beginning with a letter",
     r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": "lower-case letters, digits and '-'",
     OBJECT: "the name of an object: lower-case letters, digits, '-' and '.'",
@@ -71,7 +71,7 @@ TYPES = {
 """The types of a schema in words."""
 
 
-class Sentence(NamedTuple):
+class FieldMessage(NamedTuple):
     """One thing wrong with one field."""
 
     path: FieldPath
@@ -96,7 +96,7 @@ class _Case(NamedTuple):
         return str(self.path[-1]) if self.path else ""
 
 
-def sentences(error: ErrorDetails, *, prefix: FieldPath, schema: Schema) -> list[Sentence]:
+def field_messages(error: ErrorDetails, *, prefix: FieldPath, schema: Schema) -> list[FieldMessage]:
     """One pydantic error as one sentence, or as one for each broken rule.
 
     Args:
@@ -111,7 +111,9 @@ def sentences(error: ErrorDetails, *, prefix: FieldPath, schema: Schema) -> list
         return [_broken(rule, path, error["input"]) for rule in cause.rules]
     if isinstance(cause, RepeatedError):
         where = (*path, cause.index, cause.key)
-        return [Sentence(where, f"{dotted(where)} repeats an earlier item: {cause}", "rename it")]
+        return [
+            FieldMessage(where, f"{dotted(where)} repeats an earlier item: {cause}", "rename it")
+        ]
     if error["type"] == "too_short" and len(error["input"]) >= limits["min_length"]:
         return []  # the items are refused one by one; pydantic then counts the good ones too
     case = _Case(
@@ -125,12 +127,12 @@ def sentences(error: ErrorDetails, *, prefix: FieldPath, schema: Schema) -> list
     return [_SAY.get(error["type"], _other)(case, error["msg"])]
 
 
-def _broken(rule: Rule, path: FieldPath, owner: object) -> Sentence:
+def _broken(rule: Rule, path: FieldPath, owner: object) -> FieldMessage:
     """A broken rule at the field that it is about, with the value that breaks it."""
     path = (*path, *filter(None, rule.field_path.split(".")))
     value = owner.get(path[-1]) if rule.field_path and isinstance(owner, dict) else None
-    said = f" is {shown(value)}" if isinstance(value, str | int) else ""
-    return Sentence(path, f"{dotted(path)}{said}: {rule.message}", rule.fix)
+    said = f" is {quote_value(value)}" if isinstance(value, str | int) else ""
+    return FieldMessage(path, f"{dotted(path)}{said}: {rule.message}", rule.fix)
 
 
 def dotted(path: FieldPath) -> str:
@@ -141,7 +143,7 @@ def dotted(path: FieldPath) -> str:
     return text.removeprefix(".")
 
 
-def few(names: Sequence[str]) -> str:
+def abbreviate_names(names: Sequence[str]) -> str:
     """Names with commas; of very many the first ones, and how many there are."""
     first = ", ".join(names[:FEW])
     return first if len(names) <= FEW else f"{first}, … ({len(names)} in all)"
@@ -167,20 +169,22 @@ def distance(one: str, other: str) -> int:
     return previous[-1]
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """A value as JSON, cut to a line."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
-def described(node: Schema) -> str:
+def describe_field(node: Schema) -> str:
     """Description of a field from its schema: `a whole number from 1 to 64`."""
     if "enum" in node:
         return "one of " + ", ".join(map(str, node["enum"]))
     if "properties" in node:
         needed = ", ".join(node.get("required", ()))
         return f"a mapping with {needed}" if needed else "a mapping"
-    words = WORDS.get(node.get("pattern", ""), TYPES.get(node.get("type", ""), "a value"))
+    words = PATTERN_DESCRIPTIONS.get(
+        node.get("pattern", ""), TYPES.get(node.get("type", ""), "a value")
+    )
     low, high = node.get("minimum"), node.get("maximum")
     if low is not None and high is not None:
         return f"{words} from {low} to {high}"
@@ -199,26 +203,26 @@ def _node(schema: Schema, path: Iterable[str | int]) -> Schema:
     return schema
 
 
-def _missing(case: _Case, _: str) -> Sentence:
+def _missing(case: _Case, _: str) -> FieldMessage:
     about = case.node.get("description", "").partition(". ")[0].rstrip(".").replace("\n", " ")
-    fix = f"add {case.key}: {described(case.node)}" + (f" ({about})" if about else "")
-    return Sentence(case.path, f"{dotted(case.path)} is missing", fix)
+    fix = f"add {case.key}: {describe_field(case.node)}" + (f" ({about})" if about else "")
+    return FieldMessage(case.path, f"{dotted(case.path)} is missing", fix)
 
 
-def _unknown(case: _Case, _: str) -> Sentence:
+def _unknown(case: _Case, _: str) -> FieldMessage:
     siblings = case.parent.get("properties", {})
     owner = dotted(case.path[:-1]) or "the object"
     what = f"{dotted(case.path)} is no field of {owner}"
     meant = nearest(case.key, siblings)
     if meant is not None:
-        return Sentence(case.path, what, f"did you mean {meant}?", at_key=True)
+        return FieldMessage(case.path, what, f"did you mean {meant}?", at_key=True)
     elsewhere = [path for path in _paths(case.root) if path[-1].lower() == case.key.lower()]
     if elsewhere:
         homes = " or ".join("spec." + ".".join(path) for path in elsewhere[:3])
-        return Sentence(case.path, what, f"it belongs at {homes}", at_key=True)
+        return FieldMessage(case.path, what, f"it belongs at {homes}", at_key=True)
     names = ", ".join(sorted(siblings))
     fix = f"remove it; {owner} has {names}" if len(names) <= 2 * MAX_SHOWN else "remove it"
-    return Sentence(case.path, what, fix, at_key=True)
+    return FieldMessage(case.path, what, fix, at_key=True)
 
 
 def _paths(node: Schema, at: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
@@ -230,10 +234,10 @@ def _paths(node: Schema, at: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
         yield from _paths(node["items"], (*at[:-1], at[-1] + "[]"))
 
 
-def _wrong_type(case: _Case, _: str) -> Sentence:
-    wanted = described(case.node)
+def _wrong_type(case: _Case, _: str) -> FieldMessage:
+    wanted = describe_field(case.node)
     what = f"{dotted(case.path)} is {_kind(case.value)}, but takes {wanted}"
-    return Sentence(case.path, what, _retyped(case, wanted))
+    return FieldMessage(case.path, what, _retyped(case, wanted))
 
 
 def _kind(value: object) -> str:
@@ -241,9 +245,9 @@ def _kind(value: object) -> str:
         case None:
             return "null"
         case bool() | int() | float():
-            return f"{shown(value)} without quotes"
+            return f"{quote_value(value)} without quotes"
         case str():
-            return f"the text {shown(value)}"
+            return f"the text {quote_value(value)}"
         case list() | tuple():
             return "a list"
         case _:
@@ -254,7 +258,7 @@ def _retyped(case: _Case, wanted: str) -> str:
     """Suggested fix: the same value with the type that is wanted."""
     type_ = case.node.get("type")
     if type_ == "string" and isinstance(case.value, int | float | bool):
-        return f'write {case.key}: "{shown(case.value)}"'
+        return f'write {case.key}: "{quote_value(case.value)}"'
     plain = case.value.strip() if isinstance(case.value, str) else ""
     if type_ in {"integer", "number"} and plain.isdecimal():
         return f"write {case.key}: {plain}"
@@ -263,51 +267,53 @@ def _retyped(case: _Case, wanted: str) -> str:
     return f"write {case.key}: {wanted}"
 
 
-def _bound(word: str, limit: str) -> Callable[[_Case, str], Sentence]:
-    def say(case: _Case, _: str) -> Sentence:
+def _bound(word: str, limit: str) -> Callable[[_Case, str], FieldMessage]:
+    def say(case: _Case, _: str) -> FieldMessage:
         bound = case.limits[limit]
-        what = f"{dotted(case.path)} is {shown(case.value)}; the {word} is {bound}"
-        return Sentence(case.path, what, f"set {case.key} to {described(case.node)}")
+        what = f"{dotted(case.path)} is {quote_value(case.value)}; the {word} is {bound}"
+        return FieldMessage(case.path, what, f"set {case.key} to {describe_field(case.node)}")
 
     return say
 
 
-def _length(word: str, unit: str) -> Callable[[_Case, str], Sentence]:
-    def say(case: _Case, _: str) -> Sentence:
+def _length(word: str, unit: str) -> Callable[[_Case, str], FieldMessage]:
+    def say(case: _Case, _: str) -> FieldMessage:
         limit = case.limits["min_length" if word == "few" else "max_length"]
         size = len(case.value) if isinstance(case.value, str | list | tuple | dict) else 0
         side = "least" if word == "few" else "most"
         what = f"{dotted(case.path)} has {size} {unit}; the {side} is {limit}"
         fix = f"give at {side} {limit} {unit}"
-        return Sentence(case.path, what, fix)
+        return FieldMessage(case.path, what, fix)
 
     return say
 
 
-def _pattern(case: _Case, _: str) -> Sentence:
+def _pattern(case: _Case, _: str) -> FieldMessage:
     pattern = str(case.limits["pattern"])
-    wanted = WORDS.get(pattern, f"text that matches {pattern}")
-    what = f"{dotted(case.path)} is {shown(case.value)}, which is not {wanted}"
-    return Sentence(case.path, what, f"write {wanted}")
+    wanted = PATTERN_DESCRIPTIONS.get(pattern, f"text that matches {pattern}")
+    what = f"{dotted(case.path)} is {quote_value(case.value)}, which is not {wanted}"
+    return FieldMessage(case.path, what, f"write {wanted}")
 
 
-def _choice(case: _Case, _: str) -> Sentence:
+def _choice(case: _Case, _: str) -> FieldMessage:
     allowed = [str(value) for value in case.node.get("enum", ())]
     allowed = allowed or str(case.limits["expected"]).split("'")[1::2]
-    what = f"{dotted(case.path)} is {shown(case.value)}, which is none of {', '.join(allowed)}"
+    what = (
+        f"{dotted(case.path)} is {quote_value(case.value)}, which is none of {', '.join(allowed)}"
+    )
     meant = nearest(case.value, allowed) if isinstance(case.value, str) else None
     fix = f"did you mean {meant}?" if meant else f"write one of {', '.join(allowed)}"
-    return Sentence(case.path, what, fix)
+    return FieldMessage(case.path, what, fix)
 
 
-def _other(case: _Case, message: str) -> Sentence:
+def _other(case: _Case, message: str) -> FieldMessage:
     words = message.removeprefix("Value error, ")
     path = dotted(case.path)
     what = words if words.startswith(path) else f"{path}: {words}"
-    return Sentence(case.path, what, f"change {case.key or dotted(case.path[:-1])}")
+    return FieldMessage(case.path, what, f"change {case.key or dotted(case.path[:-1])}")
 
 
-_SAY: Mapping[str, Callable[[_Case, str], Sentence]] = {
+_SAY: Mapping[str, Callable[[_Case, str], FieldMessage]] = {
     "missing": _missing,
     "extra_forbidden": _unknown,
     **dict.fromkeys(

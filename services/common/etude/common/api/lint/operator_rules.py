@@ -8,48 +8,48 @@ from collections.abc import Iterator
 
 from pydantic import JsonValue
 
-from etude.common.api.lint.messages import Sentence, dotted, few
+from etude.common.api.lint.messages import FieldMessage, abbreviate_names, dotted
 from etude.common.api.pool import cron
 from etude.common.api.run.pod_template import (
-    directives,
+    directive_errors,
+    duplicate_errors,
+    host_access_errors,
     is_reserved,
-    leaks,
-    malformed,
-    repeated,
-    variables,
+    shape_errors,
+    variable_names,
 )
 from etude.common.api.yaml_documents import FieldPath
 
 ROLES = ("trainer", "inference", "rewards")
 UNCOUNTED = "GPUs that come by resourceClaims are not counted"
-WAY_OUT = "remove it and set deadlines.activeSeconds, or ask for GPUs by gpusPerReplica"
+UNCOUNTED_FIX = "remove it and set deadlines.activeSeconds, or ask for GPUs by gpusPerReplica"
 
 
-def pool_refusals(spec: JsonValue, at: FieldPath = ("spec",)) -> Iterator[Sentence]:
+def pool_refusals(spec: JsonValue, at: FieldPath = ("spec",)) -> Iterator[FieldMessage]:
     """Everything of a pool's spec that would end as `Accepted=False`, with its place."""
     scaling = _mapping(_mapping(spec).get("autoscaling"))
     for index, item in enumerate(_list(scaling.get("schedule"))):
         entry = _mapping(item)
         expression, zone = entry.get("cron"), entry.get("timeZone", "UTC")
         if isinstance(expression, str) and isinstance(zone, str):
-            found = cron.problem(expression, zone)
+            found = cron.find_problem(expression, zone)
             if found is not None:
                 path = (*at, "autoscaling", "schedule", index, found.field)
-                yield Sentence(path, f"{dotted(path)}: {found.what}", found.fix)
+                yield FieldMessage(path, f"{dotted(path)}: {found.what}", found.fix)
 
 
-def run_refusals(spec: JsonValue) -> Iterator[Sentence]:
+def run_refusals(spec: JsonValue) -> Iterator[FieldMessage]:
     """Everything of a run's spec that would end as `Accepted=False`, with its place."""
     roles = _mapping(_mapping(spec).get("roles"))
     for name in ROLES:
         role = _mapping(roles.get(name))
         at = ("spec", "roles", name)
         yield from _reserved(role, at)
-        yield from _laid_over(_mapping(_mapping(role.get("podTemplate")).get("spec")), name, at)
+        yield from _overrides(_mapping(_mapping(role.get("podTemplate")).get("spec")), name, at)
         if _is_uncounted(role) and _mapping(_mapping(spec).get("budget")).get("gpuHours"):
             path = ("spec", "budget", "gpuHours")
             what = f"{dotted(path)}: {UNCOUNTED}, and roles.{name} has no others"
-            yield Sentence(path, what, WAY_OUT)
+            yield FieldMessage(path, what, UNCOUNTED_FIX)
     for index, item in enumerate(_list(roles.get("environments"))):
         place = ("spec", "roles", "environments", index)
         yield from _unknown_template(_mapping(item), place)
@@ -61,42 +61,42 @@ def _is_uncounted(role: dict[str, JsonValue]) -> bool:
     return bool(_list(role.get("resourceClaims"))) and not role.get("gpusPerReplica")
 
 
-def _reserved(role: dict[str, JsonValue], at: FieldPath) -> Iterator[Sentence]:
+def _reserved(role: dict[str, JsonValue], at: FieldPath) -> Iterator[FieldMessage]:
     for index, item in enumerate(_list(role.get("env"))):
         name = str(_mapping(item).get("name"))
         if is_reserved(name):
-            yield _set_by_us((*at, "env", index, "name"), name)
+            yield _reserved_message((*at, "env", index, "name"), name)
 
 
-def _laid_over(spec: dict[str, JsonValue], role: str, at: FieldPath) -> Iterator[Sentence]:
+def _overrides(spec: dict[str, JsonValue], role: str, at: FieldPath) -> Iterator[FieldMessage]:
     below = (*at, "podTemplate", "spec")
-    for message in malformed(spec, role):
-        yield _laid_wrong(message, below, "correct it, or remove it")
-    for message in (*directives(spec), *leaks(spec), *repeated(spec)):
-        yield _laid_wrong(message, below, "remove it")
-    for name in variables(spec, role):
+    for message in shape_errors(spec, role):
+        yield _override_message(message, below, "correct it, or remove it")
+    for message in (*directive_errors(spec), *host_access_errors(spec), *duplicate_errors(spec)):
+        yield _override_message(message, below, "remove it")
+    for name in variable_names(spec, role):
         if is_reserved(name):
-            yield _set_by_us((*below, "containers"), name)
+            yield _reserved_message((*below, "containers"), name)
 
 
-def _laid_wrong(message: str, below: FieldPath, fix: str) -> Sentence:
+def _override_message(message: str, below: FieldPath, fix: str) -> FieldMessage:
     field, _, why = message.partition(": ")
     path = (*below, *_parts(field))
-    return Sentence(path, f"{dotted(path)}: {why}", fix, at_key=True)
+    return FieldMessage(path, f"{dotted(path)}: {why}", fix, at_key=True)
 
 
-def _set_by_us(path: FieldPath, name: str) -> Sentence:
-    return Sentence(path, f"{dotted(path)}: {name} is set by the operator", "remove it")
+def _reserved_message(path: FieldPath, name: str) -> FieldMessage:
+    return FieldMessage(path, f"{dotted(path)}: {name} is set by the operator", "remove it")
 
 
-def _unknown_template(role: dict[str, JsonValue], at: FieldPath) -> Iterator[Sentence]:
+def _unknown_template(role: dict[str, JsonValue], at: FieldPath) -> Iterator[FieldMessage]:
     pool = _mapping(role.get("poolTemplate"))
     known = [str(_mapping(each).get("name")) for each in _list(pool.get("templates"))]
     wanted = role.get("template")
     if known and isinstance(wanted, str) and wanted not in known:
         path = (*at, "template")
-        what = f"{dotted(path)} is {wanted}, which is none of poolTemplate.templates: {few(known)}"
-        yield Sentence(path, what, f"write template: {known[0]}, or add it to poolTemplate")
+        what = f"{dotted(path)} is {wanted}, which is none of poolTemplate.templates: {abbreviate_names(known)}"
+        yield FieldMessage(path, what, f"write template: {known[0]}, or add it to poolTemplate")
 
 
 def _parts(field: str) -> FieldPath:

@@ -57,7 +57,7 @@ class ScheduleEntry(Model):
     them; spec.minIdle is beside those that are leased."""
 
 
-class Costs(Model):
+class AutoscalingCosts(Model):
     """Prices of waiting and of keeping, in one currency of your own."""
 
     gpu_second: Fraction
@@ -71,7 +71,7 @@ class PredictiveScaling(Model):
 
     service_level_percent: Annotated[int, Field(ge=50, le=99)] = 80
     """In how many cases of a hundred what is ready shall be enough."""
-    costs: Costs | None = None
+    costs: AutoscalingCosts | None = None
     """Where they are known the service level follows from them and from the GPUs of the run that
     plans, and serviceLevelPercent is for runs without GPUs."""
     max_horizon_seconds: Seconds = 1_800

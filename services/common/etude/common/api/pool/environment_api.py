@@ -7,7 +7,7 @@ from pydantic import Field
 from etude.common.api.meta import Model, NameRef, Uri
 
 
-class Edge(Model):
+class EnvironmentApi(Model):
     """OpenEnv, MCP and sandboxes over HTTP, from one process; its sandboxes end with it."""
 
     keys_ref: NameRef

@@ -9,7 +9,7 @@ from etude.common.api.meta import NAMED, Fraction, Model, Name, NameRef, Rule
 from etude.common.api.observability import Observability
 from etude.common.api.pool.autoscaling import DECIDED, Autoscaling, ScalingMode
 from etude.common.api.pool.backend import BACKENDS, Backend
-from etude.common.api.pool.environment_api import Edge
+from etude.common.api.pool.environment_api import EnvironmentApi
 from etude.common.api.pool.network import EgressPolicy, Network
 from etude.common.api.pool.placement import Placement
 from etude.common.api.pool.size_rules import SIZES
@@ -300,7 +300,7 @@ class EnvPoolSpec(Model):
     the runs by the hash of their ids. Fixed while the pool has nodes."""
     placement: Placement = Field(default_factory=Placement)
     """Which machines its nodes run on."""
-    edge: Edge | None = None
+    edge: EnvironmentApi | None = None
     """Serves sandboxes over HTTP as well."""
     slot: Slot = Field(default_factory=Slot)
     """Resources of one environment."""

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from etude.common.api.run.status import Conditions, Count, Figure, Resolved, Status, Time
+from etude.common.api.run.status import Conditions, Count, Figure, Resolved, StatusModel, Time
 
 
-class Slots(Status):
+class Slots(StatusModel):
     """Environments of a pool by state."""
 
     idle: Count = 0
@@ -20,7 +20,7 @@ class Slots(Status):
     """Asked for and waiting."""
 
 
-class LeaseStatus(Status):
+class LeaseStatus(StatusModel):
     """Counts and latencies of leases."""
 
     granted_total: Count = 0
@@ -35,7 +35,7 @@ class LeaseStatus(Status):
     """Share of the newest starts that found something ready."""
 
 
-class AutoscalerStatus(Status):
+class AutoscalerStatus(StatusModel):
     """Latest decision on the number of nodes."""
 
     mode: Annotated[str, Field(max_length=16)] = ""
@@ -59,7 +59,7 @@ class AutoscalerStatus(Status):
     """What changed it."""
 
 
-class ProvisionStatus(Status):
+class ProvisionStatus(StatusModel):
     """Time of nodes from their creation until they are ready."""
 
     p50_seconds: Figure
@@ -70,7 +70,7 @@ class ProvisionStatus(Status):
     """Nodes that this was learnt from; the fewer, the more of it is assumed."""
 
 
-class EnvPoolStatus(Status):
+class EnvPoolStatus(StatusModel):
     """Observed state of a pool."""
 
     observed_generation: Count = 0

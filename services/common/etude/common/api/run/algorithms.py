@@ -80,7 +80,7 @@ class Correction(Model):
         return self
 
 
-class Parameters(Model):
+class AlgorithmParameters(Model):
     """Parameters of every algorithm."""
 
     kl_coefficient: Annotated[float, Between(1e-9, 10, or_zero=True)] = 0.0
@@ -93,7 +93,7 @@ class Parameters(Model):
     total; with klCoefficient, their divergence is not counted."""
 
 
-class _Clipped(Parameters):
+class _Clipped(AlgorithmParameters):
     @model_validator(mode="after")
     def _clip_has_effect(self) -> Self:
         given = self.model_fields_set & {"clip_low", "clip_high"}
@@ -125,20 +125,20 @@ class GRPOParameters(_Clipped):
     """The importance ratio is clipped above 1 + clipHigh."""
 
 
-class RLOOParameters(Parameters):
+class RLOOParameters(AlgorithmParameters):
     """Advantage R - mean of the siblings; plain policy gradient; constant denominator."""
 
     loss_scale: LossScale | None = None
     """What the summed loss of a rollout is divided by; rollout.maxTokens unless set."""
 
 
-PARAMETERS: Mapping[str, type[Parameters]] = MappingProxyType(
+PARAMETERS: Mapping[str, type[AlgorithmParameters]] = MappingProxyType(
     {"DrGRPO": DrGRPOParameters, "GRPO": GRPOParameters, "RLOO": RLOOParameters}
 )
 """Model of each algorithm's parameters, by the algorithm's name in a manifest."""
 
 
-def check_algorithm(name: str, parameters: Mapping[str, JsonValue]) -> Parameters:
+def check_algorithm(name: str, parameters: Mapping[str, JsonValue]) -> AlgorithmParameters:
     """The parameters as their model, defaults filled in.
 
     Raises:

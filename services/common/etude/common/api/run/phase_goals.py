@@ -31,7 +31,7 @@ class SuccessPolicy(Model):
 
     def holds(self, figure: float) -> bool:
         """True if a figure is good enough."""
-        return compared(figure, self.op, self.value)
+        return meets_threshold(figure, self.op, self.value)
 
 
 class Gate(Model):
@@ -51,10 +51,10 @@ class Gate(Model):
 
     def holds(self, figure: float) -> bool:
         """True if a figure is good enough."""
-        return compared(figure, self.op, self.value)
+        return meets_threshold(figure, self.op, self.value)
 
 
-def compared(figure: float, op: Comparison, value: str) -> bool:
+def meets_threshold(figure: float, op: Comparison, value: str) -> bool:
     """True if a figure is as large, or as small, as a value; false for NaN."""
     limit = float(Decimal(value))
     return figure >= limit if op == "AtLeast" else figure <= limit

@@ -68,7 +68,7 @@ class PodTemplate(Model):
     container has the role's name."""
 
 
-def leaks(spec: Mapping[str, JsonValue]) -> Iterator[str]:
+def host_access_errors(spec: Mapping[str, JsonValue]) -> Iterator[str]:
     """Fields of a pod spec that would let the pod out of its isolation boundary."""
     for name in HOST_NAMESPACES:
         if name in spec:
@@ -83,7 +83,7 @@ def leaks(spec: Mapping[str, JsonValue]) -> Iterator[str]:
                 yield f"{part}[{index}].securityContext.privileged: no container is privileged"
 
 
-def malformed(spec: Mapping[str, JsonValue], container: str) -> Iterator[str]:
+def shape_errors(spec: Mapping[str, JsonValue], container: str) -> Iterator[str]:
     """List items that a merge cannot identify, and containers that could not start a role.
 
     Nothing else may be asked of a pod spec, or be made of it, before this finds nothing.
@@ -130,20 +130,20 @@ def _without_key(item: JsonValue, key: str, at: str) -> Iterator[str]:
         yield f"{at}.{key}: must be text or a number"
 
 
-def directives(value: JsonValue, at: str = "") -> Iterator[str]:
+def directive_errors(value: JsonValue, at: str = "") -> Iterator[str]:
     """Keys that a patch of kubectl would take for instructions, which this merge does not have."""
     if isinstance(value, dict):
         for key, inner in value.items():
             here = f"{at}.{key}" if at else key
             if key.startswith("$"):
                 yield f"{here}: a merge has no directives"
-            yield from directives(inner, here)
+            yield from directive_errors(inner, here)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from directives(item, f"{at}[{index}]")
+            yield from directive_errors(item, f"{at}[{index}]")
 
 
-def repeated(above: object, at: str = "") -> Iterator[str]:
+def duplicate_errors(above: object, at: str = "") -> Iterator[str]:
     """Entries of lists that a merge takes for one, because they have the same key."""
     if isinstance(above, Mapping):
         for name, value in above.items():
@@ -152,10 +152,10 @@ def repeated(above: object, at: str = "") -> Iterator[str]:
                 keys = [i.get(MERGE_KEYS[name]) for i in value if isinstance(i, Mapping)]
                 twice = sorted({str(key) for key in keys if keys.count(key) > 1})
                 yield from (f"{here}: {key} is given twice" for key in twice)
-            yield from repeated(value, here)
+            yield from duplicate_errors(value, here)
     elif isinstance(above, list):
         for index, item in enumerate(above):
-            yield from repeated(item, f"{at}[{index}]")
+            yield from duplicate_errors(item, f"{at}[{index}]")
 
 
 def is_reserved(variable: str) -> bool:
@@ -163,7 +163,7 @@ def is_reserved(variable: str) -> bool:
     return variable == "HOME" or variable.startswith("ETUDE_")
 
 
-def variables(spec: Mapping[str, JsonValue], container: str) -> Iterator[str]:
+def variable_names(spec: Mapping[str, JsonValue], container: str) -> Iterator[str]:
     """Names of the environment variables that a part of a pod spec gives a container."""
     for each in _items(spec, "containers"):
         if each.get("name") == container:

@@ -150,12 +150,12 @@ class InferenceRole(RoleSpec):
         return (self.min_replicas, self.max_replicas, self.autoscaling.target_step_seconds)
 
     @property
-    def least(self) -> int:
+    def least_replicas(self) -> int:
         """Engines that there are in any case."""
         return self.min_replicas or self.replicas
 
     @property
-    def most(self) -> int:
+    def most_replicas(self) -> int:
         """Engines that there may be."""
         return self.max_replicas or self.replicas
 

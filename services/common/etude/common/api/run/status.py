@@ -17,13 +17,13 @@ Count = Annotated[int, Field(ge=0)]
 Conditions = Annotated[tuple[Condition, ...], Field(max_length=16), UniqueBy("type")]
 
 
-class Status(Model):
+class StatusModel(Model):
     """A status that tolerates fields which a newer operator wrote."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
 
 
-class StepStatus(Status):
+class StepStatus(StatusModel):
     """Progress inside the active phase."""
 
     current: Count = 0
@@ -34,7 +34,7 @@ class StepStatus(Status):
     """Both, as kubectl shows them: 12/60."""
 
 
-class PhaseStatus(Status):
+class PhaseStatus(StatusModel):
     """Progress of one training phase."""
 
     name: Annotated[str, Field(max_length=63)]
@@ -49,7 +49,7 @@ class PhaseStatus(Status):
     """Whether what must hold at its end did; absent without a gate."""
 
 
-class RewardStatus(Status):
+class RewardStatus(StatusModel):
     """Reward of the newest steps."""
 
     mean: Figure
@@ -58,7 +58,7 @@ class RewardStatus(Status):
     """Exponentially weighted mean over steps."""
 
 
-class StalenessStatus(Status):
+class StalenessStatus(StatusModel):
     """Versions between sampling and training, over the rollouts of the last step."""
 
     p50: Figure
@@ -67,7 +67,7 @@ class StalenessStatus(Status):
     """Largest."""
 
 
-class RolloutStatus(Status):
+class RolloutStatus(StatusModel):
     """An account of every rollout."""
 
     in_flight: Count = 0
@@ -84,7 +84,7 @@ class RolloutStatus(Status):
     """Finished but never trained, with a reason in the journal."""
 
 
-class RoleStatus(Status):
+class RoleStatus(StatusModel):
     """The pods of one role."""
 
     name: Annotated[str, Field(max_length=63)]
@@ -103,7 +103,7 @@ class RoleStatus(Status):
     """When the newest pod of earlier attempts was made, where pods do not say so themselves."""
 
 
-class Released(Status):
+class Released(StatusModel):
     """That the active phase does without some roles, which hold no pods."""
 
     since: Time
@@ -112,7 +112,7 @@ class Released(Status):
     """Why, in figures."""
 
 
-class EngineStatus(Status):
+class EngineStatus(StatusModel):
     """Desired number of engines, where it follows the steps."""
 
     replicas: Count
@@ -123,7 +123,7 @@ class EngineStatus(Status):
     """Why, in figures."""
 
 
-class EnvironmentStatus(Status):
+class EnvironmentStatus(StatusModel):
     """The environments of one entry of roles.environments."""
 
     name: Annotated[str, Field(max_length=63)]
@@ -140,7 +140,7 @@ class EnvironmentStatus(Status):
     """Leases that are held, by all runs."""
 
 
-class CheckpointSummary(Status):
+class CheckpointSummary(StatusModel):
     """The newest checkpoint that is Ready."""
 
     name: Short
@@ -158,7 +158,7 @@ class BestCheckpoint(CheckpointSummary):
     """Its figure, by which it is best."""
 
 
-class Restarts(Status):
+class Restarts(StatusModel):
     """Restarts after failures, and pods that were taken away."""
 
     total: Count = 0
@@ -177,7 +177,7 @@ class Restarts(Status):
     """Step of that phase from which clean steps are counted."""
 
 
-class Failure(Status):
+class Failure(StatusModel):
     """The newest failure of a pod or of the controller."""
 
     time: Time
@@ -194,7 +194,7 @@ class Failure(Status):
     """Last words."""
 
 
-class Intent(Status):
+class Intent(StatusModel):
     """Transition that the operator is carrying out; written before the first action."""
 
     type: Literal["Suspend", "Release", "Restart", "Salvage", "Fail", "Complete"]
@@ -213,7 +213,7 @@ class Intent(Status):
     """When it was decided."""
 
 
-class Hold(Status):
+class Hold(StatusModel):
     """Reason for which a run is suspended although its spec does not ask for it."""
 
     reason: Annotated[str, Field(max_length=64)]
@@ -224,7 +224,7 @@ class Hold(Status):
     """When it was decided."""
 
 
-class PutBack(Status):
+class RollbackRequest(StatusModel):
     """Checkpoint to which a run was rolled back once."""
 
     number: Count = 0
@@ -235,7 +235,7 @@ class PutBack(Status):
     """How often the run had been put back when that was written."""
 
 
-class Resumption(Status):
+class Resumption(StatusModel):
     """The newest decision on where a run goes on."""
 
     number: Count = 0
@@ -250,11 +250,11 @@ class Resumption(Status):
     """Optimiser steps in it; absent for the start weights."""
     branch: Count = 0
     """How often the run had been put back when it was written."""
-    earlier: Annotated[tuple[PutBack, ...], Field(max_length=64)] = ()
+    earlier: Annotated[tuple[RollbackRequest, ...], Field(max_length=64)] = ()
     """The decisions before this one that put the run back, oldest first; the last 64 of them."""
 
 
-class Usage(Status):
+class Usage(StatusModel):
     """Resources that the run has used."""
 
     gpu_seconds: Annotated[float, Field(ge=0)] = 0
@@ -269,7 +269,7 @@ class Usage(Status):
     """When it was added up last; absent while nothing is held."""
 
 
-class ReportPosition(Status):
+class ReportPosition(StatusModel):
     """Position up to which the controller's checkpoints and events were taken over."""
 
     epoch: Count = 0
@@ -278,7 +278,7 @@ class ReportPosition(Status):
     """Its last report that needs no replay."""
 
 
-class ActiveTime(Status):
+class ActiveTime(StatusModel):
     """Time for which the run has held pods."""
 
     seconds: Annotated[float, Field(ge=0)] = 0
@@ -287,7 +287,7 @@ class ActiveTime(Status):
     """Start of the present stretch; absent while there are no pods."""
 
 
-class Resolved(Status):
+class Resolved(StatusModel):
     """Defaults as they were at acceptance, so that an upgrade of the operator changes no run."""
 
     images: dict[str, Annotated[str, Field(max_length=512)]] = Field(
@@ -298,7 +298,7 @@ class Resolved(Status):
     """Model folder of the checkpoint that model.checkpointRef named."""
 
 
-class RLRunStatus(Status):
+class RLRunStatus(StatusModel):
     """Observed state of a run."""
 
     observed_generation: Count = 0

@@ -21,7 +21,7 @@ HEADER = (
 )
 
 
-class Column(NamedTuple):
+class PrinterColumn(NamedTuple):
     """One column of `kubectl get`; a wide one shows only with `-o wide`."""
 
     name: str
@@ -40,7 +40,7 @@ class RootRule(NamedTuple):
     """What is said instead of the message, as an expression, where one rule guards many fields."""
 
 
-class Kind(NamedTuple):
+class CrdKind(NamedTuple):
     """One kind of the group: its names, its models, and how kubectl shows it."""
 
     name: str
@@ -49,7 +49,7 @@ class Kind(NamedTuple):
     about: str
     spec: type[Model]
     status: type[Model]
-    columns: tuple[Column, ...]
+    columns: tuple[PrinterColumn, ...]
     selectable: tuple[str, ...] = ()
     rules: tuple[RootRule, ...] = ()
     scales: bool = False
@@ -104,7 +104,7 @@ def unchanged(field: str, *, optional: bool = False) -> RootRule:
     )
 
 
-RLRUN = Kind(
+RLRUN = CrdKind(
     name="RLRun",
     plural="rlruns",
     short="rlr",
@@ -114,27 +114,27 @@ RLRUN = Kind(
     selectable=(".status.phase",),
     rules=(NAME_RULE, unchanged("managedBy"), _frozen_while_holding_pods()),
     columns=(
-        Column("Status", ".status.phase"),
-        Column("Phase", ".status.activePhase"),
-        Column("Step", ".status.step.text"),
-        Column("Reward", ".status.reward.ewma"),
-        Column("Policy", ".status.policyVersion"),
-        Column("Stale", ".status.staleness.max", "integer"),
-        Column("ETTR", ".status.ettr"),
-        Column("Ckpt", ".status.lastCheckpoint.time", "date"),
-        Column("Age", ".metadata.creationTimestamp", "date"),
-        Column("Ready", '.status.conditions[?(@.type=="Ready")].status', wide=True),
-        Column("GPUs", ".status.usage.gpus", "integer", wide=True),
-        Column("Queue", ".spec.scheduling.queueName", wide=True),
-        Column("Best", ".status.bestCheckpoint.name", wide=True),
-        Column("Envs", ".status.rollouts.inFlight", "integer", wide=True),
-        Column("Attempt", ".status.attempt", "integer", wide=True),
-        Column("Reason", '.status.conditions[?(@.type=="Ready")].reason', wide=True),
-        Column("Progress", '.status.conditions[?(@.type=="Progressing")].reason', wide=True),
+        PrinterColumn("Status", ".status.phase"),
+        PrinterColumn("Phase", ".status.activePhase"),
+        PrinterColumn("Step", ".status.step.text"),
+        PrinterColumn("Reward", ".status.reward.ewma"),
+        PrinterColumn("Policy", ".status.policyVersion"),
+        PrinterColumn("Stale", ".status.staleness.max", "integer"),
+        PrinterColumn("ETTR", ".status.ettr"),
+        PrinterColumn("Ckpt", ".status.lastCheckpoint.time", "date"),
+        PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
+        PrinterColumn("Ready", '.status.conditions[?(@.type=="Ready")].status', wide=True),
+        PrinterColumn("GPUs", ".status.usage.gpus", "integer", wide=True),
+        PrinterColumn("Queue", ".spec.scheduling.queueName", wide=True),
+        PrinterColumn("Best", ".status.bestCheckpoint.name", wide=True),
+        PrinterColumn("Envs", ".status.rollouts.inFlight", "integer", wide=True),
+        PrinterColumn("Attempt", ".status.attempt", "integer", wide=True),
+        PrinterColumn("Reason", '.status.conditions[?(@.type=="Ready")].reason', wide=True),
+        PrinterColumn("Progress", '.status.conditions[?(@.type=="Progressing")].reason', wide=True),
     ),
 )
 
-CHECKPOINT = Kind(
+CHECKPOINT = CrdKind(
     name="Checkpoint",
     plural="checkpoints",
     short="ckpt",
@@ -149,22 +149,22 @@ CHECKPOINT = Kind(
         unchanged("parentRef", optional=True),
     ),
     columns=(
-        Column("Run", ".spec.runRef.name"),
-        Column("Step", ".status.step", "integer"),
-        Column("Policy", ".status.policyVersion", "integer"),
-        Column("Keyframe", ".status.keyframe", "integer"),
-        Column("Size", ".status.sizeBytes", "integer"),
-        Column("Phase", ".status.phase"),
-        Column("Pinned", ".spec.pinned", "boolean"),
-        Column("Age", ".metadata.creationTimestamp", "date"),
-        Column("Reason", ".spec.reason", wide=True),
-        Column("Parent", ".status.parentRef.name", wide=True),
-        Column("URI", ".status.uri", wide=True),
-        Column("Metrics", ".status.metrics", wide=True),
+        PrinterColumn("Run", ".spec.runRef.name"),
+        PrinterColumn("Step", ".status.step", "integer"),
+        PrinterColumn("Policy", ".status.policyVersion", "integer"),
+        PrinterColumn("Keyframe", ".status.keyframe", "integer"),
+        PrinterColumn("Size", ".status.sizeBytes", "integer"),
+        PrinterColumn("Phase", ".status.phase"),
+        PrinterColumn("Pinned", ".spec.pinned", "boolean"),
+        PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
+        PrinterColumn("Reason", ".spec.reason", wide=True),
+        PrinterColumn("Parent", ".status.parentRef.name", wide=True),
+        PrinterColumn("URI", ".status.uri", wide=True),
+        PrinterColumn("Metrics", ".status.metrics", wide=True),
     ),
 )
 
-ENV_POOL = Kind(
+ENV_POOL = CrdKind(
     name="EnvPool",
     plural="envpools",
     short="envp",
@@ -184,25 +184,25 @@ ENV_POOL = Kind(
     ),
     scales=True,
     columns=(
-        Column("Ready", ".status.readyReplicas", "integer"),
-        Column("Desired", ".status.desired", "integer"),
-        Column("Leased", ".status.slots.leased", "integer"),
-        Column("Idle", ".status.slots.idle", "integer"),
-        Column("Queued", ".status.slots.queued", "integer"),
-        Column("Mode", ".status.autoscaler.mode"),
-        Column("P99ms", ".status.leases.acquireP99Ms", "integer"),
-        Column("Age", ".metadata.creationTimestamp", "date"),
-        Column("Isolation", ".spec.isolation.minimum", wide=True),
-        Column("Driver", ".status.driver", wide=True),
-        Column("Why", ".status.autoscaler.lastReason", wide=True),
-        Column("Reason", '.status.conditions[?(@.type=="Available")].reason', wide=True),
+        PrinterColumn("Ready", ".status.readyReplicas", "integer"),
+        PrinterColumn("Desired", ".status.desired", "integer"),
+        PrinterColumn("Leased", ".status.slots.leased", "integer"),
+        PrinterColumn("Idle", ".status.slots.idle", "integer"),
+        PrinterColumn("Queued", ".status.slots.queued", "integer"),
+        PrinterColumn("Mode", ".status.autoscaler.mode"),
+        PrinterColumn("P99ms", ".status.leases.acquireP99Ms", "integer"),
+        PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
+        PrinterColumn("Isolation", ".spec.isolation.minimum", wide=True),
+        PrinterColumn("Driver", ".status.driver", wide=True),
+        PrinterColumn("Why", ".status.autoscaler.lastReason", wide=True),
+        PrinterColumn("Reason", '.status.conditions[?(@.type=="Available")].reason', wide=True),
     ),
 )
 
 KINDS = (RLRUN, CHECKPOINT, ENV_POOL)
 
 
-def definition(kind: Kind) -> dict[str, Any]:
+def definition(kind: CrdKind) -> dict[str, Any]:
     """The CustomResourceDefinition of one kind."""
     names = {
         "kind": kind.name,
@@ -225,7 +225,7 @@ def definition(kind: Kind) -> dict[str, Any]:
     }
 
 
-def _version(kind: Kind) -> dict[str, Any]:
+def _version(kind: CrdKind) -> dict[str, Any]:
     subresources: dict[str, Any] = {"status": {}}
     if kind.scales:
         subresources["scale"] = {
@@ -246,12 +246,12 @@ def _version(kind: Kind) -> dict[str, Any]:
     return version
 
 
-def _column(column: Column) -> dict[str, Any]:
+def _column(column: PrinterColumn) -> dict[str, Any]:
     shown = {"name": column.name, "type": column.type, "jsonPath": column.path}
     return shown | {"priority": 1} if column.wide else shown
 
 
-def _root(kind: Kind) -> dict[str, Any]:
+def _root(kind: CrdKind) -> dict[str, Any]:
     root: dict[str, Any] = {
         "description": kind.about,
         "type": "object",
@@ -277,9 +277,9 @@ def _root(kind: Kind) -> dict[str, Any]:
     return root
 
 
-def text(kind: Kind) -> str:
+def text(kind: CrdKind) -> str:
     """The definition as the chart ships it."""
-    return HEADER + yaml_documents.write([definition(kind)])
+    return HEADER + yaml_documents.dump_documents([definition(kind)])
 
 
 def main(arguments: Sequence[str]) -> None:

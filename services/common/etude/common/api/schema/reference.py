@@ -53,7 +53,7 @@ def pages() -> Mapping[str, str]:
     }
 
 
-def _kind(kind: crd.Kind) -> Iterator[str]:
+def _kind(kind: crd.CrdKind) -> Iterator[str]:
     names = f"`{kind.plural}`, short `{kind.short}`, category `etude`"
     yield f"## {kind.name}\n\n{kind.about} Also {names}.\n"
     yield f"### {kind.name}.spec\n\n{_table(structural.schema(kind.spec), 'spec')}"
@@ -79,7 +79,7 @@ def _parameters(name: str, model: type[Model]) -> str:
 
 def _table(schema: Schema, prefix: str) -> str:
     rows = [
-        f"| `{path}` | {_type(node)} | {_default(node, required)} | {_about(node)} |"
+        f"| `{path}` | {_type(node)} | {_default(node, required)} | {_description(node)} |"
         for path, node, required in _fields(schema, prefix)
     ]
     return "\n".join(["| field | type | default | |", "|---|---|---|---|", *rows, ""])
@@ -139,7 +139,7 @@ def _default(node: Schema, required: bool) -> str:  # noqa: FBT001 one cell from
     return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
 
 
-def _about(node: Schema) -> str:
+def _description(node: Schema) -> str:
     return " ".join(node.get("description", "").split()).replace("|", "\\|")
 
 

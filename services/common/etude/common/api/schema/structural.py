@@ -69,13 +69,13 @@ class _Generator(GenerateJsonSchema):
         factory = schema.get("default_factory")
         if factory is not None and isinstance(factory, type) and issubclass(factory, BaseModel):
             # In full: the API server judges a default by the rules before it fills it up.
-            return {**generated, "default": _said(factory())}
+            return {**generated, "default": _nonempty_fields(factory())}
         if generated.get("default", ()) in (None, [], {}):
             del generated["default"]  # absent and empty mean the same to us
         return generated
 
 
-def _said(model: BaseModel) -> dict[str, Any]:
+def _nonempty_fields(model: BaseModel) -> dict[str, Any]:
     """Fields of a model that are neither absent nor empty."""
     dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {key: value for key, value in dumped.items() if value not in ([], {})}

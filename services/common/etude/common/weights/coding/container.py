@@ -49,7 +49,7 @@ class Container(NamedTuple):
         return len(self.data)
 
 
-class Writer:
+class ContainerWriter:
     """Puts blocks together; they come sorted by (tensor, tile, lo)."""
 
     def __init__(self, *, kind: int = DELTA) -> None:
@@ -89,7 +89,7 @@ class Writer:
             np.array([row[place] for row in self._rows], kind).tobytes()
             for place, (_, kind) in enumerate(COLUMNS)
         ]
-        index = zstd.compressed(b"".join([*columns, *(row.blake3 for row in self._rows)]))
+        index = zstd.compress(b"".join([*columns, *(row.blake3 for row in self._rows)]))
         sha256 = hashlib.sha256(index)
         trailer = TRAILER.pack(
             MAGIC,
@@ -160,11 +160,11 @@ def parse_index(
         raise CorruptError(f"{where}: index: does not end where the trailer starts")
     # A payload has a byte or more, but for the one of an empty container.
     most = min(index_offset * ROW_BYTES, max(1 << 20, _MAX_RATIO * len(data)))
-    content = zstd.expanded(data, least=0, most=most, where=f"{where}: index")
+    content = zstd.decompress(data, least=0, most=most, where=f"{where}: index")
     if len(content) % ROW_BYTES:
         raise CorruptError(f"{where}: index: {len(content)} bytes are no rows of {ROW_BYTES}")
     index = _columns(content, len(content) // ROW_BYTES)
-    fault = index_validation.fault(index, schema, payload_bytes=index_offset)
+    fault = index_validation.find_fault(index, schema, payload_bytes=index_offset)
     if fault:
         raise CorruptError(f"{where}: index: {fault}")
     return index

@@ -27,24 +27,26 @@ class _Tiles(NamedTuple):
     word_bytes: Integers
 
 
-def fault(index: Index, schema: Schema, *, payload_bytes: int) -> str:
+def find_fault(index: Index, schema: Schema, *, payload_bytes: int) -> str:
     """The first row that is wrong and its field; empty if all are right."""
     if not len(index):
         return "" if payload_bytes == 0 else f"no blocks in {payload_bytes} bytes of payloads"
     if index.tensor.max() >= len(schema.tensors):
-        return _named(index.tensor >= len(schema.tensors), "tensor: there is none of that number")
+        return _describe_row(
+            index.tensor >= len(schema.tensors), "tensor: there is none of that number"
+        )
     tiles = _tiles(index, schema)
-    for wrong, what in (*_of_rows(index, tiles), *_of_order(index, payload_bytes)):
+    for wrong, what in (*_row_rules(index, tiles), *_order_rules(index, payload_bytes)):
         if wrong.any():
-            return _named(wrong, what)
+            return _describe_row(wrong, what)
     return ""
 
 
-def _named(wrong: Mask, what: str) -> str:
+def _describe_row(wrong: Mask, what: str) -> str:
     return f"block {int(np.argmax(wrong))}: {what}"
 
 
-def _of_rows(index: Index, tiles: _Tiles) -> list[tuple[Mask, str]]:
+def _row_rules(index: Index, tiles: _Tiles) -> list[tuple[Mask, str]]:
     """Rules for a single row."""
     lo, hi = index.lo.astype(np.int64), index.hi.astype(np.int64)
     size = hi - lo
@@ -66,7 +68,7 @@ def _of_rows(index: Index, tiles: _Tiles) -> list[tuple[Mask, str]]:
     ]
 
 
-def _of_order(index: Index, payload_bytes: int) -> list[tuple[Mask, str]]:
+def _order_rules(index: Index, payload_bytes: int) -> list[tuple[Mask, str]]:
     """Rules for a row and the one before it."""
     place = (index.tensor.astype(np.uint64) << np.uint64(32)) | index.tile
     stop = index.offset + index.length

@@ -12,7 +12,7 @@ from etude.common.weights.protocol.epochs import (
     latest_epoch,
     read_epoch,
 )
-from etude.common.weights.protocol.versions import MAX_NUMBER, VersionId, epoch_key, published
+from etude.common.weights.protocol.versions import MAX_NUMBER, VersionId, epoch_key, list_published
 
 
 class _Link(NamedTuple):
@@ -36,12 +36,12 @@ def _links_from(store: Store, record: EpochRecord | None, last: int) -> list[_Li
     while record is not None:
         links.append(_Link(record, last))
         parent = record.parent
-        record = None if parent is None else _before(store, record.epoch, parent)
+        record = None if parent is None else _parent_record(store, record.epoch, parent)
         last = -1 if parent is None else parent.number
     return links
 
 
-def _before(store: Store, epoch: int, parent: VersionId) -> EpochRecord:
+def _parent_record(store: Store, epoch: int, parent: VersionId) -> EpochRecord:
     """The record of the epoch that another goes on from; none is ever deleted.
 
     Raises:
@@ -55,7 +55,7 @@ def _before(store: Store, epoch: int, parent: VersionId) -> EpochRecord:
 
 
 def _published_in(store: Store, link: _Link) -> list[VersionId]:
-    return [v for v in published(store, link.record.epoch) if link.accepts(v)]
+    return [v for v in list_published(store, link.record.epoch) if link.accepts(v)]
 
 
 def accepted_chain(store: Store) -> list[VersionId]:
@@ -78,7 +78,9 @@ def lineage(store: Store, version: VersionId) -> list[VersionId]:
     return chain
 
 
-def newest(store: Store, *, besides: Collection[VersionId] = frozenset()) -> VersionId | None:
+def newest_version(
+    store: Store, *, besides: Collection[VersionId] = frozenset()
+) -> VersionId | None:
     """The newest accepted version, besides refused ones; None before the first."""
     for link in _links(store):
         accepted = [version for version in _published_in(store, link) if version not in besides]

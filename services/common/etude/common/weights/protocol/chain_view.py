@@ -7,12 +7,12 @@ from typing import NamedTuple
 from etude.common.blobs import Store
 from etude.common.weights.protocol.chain import accepted_chain
 from etude.common.weights.protocol.epochs import is_fenced, latest_epoch
-from etude.common.weights.protocol.listing import Listing, list_again, take_listing
-from etude.common.weights.protocol.quarantine import quarantined
-from etude.common.weights.protocol.versions import VersionId, published
+from etude.common.weights.protocol.listing import Listing, refresh_listing, take_listing
+from etude.common.weights.protocol.quarantine import list_quarantined
+from etude.common.weights.protocol.versions import VersionId, list_published
 
 
-class View(NamedTuple):
+class ChainView(NamedTuple):
     """Of a run's store."""
 
     refused: Set[VersionId]
@@ -26,18 +26,18 @@ class View(NamedTuple):
         return [version for version in self.chain if version not in self.refused]
 
 
-def take_view(store: Store) -> View:
+def take_view(store: Store) -> ChainView:
     """Look at everything.
 
     Raises:
         CorruptError: an epoch is damaged.
         StoreError: the store failed.
     """
-    return View(quarantined(store), accepted_chain(store), take_listing(store))
+    return ChainView(list_quarantined(store), accepted_chain(store), take_listing(store))
 
 
 @dataclass(slots=True)
-class Viewer:
+class ChainViewer:
     """Refreshes a view, and lists only objects after the newest version that it knows.
 
     Deletions, and objects written for older versions, are seen after forget(). So it suits a caller
@@ -45,11 +45,11 @@ class Viewer:
     """
 
     store: Store
-    _view: View | None = None
+    _view: ChainView | None = None
     _epoch: int = 0
     """The open one when it was looked at last."""
 
-    def look(self) -> View:
+    def refresh(self) -> ChainView:
         """The store as it is now, as far as it grew.
 
         Raises:
@@ -66,15 +66,15 @@ class Viewer:
             self._view = self._grown(known)
         return self._view
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Look at everything the next time."""
         self._view = None
 
-    def _grown(self, known: View) -> View:
+    def _grown(self, known: ChainView) -> ChainView:
         newest = known.chain[-1]
         after = newest.manifest_key if newest.epoch == self._epoch else ""
-        refused = quarantined(self.store)
-        found = published(self.store, self._epoch, after=after)
+        refused = list_quarantined(self.store)
+        found = list_published(self.store, self._epoch, after=after)
         chain = known.chain + [each for each in found if each.number > newest.number]
         # Of the newest one not everything was there, perhaps.
-        return View(refused, chain, list_again(self.store, known.listing, newest))
+        return ChainView(refused, chain, refresh_listing(self.store, known.listing, newest))

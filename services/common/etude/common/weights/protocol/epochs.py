@@ -14,8 +14,8 @@ from etude.common.weights.protocol.versions import (
     MAX_EPOCH,
     MAX_NUMBER,
     VersionId,
-    all_published,
     epoch_key,
+    list_all_published,
 )
 
 Reason = Literal["start", "takeover", "rollback"]
@@ -65,7 +65,7 @@ def create_epoch(
         latest = latest_epoch(store)
         if after is not None and (latest is None or latest.epoch != after):
             raise FencedError(f"{store.url}: epoch {after + 1} was opened by another")
-        epoch, first_number = _next(store, latest, parent)
+        epoch, first_number = _next_numbers(store, latest, parent)
         record = EpochRecord.model_validate(
             {
                 "epoch": epoch,
@@ -84,7 +84,9 @@ def create_epoch(
     raise FencedError(f"{store.url}: {_MAX_ATTEMPTS} other publishers opened an epoch meanwhile")
 
 
-def _next(store: Store, latest: EpochRecord | None, parent: VersionId | None) -> tuple[int, int]:
+def _next_numbers(
+    store: Store, latest: EpochRecord | None, parent: VersionId | None
+) -> tuple[int, int]:
     """The next epoch and the first number that it may publish.
 
     Raises:
@@ -103,7 +105,7 @@ def _next(store: Store, latest: EpochRecord | None, parent: VersionId | None) ->
 def _first_number(store: Store, latest: EpochRecord | None) -> int:
     # The record remembers numbers whose manifests were pruned since.
     floor = 0 if latest is None else latest.first_number
-    return max([floor, *(version.number + 1 for version in all_published(store))])
+    return max([floor, *(version.number + 1 for version in list_all_published(store))])
 
 
 def epochs_of(store: Store) -> list[int]:
@@ -112,7 +114,7 @@ def epochs_of(store: Store) -> list[int]:
     return [int(each[1]) for each in found if each is not None and int(each[1])]
 
 
-def strays(store: Store) -> list[str]:
+def stray_keys(store: Store) -> list[str]:
     """Keys among the epochs' records that are no records, such as a copy."""
     known = {epoch_key(epoch) for epoch in epochs_of(store)}
     return [info.key for info in store.list(EPOCHS) if info.key not in known]

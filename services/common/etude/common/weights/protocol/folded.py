@@ -105,7 +105,7 @@ def publish_keyframe_part(store: Store, version: VersionId, part: int, data: byt
     return key
 
 
-def write_folded(store: Store, record: _Folded) -> _Folded:
+def publish_folded(store: Store, record: _Folded) -> _Folded:
     """Make a skip or a keyframe visible; of several writers the first one stays.
 
     Returns:

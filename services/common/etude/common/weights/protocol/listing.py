@@ -15,7 +15,7 @@ from etude.common.weights.protocol.versions import (
 )
 
 
-class Span(NamedTuple):
+class SkipSpan(NamedTuple):
     """Base and target of a skip."""
 
     base: VersionId
@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 @dataclass(slots=True)
-class Folded:
+class FoldedObjects:
     """One skip or keyframe: without a record it does not exist yet, or not any more."""
 
     record: ObjectInfo | None = None
@@ -49,8 +49,8 @@ class Listing:
     payloads: dict[VersionId, list[ObjectInfo]] = field(default_factory=dict)
     complete: set[VersionId] = field(default_factory=set)
     """Versions that were published without a base."""
-    skips: dict[Span, Folded] = field(default_factory=dict)
-    keyframes: dict[VersionId, Folded] = field(default_factory=dict)
+    skips: dict[SkipSpan, FoldedObjects] = field(default_factory=dict)
+    keyframes: dict[VersionId, FoldedObjects] = field(default_factory=dict)
 
     @property
     def newest_s(self) -> float:
@@ -66,7 +66,7 @@ def take_listing(store: Store) -> Listing:
     return _listed(store, Listing(), None)
 
 
-def list_again(store: Store, known: Listing, since: VersionId) -> Listing:
+def refresh_listing(store: Store, known: Listing, since: VersionId) -> Listing:
     """Update a listing: keep older versions, and list this one and newer ones again."""
     older = Listing(
         {version: infos for version, infos in known.payloads.items() if version < since},
@@ -89,10 +89,10 @@ def _listed(store: Store, found: Listing, since: VersionId | None) -> Listing:
     for info in store.list(SKIPS, "" if since is None else f"{SKIPS}{since.label}"):
         skip = parse_skip_key(info.key)
         if skip is not None:
-            span = Span(skip.base, skip.target)
-            found.skips.setdefault(span, Folded()).add(info, skip.part)
+            span = SkipSpan(skip.base, skip.target)
+            found.skips.setdefault(span, FoldedObjects()).add(info, skip.part)
     for info in store.list(KEYFRAMES, "" if since is None else f"{KEYFRAMES}{since.label}"):
         keyframe = parse_keyframe_key(info.key)
         if keyframe is not None:
-            found.keyframes.setdefault(keyframe.version, Folded()).add(info, keyframe.part)
+            found.keyframes.setdefault(keyframe.version, FoldedObjects()).add(info, keyframe.part)
     return found

@@ -4,24 +4,24 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from etude.common.blobs import MissingError, ObjectInfo, RefusedError, Store
+from etude.common.blobs import MissingError, ObjectInfo, Store, StoreRefusedError
 from etude.common.errors import CorruptError, EtudeError, FencedError
-from etude.common.weights.protocol.chain_view import View, take_view
+from etude.common.weights.protocol.chain_view import ChainView, take_view
 from etude.common.weights.protocol.folded import Keyframe, Skip, read_keyframe, read_skip
-from etude.common.weights.protocol.listing import Folded, Listing, Span
+from etude.common.weights.protocol.listing import FoldedObjects, Listing, SkipSpan
 from etude.common.weights.protocol.manifest import (
     PayloadObject,
     VersionRef,
     WeightManifest,
     read_manifest,
 )
-from etude.common.weights.protocol.quarantine import QuarantinedError
+from etude.common.weights.protocol.quarantine import QuarantinedVersionError
 from etude.common.weights.protocol.versions import VersionId
 
 Kind = Literal["complete", "delta", "skip", "keyframe"]
 
 
-class Step(NamedTuple):
+class CandidateStep(NamedTuple):
     """One way to reach a version."""
 
     kind: Kind
@@ -32,8 +32,8 @@ class Step(NamedTuple):
 
 
 def cheapest(
-    chain: Sequence[VersionId], steps: Iterable[Step], start: VersionId | None
-) -> list[Step] | None:
+    chain: Sequence[VersionId], steps: Iterable[CandidateStep], start: VersionId | None
+) -> list[CandidateStep] | None:
     """Steps from the start, or from nothing, to the last version of the chain.
 
     Args:
@@ -46,12 +46,12 @@ def cheapest(
         target; None if no way leads there.
     """
     place = {version: index for index, version in enumerate(chain)}
-    into: dict[VersionId, list[Step]] = {}
+    into: dict[VersionId, list[CandidateStep]] = {}
     for step in steps:
         forward = step.base is None or place.get(step.base, len(chain)) < place.get(step.target, -1)
         if forward and step.target in place:
             into.setdefault(step.target, []).append(step)
-    best: dict[VersionId | None, tuple[int, int, Step | None]] = {None: (0, 0, None)}
+    best: dict[VersionId | None, tuple[int, int, CandidateStep | None]] = {None: (0, 0, None)}
     if start is not None:
         best[start] = (0, 0, None)
     for version in chain:
@@ -62,15 +62,15 @@ def cheapest(
             cost = (before[0] + step.num_bytes, before[1] + 1)
             if version not in best or cost < best[version][:2]:
                 best[version] = (*cost, step)
-    return _walk(best, chain[-1])
+    return _steps_to(best, chain[-1])
 
 
-def _walk(
-    best: dict[VersionId | None, tuple[int, int, Step | None]], target: VersionId
-) -> list[Step] | None:
+def _steps_to(
+    best: dict[VersionId | None, tuple[int, int, CandidateStep | None]], target: VersionId
+) -> list[CandidateStep] | None:
     if target not in best:
         return None
-    steps: list[Step] = []
+    steps: list[CandidateStep] = []
     step = best[target][2]
     while step is not None:
         steps.append(step)
@@ -99,13 +99,13 @@ class Edge(NamedTuple):
         return sum(item.size for item in self.objects)
 
 
-def plan(
+def plan_path(
     store: Store,
     live: VersionRef | None,
     target: VersionId,
     *,
     avoid: Collection[str] = frozenset(),
-    view: View | None = None,
+    view: ChainView | None = None,
 ) -> list[Edge]:
     """The cheapest path from the live version to another, each edge checked against its manifest.
 
@@ -132,7 +132,7 @@ def plan(
     """
     seen = take_view(store) if view is None else view
     if target in seen.refused:
-        raise QuarantinedError(f"version {target} is quarantined")
+        raise QuarantinedVersionError(f"version {target} is quarantined")
     if target not in seen.chain:
         if store.head(target.manifest_key) is None:
             raise MissingError(f"{store.url}/{target.manifest_key}: missing")
@@ -153,8 +153,8 @@ def is_reachable(store: Store, version: VersionId, *, avoid: Collection[str] = f
         StoreError: the store failed.
     """
     try:
-        plan(store, None, version, avoid=avoid)
-    except (MissingError, FencedError, QuarantinedError, CorruptError):
+        plan_path(store, None, version, avoid=avoid)
+    except (MissingError, FencedError, QuarantinedVersionError, CorruptError):
         return False
     return True
 
@@ -178,7 +178,7 @@ class _Planner:
             return []
         start = self._start()
         steps = list(self._steps(whole))
-        checked: dict[Step, Edge] = {}
+        checked: dict[CandidateStep, Edge] = {}
         while True:
             way = cheapest(self.chain, steps, start)
             if way is None:
@@ -190,14 +190,14 @@ class _Planner:
                 edge = self._checked(step)
                 if edge is not None:
                     base = None if edge.base is None else edge.base.version
-                    exact = Step(edge.kind, base, edge.target.version, edge.num_bytes)
+                    exact = CandidateStep(edge.kind, base, edge.target.version, edge.num_bytes)
                     checked[exact] = edge
                     if exact == step:
                         continue
                     steps.append(exact)
                 steps.remove(step)
 
-    def _steps(self, whole: list[VersionId]) -> Iterator[Step]:
+    def _steps(self, whole: list[VersionId]) -> Iterator[CandidateStep]:
         """Every step by its listed size; deltas as if each builds on the version before it."""
         known = set(self.chain)
         for before, version in zip([None, *whole], whole, strict=False):
@@ -207,15 +207,17 @@ class _Planner:
             complete = version in self.listing.complete
             if complete or before is not None:
                 base = None if complete else before
-                yield Step("complete" if complete else "delta", base, version, _size(infos))
+                yield CandidateStep(
+                    "complete" if complete else "delta", base, version, _size(infos)
+                )
         for span, skip in self.listing.skips.items():
             if {span.base, span.target} <= known and self._is_usable(skip):
-                yield Step("skip", span.base, span.target, _size(skip.parts))
+                yield CandidateStep("skip", span.base, span.target, _size(skip.parts))
         for version, keyframe in self.listing.keyframes.items():
             if version in known and self._is_usable(keyframe):
-                yield Step("keyframe", None, version, _size(keyframe.parts))
+                yield CandidateStep("keyframe", None, version, _size(keyframe.parts))
 
-    def _is_usable(self, folded: Folded) -> bool:
+    def _is_usable(self, folded: FoldedObjects) -> bool:
         return folded.record is not None and not self._is_doomed(folded.objects)
 
     def _is_doomed(self, infos: list[ObjectInfo]) -> bool:
@@ -253,17 +255,17 @@ class _Planner:
             self.manifests[version] = read_manifest(self.store, version)
         return self.manifests[version]
 
-    def _checked(self, step: Step) -> Edge | None:
+    def _checked(self, step: CandidateStep) -> Edge | None:
         """The edge of a candidate step by its records; None if it cannot be used."""
         try:
             edge = self._edge(step)
             self._check(edge)
-        except (MissingError, CorruptError, RefusedError) as error:
+        except (MissingError, CorruptError, StoreRefusedError) as error:
             self.problem = error
             return None
         return edge
 
-    def _edge(self, step: Step) -> Edge:
+    def _edge(self, step: CandidateStep) -> Edge:
         manifest = self._manifest(step.target)
         if step.kind in {"complete", "delta"}:
             kind: Kind = "complete" if manifest.is_complete else "delta"
@@ -301,7 +303,7 @@ class _Planner:
         if edge.kind == "keyframe":
             return self.listing.keyframes[target].parts
         if edge.kind == "skip" and edge.base is not None:
-            return self.listing.skips[Span(edge.base.version, target)].parts
+            return self.listing.skips[SkipSpan(edge.base.version, target)].parts
         return self.listing.payloads.get(target, [])
 
 
@@ -309,7 +311,7 @@ def _size(infos: list[ObjectInfo]) -> int:
     return sum(info.size for info in infos)
 
 
-def needs(edges: list[Edge]) -> VersionRef | None:
+def oldest_needed(edges: list[Edge]) -> VersionRef | None:
     """The oldest version that a plan reads or builds on; None for an empty plan."""
     if not edges:
         return None

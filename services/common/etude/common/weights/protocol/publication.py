@@ -15,7 +15,7 @@ from etude.common.weights.protocol.manifest import (
     read_manifest,
 )
 from etude.common.weights.protocol.plan import is_reachable
-from etude.common.weights.protocol.quarantine import QuarantinedError, is_quarantined
+from etude.common.weights.protocol.quarantine import QuarantinedVersionError, is_quarantined
 from etude.common.weights.protocol.tombstones import read_trash
 from etude.common.weights.protocol.versions import VersionId, delta_key, schema_key
 
@@ -75,7 +75,7 @@ def publish_payload(
     return key
 
 
-def commit(store: Store, manifest: WeightManifest) -> WeightManifest:
+def publish_manifest(store: Store, manifest: WeightManifest) -> WeightManifest:
     """Make a version exist; repeating it with the same manifest is harmless.
 
     Returns:
@@ -97,7 +97,7 @@ def commit(store: Store, manifest: WeightManifest) -> WeightManifest:
             f"version {version}: epoch {version.epoch} starts at number {record.first_number}"
         )
     if is_quarantined(store, version):
-        raise QuarantinedError(f"version {version} is quarantined")
+        raise QuarantinedVersionError(f"version {version} is quarantined")
     if manifest.base is not None:
         _check_base(store, record, manifest.base)
     if store.head(schema_key(manifest.schema_sha256)) is None:
@@ -126,7 +126,7 @@ def _check_base(store: Store, record: EpochRecord, base: VersionRef) -> None:
             f"base {base.version} is neither of epoch {record.epoch} nor its parent {record.parent}"
         )
     if is_quarantined(store, base.version):
-        raise QuarantinedError(f"base {base.version} is quarantined")
+        raise QuarantinedVersionError(f"base {base.version} is quarantined")
     try:
         found = read_manifest(store, base.version)
     except MissingError as cause:
@@ -163,12 +163,12 @@ def claim_epoch(
         StoreError: the store failed; claim again.
     """
     record = create_epoch(store, holder=holder, parent=parent, reason=reason, after=after)
-    if parent is not None and not _is_whole(store, parent):
+    if parent is not None and not _is_parent_reachable(store, parent):
         after = None if after is None else record.epoch
         record = create_epoch(store, holder=holder, parent=None, reason=reason, after=after)
     return record.epoch
 
 
-def _is_whole(store: Store, parent: VersionId) -> bool:
+def _is_parent_reachable(store: Store, parent: VersionId) -> bool:
     trash = read_trash(store)
     return not trash.damaged and is_reachable(store, parent, avoid=trash.keys)

@@ -21,7 +21,7 @@ from etude.common.weights.protocol.versions import (
 MAX_REASON_CHARS = 1_024
 
 
-class QuarantinedError(WrongStateError):
+class QuarantinedVersionError(WrongStateError):
     """The version must not be served, nor built upon."""
 
     reason = "Quarantined"
@@ -55,7 +55,7 @@ def is_quarantined(store: Store, version: VersionId) -> bool:
     return store.head(quarantine_key(version)) is not None
 
 
-def quarantined(store: Store) -> frozenset[VersionId]:
+def list_quarantined(store: Store) -> frozenset[VersionId]:
     """Every refused version."""
     labels = (
         info.key.removeprefix(QUARANTINE).removesuffix(".json") for info in store.list(QUARANTINE)
@@ -91,7 +91,7 @@ class Suspect(BaseModel):
         return f"{SUSPECTS}{self.replica}.json"
 
 
-def suspect(store: Store, replica: str, *, since: VersionId, message: str) -> None:
+def mark_suspect(store: Store, replica: str, *, since: VersionId, message: str) -> None:
     """Distrust a process for ever; the first record stays.
 
     Raises:
@@ -103,7 +103,7 @@ def suspect(store: Store, replica: str, *, since: VersionId, message: str) -> No
     records.create_once(store, record.key, records.to_bytes(record))
 
 
-def suspects(store: Store) -> list[Suspect]:
+def list_suspects(store: Store) -> list[Suspect]:
     """Every process that is distrusted.
 
     A damaged record distrusts all that its process ever sampled.

@@ -12,7 +12,7 @@ from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, StoreError
 from etude.common.weights.protocol import records
 from etude.common.weights.protocol.manifest import Count, VersionRef
-from etude.common.weights.protocol.plan import Edge, needs, plan
+from etude.common.weights.protocol.plan import Edge, oldest_needed, plan_path
 from etude.common.weights.protocol.tombstones import read_trash
 from etude.common.weights.protocol.versions import LEASES, VersionId
 
@@ -42,7 +42,7 @@ class Lease(BaseModel):
         return f"{LEASES}{self.replica}.json"
 
 
-class SeenLease(NamedTuple):
+class ObservedLease(NamedTuple):
     """A lease as the collector finds it."""
 
     replica: str
@@ -71,7 +71,7 @@ class ReaderLease:
     _is_written: bool = False
     """True if the store is known to have it: a put that failed may have taken effect."""
 
-    def plan(self, target: VersionId, *, avoid: frozenset[str] = frozenset()) -> list[Edge]:
+    def plan_path(self, target: VersionId, *, avoid: frozenset[str] = frozenset()) -> list[Edge]:
         """Plan a path from the live version; no collector deletes its objects under the lease.
 
         Keys to avoid, because they turned out to be damaged, come on top of those that are being
@@ -86,14 +86,16 @@ class ReaderLease:
             EtudeError: as plan().
         """
         for _ in range(_MAX_ATTEMPTS):
-            edges = plan(self.store, self.live, target, avoid=avoid | read_trash(self.store).keys)
-            first = needs(edges)
+            edges = plan_path(
+                self.store, self.live, target, avoid=avoid | read_trash(self.store).keys
+            )
+            first = oldest_needed(edges)
             if first is None or (self._is_written and first == self._needs):
                 return edges
             self._write(first)
         raise StoreError(f"{self.store.url}: what leads to version {target} is being deleted")
 
-    def serve(self, live: VersionRef) -> None:
+    def record_live(self, live: VersionRef) -> None:
         """Record the live version; the collector keeps all versions since then.
 
         Raises:
@@ -110,7 +112,7 @@ class ReaderLease:
         """
         self._write(self._needs)
 
-    def drop(self) -> None:
+    def release(self) -> None:
         """Release the lease.
 
         Raises:
@@ -128,28 +130,28 @@ class ReaderLease:
         self._is_written = True
 
 
-def seen_leases(store: Store) -> list[SeenLease]:
+def observe_leases(store: Store) -> list[ObservedLease]:
     """Every lease, by replica."""
-    found: list[SeenLease] = []
+    found: list[ObservedLease] = []
     for info in store.list(LEASES):
         named = _KEY.fullmatch(info.key)
         if named is not None:
-            seen = _seen(store, info.key, named[1])
+            seen = _observe_lease(store, info.key, named[1])
             found += [] if seen is None else [seen]
     return found
 
 
-def _seen(store: Store, key: str, replica: str) -> SeenLease | None:
+def _observe_lease(store: Store, key: str, replica: str) -> ObservedLease | None:
     try:
         data = records.fetch(store, key)
     except MissingError:  # given up meanwhile
         return None
     except CorruptError:  # larger than any record
-        return SeenLease(replica, None, key, is_readable=False)
+        return ObservedLease(replica, None, key, is_readable=False)
     token = blake3(data).hexdigest()
     try:
         lease = records.parse(Lease, data, where=f"{store.url}/{key}")
     except CorruptError:
-        return SeenLease(replica, None, token, is_readable=False)
+        return ObservedLease(replica, None, token, is_readable=False)
     wanted = None if lease.needs is None else lease.needs.version
-    return SeenLease(replica, wanted, token, lease.replica == replica)
+    return ObservedLease(replica, wanted, token, lease.replica == replica)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from etude.common.blobs import ObjectInfo
-from etude.common.weights.protocol.listing import Folded, Listing
+from etude.common.weights.protocol.listing import FoldedObjects, Listing
 from etude.common.weights.protocol.versions import VersionId
 
 ORPHAN_S = 3_600.0
@@ -51,22 +51,22 @@ class Inventory:
     """Versions at which a replica without weights can begin: complete ones and sound keyframes."""
 
 
-class Kept(NamedTuple):
+class RetentionPlan(NamedTuple):
     """Versions and keyframes that must stay."""
 
     versions: frozenset[VersionId]
     keyframes: frozenset[VersionId]
 
 
-def kept(inventory: Inventory, roots: Roots, retention: Retention) -> Kept:
+def plan_retention(inventory: Inventory, roots: Roots, retention: Retention) -> RetentionPlan:
     """Decide what must stay: the chain from the oldest root on, and the anchor of each root."""
     if not inventory.chain:
-        return Kept(inventory.published, frozenset(inventory.listing.keyframes))
+        return RetentionPlan(inventory.published, frozenset(inventory.listing.keyframes))
     versions = _kept_versions(inventory, roots, retention)
-    return Kept(versions, _kept_keyframes(inventory, roots, retention, versions))
+    return RetentionPlan(versions, _kept_keyframes(inventory, roots, retention, versions))
 
 
-def needed(inventory: Inventory, kept: Kept) -> set[str]:
+def required_keys(inventory: Inventory, kept: RetentionPlan) -> set[str]:
     """Keys that must stay: no announced deletion that names one of them is carried out."""
     keys: set[str] = set()
     for version in inventory.published:
@@ -80,7 +80,7 @@ def needed(inventory: Inventory, kept: Kept) -> set[str]:
     return keys
 
 
-def deletions(inventory: Inventory, kept: Kept) -> list[str]:
+def deletable_keys(inventory: Inventory, kept: RetentionPlan) -> list[str]:
     """Keys that are not needed, in the order of deletion.
 
     Manifests newest first, so that no chain has a hole while it shrinks; then the records of skips
@@ -117,7 +117,7 @@ def _is_ahead(inventory: Inventory, version: VersionId) -> bool:
     return version.epoch >= inventory.epoch and (not chain or version > chain[-1])
 
 
-def _folded(inventory: Inventory, kept: Kept) -> Iterator[tuple[Folded, bool]]:
+def _folded(inventory: Inventory, kept: RetentionPlan) -> Iterator[tuple[FoldedObjects, bool]]:
     for version, keyframe in inventory.listing.keyframes.items():
         yield keyframe, version in kept.keyframes
     for span, skip in inventory.listing.skips.items():

@@ -89,12 +89,12 @@ def epoch_key(epoch: int) -> str:
     return f"{EPOCHS}{epoch:06d}.json"
 
 
-def published(store: Store, epoch: int, *, after: str = "") -> list[VersionId]:
+def list_published(store: Store, epoch: int, *, after: str = "") -> list[VersionId]:
     """Versions of one epoch that have a manifest after some key, oldest first."""
     return list(_versions(store, f"{MANIFESTS}{epoch:06d}/", after))
 
 
-def all_published(store: Store) -> list[VersionId]:
+def list_all_published(store: Store) -> list[VersionId]:
     """Versions of every epoch that have a manifest, by key."""
     return list(_versions(store, MANIFESTS))
 

@@ -2,14 +2,14 @@
 
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR
-from etude.common.weights.replicas.region_kernels import Grain, Span, grain
+from etude.common.weights.replicas.region_kernels import TileRows, TileSpan, tile_rows
 from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import Tiling, tiling
 from etude.common.weights.tensors.words import word_type
 
 
-class Layout:
+class BlockLayout:
     """The tiles of all tensors, and the check of their blocks."""
 
     def __init__(self, schema: Schema) -> None:
@@ -29,22 +29,22 @@ class Layout:
         cut = self.tiling(tensor)
         return cut.tile(tile).elements if 0 <= tile < cut.tiles else 0
 
-    def grain(self, tensor: int, tile: int) -> Grain:
+    def tile_rows(self, tensor: int, tile: int) -> TileRows:
         """Rows of a tile within its tensor."""
         if tile == WHOLE_TENSOR:
             size = self.schema.tensors[tensor].elements
-            return Grain(0, size, size)
-        return grain(self.tiling(tensor), tile)
+            return TileRows(0, size, size)
+        return tile_rows(self.tiling(tensor), tile)
 
-    def span(self, block: StagedBlock) -> Span:
+    def span(self, block: StagedBlock) -> TileSpan:
         """Range of its tile that a block covers."""
-        return Span(block.lo, block.hi, self.schema.offsets[block.tensor])
+        return TileSpan(block.lo, block.hi, self.schema.offsets[block.tensor])
 
-    def where(self, tensor: int, tile: int) -> str:
+    def describe(self, tensor: int, tile: int) -> str:
         """Names a tile in errors."""
         return f"tensor {self.schema.tensors[tensor].name!r}, tile {tile}"
 
-    def checked(self, blocks: list[StagedBlock]) -> list[StagedBlock]:
+    def sort_blocks(self, blocks: list[StagedBlock]) -> list[StagedBlock]:
         """The blocks, sorted.
 
         Raises:
@@ -55,7 +55,7 @@ class Layout:
         for block in known:
             self._check(block)
             if previous and block[:2] == previous[:2] and block.lo < previous.hi:
-                where = self.where(block.tensor, block.tile)
+                where = self.describe(block.tensor, block.tile)
                 raise CorruptError(f"{where}: two blocks hold element {block.lo}")
             previous = block
         return known
@@ -64,15 +64,15 @@ class Layout:
         if not 0 <= block.tensor < len(self.schema.tensors):
             raise CorruptError(f"tensor {block.tensor}: there is none")
         if not 0 <= block.lo < block.hi <= self.elements(block.tensor, block.tile):
-            where = self.where(block.tensor, block.tile)
+            where = self.describe(block.tensor, block.tile)
             raise CorruptError(f"{where}: there is no range [{block.lo}, {block.hi})")
         if block.data is None:
             return
         dtype = self.schema.tensors[block.tensor].dtype
         size = block.hi - block.lo if block.index is None else block.index.size
         if block.data.dtype != word_type(dtype):
-            where = self.where(block.tensor, block.tile)
+            where = self.describe(block.tensor, block.tile)
             raise CorruptError(f"{where}: words of {block.data.dtype}, not of {dtype}")
         if block.data.size != size:
-            where = self.where(block.tensor, block.tile)
+            where = self.describe(block.tensor, block.tile)
             raise CorruptError(f"{where}: {block.data.size} words for {size} elements")

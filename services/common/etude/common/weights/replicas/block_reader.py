@@ -16,10 +16,10 @@ from etude.common.weights.protocol.manifest import PayloadObject
 from etude.common.weights.protocol.plan import Edge
 from etude.common.weights.replicas import staged_file
 from etude.common.weights.replicas.block_selection import (
-    Wanted,
-    every_block,
-    tiles_of_regions,
-    tiles_of_slice,
+    BlockSelector,
+    select_all,
+    select_regions,
+    select_slice,
 )
 from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.schema import Schema
@@ -31,7 +31,7 @@ MAX_REQUEST_BYTES = 16 << 20
 """Neighbouring blocks are asked for together up to this size."""
 
 
-class Block(NamedTuple):
+class VerifiedBlock(NamedTuple):
     """One block whose bytes were verified."""
 
     row: BlockRow
@@ -43,9 +43,9 @@ def read_blocks(
     objects: Sequence[PayloadObject],
     schema: Schema,
     *,
-    wanted: Wanted = every_block,
+    wanted: BlockSelector = select_all,
     ranges: RangeReader | None = None,
-) -> Iterator[Block]:
+) -> Iterator[VerifiedBlock]:
     """The wanted blocks of some objects, in the order of arrival.
 
     Only index and wanted blocks are asked for; what is damaged is read a second time.
@@ -66,7 +66,7 @@ def read_blocks(
                 payload = answer.data[start : start + row.length]
                 if not _is_intact(row, payload):
                     payload = _again(store, item.key, row, f"{where}: {_name(row, schema)}")
-                yield Block(row, payload)
+                yield VerifiedBlock(row, payload)
 
 
 def stage(
@@ -74,7 +74,7 @@ def stage(
     edge: Edge,
     schema: Schema,
     path: Path,
-    wanted: Wanted = every_block,
+    wanted: BlockSelector = select_all,
     *,
     ranges: RangeReader | None = None,
 ) -> int:
@@ -96,11 +96,11 @@ def stage(
             total += block.row.length
             yield stage_block(block, schema, where=f"{store.url}: version {edge.target.version}")
 
-    staged_file.write(path, decoded())
+    staged_file.write_blocks(path, decoded())
     return total
 
 
-def stage_block(block: Block, schema: Schema, *, where: str) -> StagedBlock:
+def stage_block(block: VerifiedBlock, schema: Schema, *, where: str) -> StagedBlock:
     """The block decoded, or as it is where only the old words can decode it.
 
     Raises:

@@ -12,21 +12,21 @@ from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import Tiling, tiling
 
 Mask = npt.NDArray[np.bool_]
-Wanted = Callable[[Index], Mask]
+BlockSelector = Callable[[Index], Mask]
 """True for the rows to read.  [n] -> [n]."""
 
 
-def every_block(index: Index) -> Mask:
+def select_all(index: Index) -> Mask:
     """All of them."""
     return np.ones(len(index), np.bool_)
 
 
-def tiles_of_slice(schema: Schema, rank: int, ranks: int) -> Wanted:
+def select_slice(schema: Schema, rank: int, ranks: int) -> BlockSelector:
     """Blocks of the slice that one tensor-parallel rank holds of plain tensors."""
-    return tiles_of_regions(schema, slice_regions(schema, rank, ranks))
+    return select_regions(schema, slice_regions(schema, rank, ranks))
 
 
-def tiles_of_regions(schema: Schema, regions: Regions) -> Wanted:
+def select_regions(schema: Schema, regions: Regions) -> BlockSelector:
     """Blocks that have elements in some regions; a few more where regions are cut oddly."""
 
     def wanted(index: Index) -> Mask:
@@ -35,13 +35,13 @@ def tiles_of_regions(schema: Schema, regions: Regions) -> Wanted:
             here = np.flatnonzero(index.tensor == tensor)
             held = regions.get(tensor, ())
             if held:
-                found[here] = _met(index, here, schema.tensors[tensor], schema, held)
+                found[here] = _overlap_mask(index, here, schema.tensors[tensor], schema, held)
         return found
 
     return wanted
 
 
-def _met(
+def _overlap_mask(
     index: Index,
     here: npt.NDArray[np.int64],
     spec: TensorSpec,

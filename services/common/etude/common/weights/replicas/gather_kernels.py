@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from etude.common.weights.replicas import region_kernels
-from etude.common.weights.replicas.region_kernels import Grain, Integers, Span, Window
+from etude.common.weights.replicas.region_kernels import Integers, RegionWindow, TileRows, TileSpan
 from etude.common.weights.tensors import ulp
 from etude.common.weights.tensors.intrinsics import AHEAD, prefetch
 from etude.common.weights.tensors.jit import compiled
@@ -16,7 +16,7 @@ ULP, XOR, NEW = 0, 1, 2
 NOT_INCREASING = -1
 
 
-class Coded(NamedTuple):
+class CodedElements(NamedTuple):
     """Coded elements of a block."""
 
     places: Indices
@@ -29,7 +29,7 @@ class Coded(NamedTuple):
     """Top bit of the words, or 0 where the axis is that of plain integers."""
 
 
-class Found(NamedTuple):
+class ChangedElements(NamedTuple):
     """The elements of one block in one region; all of one length."""
 
     at: Indices
@@ -38,7 +38,7 @@ class Found(NamedTuple):
     new: Words
 
 
-class Gathered(NamedTuple):
+class GatherResult(NamedTuple):
     """Counts and digest of the elements that were gathered."""
 
     held: int
@@ -52,40 +52,40 @@ class Gathered(NamedTuple):
 
 @compiled
 def gather(  # noqa: PLR0913, PLR0917 - a block, where it lies, a region, live words, what to fill
-    coded: Coded,
-    span: Span,
-    grain: Grain,
-    window: Window,
+    coded: CodedElements,
+    span: TileSpan,
+    grain: TileRows,
+    window: RegionWindow,
     others: Integers,
     words: Words,
     base: int,
-    found: Found,
-) -> Gathered:
+    found: ChangedElements,
+) -> GatherResult:
     """Fill what is found with what a block changes in a region."""
     index, data, kind, top = coded
     flats = np.empty(index.size, np.int64)
     picks = flats
     if is_one_run(span, grain, window):
-        count = run(index, span, grain.base, flats)
+        count = fill_positions(index, span, grain.base, flats)
     else:
         picks = np.empty(index.size, np.int64)
-        count = region_kernels.place(index, span, grain, window, flats, picks)
+        count = region_kernels.place_elements(index, span, grain, window, flats, picks)
     if count < 0:
-        return Gathered(NOT_INCREASING, 0, np.uint64(0), np.uint64(0))
+        return GatherResult(NOT_INCREASING, 0, np.uint64(0), np.uint64(0))
     flats = flats[:count]
     at, old, new = found.at[:count], found.old[:count], found.new[:count]
     region_kernels.positions(flats, window, base, at)
-    fetch(words, base, at, old)
+    fetch_words(words, base, at, old)
     if count == index.size:
-        renew(old, data, kind, top, new)
+        compute_new_words(old, data, kind, top, new)
     else:
-        renew(old, data[picks[:count]], kind, top, new)
-    changed, a, b = region_kernels.change(old, new, flats, span, others)
-    return Gathered(count, changed, a, b)
+        compute_new_words(old, data[picks[:count]], kind, top, new)
+    changed, a, b = region_kernels.count_changes(old, new, flats, span, others)
+    return GatherResult(count, changed, a, b)
 
 
 @compiled
-def is_one_run(span: Span, grain: Grain, window: Window) -> bool:
+def is_one_run(span: TileSpan, grain: TileRows, window: RegionWindow) -> bool:
     """Return true if a block is one range of the tensor, whole in a window of one row."""
     start = grain.base - window.source_offset
     return (
@@ -97,7 +97,7 @@ def is_one_run(span: Span, grain: Grain, window: Window) -> bool:
 
 
 @compiled
-def run(index: Indices, span: Span, base: int, flats: Integers) -> int:
+def fill_positions(index: Indices, span: TileSpan, base: int, flats: Integers) -> int:
     """Fill positions in the tensor; how many, or NOT_INCREASING."""
     start = base + span.lo
     is_good = index.size == 0 or np.int64(index[index.size - 1]) < span.hi - span.lo
@@ -109,7 +109,7 @@ def run(index: Indices, span: Span, base: int, flats: Integers) -> int:
 
 
 @compiled
-def fetch(words: Words, base: int, at: Indices, out: Words) -> None:
+def fetch_words(words: Words, base: int, at: Indices, out: Words) -> None:
     """The words at some positions.  [n], [k] -> [k]."""
     near = max(0, at.size - AHEAD)
     for i in range(near):
@@ -120,7 +120,7 @@ def fetch(words: Words, base: int, at: Indices, out: Words) -> None:
 
 
 @compiled
-def renew(old: Words, data: Words, kind: int, top: np.uint64, new: Words) -> None:
+def compute_new_words(old: Words, data: Words, kind: int, top: np.uint64, new: Words) -> None:
     """The words after a change.  [k], [k] -> [k]."""
     if kind == ULP:
         for i in range(old.size):

@@ -5,16 +5,16 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from etude.common.weights.replicas import region_kernels
-from etude.common.weights.replicas.block_layout import Layout
-from etude.common.weights.replicas.patches import Patch, Prepared
+from etude.common.weights.replicas.block_layout import BlockLayout
+from etude.common.weights.replicas.patches import Patch, PreparedPatches
 from etude.common.weights.replicas.preparation import Preparation
 from etude.common.weights.replicas.regions import (
-    Holding,
+    HeldRegion,
     Region,
     Regions,
-    holdings,
+    held_regions,
     identity_regions,
-    problem,
+    region_problem,
     slice_regions,
 )
 from etude.common.weights.replicas.staged_file import StagedBlock
@@ -43,11 +43,11 @@ class LiveWeights:
         Raises:
             ValueError: a region does not fit its tensor or its parameter.
         """
-        self._layout = Layout(schema)
+        self._layout = BlockLayout(schema)
         self._words = dict(parameters)
-        self._hold(regions)
+        self._set_regions(regions)
 
-    def _hold(self, regions: Regions) -> None:
+    def _set_regions(self, regions: Regions) -> None:
         self.regions = {tensor: tuple(found) for tensor, found in regions.items()}
         self._held = {
             tensor: _holdings(self._layout.schema, tensor, list(found), self._words)
@@ -60,11 +60,11 @@ class LiveWeights:
         Raises:
             ValueError: a region does not fit its tensor or its parameter.
         """
-        self._hold(regions)
+        self._set_regions(regions)
 
     def scan(self) -> Digest:
         """The state digest of the elements that this rank counts."""
-        total = digest.NOTHING
+        total = digest.ZERO
         for tensor, held in self._held.items():
             first_lane = self._layout.schema.offsets[tensor]
             for holding in held:
@@ -74,7 +74,7 @@ class LiveWeights:
                     total = total.plus(Digest(int(sums[0]), int(sums[1])))
         return total
 
-    def prepare(self, blocks: Iterable[StagedBlock]) -> Prepared:
+    def prepare(self, blocks: Iterable[StagedBlock]) -> PreparedPatches:
         """Gather what a version changes here; writes nothing.
 
         Blocks outside the regions of this rank are ignored.
@@ -85,7 +85,7 @@ class LiveWeights:
         """
         return Preparation(self._layout, self._words, self._held).run(blocks)
 
-    def commit(self, prepared: Prepared) -> bool:
+    def write(self, prepared: PreparedPatches) -> bool:
         """Write the new words; harmless when repeated.
 
         Returns:
@@ -94,7 +94,7 @@ class LiveWeights:
         """
         return sum(self._overwrite(p, p.old, p.new) for p in prepared.patches) == 0
 
-    def undo(self, prepared: Prepared) -> bool:
+    def undo(self, prepared: PreparedPatches) -> bool:
         """Write the old words back; harmless when repeated, and after half a commit.
 
         Returns:
@@ -105,21 +105,21 @@ class LiveWeights:
 
     def _overwrite(self, patch: Patch, old: Words, new: Words) -> int:
         words = self._words[patch.parameter]
-        return region_kernels.overwrite(words, patch.base, patch.at, old, new)
+        return region_kernels.overwrite(words, patch.base, patch.word_positions, old, new)
 
 
 def _holdings(
     schema: Schema, tensor: int, regions: list[Region], parameters: Mapping[str, Words]
-) -> list[Holding]:
+) -> list[HeldRegion]:
     spec = schema.tensors[tensor]
     for region in regions:
         words = parameters.get(region.parameter)
         if words is None:
             raise ValueError(f"tensor {spec.name!r}: there is no parameter {region.parameter!r}")
-        fault = problem(region, spec, words.size) or _unusable(words, word_type(spec.dtype))
+        fault = region_problem(region, spec, words.size) or _unusable(words, word_type(spec.dtype))
         if fault:
             raise ValueError(f"tensor {spec.name!r} in {region.parameter!r}: {fault}")
-    return holdings(regions)
+    return held_regions(regions)
 
 
 def _unusable(words: Words, word: np.dtype[np.unsignedinteger]) -> str:

@@ -23,14 +23,18 @@ from pydantic import BaseModel, ValidationError
 from etude.common.blobs import RangeReader, Store
 from etude.common.errors import CorruptError
 from etude.common.weights.protocol import records
-from etude.common.weights.protocol.chain_view import View
+from etude.common.weights.protocol.chain_view import ChainView
 from etude.common.weights.protocol.manifest import Sha256, VersionRef, read_manifest
-from etude.common.weights.protocol.plan import Edge, plan
+from etude.common.weights.protocol.plan import Edge, plan_path
 from etude.common.weights.protocol.publication import read_schema_bytes
 from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.replicas import staged_file
 from etude.common.weights.replicas.block_reader import stage
-from etude.common.weights.replicas.live_weights import LiveWeights, Prepared, identity_regions
+from etude.common.weights.replicas.live_weights import (
+    LiveWeights,
+    PreparedPatches,
+    identity_regions,
+)
 from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, parse_schema
@@ -44,7 +48,7 @@ MAX_MODEL_BYTES = 1 << 44
 
 _ALIGNMENT = 64
 
-Change = Callable[[Edge, Prepared], None]
+Change = Callable[[Edge, PreparedPatches], None]
 """Called after each prepare of a delta or a skip, before anything is written."""
 
 
@@ -63,7 +67,7 @@ class DamagedEdgeError(CorruptError):
         self.edge = edge
 
 
-class Whole(NamedTuple):
+class MirroredVersion(NamedTuple):
     """Content of a mirror while it is one version."""
 
     ref: VersionRef
@@ -103,11 +107,11 @@ class Mirror:
         return None if self._mapped is None else self._mapped.schema
 
     @property
-    def words(self) -> dict[str, Words]:
+    def tensor_words(self) -> dict[str, Words]:
         """The words of every tensor by name, in place: do not write. Values are [elements]."""
         return {} if self._mapped is None else self._mapped.words
 
-    def whole(self) -> Whole:
+    def current_version(self) -> MirroredVersion:
         """The version that the words are.
 
         Raises:
@@ -115,7 +119,7 @@ class Mirror:
         """
         if self.ref is None or self._mapped is None:
             raise ValueError(f"{self.folder} holds no version yet")
-        return Whole(self.ref, self._mapped.schema, self._mapped.words)
+        return MirroredVersion(self.ref, self._mapped.schema, self._mapped.words)
 
     def move_to(
         self,
@@ -123,7 +127,7 @@ class Mirror:
         on_change: Change | None = None,
         *,
         avoid: Collection[str] = frozenset(),
-        view: View | None = None,
+        view: ChainView | None = None,
     ) -> list[Edge]:
         """Become a version, over the cheapest path; the old one stays if nothing can be read.
 
@@ -147,14 +151,14 @@ class Mirror:
         manifest = read_manifest(self.store, version)
         if self.run is not None and manifest.run != self.run:
             raise CorruptError(f"version {version} is of run {manifest.run}, not {self.run}")
-        edges = plan(self.store, self.ref, version, avoid=avoid, view=view)
+        edges = plan_path(self.store, self.ref, version, avoid=avoid, view=view)
         for edge in edges:
-            self.take(edge, on_change)
+            self.apply_edge(edge, on_change)
         if self.ref != manifest.ref:  # the same state under a newer name
             self._write_label(manifest.ref, manifest.schema_sha256)
         return edges
 
-    def take(self, edge: Edge, on_change: Change | None = None) -> None:
+    def apply_edge(self, edge: Edge, on_change: Change | None = None) -> None:
         """Become an edge's target; the old version stays if the edge cannot be read.
 
         Raises:
@@ -163,7 +167,7 @@ class Mirror:
             StoreError: the store failed.
         """
         try:
-            mapped = self._fitting(edge)
+            mapped = self._mapped_for(edge)
             with self._staged(edge, mapped.schema) as blocks:
                 if edge.base is None:
                     self._replace(mapped.live, edge, blocks)
@@ -182,7 +186,7 @@ class Mirror:
             raise ValueError(f"{self.folder} holds no version yet")
         return self._mapped.live.scan()
 
-    def predicted(self, edge: Edge) -> Digest:
+    def predict_state(self, edge: Edge) -> Digest:
         """The state that an edge would lead to from here; nothing is written.
 
         Raises:
@@ -202,7 +206,7 @@ class Mirror:
                 state = state.plus(mapped.live.prepare(batch).digest)
         return state
 
-    def _fitting(self, edge: Edge) -> _Mapped:
+    def _mapped_for(self, edge: Edge) -> _Mapped:
         """The words, or room for those of another model."""
         if self._mapped is not None and self._mapped.schema.sha256 == edge.schema_sha256:
             return self._mapped
@@ -217,7 +221,7 @@ class Mirror:
         path = self.folder / "staged"
         try:
             stage(self.store, edge, schema, path, ranges=self.ranges)
-            yield staged_file.read(path)
+            yield staged_file.read_staged(path)
         finally:
             path.unlink(missing_ok=True)
 
@@ -225,7 +229,7 @@ class Mirror:
         """Take every word from the blocks, some at a time: there is nothing to go back to."""
         self._drop_label()
         for batch in _batches(blocks):
-            live.commit(live.prepare(batch))
+            live.write(live.prepare(batch))
         self._prove(live.scan(), edge)
         self._write_label(edge.target, edge.schema_sha256)
 
@@ -243,7 +247,7 @@ class Mirror:
         if on_change is not None:
             on_change(edge, prepared)
         self._drop_label()
-        if not live.commit(prepared):
+        if not live.write(prepared):
             raise CorruptError(f"{self.folder}: the words are not those of {edge.base.version}")
         self._write_label(edge.target, edge.schema_sha256)
 
@@ -281,7 +285,7 @@ class Mirror:
             CorruptError: the schema says more than any model has.
             OSError: this machine has no room.
         """
-        size = _places(schema)[-1]
+        size = _word_offsets(schema)[-1]
         if size > MAX_MODEL_BYTES:
             raise CorruptError(f"{whose}: schema {schema.sha256} says {size} bytes of weights")
         self._clear()
@@ -297,7 +301,7 @@ class Mirror:
         return self._map(schema)
 
     def _map(self, schema: Schema) -> _Mapped:
-        places = _places(schema)
+        places = _word_offsets(schema)
         memory = np.memmap(self.folder / "words", np.uint8, "r+")
         if memory.size != places[-1]:
             raise CorruptError(f"{self.folder}: {memory.size} bytes of words, not {places[-1]}")
@@ -320,7 +324,7 @@ class Mirror:
         self.ref = ref
 
 
-def _places(schema: Schema) -> list[int]:
+def _word_offsets(schema: Schema) -> list[int]:
     """Offset of each tensor's words in the file, then its size, which is never 0."""
     padded = (-(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT for spec in schema.tensors)
     *starts, size = accumulate(padded, initial=0)

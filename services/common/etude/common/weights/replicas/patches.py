@@ -19,7 +19,7 @@ class Patch(NamedTuple):
     new: Words
 
     @property
-    def at(self) -> Indices:
+    def word_positions(self) -> Indices:
         """The positions."""
         return self.positions() if callable(self.positions) else self.positions
 
@@ -30,7 +30,7 @@ class Patch(NamedTuple):
         return held + self.old.nbytes + self.new.nbytes
 
 
-class Prepared(NamedTuple):
+class PreparedPatches(NamedTuple):
     """Gathered before anything is written, so that every write can be repeated and undone."""
 
     patches: tuple[Patch, ...]

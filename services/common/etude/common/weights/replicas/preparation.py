@@ -9,16 +9,16 @@ import numpy.typing as npt
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.replicas import gather_kernels, region_kernels
-from etude.common.weights.replicas.block_layout import Layout
-from etude.common.weights.replicas.gather_kernels import Coded, Found
-from etude.common.weights.replicas.patches import Patch, Prepared
-from etude.common.weights.replicas.region_kernels import Grain, Window
-from etude.common.weights.replicas.regions import Holding
+from etude.common.weights.replicas.block_layout import BlockLayout
+from etude.common.weights.replicas.gather_kernels import ChangedElements, CodedElements
+from etude.common.weights.replicas.patches import Patch, PreparedPatches
+from etude.common.weights.replicas.region_kernels import RegionWindow, TileRows
+from etude.common.weights.replicas.regions import HeldRegion
 from etude.common.weights.replicas.staged_file import StagedBlock
-from etude.common.weights.replicas.tile_decoding import decoded
+from etude.common.weights.replicas.tile_decoding import decode_block
 from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.digest import Digest
-from etude.common.weights.tensors.jit import fixed
+from etude.common.weights.tensors.jit import readonly
 from etude.common.weights.tensors.ulp import top_bit
 from etude.common.weights.tensors.words import Indices, Words
 
@@ -29,12 +29,12 @@ _SEGMENT = 1 << 31
 class _Cut(NamedTuple):
     """Overlap of a block and a region."""
 
-    holding: Holding
-    grain: Grain
+    holding: HeldRegion
+    grain: TileRows
     base: int
 
 
-class _Growing:
+class _PatchBuffer:
     """The changes of one parameter, block after block, in memory that was taken once."""
 
     def __init__(self, word: np.dtype[np.unsignedinteger], most: int) -> None:
@@ -42,11 +42,11 @@ class _Growing:
         self._whole = _room_for(most, word)
         self._size = 0
 
-    def free(self, most: int) -> Found:
+    def free(self, most: int) -> ChangedElements:
         """Space for `most` more changes, to be written in place."""
-        return Found(*(part[self._size : self._size + most] for part in self._whole))
+        return ChangedElements(*(part[self._size : self._size + most] for part in self._whole))
 
-    def keep(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         """Count the first changes of the free space as written."""
         self._size += count
 
@@ -54,54 +54,54 @@ class _Growing:
         return Patch(parameter, base, *(part[: self._size] for part in self._whole))
 
 
-def _room_for(most: int, word: np.dtype[np.unsignedinteger]) -> Found:
-    return Found(np.empty(most, np.uint32), np.empty(most, word), np.empty(most, word))
+def _room_for(most: int, word: np.dtype[np.unsignedinteger]) -> ChangedElements:
+    return ChangedElements(np.empty(most, np.uint32), np.empty(most, word), np.empty(most, word))
 
 
-_Room = Mapping[tuple[str, int], _Growing]
+_Room = Mapping[tuple[str, int], _PatchBuffer]
 
 
 class Preparation:
     """One prepare(); see LiveWeights."""
 
     def __init__(
-        self, layout: Layout, words: Mapping[str, Words], held: Mapping[int, list[Holding]]
+        self, layout: BlockLayout, words: Mapping[str, Words], held: Mapping[int, list[HeldRegion]]
     ) -> None:
         self._layout = layout
         self._words = words
         self._held = held
-        self._digest = digest.NOTHING
+        self._digest = digest.ZERO
         self._changed = 0
 
-    def run(self, blocks: Iterable[StagedBlock]) -> Prepared:
+    def run(self, blocks: Iterable[StagedBlock]) -> PreparedPatches:
         """Gather everything."""
-        checked = self._layout.checked(list(blocks))
+        checked = self._layout.sort_blocks(list(blocks))
         met = [(block, list(self._cuts(block))) for block in checked]
         room = self._room(met)
         patches = []
         for block, cuts in met:
             if cuts:
                 held = self._held[block.tensor]
-                known = decoded(block, layout=self._layout, held=held, fill=self._fill)
+                known = decode_block(block, layout=self._layout, held=held, fill=self._fill)
                 for cut in cuts:
                     patches += self._prepare(known, cut, room)
         patches += [growing.patch(*key) for key, growing in room.items()]
         changing = tuple(patch for patch in patches if patch.old.size)
-        return Prepared(changing, self._digest, self._changed)
+        return PreparedPatches(changing, self._digest, self._changed)
 
     def _cuts(self, block: StagedBlock) -> Iterator[_Cut]:
         held = self._held.get(block.tensor, [])
         if not held:
             return
-        grain = self._layout.grain(block.tensor, block.tile)
+        grain = self._layout.tile_rows(block.tensor, block.tile)
         first, last = _flat(grain, block.lo), _flat(grain, block.hi - 1)
         for holding in held:
             region = holding.region
             if first < region.source_stop and last >= region.source_offset:
-                near = _least(holding.window, first)
+                near = _first_word(holding.window, first)
                 base = near // _SEGMENT * _SEGMENT
-                if _least(holding.window, last) - base >= 2 * _SEGMENT:
-                    where = self._layout.where(block.tensor, block.tile)
+                if _first_word(holding.window, last) - base >= 2 * _SEGMENT:
+                    where = self._layout.describe(block.tensor, block.tile)
                     raise ValueError(f"{where}: spans too much of {region.parameter!r}")
                 yield _Cut(holding, grain, base)
 
@@ -111,12 +111,12 @@ class Preparation:
             for cut in cuts:
                 key = (cut.holding.region.parameter, cut.base)
                 most[key] = most.get(key, 0) + block.num_changed
-        return {key: _Growing(self._words[key[0]].dtype, size) for key, size in most.items()}
+        return {key: _PatchBuffer(self._words[key[0]].dtype, size) for key, size in most.items()}
 
     def _fill(
-        self, block: StagedBlock, holding: Holding, old: Words, seen: npt.NDArray[np.bool_]
+        self, block: StagedBlock, holding: HeldRegion, old: Words, seen: npt.NDArray[np.bool_]
     ) -> None:
-        grain = self._layout.grain(block.tensor, block.tile)
+        grain = self._layout.tile_rows(block.tensor, block.tile)
         words = self._words[holding.region.parameter]
         region_kernels.fetch_tile(words, grain, holding.window, old, seen)
 
@@ -129,7 +129,7 @@ class Preparation:
         free = growing.free(block.num_changed)
         found = _room_for(size, free.old.dtype) if every else free
         count = self._gather(block, cut, found)
-        found = Found(*(part[:count] for part in found))
+        found = ChangedElements(*(part[:count] for part in found))
         if every:
             differs = found.old != found.new
             changed = int(np.count_nonzero(differs))
@@ -137,11 +137,11 @@ class Preparation:
                 return [Patch(parameter, cut.base, self._again(block, cut), found.old, found.new)]
             for part, target in zip(found, free, strict=True):
                 np.compress(differs, part, out=target[:changed])
-            found = Found(*(part[:changed] for part in free))
-        growing.keep(found.at.size)
+            found = ChangedElements(*(part[:changed] for part in free))
+        growing.advance(found.at.size)
         return []
 
-    def _gather(self, block: StagedBlock, cut: _Cut, found: Found) -> int:
+    def _gather(self, block: StagedBlock, cut: _Cut, found: ChangedElements) -> int:
         """Fill what is found; how many elements."""
         kind = gather_kernels.NEW if block.index is None else gather_kernels.ULP
         kind = gather_kernels.XOR if block.codec is Codec.XOR_ZSTD else kind
@@ -150,7 +150,7 @@ class Preparation:
         holding = cut.holding
         top = top_bit(found.new.dtype, ordered=ordered)
         gathered = gather_kernels.gather(
-            Coded(fixed(block.places), fixed(data), kind, top),
+            CodedElements(readonly(block.element_places), readonly(data), kind, top),
             self._layout.span(block),
             cut.grain,
             holding.window,
@@ -167,7 +167,7 @@ class Preparation:
         return int(gathered.held)
 
     def _not_increasing(self, block: StagedBlock) -> CorruptError:
-        where = self._layout.where(block.tensor, block.tile)
+        where = self._layout.describe(block.tensor, block.tile)
         return CorruptError(f"{where}: places do not increase inside the block")
 
     def _again(self, block: StagedBlock, cut: _Cut) -> Callable[[], Indices]:
@@ -176,29 +176,29 @@ class Preparation:
         return lambda: self._positions(bare, cut)
 
     def _positions(self, block: StagedBlock, cut: _Cut) -> Indices:
-        index = block.places
+        index = block.element_places
         flats, picks = np.empty(index.size, np.int64), np.empty(index.size, np.int64)
         span = self._layout.span(block)
-        count = region_kernels.place(
-            fixed(index), span, cut.grain, cut.holding.window, flats, picks
+        count = region_kernels.place_elements(
+            readonly(index), span, cut.grain, cut.holding.window, flats, picks
         )
         at = np.empty(count, np.uint32)
         region_kernels.positions(flats[:count], cut.holding.window, cut.base, at)
         return at
 
 
-def _flat(grain: Grain, local: int) -> int:
+def _flat(grain: TileRows, local: int) -> int:
     row, column = divmod(local, grain.columns)
     return grain.base + row * grain.stride + column
 
 
-def _least(window: Window, flat: int) -> int:
+def _first_word(window: RegionWindow, flat: int) -> int:
     """No word that holds this element or a later one lies before it."""
     row, column = divmod(max(0, flat - window.source_offset), window.source_stride)
     return window.parameter_offset + row * window.parameter_stride + min(column, window.width - 1)
 
 
-def _is_cheaper_whole(changed: int, found: Found) -> bool:
+def _is_cheaper_whole(changed: int, found: ChangedElements) -> bool:
     """Return true if all words of a dense block take less memory than positions of the changed."""
     word = found.old.dtype.itemsize
     return found.at.size * 2 * word < changed * (4 + 2 * word)

@@ -14,7 +14,7 @@ from etude.common.weights.tensors.words import Indices, Words
 Integers = npt.NDArray[np.int64]
 
 
-class Grain(NamedTuple):
+class TileRows(NamedTuple):
     """Rows of a tile within its tensor: element `local` is in row local // columns."""
 
     base: int
@@ -24,7 +24,7 @@ class Grain(NamedTuple):
     """Flat distance of its rows."""
 
 
-class Window(NamedTuple):
+class RegionWindow(NamedTuple):
     """A region without the name of its parameter."""
 
     parameter_offset: int
@@ -35,7 +35,7 @@ class Window(NamedTuple):
     source_stride: int
 
 
-class Span(NamedTuple):
+class TileSpan(NamedTuple):
     """A range of a tile, and where its tensor starts in the state digest."""
 
     lo: int
@@ -43,13 +43,13 @@ class Span(NamedTuple):
     first_lane: int
 
 
-def grain(tiling: Tiling, number: int) -> Grain:
+def tile_rows(tiling: Tiling, number: int) -> TileRows:
     """Rows of a tile; one long row if it is a range of the tensor."""
     tile = tiling.tile(number)
     base = (tile.plane * tiling.rows + tile.row) * tiling.columns + tile.column
     if tiling.is_contiguous():
-        return Grain(base, tile.elements, tile.elements)
-    return Grain(base, tile.columns, tiling.columns)
+        return TileRows(base, tile.elements, tile.elements)
+    return TileRows(base, tile.columns, tiling.columns)
 
 
 @compiled
@@ -72,11 +72,11 @@ def is_counted(flat: int, others: npt.NDArray[np.int64]) -> bool:
 
 
 @compiled
-def place(
+def place_elements(
     index: Indices,
-    span: Span,
-    grain: Grain,
-    window: Window,
+    span: TileSpan,
+    grain: TileRows,
+    window: RegionWindow,
     flats: Integers,
     picks: Integers,
 ) -> int:
@@ -119,7 +119,7 @@ def place(
 
 
 @compiled
-def positions(flats: Integers, window: Window, base: int, out: Indices) -> None:
+def positions(flats: Integers, window: RegionWindow, base: int, out: Indices) -> None:
     """Words of the parameter, counted from base, that hold elements of the window.  [k] -> [k]."""
     start = np.int64(0)
     stop = np.int64(-1)
@@ -135,7 +135,7 @@ def positions(flats: Integers, window: Window, base: int, out: Indices) -> None:
 
 @compiled
 def fetch_tile(
-    words: Words, grain: Grain, window: Window, old: Words, seen: npt.NDArray[np.bool_]
+    words: Words, grain: TileRows, window: RegionWindow, old: Words, seen: npt.NDArray[np.bool_]
 ) -> None:
     """The words of a whole tile as far as a window holds them, and which it held.  [n], [n]."""
     for row in range(old.size // grain.columns):
@@ -160,8 +160,8 @@ def fetch_tile(
 
 
 @compiled
-def change(
-    old: Words, new: Words, flats: Integers, span: Span, others: npt.NDArray[np.int64]
+def count_changes(
+    old: Words, new: Words, flats: Integers, span: TileSpan, others: npt.NDArray[np.int64]
 ) -> tuple[int, np.uint64, np.uint64]:
     """Number of counted elements that change, and their contribution to the state digest."""
     count = 0
@@ -208,7 +208,7 @@ def overwrite(words: Words, base: int, at: Indices, old: Words, new: Words) -> i
 
 @compiled
 def scan(
-    words: Words, window: Window, first_lane: int, others: npt.NDArray[np.int64]
+    words: Words, window: RegionWindow, first_lane: int, others: npt.NDArray[np.int64]
 ) -> tuple[np.uint64, np.uint64]:
     """The state digest of the counted elements of a window."""
     a = np.uint64(0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.replicas.region_kernels import Window
+from etude.common.weights.replicas.region_kernels import RegionWindow
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 
 
@@ -53,7 +53,7 @@ Regions = Mapping[int, Sequence[Region]]
 """By place of the tensor in the schema; a tensor may lie in several parameters, or in none."""
 
 
-def problem(region: Region, spec: TensorSpec, words: int) -> str:
+def region_problem(region: Region, spec: TensorSpec, words: int) -> str:
     """Reason for which a region does not fit its tensor or parameter; empty if it does."""
     if min(region[1:7]) < 0 or not region.rows or not region.width:
         return "a region has elements, and no negative number"
@@ -69,7 +69,7 @@ def problem(region: Region, spec: TensorSpec, words: int) -> str:
 def identity_regions(schema: Schema) -> dict[int, list[Region]]:
     """Every tensor whole, in a parameter of its own name."""
     return {
-        place: [_whole(spec, counted=True)]
+        place: [_whole_region(spec, counted=True)]
         for place, spec in enumerate(schema.tensors)
         if spec.elements
     }
@@ -85,11 +85,11 @@ def slice_regions(schema: Schema, rank: int, ranks: int) -> dict[int, list[Regio
     for place, spec in enumerate(schema.tensors):
         if spec.elements:
             cut = _cut(spec, rank, ranks)
-            found[place] = [_whole(spec, counted=rank == 0) if cut is None else cut]
+            found[place] = [_whole_region(spec, counted=rank == 0) if cut is None else cut]
     return found
 
 
-def _whole(spec: TensorSpec, *, counted: bool) -> Region:
+def _whole_region(spec: TensorSpec, *, counted: bool) -> Region:
     size = spec.elements
     return Region(spec.name, 0, 0, 1, size, size, size, counted)
 
@@ -110,36 +110,36 @@ def _cut(spec: TensorSpec, rank: int, ranks: int) -> Region | None:
     return Region(spec.name, 0, rank * width, planes, width, width, rows * columns)
 
 
-class Holding(NamedTuple):
+class HeldRegion(NamedTuple):
     """A region of the live words."""
 
     region: Region
-    window: Window
+    window: RegionWindow
     others: npt.NDArray[np.int64]
     """Numbers of the regions that count some of its elements before it. [r, 6]"""
 
 
-def holdings(regions: Iterable[Region]) -> list[Holding]:
+def held_regions(regions: Iterable[Region]) -> list[HeldRegion]:
     """The regions of one tensor, each with those before it that count some of its elements."""
-    held: list[Holding] = []
+    held: list[HeldRegion] = []
     counted: list[Region] = []
     for region in regions:
-        before = [other.numbers() for other in counted if _meet(region, other)]
+        before = [other.numbers() for other in counted if _overlap(region, other)]
         others = np.array(before, np.int64).reshape(-1, 6)
-        held.append(Holding(region, _window(region), others))
+        held.append(HeldRegion(region, _window(region), others))
         if region.counted:
             counted.append(region)
     return held
 
 
-def _meet(one: Region, other: Region) -> bool:
+def _overlap(one: Region, other: Region) -> bool:
     """Return true if two regions of a tensor may share elements."""
     return one.source_offset < other.source_stop and other.source_offset < one.source_stop
 
 
-def _window(region: Region) -> Window:
+def _window(region: Region) -> RegionWindow:
     """The region's numbers, as one row where it is one range on both sides."""
     if region.rows == 1 or region.width == region.parameter_stride == region.source_stride:
         size = region.elements
-        return Window(region.parameter_offset, region.source_offset, 1, size, size, size)
-    return Window(*region[1:7])
+        return RegionWindow(region.parameter_offset, region.source_offset, 1, size, size, size)
+    return RegionWindow(*region[1:7])

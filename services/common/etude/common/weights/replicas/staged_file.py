@@ -55,30 +55,30 @@ class StagedBlock(NamedTuple):
         return self.hi - self.lo if self.index is None else self.index.size
 
     @property
-    def places(self) -> Indices:
+    def element_places(self) -> Indices:
         """Places of the data's elements, counted from lo."""
         if self.index is None:
             return np.arange(self.hi - self.lo, dtype=np.uint32)
         return self.index
 
 
-def write(path: Path, blocks: Iterable[StagedBlock]) -> None:
+def write_blocks(path: Path, blocks: Iterable[StagedBlock]) -> None:
     """Stage blocks for the workers; they may come from a generator and are not kept."""
-    beside = unfinished(path)
+    beside = partial_path(path)
     with beside.open("wb") as file:
-        rows = [_put(file, block) for block in blocks]
+        rows = [_write_block(file, block) for block in blocks]
         footer = np.array([(_MAGIC, len(rows), file.tell())], _FOOTER)
         file.write(np.array(rows, _ROW).tobytes())
         file.write(footer.tobytes())
     beside.replace(path)
 
 
-def unfinished(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
     """Path of a staged file while it is being written."""
     return path.with_name(f"{path.name}.part")
 
 
-def read(path: Path) -> list[StagedBlock]:
+def read_staged(path: Path) -> list[StagedBlock]:
     """The staged blocks, as views into the mapped file.
 
     Raises:
@@ -97,7 +97,7 @@ def read(path: Path) -> list[StagedBlock]:
     return [_block(data[:table], row, f"{path}: block {n}") for n, row in enumerate(columns)]
 
 
-def _put(file: BinaryIO, block: StagedBlock) -> tuple[int, ...]:
+def _write_block(file: BinaryIO, block: StagedBlock) -> tuple[int, ...]:
     start = file.tell()
     places = length = word = 0
     kind = _PAYLOAD

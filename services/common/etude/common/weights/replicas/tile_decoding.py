@@ -7,18 +7,18 @@ import numpy.typing as npt
 
 from etude.common.weights.coding.codecs import l2
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.replicas.block_layout import Layout
-from etude.common.weights.replicas.regions import Holding
+from etude.common.weights.replicas.block_layout import BlockLayout
+from etude.common.weights.replicas.regions import HeldRegion
 from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.words import Words, word_type
 
-Fill = Callable[[StagedBlock, Holding, Words, npt.NDArray[np.bool_]], None]
+Fill = Callable[[StagedBlock, HeldRegion, Words, npt.NDArray[np.bool_]], None]
 """Puts the words of a block that covers its tile into an array, as far as a region holds them,
 and marks which it held.  [n], [n]."""
 
 
-def decoded(
-    block: StagedBlock, *, layout: Layout, held: Iterable[Holding], fill: Fill
+def decode_block(
+    block: StagedBlock, *, layout: BlockLayout, held: Iterable[HeldRegion], fill: Fill
 ) -> StagedBlock:
     """The block as if the receiver had decoded it; the same one if it had.
 
@@ -35,7 +35,7 @@ def decoded(
     if block.payload is None:
         return block
     spec = layout.schema.tensors[block.tensor]
-    where = layout.where(block.tensor, block.tile)
+    where = layout.describe(block.tensor, block.tile)
     size = block.hi - block.lo
     old = np.zeros(size, word_type(spec.dtype))
     seen = np.zeros(size, np.bool_)

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from etude.common.weights.tensors import ulp
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.words import Indices, Words
 
 
-class Changes(NamedTuple):
+class BlockChanges(NamedTuple):
     """The changed elements of one block."""
 
     index: Indices  # type: ignore[assignment] # the field is more wanted than tuple.index()
@@ -19,20 +19,20 @@ class Changes(NamedTuple):
     """Distance on the axis mod 2^w, never 0; words of the tensor's type. [k]"""
 
 
-def between(old: Words, new: Words, *, ordered: bool) -> Changes:
+def diff_words(old: Words, new: Words, *, ordered: bool) -> BlockChanges:
     """The changes that lead from one state of a block to another.  [n], [n] -> k changes."""
-    index = differing(old, new).astype(np.uint32)
-    return Changes(index, ulp.delta(old[index], new[index], ordered=ordered))
+    index = changed_places(old, new).astype(np.uint32)
+    return BlockChanges(index, ulp.delta(old[index], new[index], ordered=ordered))
 
 
-def applied(old: Words, changes: Changes, *, ordered: bool) -> Words:
+def apply_changes(old: Words, changes: BlockChanges, *, ordered: bool) -> Words:
     """The block after its changes: inverse of between().  [n] -> [n]."""
     new = old.copy()
-    new[changes.index] = ulp.moved(old[changes.index], changes.delta, ordered=ordered)
+    new[changes.index] = ulp.add_ulps(old[changes.index], changes.delta, ordered=ordered)
     return new
 
 
-def differing(old: Words, new: Words) -> npt.NDArray[np.int64]:
+def changed_places(old: Words, new: Words) -> npt.NDArray[np.int64]:
     """Places at which two states of the same words differ, increasing.  [n], [n] -> [k].
 
     Raises:
@@ -42,7 +42,7 @@ def differing(old: Words, new: Words) -> npt.NDArray[np.int64]:
         raise ValueError(f"{old.dtype}{list(old.shape)} against {new.dtype}{list(new.shape)}")
     # Pages of it that are never written cost no memory.
     found = np.empty(old.size, np.int64)
-    old, new = fixed(old), fixed(new)
+    old, new = readonly(old), readonly(new)
     whole = old.nbytes // 8 * 8 // old.itemsize
     wide = old[:whole].view(np.uint64), new[:whole].view(np.uint64)
     count = _differing(*wide, old, new, found)

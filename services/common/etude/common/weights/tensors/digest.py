@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.words import Words
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -57,18 +57,20 @@ class Digest(NamedTuple):
         return Digest(int(text[:16], 16), int(text[16:], 16))
 
 
-NOTHING = Digest(0, 0)
+ZERO = Digest(0, 0)
 """Of no element at all, or of no change."""
 
 
 def scan(words: Words, first_lane: int) -> Digest:
     """Of contiguous words, the first of which has that lane.  [n]."""
-    return _digest(scan_words(fixed(words), np.uint64(first_lane)))
+    return _digest(scan_words(readonly(words), np.uint64(first_lane)))
 
 
 def change(old: Words, new: Words, flat: npt.NDArray[np.int64], first_lane: int) -> Digest:
     """Change of the digest when element flat[j] turns from old[j] to new[j].  [k]."""
-    return _digest(change_words(fixed(old), fixed(new), fixed(flat), np.uint64(first_lane)))
+    return _digest(
+        change_words(readonly(old), readonly(new), readonly(flat), np.uint64(first_lane))
+    )
 
 
 def _digest(sums: tuple[np.uint64, np.uint64]) -> Digest:

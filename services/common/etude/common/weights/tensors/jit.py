@@ -23,7 +23,7 @@ def compiled(function: _Function) -> _Function:
         return cast("_Function", njit(nogil=True)(function))
 
 
-def fixed(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
+def readonly(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
     """A read-only, contiguous, aligned view (a copy where it must be) for a compiled loop.
 
     Writable and read-only arrays are two types to numba: this way it compiles each loop once.

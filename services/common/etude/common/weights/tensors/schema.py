@@ -40,14 +40,14 @@ class TensorSpec(BaseModel):
 
     @field_validator("dtype")
     @classmethod
-    def _known(cls, dtype: str) -> str:
+    def _check_dtype(cls, dtype: str) -> str:
         if dtype not in ITEM_BYTES:
             raise ValueError(f"unknown dtype {dtype!r}")
         return dtype
 
     @field_validator("shape")
     @classmethod
-    def _counts(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_shape(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
         if any(size < 0 for size in shape) or math.prod(shape) >= 1 << 48:
             raise ValueError(f"{shape} is no shape of a tensor")
         return shape

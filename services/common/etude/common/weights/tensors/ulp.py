@@ -8,21 +8,21 @@ without an order use the words themselves.
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.words import Words
 
 
 def delta(old: Words, new: Words, *, ordered: bool) -> Words:
     """Distance that each word moved: (key(new) - key(old)) mod 2^w.  [k], [k] -> [k]."""
     out = np.empty_like(new)
-    _delta(fixed(old), fixed(new), _top(old, ordered=ordered), out)
+    _delta(readonly(old), readonly(new), _top(old, ordered=ordered), out)
     return out
 
 
-def moved(old: Words, delta: Words, *, ordered: bool) -> Words:
+def add_ulps(old: Words, delta: Words, *, ordered: bool) -> Words:
     """The words that were moved by delta(): its inverse.  [k], [k] -> [k]."""
     out = np.empty_like(old)
-    _moved(fixed(old), fixed(delta), _top(old, ordered=ordered), out)
+    _add_ulps(readonly(old), readonly(delta), _top(old, ordered=ordered), out)
     return out
 
 
@@ -68,6 +68,6 @@ def step(word: np.uint64, by: np.uint64, top: np.uint64) -> np.uint64:
 
 
 @compiled
-def _moved(old: Words, by: Words, top: np.uint64, out: Words) -> None:
+def _add_ulps(old: Words, by: Words, top: np.uint64, out: Words) -> None:
     for i in range(old.size):
         out[i] = step(np.uint64(old[i]), np.uint64(by[i]), top)

@@ -44,7 +44,7 @@ def import_task(folder: Path, layouts: Mapping[str, OciLayout]) -> ImportedTask:
     files = _parts(found)
     files |= {f"environment/{path}": file for path, file in made.workspace.items()}
     settings = _settings(raw, made.folder)
-    notes += [f"key {key} is not known, and left out" for key in settings.unknown()]
+    notes += [f"key {key} is not known, and left out" for key in settings.unknown_keys()]
     if made.is_needed:
         notes.append(f"needs its image: etude images build {task_id}/image.yaml")
     files["image.yaml"] = File(task_image.spec_text(made.spec).encode())
@@ -144,7 +144,7 @@ def _settings(raw: dict[str, Any], folder: str) -> TaskFile:
     artifacts = raw.get("artifacts")
     if isinstance(artifacts, list):
         raw["artifacts"] = [_relocate(each, folder) for each in artifacts]
-    return task.settings(toml.write_toml(raw).encode(), Path("task.toml"))
+    return task.parse_settings(toml.write_toml(raw).encode(), Path("task.toml"))
 
 
 def _relocate(artifact: object, folder: str) -> object:
@@ -157,7 +157,7 @@ def _relocate(artifact: object, folder: str) -> object:
 
 
 def _text(raw: Mapping[str, Any], settings: TaskFile, made: TaskImage) -> str:
-    unknown = set(settings.unknown())
+    unknown = set(settings.unknown_keys())
     table = {
         name: _keep_known(value, unknown, f"{name}.") if isinstance(value, dict) else value
         for name, value in raw.items()

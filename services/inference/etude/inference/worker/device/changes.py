@@ -129,7 +129,9 @@ class WideChange:
         new = np.empty_like(data)
         kind = gather_kernels.NEW if is_absolute else gather_kernels.ULP
         kind = gather_kernels.XOR if is_xor else kind
-        gather_kernels.renew(old, data, kind, top_bit(data.dtype, ordered=is_ordered), new)
+        gather_kernels.compute_new_words(
+            old, data, kind, top_bit(data.dtype, ordered=is_ordered), new
+        )
         numbers = torch.from_numpy(new.view(np.int64)).to(gathered.device)
         return cls(memory, torch.from_numpy(at).to(gathered.device), gathered, numbers)
 

@@ -17,12 +17,18 @@ from torch import Tensor
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.replicas import region_kernels
-from etude.common.weights.replicas.block_layout import Layout
-from etude.common.weights.replicas.regions import Holding, Region, Regions, holdings, problem
+from etude.common.weights.replicas.block_layout import BlockLayout
+from etude.common.weights.replicas.regions import (
+    HeldRegion,
+    Region,
+    Regions,
+    held_regions,
+    region_problem,
+)
 from etude.common.weights.replicas.staged_file import StagedBlock
-from etude.common.weights.replicas.tile_decoding import decoded
+from etude.common.weights.replicas.tile_decoding import decode_block
 from etude.common.weights.tensors.digest import Digest
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words, word_type
 from etude.inference.worker.device.changes import Change, Found, Group, WideChange
@@ -64,14 +70,14 @@ class DeviceLiveWeights:
         Raises:
             ValueError: a region does not fit its tensor or its parameter.
         """
-        self._layout = Layout(schema)
+        self._layout = BlockLayout(schema)
         self._flat = dict(parameters)
         self._hold(regions)
 
     def _hold(self, regions: Regions) -> None:
         self.regions = {tensor: tuple(found) for tensor, found in regions.items()}
         self._held = {t: self._checked(t, found) for t, found in self.regions.items() if found}
-        mine: dict[str, list[tuple[int, Holding]]] = {name: [] for name in self._flat}
+        mine: dict[str, list[tuple[int, HeldRegion]]] = {name: [] for name in self._flat}
         for tensor, held in self._held.items():
             for holding in held:
                 mine[holding.region.parameter].append((tensor, holding))
@@ -122,7 +128,7 @@ class DeviceLiveWeights:
             ValueError: a block that only old words decode is not whole on this rank.
         """
         with self._beside():
-            return self._prepare(self._layout.checked(list(blocks)))
+            return self._prepare(self._layout.sort_blocks(list(blocks)))
 
     def commit(self, prepared: DevicePrepared) -> bool:
         """Write the new words; harmless when repeated. Waits for the device once, at the end.
@@ -151,19 +157,19 @@ class DeviceLiveWeights:
             yield
             self._side.synchronize()
 
-    def _checked(self, tensor: int, regions: Iterable[Region]) -> list[Holding]:
+    def _checked(self, tensor: int, regions: Iterable[Region]) -> list[HeldRegion]:
         spec = self._layout.schema.tensors[tensor]
         found = list(regions)
         for region in found:
             flat = self._flat.get(region.parameter)
             if flat is None:
                 raise ValueError(f"tensor {spec.name!r}: no parameter {region.parameter!r}")
-            fault = problem(region, spec, flat.numel())
+            fault = region_problem(region, spec, flat.numel())
             if flat.itemsize != word_type(spec.dtype).itemsize or not flat.is_contiguous():
                 fault = f"{flat.dtype} with strides {flat.stride()}, not flat {spec.dtype}"
             if fault:
                 raise ValueError(f"tensor {spec.name!r} in {region.parameter!r}: {fault}")
-        return holdings(found)
+        return held_regions(found)
 
     def _prepare(self, blocks: list[StagedBlock]) -> DevicePrepared:
         groups: dict[tuple[str, Axis, bool], Group] = {}
@@ -194,31 +200,33 @@ class DeviceLiveWeights:
                 sums.add(change.digest, change.changed)
         return DevicePrepared(tuple(patches), sums.digest(), sums.changed())
 
-    def _meets(self, block: StagedBlock, holding: Holding) -> bool:
-        grain = self._layout.grain(block.tensor, block.tile)
+    def _meets(self, block: StagedBlock, holding: HeldRegion) -> bool:
+        grain = self._layout.tile_rows(block.tensor, block.tile)
         first, last = (
             grain.base + row * grain.stride + column
             for row, column in (divmod(at, grain.columns) for at in (block.lo, block.hi - 1))
         )
         return first < holding.region.source_stop and last >= holding.region.source_offset
 
-    def _found(self, block: StagedBlock, holding: Holding) -> Found:
+    def _found(self, block: StagedBlock, holding: HeldRegion) -> Found:
         """Elements of a block that lie in a region.
 
         Raises:
             CorruptError: the block's indices do not increase.
         """
-        index = block.places
+        index = block.element_places
         flats, picks = np.empty(index.size, np.int64), np.empty(index.size, np.int64)
-        grain, span = self._layout.grain(block.tensor, block.tile), self._layout.span(block)
-        count = region_kernels.place(fixed(index), span, grain, holding.window, flats, picks)
+        grain, span = self._layout.tile_rows(block.tensor, block.tile), self._layout.span(block)
+        count = region_kernels.place_elements(
+            readonly(index), span, grain, holding.window, flats, picks
+        )
         if count < 0:
-            where = self._layout.where(block.tensor, block.tile)
+            where = self._layout.describe(block.tensor, block.tile)
             raise CorruptError(f"{where}: places do not increase inside the block")
         return Found(flats[:count], picks[:count])
 
     def _values(
-        self, block: StagedBlock, holding: Holding, found: Found, memory: Memory
+        self, block: StagedBlock, holding: HeldRegion, found: Found, memory: Memory
     ) -> tuple[Axis, Words]:
         """Values from which the device computes the new words, and their meaning."""
         data = _data(block)[found.picks]
@@ -230,7 +238,7 @@ class DeviceLiveWeights:
         return Axis.ORDERED if is_ordered else Axis.PLAIN, data
 
     def _wide(
-        self, block: StagedBlock, holding: Holding, found: Found, memory: Memory, sums: Sums
+        self, block: StagedBlock, holding: HeldRegion, found: Found, memory: Memory, sums: Sums
     ) -> WideChange:
         """Change of 64-bit words: few, and computed on the host."""
         at = _positions(found, holding)
@@ -246,14 +254,14 @@ class DeviceLiveWeights:
         if holding.region.counted:
             old, new = host(change.old, data), host(change.new, data)
             span = self._layout.span(block)
-            sums.add_host(region_kernels.change(old, new, found.flats, span, holding.others))
+            sums.add_host(region_kernels.count_changes(old, new, found.flats, span, holding.others))
         return change
 
-    def _decoded(self, block: StagedBlock, held: list[Holding]) -> StagedBlock:
-        return decoded(block, layout=self._layout, held=held, fill=self._fill)
+    def _decoded(self, block: StagedBlock, held: list[HeldRegion]) -> StagedBlock:
+        return decode_block(block, layout=self._layout, held=held, fill=self._fill)
 
     def _fill(
-        self, block: StagedBlock, holding: Holding, old: Words, seen: npt.NDArray[np.bool_]
+        self, block: StagedBlock, holding: HeldRegion, old: Words, seen: npt.NDArray[np.bool_]
     ) -> None:
         found = self._found(block, holding)
         memory = self._memory[holding.region.parameter]
@@ -278,7 +286,7 @@ def _data(block: StagedBlock) -> Words:
     return block.data
 
 
-def _positions(found: Found, holding: Holding) -> Integers:
+def _positions(found: Found, holding: HeldRegion) -> Integers:
     """Words of the parameter that hold the elements.  [k]."""
     at = np.empty(found.flats.size, np.int64)
     region_kernels.positions(found.flats, holding.window, 0, at)  # type: ignore[arg-type]  # compiled for any integers
@@ -286,7 +294,7 @@ def _positions(found: Found, holding: Holding) -> Integers:
 
 
 def _counted(
-    flats: Integers, holding: Holding
+    flats: Integers, holding: HeldRegion
 ) -> Iterator[tuple[bool, npt.NDArray[np.bool_] | slice]]:
     """Elements that count in the digest, then those that do not."""
     if not holding.region.counted:

@@ -7,9 +7,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from etude.common.weights.replicas.region_kernels import Window
-from etude.common.weights.replicas.regions import Holding
-from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.replicas.region_kernels import RegionWindow
+from etude.common.weights.replicas.regions import HeldRegion
+from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.common.weights.tensors.jit import compiled
 from etude.common.weights.tensors.words import Words
 from etude.kernels.digest import digest_lanes, digest_scan, element_sums
@@ -25,7 +25,7 @@ _PIECE = 1 << 24
 class Memory:
     """One parameter."""
 
-    def __init__(self, flat: Tensor, windows: Sequence[tuple[Window, int]]) -> None:
+    def __init__(self, flat: Tensor, windows: Sequence[tuple[RegionWindow, int]]) -> None:
         """Cut the regions of a parameter into tiles.
 
         Args:
@@ -46,7 +46,7 @@ class Memory:
         self.num_tiles = len(rectangles)
         self.tiles = rectangle_tiles(rectangles, bits=bits, device=flat.device)
 
-    def keys(self, flats: Integers, window: Window, first_tile: int) -> Integers:
+    def keys(self, flats: Integers, window: RegionWindow, first_tile: int) -> Integers:
         """Sort key of each element: its tile and its index in the tile.  [k]."""
         keys = np.empty(flats.size, np.int64)
         _keys(flats, window, first_tile, keys)
@@ -59,7 +59,7 @@ class Memory:
     def _numbers(self) -> Tensor:
         return self.raw if self.is_wide else signed(self.raw)
 
-    def scan(self, sums: "Sums", holding: Holding, first_lane: int) -> None:
+    def scan(self, sums: "Sums", holding: HeldRegion, first_lane: int) -> None:
         """Add the digest of the counted elements of a region."""
         window = holding.window
         raw = self._numbers()
@@ -77,13 +77,13 @@ class Memory:
             sums.add_lanes(_strided(raw, window, row, band, others, first_lane))
 
 
-def _doubled(window: Window) -> Window:
+def _doubled(window: RegionWindow) -> RegionWindow:
     """The same place in words half as wide."""
-    return Window(*(2 * n for n in window))._replace(rows=window.rows)
+    return RegionWindow(*(2 * n for n in window))._replace(rows=window.rows)
 
 
 def _strided(
-    raw: Tensor, window: Window, row: int, band: int, others: Integers, first_lane: int
+    raw: Tensor, window: RegionWindow, row: int, band: int, others: Integers, first_lane: int
 ) -> Tensor:
     """Digest of some rows of a region, element by element.  [2]."""
     rows = min(band, window.rows - row)
@@ -104,7 +104,7 @@ def _strided(
     return element_sums(numbers, first_lane + flats * lanes, lanes=lanes)
 
 
-def _rectangles(window: Window, first_lane: int, lanes: int) -> list[Rectangle]:
+def _rectangles(window: RegionWindow, first_lane: int, lanes: int) -> list[Rectangle]:
     """Tiles of a region, in the order of their elements."""
 
     def tile(row: int, rows: int, column: int, width: int) -> Rectangle:
@@ -133,7 +133,7 @@ def _rectangles(window: Window, first_lane: int, lanes: int) -> list[Rectangle]:
 
 
 @compiled
-def _keys(flats: Integers, window: Window, first_tile: int, keys: Integers) -> None:
+def _keys(flats: Integers, window: RegionWindow, first_tile: int, keys: Integers) -> None:
     band = max(1, TILE_ELEMENTS // window.width)
     pieces = -(-window.width // TILE_ELEMENTS)
     start = np.int64(0)
@@ -168,7 +168,7 @@ class Sums:
     def __init__(self) -> None:
         self._lanes: list[Tensor] = []
         self._counts: list[Tensor] = []
-        self._digest = NOTHING
+        self._digest = ZERO
         self._changed = 0
 
     def add_lanes(self, lanes: Tensor) -> None:

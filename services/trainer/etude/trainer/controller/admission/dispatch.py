@@ -41,7 +41,7 @@ async def run_group(run: Run, order: GroupRequest) -> list[journal_pb2.JournalRo
                     "etude.task.id": order.task_id,
                 }
             )
-            result = await _run_with_retries(run, replace(order, trace=telemetry.inject()))
+            result = await _run_with_retries(run, replace(order, trace=telemetry.trace_metadata()))
     finally:
         metrics.INFLIGHT.labels(kind="rollout").dec(len(order.indices))
     records = [journal_pb2.JournalRollout.FromString(data) for data in result.records]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common.broker_shards import target_of
+from etude.common.broker_shards import broker_target
 from etude.common.rpc import channels
 from etude.trainer.controller.admission.forecast import WaveForecast
 from etude.trainer.controller.admission.groups import RolloutGroup
@@ -100,7 +100,7 @@ class PlanReporter:
         """Environments by their broker's address; a broker has one plan per run."""
         found: dict[str, list[str]] = defaultdict(list)
         for environment, brokers in self.brokers.items():
-            found[target_of(self.run_id, brokers)].append(environment)
+            found[broker_target(self.run_id, brokers)].append(environment)
         return found
 
     async def close(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from etude.common.blobs import Store
-from etude.common.weights import EpochRecord, VersionId, quarantined, suspects
+from etude.common.weights import EpochRecord, VersionId, list_quarantined, list_suspects
 from etude.common.weights.protocol.epochs import epoch_or_none
 from etude.v1 import rollout_pb2
 
@@ -66,8 +66,8 @@ class MarkReader:
             if record.reason == "rollback":
                 self._rollbacks.append(record)
         return QuarantineMarks(
-            quarantined=quarantined(self.store),
-            suspects={each.replica: each.since for each in suspects(self.store)},
+            quarantined=list_quarantined(self.store),
+            suspects={each.replica: each.since for each in list_suspects(self.store)},
             rollbacks=tuple(self._rollbacks),
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from etude.common.checkpoints.manifest import Place
+from etude.common.checkpoints.manifest import CheckpointId
 from etude.common.role_inputs import ResumeAt
 from etude.v1 import journal_pb2
 
@@ -17,7 +17,7 @@ class Branch(NamedTuple):
 
     number: int = 0
     """0 until the first restore."""
-    path: tuple[Place, ...] = ()
+    path: tuple[CheckpointId, ...] = ()
     """The last checkpoints of the branches that led here, oldest first."""
 
     def to_proto(self) -> journal_pb2.JournalBranch:
@@ -28,7 +28,7 @@ class Branch(NamedTuple):
     @classmethod
     def from_proto(cls, body: journal_pb2.JournalBranch) -> "Branch":
         """Convert from the journal's message."""
-        return cls(body.number, tuple(Place(each.branch, each.step) for each in body.path))
+        return cls(body.number, tuple(CheckpointId(each.branch, each.step) for each in body.path))
 
 
 def is_new_branch(asked: ResumeAt | None, present: Branch) -> bool:
@@ -36,9 +36,9 @@ def is_new_branch(asked: ResumeAt | None, present: Branch) -> bool:
     return asked is not None and asked.number > present.number
 
 
-def ancestors(places: Iterable[Place], branch: Branch) -> list[Place]:
+def ancestors(places: Iterable[CheckpointId], branch: Branch) -> list[CheckpointId]:
     """Checkpoints of a branch and its ancestors, newest first."""
-    stretches = [Place(branch.number, -1), *reversed(branch.path)]
+    stretches = [CheckpointId(branch.number, -1), *reversed(branch.path)]
     known = sorted(places, reverse=True)
     return [
         place
@@ -48,7 +48,7 @@ def ancestors(places: Iterable[Place], branch: Branch) -> list[Place]:
     ]
 
 
-def restore_candidates(places: Iterable[Place], asked: ResumeAt) -> list[Place]:
+def restore_candidates(places: Iterable[CheckpointId], asked: ResumeAt) -> list[CheckpointId]:
     """Candidates for a requested checkpoint: itself, then older ones of its branch."""
     if asked.step is None:
         return []

@@ -161,11 +161,11 @@ def _find_start(
     opening = write_ahead_log.newest_open_record(store, run_uid=run_uid)
     present = Branch() if opening is None else Branch.from_proto(opening.branch)
     problems: list[str] = []
-    places = manifest.places(store)
+    places = manifest.list_checkpoints(store)
     if resume is not None and lineage.is_new_branch(resume, present):
         return _restore_start(store, run_uid, phases, resume)
     candidates = lineage.ancestors(places, present)
-    found = manifest.first_verified(store, candidates, run=run_uid, problems=problems)
+    found = manifest.first_intact(store, candidates, run=run_uid, problems=problems)
     state = _initial_state(run_uid, phases) if found is None else read_state(store, found)
     return _StartPoint(state, found, present, problems, is_restored=False)
 
@@ -183,8 +183,8 @@ def _restore_start(
             _initial_state(run_uid, phases), None, Branch(resume.number), [], is_restored=True
         )
     problems: list[str] = []
-    candidates = lineage.restore_candidates(manifest.places(store), resume)
-    found = manifest.first_verified(store, candidates, run=run_uid, problems=problems)
+    candidates = lineage.restore_candidates(manifest.list_checkpoints(store), resume)
+    found = manifest.first_intact(store, candidates, run=run_uid, problems=problems)
     if found is None:
         raise UserError(
             Problem(
@@ -195,7 +195,7 @@ def _restore_start(
             )
         )
     state = read_state(store, found)
-    way = Branch(resume.number, (*state.way.path, found.manifest.place))
+    way = Branch(resume.number, (*state.way.path, found.manifest.checkpoint_id))
     return _StartPoint(state, found, way, problems, is_restored=True)
 
 

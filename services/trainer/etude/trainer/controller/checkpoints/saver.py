@@ -14,10 +14,10 @@ from etude.common.blobs import Store
 from etude.common.checkpoints import manifest as checkpoints_manifest
 from etude.common.checkpoints.manifest import (
     MANIFEST,
+    CheckpointId,
     CheckpointManifest,
     CheckpointObject,
-    Parent,
-    Place,
+    CheckpointParent,
     Reason,
     StoredCheckpoint,
 )
@@ -70,7 +70,7 @@ class CheckpointSaver:
         """
         started = time.monotonic()
         step = state.cursor.global_step
-        place = Place(state.branch, step)
+        place = CheckpointId(state.branch, step)
         objects = await self._write_objects(state, place.prefix, with_model=with_model)
         policy = state.cursor.policy or (state.epoch, 0)
         manifest = CheckpointManifest(
@@ -108,18 +108,18 @@ class CheckpointSaver:
         key = folder + CONTROLLER
         await asyncio.to_thread(self.store.put, prefix + key, state.model_dump_json().encode())
         objects.append(
-            await asyncio.to_thread(checkpoints_manifest.described, self.store, prefix, key)
+            await asyncio.to_thread(checkpoints_manifest.describe_object, self.store, prefix, key)
         )
         return objects
 
-    def _parent_of(self, place: Place) -> Parent | None:
+    def _parent_of(self, place: CheckpointId) -> CheckpointParent | None:
         """Parent of a checkpoint; one that is written again keeps its parent."""
         if self.last is None:
             return None
         last = self.last.manifest
-        if last.place == place:
+        if last.checkpoint_id == place:
             return last.parent
-        return Parent(step=last.step, branch=last.branch, digest=self.last.digest)
+        return CheckpointParent(step=last.step, branch=last.branch, digest=self.last.digest)
 
     def _check_epoch(self, epoch: int) -> None:
         if is_fenced(self.store, epoch):
@@ -127,7 +127,7 @@ class CheckpointSaver:
 
     def _publish_manifest(self, manifest: CheckpointManifest) -> StoredCheckpoint:
         self._check_epoch(manifest.epoch)
-        found = checkpoints_manifest.commit(self.store, manifest)
+        found = checkpoints_manifest.write_manifest(self.store, manifest)
         self._check_epoch(manifest.epoch)
         kept = {MANIFEST, *(item.key for item in manifest.objects)}
         present = [info.key.removeprefix(found.prefix) for info in self.store.list(found.prefix)]

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.common.blobs import Store
-from etude.common.checkpoints.manifest import Place, StoredCheckpoint
+from etude.common.checkpoints.manifest import CheckpointId, StoredCheckpoint
 from etude.common.errors import CorruptError
 from etude.trainer.controller.checkpoints.lineage import Branch
 from etude.trainer.controller.journal.ledger import LedgerState
@@ -96,7 +96,7 @@ class ControllerState(BaseModel):
     @property
     def way(self) -> Branch:
         """The run's branch of checkpoints."""
-        return Branch(self.branch, tuple(Place(*each) for each in self.path))
+        return Branch(self.branch, tuple(CheckpointId(*each) for each in self.path))
 
     @property
     def replay_from(self) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from etude.common.api.run.phases import Phase, RolloutPolicy
 from etude.common.api.run.spec import Evaluation
 from etude.common.errors import EtudeError
-from etude.common.role_inputs import source_for
+from etude.common.role_inputs import open_source
 from etude.trainer.controller.admission.dispatch import mask_rollout, run_group
 from etude.trainer.controller.admission.dropping import QuarantineFilter
 from etude.trainer.controller.admission.quarantine_marks import RedrawReason
@@ -108,7 +108,7 @@ class Evaluator:
 
     def _read_tasks(self, evaluation: Evaluation) -> tuple[Task, ...]:
         task_set = evaluation.tasks
-        store = source_for(task_set.uri, self.run.resolved.spec.storage)
+        store = open_source(task_set.uri, self.run.resolved.spec.storage)
         return find_tasks(store, name=task_set.name, environment=task_set.environment)
 
     async def _evaluate(self, name: str, tasks: tuple[Task, ...], *, is_greedy: bool) -> bool:

@@ -7,8 +7,8 @@ from etude.common.weights import (
     VersionId,
     accepted_chain,
     claim_epoch,
+    list_quarantined,
     quarantine,
-    quarantined,
     read_epoch,
 )
 from etude.trainer.controller.run import Run
@@ -48,7 +48,7 @@ async def abandon_version(run: Run, version: VersionId, *, why: str) -> None:
 
 def _newest_before(run: Run, version: VersionId) -> VersionId | None:
     """The newest accepted version before this one that is not quarantined; None without one."""
-    refused = quarantined(run.store)
+    refused = list_quarantined(run.store)
     older = [
         each
         for each in accepted_chain(run.store)

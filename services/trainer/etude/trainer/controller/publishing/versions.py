@@ -115,4 +115,4 @@ class VersionChain:
             raise BaseLostError(f"{what}: {error}") from error
 
     async def _publish_manifest(self, manifest: WeightManifest) -> None:
-        await asyncio.to_thread(publication.commit, self.store, manifest)
+        await asyncio.to_thread(publication.publish_manifest, self.store, manifest)

@@ -108,7 +108,7 @@ class RunCommands:
             InvalidFieldError: the spec is invalid, or differs in another field; nothing changes.
         """
         try:
-            spec = RLRunSpec.understood(json.loads(order.spec_json))
+            spec = RLRunSpec.parse_known_fields(json.loads(order.spec_json))
         except ValueError as cause:
             raise InvalidFieldError("configure.spec_json", str(cause)) from cause
         if order.generation < self.generation:

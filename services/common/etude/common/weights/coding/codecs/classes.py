@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.words import Indices, Words
 
 CLASSES = 24
@@ -64,7 +64,7 @@ def partition(old: Words, dtype: str) -> Partition:
     field = field_of(dtype)
     counts = np.zeros(256, np.int64)
     sizes = np.zeros(CLASSES, np.int64)
-    _histogram(fixed(old), field.shift, field.mask, counts)
+    _histogram(readonly(old), field.shift, field.mask, counts)
     first = int(_sizes(counts, sizes))
     return Partition(first, sizes, members(old, field, first))
 
@@ -72,7 +72,7 @@ def partition(old: Words, dtype: str) -> Partition:
 def members(old: Words, field: Field, first: int) -> Members:
     """The class of each element, from e0.  [n] -> [n]."""
     out = np.empty(old.size, np.uint8)
-    _members(fixed(old), field.shift, field.mask, np.int32(first), out)
+    _members(readonly(old), field.shift, field.mask, np.int32(first), out)
     return out
 
 
@@ -88,7 +88,7 @@ class ByClass(NamedTuple):
 
     def fixed(self) -> "ByClass":
         """The same, read-only, for a compiled loop."""
-        return ByClass(fixed(self.starts), fixed(self.gaps), fixed(self.deltas))
+        return ByClass(readonly(self.starts), readonly(self.gaps), readonly(self.deltas))
 
 
 def unfilled(changed: int) -> ByClass:
@@ -102,13 +102,13 @@ def by_class(members: Members, index: Indices, delta: Words) -> ByClass:
     """The changes of a tile in the order of their classes.  [n], [k], [k]."""
     changes = unfilled(index.size)
     np.cumsum(np.bincount(members[index], minlength=CLASSES), out=changes.starts[1:])
-    _sort(fixed(members), fixed(index), fixed(delta), changes)
+    _sort(readonly(members), readonly(index), readonly(delta), changes)
     return changes
 
 
 def in_order(members: Members, changes: ByClass, index: Indices, delta: Words) -> int:
     """Fill index and delta from changes by class; how many lie inside the tile.  [n], k changes."""
-    return int(_in_order(fixed(members), changes.fixed(), index, delta))
+    return int(_in_order(readonly(members), changes.fixed(), index, delta))
 
 
 @compiled

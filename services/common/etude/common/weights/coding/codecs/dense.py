@@ -19,7 +19,7 @@ def encode(words: Words, *, compress: bool = True) -> Encoded:
         return Encoded(raw, 0)
     width = words.dtype.itemsize
     octets = np.frombuffer(raw, np.uint8).reshape(-1, width)
-    payload = planes.packed(np.ascontiguousarray(octets.T))
+    payload = planes.pack_planes(np.ascontiguousarray(octets.T))
     return Encoded(payload, DENSE_PLANES) if len(payload) < len(raw) else Encoded(raw, 0)
 
 
@@ -44,14 +44,14 @@ def decode(
             raise CorruptError(f"{where}: {len(data)} bytes for {elements} words of {word}")
         # The payload may lie at any address; compiled loops want aligned words.
         return np.require(np.frombuffer(data, word), requirements=["A"])
-    return _joined(data, elements=elements, word=word, where=where)
+    return _join_planes(data, elements=elements, word=word, where=where)
 
 
-def _joined(
+def _join_planes(
     data: memoryview, *, elements: int, word: np.dtype[np.unsignedinteger], where: str
 ) -> Words:
     width = word.itemsize
     if len(data) >= elements * width:
         raise CorruptError(f"{where}: {len(data)} bytes for {width} planes of {elements}")
-    found = planes.unpacked(data, elements=elements, width=width, where=where)
+    found = planes.unpack_planes(data, elements=elements, width=width, where=where)
     return np.ascontiguousarray(found.T).reshape(-1).view(word)

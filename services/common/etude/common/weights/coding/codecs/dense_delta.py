@@ -13,16 +13,16 @@ from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs import planes
 from etude.common.weights.coding.codecs.ids import Encoded
 from etude.common.weights.coding.codecs.planes import Planes
-from etude.common.weights.tensors.changes import Changes
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.changes import BlockChanges
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.words import Indices, Words
 
 
-def encode(changes: Changes, *, elements: int) -> Encoded:
+def encode(changes: BlockChanges, *, elements: int) -> Encoded:
     """The payload of a block.  k changes."""
     zigzags = np.zeros((changes.delta.itemsize, elements), np.uint8)
-    _split(fixed(changes.index), fixed(changes.delta), zigzags)
-    return Encoded(planes.packed(zigzags), 0)
+    _split(readonly(changes.index), readonly(changes.delta), zigzags)
+    return Encoded(planes.pack_planes(zigzags), 0)
 
 
 def decode(
@@ -33,7 +33,7 @@ def decode(
     flags: int,
     word: np.dtype[np.unsignedinteger],
     where: str,
-) -> Changes:
+) -> BlockChanges:
     """The changes of a block.
 
     Raises:
@@ -42,13 +42,13 @@ def decode(
     if flags:
         raise CorruptError(f"{where}: flags: {flags} is unknown to dense deltas")
     data = memoryview(payload).cast("B")
-    zigzags = planes.unpacked(data, elements=elements, width=word.itemsize, where=where)
+    zigzags = planes.unpack_planes(data, elements=elements, width=word.itemsize, where=where)
     # One more than fit: the loop writes before it knows whether a place counts.
     index, delta = np.empty(elements + 1, np.uint32), np.empty(elements + 1, word)
-    found = _join(fixed(zigzags), index, delta)
+    found = _join(readonly(zigzags), index, delta)
     if found != changed:
         raise CorruptError(f"{where}: changed: {found} elements, not {changed}")
-    return Changes(index[:found], delta[:found])
+    return BlockChanges(index[:found], delta[:found])
 
 
 @compiled

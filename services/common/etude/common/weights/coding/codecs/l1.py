@@ -23,8 +23,8 @@ from etude.common.weights.coding.codecs import split_rice
 from etude.common.weights.coding.codecs.ids import Encoded
 from etude.common.weights.coding.codecs.split_rice import Octets, Wide
 from etude.common.weights.coding.codecs.varint import put_varint, take_varint
-from etude.common.weights.tensors.changes import Changes
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.changes import BlockChanges
+from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.words import Indices, Words
 
 MAX_ELEMENTS = 1 << 21
@@ -48,7 +48,7 @@ class _Head(NamedTuple):
     num_bytes: int
 
 
-def encode(changes: Changes) -> Encoded:
+def encode(changes: BlockChanges) -> Encoded:
     """The payload of a block's changes.  k changes.
 
     Raises:
@@ -56,12 +56,12 @@ def encode(changes: Changes) -> Encoded:
     """
     gaps = np.empty(changes.index.size, _GAP)
     steps = np.empty_like(changes.delta)
-    if not _numbers(fixed(changes.index), fixed(changes.delta), gaps, steps):
+    if not _numbers(readonly(changes.index), readonly(changes.delta), gaps, steps):
         raise ValueError("changes are not strictly increasing, too far apart, or 0")
     word = changes.delta.dtype
-    gap_width, gap_bits, gap_escapes = split_rice.best(fixed(gaps), _MOST_GAP_WIDTH, 32)
+    gap_width, gap_bits, gap_escapes = split_rice.best(readonly(gaps), _MOST_GAP_WIDTH, 32)
     step_width, step_bits, step_escapes = split_rice.best(
-        fixed(steps), _widest(word), 8 * word.itemsize
+        readonly(steps), _widest(word), 8 * word.itemsize
     )
     head = bytearray((gap_width, step_width))
     put_varint(head, gap_escapes)
@@ -73,10 +73,10 @@ def encode(changes: Changes) -> Encoded:
     last = high + _octets(gap_bits)
     size = last + _octets(step_bits)
     wide = np.zeros((size + _SPARE_BYTES) // 8, np.uint64)
-    split_rice.write_low(fixed(gaps), gap_width, wide, 8 * low)
-    split_rice.write_low(fixed(steps), step_width, wide, 8 * middle)
-    split_rice.write_high(fixed(gaps), gap_width, wide, 8 * high, far)
-    split_rice.write_high(fixed(steps), step_width, wide, 8 * last, long)
+    split_rice.write_low(readonly(gaps), gap_width, wide, 8 * low)
+    split_rice.write_low(readonly(steps), step_width, wide, 8 * middle)
+    split_rice.write_high(readonly(gaps), gap_width, wide, 8 * high, far)
+    split_rice.write_high(readonly(steps), step_width, wide, 8 * last, long)
     octets = wide.view(np.uint8)
     octets[:low] = np.frombuffer(bytes(head) + far.tobytes() + long.tobytes(), np.uint8)
     return Encoded(octets[:size].tobytes(), 0)
@@ -90,7 +90,7 @@ def decode(
     flags: int,
     word: np.dtype[np.unsignedinteger],
     where: str,
-) -> Changes:
+) -> BlockChanges:
     """The changes of a block.
 
     Raises:
@@ -109,14 +109,14 @@ def decode(
     far = np.frombuffer(bytes(data[head.num_bytes : gaps_end]), _GAP)
     long = np.frombuffer(bytes(data[gaps_end:low]), word)
     padded = bytes(data).ljust((len(data) + _SPARE_BYTES) // 8 * 8, b"\0")
-    wide = fixed(np.frombuffer(padded, np.uint64))
+    wide = readonly(np.frombuffer(padded, np.uint64))
     index, delta = np.empty(changed, np.uint32), np.empty(changed, word)
     starts = (low, middle, high, len(data))
     widths = (head.gap_width, head.step_width)
-    fault = _decode(wide, starts, widths, fixed(far), fixed(long), elements, index, delta)
+    fault = _decode(wide, starts, widths, readonly(far), readonly(long), elements, index, delta)
     if fault:
-        raise CorruptError(f"{where}: {_named(fault)}")
-    return Changes(index, delta)
+        raise CorruptError(f"{where}: {_fault_text(fault)}")
+    return BlockChanges(index, delta)
 
 
 def _widest(word: np.dtype[np.unsignedinteger]) -> int:
@@ -143,7 +143,7 @@ def _head(
     return _Head(gap_width, step_width, gap_escapes, step_escapes, at)
 
 
-def _named(fault: int) -> str:
+def _fault_text(fault: int) -> str:
     if fault == _BEYOND:
         return "gaps: a place beyond the block"
     if fault == _LEFT_OVER:

@@ -15,7 +15,7 @@ from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs import classes, l2_rice, l2r_read, l2r_write
 from etude.common.weights.coding.codecs.classes import ByClass, Members
 from etude.common.weights.coding.codecs.ids import Encoded
-from etude.common.weights.tensors.changes import Changes
+from etude.common.weights.tensors.changes import BlockChanges
 from etude.common.weights.tensors.tiles import TILE_ELEMENTS
 from etude.common.weights.tensors.words import Words
 
@@ -24,7 +24,7 @@ What = Literal["rice", "rans"]
 _MAX_WORD_BYTES = 4
 
 
-def encode(old: Words, changes: Changes, *, dtype: str, what: What) -> Encoded:
+def encode(old: Words, changes: BlockChanges, *, dtype: str, what: What) -> Encoded:
     """The payload of a whole tile's changes.  [n], k changes.
 
     Raises:
@@ -57,7 +57,7 @@ def decode(  # noqa: PLR0913 - what the index says of a block, and its tile
     dtype: str,
     where: str,
     what: What,
-) -> Changes:
+) -> BlockChanges:
     """The changes of a whole tile.  [n] -> k changes.
 
     Raises:
@@ -80,7 +80,7 @@ def decode(  # noqa: PLR0913 - what the index says of a block, and its tile
         found = _rice(data, tile, where) if what == "rice" else _rans(data, tile, where)
         if classes.in_order(found.members, found.changes, index, delta) != changed:
             raise CorruptError(f"{where}: gaps: a place beyond its class")
-    return Changes(index, delta)
+    return BlockChanges(index, delta)
 
 
 def _is_tile(old: Words) -> bool:

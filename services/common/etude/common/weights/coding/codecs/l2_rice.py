@@ -17,7 +17,7 @@ from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs import rice
 from etude.common.weights.coding.codecs.classes import BELOW_MEDIAN, CLASSES, ByClass
 from etude.common.weights.coding.codecs.varint import put_varint, take_varint
-from etude.common.weights.tensors.jit import fixed
+from etude.common.weights.tensors.jit import readonly
 
 _HEADER_BYTES = 4
 _RADIX = rice.MOST_A + 1
@@ -77,7 +77,7 @@ def decode(data: memoryview, changes: ByClass, *, word_bits: int, mask: int, whe
     changed, length = sum(h.changed for h in headers), sum(h.length for h in headers)
     if changed != changes.gaps.size or length != len(data) - at:
         raise CorruptError(f"{where}: classes: {changed} changes, {length} bytes of streams")
-    octets = fixed(np.frombuffer(data, np.uint8))
+    octets = readonly(np.frombuffer(data, np.uint8))
     filled = changes.fixed()
     furthest = 1 << (word_bits - 1)
     counts = np.zeros(CLASSES, np.int64)

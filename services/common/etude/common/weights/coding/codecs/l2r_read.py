@@ -25,7 +25,7 @@ from etude.common.weights.coding.codecs.rans import (
     take_bit,
     take_even,
 )
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.jit import compiled, readonly
 
 _FAULTS = {
     1: "stream: more or fewer changes in a class than there can be",
@@ -50,7 +50,7 @@ def decode(
     stream = np.frombuffer(data, "<u2").astype(np.uint16)
     if stream[0] == 0:
         raise CorruptError(f"{where}: stream: starts below the coder's states")
-    fault = _changes(fixed(stream), fixed(sizes), changes, word_bits, initial())
+    fault = _changes(readonly(stream), readonly(sizes), changes, word_bits, initial())
     if fault:
         raise CorruptError(f"{where}: {_FAULTS[fault]}")
 

@@ -44,7 +44,7 @@ from etude.common.weights.coding.codecs.rans import (
     put_even,
     write,
 )
-from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.jit import compiled, readonly
 
 EVEN = CERTAIN // 2
 LONGEST = 24
@@ -63,7 +63,7 @@ def encode(sizes: Counts, changes: ByClass, *, word_bits: int) -> bytes:
     # Steps pass over elements, or belong to a change: 2 pieces of a gap, the width, 4 more.
     most = int(sizes.sum()) + 7 * count + wide + CLASSES * (LONGEST + 3)
     symbols = np.empty(most, np.int64)
-    used = _symbols(fixed(sizes), changes.fixed(), word_bits, initial(), symbols)
+    used = _symbols(readonly(sizes), changes.fixed(), word_bits, initial(), symbols)
     out = np.empty(used + 2, np.uint16)
     start = write(symbols, used, _tail(changes.deltas), out)
     return out[start:].astype("<u2").tobytes()

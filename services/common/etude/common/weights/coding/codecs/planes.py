@@ -16,13 +16,13 @@ Planes = npt.NDArray[np.uint8]
 """[bytes of a word, n]"""
 
 
-def packed(planes: Planes) -> bytes:
+def pack_planes(planes: Planes) -> bytes:
     """The payload of some planes."""
     frames = [_smaller(plane) for plane in planes]
     return b"".join([struct.pack(f"<{len(frames)}I", *map(len, frames)), *frames])
 
 
-def unpacked(data: memoryview, *, elements: int, width: int, where: str) -> Planes:
+def unpack_planes(data: memoryview, *, elements: int, width: int, where: str) -> Planes:
     """The planes of a payload.
 
     Raises:
@@ -45,9 +45,11 @@ def unpacked(data: memoryview, *, elements: int, width: int, where: str) -> Plan
 def _plane(plane: memoryview, elements: int, *, where: str) -> npt.NDArray[np.uint8]:
     if len(plane) == elements:
         return np.frombuffer(plane, np.uint8)
-    return np.frombuffer(zstd.expanded(plane, least=elements, most=elements, where=where), np.uint8)
+    return np.frombuffer(
+        zstd.decompress(plane, least=elements, most=elements, where=where), np.uint8
+    )
 
 
 def _smaller(plane: npt.NDArray[np.uint8]) -> bytes:
-    frame = zstd.compressed(plane.data)
+    frame = zstd.compress(plane.data)
     return frame if len(frame) < plane.size else plane.tobytes()

@@ -70,7 +70,7 @@ def best(gaps: Gaps, deltas: Counts) -> tuple[int, int, int]:
 
 
 @compiled
-def _put(out: Octets, at: int, value: int, bits: int) -> int:
+def _put_bits(out: Octets, at: int, value: int, bits: int) -> int:
     """Write the low bits of a value at a bit of zeroed bytes; the bit after them."""
     while bits > 0:
         shift = at & 7
@@ -86,10 +86,10 @@ def _put(out: Octets, at: int, value: int, bits: int) -> int:
 def _put_rice(out: Octets, at: int, value: int, k: int) -> int:
     quotient = value >> k
     if quotient >= _LONGEST:
-        at = _put(out, at, (1 << _LONGEST) - 1, _LONGEST)
-        return _put(out, at, value, _RAW_BITS)
-    at = _put(out, at, (1 << quotient) - 1, quotient + 1)
-    return _put(out, at, value & ((1 << k) - 1), k)
+        at = _put_bits(out, at, (1 << _LONGEST) - 1, _LONGEST)
+        return _put_bits(out, at, value, _RAW_BITS)
+    at = _put_bits(out, at, (1 << quotient) - 1, quotient + 1)
+    return _put_bits(out, at, value & ((1 << k) - 1), k)
 
 
 @compiled
@@ -98,7 +98,7 @@ def write_class(gaps: Gaps, deltas: Counts, k: int, a: int, out: Octets) -> int:
     at = 0
     for j in range(gaps.size):
         at = _put_rice(out, at, int(np.int64(gaps[j])), k)
-        at = _put(out, at, 1 if deltas[j] < 0 else 0, 1)
+        at = _put_bits(out, at, 1 if deltas[j] < 0 else 0, 1)
         at = _put_rice(out, at, abs(int(deltas[j])) - 1, a)
     return at
 

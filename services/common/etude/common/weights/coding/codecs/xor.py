@@ -10,14 +10,14 @@ from typing_extensions import Buffer
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs import zstd
 from etude.common.weights.coding.codecs.ids import Encoded
-from etude.common.weights.tensors.changes import Changes
+from etude.common.weights.tensors.changes import BlockChanges
 from etude.common.weights.tensors.words import Words
 
 MAX_ELEMENTS = 1 << 31
 """Of a block: its places are 32-bit numbers."""
 
 
-def encode(changes: Changes, *, elements: int) -> Encoded:
+def encode(changes: BlockChanges, *, elements: int) -> Encoded:
     """The payload of a block; the differences are old XOR new."""
     words = np.zeros(elements, changes.delta.dtype)
     words[changes.index] = changes.delta
@@ -26,7 +26,7 @@ def encode(changes: Changes, *, elements: int) -> Encoded:
 
 def encode_words(words: Words) -> Encoded:
     """The payload of old XOR new.  [n]."""
-    return Encoded(zstd.compressed(np.ascontiguousarray(words).data), 0)
+    return Encoded(zstd.compress(np.ascontiguousarray(words).data), 0)
 
 
 def decode(
@@ -37,7 +37,7 @@ def decode(
     flags: int,
     word: np.dtype[np.unsignedinteger],
     where: str,
-) -> Changes:
+) -> BlockChanges:
     """Places and values at which old XOR new is not 0.
 
     Raises:
@@ -47,8 +47,8 @@ def decode(
         raise CorruptError(f"{where}: flags: {flags}, {elements} elements")
     size = elements * word.itemsize
     frame = memoryview(payload).cast("B")
-    words = np.frombuffer(zstd.expanded(frame, least=size, most=size, where=where), word)
+    words = np.frombuffer(zstd.decompress(frame, least=size, most=size, where=where), word)
     index = np.flatnonzero(words).astype(np.uint32)
     if index.size != changed:
         raise CorruptError(f"{where}: changed: {index.size} elements, not {changed}")
-    return Changes(index, words[index])
+    return BlockChanges(index, words[index])

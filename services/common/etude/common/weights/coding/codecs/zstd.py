@@ -21,12 +21,12 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 
-def compressed(data: bytes | memoryview) -> bytes:
+def compress(data: bytes | memoryview) -> bytes:
     """One frame that declares its content size."""
     return _contexts.compressor.compress(data)
 
 
-def expanded(frame: bytes | memoryview, *, least: int, most: int, where: str) -> bytes:
+def decompress(frame: bytes | memoryview, *, least: int, most: int, where: str) -> bytes:
     """The content of one frame.
 
     Args:
