@@ -22,6 +22,7 @@ AGENTS = ("go", "python")
 TOKEN = b"a token of this generation"
 START_S = 60.0
 """An interpreter on a busy machine may take seconds to start."""
+REFERENCE = "tests.support.reference_guest.agent"
 _T = TypeVar("_T")
 
 
@@ -39,7 +40,9 @@ def command(agent: str) -> tuple[str, ...]:
     """How to start an agent of this make."""
     if agent == "go":
         return (str(program()),)
-    return (sys.executable, "-m", "etude.envserver.guest.reference")
+    # The root comes last on the path: its operator/ must not hide the standard library's.
+    main = f"import sys; sys.path.append({str(ROOT)!r}); from {REFERENCE} import main; main()"
+    return (sys.executable, "-c", main)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from etude.envserver.drivers.process.supervisor import Kept
-from etude.envserver.guest.reference_calls import Call, Operation, RefusedError
-from etude.envserver.guest.reference_jobs import Jobs, exec_in_background, job
-from etude.envserver.guest.reference_processes import (
+from tests.support.reference_guest.calls import Call, Operation, RefusedError
+from tests.support.reference_guest.jobs import Jobs, exec_in_background, job
+from tests.support.reference_guest.processes import (
     DRAIN_S,
     MAX_KEPT_BYTES,
     ended,
@@ -22,6 +21,8 @@ from etude.envserver.guest.reference_processes import (
     run_in_foreground,
     start,
 )
+
+from etude.envserver.drivers.process.supervisor import Kept
 from etude.v1 import guest_pb2
 
 _MAX_SESSIONS = 16

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
+from tests.support.reference_guest.accept import ReferencePort, accept
+from tests.support.reference_guest.calls import Call, RefusedError, Writer
+from tests.support.reference_guest.files import FILES, Marks
+from tests.support.reference_guest.jobs import Jobs
+from tests.support.reference_guest.sessions import PROCESSES, Sessions
 
 from etude.envserver.guest import frames
 from etude.envserver.guest.frames import BadFrameError, Frame, FrameFlag, FrameKind
-from etude.envserver.guest.reference_accept import Door, accept
-from etude.envserver.guest.reference_calls import Call, RefusedError, Writer
-from etude.envserver.guest.reference_files import FILES, Marks
-from etude.envserver.guest.reference_jobs import Jobs
-from etude.envserver.guest.reference_sessions import PROCESSES, Sessions
 from etude.v1 import guest_pb2
 
 _READ_BYTES = 256 << 10
@@ -44,7 +44,7 @@ class Agent:
     jobs: Jobs = field(init=False)
     sessions: Sessions = field(default_factory=Sessions)
     marks: Marks = field(default_factory=dict)
-    door: Door = field(default_factory=Door)
+    door: ReferencePort = field(default_factory=ReferencePort)
     _parser: frames.FrameParser = field(
         default_factory=lambda: frames.FrameParser(frames.FROM_HOST)
     )

@@ -13,8 +13,9 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
+from tests.support.reference_guest.calls import Call, RefusedError
+
 from etude.envserver.drivers.process.supervisor import Kept
-from etude.envserver.guest.reference_calls import Call, RefusedError
 from etude.v1 import guest_pb2
 
 TERM_GRACE_S = 2.0

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from tests.support.reference_guest.calls import Call, Operation, RefusedError
+
 from etude.agent.patterns import GrepQuery
 from etude.agent.workspace import (
     MAX_FILE_BYTES,
@@ -17,7 +19,6 @@ from etude.agent.workspace import (
     WorkspaceError,
     relative,
 )
-from etude.envserver.guest.reference_calls import Call, Operation, RefusedError
 from etude.envserver.storage import folders, trees
 from etude.envserver.storage.folders import FolderLimits, TooLargeError
 from etude.envserver.storage.trees import File

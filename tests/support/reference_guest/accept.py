@@ -5,7 +5,8 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from etude.envserver.guest.reference_calls import Call, RefusedError
+from tests.support.reference_guest.calls import Call, RefusedError
+
 from etude.v1 import guest_pb2
 
 _READ_BYTES = 64 << 10
@@ -18,7 +19,7 @@ class _Connection(NamedTuple):
 
 
 @dataclass(slots=True)
-class Door:
+class ReferencePort:
     """A port whose connections wait for calls; it opens with the first."""
 
     port: int = 0
@@ -52,16 +53,16 @@ class Door:
         self.port = port
 
 
-class HasDoor(Protocol):
+class HasPort(Protocol):
     """An agent with a port."""
 
     @property
-    def door(self) -> Door:
+    def door(self) -> ReferencePort:
         """Where its programs find the host."""
         ...
 
 
-async def accept(call: Call, agent: HasDoor) -> None:
+async def accept(call: Call, agent: HasPort) -> None:
     """Carry one connection until both directions have ended."""
     reader, writer = await agent.door.next(call.request.accept.port)
     call.tell(1)

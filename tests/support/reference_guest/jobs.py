@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from etude.agent.workspace.jobs import INPUT_BYTES, MAX_KNOWN, MAX_RUNNING, TERM_GRACE_S
-from etude.envserver.guest.calls import CONTROLLERS_JOBS
-from etude.envserver.guest.reference_calls import Call, RefusedError
-from etude.envserver.guest.reference_processes import (
+from tests.support.reference_guest.calls import Call, RefusedError
+from tests.support.reference_guest.processes import (
     arguments,
     ended,
     exit_of,
     kill,
     start,
 )
+
+from etude.agent.workspace.jobs import INPUT_BYTES, MAX_KNOWN, MAX_RUNNING, TERM_GRACE_S
+from etude.envserver.guest.calls import CONTROLLERS_JOBS
 from etude.v1 import guest_pb2
 
 _DEFAULT_JOB_READ, _MAX_JOB_READ = 64 << 10, 1 << 20

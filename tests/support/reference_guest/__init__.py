@@ -1,0 +1,1 @@
+"""Reference implementation of the guest agent in Python, for tests."""
