@@ -45,7 +45,7 @@ def test_a_failed_build_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> No
 BUILDER = """
 import sys, time
 from pathlib import Path
-from etude.envserver.images.build_cache import Cache
+from etude.envserver.images.build_cache import BuildCache
 
 def build(folder):
     with Path(sys.argv[1], "builders").open("a") as log:
@@ -53,7 +53,7 @@ def build(folder):
     (folder / "file").write_text("content")
     time.sleep(float(sys.argv[2]))
 
-Cache(Path(sys.argv[1])).entry("images", "a", build)
+BuildCache(Path(sys.argv[1])).entry("images", "a", build)
 """
 
 

@@ -93,5 +93,5 @@ def test_a_manifest_names_the_files_of_an_image_and_no_others(
     data = json.dumps({"name": "python", "files": files}).encode()
     name = hashlib.sha256(data).hexdigest()[:32]
     store.put(f"{name}/{MANIFEST}", data)
-    with pytest.raises(CorruptError, match="no manifest of an image"):
+    with pytest.raises(CorruptError, match="not a manifest of an image"):
         image_store.fetch_image(name, store, there)

@@ -27,9 +27,9 @@ def test_a_node_loads_a_driver_only_once_its_pool_wants_it() -> None:
     assert loaded("etude.envserver.host.server", DRIVERS) == "[]"
 
 
-@pytest.mark.parametrize("role", ["node", "broker"])
+@pytest.mark.parametrize("role", ["host", "broker"])
 def test_a_role_starts_without_search_exporter_or_what_makes_images(role: str) -> None:
-    assert loaded(f"etude.envserver.{role}.serve", ALWAYS + MAKING) == "[]"
+    assert loaded(f"etude.envserver.{role}.server", ALWAYS + MAKING) == "[]"
 
 
 def test_a_driver_reads_images_without_what_makes_them() -> None:

@@ -223,7 +223,7 @@ async def test_a_folder_that_cannot_be_removed_ends_neither_its_node_nor_the_nex
     node = make_node()
     await opened(node, order)
     (node.driver.leases / "torn").mkdir()
-    monkeypatch.setattr(folders, "remove", fails)
+    monkeypatch.setattr(folders, "remove_folder", fails)
 
     await node.close(["a"])
     assert await make_node().take_over() == (1, 0)

@@ -33,7 +33,7 @@ nodes = st.lists(
         is_suspect=st.booleans(),
         queue_ms=st.floats(0, 500),
         memory_bytes=st.one_of(st.none(), st.integers(0, 4 * CLONE_BYTES)),
-        levels=st.fixed_dictionaries({"python": levels}),
+        readiness_by_template=st.fixed_dictionaries({"python": levels}),
     ),
     max_size=40,
 )

@@ -89,7 +89,7 @@ async def test_what_was_dropped_while_it_was_read_is_removed_beside_the_loop(
         removers.append(threading.current_thread())
         folders.remove_folder(folder)
 
-    monkeypatch.setattr(local_snapshots, "_remove_or_say", remove)
+    monkeypatch.setattr(local_snapshots, "_remove_or_log", remove)
     async with kept.using(made) as folder:
         await kept.drop(made)
         assert folder.exists()

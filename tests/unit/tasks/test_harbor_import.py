@@ -93,7 +93,7 @@ def test_a_task_is_not_written_over_another(
     capsys.readouterr()
     assert imported(tmp_path / "set", tmp_path / "out") == 1
     shown = capsys.readouterr()
-    assert "is there already" in shown.err
+    assert "exists already" in shown.err
     assert shown.out == "zebra\n", "the task after it is taken"
 
 
