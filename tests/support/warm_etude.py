@@ -123,8 +123,9 @@ def _become(request: Mapping[str, Any]) -> None:
 def serve() -> NoReturn:
     """Be the process that commands are split off from."""
     # What most verbs import when they are called.
-    from etude.cli import environments, versions  # noqa: F401, PLC0415
+    from etude.cli import environments  # noqa: F401, PLC0415
     from etude.cli.main import main  # noqa: PLC0415
+    from etude.cli.weights import version_names  # noqa: F401, PLC0415
     from etude.common import weights  # noqa: F401, PLC0415
     from etude.common.api import yaml_documents  # noqa: F401, PLC0415
     from etude.common.api.lint import linter  # noqa: F401, PLC0415

@@ -43,9 +43,9 @@ def ls(
     run: Run, *, endpoint: Endpoint = None, region: Region = None, as_json: AsJson = False
 ) -> None:
     """List every published version: what it changed, how it can be reached, whether it counts."""
-    from etude.cli.versions import no_versions
     from etude.cli.weights.survey import survey
-    from etude.cli.weights_tables import chain_table, reader_lines, version_rows
+    from etude.cli.weights.tables import chain_table, reader_lines, version_rows
+    from etude.cli.weights.version_names import no_versions
     from etude.common.weights.protocol.epochs import stray_keys
 
     store = _store(run, endpoint, region)
@@ -75,9 +75,9 @@ def objects(
     as_json: AsJson = False,
 ) -> None:
     """List what a version consists of in the store: its manifest, and each rank's payload."""
-    from etude.cli.versions import find_version, missing_version
     from etude.cli.weights.survey import objects_of
-    from etude.cli.weights_tables import object_table
+    from etude.cli.weights.tables import object_table
+    from etude.cli.weights.version_names import find_version, missing_version
     from etude.common.blobs import MissingError
 
     store = _store(run, endpoint, region)
@@ -98,9 +98,9 @@ def verify(
     run: Run, *, endpoint: Endpoint = None, region: Region = None, scratch: Scratch = None
 ) -> None:
     """Read every version, skip and keyframe, and prove that each leads to the published bits."""
-    from etude.cli.versions import no_accepted_version
     from etude.cli.weights.verification import UNPROVABLE
     from etude.cli.weights.verification import verify as verdicts
+    from etude.cli.weights.version_names import no_accepted_version
     from etude.common.weights.protocol.chain_view import take_view
 
     store = _store(run, endpoint, region)
@@ -140,9 +140,9 @@ def diff(  # noqa: PLR0913 - a verb has as many parameters as it has options
     as_json: AsJson = False,
 ) -> None:
     """Say which tensors differ between two versions, by how many elements and by how much."""
-    from etude.cli.versions import copy_version
     from etude.cli.weights.differences import differences
-    from etude.cli.weights_tables import difference_table
+    from etude.cli.weights.tables import difference_table
+    from etude.cli.weights.version_names import copy_version
 
     store = _store(run, endpoint, region)
     with _folder(scratch) as folder:
@@ -171,7 +171,7 @@ def export(  # noqa: PLR0913 - as above
     scratch: Scratch = None,
 ) -> None:
     """Write a version as a Hugging Face folder, bit for bit what the trainer published."""
-    from etude.cli.versions import copy_version
+    from etude.cli.weights.version_names import copy_version
     from etude.common.weights.tensors.model_folder import write_folder
 
     source = model or find_source_model(run)
