@@ -14,12 +14,17 @@ from tests.support.helm import ROOT
 
 from etude.common.api.kinds import RLRun
 from etude.operator.builders.run import Platform, RunShape, run_children
-from etude.operator.kube.cache import Cache
+from etude.operator.kube.cache import WatchCache
 from etude.operator.kube.client import KubernetesCluster
 from etude.operator.kube.interface import Cluster, ConflictError, NameTakenError
-from etude.operator.kube.leases import KubernetesLeases, LeaseRecord, Leases, MemoryLeases
+from etude.operator.kube.leases import (
+    KubernetesLeaseStore,
+    LeaderLease,
+    LeaseStore,
+    MemoryLeaseStore,
+)
 from etude.operator.kube.memory_cluster import MemoryCluster
-from etude.operator.kube.rest import Rest, path_of
+from etude.operator.kube.rest import RestClient, path_of
 from etude.operator.kube.watches import Watches
 from etude.operator.manifests import Manifest, Ref, ref, resource_version, uid
 
@@ -33,7 +38,7 @@ class Bench:
 
     cluster: Cluster
     namespace: str
-    rest: Rest | None = None
+    rest: RestClient | None = None
     watches: Watches | None = None
 
     async def pool(self, name: str) -> Manifest:
@@ -47,10 +52,10 @@ class Bench:
         }
         if self.rest is None or self.watches is None:
             assert isinstance(self.cluster, MemoryCluster)
-            return self.cluster.put(body)
+            return self.cluster.upsert(body)
         reply = await self.rest.request("POST", path_of("EnvPool", self.namespace), body=body)
         assert reply.status == 201, reply
-        self.watches.observe("ADDED", reply.body)
+        self.watches.apply_event("ADDED", reply.body)
         return reply.body
 
     def config(self, owner: Manifest, **data: str) -> Manifest:
@@ -83,7 +88,7 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     state: Mapping[str, Any] = request.getfixturevalue("cluster")
     request.getfixturevalue("crds")
     namespace: str = request.getfixturevalue("namespace")
-    rest, cache = await Rest.connect(Path(state["kubeconfig"])), Cache()
+    rest, cache = await RestClient.connect(Path(state["kubeconfig"])), WatchCache()
     watches = Watches(rest, cache, (namespace,))
     await watches.sync()
     watching = asyncio.create_task(watches.keep_watching())
@@ -103,8 +108,8 @@ async def test_what_was_applied_is_read_back_at_once_and_told(bench: Bench) -> N
     found = bench.cluster.get(bench.child)
     assert found is not None
     assert found["data"] == {"a": "1"}
-    assert bench.cluster.every("ConfigMap") == [found]
-    assert bench.cluster.owned(uid(owner)) == [found]
+    assert bench.cluster.list_objects("ConfigMap") == [found]
+    assert bench.cluster.list_owned(uid(owner)) == [found]
     assert bench.child in told
 
 
@@ -188,7 +193,7 @@ async def test_the_very_object_is_deleted_and_no_other_of_its_name(bench: Bench)
     await bench.cluster.delete(bench.child, uid=uid(made))
     await bench.cluster.delete(bench.child, uid=uid(made))
     await bench.until(lambda: bench.cluster.get(bench.child) is None)
-    assert bench.cluster.owned(uid(owner)) == []
+    assert bench.cluster.list_owned(uid(owner)) == []
 
 
 async def test_a_status_is_written_over_what_was_seen_only(bench: Bench) -> None:
@@ -244,31 +249,31 @@ async def test_an_event_that_was_told_already_is_fine(bench: Bench) -> None:
         "regarding": {"apiVersion": about["apiVersion"], "kind": "EnvPool", **regarding},
     }
     for _ in range(2):
-        await bench.cluster.record(event)
+        await bench.cluster.record_event(event)
 
 
 @pytest.fixture
-def leases(bench: Bench) -> Leases:
+def leases(bench: Bench) -> LeaseStore:
     if bench.rest is None:
-        return MemoryLeases()
-    return KubernetesLeases(bench.rest, bench.namespace, "leader")
+        return MemoryLeaseStore()
+    return KubernetesLeaseStore(bench.rest, bench.namespace, "leader")
 
 
-async def test_a_lease_is_written_over_the_version_that_was_read_only(leases: Leases) -> None:
+async def test_a_lease_is_written_over_the_version_that_was_read_only(leases: LeaseStore) -> None:
     assert await leases.read() is None
-    first = await leases.write(LeaseRecord("a"))
+    first = await leases.write(LeaderLease("a"))
     assert first.version
     assert await leases.read() == first
     with pytest.raises(ConflictError):
-        await leases.write(LeaseRecord("b"))
+        await leases.write(LeaderLease("b"))
     second = await leases.write(first._replace(holder="b", transitions=1))
     with pytest.raises(ConflictError):
         await leases.write(first)
     assert await leases.read() == second
 
 
-async def test_a_lease_is_released_and_taken_again(leases: Leases) -> None:
-    held = await leases.write(LeaseRecord("a"))
+async def test_a_lease_is_released_and_taken_again(leases: LeaseStore) -> None:
+    held = await leases.write(LeaderLease("a"))
     free = await leases.write(held._replace(holder=""))
     assert await leases.read() == free
     taken = await leases.write(free._replace(holder="b"))

@@ -34,7 +34,7 @@ def test_what_an_api_server_answers_has_a_code() -> None:
     answers = (
         interface.ClusterError,
         interface.NameTakenError,
-        interface.RefusedError,
+        interface.ApiRejectedError,
         interface.NamespaceClosingError,
     )
     assert {answer.reason for answer in answers} <= set(Reason)

@@ -25,8 +25,8 @@ from etude.common.tls.certificate_request import (
 from etude.common.tls.identity import Identity
 from etude.common.tls.targets import named_target
 from etude.common.tls.transport import security_from_setting
-from etude.operator.issuer.server import Own
-from etude.operator.issuer.service import CertificateService, MemoryReviews
+from etude.operator.issuer.server import IssuerCertificate
+from etude.operator.issuer.service import CertificateService, MemoryTokenReviewer
 from etude.v1 import certificates_pb2_grpc
 
 TRAINER = "spiffe://etude.dev/ns/lab/run/demo/role/trainer"
@@ -71,7 +71,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     add_ca(tmp_path, "ca-1")
     (tmp_path / "token").write_text("good\n")
     service = CertificateService(
-        reviews=MemoryReviews({"good": (TRAINER, ACCOUNT), "ours": (OPERATOR, OPERATOR_ACCOUNT)}),
+        reviews=MemoryTokenReviewer(
+            {"good": (TRAINER, ACCOUNT), "ours": (OPERATOR, OPERATOR_ACCOUNT)}
+        ),
         folder=tmp_path / "ca",
         domain="etude.dev",
         operator="etude-system:etude-operator",
@@ -79,7 +81,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         operator_hosts=[HOST],
     )
     identity = Identity(domain="etude.dev", namespace="etude-system", run="etude", role="issuer")
-    own = Own(tmp_path / "ca", identity, LIFE)
+    own = IssuerCertificate(tmp_path / "ca", identity, LIFE)
     server = Server([], security=security_from_setting(""), open_credentials=own.credentials())
     certificates_pb2_grpc.add_CertificateServiceServicer_to_server(service, server.grpc_server)
     await server.start()
@@ -128,13 +130,13 @@ async def test_an_issuer_whose_ca_was_replaced_at_once_shows_itself_by_the_new_o
 
 
 @dataclass
-class Curious(MemoryReviews):
+class Curious(MemoryTokenReviewer):
     """Notes every token that it sees."""
 
     asked: list[str] = field(default_factory=list)
 
     @override
-    async def reviewed(self, review: dict[str, Any]) -> dict[str, Any]:
+    async def review_token(self, review: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(review["spec"]["token"])
         return {}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.operator.local import parent_death
-from etude.operator.local.child_process import Child
+from etude.operator.local.child_process import ChildProcess
 from etude.operator.local.process_cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.manifests import Manifest, Ref, is_true, uid
 
@@ -39,7 +39,7 @@ async def machine(folder: Path) -> AsyncIterator[ProcessCluster]:
         try:
             yield process_cluster(kubelet)
         finally:
-            kubelet.hurry()
+            kubelet.skip_grace()
 
 
 def stateful_set(script: str, *, is_probed: bool = False, grace_s: int = 30) -> Manifest:
@@ -88,7 +88,7 @@ def log_of(tmp_path: Path) -> str:
 
 async def test_a_set_becomes_a_process_that_is_ready_once_it_answers(tmp_path: Path) -> None:
     async with machine(tmp_path) as cluster:
-        cluster.put(stateful_set(SERVER, is_probed=True))
+        cluster.upsert(stateful_set(SERVER, is_probed=True))
         assert not is_true(pod(cluster), "Ready")
         await until(lambda: is_true(pod(cluster), "Ready"))
         assert "up" in log_of(tmp_path)
@@ -96,11 +96,11 @@ async def test_a_set_becomes_a_process_that_is_ready_once_it_answers(tmp_path: P
 
 async def test_scaling_to_zero_drains_the_process(tmp_path: Path) -> None:
     async with machine(tmp_path) as cluster:
-        cluster.put(stateful_set(SERVER, is_probed=True))
+        cluster.upsert(stateful_set(SERVER, is_probed=True))
         await until(lambda: is_true(pod(cluster), "Ready"))
         manifest = stateful_set(SERVER, is_probed=True)
         manifest["spec"]["replicas"] = 0
-        cluster.put(manifest)
+        cluster.upsert(manifest)
         await until(lambda: cluster.get(Ref("Pod", "lab", "role-0")) is None)
         assert "drained" in log_of(tmp_path)
         assert not (tmp_path / "scratch/role-0").exists()
@@ -108,7 +108,7 @@ async def test_scaling_to_zero_drains_the_process(tmp_path: Path) -> None:
 
 async def test_a_process_that_fails_starts_again_and_says_why(tmp_path: Path) -> None:
     async with machine(tmp_path) as cluster:
-        cluster.put(stateful_set("import sys; print('no model there'); sys.exit(78)"))
+        cluster.upsert(stateful_set("import sys; print('no model there'); sys.exit(78)"))
         await until(lambda: container(cluster).get("restartCount", 0) >= 2)
         ended = container(cluster)["lastState"]["terminated"]
         assert ended["exitCode"] == 78
@@ -119,7 +119,7 @@ async def test_a_process_that_fails_starts_again_and_says_why(tmp_path: Path) ->
 
 async def test_a_process_that_ignores_the_signal_is_killed_after_its_grace(tmp_path: Path) -> None:
     async with machine(tmp_path) as cluster:
-        cluster.put(stateful_set(STUBBORN, grace_s=1))
+        cluster.upsert(stateful_set(STUBBORN, grace_s=1))
         await until(lambda: "running" in container(cluster).get("state", {}))
         cluster.remove(Ref("StatefulSet", "lab", "role"))
         await until(lambda: cluster.get(Ref("Pod", "lab", "role-0")) is None)
@@ -128,7 +128,7 @@ async def test_a_process_that_ignores_the_signal_is_killed_after_its_grace(tmp_p
 async def test_who_deletes_a_pod_may_cut_its_grace(tmp_path: Path) -> None:
     async with machine(tmp_path) as cluster:
         key = Ref("Pod", "lab", "role-0")
-        cluster.put(stateful_set(STUBBORN, grace_s=600))
+        cluster.upsert(stateful_set(STUBBORN, grace_s=600))
         await until(lambda: "running" in container(cluster).get("state", {}))
         first = uid(cluster.objects()[key])
         await cluster.delete(key, uid=first, grace_s=1)
@@ -141,7 +141,7 @@ async def test_a_process_that_was_never_ready_does_not_get_its_whole_grace(tmp_p
         spec = manifest["spec"]["template"]["spec"]["containers"][0]
         probe = {"httpGet": {"path": "/readyz", "port": 8080}}
         spec |= {"readinessProbe": probe, "startupProbe": {**probe, "failureThreshold": 600}}
-        cluster.put(manifest)
+        cluster.upsert(manifest)
         await until(lambda: "running" in container(cluster).get("state", {}))
         cluster.remove(Ref("StatefulSet", "lab", "role"))
         await until(lambda: cluster.get(Ref("Pod", "lab", "role-0")) is None)
@@ -149,17 +149,17 @@ async def test_a_process_that_was_never_ready_does_not_get_its_whole_grace(tmp_p
 
 async def test_a_process_that_ends_as_it_is_asked_to_keeps_its_exit_code(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit(7)"]
-    child = Child.start(command, env={}, folder=tmp_path, log=tmp_path / "log")
+    child = ChildProcess.start(command, env={}, folder=tmp_path, log=tmp_path / "log")
     stat = Path(f"/proc/{child.pid}/stat")
     await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
-    child.ask_to_end()
+    child.terminate()
     assert await child.wait() == 7
     child.kill()
 
 
 async def test_what_a_process_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     async with machine(tmp_path) as cluster:
-        cluster.put(stateful_set(PARENT))
+        cluster.upsert(stateful_set(PARENT))
         await until(lambda: container(cluster).get("restartCount", 0) >= 1)
         left = int(log_of(tmp_path).splitlines()[1])
         await until(lambda: not is_alive(left))
@@ -169,7 +169,7 @@ async def test_a_command_that_does_not_exist_is_a_clear_failure(tmp_path: Path) 
     async with machine(tmp_path) as cluster:
         manifest = stateful_set("")
         manifest["spec"]["template"]["spec"]["containers"][0]["command"] = ["no-such-command"]
-        cluster.put(manifest)
+        cluster.upsert(manifest)
         await until(lambda: "terminated" in container(cluster).get("lastState", {}))
         ended = container(cluster)["lastState"]["terminated"]
         assert ended["exitCode"] == 127
@@ -181,7 +181,7 @@ async def test_a_job_runs_once_and_is_complete(tmp_path: Path) -> None:
         manifest = stateful_set("print('done')")
         manifest |= {"apiVersion": "batch/v1", "kind": "Job"}
         manifest["spec"]["template"]["spec"]["restartPolicy"] = "Never"
-        cluster.put(manifest)
+        cluster.upsert(manifest)
         await until(lambda: is_true(cluster.get(Ref("Job", "lab", "role")) or {}, "Complete"))
 
 

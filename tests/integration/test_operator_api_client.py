@@ -21,16 +21,16 @@ from tests.support.api_servers import (
 
 from etude.operator.builders.certificates import CertificateMode, CertManagerIssuer, PlatformTls
 from etude.operator.builders.run import Platform
-from etude.operator.integrations.apis import kinds
+from etude.operator.integrations.apis import enabled_kinds
 from etude.operator.kube import discovery
 from etude.operator.kube import rest as requests
 from etude.operator.kube import watches as watching
 from etude.operator.kube.discovery import Discovery
 from etude.operator.kube.interface import ClusterError
-from etude.operator.kube.leases import KubernetesLeases, LeaseRecord
+from etude.operator.kube.leases import KubernetesLeaseStore, LeaderLease
 from etude.operator.kube.rest import path_of
 from etude.operator.kube.watches import CHILDREN, Watches
-from etude.operator.manifests import KINDS, Ref
+from etude.operator.manifests import OWN_KINDS, Ref
 
 
 @pytest.fixture
@@ -81,10 +81,10 @@ async def test_a_list_is_read_page_by_page_and_anew_when_a_page_is_too_late(serv
         more[1]["metadata"]["continue"] = "token"
         gone = 410, {"message": "The provided continue parameter is too old"}
         server.answers[f"GET {PODS}"] = [more, gone, more, listing(7, second)]
-        for kind in (*KINDS, *CHILDREN):
+        for kind in (*OWN_KINDS, *CHILDREN):
             server.answers.setdefault(f"GET {path_of(kind)}", [listing(1)])
         await Watches(cluster.rest, cluster.cache).sync()
-        assert {m["metadata"]["name"] for m in cluster.every("Pod")} == {"p", "q"}
+        assert {m["metadata"]["name"] for m in cluster.list_objects("Pod")} == {"p", "q"}
     asked = [path for _, path, _ in server.requests if path.startswith(PODS)]
     assert ["continue=token" in path for path in asked] == [False, True, False, True]
 
@@ -146,8 +146,8 @@ async def test_a_lease_that_says_nothing_yet_is_anybodys(serve: Serve) -> None:
     async with serve() as (server, cluster):
         empty = {"kind": "Lease", "metadata": {"name": "l", "resourceVersion": "9"}}
         server.answers[f"GET {path_of('Lease', 'lab', 'l')}"] = [(200, empty)]
-        found = await KubernetesLeases(cluster.rest, "lab", "l").read()
-    assert found == LeaseRecord(holder="", duration_s=0, version="9")
+        found = await KubernetesLeaseStore(cluster.rest, "lab", "l").read()
+    assert found == LeaderLease(holder="", duration_s=0, version="9")
 
 
 async def test_an_api_server_that_asks_for_a_pause_gets_it(serve: Serve) -> None:
@@ -171,13 +171,13 @@ async def test_one_round_of_checks_finds_what_watches_missed_in_every_namespace(
             server.answers[f"GET {path_of('Pod', namespace)}"] = [listing(6, missed)]
         server.answers[f"GET {path_of('Pod', 'away')}"] = [(500, {})]
         await watches._check()
-        assert [m["metadata"]["namespace"] for m in cluster.every("Pod")] == ["lab", "other"]
+        assert [m["metadata"]["namespace"] for m in cluster.list_objects("Pod")] == ["lab", "other"]
 
 
 async def test_pods_are_reached_by_their_address_once_it_is_known(serve: Serve) -> None:
     async with serve() as (_, cluster):
         assert cluster.address("lab", "p.svc:7000") == "p.svc.lab.svc:7000"
-        cluster.cache.see({**pod(5), "status": {"podIP": "10.0.0.7"}})
+        cluster.cache.update({**pod(5), "status": {"podIP": "10.0.0.7"}})
         assert cluster.address("lab", "p.svc:7000") == "svc.lab.svc@10.0.0.7:7000"
 
 
@@ -192,27 +192,29 @@ def groups(*versions: str) -> tuple[int, Any]:
 async def test_an_operator_starts_without_the_apis_of_others(serve: Serve) -> None:
     tls = PlatformTls(mode=CertificateMode.CERT_MANAGER, issuer=CertManagerIssuer(name="ca"))
     async with serve() as (server, cluster):
-        cluster.discovery = Discovery(kinds(Platform(tls=tls, integrations=frozenset({"jobset"}))))
-        for kind in (*KINDS, *CHILDREN):
+        cluster.discovery = Discovery(
+            enabled_kinds(Platform(tls=tls, integrations=frozenset({"jobset"})))
+        )
+        for kind in (*OWN_KINDS, *CHILDREN):
             server.answers[f"GET {path_of(kind)}"] = [listing(1)]
         server.answers["GET /apis"] = [groups()]
         watches = Watches(cluster.rest, cluster.cache, discovery=cluster.discovery)
         await asyncio.wait_for(watches.sync(), LIMIT_S)
-        assert cluster.served({"Certificate", "JobSet"}) == frozenset()
+        assert cluster.usable_kinds({"Certificate", "JobSet"}) == frozenset()
         server.answers["GET /apis"] = [groups("cert-manager.io/v1")]
         resources = {"resources": [{"name": "certificates", "kind": "Certificate"}]}
         server.answers["GET /apis/cert-manager.io/v1"] = [(200, resources)]
         server.answers[f"GET {path_of('Certificate')}"] = [listing(1)]
         await asyncio.wait_for(watches.sync(), LIMIT_S)
-        assert cluster.served({"Certificate", "JobSet"}) == {"Certificate"}
+        assert cluster.usable_kinds({"Certificate", "JobSet"}) == {"Certificate"}
 
 
 async def test_nobody_looks_for_what_the_operator_was_not_told_to_use() -> None:
     discovery = Discovery(("JobSet",))
-    discovery.found({"JobSet"})
-    assert discovery.among({"JobSet", "Certificate"}) == {"JobSet"}
+    discovery.set_usable_kinds({"JobSet"})
+    assert discovery.usable_kinds({"JobSet", "Certificate"}) == {"JobSet"}
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(discovery._asked.wait(), 0.01)
+        await asyncio.wait_for(discovery._requested.wait(), 0.01)
 
 
 async def test_an_api_is_used_from_when_it_is_installed_until_it_is_removed(
@@ -222,26 +224,26 @@ async def test_an_api_is_used_from_when_it_is_installed_until_it_is_removed(
     key, wanted = Ref("JobSet", "lab", "demo"), {"JobSet"}
     async with serve() as (server, cluster):
         cluster.discovery = Discovery(("JobSet", "RayCluster"))
-        for kind in (*KINDS, *CHILDREN):
+        for kind in (*OWN_KINDS, *CHILDREN):
             server.answers[f"GET {path_of(kind)}"] = [listing(1)]
         server.answers["GET /apis/jobset.x-k8s.io/v1alpha2"] = [SERVED]
         api = server.answers["GET /apis"]
         api.append(groups())
         watches = Watches(cluster.rest, cluster.cache, discovery=cluster.discovery)
         await watches.sync()
-        assert cluster.served(wanted) == frozenset()
+        assert cluster.usable_kinds(wanted) == frozenset()
         watching = asyncio.create_task(watches.keep_watching())
         server.answers[f"GET {JOBSETS}"] = [FORBIDDEN, listing(5, job_set())]
         api[:] = [groups("jobset.x-k8s.io/v1alpha2")]
-        await until(lambda: cluster.served(wanted) == wanted)
+        await until(lambda: cluster.usable_kinds(wanted) == wanted)
         assert cluster.get(key) is not None, "known before it is used"
         await until(
             lambda: any("watch=1" in path and JOBSETS in path for _, path, _ in server.requests)
         )
         api[:] = [(503, {}), groups()]
-        await until(lambda: not cluster.served({*wanted, "RayCluster"}))
+        await until(lambda: not cluster.usable_kinds({*wanted, "RayCluster"}))
         await until(lambda: cluster.get(key) is None)
         api[:] = [groups("jobset.x-k8s.io/v1alpha2")]  # it was only the API server that began anew
-        await until(lambda: not cluster.served({*wanted, "RayCluster"}) < wanted)
+        await until(lambda: not cluster.usable_kinds({*wanted, "RayCluster"}) < wanted)
         assert cluster.get(key) is not None
         watching.cancel()

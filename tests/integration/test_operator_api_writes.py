@@ -21,15 +21,15 @@ from tests.support.api_servers import (
 
 from etude.operator.kube.client import GateClosedError
 from etude.operator.kube.interface import (
+    ApiRejectedError,
     ClusterError,
     ConflictError,
     NamespaceClosingError,
-    RefusedError,
 )
-from etude.operator.kube.leases import KubernetesLeases
+from etude.operator.kube.leases import KubernetesLeaseStore
 from etude.operator.kube.rest import path_of
 from etude.operator.kube.watches import CHILDREN, Watches
-from etude.operator.manifests import KINDS, Ref
+from etude.operator.manifests import OWN_KINDS, Ref
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def test_what_was_written_is_read_back_at_once_and_never_overtaken(serve: 
     async with serve() as (server, cluster):
         server.answers[f"POST {LAB_PODS}"] = [(201, pod(20))]
         await cluster.apply(pod(0), manager="test")
-        cluster.cache.see(pod(15, phase="Pending"))
+        cluster.cache.update(pod(15, phase="Pending"))
         found = cluster.get(KEY)
     assert found is not None
     assert found["status"] == {"phase": "Running"}
@@ -51,7 +51,7 @@ async def test_no_write_leaves_through_a_gate_that_closed_while_it_waited(serve:
     new = pod(0, uid="u2")
     new["metadata"]["name"] = "new"
     async with serve() as (server, cluster):
-        cluster.cache.see(pod(5))
+        cluster.cache.update(pod(5))
         cluster.rest.budget.pause(1.0)  # as an API server asks that has too much to do
         waiting = asyncio.gather(
             cluster.apply(new, manager="test"),
@@ -71,8 +71,8 @@ async def test_no_write_leaves_through_a_gate_that_closed_while_it_waited(serve:
     ("status", "body", "error"),
     [
         (409, {"message": "the object has been modified"}, ConflictError),
-        (422, {"message": "spec.replicas: must be an integer"}, RefusedError),
-        (403, {"message": "exceeded quota"}, RefusedError),
+        (422, {"message": "spec.replicas: must be an integer"}, ApiRejectedError),
+        (403, {"message": "exceeded quota"}, ApiRejectedError),
         (403, {"details": {"causes": [{"reason": "NamespaceTerminating"}]}}, NamespaceClosingError),
         (500, {"message": "etcd is gone"}, ClusterError),
         (504, {"message": "time-out after commit"}, ClusterError),
@@ -84,7 +84,7 @@ async def test_each_refusal_has_its_name(
     serve: Serve, status: int, body: Any, error: type[Exception]
 ) -> None:
     async with serve() as (server, cluster):
-        cluster.cache.see(pod(5))
+        cluster.cache.update(pod(5))
         server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [(status, body)]
         with pytest.raises(error) as raised:
             await cluster.replace_status(pod(5), {"phase": "Failed"})
@@ -94,23 +94,23 @@ async def test_each_refusal_has_its_name(
 async def test_a_right_that_is_only_missing_yet_is_no_refusal(serve: Serve) -> None:
     async with serve() as (server, cluster):
         server.answers[f"GET {PODS}"] = [FORBIDDEN, listing(5)]
-        for kind in (*KINDS, *CHILDREN):
+        for kind in (*OWN_KINDS, *CHILDREN):
             server.answers.setdefault(f"GET {path_of(kind)}", [listing(1)])
         await Watches(cluster.rest, cluster.cache).sync()
         server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [FORBIDDEN, (200, pod(6))]
         await cluster.replace_status(pod(5), {"phase": "Failed"})
-        leases = KubernetesLeases(cluster.rest, "lab", "l")
+        leases = KubernetesLeaseStore(cluster.rest, "lab", "l")
         server.answers[f"GET {path_of('Lease', 'lab', 'l')}"] = [FORBIDDEN]
         with pytest.raises(ClusterError):
             await leases.read()
         server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [FORBIDDEN]
-        with pytest.raises(RefusedError, match="cannot patch"):
+        with pytest.raises(ApiRejectedError, match="cannot patch"):
             await cluster.replace_status(pod(5), {"phase": "Failed"})
 
 
 async def test_a_delete_names_the_very_object_and_shows_at_once(serve: Serve) -> None:
     async with serve() as (server, cluster):
-        cluster.cache.see(pod(5))
+        cluster.cache.update(pod(5))
         server.answers[f"DELETE {POD}"] = [(200, pod(6)), (409, {})]
         server.answers["GET /api/v1/namespaces/lab/pods"] = [listing(7, pod(6))]
         await cluster.delete(KEY, uid="u1")
@@ -133,7 +133,7 @@ async def test_a_delete_that_meets_a_conflict_is_done_only_if_the_object_is_anot
         with pytest.raises(ConflictError):
             await cluster.delete(KEY, uid="u1")
         for _ in range(2):
-            cluster.cache.see(pod(5))
+            cluster.cache.update(pod(5))
             await cluster.delete(KEY, uid="u1")
             assert cluster.get(KEY) is None
 
@@ -149,9 +149,9 @@ async def test_a_child_that_went_is_made_again_only_while_its_owner_is_there(
     child["metadata"]["ownerReferences"] = [link]
     is_there = owners == ["o1"]
     async with serve() as (server, cluster):
-        cluster.cache.see(owner)
-        cluster.cache.see(child)
-        cluster.cache.lose(KEY, "c1")
+        cluster.cache.update(owner)
+        cluster.cache.update(child)
+        cluster.cache.remove(KEY, "c1")
         found = [pod(9, uid=each) for each in owners]
         server.answers["GET /api/v1/namespaces/lab/pods"] = [listing(9, *found)]
         server.answers[f"POST {LAB_PODS}"] = [(201, pod(10, uid="c2"))]
@@ -164,7 +164,7 @@ async def test_a_child_that_went_is_made_again_only_while_its_owner_is_there(
 async def test_a_change_names_the_very_object_so_that_nothing_is_made_anew(serve: Serve) -> None:
     pool = {**pod(5, uid="c1"), "apiVersion": "etude.dev/v1alpha1", "kind": "EnvPool"}
     async with serve() as (server, cluster):
-        cluster.cache.see(pool)
+        cluster.cache.update(pool)
         server.answers[f"PATCH {path_of('EnvPool', 'lab', 'p')}"] = [(409, {"reason": "Conflict"})]
         with pytest.raises(ConflictError):
             await cluster.apply(

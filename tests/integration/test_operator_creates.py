@@ -53,7 +53,7 @@ async def test_an_object_of_another_controller_is_not_touched(serve: Serve) -> N
         server.answers[f"GET {SERVICES}/p"] = [(200, service(5, "theirs"))]
         with pytest.raises(NameTakenError):
             await cluster.apply(service(0), manager="test")
-        cluster.cache.see(service(6, "theirs"))
+        cluster.cache.update(service(6, "theirs"))
         with pytest.raises(NameTakenError):
             await cluster.apply(service(0), manager="test")
     assert [method for method, _, _ in server.requests] == ["POST", "GET"]
@@ -76,7 +76,7 @@ async def test_whoever_creates_an_object_owns_it_as_whoever_applies(serve: Serve
     made = {"manager": "test", "operation": "Update", "apiVersion": "v1", "fieldsV1": fields}
     kubelet = {"manager": "kubelet", "operation": "Update", "subresource": "status"}
     async with serve() as (server, cluster):
-        cluster.cache.see(service(5))
+        cluster.cache.update(service(5))
         there = service(5)
         there["metadata"]["managedFields"] = [kubelet, made]
         server.answers[f"GET {SERVICES}/p"] = [(200, there)]
@@ -94,7 +94,7 @@ async def test_whoever_creates_an_object_owns_it_as_whoever_applies(serve: Serve
 
 async def test_another_object_of_a_name_that_was_known_is_left_alone(serve: Serve) -> None:
     async with serve() as (server, cluster):
-        cluster.cache.see(service(5))
+        cluster.cache.update(service(5))
         server.answers[f"GET {SERVICES}/p"] = [(200, service(7, uid="u2")), (404, {})]
         for _ in range(2):
             with pytest.raises(ConflictError):

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from etude.operator.controller import kopf_source
-from etude.operator.manifests import KINDS, RESOURCES, Manifest
+from etude.operator.manifests import OWN_KINDS, RESOURCES, Manifest
 
 LIMIT_S = 20.0
 GROUP = "/apis/etude.dev/v1alpha1"
@@ -69,7 +69,7 @@ class ApiServer:
             "/api": {"versions": ["v1"]},
             "/apis": {"groups": [group]},
             "/api/v1": {"resources": [NAMESPACES]},
-            GROUP: {"resources": [resource(kind) for kind in KINDS]},
+            GROUP: {"resources": [resource(kind) for kind in OWN_KINDS]},
         }
         return listed.get(path, {"metadata": {"resourceVersion": "5"}, "items": []})
 
@@ -152,7 +152,7 @@ async def is_begun_anew(server: ApiServer, kubeconfig: Path) -> None:
 
     async with asyncio.timeout(LIMIT_S), serving(server, kubeconfig) as file:
         watching = asyncio.create_task(
-            kopf_source.watch(observe, namespaces=("lab",), kubeconfig=file)
+            kopf_source.watch_own_kinds(observe, namespaces=("lab",), kubeconfig=file)
         )
         await asyncio.wait(
             {watching, asyncio.ensure_future(seen.wait())}, return_when="FIRST_COMPLETED"

@@ -15,9 +15,14 @@ from etude.common.tls.transport import security_from_setting
 from etude.operator.clock import SystemClock
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
-from etude.operator.remotes.clients import GrpcPeers, MemoryPeers, PeerError, Peers
-from etude.operator.remotes.followers import Followers, Peer
-from etude.operator.remotes.report_store import Position, ReportBook
+from etude.operator.remotes.clients import (
+    GrpcRemoteClient,
+    MemoryRemoteClient,
+    RemoteClient,
+    RemoteError,
+)
+from etude.operator.remotes.followers import Followers, ReportSource
+from etude.operator.remotes.report_store import ReportPosition, ReportStore
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 
 LIMIT_S = 60.0
@@ -95,7 +100,7 @@ async def serving(controller: Controller) -> AsyncIterator[Server]:
 class Wired(NamedTuple):
     """A body of the seam, and a controller and a broker that it reaches."""
 
-    peers: Peers
+    peers: RemoteClient
     target: str
     orders: list[run_pb2.CommandRequest]
 
@@ -103,21 +108,21 @@ class Wired(NamedTuple):
 @pytest.fixture(params=["memory", "grpc"])
 async def wired(request: pytest.FixtureRequest) -> AsyncIterator[Wired]:
     if request.param == "memory":
-        peers = MemoryPeers()
+        peers = MemoryRemoteClient()
         for sequence in range(1, 4):
-            peers.runs["target"].say(happening(sequence))
-        peers.pools["target"].say(SLOTS)
-        peers.holding.add("busy")
-        yield Wired(peers, "target", peers.orders)
+            peers.runs["target"].append(happening(sequence))
+        peers.pools["target"].append(SLOTS)
+        peers.hosts_in_use.add("busy")
+        yield Wired(peers, "target", peers.commands)
         return
     controller = Controller()
     async with serving(controller) as server:
-        yield Wired(GrpcPeers(), f"127.0.0.1:{server.port}", controller.orders)
+        yield Wired(GrpcRemoteClient(), f"127.0.0.1:{server.port}", controller.orders)
 
 
 async def test_a_stream_goes_on_after_the_position_that_is_known(wired: Wired) -> None:
     async with asyncio.timeout(LIMIT_S):
-        stream = wired.peers.watch_run(wired.target, Position(7, 1))
+        stream = wired.peers.watch_run(wired.target, ReportPosition(7, 1))
         heard = [(await anext(stream)).event.reason for _ in range(2)]
     assert heard == ["Event2", "Event3"]
 
@@ -130,22 +135,22 @@ async def test_a_broker_says_what_it_has(wired: Wired) -> None:
 async def test_an_order_arrives_once(wired: Wired) -> None:
     request = run_pb2.CommandRequest(command_id="a", suspend=run_pb2.SuspendRun(checkpoint=True))
     async with asyncio.timeout(LIMIT_S):
-        await wired.peers.order(wired.target, request)
+        await wired.peers.send_command(wired.target, request)
     assert wired.orders == [request]
 
 
 async def test_a_peer_that_does_not_listen_is_a_clear_error() -> None:
     async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(PeerError, match="connect"):
-            await anext(GrpcPeers().watch_run("127.0.0.1:1", Position()))
+        with pytest.raises(RemoteError, match="connect"):
+            await anext(GrpcRemoteClient().watch_run("127.0.0.1:1", ReportPosition()))
 
 
 async def test_a_peer_that_goes_away_ends_the_stream_with_an_error() -> None:
     async with asyncio.timeout(LIMIT_S), serving(Controller()) as server:
-        stream = GrpcPeers().watch_run(f"127.0.0.1:{server.port}", Position(7, 2))
+        stream = GrpcRemoteClient().watch_run(f"127.0.0.1:{server.port}", ReportPosition(7, 2))
         await anext(stream)
         await server.stop(0)
-        with pytest.raises(PeerError):
+        with pytest.raises(RemoteError):
             await anext(stream)
 
 
@@ -157,25 +162,25 @@ async def test_a_peer_that_cannot_be_spoken_to_safely_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channels, "own", lambda: security_from_setting(""))
-    peers, words = GrpcPeers(), "InvalidTls"
-    with pytest.raises(PeerError, match=words):
-        await anext(peers.watch_run(NOWHERE_PRIVATE, Position()))
-    with pytest.raises(PeerError, match=words):
+    peers, words = GrpcRemoteClient(), "InvalidTls"
+    with pytest.raises(RemoteError, match=words):
+        await anext(peers.watch_run(NOWHERE_PRIVATE, ReportPosition()))
+    with pytest.raises(RemoteError, match=words):
         await anext(peers.watch_pool(NOWHERE_PRIVATE))
-    with pytest.raises(PeerError, match=words):
-        await peers.order(NOWHERE_PRIVATE, run_pb2.CommandRequest())
-    with pytest.raises(PeerError, match=words):
+    with pytest.raises(RemoteError, match=words):
+        await peers.send_command(NOWHERE_PRIVATE, run_pb2.CommandRequest())
+    with pytest.raises(RemoteError, match=words):
         await peers.drain(NOWHERE_PRIVATE, ["a"])
 
 
 async def test_followers_write_into_the_book_and_notice_a_controller_of_another_run() -> None:
     run, pool = Ref("RLRun", "lab", "a"), Ref("EnvPool", "lab", "p")
     heard, complete = set[Ref](), asyncio.Event()
-    book = ReportBook(SystemClock())
+    book = ReportStore(SystemClock())
 
     def tell(key: Ref, delay_s: float) -> None:
         heard.add(key)
-        if len(book.run("uid").happenings) == 3 and pool in heard:
+        if len(book.run("uid").pending) == 3 and pool in heard:
             complete.set()
 
     async with (
@@ -183,18 +188,18 @@ async def test_followers_write_into_the_book_and_notice_a_controller_of_another_
         serving(Controller()) as server,
         asyncio.TaskGroup() as tasks,
     ):
-        followers = Followers(MemoryCluster(), book, GrpcPeers(), tell, tasks)
+        followers = Followers(MemoryCluster(), book, GrpcRemoteClient(), tell, tasks)
         target = f"127.0.0.1:{server.port}"
-        followers.follow(Ref("RLRun", "lab", "other"), Peer("other"), target, pod_uid="1")
-        followers.follow(pool, Peer("pool"), target, pod_uid="1")
-        followers.follow(run, Peer("uid"), target, pod_uid="1")
+        followers.follow(Ref("RLRun", "lab", "other"), ReportSource("other"), target, pod_uid="1")
+        followers.follow(pool, ReportSource("pool"), target, pod_uid="1")
+        followers.follow(run, ReportSource("uid"), target, pod_uid="1")
         await complete.wait()
         assert book.run("uid").is_connected
         assert not book.run("other").is_connected
         newest = book.pool("pool").newest
         assert newest is not None
         assert newest.leased == 3
-        followers.leave_all()
+        followers.unfollow_all()
     assert not book.run("uid").is_connected
 
 

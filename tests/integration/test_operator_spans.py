@@ -18,13 +18,13 @@ from tests.support.collectors import Collector, attributes, collector
 from etude.operator import tracing
 from etude.operator.builders.run import Platform
 from etude.operator.clock import ManualClock
-from etude.operator.controller.operator import operator
-from etude.operator.controller.status_writer import Pace
-from etude.operator.kube.cache import Cache
+from etude.operator.controller.operator import open_operator
+from etude.operator.controller.status_writer import StatusDebounce
+from etude.operator.kube.cache import WatchCache
 from etude.operator.kube.client import KubernetesCluster
-from etude.operator.kube.rest import Rest
+from etude.operator.kube.rest import RestClient
 from etude.operator.manifests import Ref
-from etude.operator.remotes.clients import MemoryPeers
+from etude.operator.remotes.clients import MemoryRemoteClient
 
 KEY = Ref("Checkpoint", "lab", "c")
 CHECKPOINT: dict[str, Any] = {
@@ -72,8 +72,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[KubernetesCluster]:
     host, port = runner.addresses[0][:2]
     file = tmp_path / "kubeconfig"
     file.write_text(KUBECONFIG.format(server=f"http://{host}:{port}"))
-    rest = await Rest.connect(file)
-    yield KubernetesCluster(rest, Cache())
+    rest = await RestClient.connect(file)
+    yield KubernetesCluster(rest, WatchCache())
     await rest.close()
     await runner.cleanup()
 
@@ -94,16 +94,21 @@ async def test_a_pass_is_a_span_and_its_requests_are_below_it(
     cluster: KubernetesCluster, collected: tuple[Collector, TracerProvider]
 ) -> None:
     received, provider = collected
-    cluster.cache.see(
+    cluster.cache.update(
         {**CHECKPOINT, "metadata": {**CHECKPOINT["metadata"], "resourceVersion": "1"}}
     )
     platform = Platform(images={"operator": "etude:1"})
-    loop = operator(
-        cluster, MemoryPeers(), platform, ManualClock(), instance="test", pace=Pace(figures_s=0.0)
+    loop = open_operator(
+        cluster,
+        MemoryRemoteClient(),
+        platform,
+        ManualClock(),
+        instance="test",
+        debounce=StatusDebounce(figures_s=0.0),
     )
     async with loop as acting:
-        await acting.one(KEY)  # its finalizer
-        await acting.one(KEY)  # its Job, which the API server does not take
+        await acting.reconcile_key(KEY)  # its finalizer
+        await acting.reconcile_key(KEY)  # its Job, which the API server does not take
     provider.force_flush()
     first, second = received.named("etude.reconcile")
     assert attributes(first) == {
@@ -128,6 +133,6 @@ async def test_without_a_collector_a_request_makes_no_span(
 ) -> None:
     # A collector that another test has set up stays with the process.
     monkeypatch.setattr(tracing, "tracer", NoOpTracer())
-    with tracing.reconcile(KEY), tracing.request("GET", "jobs") as told:
+    with tracing.trace_reconcile(KEY), tracing.trace_request("GET", "jobs") as told:
         told(200)
-        assert told is tracing._tell_nobody
+        assert told is tracing._ignore_status

@@ -19,11 +19,11 @@ from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.operator.builders.run import Platform
 from etude.operator.clock import SystemClock
-from etude.operator.controller.operator import operator
-from etude.operator.controller.status_writer import Pace
+from etude.operator.controller.operator import open_operator
+from etude.operator.controller.status_writer import StatusDebounce
 from etude.operator.local.process_cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels
-from etude.operator.remotes.clients import GrpcPeers
+from etude.operator.remotes.clients import GrpcRemoteClient
 from etude.v1 import environments_pb2, environments_pb2_grpc, plan_pb2
 
 LIMIT_S = 240.0
@@ -74,7 +74,7 @@ class Pool:
     @property
     def nodes(self) -> list[Manifest]:
         """Those that nobody has asked to go."""
-        pods = self.cluster.every("Pod")
+        pods = self.cluster.list_objects("Pod")
         nodes = (pod for pod in pods if labels(pod).get("etude.dev/role") == "node")
         return [node for node in nodes if not is_deleting(node)]
 
@@ -159,12 +159,17 @@ async def pool(tmp_path: Path, _process_driver: None) -> AsyncIterator[Pool]:
     )
     async with ProcessKubelet(folder=tmp_path, base_env={"PATH": path}) as kubelet:
         cluster = process_cluster(kubelet)
-        running = operator(
-            cluster, GrpcPeers(), platform, SystemClock(), instance="test", pace=Pace(figures_s=0.5)
+        running = open_operator(
+            cluster,
+            GrpcRemoteClient(),
+            platform,
+            SystemClock(),
+            instance="test",
+            debounce=StatusDebounce(figures_s=0.5),
         )
         async with running as made:
             task = asyncio.create_task(made.run())
-            cluster.put(POOL)
+            cluster.upsert(POOL)
             found = Pool(cluster, source.as_uri())
             try:
                 await found.until(lambda: found.ready, "the first node")
@@ -172,7 +177,7 @@ async def pool(tmp_path: Path, _process_driver: None) -> AsyncIterator[Pool]:
             finally:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-                kubelet.hurry()
+                kubelet.skip_grace()
 
 
 @pytest.mark.timeout(5 * LIMIT_S)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from etude.operator.manifests import quantity
+from etude.operator.manifests import parse_quantity
 
 
 def unequal(what: str, wanted: object, found: object) -> Iterator[str]:
@@ -32,7 +32,7 @@ def _lacking(what: str, wanted: object, found: object) -> Iterator[str]:
 
 def same_amount(what: str, wanted: str, found: str) -> Iterator[str]:
     """Whether two quantities are the same; Kubernetes rounds up to a thousandth."""
-    amounts = [quantity(wanted), quantity(found)]
+    amounts = [parse_quantity(wanted), parse_quantity(found)]
     if not all(isinstance(each, Decimal) for each in amounts):
         yield f"{what}: {wanted} shows as {found}"
         return

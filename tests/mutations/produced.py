@@ -9,10 +9,10 @@ from tests.mutations.walls import pods
 
 from etude.common.api.kinds import Checkpoint
 from etude.common.api.schema import crd
-from etude.operator.actions import Apply, Moment
+from etude.operator.actions import Apply, ClockReading
 from etude.operator.builders.run import Platform
 from etude.operator.checkpoints.decide import ObservedCheckpoint, decide
-from etude.operator.commands.render import rendered
+from etude.operator.commands.render import render_children
 
 Manifest = dict[str, Any]
 IMAGES = dict.fromkeys(("trainer", "inference", "rewards", "envserver", "operator"), "a/b:1")
@@ -26,7 +26,7 @@ PLATFORMS = (
         kvm_resource="devices.kubevirt.io/kvm",
     ),
 )
-NOW = Moment(wall_s=1_700_000_000.0, monotonic_s=1.0)
+NOW = ClockReading(wall_s=1_700_000_000.0, monotonic_s=1.0)
 THEIRS = "podTemplate"
 """What users lay over pods themselves, and a namespace may refuse."""
 
@@ -56,7 +56,7 @@ def _children(body: Manifest, platform: Platform) -> Iterator[Manifest]:
         if body["kind"] == "Checkpoint":
             yield from _jobs(body, platform)
         else:
-            yield from rendered(body, platform)
+            yield from render_children(body, platform)
     except ValueError:
         return  # the API server refuses it
 

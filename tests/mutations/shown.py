@@ -12,7 +12,7 @@ from typing import Any
 from tests.mutations.compared import lacking, same_amount, unequal
 
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
-from etude.operator.manifests import covers, quantity
+from etude.operator.manifests import has_fields_of, parse_quantity
 
 Manifest = dict[str, Any]
 Children = Mapping[tuple[str, str], Manifest]
@@ -78,7 +78,7 @@ def _of_role(role: str, given: Manifest, template: Manifest, spec: Manifest) -> 
     for field in ("labels", "annotations"):
         yield from lacking(f"{role} {field}", over.get(field) or {}, metadata.get(field) or {})
     kept = {key: value for key, value in laid.items() if value is not None}
-    if not covers(pod, kept):
+    if not has_fields_of(pod, kept):
         yield f"{role} podTemplate.spec: {kept} is not in {pod}"
     if "terminationGracePeriodSeconds" not in laid:
         yield from _of_grace(role, given, pod, spec)
@@ -238,9 +238,9 @@ def _of_node(spec: Manifest, pod: Manifest, name: str) -> Iterator[str]:
     apart = "podAntiAffinity" in (pod.get("affinity") or {})
     yield from unequal("one per machine", placement["onePerMachine"], apart)
     if "cpu" in spec["slot"]:
-        each = quantity(spec["slot"]["cpu"])
+        each = parse_quantity(spec["slot"]["cpu"])
         assert isinstance(each, Decimal)
-        asked = quantity(main["resources"]["requests"]["cpu"])
+        asked = parse_quantity(main["resources"]["requests"]["cpu"])
         assert isinstance(asked, Decimal)
         missing = asked - each * spec["slotsPerReplica"]
         if not 0 <= missing < Decimal("0.001"):

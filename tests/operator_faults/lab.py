@@ -21,7 +21,7 @@ from etude.operator.manifests import Manifest, Ref, condition, is_true
 
 LIMIT_S = 240.0
 """Of one plan on a machine that others load; an idle one needs 5 s."""
-SHORT = {"etude.operator.service.STATUS_PACE_S": 0.5}
+SHORT = {"etude.operator.service.STATUS_DEBOUNCE_S": 0.5}
 """Constants of operators here: figures are written every half second, so that plans end soon."""
 
 

@@ -166,7 +166,7 @@ class Safety:
     def _pod(self, event: Event, before: Manifest | None) -> None:
         if before is None:
             pool = labels(event.manifest).get(names.POOL)
-            if labels(event.manifest).get(names.ROLE) == names.NODE and pool:
+            if labels(event.manifest).get(names.ROLE) == names.HOST and pool:
                 self._node(event, pool)
         key = Ref("RLRun", event.ref.namespace, labels(event.manifest).get(names.RUN, ""))
         run = self._objects.get(key)
@@ -180,7 +180,7 @@ class Safety:
             key
             for key, pod in self._objects.items()
             if labels(pod).get(names.POOL) == name
-            and labels(pod).get(names.ROLE) == names.NODE
+            and labels(pod).get(names.ROLE) == names.HOST
             and key.kind == "Pod"
             and not pod["metadata"].get("deletionTimestamp")
         ]

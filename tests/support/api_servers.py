@@ -10,9 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
-from etude.operator.kube.cache import Cache
+from etude.operator.kube.cache import WatchCache
 from etude.operator.kube.client import KubernetesCluster
-from etude.operator.kube.rest import Rest
+from etude.operator.kube.rest import RestClient
 from etude.operator.manifests import Manifest, Ref
 
 LIMIT_S = 60.0
@@ -99,10 +99,10 @@ async def serving(folder: Path) -> AsyncIterator[tuple[ApiServer, KubernetesClus
     host, port = runner.addresses[0][:2]
     file = folder / "kubeconfig"
     file.write_text(KUBECONFIG.format(server=f"http://{host}:{port}"))
-    rest = await Rest.connect(file)
+    rest = await RestClient.connect(file)
     try:
         async with asyncio.timeout(LIMIT_S):
-            yield server, KubernetesCluster(rest, Cache())
+            yield server, KubernetesCluster(rest, WatchCache())
     finally:
         await rest.close()
         await runner.cleanup()

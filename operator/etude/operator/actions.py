@@ -7,13 +7,13 @@ from typing import Generic, NamedTuple, TypeVar
 from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.run.status import StatusModel
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.remotes.report_store import Position
+from etude.operator.remotes.report_store import ReportPosition
 from etude.v1 import run_pb2
 
 S = TypeVar("S", bound=StatusModel)
 
 
-class Moment(NamedTuple):
+class ClockReading(NamedTuple):
     """One reading of both clocks."""
 
     wall_s: float
@@ -40,10 +40,10 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finalizers:
+class SetFinalizers:
     """Set the finalizers of an object as it was observed."""
 
-    seen: Manifest
+    observed: Manifest
     finalizers: tuple[str, ...]
 
 
@@ -51,13 +51,13 @@ class Finalizers:
 class Adopt:
     """Take over an object that a user made, as it was observed."""
 
-    seen: Manifest
+    observed: Manifest
     metadata: Manifest
     """Its owners, labels, annotations and finalizers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fulfil:
+class CompleteRequest:
     """Write the saved checkpoint into the status of its request."""
 
     ref: Ref
@@ -66,15 +66,15 @@ class Fulfil:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
+class WriteStatus:
     """Write the status of another controller's object, as it was observed."""
 
-    seen: Manifest
+    observed: Manifest
     status: Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class SendCommand:
     """Send a command to the run's controller."""
 
     target: str
@@ -82,16 +82,16 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vacate:
+class DrainHosts:
     """Stop placements on pool hosts, and delete those that all brokers report empty."""
 
     brokers: tuple[str, ...]
-    nodes: Mapping[Ref, str]
+    hosts: Mapping[Ref, str]
     """Uid of each host's pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class RecordEvent:
     """Publish a Kubernetes Event about the object."""
 
     name: str
@@ -102,13 +102,24 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DealtWith:
+class AckReport:
     """Acknowledge all reports of the controller up to a position."""
 
-    position: Position
+    position: ReportPosition
 
 
-Action = Apply | Delete | Finalizers | Adopt | Fulfil | Tell | Order | Vacate | Note | DealtWith
+Action = (
+    Apply
+    | Delete
+    | SetFinalizers
+    | Adopt
+    | CompleteRequest
+    | WriteStatus
+    | SendCommand
+    | DrainHosts
+    | RecordEvent
+    | AckReport
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,5 +131,5 @@ class Decision(Generic[S]):
     """Carried out in order, before the status is written."""
     requeue_after_s: float | None = None
     """Delay until the next pass even without an event."""
-    is_passing: bool = False
+    is_transient: bool = False
     """Whether the status is transient: written only once it has lasted."""

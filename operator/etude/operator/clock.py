@@ -38,22 +38,22 @@ class ServerClock(Clock):
     end a deadline of a run.
     """
 
-    _ahead_s: float | None = None
+    _offset_s: float | None = None
     """Offset from the monotonic clock; unknown before the first answer."""
 
     @override
     def wall_s(self) -> float:
-        return time.time() if self._ahead_s is None else time.monotonic() + self._ahead_s
+        return time.time() if self._offset_s is None else time.monotonic() + self._offset_s
 
     @override
     def monotonic_s(self) -> float:
         return time.monotonic()
 
-    def learn(self, date: str | None) -> None:
+    def set_from_header(self, date: str | None) -> None:
         """Take over the Date header of an answer; only the first one counts."""
-        if self._ahead_s is None and date is not None:
+        if self._offset_s is None and date is not None:
             with contextlib.suppress(ValueError):  # an invalid header is ignored
-                self._ahead_s = parsedate_to_datetime(date).timestamp() - time.monotonic()
+                self._offset_s = parsedate_to_datetime(date).timestamp() - time.monotonic()
 
 
 @dataclass(slots=True)
@@ -61,12 +61,12 @@ class ManualClock(Clock):
     """A clock that tests advance."""
 
     now_s: float = 1_700_000_000.0
-    set_by_s: float = 0.0
+    offset_s: float = 0.0
     """Offset of a wall clock that was set by hand."""
 
     @override
     def wall_s(self) -> float:
-        return self.now_s + self.set_by_s
+        return self.now_s + self.offset_s
 
     @override
     def monotonic_s(self) -> float:
@@ -82,6 +82,6 @@ def rfc3339(wall_s: float) -> str:
     return datetime.fromtimestamp(int(wall_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def seconds(text: str) -> float:
+def parse_rfc3339(text: str) -> float:
     """An RFC 3339 time as seconds since 1970."""
     return datetime.fromisoformat(text).timestamp()

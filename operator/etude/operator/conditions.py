@@ -10,7 +10,7 @@ ACCEPTED = "Accepted"
 """Condition of a spec without findings."""
 
 
-class Fact(NamedTuple):
+class ConditionFact(NamedTuple):
     """The current state of a condition, without its times."""
 
     type: str
@@ -19,25 +19,27 @@ class Fact(NamedTuple):
     message: str = ""
 
 
-def yes(kind: str, reason: str, message: str = "") -> Fact:
+def true_condition(kind: str, reason: str, message: str = "") -> ConditionFact:
     """A condition that is True."""
-    return Fact(kind, holds=True, reason=reason, message=message)
+    return ConditionFact(kind, holds=True, reason=reason, message=message)
 
 
-def no(kind: str, reason: str, message: str = "") -> Fact:
+def false_condition(kind: str, reason: str, message: str = "") -> ConditionFact:
     """A condition that is False."""
-    return Fact(kind, holds=False, reason=reason, message=message)
+    return ConditionFact(kind, holds=False, reason=reason, message=message)
 
 
-def conditions(
-    facts: Iterable[Fact], before: Sequence[Condition], *, generation: int, now: str
+def merge_conditions(
+    facts: Iterable[ConditionFact], before: Sequence[Condition], *, generation: int, now: str
 ) -> tuple[Condition, ...]:
     """Conditions of these states; one with an unchanged status keeps its transition time."""
     known = {condition.type: condition for condition in before}
     return tuple(_condition(fact, known.get(fact.type), generation, now) for fact in facts)
 
 
-def _condition(fact: Fact, before: Condition | None, generation: int, now: str) -> Condition:
+def _condition(
+    fact: ConditionFact, before: Condition | None, generation: int, now: str
+) -> Condition:
     status = "True" if fact.holds else "False"
     unchanged = before is not None and before.status == status
     return Condition.model_construct(
@@ -50,12 +52,12 @@ def _condition(fact: Fact, before: Condition | None, generation: int, now: str) 
     )
 
 
-def holds(status: Iterable[Condition], kind: str) -> bool:
+def is_condition_true(status: Iterable[Condition], kind: str) -> bool:
     """Return true if this condition is True."""
     return any(c.type == kind and c.status == "True" for c in status)
 
 
-def troubles(found: Iterable[Condition]) -> set[tuple[str, str]]:
+def unhealthy_conditions(found: Iterable[Condition]) -> set[tuple[str, str]]:
     """Unhealthy conditions that may recover, with their reasons.
 
     Without final ones, and without those that need a change of the spec.
@@ -68,7 +70,7 @@ def troubles(found: Iterable[Condition]) -> set[tuple[str, str]]:
     }
 
 
-class Transition(NamedTuple):
+class ConditionTransition(NamedTuple):
     """A changed condition that is recorded as an Event."""
 
     condition: Condition
@@ -77,18 +79,20 @@ class Transition(NamedTuple):
 
 WARN_WHEN_TRUE = {"Failed", "Stalled", "Degraded", "HardCapped"}
 WARN_WHEN_FALSE = {"Accepted", "CheckpointHealthy"}
-TELL_WHEN_TRUE = {"Accepted", "Ready", "Available", "Suspended", "Complete", "Verified"}
+RECORD_WHEN_TRUE = {"Accepted", "Ready", "Available", "Suspended", "Complete", "Verified"}
 
 
-def transitions(before: Sequence[Condition], after: Sequence[Condition]) -> list[Transition]:
+def condition_transitions(
+    before: Sequence[Condition], after: Sequence[Condition]
+) -> list[ConditionTransition]:
     """Changed conditions that are recorded as Events."""
     known = {condition.type: condition.status for condition in before}
     found = []
     for condition in after:
         if known.get(condition.type) == condition.status:
             continue
-        if condition.status == "True" and condition.type in WARN_WHEN_TRUE | TELL_WHEN_TRUE:
-            found.append(Transition(condition, condition.type in WARN_WHEN_TRUE))
+        if condition.status == "True" and condition.type in WARN_WHEN_TRUE | RECORD_WHEN_TRUE:
+            found.append(ConditionTransition(condition, condition.type in WARN_WHEN_TRUE))
         if condition.status == "False" and condition.type in WARN_WHEN_FALSE:
-            found.append(Transition(condition, is_warning=True))
+            found.append(ConditionTransition(condition, is_warning=True))
     return found

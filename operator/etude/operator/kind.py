@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 from etude.common.api.kinds import ApiObject
 from etude.common.api.run.status import StatusModel
 from etude.common.api.schema import crd
-from etude.operator.actions import Action, Decision, Moment
+from etude.operator.actions import Action, ClockReading, Decision
 from etude.operator.builders.run import Platform
-from etude.operator.conditions import Fact
+from etude.operator.conditions import ConditionFact
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.followers import Followers
-from etude.operator.remotes.report_store import ReportBook
+from etude.operator.remotes.report_store import ReportStore
 
 R = TypeVar("R", bound=ApiObject)
 S = TypeVar("S", bound=StatusModel)
@@ -25,7 +25,7 @@ class KindContext:
     """The parts of an operator that all kinds share."""
 
     cluster: Cluster
-    reports: ReportBook
+    reports: ReportStore
     followers: Followers
 
 
@@ -33,9 +33,9 @@ class KindContext:
 class PassInput:
     """The input of one pass beside the object."""
 
-    now: Moment
+    now: ClockReading
     platform: Platform
-    problem: Fact | None = None
+    problem: ConditionFact | None = None
     """Why the last decision about the object was not carried out."""
     rejected: frozenset[Ref] = frozenset()
     """Objects whose changes the API server rejected in the last pass."""

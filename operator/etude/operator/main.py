@@ -15,10 +15,10 @@ def main() -> None:
     settings = read_settings("etude-operator", Settings.from_env)
     from etude.operator.service import serve  # kopf and the API client arrive here
 
-    sys.exit(run(serve(settings)))
+    sys.exit(serve_to_exit_code(serve(settings)))
 
 
-def run(serving: Coroutine[None, None, None]) -> int:
+def serve_to_exit_code(serving: Coroutine[None, None, None]) -> int:
     """Serve until the end; returns the exit code. Known errors print one line."""
     code = 0
     try:

@@ -14,55 +14,55 @@ from etude.operator import names
 Manifest = dict[str, Any]
 
 
-class Resource(NamedTuple):
+class ApiResource(NamedTuple):
     """API version and plural of a kind."""
 
     api_version: str
     plural: str
 
 
-RESOURCES: Mapping[str, Resource] = {
-    **{kind.name: Resource(API_VERSION, kind.plural) for kind in crd.KINDS},
-    "Pod": Resource("v1", "pods"),
-    "Service": Resource("v1", "services"),
-    "ConfigMap": Resource("v1", "configmaps"),
-    "StatefulSet": Resource("apps/v1", "statefulsets"),
-    "Job": Resource("batch/v1", "jobs"),
-    "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
-    "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
-    "Certificate": Resource("cert-manager.io/v1", "certificates"),
-    "Event": Resource("events.k8s.io/v1", "events"),
-    "Lease": Resource("coordination.k8s.io/v1", "leases"),
-    "JobSet": Resource("jobset.x-k8s.io/v1alpha2", "jobsets"),
-    "HTTPRoute": Resource("gateway.networking.k8s.io/v1", "httproutes"),
-    "RayCluster": Resource("ray.io/v1", "rayclusters"),
-    "PodGroup": Resource("scheduling.volcano.sh/v1beta1", "podgroups"),
-    "Workload": Resource("kueue.x-k8s.io/v1beta2", "workloads"),
-    "ResourceFlavor": Resource("kueue.x-k8s.io/v1beta2", "resourceflavors"),
-    "WorkloadPriorityClass": Resource("kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
-    "PriorityClass": Resource("scheduling.k8s.io/v1", "priorityclasses"),
-    "Sandbox": Resource("agents.x-k8s.io/v1beta1", "sandboxes"),
-    "SandboxTemplate": Resource("extensions.agents.x-k8s.io/v1beta1", "sandboxtemplates"),
+RESOURCES: Mapping[str, ApiResource] = {
+    **{kind.name: ApiResource(API_VERSION, kind.plural) for kind in crd.KINDS},
+    "Pod": ApiResource("v1", "pods"),
+    "Service": ApiResource("v1", "services"),
+    "ConfigMap": ApiResource("v1", "configmaps"),
+    "StatefulSet": ApiResource("apps/v1", "statefulsets"),
+    "Job": ApiResource("batch/v1", "jobs"),
+    "PodDisruptionBudget": ApiResource("policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ApiResource("networking.k8s.io/v1", "networkpolicies"),
+    "Certificate": ApiResource("cert-manager.io/v1", "certificates"),
+    "Event": ApiResource("events.k8s.io/v1", "events"),
+    "Lease": ApiResource("coordination.k8s.io/v1", "leases"),
+    "JobSet": ApiResource("jobset.x-k8s.io/v1alpha2", "jobsets"),
+    "HTTPRoute": ApiResource("gateway.networking.k8s.io/v1", "httproutes"),
+    "RayCluster": ApiResource("ray.io/v1", "rayclusters"),
+    "PodGroup": ApiResource("scheduling.volcano.sh/v1beta1", "podgroups"),
+    "Workload": ApiResource("kueue.x-k8s.io/v1beta2", "workloads"),
+    "ResourceFlavor": ApiResource("kueue.x-k8s.io/v1beta2", "resourceflavors"),
+    "WorkloadPriorityClass": ApiResource("kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
+    "PriorityClass": ApiResource("scheduling.k8s.io/v1", "priorityclasses"),
+    "Sandbox": ApiResource("agents.x-k8s.io/v1beta1", "sandboxes"),
+    "SandboxTemplate": ApiResource("extensions.agents.x-k8s.io/v1beta1", "sandboxtemplates"),
 }
 
 
-CLUSTER_WIDE = ("ResourceFlavor", "WorkloadPriorityClass", "PriorityClass")
+CLUSTER_SCOPED = ("ResourceFlavor", "WorkloadPriorityClass", "PriorityClass")
 """Cluster-scoped kinds of other projects, which the operator only reads."""
 
-ONLY_READ = (*CLUSTER_WIDE, "SandboxTemplate")
+READ_ONLY = (*CLUSTER_SCOPED, "SandboxTemplate")
 """Kinds of other projects that users create, without the operator's labels."""
 
-MADE_ONCE = ("JobSet", "RayCluster", "Workload", "Sandbox")
+CREATE_ONLY = ("JobSet", "RayCluster", "Workload", "Sandbox")
 """Kinds that are created and deleted but never changed, since other controllers write to them."""
 
-STAYING = ("ConfigMap", "Certificate")
+NEVER_DELETED = ("ConfigMap", "Certificate")
 """Cheap kinds that are garbage-collected with their owner: the operator may not delete them."""
 
-NEVER_CHANGED = (*MADE_ONCE, "Pod", "Job")
+IMMUTABLE = (*CREATE_ONLY, "Pod", "Job")
 """Kinds that are fixed once created: a different one replaces them."""
 
-CREATED = (
-    *NEVER_CHANGED,
+CREATED_BY_POST = (
+    *IMMUTABLE,
     *("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"),
 )
 """Kinds that are created with POST and applied only for changes.
@@ -71,7 +71,7 @@ Without custom resources that change: the creator owns their defaults, and an ap
 leaves null in place of a mapping, which their schemas reject.
 """
 
-KINDS = tuple(kind.name for kind in crd.KINDS)
+OWN_KINDS = tuple(kind.name for kind in crd.KINDS)
 """The operator's own kinds: users create them, the operator reconciles them."""
 
 
@@ -151,19 +151,19 @@ def digest(manifest: Manifest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def stamped(manifest: Manifest) -> Manifest:
+def stamp_digest(manifest: Manifest) -> Manifest:
     """The manifest with a digest of itself in an annotation."""
     metadata = manifest["metadata"]
-    annotations = {**metadata.get("annotations", {}), names.APPLIED: digest(manifest)}
+    annotations = {**metadata.get("annotations", {}), names.APPLIED_DIGEST: digest(manifest)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
-_WHOLE = frozenset({"selector", "podSelector", "matchLabels", "nodeSelector"})
+_ATOMIC = frozenset({"selector", "podSelector", "matchLabels", "nodeSelector"})
 """Maps that have one owner as a whole (k8s.io/api: mapType or structType atomic): an added key
 changes what they select."""
 
 
-def covers(live: object, desired: object, *, path: str = "") -> bool:
+def has_fields_of(live: object, desired: object, *, path: str = "") -> bool:
     """Return true if the live object has every field of the desired one.
 
     Defaults of the API server are ignored, quantities compared by value, lists of named items
@@ -171,49 +171,53 @@ def covers(live: object, desired: object, *, path: str = "") -> bool:
     """
     # Manifests are plain dicts; isinstance with Mapping would take half the time of a pass.
     if isinstance(desired, dict):
-        return isinstance(live, dict) and _mapping_covers(live, desired, path)
+        return isinstance(live, dict) and _mapping_has_fields_of(live, desired, path)
     if isinstance(desired, list):
-        return isinstance(live, list) and _list_covers(live, desired, path)
+        return isinstance(live, list) and _list_has_items_of(live, desired, path)
     if ".resources." in path and isinstance(desired, str | int) and isinstance(live, str):
-        return quantity(live) == quantity(str(desired))
+        return parse_quantity(live) == parse_quantity(str(desired))
     return live == desired
 
 
-def _mapping_covers(live: Manifest, desired: Manifest, path: str) -> bool:
+def _mapping_has_fields_of(live: Manifest, desired: Manifest, path: str) -> bool:
     for key, value in desired.items():
         if key in live:
-            if not covers(live[key], value, path=f"{path}.{key}"):
+            if not has_fields_of(live[key], value, path=f"{path}.{key}"):
                 return False
-            if key in _WHOLE and live[key] != value:
+            if key in _ATOMIC and live[key] != value:
                 return False
-        elif not _is_nothing(key, value):
+        elif not _is_dropped(key, value):
             return False
     return True
 
 
-def _is_nothing(key: str, value: object) -> bool:
+def _is_dropped(key: str, value: object) -> bool:
     """Return true for a field that the API server drops; a volume is empty but for its type."""
     return value is None or (value in ([], {}) and key != "emptyDir")
 
 
 def is_applied(live: Manifest, manifest: Manifest) -> bool:
     """Return true if the live object is the full result of this stamped manifest."""
-    stamps = [m["metadata"].get("annotations", {}).get(names.APPLIED) for m in (live, manifest)]
-    return stamps[0] == stamps[1] and covers(live, manifest)
+    stamps = [
+        m["metadata"].get("annotations", {}).get(names.APPLIED_DIGEST) for m in (live, manifest)
+    ]
+    return stamps[0] == stamps[1] and has_fields_of(live, manifest)
 
 
 _MERGE_KEYS = ("name", "mountPath", "containerPort", "type", "uid")
 
 
-def _list_covers(live: list[Any], desired: list[Any], path: str) -> bool:
+def _list_has_items_of(live: list[Any], desired: list[Any], path: str) -> bool:
     key = next((k for k in _MERGE_KEYS if desired and all(_has(item, k) for item in desired)), None)
     if key is None:
         return len(live) == len(desired) and all(
-            covers(theirs, ours, path=path) for theirs, ours in zip(live, desired, strict=True)
+            has_fields_of(theirs, ours, path=path)
+            for theirs, ours in zip(live, desired, strict=True)
         )
     by_key = {item[key]: item for item in live if _has(item, key)}
     return all(
-        item[key] in by_key and covers(by_key[item[key]], item, path=path) for item in desired
+        item[key] in by_key and has_fields_of(by_key[item[key]], item, path=path)
+        for item in desired
     )
 
 
@@ -227,7 +231,7 @@ _SCALES |= {f"{unit}i": Decimal(1024) ** (i + 1) for i, unit in enumerate("KMGTP
 _SCALES |= {unit: Decimal(1000) ** (i + 2) for i, unit in enumerate("MGTP")}
 
 
-def quantity(text: str) -> Decimal | str:
+def parse_quantity(text: str) -> Decimal | str:
     """A Kubernetes quantity as a number; other text stays text."""
     match = _QUANTITY.match(text)
     return Decimal(match[1]) * _SCALES[match[2]] if match else text

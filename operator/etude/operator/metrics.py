@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from prometheus_client import Counter, Gauge, Histogram
 
 from etude.common.api.meta import Condition
-from etude.operator.conditions import troubles
+from etude.operator.conditions import unhealthy_conditions
 from etude.operator.manifests import Ref
 
 RECONCILES = Counter("etude_reconcile", "Passes over one object.", ["kind", "result"])
@@ -108,7 +108,7 @@ class ConditionMetric:
 
     def export(self, key: Ref, conditions: Iterable[Condition]) -> None:
         """Export the unhealthy conditions of an object."""
-        self._replace(key, troubles(conditions))
+        self._replace(key, unhealthy_conditions(conditions))
 
     def remove(self, key: Ref) -> None:
         """Remove the series of a deleted object."""

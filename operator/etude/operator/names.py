@@ -3,7 +3,7 @@
 import hashlib
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
-OURS = "etude"
+MANAGER = "etude"
 
 RUN = "etude.dev/run"
 POOL = "etude.dev/pool"
@@ -17,7 +17,7 @@ ATTEMPT = "etude.dev/attempt"
 RAY_NODE = "ray.io/node-type"
 """Label of KubeRay: head or worker."""
 
-APPLIED = "etude.dev/applied"
+APPLIED_DIGEST = "etude.dev/applied"
 """Annotation with the digest of the last applied manifest, so that removed fields are noticed."""
 
 RESUME = "etude.dev/resume"
@@ -33,12 +33,12 @@ TRAINER = "trainer"
 INFERENCE = "inference"
 REWARDS = "rewards"
 BROKER = "broker"
-NODE = "node"
-EDGE = "edge"
+HOST = "node"
+ENVIRONMENT_API = "edge"
 POLICY = "policy"
 """Name of a run's Service for clients outside; no role."""
 JANITOR = "janitor"
-ROLES = frozenset({TRAINER, INFERENCE, REWARDS, BROKER, NODE, EDGE, JANITOR})
+ROLES = frozenset({TRAINER, INFERENCE, REWARDS, BROKER, HOST, ENVIRONMENT_API, JANITOR})
 """Roles of the operator's pods; labels of other pods may have any value."""
 
 RUN_FIELD_MANAGER = "etude/rlrun"

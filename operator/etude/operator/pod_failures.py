@@ -32,7 +32,9 @@ class PodFailure(NamedTuple):
     """Restarts of the container by the kubelet."""
 
 
-def failures(role: str, pods: Iterable[Manifest], awaited: Iterable[str] = ()) -> list[PodFailure]:
+def find_failures(
+    role: str, pods: Iterable[Manifest], awaited: Iterable[str] = ()
+) -> list[PodFailure]:
     """The failures of a role's pods; a terminating pod does not fail by terminating.
 
     Its disruption does count if a failure rule names it: the deletion follows the condition within
@@ -46,17 +48,19 @@ def failures(role: str, pods: Iterable[Manifest], awaited: Iterable[str] = ()) -
     found = []
     for pod in pods:
         is_going = is_deleting(pod)
-        found += _met(role, pod, {DISRUPTION}.intersection(awaited) if is_going else set(awaited))
+        found += _true_conditions(
+            role, pod, {DISRUPTION}.intersection(awaited) if is_going else set(awaited)
+        )
         if is_going or is_true(pod, DISRUPTION):
             continue  # its containers were told to end
         for container in pod.get("status", {}).get("containerStatuses") or ():
-            ended = _ended(container)
+            ended = _termination(container)
             if ended is not None:
-                found.append(_failure(role, pod, container, ended))
+                found.append(_container_failure(role, pod, container, ended))
     return found
 
 
-def _met(role: str, pod: Manifest, awaited: Set[str]) -> list[PodFailure]:
+def _true_conditions(role: str, pod: Manifest, awaited: Set[str]) -> list[PodFailure]:
     return [
         PodFailure(
             role=role,
@@ -70,27 +74,27 @@ def _met(role: str, pod: Manifest, awaited: Set[str]) -> list[PodFailure]:
     ]
 
 
-def trouble(pods: Sequence[Manifest], reasons: set[str]) -> str:
+def waiting_message(pods: Sequence[Manifest], reasons: set[str]) -> str:
     """Name and message of the first pod that waits for one of these reasons; else empty."""
     for pod in pods:
-        for container in _containers(pod):
+        for container in _container_statuses(pod):
             waiting = container.get("state", {}).get("waiting") or {}
             if waiting.get("reason") in reasons:
                 text = waiting.get("message") or waiting["reason"]
-                ended = _ended(container)
+                ended = _termination(container)
                 words = (ended or {}).get("message", "")
                 return f"{pod['metadata']['name']}: {text}" + (f": {words}" if words else "")
     return ""
 
 
-def _containers(pod: Manifest) -> Iterator[Mapping[str, Any]]:
+def _container_statuses(pod: Manifest) -> Iterator[Mapping[str, Any]]:
     """Statuses of all containers, init containers first."""
     status = pod.get("status", {})
     for part in ("initContainerStatuses", "containerStatuses"):
         yield from status.get(part) or ()
 
 
-def unschedulable(pods: Sequence[Manifest]) -> str:
+def unschedulable_message(pods: Sequence[Manifest]) -> str:
     """The scheduler's message about the first pod without a node; empty if all have one."""
     for pod in pods:
         for condition in pod.get("status", {}).get("conditions") or ():
@@ -99,12 +103,12 @@ def unschedulable(pods: Sequence[Manifest]) -> str:
     return ""
 
 
-def of_attempt(pods: Iterable[Manifest], attempt: int) -> list[Manifest]:
+def pods_of_attempt(pods: Iterable[Manifest], attempt: int) -> list[Manifest]:
     """The pods of one attempt."""
     return [pod for pod in pods if labels(pod).get(names.ATTEMPT, "0") == str(attempt)]
 
 
-def _ended(container: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _termination(container: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The current or last termination of a container."""
     for state in (container.get("state"), container.get("lastState")):
         ended: Mapping[str, Any] | None = (state or {}).get("terminated")
@@ -113,7 +117,7 @@ def _ended(container: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _failure(
+def _container_failure(
     role: str, pod: Manifest, container: Mapping[str, Any], ended: Mapping[str, Any]
 ) -> PodFailure:
     return PodFailure(

@@ -11,21 +11,21 @@ from etude.common import telemetry
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.operator.controller import kopf_source
-from etude.operator.controller.leader_election import Leader
-from etude.operator.controller.operator import operator
-from etude.operator.controller.status_writer import Pace
+from etude.operator.controller.leader_election import LeaderElector
+from etude.operator.controller.operator import open_operator
+from etude.operator.controller.status_writer import StatusDebounce
 from etude.operator.integrations import apis
 from etude.operator.integrations import keda_scaler as keda
-from etude.operator.kube.cache import Cache, slim
+from etude.operator.kube.cache import WatchCache, reduce_object
 from etude.operator.kube.client import KubernetesCluster
 from etude.operator.kube.discovery import Discovery
-from etude.operator.kube.leases import KubernetesLeases
-from etude.operator.kube.rest import Rest
+from etude.operator.kube.leases import KubernetesLeaseStore
+from etude.operator.kube.rest import RestClient
 from etude.operator.kube.watches import Watches
-from etude.operator.remotes.clients import GrpcPeers
+from etude.operator.remotes.clients import GrpcRemoteClient
 from etude.operator.settings import Settings
 
-STATUS_PACE_S = 5.0
+STATUS_DEBOUNCE_S = 5.0
 STATUS_SETTLE_S = 1.0
 """A trainer's pod becomes Ready and its controller reports within this: one write for both."""
 
@@ -43,31 +43,31 @@ async def serve(settings: Settings) -> None:
             "etude-operator", otlp_endpoint=settings.otlp_endpoint, traces_file=None
         )
     stop = asyncio.Event()
-    async with _probed(settings) as probes, _connected(settings) as rest:
+    async with _serve_probes(settings) as probes, _connect(settings) as rest:
         clock = rest.clock
-        leader = Leader(
-            KubernetesLeases(rest, settings.namespace, settings.lease), clock, settings.pod
+        leader = LeaderElector(
+            KubernetesLeaseStore(rest, settings.namespace, settings.lease), clock, settings.pod
         )
-        cache = Cache(slim)
-        discovery = Discovery(apis.kinds(settings.platform))
+        cache = WatchCache(reduce_object)
+        discovery = Discovery(apis.enabled_kinds(settings.platform))
         watches = Watches(rest, cache, settings.namespaces, discovery=discovery)
         cluster = KubernetesCluster(rest, cache, leader.may_write, discovery)
-        made = operator(
+        made = open_operator(
             cluster,
-            GrpcPeers(),
+            GrpcRemoteClient(),
             settings.platform,
             clock,
             instance=settings.pod,
-            pace=Pace(STATUS_PACE_S, STATUS_SETTLE_S),
+            debounce=StatusDebounce(STATUS_DEBOUNCE_S, STATUS_SETTLE_S),
         )
         with shutdown_signals(stop):
-            with _uncollected():
-                is_filled = await _filled(watches, stop)
+            with _gc_disabled():
+                is_filled = await _fill_caches(watches, stop)
             if is_filled:
-                asked = keda.serving(cluster, settings.host, settings.scaler_port)
+                asked = keda.serve_scaler(cluster, settings.host, settings.scaler_port)
                 async with asked, made as acting:
-                    watching = kopf_source.watch(
-                        watches.observe,
+                    watching = kopf_source.watch_own_kinds(
+                        watches.apply_event,
                         namespaces=settings.namespaces,
                         kubeconfig=settings.kubeconfig,
                     )
@@ -82,7 +82,7 @@ async def serve(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     """Exempt objects that are allocated in the block from garbage collection: they have no cycles.
 
     With ten thousand pods a full collection stops the process for a third of a second, and filling
@@ -96,7 +96,7 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-async def _filled(watches: Watches, stop: asyncio.Event) -> bool:
+async def _fill_caches(watches: Watches, stop: asyncio.Event) -> bool:
     """Fill the caches; returns False if stopped before that, for example without an API server."""
     filling = asyncio.create_task(watches.sync(), name="sync")
     told = asyncio.create_task(stop.wait(), name="stop")
@@ -126,7 +126,7 @@ async def _serve_until(
 
 
 @contextlib.asynccontextmanager
-async def _probed(settings: Settings) -> AsyncIterator[Probes]:
+async def _serve_probes(settings: Settings) -> AsyncIterator[Probes]:
     probes = Probes(settings.probe_port, settings.host)
     await probes.start()
     try:
@@ -136,8 +136,8 @@ async def _probed(settings: Settings) -> AsyncIterator[Probes]:
 
 
 @contextlib.asynccontextmanager
-async def _connected(settings: Settings) -> AsyncIterator[Rest]:
-    rest = await Rest.connect(settings.kubeconfig, rate_per_s=settings.api_requests_per_s)
+async def _connect(settings: Settings) -> AsyncIterator[RestClient]:
+    rest = await RestClient.connect(settings.kubeconfig, rate_per_s=settings.api_requests_per_s)
     try:
         yield rest
     finally:

@@ -58,12 +58,12 @@ class Settings:
                 namespace=env["ETUDE_NAMESPACE"],
                 kvm_resource=env.get("ETUDE_KVM_RESOURCE") or None,
                 tls=_tls(env),
-                integrations=frozenset(_words(env, "ETUDE_INTEGRATIONS")),
+                integrations=frozenset(_comma_list(env, "ETUDE_INTEGRATIONS")),
             ),
             pod=env["ETUDE_POD"],
             namespace=env["ETUDE_NAMESPACE"],
             lease=env.get("ETUDE_LEASE", "etude-operator"),
-            namespaces=_words(env, "ETUDE_WATCH_NAMESPACES"),
+            namespaces=_comma_list(env, "ETUDE_WATCH_NAMESPACES"),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
             scaler_port=_port(env, "ETUDE_SCALER_PORT", "0") or None,
@@ -128,7 +128,7 @@ def _kubeconfig(env: Mapping[str, str]) -> Path:
     return Path(given) if given else Path(env.get("HOME", "/")) / ".kube" / "config"
 
 
-def _words(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+def _comma_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(word for word in env.get(name, "").split(",") if word)
 
 

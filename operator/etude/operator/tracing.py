@@ -12,7 +12,7 @@ tracer = trace.get_tracer("etude.operator")
 
 
 @contextlib.contextmanager
-def reconcile(key: Ref) -> Iterator[None]:
+def trace_reconcile(key: Ref) -> Iterator[None]:
     """Trace one pass over an object."""
     attributes = {
         "k8s.namespace.name": key.namespace,
@@ -23,12 +23,12 @@ def reconcile(key: Ref) -> Iterator[None]:
         yield
 
 
-def decided(actions: int) -> None:
+def record_num_actions(actions: int) -> None:
     """Set the number of actions on the span of the current pass."""
     trace.get_current_span().set_attribute("etude.actions", actions)
 
 
-def ended(result: str) -> None:
+def record_result(result: str) -> None:
     """Set the result on the span of the current pass; anything but ok is an error."""
     span = trace.get_current_span()
     span.set_attribute("etude.result", result)
@@ -37,10 +37,10 @@ def ended(result: str) -> None:
 
 
 @contextlib.contextmanager
-def request(verb: str, resource: str) -> Iterator[Callable[[int], None]]:
+def trace_request(verb: str, resource: str) -> Iterator[Callable[[int], None]]:
     """Trace an API request of a pass; requests of watches and lease renewals have no span."""
     if not trace.get_current_span().is_recording():
-        yield _tell_nobody
+        yield _ignore_status
         return
     attributes = {"http.request.method": verb, "etude.resource": resource}
     about = tracer.start_as_current_span(
@@ -56,5 +56,5 @@ def request(verb: str, resource: str) -> Iterator[Callable[[int], None]]:
         yield told
 
 
-def _tell_nobody(_: int) -> None:
+def _ignore_status(_: int) -> None:
     return None

@@ -6,7 +6,7 @@ import pytest
 from tests.support.helm import rendered
 
 from etude.operator.integrations.apis import INTEGRATIONS
-from etude.operator.manifests import CLUSTER_WIDE, MADE_ONCE, NEVER_CHANGED, ONLY_READ, RESOURCES
+from etude.operator.manifests import CLUSTER_SCOPED, CREATE_ONLY, IMMUTABLE, READ_ONLY, RESOURCES
 
 NAMES = [each.name for each in INTEGRATIONS]
 USED = {"list", "watch"}
@@ -32,8 +32,8 @@ def test_an_integration_grants_what_the_operator_does_with_its_kinds(integration
     wanted = set()
     for kind in integration.kinds:
         api_version, plural = RESOURCES[kind]
-        changed = set() if kind in NEVER_CHANGED else {"patch"}
-        verbs = USED if kind in ONLY_READ else MADE | changed
+        changed = set() if kind in IMMUTABLE else {"patch"}
+        verbs = USED if kind in READ_ONLY else MADE | changed
         wanted |= {(api_version.partition("/")[0], plural, verb) for verb in verbs}
     if "Workload" in integration.kinds:
         wanted.add(("kueue.x-k8s.io", "workloads/status", "patch"))
@@ -59,6 +59,6 @@ def test_named_namespaces_need_a_right_on_the_cluster_for_queues_alone() -> None
     for integration in INTEGRATIONS:
         enabled = {integration.name: {"enabled": True}}
         release = rendered({"watch": {"namespaces": ["lab"]}, "integrations": enabled})
-        has_one = any(kind in CLUSTER_WIDE for kind in integration.kinds)
+        has_one = any(kind in CLUSTER_SCOPED for kind in integration.kinds)
         assert len(release.of("ClusterRole")) == has_one
-    assert set(MADE_ONCE) <= {kind for each in INTEGRATIONS for kind in each.kinds}
+    assert set(CREATE_ONLY) <= {kind for each in INTEGRATIONS for kind in each.kinds}

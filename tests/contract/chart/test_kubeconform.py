@@ -16,7 +16,7 @@ from tests.support.renders import Render, renders
 from etude.common.api import yaml_documents
 from etude.common.api.schema import crd
 from etude.operator.builders.run import Platform
-from etude.operator.commands.render import rendered
+from etude.operator.commands.render import render_children
 
 KUBERNETES = "1.36.0"
 FOREIGN = "PodMonitor,PrometheusRule"
@@ -119,7 +119,7 @@ def test_every_example_and_what_becomes_of_it_conform(schemas: Path, path: Path)
         child
         for each in given
         if isinstance(each, dict) and each["kind"] in {"RLRun", "EnvPool"}
-        for child in rendered(each, platform)
+        for child in render_children(each, platform)
     ]
     # As JSON: PyYAML leaves "1e-3" without quotes, which kubeconform reads as a number.
     found = judged(schemas, "\n---\n".join(map(json.dumps, [*given, *made])))

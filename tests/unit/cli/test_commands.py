@@ -125,7 +125,7 @@ def test_a_bad_manifest_is_invalid_and_every_finding_is_shown(
 
 
 def test_a_run_that_is_running_already_is_a_conflict(tmp_path: Path, manifest: Path) -> None:
-    with run_folder.locked(tmp_path / "runs" / "small"):
+    with run_folder.lock_folder(tmp_path / "runs" / "small"):
         done = etude("run", str(manifest), cwd=tmp_path)
     assert done.returncode == 8
     assert f"running already, in process {os.getpid()}" in done.stderr

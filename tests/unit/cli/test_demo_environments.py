@@ -32,7 +32,9 @@ def test_the_demo_takes_machines_where_they_are_fast_or_asked_for(
 def test_the_settings_make_the_manifest_one_of_machines() -> None:
     value = yaml_documents.parse_documents(inputs.find_manifest().read_bytes())[0].value
     assert isinstance(value, dict)
-    run = RLRun.model_validate(localize.with_settings(value, choose_settings(DemoDriver.AUTO, KVM)))
+    run = RLRun.model_validate(
+        localize.apply_settings(value, choose_settings(DemoDriver.AUTO, KVM))
+    )
     pool = run.spec.roles.environments[0].pool_template
     assert pool is not None
     assert pool.isolation.driver is DriverName.QEMU_MICRO_VM

@@ -28,7 +28,7 @@ def test_a_process_id_that_is_in_use_again_is_not_the_runtime(tmp_path: Path) ->
 
 
 def test_whoever_holds_the_lock_is_the_runtime(tmp_path: Path) -> None:
-    with run_folder.locked(tmp_path):
+    with run_folder.lock_folder(tmp_path):
         assert is_running(tmp_path)
         assert runtime_pid(tmp_path) == os.getpid()
     assert not is_running(tmp_path)
@@ -48,9 +48,9 @@ def test_the_process_id_of_a_runtime_that_died_is_not_that_of_the_next(tmp_path:
 
 def test_a_second_runtime_is_refused_with_the_process_of_the_first(tmp_path: Path) -> None:
     with (
-        run_folder.locked(tmp_path),
+        run_folder.lock_folder(tmp_path),
         pytest.raises(UserError, match=f"process {os.getpid()} already runs this run"),
-        run_folder.locked(tmp_path),
+        run_folder.lock_folder(tmp_path),
     ):
         pass
 
@@ -60,6 +60,6 @@ def test_somebody_who_only_looks_does_not_keep_a_runtime_from_starting(tmp_path:
     fcntl.flock(lock, fcntl.LOCK_SH)
     looking = threading.Timer(0.05, lock.close)
     looking.start()
-    with run_folder.locked(tmp_path):
+    with run_folder.lock_folder(tmp_path):
         assert runtime_pid(tmp_path) == os.getpid()
     looking.join()

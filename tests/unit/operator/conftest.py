@@ -18,9 +18,9 @@ from etude.operator.kind_registry import KINDS_BY_NAME
 from etude.operator.kube.interface import ConflictError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref, labels, ref
-from etude.operator.remotes.clients import MemoryPeers
+from etude.operator.remotes.clients import MemoryRemoteClient
 from etude.operator.remotes.followers import Followers
-from etude.operator.remotes.report_store import ReportBook
+from etude.operator.remotes.report_store import ReportStore
 from etude.v1 import run_pb2
 
 Build = Callable[..., dict[str, Any]]
@@ -111,19 +111,19 @@ class Lab:
         self.sequence = 0
         self.epoch = 1
         self.kills = 0
-        self.peers = MemoryPeers()
+        self.peers = MemoryRemoteClient()
         self.start()
 
     def start(self) -> None:
         """A fresh operator process over the same cluster."""
-        self.book = ReportBook(self.clock)
+        self.book = ReportStore(self.clock)
         self.dirty: dict[Ref, None] = {}
         self.due: dict[Ref, float] = {}
         self.followers = Followers(self.cluster, self.book, self.peers, self._tell, self.tasks)
         self.reconciler = Reconciler(
             cluster=self.cluster,
-            book=self.book,
-            peers=self.peers,
+            reports=self.book,
+            client=self.peers,
             platform=self.platform,
             clock=self.clock,
             followers=self.followers,
@@ -131,12 +131,12 @@ class Lab:
         )
         self.operator = Operator(self.cluster, self.reconciler, WorkQueue())
         for kind in ("RLRun", "EnvPool", "Checkpoint"):
-            self.dirty |= {ref(m): None for m in self.cluster.every(kind)}
+            self.dirty |= {ref(m): None for m in self.cluster.list_objects(kind)}
 
     async def kill(self) -> None:
         """The operator process dies; what it knew is gone, the cluster stays."""
         self.kills += 1
-        self.followers.leave_all()
+        self.followers.unfollow_all()
         await asyncio.sleep(0)
         self.start()
 
@@ -150,10 +150,10 @@ class Lab:
             for _ in range(6):
                 await asyncio.sleep(0)
             if self.cluster.is_lagging:
-                self.cluster.deliver(self.random.randint(0, 3))
+                self.cluster.deliver_events(self.random.randint(0, 3))
             if self.dirty:
                 await self._one(self.random.choice(list(self.dirty)))
-            elif not self.cluster.deliver():
+            elif not self.cluster.deliver_events():
                 await asyncio.sleep(0)
                 if not self.dirty:
                     return
@@ -225,7 +225,7 @@ class Lab:
         self.sequence += 1
         response.run_uid = self.run().metadata.uid
         response.epoch, response.sequence = self.epoch, self.sequence
-        self.peers.runs[TRAINER].say(response)
+        self.peers.runs[TRAINER].append(response)
         await self.settle()
 
     def new_controller(self) -> None:
@@ -267,8 +267,8 @@ class Lab:
     def _changed(self, manifest: Manifest) -> None:
         kind = KINDS_BY_NAME.get(manifest["kind"])
         if kind is not None:
-            self.operator.users.see(ref(manifest), kind.references(manifest))
-        for key in self.operator.concerned(manifest):
+            self.operator.references.index(ref(manifest), kind.references(manifest))
+        for key in self.operator.affected_keys(manifest):
             self.dirty[key] = None
 
     def _after(self, verb: str, key: Ref) -> None:
@@ -294,7 +294,7 @@ async def lab_of(platform: Platform) -> AsyncIterator[Callable[..., Lab]]:
 
     yield make
     for made in labs:
-        made.followers.leave_all()
+        made.followers.unfollow_all()
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def lab(lab_of: Callable[..., Lab]) -> Lab:
 @pytest.fixture
 async def running(lab: Lab, run_body: Build) -> Lab:
     """A lab with a run that trains."""
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     return lab

@@ -2,15 +2,15 @@
 
 from typing import cast
 
-from etude.operator.kube.cache import Cache, slim
+from etude.operator.kube.cache import WatchCache, reduce_object
 from etude.operator.kube.client import KubernetesCluster
-from etude.operator.kube.rest import Rest
+from etude.operator.kube.rest import RestClient
 
 
 def test_a_pod_of_a_job_is_found_by_its_host_name() -> None:
-    cache = Cache(slim)  # as in a cluster
-    cluster = KubernetesCluster(cast("Rest", None), cache)  # nothing here is asked
-    cache.see(
+    cache = WatchCache(reduce_object)  # as in a cluster
+    cluster = KubernetesCluster(cast("RestClient", None), cache)  # nothing here is asked
+    cache.update(
         {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -5,8 +5,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.operator.kube.cache import Cache, slim
-from etude.operator.manifests import Manifest, Ref, covers, digest, merge_patch, quantity, stamped
+from etude.operator.kube.cache import WatchCache, reduce_object
+from etude.operator.manifests import (
+    Manifest,
+    Ref,
+    digest,
+    has_fields_of,
+    merge_patch,
+    parse_quantity,
+    stamp_digest,
+)
 
 KEY = Ref("Pod", "lab", "p")
 
@@ -26,101 +34,101 @@ def pod(version: int, uid: str = "u1", **metadata: Any) -> Manifest:
 
 
 def test_an_older_version_is_dropped() -> None:
-    cache = Cache()
-    assert cache.see(pod(5))
-    assert not cache.see(pod(4))
+    cache = WatchCache()
+    assert cache.update(pod(5))
+    assert not cache.update(pod(4))
     assert cache.get(KEY) == pod(5)
 
 
 def test_of_a_pods_spec_a_large_cluster_keeps_its_machine_alone() -> None:
-    cache = Cache(slim)
+    cache = WatchCache(reduce_object)
     spec = {"nodeName": "n", "hostname": "p", "containers": [{"name": "c", "image": "i"}]}
-    cache.see({**pod(5, managedFields=[{"manager": "x"}]), "spec": spec})
+    cache.update({**pod(5, managedFields=[{"manager": "x"}]), "spec": spec})
     assert cache.get(KEY) == {**pod(5), "spec": {"nodeName": "n"}}
     service = {**pod(6, uid="u2"), "kind": "Service", "spec": {"ports": [{"port": 1}]}}
-    cache.see(service)
-    assert cache.every("Service") == [service]
+    cache.update(service)
+    assert cache.list_objects("Service") == [service]
 
 
 def test_a_uid_leads_to_its_object_alone_and_to_nothing_once_that_is_gone() -> None:
-    cache = Cache()
-    cache.see(pod(5))
-    cache.see(pod(9, uid="u2"))
-    assert (cache.known("u1"), cache.known("u2")) == (None, pod(9, uid="u2"))
-    cache.see(pod(10, uid="u2"))
-    assert cache.known("u2") == pod(10, uid="u2")
-    cache.lose(KEY, "u2")
-    assert cache.known("u2") is None
+    cache = WatchCache()
+    cache.update(pod(5))
+    cache.update(pod(9, uid="u2"))
+    assert (cache.get_by_uid("u1"), cache.get_by_uid("u2")) == (None, pod(9, uid="u2"))
+    cache.update(pod(10, uid="u2"))
+    assert cache.get_by_uid("u2") == pod(10, uid="u2")
+    cache.remove(KEY, "u2")
+    assert cache.get_by_uid("u2") is None
 
 
 def test_a_late_event_does_not_bring_an_object_back() -> None:
-    cache = Cache()
-    cache.see(pod(5))
-    cache.lose(KEY, "u1")
-    assert not cache.see(pod(6))
+    cache = WatchCache()
+    cache.update(pod(5))
+    cache.remove(KEY, "u1")
+    assert not cache.update(pod(6))
     assert cache.get(KEY) is None
-    assert cache.see(pod(7, uid="u2"))
+    assert cache.update(pod(7, uid="u2"))
 
 
 def test_an_object_that_left_what_is_watched_is_known_again_when_it_comes_back() -> None:
-    cache = Cache()
-    cache.see(pod(5))
-    cache.lose(KEY, "u1", at=6)
+    cache = WatchCache()
+    cache.update(pod(5))
+    cache.remove(KEY, "u1", at=6)
     assert cache.get(KEY) is None
-    assert not cache.see(pod(6)), "as it was when it left"
-    assert cache.see(pod(7))
+    assert not cache.update(pod(6)), "as it was when it left"
+    assert cache.update(pod(7))
     assert cache.get(KEY) == pod(7)
-    assert not cache.is_gone("u1", at=7)
+    assert not cache.is_deleted("u1", at=7)
 
 
 def test_that_an_object_left_is_old_news_once_it_is_known_to_be_back() -> None:
-    cache = Cache()
-    cache.see(pod(7))
-    cache.lose(KEY, "u1", at=6)
+    cache = WatchCache()
+    cache.update(pod(7))
+    cache.remove(KEY, "u1", at=6)
     assert cache.get(KEY) == pod(7)
 
 
 def test_losing_an_old_object_leaves_the_new_one_of_the_same_name() -> None:
-    cache = Cache()
-    cache.see(pod(5))
-    cache.see(pod(9, uid="u2"))
-    cache.lose(KEY, "u1")
+    cache = WatchCache()
+    cache.update(pod(5))
+    cache.update(pod(9, uid="u2"))
+    cache.remove(KEY, "u1")
     assert cache.get(KEY) == pod(9, uid="u2")
 
 
 def test_objects_are_found_by_their_controller() -> None:
-    cache = Cache()
+    cache = WatchCache()
     owner = [{"uid": "o1", "controller": True}]
-    cache.see(pod(5, ownerReferences=owner))
-    assert [m["metadata"]["name"] for m in cache.owned("o1")] == ["p"]
-    cache.lose(KEY, "u1")
-    assert cache.owned("o1") == []
+    cache.update(pod(5, ownerReferences=owner))
+    assert [m["metadata"]["name"] for m in cache.list_owned("o1")] == ["p"]
+    cache.remove(KEY, "u1")
+    assert cache.list_owned("o1") == []
 
 
 def test_a_list_removes_what_it_does_not_hold_unless_that_is_newer() -> None:
-    cache = Cache()
-    cache.see(pod(5))
-    cache.see({**pod(20), "metadata": {**pod(20, uid="u2")["metadata"], "name": "q"}})
+    cache = WatchCache()
+    cache.update(pod(5))
+    cache.update({**pod(20), "metadata": {**pod(20, uid="u2")["metadata"], "name": "q"}})
     cache.relist("Pod", [], version=10)
     assert cache.get(KEY) is None
     assert cache.get(Ref("Pod", "lab", "q")) is not None
 
 
 def test_a_list_of_one_namespace_says_nothing_about_others() -> None:
-    cache = Cache()
-    cache.see(pod(5))
+    cache = WatchCache()
+    cache.update(pod(5))
     cache.relist("Pod", [], version=10, namespace="other")
     assert cache.get(KEY) is not None
 
 
 def test_listeners_hear_of_every_change_and_of_the_last_state() -> None:
-    cache = Cache()
+    cache = WatchCache()
     heard: list[str] = []
     cache.subscribe(lambda manifest: heard.append(manifest["metadata"]["resourceVersion"]))
-    cache.see(pod(5))
-    cache.see(pod(5))
-    cache.see(pod(6))
-    cache.lose(KEY, "u1")
+    cache.update(pod(5))
+    cache.update(pod(5))
+    cache.update(pod(6))
+    cache.remove(KEY, "u1")
     assert heard == ["5", "6", "6"]
 
 
@@ -135,24 +143,27 @@ def test_defaults_that_the_server_adds_are_no_difference() -> None:
             ],
         }
     }
-    assert covers(live, desired)
+    assert has_fields_of(live, desired)
     live["spec"]["containers"][1]["env"] = [{"name": "X", "value": "2"}]  # type: ignore[index]
-    assert not covers(live, desired)
+    assert not has_fields_of(live, desired)
 
 
 def test_quantities_are_compared_by_value() -> None:
-    assert quantity("1") == quantity("1000m")
-    assert quantity("1Gi") == quantity("1024Mi")
-    assert quantity("nonsense") == "nonsense"
+    assert parse_quantity("1") == parse_quantity("1000m")
+    assert parse_quantity("1Gi") == parse_quantity("1024Mi")
+    assert parse_quantity("nonsense") == "nonsense"
     limits = {"resources": {"limits": {"cpu": "1000m"}}}
-    assert covers({"x": {"resources": {"limits": {"cpu": "1"}}}}, {"x": limits})
+    assert has_fields_of({"x": {"resources": {"limits": {"cpu": "1"}}}}, {"x": limits})
 
 
 def test_a_field_that_is_not_sent_any_more_changes_the_stamp() -> None:
     before = {"metadata": {"name": "a"}, "spec": {"x": 1, "y": 2}}
     after = {"metadata": {"name": "a"}, "spec": {"x": 1}}
     assert digest(before) != digest(after)
-    assert stamped(before)["metadata"]["annotations"] != stamped(after)["metadata"]["annotations"]
+    assert (
+        stamp_digest(before)["metadata"]["annotations"]
+        != stamp_digest(after)["metadata"]["annotations"]
+    )
 
 
 json_values = st.recursive(
@@ -183,9 +194,9 @@ def test_amerge_patch_turns_one_status_into_the_other(before: Any, after: Any) -
 def test_what_is_empty_is_covered_by_nothing_but_for_a_kind_of_volume() -> None:
     # The API server drops empty lists and mappings: without this every pass would apply them.
     desired: Manifest = {"tolerations": [], "nodeSelector": {}, "affinity": None, "name": "a"}
-    assert covers({"name": "a"}, desired)
-    assert not covers({"name": "a", "tolerations": [{"key": "b"}]}, desired)
-    assert not covers({"name": "a"}, {"name": "a", "emptyDir": {}})
+    assert has_fields_of({"name": "a"}, desired)
+    assert not has_fields_of({"name": "a", "tolerations": [{"key": "b"}]}, desired)
+    assert not has_fields_of({"name": "a"}, {"name": "a", "emptyDir": {}})
 
 
 def test_a_key_that_somebody_adds_to_what_chooses_pods_is_a_difference() -> None:
@@ -196,6 +207,8 @@ def test_a_key_that_somebody_adds_to_what_chooses_pods_is_a_difference() -> None
         ({"podSelector": {"matchLabels": chosen}}, {"podSelector": {"matchLabels": more}}),
         ({"nodeSelector": chosen}, {"nodeSelector": more}),
     ):
-        assert covers({"spec": wanted}, {"spec": wanted})
-        assert not covers({"spec": live}, {"spec": wanted})
-    assert covers({"labels": more}, {"labels": chosen}), "a label beside ours is somebody else's"
+        assert has_fields_of({"spec": wanted}, {"spec": wanted})
+        assert not has_fields_of({"spec": live}, {"spec": wanted})
+    assert has_fields_of({"labels": more}, {"labels": chosen}), (
+        "a label beside ours is somebody else's"
+    )

@@ -14,7 +14,7 @@ from tests.mutations.lab import OPEN, names
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.common.api.meta import BrokenRulesError
 from etude.common.api.schema import crd
-from etude.operator.commands.render import rendered
+from etude.operator.commands.render import render_children
 
 MODELS: Mapping[str, type[RLRun | EnvPool | Checkpoint]] = {
     "RLRun": RLRun,
@@ -64,7 +64,7 @@ def test_a_change_that_is_taken_shows_in_what_is_made_of_the_object(kind: crd.Cr
         if OPEN.search(each.path) or ELSEWHERE.search(each.path):
             continue
         body = each.body()
-        made = rendered(json.loads(cases.dumped(body)), produced.PLATFORMS[0])
+        made = render_children(json.loads(cases.dumped(body)), produced.PLATFORMS[0])
         children = {(child["kind"], child["metadata"]["name"]): child for child in made}
         whole = json.loads(cases.dumped(body))
         faults += [f"{each}: {fault}" for fault in shown.differences(whole, children)]

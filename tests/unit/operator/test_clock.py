@@ -14,7 +14,7 @@ MINUTE_S = 60.0
 
 def test_p15_a_replica_whose_clock_is_wrong_goes_by_the_api_servers() -> None:
     clock = ServerClock()
-    clock.learn(DATE)
+    clock.set_from_header(DATE)
     assert NOON_S <= clock.wall_s() < NOON_S + MINUTE_S
 
 
@@ -23,7 +23,7 @@ def test_p15_a_clock_that_is_set_moves_no_deadline(
     monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
     clock = ServerClock()
-    clock.learn(DATE)
+    clock.set_from_header(DATE)
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + step_s)
     assert NOON_S <= clock.wall_s() < NOON_S + MINUTE_S
@@ -31,8 +31,8 @@ def test_p15_a_clock_that_is_set_moves_no_deadline(
 
 def test_p15_an_api_server_whose_clock_is_set_moves_no_deadline() -> None:
     clock = ServerClock()
-    clock.learn(DATE)
-    clock.learn("Sat, 01 Jan 2000 13:00:00 GMT")
+    clock.set_from_header(DATE)
+    clock.set_from_header("Sat, 01 Jan 2000 13:00:00 GMT")
     assert NOON_S <= clock.wall_s() < NOON_S + MINUTE_S
 
 
@@ -41,5 +41,5 @@ def test_without_an_answer_or_with_one_that_has_no_time_this_machines_clock_is_a
 ):
     clock = ServerClock()
     for date in (None, "", "yesterday"):
-        clock.learn(date)
+        clock.set_from_header(date)
         assert abs(clock.wall_s() - SystemClock().wall_s()) < MINUTE_S

@@ -11,9 +11,9 @@ from etude.operator.clock import ManualClock
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
 from etude.operator.remotes import followers as following
-from etude.operator.remotes.clients import MemoryPeers
-from etude.operator.remotes.followers import Followers, Peer
-from etude.operator.remotes.report_store import Position, ReportBook
+from etude.operator.remotes.clients import MemoryRemoteClient
+from etude.operator.remotes.followers import Followers, ReportSource
+from etude.operator.remotes.report_store import ReportPosition, ReportStore
 from etude.v1 import environments_pb2, run_pb2
 
 KEY = Ref("RLRun", "lab", "demo")
@@ -21,23 +21,23 @@ TARGET = "demo-trainer-0.demo-trainer:7000"
 LIMIT_S = 30.0
 
 
-class BrokenOnce(MemoryPeers):
+class BrokenOnce(MemoryRemoteClient):
     """The first to be dialled raises what nobody names."""
 
     is_broken = True
 
     @override
     async def watch_run(
-        self, target: str, after: Position
+        self, target: str, after: ReportPosition
     ) -> AsyncIterator[run_pb2.WatchRunResponse]:
         self._break()
-        async for response in MemoryPeers.watch_run(self, target, after):
+        async for response in MemoryRemoteClient.watch_run(self, target, after):
             yield response
 
     @override
     async def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
         self._break()
-        async for response in MemoryPeers.watch_pool(self, target):
+        async for response in MemoryRemoteClient.watch_pool(self, target):
             yield response
 
     def _break(self) -> None:
@@ -60,64 +60,64 @@ def event(sequence: int) -> run_pb2.WatchRunResponse:
 @pytest.mark.parametrize("kind", ["RLRun", "EnvPool"])
 async def test_a_peer_that_cannot_be_dialled_as_nobody_foresaw_is_dialled_again(kind: str) -> None:
     heard = asyncio.Event()
-    peers, book = BrokenOnce(), ReportBook(ManualClock())
-    peers.runs[TARGET].say(event(1))
-    peers.pools[TARGET].say(environments_pb2.WatchPoolResponse(sequence=1))
+    peers, book = BrokenOnce(), ReportStore(ManualClock())
+    peers.runs[TARGET].append(event(1))
+    peers.pools[TARGET].append(environments_pb2.WatchPoolResponse(sequence=1))
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         followers = Followers(MemoryCluster(), book, peers, lambda *_: heard.set(), tasks)
-        followers.follow(KEY._replace(kind=kind), Peer("uid"), TARGET, pod_uid="1")
+        followers.follow(KEY._replace(kind=kind), ReportSource("uid"), TARGET, pod_uid="1")
         await heard.wait()
-        followers.leave_all()
+        followers.unfollow_all()
 
 
-class Counting(MemoryPeers):
+class Counting(MemoryRemoteClient):
     """Counts how often it was dialled."""
 
     dialled = 0
 
     @override
     async def watch_run(
-        self, target: str, after: Position
+        self, target: str, after: ReportPosition
     ) -> AsyncIterator[run_pb2.WatchRunResponse]:
         self.dialled += 1
-        async for response in MemoryPeers.watch_run(self, target, after):
+        async for response in MemoryRemoteClient.watch_run(self, target, after):
             yield response
 
 
 async def test_what_the_controller_of_another_run_says_is_not_heard() -> None:
-    peers, book = Counting(), ReportBook(ManualClock())
+    peers, book = Counting(), ReportStore(ManualClock())
     others = event(1)
     others.run_uid = "another"
-    peers.runs[TARGET].say(others)
+    peers.runs[TARGET].append(others)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         followers = Followers(MemoryCluster(), book, peers, lambda *_: None, tasks)
-        followers.follow(KEY, Peer("uid"), TARGET, pod_uid="1")
+        followers.follow(KEY, ReportSource("uid"), TARGET, pod_uid="1")
         while peers.dialled < 3:  # noqa: ASYNC110 - seen as a reader sees it
             await asyncio.sleep(0)
-        followers.leave_all()
+        followers.unfollow_all()
     assert not book.run("uid").is_connected
-    assert not book.run("uid").happenings
+    assert not book.run("uid").pending
 
 
 async def test_a_controller_that_tells_without_end_is_heard_as_fast_as_it_is_dealt_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(following, "MOST_HAPPENINGS", 3)
-    peers, book = MemoryPeers(), ReportBook(ManualClock())
+    peers, book = MemoryRemoteClient(), ReportStore(ManualClock())
     for sequence in range(1, 11):
-        peers.runs[TARGET].say(event(sequence))
+        peers.runs[TARGET].append(event(sequence))
     told: list[int] = []
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         followers = Followers(MemoryCluster(), book, peers, lambda *_: None, tasks)
-        followers.follow(KEY, Peer("uid"), TARGET, pod_uid="1")
+        followers.follow(KEY, ReportSource("uid"), TARGET, pod_uid="1")
         while told[-1:] != [10]:
             await asyncio.sleep(0)
-            waiting = book.run("uid").happenings
+            waiting = book.run("uid").pending
             assert len(waiting) <= 3
             told += [each.position.sequence for each in waiting]
             if waiting:
-                book.dealt_with("uid", waiting[-1].position)
-        followers.leave_all()
+                book.acknowledge("uid", waiting[-1].position)
+        followers.unfollow_all()
     assert told == list(range(1, 11))
 
 

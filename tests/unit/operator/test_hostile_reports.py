@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.operator.remotes.sanitize import plausible, plausible_record
+from etude.operator.remotes.sanitize import sanitize_checkpoint, sanitize_status
 from etude.v1 import run_pb2
 
 NAN, INF = float("nan"), float("inf")
@@ -81,13 +81,13 @@ def test_whatever_is_said_fits_into_a_status(ints: int, doubles: float, text: st
             setattr(said, field.name, doubles)
         elif field.cpp_type == field.CPPTYPE_STRING:
             setattr(said, field.name, text)
-    found = plausible(said)
+    found = sanitize_status(said)
     assert 0 <= found.step < 2**53
     assert 0 <= found.staleness_max < INF
     assert 0 <= found.productive_seconds < INF
     assert len(found.phase) <= 63
     assert len(found.reason) <= 64
-    assert plausible(found).SerializeToString(deterministic=True) == found.SerializeToString(
+    assert sanitize_status(found).SerializeToString(deterministic=True) == found.SerializeToString(
         deterministic=True
     )
 
@@ -106,7 +106,7 @@ def test_what_can_be_is_left_as_it_was_said(step: int, seconds: float, reward: f
         productive_seconds=seconds,
         rollouts=run_pb2.RolloutCounts(completed=3),
     )
-    assert plausible(said) == said
+    assert sanitize_status(said) == said
 
 
 async def test_figures_of_a_checkpoint_that_are_none_keep_nothing_from_its_run(
@@ -129,11 +129,13 @@ async def test_figures_of_a_checkpoint_that_are_none_keep_nothing_from_its_run(
 def test_of_a_checkpoint_as_many_figures_are_kept_as_its_object_has_room_for() -> None:
     said = record(step=-1, size_bytes=2**62, metrics={f"m{i:02}": "1" for i in range(40)})
     said.metrics["a" * 65] = said.metrics["huge"] = "1" * 65
-    found = plausible_record(said)
+    found = sanitize_checkpoint(said)
     assert (found.step, found.size_bytes) == (0, 2**53 - 1)
     assert sorted(found.metrics) == [f"m{i:02}" for i in range(32)]
-    assert plausible_record(found) == found
-    assert plausible_record(record(metrics={"reward": "0.5"})) == record(metrics={"reward": "0.5"})
+    assert sanitize_checkpoint(found) == found
+    assert sanitize_checkpoint(record(metrics={"reward": "0.5"})) == record(
+        metrics={"reward": "0.5"}
+    )
 
 
 def record(**said: Any) -> run_pb2.CheckpointRecord:

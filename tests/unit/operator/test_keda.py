@@ -15,7 +15,7 @@ from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
 from etude.common.tls.transport import TransportSecurity
 from etude.keda import external_scaler_pb2, external_scaler_pb2_grpc
-from etude.operator.integrations.keda_scaler import serving
+from etude.operator.integrations.keda_scaler import serve_scaler
 from etude.operator.manifests import Ref
 from etude.v1 import environments_pb2
 
@@ -68,7 +68,7 @@ async def say(
 
 @pytest.fixture
 async def channel(lab: Any) -> AsyncIterator[grpc.aio.Channel]:
-    async with serving(lab.cluster, "127.0.0.1", 0) as server:
+    async with serve_scaler(lab.cluster, "127.0.0.1", 0) as server:
         assert server is not None
         async with channels.dial(f"127.0.0.1:{server.port}") as made:
             yield made
@@ -199,7 +199,7 @@ async def test_the_bytes_are_those_of_kedas_documentation(
 
 
 async def test_nobody_is_answered_without_a_port(lab: Any) -> None:
-    async with serving(lab.cluster, "127.0.0.1", None) as server:
+    async with serve_scaler(lab.cluster, "127.0.0.1", None) as server:
         assert server is None
 
 
@@ -210,7 +210,7 @@ async def test_without_certificates_it_is_served_in_the_clear_only_where_that_wa
     lab: Any,
 ) -> None:
     with pytest.raises(UserError, match="would not be encrypted"):
-        async with serving(
+        async with serve_scaler(
             lab.cluster, "0.0.0.0", 0, wire=TransportSecurity(allows_remote_plaintext=False)
         ):
             pass
@@ -226,7 +226,7 @@ async def test_with_certificates_keda_learns_who_answers_and_needs_none_itself(
     wire = TransportSecurity(
         credentials=Credentials(pki.write(tmp_path, authority.issue(OPERATOR)))
     )
-    async with serving(lab.cluster, "127.0.0.1", 0, wire=wire) as server:
+    async with serve_scaler(lab.cluster, "127.0.0.1", 0, wire=wire) as server:
         assert server is not None
         target, name = f"127.0.0.1:{server.port}", OPERATOR.server_name
         known, other = (

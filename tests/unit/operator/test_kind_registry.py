@@ -2,8 +2,7 @@
 
 from etude.common.api.schema import crd
 from etude.operator.kind_registry import KINDS
-from etude.operator.manifests import KINDS as OWN_KINDS
-from etude.operator.manifests import RESOURCES
+from etude.operator.manifests import OWN_KINDS, RESOURCES
 
 
 def test_every_custom_resource_has_an_entry_in_the_registry() -> None:

@@ -10,9 +10,9 @@ from etude.operator.controller.leader_election import (
     ATTEMPT_LIMIT_S,
     RENEW_DEADLINE_S,
     RETRY_S,
-    Leader,
+    LeaderElector,
 )
-from etude.operator.kube.leases import DURATION_S, LeaseRecord, MemoryLeases
+from etude.operator.kube.leases import DURATION_S, LeaderLease, MemoryLeaseStore
 
 
 @pytest.fixture
@@ -21,16 +21,16 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def leases() -> MemoryLeases:
-    return MemoryLeases()
+def leases() -> MemoryLeaseStore:
+    return MemoryLeaseStore()
 
 
-def candidate(leases: MemoryLeases, clock: ManualClock, name: str) -> Leader:
-    return Leader(leases, clock, name)
+def candidate(leases: MemoryLeaseStore, clock: ManualClock, name: str) -> LeaderElector:
+    return LeaderElector(leases, clock, name)
 
 
 async def test_the_first_candidate_leads_and_the_second_does_not(
-    leases: MemoryLeases, clock: ManualClock
+    leases: MemoryLeaseStore, clock: ManualClock
 ) -> None:
     first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
     assert await first.campaign()
@@ -40,7 +40,7 @@ async def test_the_first_candidate_leads_and_the_second_does_not(
 
 
 async def test_a_leader_that_falls_silent_is_replaced_after_the_duration_as_seen_here(
-    leases: MemoryLeases, clock: ManualClock
+    leases: MemoryLeaseStore, clock: ManualClock
 ) -> None:
     first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
     await first.campaign()
@@ -54,7 +54,7 @@ async def test_a_leader_that_falls_silent_is_replaced_after_the_duration_as_seen
 
 
 async def test_a_process_that_was_stopped_finds_its_gate_closed(
-    leases: MemoryLeases, clock: ManualClock
+    leases: MemoryLeaseStore, clock: ManualClock
 ) -> None:
     first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
     await first.campaign()
@@ -67,7 +67,7 @@ async def test_a_process_that_was_stopped_finds_its_gate_closed(
 
 
 async def test_the_gate_closes_before_the_lease_can_expire(
-    leases: MemoryLeases, clock: ManualClock
+    leases: MemoryLeaseStore, clock: ManualClock
 ) -> None:
     leader = candidate(leases, clock, "a")
     await leader.campaign()
@@ -79,12 +79,12 @@ async def test_the_gate_closes_before_the_lease_can_expire(
 
 
 async def test_a_lease_counts_from_when_it_was_asked_for(clock: ManualClock) -> None:
-    class Slow(MemoryLeases):
+    class Slow(MemoryLeaseStore):
         """Its answer takes a while, in which others may have seen the record already."""
 
         @override
-        async def write(self, record: LeaseRecord) -> LeaseRecord:
-            written = await MemoryLeases.write(self, record)
+        async def write(self, record: LeaderLease) -> LeaderLease:
+            written = await MemoryLeaseStore.write(self, record)
             clock.advance(2.0)
             return written
 
@@ -97,14 +97,14 @@ async def test_a_lease_counts_from_when_it_was_asked_for(clock: ManualClock) -> 
 
 
 async def test_the_lease_of_another_counts_from_when_it_was_read(clock: ManualClock) -> None:
-    class SlowAtFirst(MemoryLeases):
+    class SlowAtFirst(MemoryLeaseStore):
         """The other one renews while the first request is under way."""
 
         @override
-        async def read(self) -> LeaseRecord | None:
+        async def read(self) -> LeaderLease | None:
             if self.record is None:
                 clock.advance(ATTEMPT_LIMIT_S)
-                self.record = LeaseRecord("a", DURATION_S, 0, "7")
+                self.record = LeaderLease("a", DURATION_S, 0, "7")
             return self.record
 
     second = candidate(SlowAtFirst(), clock, "b")
@@ -121,7 +121,7 @@ def test_one_attempt_that_hangs_leaves_time_for_another_before_the_gate_closes()
 
 
 async def test_a_renewal_that_fails_for_a_while_does_not_end_the_leadership(
-    leases: MemoryLeases, clock: ManualClock
+    leases: MemoryLeaseStore, clock: ManualClock
 ) -> None:
     leader = candidate(leases, clock, "a")
     await leader.campaign()
@@ -134,7 +134,9 @@ async def test_a_renewal_that_fails_for_a_while_does_not_end_the_leadership(
     assert await leader.campaign()
 
 
-async def test_a_released_lease_is_taken_at_once(leases: MemoryLeases, clock: ManualClock) -> None:
+async def test_a_released_lease_is_taken_at_once(
+    leases: MemoryLeaseStore, clock: ManualClock
+) -> None:
     first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
     await first.campaign()
     await first.release()
@@ -143,7 +145,7 @@ async def test_a_released_lease_is_taken_at_once(leases: MemoryLeases, clock: Ma
 
 
 async def test_a_restarted_container_takes_its_own_lease_back_at_once(
-    leases: MemoryLeases, clock: ManualClock
+    leases: MemoryLeaseStore, clock: ManualClock
 ) -> None:
     await candidate(leases, clock, "a").campaign()
     assert await candidate(leases, clock, "a").campaign()
@@ -152,9 +154,9 @@ async def test_a_restarted_container_takes_its_own_lease_back_at_once(
 
 
 async def test_of_two_that_see_an_expired_lease_one_wins(
-    leases: MemoryLeases, clock: ManualClock
+    leases: MemoryLeaseStore, clock: ManualClock
 ) -> None:
-    leases.record = LeaseRecord("gone", version="0")
+    leases.record = LeaderLease("gone", version="0")
     rivals = [candidate(leases, clock, name) for name in "abc"]
     for rival in rivals:
         await rival.campaign()
@@ -162,7 +164,7 @@ async def test_of_two_that_see_an_expired_lease_one_wins(
     assert sorted([await rival.campaign() for rival in rivals]) == [False, False, True]
 
 
-async def test_work_runs_only_while_leading(leases: MemoryLeases, clock: ManualClock) -> None:
+async def test_work_runs_only_while_leading(leases: MemoryLeaseStore, clock: ManualClock) -> None:
     leader = candidate(leases, clock, "a")
     began, ended = asyncio.Event(), asyncio.Event()
 
@@ -176,7 +178,7 @@ async def test_work_runs_only_while_leading(leases: MemoryLeases, clock: ManualC
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         leading = group.create_task(leader.lead(work))
         await began.wait()
-        leases.record = LeaseRecord("b", version="x")
+        leases.record = LeaderLease("b", version="x")
         clock.advance(RENEW_DEADLINE_S + 1)
         await ended.wait()
         leading.cancel()

@@ -10,13 +10,13 @@ import pytest
 from etude.common.errors import UserError
 from etude.operator.local import run_folder
 from etude.operator.local import runtime as local
-from etude.operator.local.localize import input_folder, on_this_machine, with_settings
+from etude.operator.local.localize import apply_settings, input_folder, localize
 
 FOLDER = Path("/runs/demo")
 
 
 def test_the_store_is_the_run_folder_and_buckets_lie_below_it(run_body: Any) -> None:
-    spec: Any = on_this_machine(run_body(), FOLDER)["spec"]
+    spec: Any = localize(run_body(), FOLDER)["spec"]
     assert spec["storage"]["uri"] == "file:///runs/demo"
     assert spec["model"]["uri"] == "file:///runs/demo/inputs/inputs/model"
     tasks = spec["phases"][1]["tasks"][0]
@@ -27,7 +27,7 @@ def test_the_store_is_the_run_folder_and_buckets_lie_below_it(run_body: Any) -> 
 def test_a_store_with_an_endpoint_can_be_reached_and_stays(run_body: Any) -> None:
     storage = {"uri": "s3://runs/demo", "endpoint": "http://localhost:9000"}
     body = run_body(storage=storage)
-    assert on_this_machine(body, FOLDER) == body
+    assert localize(body, FOLDER) == body
 
 
 def test_what_goes_after_the_end_of_a_run_stays_on_the_users_machine(
@@ -35,22 +35,22 @@ def test_what_goes_after_the_end_of_a_run_stays_on_the_users_machine(
 ) -> None:
     rules = [{"after": "Failed", "policy": "DeleteSelf"}]
     for fields in ({"ttlSecondsAfterFinished": 0}, {"deletionRules": rules}):
-        local = on_this_machine(run_body(**fields), tmp_path)
-        assert local == on_this_machine(run_body(), tmp_path)
+        local = localize(run_body(**fields), tmp_path)
+        assert local == localize(run_body(), tmp_path)
 
 
 def test_a_run_of_another_manager_is_refused_on_one_machine(run_body: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="managedBy"):
-        on_this_machine(run_body(managedBy="other.dev/them"), tmp_path)
+        localize(run_body(managedBy="other.dev/them"), tmp_path)
 
 
 def test_folders_that_are_named_as_such_stay(run_body: Any) -> None:
-    spec: Any = on_this_machine(run_body(model={"uri": "file:///models/a"}), FOLDER)["spec"]
+    spec: Any = localize(run_body(model={"uri": "file:///models/a"}), FOLDER)["spec"]
     assert spec["model"]["uri"] == "file:///models/a"
 
 
 def test_fields_are_set_by_name_by_index_and_where_nothing_was(run_body: Any) -> None:
-    changed: Any = with_settings(
+    changed: Any = apply_settings(
         run_body(),
         [
             "spec.phases[rl].maxSteps=3",
@@ -80,7 +80,7 @@ def test_fields_are_set_by_name_by_index_and_where_nothing_was(run_body: Any) ->
 )
 def test_a_setting_that_leads_nowhere_is_refused(run_body: Any, setting: str, words: str) -> None:
     with pytest.raises(UserError) as refused:
-        with_settings(run_body(), [setting])
+        apply_settings(run_body(), [setting])
     assert words in str(refused.value)
 
 
@@ -95,7 +95,7 @@ def test_a_file_without_one_run_is_refused(tmp_path: Path, text: str, words: str
     file = tmp_path / "run.yaml"
     file.write_text(text)
     with pytest.raises(UserError) as refused:
-        local.read(file, [])
+        local.read_manifests(file, [])
     assert words in str(refused.value)
 
 
@@ -110,8 +110,8 @@ def status(**conditions: str) -> dict[str, Any]:
 
 def test_an_outcome_counts_for_the_present_generation_only() -> None:
     run = {"metadata": {"generation": 2}, "status": status(Suspended="True")}
-    assert run_folder.outcome(run) == "Suspended"
-    assert run_folder.outcome({**run, "metadata": {"generation": 3}}) is None
+    assert run_folder.run_outcome(run) == "Suspended"
+    assert run_folder.run_outcome({**run, "metadata": {"generation": 3}}) is None
 
 
 def test_a_run_that_failed_is_tried_again_from_what_it_was(tmp_path: Path, run_body: Any) -> None:
@@ -122,14 +122,14 @@ def test_a_run_that_failed_is_tried_again_from_what_it_was(tmp_path: Path, run_b
         "intent": {"type": "Fail"},
         "active": {"seconds": 10.0, "since": "2026-01-01T00:00:00Z"},
     }
-    run_folder.remember(tmp_path, [body])
+    run_folder.save_objects(tmp_path, [body])
     os.utime(tmp_path / run_folder.OBJECTS, (1_767_225_700, 1_767_225_700))
-    [found] = run_folder.remembered(tmp_path)
+    [found] = run_folder.load_objects(tmp_path)
     assert found["status"] == {"attempt": 3, "active": {"seconds": 110.0}}
 
 
 def test_a_complete_run_stays_complete(tmp_path: Path, run_body: Any) -> None:
     body = {**run_body(), "status": status(Complete="True")}
-    run_folder.remember(tmp_path, [body, {"kind": "Pod"}])
-    assert run_folder.remembered(tmp_path) == [body]
+    run_folder.save_objects(tmp_path, [body, {"kind": "Pod"}])
+    assert run_folder.load_objects(tmp_path) == [body]
     assert json.loads((tmp_path / run_folder.OBJECTS).read_text()) == [body]

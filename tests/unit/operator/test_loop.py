@@ -12,13 +12,13 @@ from typing_extensions import override
 
 from etude.operator.builders.run import Platform
 from etude.operator.clock import ManualClock
-from etude.operator.controller.operator import Operator, is_unanswered, operator
-from etude.operator.controller.references import Users
-from etude.operator.controller.status_writer import Pace
-from etude.operator.kube.interface import RefusedError
+from etude.operator.controller.operator import Operator, has_new_spec, open_operator
+from etude.operator.controller.references import ReferenceIndex
+from etude.operator.controller.status_writer import StatusDebounce
+from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref, ref
-from etude.operator.remotes.clients import MemoryPeers
+from etude.operator.remotes.clients import MemoryRemoteClient
 from etude.operator.runs.kind import RLRUN
 
 LIMIT_S = 30.0
@@ -48,7 +48,7 @@ class StrictCluster(MemoryCluster):
     @override
     async def replace_status(self, seen: Manifest, status: Manifest) -> Manifest:
         if not self.is_mended:
-            raise RefusedError("status.novel: Unknown field")
+            raise ApiRejectedError("status.novel: Unknown field")
         return await MemoryCluster.replace_status(self, seen, status)
 
 
@@ -59,14 +59,21 @@ async def test_a_status_that_is_refused_is_written_once_it_is_taken(
 ) -> None:
     clock = ManualClock()
     cluster = StrictCluster(clock=clock)
-    key = ref(cluster.put(run_body()))
-    made = operator(cluster, MemoryPeers(), platform, clock, instance="test", pace=Pace(0.0))
+    key = ref(cluster.upsert(run_body()))
+    made = open_operator(
+        cluster,
+        MemoryRemoteClient(),
+        platform,
+        clock,
+        instance="test",
+        debounce=StatusDebounce(0.0),
+    )
     async with made as acting:
-        acting.add_all()
+        acting.enqueue_all()
         for is_mended in (False, True):
             cluster.is_mended = is_mended
             assert await acting.queue.take() == key
-            await acting.one(key)
+            await acting.reconcile_key(key)
     (said,) = caplog.records
     assert "Unknown field" in said.getMessage()
     assert said.exc_info is None, "it is not a bug of ours"
@@ -78,9 +85,14 @@ async def test_a_pass_that_ends_with_the_leadership_is_made_again_in_the_next_te
 ) -> None:
     clock = ManualClock()
     cluster = HangingCluster(clock=clock)
-    cluster.put(run_body())
-    made = operator(
-        cluster, MemoryPeers(), platform, clock, instance="test", pace=Pace(figures_s=0.0)
+    cluster.upsert(run_body())
+    made = open_operator(
+        cluster,
+        MemoryRemoteClient(),
+        platform,
+        clock,
+        instance="test",
+        debounce=StatusDebounce(figures_s=0.0),
     )
     async with asyncio.timeout(LIMIT_S), made as acting:
         term = asyncio.create_task(acting.run())
@@ -89,7 +101,7 @@ async def test_a_pass_that_ends_with_the_leadership_is_made_again_in_the_next_te
         await asyncio.wait({term})
         cluster.answers.set()
         term = asyncio.create_task(acting.run())
-        while not cluster.every("StatefulSet"):  # noqa: ASYNC110 - seen as a reader sees it
+        while not cluster.list_objects("StatefulSet"):  # noqa: ASYNC110 - seen as a reader sees it
             await asyncio.sleep(0.01)
         term.cancel()
         await asyncio.wait({term})
@@ -99,34 +111,39 @@ def test_what_somebody_asked_for_and_nobody_has_answered_goes_first(
     run_body: Callable[..., dict[str, Any]],
 ) -> None:
     cluster, key = MemoryCluster(), Ref("RLRun", "lab", "demo")
-    assert not is_unanswered(cluster, key), "it is gone"
-    asked = cluster.put(run_body())["metadata"]["generation"]
-    assert is_unanswered(cluster, key)
+    assert not has_new_spec(cluster, key), "it is gone"
+    asked = cluster.upsert(run_body())["metadata"]["generation"]
+    assert has_new_spec(cluster, key)
     cluster.set_status(key, {"observedGeneration": asked})
-    assert not is_unanswered(cluster, key)
-    cluster.put(run_body(suspend=True))
-    assert is_unanswered(cluster, key)
+    assert not has_new_spec(cluster, key)
+    cluster.upsert(run_body(suspend=True))
+    assert has_new_spec(cluster, key)
 
 
 def test_runs_are_found_by_the_pools_of_others_that_they_refer_to(
     run_body: Callable[..., dict[str, Any]],
 ) -> None:
-    users = Users()
+    users = ReferenceIndex()
     run = run_body()
-    users.see(ref(run), RLRUN.references(run))
-    assert not users.of(Ref("EnvPool", "lab", "demo-repos")), "its own pool belongs to it"
+    users.index(ref(run), RLRUN.references(run))
+    assert not users.referrers(Ref("EnvPool", "lab", "demo-repos")), "its own pool belongs to it"
     run["spec"]["roles"]["environments"] = [{"name": "repos", "poolRef": {"name": "shared"}}]
-    users.see(ref(run), RLRUN.references(run))
-    assert users.of(Ref("EnvPool", "lab", "shared")) == [Ref("RLRun", "lab", "demo")]
-    assert not users.of(Ref("EnvPool", "elsewhere", "shared"))
+    users.index(ref(run), RLRUN.references(run))
+    assert users.referrers(Ref("EnvPool", "lab", "shared")) == [Ref("RLRun", "lab", "demo")]
+    assert not users.referrers(Ref("EnvPool", "elsewhere", "shared"))
 
 
 @pytest.fixture
 def acting(platform: Platform) -> Acting:
     clock = ManualClock()
     cluster = MemoryCluster(clock=clock)
-    return cluster, operator(
-        cluster, MemoryPeers(), platform, clock, instance="test", pace=Pace(0.0)
+    return cluster, open_operator(
+        cluster,
+        MemoryRemoteClient(),
+        platform,
+        clock,
+        instance="test",
+        debounce=StatusDebounce(0.0),
     )
 
 
@@ -142,12 +159,12 @@ async def test_a_run_that_is_gone_or_looks_elsewhere_is_found_by_no_pool(
         return run
 
     async with making as made:
-        key = ref(cluster.put(run_on("shared")))
-        assert made.users.of(shared) == [key]
-        cluster.put(run_on("other"))
-        assert (made.users.of(shared), made.users.of(other)) == ([], [key])
-        cluster.forget(key)
-        assert made.users.of(other) == []
+        key = ref(cluster.upsert(run_on("shared")))
+        assert made.references.referrers(shared) == [key]
+        cluster.upsert(run_on("other"))
+        assert (made.references.referrers(shared), made.references.referrers(other)) == ([], [key])
+        cluster.purge(key)
+        assert made.references.referrers(other) == []
 
 
 async def test_whoever_leads_no_more_shows_no_figures_and_knows_nothing(
@@ -157,7 +174,7 @@ async def test_whoever_leads_no_more_shows_no_figures_and_knows_nothing(
     about = {"namespace": "lab", "run": "demo"}
     run = run_body()
     run["status"] = {"step": {"current": 7}}
-    cluster.put(run)
+    cluster.upsert(run)
     async with asyncio.timeout(LIMIT_S), making as made:
         term = asyncio.create_task(made.run())
         while REGISTRY.get_sample_value("etude_run_step", about) is None:  # noqa: ASYNC110 - seen as a reader sees it
@@ -165,4 +182,4 @@ async def test_whoever_leads_no_more_shows_no_figures_and_knows_nothing(
         term.cancel()
         await asyncio.wait({term})
         assert REGISTRY.get_sample_value("etude_run_step", about) is None
-        assert not made.reconciler.book.runs
+        assert not made.reconciler.reports.runs

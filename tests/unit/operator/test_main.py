@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from etude.operator.kube.interface import ClusterError
-from etude.operator.main import main, run
+from etude.operator.main import main, serve_to_exit_code
 from etude.operator.settings import PARTS
 
 SETTINGS = {
@@ -46,14 +46,14 @@ async def failing(*errors: Exception) -> None:
 
 
 def test_what_ends_a_task_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(failing(ClusterError("one"), ClusterError("two"))) == 1
+    assert serve_to_exit_code(failing(ClusterError("one"), ClusterError("two"))) == 1
     said = capsys.readouterr().err.splitlines()
     assert sorted(said) == ["etude-operator: one", "etude-operator: two"]
 
 
 def test_a_bug_stays_loud() -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        run(failing(ClusterError("one"), KeyError("two")))
+        serve_to_exit_code(failing(ClusterError("one"), KeyError("two")))
     assert caught.group_contains(KeyError)
     assert not caught.group_contains(ClusterError)
 

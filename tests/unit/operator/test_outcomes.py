@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from etude.operator.kube.memory_cluster import MemoryCluster
-from etude.operator.manifests import Manifest, Ref, covers
+from etude.operator.manifests import Manifest, Ref, has_fields_of
 from etude.v1 import run_pb2
 
 TRAINER = Ref("StatefulSet", "lab", "demo-trainer")
@@ -68,6 +68,6 @@ async def test_what_the_run_wants_next_is_applied(
 def test_a_number_is_the_quantity_that_a_cluster_writes_for_it() -> None:
     wanted = {"resources": {"limits": {"cpu": 2, "example.com/fpga": 1}}}
     live = {"resources": {"limits": {"cpu": "2", "example.com/fpga": "1"}}}
-    assert covers({"pod": live}, {"pod": wanted})
+    assert has_fields_of({"pod": live}, {"pod": wanted})
     live["resources"]["limits"]["cpu"] = "3"
-    assert not covers({"pod": live}, {"pod": wanted})
+    assert not has_fields_of({"pod": live}, {"pod": wanted})

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.operator.kube.field_ownership import taken_over
+from etude.operator.kube.field_ownership import take_over_fields
 
 Tree = dict[str, Any]
 NAMES = st.sampled_from(["f:a", "f:b", 'k:{"name":"c"}', "."])
@@ -35,7 +35,7 @@ def is_ours(entry: Tree, operation: str) -> bool:
 def test_nobody_loses_a_field_and_one_entry_of_ours_is_left_which_applies(
     managed: list[Tree],
 ) -> None:
-    found = taken_over(managed, "etude/run")
+    found = take_over_fields(managed, "etude/run")
     created = [each for each in managed if is_ours(each, "Update")]
     if not created:
         assert found is None
@@ -52,5 +52,5 @@ def test_nobody_loses_a_field_and_one_entry_of_ours_is_left_which_applies(
 
 @given(st.lists(ENTRIES, max_size=5))
 def test_what_was_taken_over_is_not_taken_over_again(managed: list[Tree]) -> None:
-    found = taken_over(managed, "etude/run")
-    assert found is None or taken_over(found, "etude/run") is None
+    found = take_over_fields(managed, "etude/run")
+    assert found is None or take_over_fields(found, "etude/run") is None

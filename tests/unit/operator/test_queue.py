@@ -66,7 +66,7 @@ async def test_a_key_that_changes_while_it_is_at_work_comes_again_after() -> Non
     assert await queue.take() == A
     queue.add(A)
     assert len(queue) == 0
-    queue.done(A)
+    queue.mark_done(A)
     assert await queue.take() == A
 
 
@@ -75,7 +75,7 @@ async def test_a_delayed_key_comes_when_it_is_due_or_earlier_when_it_changes() -
     queue.add_after(A, 0.01)
     async with asyncio.timeout(10):
         assert await queue.take() == A
-    queue.done(A)
+    queue.mark_done(A)
     queue.add_after(A, 600)
     queue.add(A)
     async with asyncio.timeout(10):
@@ -91,7 +91,7 @@ async def test_the_earliest_of_two_delays_counts() -> None:
 
 
 async def test_failures_may_wait_twice_as_long_each_time_up_to_a_limit() -> None:
-    queue = WorkQueue(share=lambda: 1.0)
+    queue = WorkQueue(jitter=lambda: 1.0)
     delays = [await _failed(queue) for _ in range(25)]
     assert delays[0] == FIRST_RETRY_S
     assert all(
@@ -99,7 +99,7 @@ async def test_failures_may_wait_twice_as_long_each_time_up_to_a_limit() -> None
     )
     queue.add(A)
     await queue.take()
-    queue.done(A)
+    queue.mark_done(A)
     assert await _failed(queue) == FIRST_RETRY_S
 
 
@@ -107,7 +107,7 @@ async def test_failures_may_wait_twice_as_long_each_time_up_to_a_limit() -> None
 def test_a_failure_waits_any_part_of_its_longest_wait(shares: list[float]) -> None:
     async def run() -> None:
         drawn = iter(shares)
-        queue = WorkQueue(share=lambda: next(drawn))
+        queue = WorkQueue(jitter=lambda: next(drawn))
         for number, share in enumerate(shares):
             longest_s = min(FIRST_RETRY_S * 2**number, LONGEST_RETRY_S)
             assert await _failed(queue) == share * longest_s
@@ -139,13 +139,13 @@ def test_nothing_that_was_added_is_ever_lost_or_worked_on_twice_at_once(steps: l
                 owed.discard(key)
                 working.append(key)
             elif step == "done" and working:
-                queue.done(working.pop())
+                queue.mark_done(working.pop())
         for key in working:
-            queue.done(key)
+            queue.mark_done(key)
         while owed:
             key = await queue.take()
             owed.discard(key)
-            queue.done(key)
+            queue.mark_done(key)
 
     asyncio.run(run())
 
@@ -157,6 +157,6 @@ async def test_a_date_that_is_given_again_and_again_is_kept_once() -> None:
         queue.add_after(B, 0.0)
         queue.add(A)
         for _ in range(2):
-            queue.done(await queue.take())
+            queue.mark_done(await queue.take())
     queue.add_after(A, 31_536_000.0)
     assert len(queue._heap) < 100

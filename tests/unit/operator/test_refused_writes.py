@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
 
@@ -32,7 +32,7 @@ async def refused(lab: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def picky(self: Any, manifest: Any, *, manager: str) -> Any:
         if manifest["metadata"]["name"] == BROKER.name and manifest["kind"] == BROKER.kind:
             tried.append(lab.clock.monotonic_s())
-            raise RefusedError("updates to statefulset spec are forbidden")
+            raise ApiRejectedError("updates to statefulset spec are forbidden")
         return await apply(manifest, manager=manager)
 
     monkeypatch.setattr(MemoryCluster, "apply", picky)

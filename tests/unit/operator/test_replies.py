@@ -2,8 +2,8 @@
 
 import pytest
 
-from etude.operator.kube.interface import ClusterError, RefusedError
-from etude.operator.kube.rest import Reply, accepted
+from etude.operator.kube.interface import ApiRejectedError, ClusterError
+from etude.operator.kube.rest import ApiReply, parse_write_reply
 
 QUANTITY = (
     "failed to convert new object (lab/demo-trainer; apps/v1, Kind=StatefulSet) to proper version:"
@@ -20,13 +20,13 @@ UNKNOWN = (
 def test_what_is_no_such_object_is_refused_although_the_server_calls_it_its_own_error(
     message: str,
 ) -> None:
-    reply = Reply(500, {"reason": "InternalError", "message": message})
-    with pytest.raises(RefusedError, match="StatefulSet"):
-        accepted(reply, "StatefulSet lab/demo-trainer")
+    reply = ApiReply(500, {"reason": "InternalError", "message": message})
+    with pytest.raises(ApiRejectedError, match="StatefulSet"):
+        parse_write_reply(reply, "StatefulSet lab/demo-trainer")
 
 
 def test_an_error_of_the_server_itself_may_be_different_next_time() -> None:
-    reply = Reply(500, {"reason": "InternalError", "message": "etcdserver: request timed out"})
+    reply = ApiReply(500, {"reason": "InternalError", "message": "etcdserver: request timed out"})
     with pytest.raises(ClusterError) as caught:
-        accepted(reply, "StatefulSet lab/demo-trainer")
-    assert not isinstance(caught.value, RefusedError)
+        parse_write_reply(reply, "StatefulSet lab/demo-trainer")
+    assert not isinstance(caught.value, ApiRejectedError)

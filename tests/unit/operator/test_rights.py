@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from etude.operator.kube.watches import CHILDREN
-from etude.operator.manifests import KINDS, NEVER_CHANGED, RESOURCES, Ref
+from etude.operator.manifests import IMMUTABLE, OWN_KINDS, RESOURCES, Ref
 from etude.v1 import run_pb2
 
 TEMPLATE = Path(__file__).parents[3] / "helm" / "etude" / "templates" / "rbac.yaml"
@@ -40,11 +40,11 @@ def right(kind: str, verb: str, part: str = "") -> Right:
 
 
 def used(lab: Any, owners: set[str]) -> Iterator[Right]:
-    for kind in (*KINDS, *CHILDREN):
+    for kind in (*OWN_KINDS, *CHILDREN):
         yield from (right(kind, "list"), right(kind, "watch"))
     for write in lab.writes:
         did, _, kind = write.partition("/")[0].partition(" ")
-        for verb in VERBS[did] if kind not in NEVER_CHANGED else set(VERBS[did]) - {"patch"}:
+        for verb in VERBS[did] if kind not in IMMUTABLE else set(VERBS[did]) - {"patch"}:
             yield right(kind, verb, "status" if did == "status" else "")
     if lab.cluster.events:
         yield right("Event", "create")

@@ -27,8 +27,8 @@ def run(ending: str | None) -> Manifest:
 def test_where_a_run_was_put_back_to_is_known_to_whoever_starts_it_again(
     tmp_path: Path, ending: str | None
 ) -> None:
-    run_folder.remember(tmp_path, [run(ending)])
-    (found,) = run_folder.remembered(tmp_path)
+    run_folder.save_objects(tmp_path, [run(ending)])
+    (found,) = run_folder.load_objects(tmp_path)
     assert found["status"]["resumption"] == RESUMPTION
     assert found["status"]["active"] == {"seconds": 5.0}
-    assert run_folder.outcome(found) is None
+    assert run_folder.run_outcome(found) is None

@@ -4,7 +4,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
-from etude.operator.controller.pod_startup import Startups, stages
+from etude.operator.controller.pod_startup import PodStartups, startup_stages
 
 
 def at(second: int) -> str:
@@ -34,17 +34,17 @@ def pod(
 
 
 def test_each_stage_ends_where_the_next_begins() -> None:
-    found = stages(pod("u", is_ready=True))
+    found = startup_stages(pod("u", is_ready=True))
     assert found == {"scheduled": 4.0, "started": 4.0, "ready": 21.0}
 
 
 def test_clocks_that_differ_make_no_stage_shorter_than_nothing() -> None:
-    assert stages(pod("u", is_ready=True, started=(3,)))["started"] == 0.0
+    assert startup_stages(pod("u", is_ready=True, started=(3,)))["started"] == 0.0
 
 
 def test_a_start_of_which_a_moment_is_missing_is_not_counted() -> None:
-    assert stages(pod("u", is_ready=True, started=())) == {}
-    assert stages(pod("u", is_ready=False)) == {}
+    assert startup_stages(pod("u", is_ready=True, started=())) == {}
+    assert startup_stages(pod("u", is_ready=False)) == {}
 
 
 def counted(role: str = "edge") -> float:
@@ -53,35 +53,35 @@ def counted(role: str = "edge") -> float:
 
 
 def test_a_start_is_counted_once_and_only_if_it_was_seen() -> None:
-    startups, before = Startups(), counted()
-    startups.see(pod("old", is_ready=True))
+    startups, before = PodStartups(), counted()
+    startups.observe(pod("old", is_ready=True))
     assert counted() == before
-    startups.see(pod("new", is_ready=False))
-    startups.see(pod("new", is_ready=True))
-    startups.see(pod("new", is_ready=True))
+    startups.observe(pod("new", is_ready=False))
+    startups.observe(pod("new", is_ready=True))
+    startups.observe(pod("new", is_ready=True))
     assert counted() == before + 1
 
 
 def test_a_pod_that_is_ready_again_has_not_started_again() -> None:
-    startups, before = Startups(), counted()
+    startups, before = PodStartups(), counted()
     for is_ready in (False, True, False, True):
-        startups.see(pod("flapping", is_ready=is_ready))
-    startups.see(pod("old", is_ready=True))
-    startups.see(pod("old", is_ready=False))
-    startups.see(pod("old", is_ready=True))
+        startups.observe(pod("flapping", is_ready=is_ready))
+    startups.observe(pod("old", is_ready=True))
+    startups.observe(pod("old", is_ready=False))
+    startups.observe(pod("old", is_ready=True))
     assert counted() == before + 1
 
 
 def test_nothing_is_kept_of_a_pod_that_is_gone() -> None:
-    startups = Startups()
+    startups = PodStartups()
     for is_ready in (False, True):
-        startups.see(pod("gone", is_ready=is_ready))
+        startups.observe(pod("gone", is_ready=is_ready))
         startups.forget(pod("gone", is_ready=is_ready))
-    assert startups == Startups()
+    assert startups == PodStartups()
 
 
 def test_the_pods_of_others_make_no_series() -> None:
-    startups = Startups()
+    startups = PodStartups()
     for is_ready in (False, True):
-        startups.see(pod("theirs", is_ready=is_ready, role="anything at all"))
+        startups.observe(pod("theirs", is_ready=is_ready, role="anything at all"))
     assert counted("anything at all") == 0

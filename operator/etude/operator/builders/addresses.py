@@ -9,8 +9,8 @@ PORTS: Mapping[str, Mapping[str, int]] = {
     names.TRAINER: {"grpc": 7000},
     names.INFERENCE: {"grpc": 7010, "http": 7011},
     names.BROKER: {"grpc": 7020},
-    names.NODE: {"grpc": 7030},
-    names.EDGE: {"http": 7050},
+    names.HOST: {"grpc": 7030},
+    names.ENVIRONMENT_API: {"http": 7050},
     names.REWARDS: {"grpc": 7040},
 }
 

@@ -164,8 +164,8 @@ def _trust_map(owner: RLRun | EnvPool, tls: PlatformTls) -> Manifest:
 def _labels(owner: RLRun | EnvPool) -> Mapping[str, str]:
     # Without a role label: objects with one are taken for running parts.
     if isinstance(owner, RLRun):
-        return {names.MANAGED_BY: names.OURS, names.RUN: owner.metadata.name}
-    labels = {names.MANAGED_BY: names.OURS, names.POOL: owner.metadata.name}
+        return {names.MANAGED_BY: names.MANAGER, names.RUN: owner.metadata.name}
+    labels = {names.MANAGED_BY: names.MANAGER, names.POOL: owner.metadata.name}
     return labels | {names.RUN: owner.run} if owner.run else labels
 
 

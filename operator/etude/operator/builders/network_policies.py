@@ -100,7 +100,7 @@ def pool_policies(
     """One policy for each part of a pool, which any run of its namespace may use."""
     ours = {names.POOL: pool.metadata.name}
     broker, node, edge = (
-        {**ours, names.ROLE: role} for role in (names.BROKER, names.NODE, names.EDGE)
+        {**ours, names.ROLE: role} for role in (names.BROKER, names.HOST, names.ENVIRONMENT_API)
     )
     clients: list[Selector] = [{names.ROLE: names.TRAINER}, {names.ROLE: names.REWARDS}, edge]
     issuer = _issuer_egress(operator_namespace) if asks_issuer else []
@@ -118,20 +118,26 @@ def pool_policies(
                 _from_operator(operator_namespace, names.BROKER),
                 _from([*clients, node], names.BROKER),
             ],
-            [*signals, _to(node, names.NODE)],
+            [*signals, _to(node, names.HOST)],
         ),
         _policy(
             pool,
-            names.NODE,
+            names.HOST,
             node,
-            [_from([*clients, broker], names.NODE)],
+            [_from([*clients, broker], names.HOST)],
             [*outside, _to(broker, names.BROKER)],
         ),
     ]
     if pool.spec.edge is not None:
-        public = {"ports": _ports(PORTS[names.EDGE].values())}
+        public = {"ports": _ports(PORTS[names.ENVIRONMENT_API].values())}
         parts.append(
-            _policy(pool, names.EDGE, edge, [public], [*signals, *_pool_egress(ours[names.POOL])])
+            _policy(
+                pool,
+                names.ENVIRONMENT_API,
+                edge,
+                [public],
+                [*signals, *_pool_egress(ours[names.POOL])],
+            )
         )
     return parts
 
@@ -171,7 +177,7 @@ def _policy(
 ) -> Manifest:
     # Without a role label: objects with one are taken for running parts.
     kind = names.RUN if isinstance(owner, RLRun) else names.POOL
-    labels = {names.MANAGED_BY: names.OURS, kind: owner.metadata.name}
+    labels = {names.MANAGED_BY: names.MANAGER, kind: owner.metadata.name}
     name = names.child(owner.metadata.name, role)
     # Probes and metrics hold no secrets, and the platform chooses who scrapes them.
     probes = {"ports": _ports([PROBE_PORT])}
@@ -189,7 +195,7 @@ def _policy(
 
 def _pool_egress(pool: str) -> list[Rule]:
     """Egress to the brokers and the hosts of a pool."""
-    return [_to({names.POOL: pool, names.ROLE: role}, role) for role in (names.BROKER, names.NODE)]
+    return [_to({names.POOL: pool, names.ROLE: role}, role) for role in (names.BROKER, names.HOST)]
 
 
 def _to(selector: Selector, role: str) -> Rule:

@@ -40,7 +40,7 @@ from etude.operator.builders.run import (
     traces_env,
 )
 from etude.operator.builders.workload import object_head, service, stateful_set
-from etude.operator.manifests import Manifest, quantity, stamped
+from etude.operator.manifests import Manifest, parse_quantity, stamp_digest
 
 GRACE_S = 30
 
@@ -55,19 +55,19 @@ def environment_api_objects(
     """
     if pool.spec.edge is None:
         return []
-    name = names.child(pool.metadata.name, names.EDGE)
-    own = {**labels, names.ROLE: names.EDGE}
+    name = names.child(pool.metadata.name, names.ENVIRONMENT_API)
+    own = {**labels, names.ROLE: names.ENVIRONMENT_API}
     pod = replace(_api_pod(pool, pool.spec.edge, image), certificate=certificate)
     replicas = 0 if pool.spec.is_released else 1
     return [
-        service(pool, name, own, PORTS[names.EDGE], is_headless=False),
+        service(pool, name, own, PORTS[names.ENVIRONMENT_API], is_headless=False),
         stateful_set(pool, name, own, pod, replicas=replicas, attempt=0),
     ]
 
 
 def _api_pod(pool: EnvPool, edge: EnvironmentApi, image: str) -> RolePod:
     variables = [
-        *base_env(PORTS[names.EDGE], attempt=0),
+        *base_env(PORTS[names.ENVIRONMENT_API], attempt=0),
         env(
             "ETUDE_BROKER_TARGET", ",".join(broker_addresses(pool.metadata.name, pool.spec.brokers))
         ),
@@ -79,10 +79,10 @@ def _api_pod(pool: EnvPool, edge: EnvironmentApi, image: str) -> RolePod:
     if edge.workspace is not None:
         variables.append(env("ETUDE_EDGE_WORKSPACE", edge.workspace))
     return RolePod(
-        role=names.EDGE,
+        role=names.ENVIRONMENT_API,
         image=image,
-        command=COMMANDS[names.EDGE],
-        ports=PORTS[names.EDGE],
+        command=COMMANDS[names.ENVIRONMENT_API],
+        ports=PORTS[names.ENVIRONMENT_API],
         env=variables,
         grace_s=GRACE_S,
         files=PodFiles(keys_secret=edge.keys_ref.name),
@@ -125,7 +125,7 @@ def pool_children(
         service(pool, name, broker_labels, PORTS[names.BROKER]),
         stateful_set(pool, name, broker_labels, pod, replicas=num_brokers, attempt=0),
         *environment_api_objects(
-            pool, labels, images[ENVSERVER], _certificate(pool, names.EDGE, platform)
+            pool, labels, images[ENVSERVER], _certificate(pool, names.ENVIRONMENT_API, platform)
         ),
         *(_host(pool, ordinal, images, platform, template) for ordinal in ordinals),
     ]
@@ -133,13 +133,17 @@ def pool_children(
     if platform.namespace is not None and pool.spec.network.policy == "Managed":
         asks = certificates.asks_issuer(platform.tls)
         children += network_policies.pool_policies(pool, platform.namespace, asks_issuer=asks)
-    return [stamped(child) for child in children]
+    return [stamp_digest(child) for child in children]
 
 
 def _certificates(pool: EnvPool, platform: Platform) -> list[Manifest]:
     if platform.tls is None:
         return []
-    parts = [names.BROKER, names.NODE, *([names.EDGE] if pool.spec.edge is not None else [])]
+    parts = [
+        names.BROKER,
+        names.HOST,
+        *([names.ENVIRONMENT_API] if pool.spec.edge is not None else []),
+    ]
     identities = [certificates.pool_identity(platform.tls, pool, part) for part in parts]
     return certificates.certificate_objects(pool, platform.tls, identities)
 
@@ -153,13 +157,13 @@ def _certificate(pool: EnvPool, role: str, platform: Platform) -> PodCertificate
 
 def pool_labels(pool: EnvPool) -> dict[str, str]:
     """Labels of everything that a pool owns; those of its run too, when it has one."""
-    labels = {names.MANAGED_BY: names.OURS, names.POOL: pool.metadata.name}
+    labels = {names.MANAGED_BY: names.MANAGER, names.POOL: pool.metadata.name}
     return labels | {names.RUN: pool.run} if pool.run else labels
 
 
 def host_pod_name(pool: str, ordinal: int) -> str:
     """Name of the pod of one host."""
-    return names.pod(names.child(pool, names.NODE), ordinal)
+    return names.pod(names.child(pool, names.HOST), ordinal)
 
 
 _SIZE = ("replicas", "max_replicas", "min_idle", "overcommit_factor", "autoscaling")
@@ -183,7 +187,7 @@ def _pool_map(pool: EnvPool) -> Manifest:
 
 
 def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> RolePod:
-    store = pool.spec.store if role == names.NODE else None  # brokers read no tasks
+    store = pool.spec.store if role == names.HOST else None  # brokers read no tasks
     secret = store.secret_ref if store is not None else None
     variables = [
         *base_env(PORTS[role], attempt=0),
@@ -191,7 +195,7 @@ def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pla
         *traces_env(platform),
         *_otlp_env(pool),
     ]
-    if role == names.NODE:
+    if role == names.HOST:
         variables += [
             field_env("ETUDE_POD_IP", "status.podIP"),
             env("ETUDE_ADVERTISE", _advertised_address(pool, platform)),
@@ -207,17 +211,17 @@ def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pla
         role=role,
         image=images[ENVSERVER],
         command=SUPERVISED_COMMAND
-        if role == names.NODE and _outlives_daemon(pool)
+        if role == names.HOST and _outlives_daemon(pool)
         else COMMANDS[role],
         ports=PORTS[role],
         env=variables,
-        grace_s=HOST_GRACE_S if role == names.NODE else BROKER_GRACE_S,
+        grace_s=HOST_GRACE_S if role == names.HOST else BROKER_GRACE_S,
         secret=secret.name if secret is not None else None,
-        seccomp_profile=platform.host_seccomp_profile if role == names.NODE else None,
+        seccomp_profile=platform.host_seccomp_profile if role == names.HOST else None,
         resources=PodResources(devices=_devices(pool, role, platform)),
         files=PodFiles(
             spec_map=names.child(pool.metadata.name, "pool"),
-            egress_secrets=_egress_secrets(pool) if role == names.NODE else (),
+            egress_secrets=_egress_secrets(pool) if role == names.HOST else (),
         ),
         certificate=_certificate(pool, role, platform),
     )
@@ -225,8 +229,8 @@ def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pla
 
 def _advertised_address(pool: EnvPool, platform: Platform) -> str:
     """Address of a host; with TLS, prefixed by the name that its certificate must have."""
-    address = f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"
-    workload = names.child(pool.metadata.name, names.NODE)
+    address = f"$(ETUDE_POD_IP):{PORTS[names.HOST]['grpc']}"
+    workload = names.child(pool.metadata.name, names.HOST)
     return address if platform.tls is None else targets.named_target(workload, address)
 
 
@@ -243,7 +247,7 @@ def _egress_env(pool: EnvPool) -> list[Manifest]:
 def _with_placement(pod: RolePod, pool: EnvPool) -> RolePod:
     """The pod of a host with the pool's resources and placement."""
     placement = pool.spec.placement
-    siblings = {names.POOL: pool.metadata.name, names.ROLE: names.NODE}
+    siblings = {names.POOL: pool.metadata.name, names.ROLE: names.HOST}
     return replace(
         pod,
         resources=replace(pod.resources, cpu=_cpu(pool)),
@@ -260,7 +264,7 @@ def _cpu(pool: EnvPool) -> str | None:
     slot = pool.spec.slot
     if slot.cpu is None:
         return None
-    cores = quantity(slot.cpu)
+    cores = parse_quantity(slot.cpu)
     assert isinstance(cores, Decimal), slot.cpu  # noqa: S101 - the schema admits nothing else
     return f"{math.ceil(1000 * cores * pool.spec.slots_per_replica)}m"
 
@@ -278,8 +282,8 @@ def _host(
     platform: Platform,
     template: Manifest | None,
 ) -> Manifest:
-    labels = {**pool_labels(pool), names.ROLE: names.NODE}
-    pod = _with_placement(_pool_pod(pool, names.NODE, images, platform), pool)
+    labels = {**pool_labels(pool), names.ROLE: names.HOST}
+    pod = _with_placement(_pool_pod(pool, names.HOST, images, platform), pool)
     name = host_pod_name(pool.metadata.name, ordinal)
     if pool.spec.backend is Backend.AGENT_SANDBOX:
         return sandbox(pool, name, labels, pod, template or {})
@@ -287,7 +291,7 @@ def _host(
 
 
 def _devices(pool: EnvPool, role: str, platform: Platform) -> tuple[str, ...]:
-    if role != names.NODE or not _runs_vms(pool) or platform.kvm_resource is None:
+    if role != names.HOST or not _runs_vms(pool) or platform.kvm_resource is None:
         return ()
     return (platform.kvm_resource,)
 

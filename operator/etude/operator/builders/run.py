@@ -32,7 +32,7 @@ from etude.operator.builders.pod import (
 )
 from etude.operator.builders.volcano import pod_group_name, pod_groups
 from etude.operator.builders.workload import object_head, pod_template, service, stateful_set
-from etude.operator.manifests import Manifest, stamped
+from etude.operator.manifests import Manifest, stamp_digest
 
 _SIZING = ("autoscaling", "minIdle", "overcommitFactor")
 """Fields that keep hosts without demand."""
@@ -77,8 +77,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     names.INFERENCE: ("etude-inference",),
     names.REWARDS: ("etude-rewards",),
     names.BROKER: ("etude-envserver", "broker"),
-    names.NODE: ("etude-envserver", "node"),
-    names.EDGE: ("etude-envserver", "edge"),
+    names.HOST: ("etude-envserver", "node"),
+    names.ENVIRONMENT_API: ("etude-envserver", "edge"),
 }
 
 
@@ -148,7 +148,7 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
         parts = _all_role_pods(run, replace(shape, flavors={}), platform)
         children.append(workload(run, run_labels(run), parts, shape.priority))
     children += [*_policies(run, platform), *_certificates(run, platform)]
-    return [stamped(child) for child in children]
+    return [stamp_digest(child) for child in children]
 
 
 def _fixed_workload(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest]:
@@ -307,7 +307,7 @@ def role_spec(run: RLRun, role: str) -> RoleSpec:
 
 def run_labels(run: RLRun) -> dict[str, str]:
     """Labels of everything that a run owns."""
-    return {names.MANAGED_BY: names.OURS, names.RUN: run.metadata.name}
+    return {names.MANAGED_BY: names.MANAGER, names.RUN: run.metadata.name}
 
 
 def _run_map(run: RLRun) -> Manifest:

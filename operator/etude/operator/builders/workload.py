@@ -7,7 +7,7 @@ from etude.common.api.meta import API_VERSION
 from etude.operator import names
 from etude.operator.builders import strategic_merge
 from etude.operator.builders.pod import RolePod, pod_spec
-from etude.operator.manifests import Manifest, stamped
+from etude.operator.manifests import Manifest, stamp_digest
 
 POD_GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
 """Annotation with which a pod joins a PodGroup of Volcano."""
@@ -39,7 +39,7 @@ def stateful_set(
     owner: RLRun | EnvPool,
     name: str,
     labels: Mapping[str, str],
-    plan: RolePod,
+    pod: RolePod,
     *,
     replicas: int,
     attempt: int,
@@ -52,7 +52,7 @@ def stateful_set(
         # An update of the operator or of the spec restarts nothing by itself.
         "updateStrategy": {"type": "OnDelete"},
         "selector": {"matchLabels": dict(labels)},
-        "template": pod_template(labels, plan, attempt),
+        "template": pod_template(labels, pod, attempt),
     }
     return {**object_head(owner, "apps/v1", "StatefulSet", name, labels), "spec": spec}
 
@@ -70,17 +70,19 @@ def keep_selector(manifest: Manifest, live: Manifest | None) -> Manifest:
     metadata = spec["template"]["metadata"]
     chosen = {**metadata, "labels": {**metadata["labels"], **selector.get("matchLabels", {})}}
     template = {**spec["template"], "metadata": chosen}
-    return stamped({**manifest, "spec": {**spec, "selector": selector, "template": template}})
+    return stamp_digest({**manifest, "spec": {**spec, "selector": selector, "template": template}})
 
 
-def pod_template(labels: Mapping[str, str], plan: RolePod, attempt: int) -> Manifest:
+def pod_template(labels: Mapping[str, str], pod: RolePod, attempt: int) -> Manifest:
     """Pod template of a role."""
-    metadata: Manifest = {"labels": {**plan.labels, **labels, names.ATTEMPT: str(attempt)}}
-    group = {} if plan.pod_group is None else {POD_GROUP_ANNOTATION: plan.pod_group}
-    if plan.annotations or group:
-        metadata["annotations"] = {**plan.annotations, **group}
+    metadata: Manifest = {"labels": {**pod.overrides.labels, **labels, names.ATTEMPT: str(attempt)}}
+    group = (
+        {} if pod.placement.pod_group is None else {POD_GROUP_ANNOTATION: pod.placement.pod_group}
+    )
+    if pod.overrides.annotations or group:
+        metadata["annotations"] = {**pod.overrides.annotations, **group}
     return strategic_merge.strategic_merge(
-        {"metadata": metadata, "spec": pod_spec(plan)}, plan.patch
+        {"metadata": metadata, "spec": pod_spec(pod)}, pod.overrides.patch
     )
 
 

@@ -10,7 +10,7 @@ from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.checkpoints.job import EXIT_CORRUPT
 from etude.operator import names
-from etude.operator.actions import Apply, Decision, Delete, Finalizers, Moment, Note
+from etude.operator.actions import Apply, ClockReading, Decision, Delete, RecordEvent, SetFinalizers
 from etude.operator.builders import network_policies
 from etude.operator.builders.jobset import QUEUE_LABEL
 from etude.operator.builders.run import Platform
@@ -23,8 +23,8 @@ from etude.operator.checkpoints.status import (
     is_verification_over,
     ready_condition,
 )
-from etude.operator.clock import seconds
-from etude.operator.conditions import Fact, no, yes
+from etude.operator.clock import parse_rfc3339
+from etude.operator.conditions import ConditionFact, false_condition, true_condition
 from etude.operator.kube.interface import Cluster, NamespaceClosingError
 from etude.operator.kube.workload_controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.manifests import (
@@ -36,16 +36,16 @@ from etude.operator.manifests import (
     is_true,
     labels,
     ref,
-    stamped,
+    stamp_digest,
     uid,
 )
 from etude.operator.pod_failures import (
     CRASHES,
     PULL_FAILURES,
     PodFailure,
-    failures,
-    trouble,
-    unschedulable,
+    find_failures,
+    unschedulable_message,
+    waiting_message,
 )
 from etude.operator.reasons import Reason
 
@@ -75,14 +75,14 @@ class ObservedCheckpoint:
     """Names of NetworkPolicies of its Jobs."""
     needs_egress_policy: bool = False
     """No run has the NetworkPolicy that allows egress of its Jobs."""
-    problem: Fact | None = None
+    problem: ConditionFact | None = None
     """The rejection that kept the last decision from being carried out."""
     slots: JobSlots = field(default_factory=JobSlots)
     """Job slots of its namespace."""
 
 
 def observe_checkpoint(
-    cluster: Cluster, checkpoint: Checkpoint, problem: Fact | None, underway: PendingJobs
+    cluster: Cluster, checkpoint: Checkpoint, problem: ConditionFact | None, underway: PendingJobs
 ) -> ObservedCheckpoint:
     """Everything that a decision about this checkpoint depends on."""
     namespace, name = checkpoint.metadata.namespace, checkpoint.metadata.name
@@ -93,8 +93,8 @@ def observe_checkpoint(
         job = cluster.get(Ref("Job", namespace, checkpoints_job.job_name(checkpoint, what)))
         if job is not None:
             made[what] = job
-            pods = cluster.owned(uid(job))
-            ended = failures(names.JANITOR, pods)
+            pods = cluster.list_owned(uid(job))
+            ended = find_failures(names.JANITOR, pods)
             if ended:
                 endings[what] = ended[-1]
             troubles[what] = _suspension(job) or _trouble(pods)
@@ -162,11 +162,11 @@ def _suspension(job: Manifest) -> str:
 
 def _trouble(pods: Sequence[Manifest]) -> str:
     """The reason why the pod of a Job does not start; empty while it may."""
-    return trouble(pods, PULL_FAILURES | CRASHES) or unschedulable(pods)
+    return waiting_message(pods, PULL_FAILURES | CRASHES) or unschedulable_message(pods)
 
 
 def decide(
-    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: Moment, platform: Platform
+    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: ClockReading, platform: Platform
 ) -> Decision[CheckpointStatus]:
     """One pass over one checkpoint. No I/O, no clock."""
     if checkpoint.metadata.deletion_timestamp:
@@ -178,28 +178,28 @@ def decide(
         finalizers = (*checkpoint.metadata.finalizers, names.CHECKPOINT_DATA)
         return Decision(
             status=checkpoint.status,
-            actions=(Finalizers(seen=seen.manifest, finalizers=finalizers),),
+            actions=(SetFinalizers(observed=seen.manifest, finalizers=finalizers),),
         )
     if is_verification_over(checkpoint):
         return Decision(status=_recorded_status(checkpoint, now), actions=_delete_job(seen, VERIFY))
     return _verification(checkpoint, seen, now, platform)
 
 
-def _recorded_status(checkpoint: Checkpoint, now: Moment) -> CheckpointStatus:
+def _recorded_status(checkpoint: Checkpoint, now: ClockReading) -> CheckpointStatus:
     """The recorded result for the present spec: a pin does not change it."""
     known = ready_condition(checkpoint)
     return checkpoint.status if known is None else checkpoint_status(checkpoint, known, now)
 
 
 def _verification(
-    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: Moment, platform: Platform
+    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: ClockReading, platform: Platform
 ) -> Decision[CheckpointStatus]:
     """Read the checkpoint's objects back once, in a Job."""
     job = seen.jobs.get(VERIFY)
     known = ready_condition(checkpoint)
     if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # holds until it is read
         words = seen.troubles.get(VERIFY) or "its objects are read back"
-        known = no("Ready", Reason.VERIFYING, words)
+        known = false_condition("Ready", Reason.VERIFYING, words)
     verifying = checkpoint_status(checkpoint, known, now)
     if job is None:
         beginning = _start_job(
@@ -215,7 +215,9 @@ def _verification(
         return Decision(status=status, actions=beginning)
     if is_true(job, JOB_COMPLETE):
         return Decision(
-            status=checkpoint_status(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now)
+            status=checkpoint_status(
+                checkpoint, true_condition("Ready", Reason.CHECKPOINT_VERIFIED), now
+            )
         )
     if not is_true(job, JOB_FAILED):
         actions = tuple(_egress_policies(checkpoint, seen, job, platform))
@@ -223,13 +225,17 @@ def _verification(
     ending = seen.endings.get(VERIFY)
     if ending is not None and ending.exit_code == EXIT_CORRUPT:
         return Decision(
-            status=checkpoint_status(checkpoint, no("Ready", Reason.CORRUPT, ending.message), now)
+            status=checkpoint_status(
+                checkpoint, false_condition("Ready", Reason.CORRUPT, ending.message), now
+            )
         )
-    fact = no("Ready", Reason.STORAGE_UNAVAILABLE, ending.message if ending else "")
+    fact = false_condition("Ready", Reason.STORAGE_UNAVAILABLE, ending.message if ending else "")
     return _retry(checkpoint_status(checkpoint, fact, now), seen, VERIFY, now)
 
 
-def _start_job(seen: ObservedCheckpoint, job: Apply, now: Moment) -> tuple[Apply | Delete, ...]:
+def _start_job(
+    seen: ObservedCheckpoint, job: Apply, now: ClockReading
+) -> tuple[Apply | Delete, ...]:
     """Creation of its Job, perhaps in the slot of an unschedulable one; empty without a slot."""
     if seen.slots.is_free:
         return (job,)
@@ -240,14 +246,14 @@ def _start_job(seen: ObservedCheckpoint, job: Apply, now: Moment) -> tuple[Apply
     return (Delete(ref=ref(late), uid=uid(late)), job)
 
 
-def _rejection(seen: ObservedCheckpoint) -> Fact:
+def _rejection(seen: ObservedCheckpoint) -> ConditionFact:
     """The API server's rejection of its Job."""
     assert seen.problem is not None, "asked for without one"  # noqa: S101 - our own mistake
-    return no("Ready", seen.problem.reason, seen.problem.message)
+    return false_condition("Ready", seen.problem.reason, seen.problem.message)
 
 
 def _deletion(
-    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: Moment, platform: Platform
+    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: ClockReading, platform: Platform
 ) -> Decision[CheckpointStatus]:
     """Delete the data first, then the object, which its finalizer holds."""
     if names.CHECKPOINT_DATA not in checkpoint.metadata.finalizers:
@@ -259,17 +265,19 @@ def _deletion(
         where = (
             f"{checkpoint.saved_state.uri} stays in the store: delete it there if it is not needed"
         )
-        note = Note(name="orphaned", reason=Reason.DATA_ORPHANED, message=where, is_warning=True)
+        note = RecordEvent(
+            name="orphaned", reason=Reason.DATA_ORPHANED, message=where, is_warning=True
+        )
         return Decision(status=checkpoint.status, actions=(note, release))
     return _deletion_by_job(checkpoint, seen, now, platform)
 
 
 def _deletion_by_job(
-    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: Moment, platform: Platform
+    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: ClockReading, platform: Platform
 ) -> Decision[CheckpointStatus]:
     job = seen.jobs.get(DELETE)
     if job is None:
-        fact = no("Ready", Reason.DELETING, "its objects are being deleted")
+        fact = false_condition("Ready", Reason.DELETING, "its objects are being deleted")
         fact = fact if seen.problem is None else _rejection(seen)
         status = checkpoint_status(checkpoint, fact, now)
         beginning = _start_job(
@@ -290,11 +298,11 @@ def _deletion_by_job(
         )
     if is_true(job, JOB_FAILED):
         ending = seen.endings.get(DELETE)
-        fact = no("Ready", Reason.DELETION_FAILED, ending.message if ending else "")
+        fact = false_condition("Ready", Reason.DELETION_FAILED, ending.message if ending else "")
         return _retry(checkpoint_status(checkpoint, fact, now), seen, DELETE, now)
     ways_out = tuple(_egress_policies(checkpoint, seen, job, platform))
     words = seen.troubles.get(DELETE) or "its objects are being deleted"
-    status = checkpoint_status(checkpoint, no("Ready", Reason.DELETING, words), now)
+    status = checkpoint_status(checkpoint, false_condition("Ready", Reason.DELETING, words), now)
     # A policy of its run that is deleted meanwhile sends no event about the checkpoint.
     return Decision(status=status, actions=ways_out, requeue_after_s=RETRY_S)
 
@@ -307,21 +315,21 @@ def _egress_policies(
     is_needed = platform.namespace is not None and seen.needs_egress_policy
     if is_needed and storage is not None and ref(job).name not in seen.policies:
         yield Apply(
-            manifest=stamped(network_policies.job_policy(job, storage)),
+            manifest=stamp_digest(network_policies.job_policy(job, storage)),
             manager=names.CHECKPOINT_FIELD_MANAGER,
         )
 
 
-def _remove_finalizer(checkpoint: Checkpoint, seen: ObservedCheckpoint) -> Finalizers:
+def _remove_finalizer(checkpoint: Checkpoint, seen: ObservedCheckpoint) -> SetFinalizers:
     remaining = (f for f in checkpoint.metadata.finalizers if f != names.CHECKPOINT_DATA)
-    return Finalizers(seen=seen.manifest, finalizers=tuple(remaining))
+    return SetFinalizers(observed=seen.manifest, finalizers=tuple(remaining))
 
 
 def _retry(
-    status: CheckpointStatus, seen: ObservedCheckpoint, what: str, now: Moment
+    status: CheckpointStatus, seen: ObservedCheckpoint, what: str, now: ClockReading
 ) -> Decision[CheckpointStatus]:
     """Delete the failed Job after RETRY_S; the next pass starts a new one."""
-    ended = seconds(condition(seen.jobs[what], JOB_FAILED)["lastTransitionTime"])
+    ended = parse_rfc3339(condition(seen.jobs[what], JOB_FAILED)["lastTransitionTime"])
     wait_s = RETRY_S - (now.wall_s - ended)
     if wait_s > 0:
         return Decision(status=status, requeue_after_s=min(wait_s, RETRY_S))

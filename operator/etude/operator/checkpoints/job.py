@@ -37,7 +37,10 @@ def data_job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Pla
         platform: configuration of the operator.
     """
     of_run = checkpoint.spec.run_ref
-    labels = {names.MANAGED_BY: names.OURS, names.CHECKPOINT: names.label(checkpoint.metadata.name)}
+    labels = {
+        names.MANAGED_BY: names.MANAGER,
+        names.CHECKPOINT: names.label(checkpoint.metadata.name),
+    }
     if of_run is not None:
         labels[names.SAVED_BY] = of_run.name
     whose = {names.CHECKPOINT: checkpoint.metadata.name}

@@ -6,11 +6,16 @@ from dataclasses import dataclass, field
 
 from etude.operator import names
 from etude.operator.actions import Action, Apply, Delete
-from etude.operator.clock import seconds
+from etude.operator.clock import parse_rfc3339
 from etude.operator.kube.interface import Cluster
 from etude.operator.kube.workload_controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels, ref, uid
-from etude.operator.pod_failures import CRASHES, PULL_FAILURES, trouble, unschedulable
+from etude.operator.pod_failures import (
+    CRASHES,
+    PULL_FAILURES,
+    unschedulable_message,
+    waiting_message,
+)
 
 MAX_JOBS = 4
 """Concurrent Jobs of a namespace: a restarted controller reports every checkpoint of the store."""
@@ -66,7 +71,7 @@ class PendingJobs:
 
     def job_slots(self, cluster: Cluster, namespace: str) -> JobSlots:
         """Slots in use now."""
-        there = (job for job in cluster.every("Job") if ref(job).namespace == namespace)
+        there = (job for job in cluster.list_objects("Job") if ref(job).namespace == namespace)
         begun = {ref(job): job for job in there if _holds_slot(cluster, job)}
         coming = {key for key in self._made if key.namespace == namespace}
         return JobSlots(
@@ -76,7 +81,7 @@ class PendingJobs:
                 for job in begun.values()
                 if not is_deleting(job)
                 and uid(job) not in self._ended
-                and unschedulable(cluster.owned(uid(job)))
+                and unschedulable_message(cluster.list_owned(uid(job)))
             ),
         )
 
@@ -91,8 +96,8 @@ def _holds_slot(cluster: Cluster, job: Manifest) -> bool:
     if not _is_ours(job) or is_over:
         return False
     # A Job that waits for a missing Secret must not block all others.
-    return not trouble(cluster.owned(uid(job)), PULL_FAILURES | CRASHES)
+    return not waiting_message(cluster.list_owned(uid(job)), PULL_FAILURES | CRASHES)
 
 
 def _created_s(job: Manifest) -> float:
-    return seconds(job["metadata"]["creationTimestamp"])
+    return parse_rfc3339(job["metadata"]["creationTimestamp"])

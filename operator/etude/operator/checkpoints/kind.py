@@ -13,7 +13,7 @@ from etude.operator.actions import Action, Decision
 from etude.operator.checkpoints import decide
 from etude.operator.checkpoints.job_slots import PendingJobs
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
-from etude.operator.manifests import KINDS, Manifest, checkpoint_of
+from etude.operator.manifests import OWN_KINDS, Manifest, checkpoint_of
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class CheckpointReconciler(KindReconciler[Checkpoint, CheckpointStatus]):
 
 
 def _owner_of(child: Manifest) -> str | None:
-    return None if child["kind"] in KINDS else checkpoint_of(child)
+    return None if child["kind"] in OWN_KINDS else checkpoint_of(child)
 
 
 CHECKPOINT = ResourceKind(

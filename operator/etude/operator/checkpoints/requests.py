@@ -3,11 +3,11 @@
 from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator import names
-from etude.operator.actions import Adopt, Decision, Moment
+from etude.operator.actions import Adopt, ClockReading, Decision
 from etude.operator.builders.run import run_labels
 from etude.operator.builders.workload import owner_reference
 from etude.operator.checkpoints.status import checkpoint_status, ready_condition
-from etude.operator.conditions import Fact, holds, no
+from etude.operator.conditions import ConditionFact, false_condition, is_condition_true
 from etude.operator.manifests import Manifest, controller, controller_uid
 from etude.operator.reasons import Reason
 
@@ -16,7 +16,7 @@ POLL_S = 5.0
 
 
 def decide(
-    request: Checkpoint, manifest: Manifest, run: RLRun | None, now: Moment
+    request: Checkpoint, manifest: Manifest, run: RLRun | None, now: ClockReading
 ) -> Decision[CheckpointStatus]:
     """One pass over a request: adopt it for its run, then report what it waits for.
 
@@ -42,40 +42,42 @@ def decide(
     return Decision(status=checkpoint_status(request, fact, now), requeue_after_s=POLL_S)
 
 
-def _run_missing(request: Checkpoint) -> Fact:
+def _run_missing(request: Checkpoint) -> ConditionFact:
     name = request.spec.run_ref.name if request.spec.run_ref is not None else ""
     message = f"spec.runRef.name: no RLRun {name} in this namespace: create it or name another"
-    return no("Ready", Reason.RUN_NOT_FOUND, message)
+    return false_condition("Ready", Reason.RUN_NOT_FOUND, message)
 
 
-def _never_written(request: Checkpoint, run: RLRun) -> Fact | None:
+def _never_written(request: Checkpoint, run: RLRun) -> ConditionFact | None:
     """The condition of a request that this run will never write; None if it may."""
     ref = request.spec.run_ref
     if ref is not None and ref.uid not in {None, run.metadata.uid}:
         message = f"spec.runRef.uid: run {ref.name} was replaced (uid changed); make a new request"
-        return no("Ready", Reason.RUN_OVER, message)
-    over = [k for k in ("Complete", "Failed") if holds(run.status.conditions, k)]
+        return false_condition("Ready", Reason.RUN_OVER, message)
+    over = [k for k in ("Complete", "Failed") if is_condition_true(run.status.conditions, k)]
     if over:
         last = run.status.last_checkpoint
         where = f"; its last checkpoint is {last.name}" if last is not None else ""
         message = f"run {run.metadata.name} ended before this checkpoint was written{where}"
-        return no("Ready", Reason.RUN_OVER, message)
+        return false_condition("Ready", Reason.RUN_OVER, message)
     return None
 
 
-def _waiting_for_run(run: RLRun) -> Fact:
-    if holds(run.status.conditions, "Ready") and run.status.intent is None:
-        return no("Ready", Reason.WRITING, "the run writes it after its next step")
+def _waiting_for_run(run: RLRun) -> ConditionFact:
+    if is_condition_true(run.status.conditions, "Ready") and run.status.intent is None:
+        return false_condition("Ready", Reason.WRITING, "the run writes it after its next step")
     message = f"run {run.metadata.name} is not running; the checkpoint is written once it is"
-    return no("Ready", Reason.WAITING_FOR_RUN, message)
+    return false_condition("Ready", Reason.WAITING_FOR_RUN, message)
 
 
-def _adoption_undone(manifest: Manifest, run: RLRun) -> Fact:
+def _adoption_undone(manifest: Manifest, run: RLRun) -> ConditionFact:
     """The condition of a request whose adoption was undone; adopting it again might never end."""
     other = controller(manifest)
     by = f"{other.get('kind')} {other.get('name')} controls it" if other else "nothing controls it"
     message = f"metadata.ownerReferences: {by} instead of run {run.metadata.name}, which writes it"
-    return no("Ready", Reason.WAITING_FOR_RUN, f"{message} once it is the controller again")
+    return false_condition(
+        "Ready", Reason.WAITING_FOR_RUN, f"{message} once it is the controller again"
+    )
 
 
 def _adopter(manifest: Manifest) -> str:
@@ -98,4 +100,4 @@ def _adoption(request: Checkpoint, manifest: Manifest, run: RLRun) -> Adopt:
         "annotations": {names.ADOPTED_BY: run.metadata.uid},
         "finalizers": held,
     }
-    return Adopt(seen=manifest, metadata=metadata)
+    return Adopt(observed=manifest, metadata=metadata)

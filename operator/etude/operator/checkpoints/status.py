@@ -2,9 +2,9 @@
 
 from etude.common.api.checkpoint.status import CheckpointStatus, SavedCheckpoint
 from etude.common.api.kinds import Checkpoint
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.clock import rfc3339
-from etude.operator.conditions import Fact, conditions, holds
+from etude.operator.conditions import ConditionFact, is_condition_true, merge_conditions
 from etude.operator.reasons import Reason
 
 PHASES = {
@@ -20,7 +20,9 @@ PHASES = {
 """Phase for kubectl, by reason; for every other reason Verifying, or Deleting if terminating."""
 
 
-def checkpoint_status(checkpoint: Checkpoint, fact: Fact, now: Moment) -> CheckpointStatus:
+def checkpoint_status(
+    checkpoint: Checkpoint, fact: ConditionFact, now: ClockReading
+) -> CheckpointStatus:
     """The status with the Ready condition and the fields of the saved data."""
     otherwise = "Deleting" if checkpoint.metadata.deletion_timestamp else "Verifying"
     when = rfc3339(now.wall_s)
@@ -31,7 +33,7 @@ def checkpoint_status(checkpoint: Checkpoint, fact: Fact, now: Moment) -> Checkp
             **copied,
             "observed_generation": checkpoint.metadata.generation,
             "phase": PHASES.get(Reason(fact.reason), otherwise),
-            "conditions": conditions(
+            "conditions": merge_conditions(
                 [fact],
                 checkpoint.status.conditions,
                 generation=checkpoint.metadata.generation,
@@ -44,13 +46,15 @@ def checkpoint_status(checkpoint: Checkpoint, fact: Fact, now: Moment) -> Checkp
 
 def is_ready(checkpoint: Checkpoint) -> bool:
     """A run can resume from the checkpoint."""
-    return holds(checkpoint.status.conditions, "Ready")
+    return is_condition_true(checkpoint.status.conditions, "Ready")
 
 
-def ready_condition(checkpoint: Checkpoint) -> Fact | None:
+def ready_condition(checkpoint: Checkpoint) -> ConditionFact | None:
     """The Ready condition of a checkpoint; None before its first pass."""
     found = (c for c in checkpoint.status.conditions if c.type == "Ready")
-    return next((Fact(c.type, c.status == "True", c.reason, c.message) for c in found), None)
+    return next(
+        (ConditionFact(c.type, c.status == "True", c.reason, c.message) for c in found), None
+    )
 
 
 def is_corrupt(checkpoint: Checkpoint) -> bool:

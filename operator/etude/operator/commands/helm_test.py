@@ -10,52 +10,52 @@ from collections.abc import AsyncIterator
 from etude.common.errors import EtudeError, Problem
 from etude.operator.controller.leader_election import RETRY_S
 from etude.operator.kube.interface import ClusterError
-from etude.operator.kube.leases import KubernetesLeases, LeaseRecord, Leases
-from etude.operator.kube.rest import Rest, answered, path_of
-from etude.operator.manifests import KINDS
+from etude.operator.kube.leases import KubernetesLeaseStore, LeaderLease, LeaseStore
+from etude.operator.kube.rest import RestClient, parse_read_reply, path_of
+from etude.operator.manifests import OWN_KINDS
 from etude.operator.settings import Settings
 
 REASON = "NotInstalled"
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """A new release takes time to start, and an old leader lease to expire."""
 PROBE_TIMEOUT_S = 5.0
 LOGS = "read the log of the operator's pods"
 
 
-async def problems(
-    rest: Rest, leases: Leases, settings: Settings, probe: tuple[str, int]
+async def find_problems(
+    rest: RestClient, leases: LeaseStore, settings: Settings, probe: tuple[str, int]
 ) -> AsyncIterator[Problem]:
     """All failed checks, each with a suggested fix."""
-    for kind in KINDS:
+    for kind in OWN_KINDS:
         for namespace in settings.namespaces or ("",):
-            problem = await unserved(rest, kind, namespace)
+            problem = await served_problem(rest, kind, namespace)
             if problem is not None:
                 yield problem
     for found in (
-        await unanswered(probe, patience_s=PATIENCE_S),
-        await unled(leases, settings.lease, patience_s=PATIENCE_S),
+        await probe_problem(probe, patience_s=TIMEOUT_S),
+        await leader_problem(leases, settings.lease, patience_s=TIMEOUT_S),
     ):
         if found is not None:
             yield found
 
 
-async def unserved(rest: Rest, kind: str, namespace: str) -> Problem | None:
+async def served_problem(rest: RestClient, kind: str, namespace: str) -> Problem | None:
     """The problem if objects of a kind cannot be listed with the operator's account."""
     where = f"{kind} in {namespace or 'all namespaces'}"
     try:
         reply = await rest.request("GET", path_of(kind, namespace), query=[("limit", "1")])
-        answered(reply, f"list {kind}")
+        parse_read_reply(reply, f"list {kind}")
     except ClusterError as error:
         fix = "install the chart with crds.enabled=true, and the roles that it renders"
         return Problem(REASON, str(error), where, fix)
     return None
 
 
-async def unled(leases: Leases, name: str, *, patience_s: float) -> Problem | None:
+async def leader_problem(leases: LeaseStore, name: str, *, patience_s: float) -> Problem | None:
     """The problem if no replica renews the leader lease in time."""
     deadline_s = time.monotonic() + patience_s
     what = "does not exist"
-    before: LeaseRecord | None = None
+    before: LeaderLease | None = None
     while time.monotonic() < deadline_s:
         try:
             after = await leases.read()
@@ -70,17 +70,17 @@ async def unled(leases: Leases, name: str, *, patience_s: float) -> Problem | No
     return Problem(REASON, what, f"lease {name}", LOGS)
 
 
-async def unanswered(probe: tuple[str, int], *, patience_s: float) -> Problem | None:
+async def probe_problem(probe: tuple[str, int], *, patience_s: float) -> Problem | None:
     """The problem if no ready replica answers in time."""
     deadline_s = time.monotonic() + patience_s
-    what = await asyncio.to_thread(_ask, probe)
+    what = await asyncio.to_thread(_probe_fault, probe)
     while what and time.monotonic() < deadline_s:
         await asyncio.sleep(RETRY_S)
-        what = await asyncio.to_thread(_ask, probe)
+        what = await asyncio.to_thread(_probe_fault, probe)
     return Problem(REASON, what, f"http://{probe[0]}:{probe[1]}/readyz", LOGS) if what else None
 
 
-def _ask(probe: tuple[str, int]) -> str:
+def _probe_fault(probe: tuple[str, int]) -> str:
     """The fault of the answer; empty if there is none."""
     connection = http.client.HTTPConnection(*probe, timeout=PROBE_TIMEOUT_S)
     try:
@@ -99,10 +99,10 @@ async def check(settings: Settings, probe: tuple[str, int]) -> list[Problem]:
     Raises:
         UserError: the settings name no API server.
     """
-    rest = await Rest.connect(settings.kubeconfig)
+    rest = await RestClient.connect(settings.kubeconfig)
     try:
-        leases = KubernetesLeases(rest, settings.namespace, settings.lease)
-        return [each async for each in problems(rest, leases, settings, probe)]
+        leases = KubernetesLeaseStore(rest, settings.namespace, settings.lease)
+        return [each async for each in find_problems(rest, leases, settings, probe)]
     finally:
         await rest.close()
 
@@ -125,7 +125,7 @@ def main() -> None:
         raise SystemExit(f"{error}") from error
     if found:
         raise SystemExit("\n".join(problem.text() for problem in found))
-    sys.stdout.write(f"{', '.join(KINDS)} are served, and an operator leads and answers\n")
+    sys.stdout.write(f"{', '.join(OWN_KINDS)} are served, and an operator leads and answers\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from etude.operator.manifests import Manifest
 EXIT_INVALID = 4
 
 
-def rendered(manifest: object, platform: Platform) -> Iterator[Manifest]:
+def render_children(manifest: object, platform: Platform) -> Iterator[Manifest]:
     """Everything that would be applied for one object, the children of its own pools included.
 
     Raises:
@@ -27,7 +27,7 @@ def rendered(manifest: object, platform: Platform) -> Iterator[Manifest]:
     for child in kind.children(kind.model.model_validate(manifest), platform):
         yield child
         if child["kind"] in KINDS_BY_NAME:
-            yield from rendered(child, platform)
+            yield from render_children(child, platform)
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
         objects = [
             document.value for document in yaml_documents.parse_documents(options.file.read_bytes())
         ]
-        made = [m for each in objects for m in rendered(each, Platform(images=images))]
+        made = [m for each in objects for m in render_children(each, Platform(images=images))]
     except (OSError, ValueError) as cause:
         fix = f"etude lint {options.file} names each field that is wrong"
         error = UserError(Problem("InvalidSpec", str(cause), str(options.file), fix))

@@ -5,31 +5,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from etude.operator.actions import (
+    AckReport,
     Action,
     Adopt,
     Apply,
-    DealtWith,
+    CompleteRequest,
     Delete,
-    Finalizers,
-    Fulfil,
-    Note,
-    Order,
-    Tell,
-    Vacate,
+    DrainHosts,
+    RecordEvent,
+    SendCommand,
+    SetFinalizers,
+    WriteStatus,
 )
 from etude.operator.clock import Clock
-from etude.operator.controller.drain import vacate
-from etude.operator.controller.last_applied import Outcomes
-from etude.operator.controller.rejections import Refusal, Refusals, aim
+from etude.operator.controller.drain import drain_hosts
+from etude.operator.controller.last_applied import LastAppliedCache
+from etude.operator.controller.rejections import Rejection, Rejections, target_of
 from etude.operator.controller.status_writer import StatusWriter
-from etude.operator.kube.interface import Cluster, NameTakenError, RefusedError
+from etude.operator.kube.interface import ApiRejectedError, Cluster, NameTakenError
 from etude.operator.manifests import Manifest, ref, uid
-from etude.operator.remotes.clients import PeerError, Peers
-from etude.operator.remotes.report_store import ReportBook
+from etude.operator.remotes.clients import RemoteClient, RemoteError
+from etude.operator.remotes.report_store import ReportStore
 
 log = logging.getLogger(__name__)
 
-REPEAT_ORDER_S = 10.0
+RESEND_COMMAND_S = 10.0
 """A command without effect is sent again after this."""
 
 
@@ -38,45 +38,45 @@ class ActionExecutor:
     """Carries out actions on a cluster and on remote controllers and brokers."""
 
     cluster: Cluster
-    book: ReportBook
-    peers: Peers
+    reports: ReportStore
+    client: RemoteClient
     clock: Clock
     writer: StatusWriter
-    rejections: Refusals
+    rejections: Rejections
     record_apply: Callable[[Manifest, Manifest], None]
     """Receives the object of the pass and each child that was created or changed."""
-    _last_applied: Outcomes = field(default_factory=Outcomes)
+    _last_applied: LastAppliedCache = field(default_factory=LastAppliedCache)
     _sent: dict[str, float] = field(default_factory=dict)
     """Monotonic time at which each command was sent last."""
 
-    async def carry_out(self, about: Manifest, actions: Sequence[Action]) -> list[Refusal]:
+    async def carry_out(self, about: Manifest, actions: Sequence[Action]) -> list[Rejection]:
         """Carry out the actions; returns the rejections.
 
         After a rejection nothing is created, since it may need the rejected object, and no report
         is acknowledged: the next pass retries both.
         """
-        refused: list[Refusal] = []
+        refused: list[Rejection] = []
         for action in actions:
             is_new = isinstance(action, Apply) and self.cluster.get(ref(action.manifest)) is None
-            if refused and (is_new or isinstance(action, DealtWith)):
+            if refused and (is_new or isinstance(action, AckReport)):
                 continue
             refusal = await self._attempt(about, action)
             if refusal is not None:
                 refused.append(refusal)
         return refused
 
-    async def _attempt(self, about: Manifest, action: Action) -> Refusal | None:
+    async def _attempt(self, about: Manifest, action: Action) -> Rejection | None:
         """Carry out an action, unless it was rejected recently; returns its rejection."""
-        key, now_s = aim(action), self.clock.monotonic_s()
+        key, now_s = target_of(action), self.clock.monotonic_s()
         live = None if key is None else self.cluster.get(key)
-        known = self.rejections.lately(uid(about), action, live, now_s)
+        known = self.rejections.recent(uid(about), action, live, now_s)
         if known is not None:
             return known
         try:
             await self._act(about, action)
-        except (NameTakenError, RefusedError) as error:
-            refusal = Refusal(action, error)
-            self.rejections.tried(uid(about), refusal, live, now_s)
+        except (NameTakenError, ApiRejectedError) as error:
+            refusal = Rejection(action, error)
+            self.rejections.record_attempt(uid(about), refusal, live, now_s)
             return refusal
         return None
 
@@ -86,52 +86,56 @@ class ActionExecutor:
                 await self._apply(about, action)
             case Delete():
                 await self.cluster.delete(action.ref, uid=action.uid, grace_s=action.grace_s)
-            case Finalizers() | Adopt() | Fulfil() | Tell():
-                await self._mark(action)
-            case Order():
-                await self._order(about, action)
-            case Vacate():
-                await vacate(self.cluster, self.peers, about, action)
-            case Note():
+            case SetFinalizers() | Adopt() | CompleteRequest() | WriteStatus():
+                await self._write_back(action)
+            case SendCommand():
+                await self._send_command(about, action)
+            case DrainHosts():
+                await drain_hosts(self.cluster, self.client, about, action)
+            case RecordEvent():
                 await self.writer.record(about, action)
-            case DealtWith():
-                self.book.dealt_with(uid(about), action.position)
+            case AckReport():
+                self.reports.acknowledge(uid(about), action.position)
 
     async def _apply(self, about: Manifest, action: Apply) -> None:
         live = self.cluster.get(ref(action.manifest))
-        if live is not None and self._last_applied.stands(uid(about), action.manifest, live):
+        if live is not None and self._last_applied.is_current(uid(about), action.manifest, live):
             return
         made = await self.cluster.apply(action.manifest, manager=action.manager)
         self._last_applied.remember(uid(about), action.manifest, made)
         self.record_apply(about, action.manifest)
 
-    async def _mark(self, action: Finalizers | Adopt | Fulfil | Tell) -> None:
+    async def _write_back(
+        self, action: SetFinalizers | Adopt | CompleteRequest | WriteStatus
+    ) -> None:
         """Write to an object that others own or watch, as it was observed."""
         match action:
-            case Tell():
-                await self.cluster.replace_status(action.seen, action.status)
-            case Finalizers():
-                await self.cluster.set_finalizers(action.seen, action.finalizers)
+            case WriteStatus():
+                await self.cluster.replace_status(action.observed, action.status)
+            case SetFinalizers():
+                await self.cluster.set_finalizers(action.observed, action.finalizers)
             case Adopt():
-                await self.cluster.adopt(action.seen, action.metadata)
-            case Fulfil():
+                await self.cluster.adopt(action.observed, action.metadata)
+            case CompleteRequest():
                 asked = self.cluster.get(action.ref)
                 if asked is not None and uid(asked) == action.uid:
                     # Not through the status writer: a write that is held back here is lost.
                     await self.cluster.replace_status(asked, action.status.to_json())
 
-    async def _order(self, about: Manifest, order: Order) -> None:
+    async def _send_command(self, about: Manifest, order: SendCommand) -> None:
         """Send a command, unless it was sent recently; a lost one is sent again."""
-        ordered = f"{order.request.command_id}@{self.book.run(uid(about)).done.epoch}"
+        ordered = f"{order.request.command_id}@{self.reports.run(uid(about)).acknowledged.epoch}"
         now = self.clock.monotonic_s()
-        if now - self._sent.get(ordered, float("-inf")) < REPEAT_ORDER_S:
+        if now - self._sent.get(ordered, float("-inf")) < RESEND_COMMAND_S:
             return
-        self._sent = {k: at for k, at in self._sent.items() if now - at < REPEAT_ORDER_S}
+        self._sent = {k: at for k, at in self._sent.items() if now - at < RESEND_COMMAND_S}
         self._sent[ordered] = now
         namespace = about["metadata"].get("namespace", "default")
         try:
-            await self.peers.order(self.cluster.address(namespace, order.target), order.request)
-        except PeerError as error:
+            await self.client.send_command(
+                self.cluster.address(namespace, order.target), order.request
+            )
+        except RemoteError as error:
             log.warning("command %s was not accepted: %s", order.request.command_id, error)
 
     def forget(self, gone_uid: str) -> None:

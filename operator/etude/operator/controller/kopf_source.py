@@ -15,7 +15,7 @@ import kopf
 from typing_extensions import override
 
 from etude.common.api.meta import GROUP, VERSION
-from etude.operator.manifests import KINDS, RESOURCES, Manifest
+from etude.operator.manifests import OWN_KINDS, RESOURCES, Manifest
 
 SERVER_TIMEOUT_S = 300
 """An integer: kopf sends it as it is, and the API server refuses 300.0."""
@@ -28,11 +28,13 @@ CANCEL_EVERY_S = 1.0
 
 log = logging.getLogger(__name__)
 
-Observe = Callable[[str, Manifest], None]
+EventHandler = Callable[[str, Manifest], None]
 """Receives ADDED, MODIFIED or DELETED, and the object."""
 
 
-async def watch(observe: Observe, *, namespaces: tuple[str, ...], kubeconfig: Path | None) -> None:
+async def watch_own_kinds(
+    observe: EventHandler, *, namespaces: tuple[str, ...], kubeconfig: Path | None
+) -> None:
     """Watch every object of the operator's kinds until cancelled.
 
     kopf ends at transient answers: an API server that still forbids everything, a resource version
@@ -52,7 +54,7 @@ async def watch(observe: Observe, *, namespaces: tuple[str, ...], kubeconfig: Pa
 
 
 async def _watch_once(
-    observe: Observe, namespaces: tuple[str, ...], kubeconfig: Path | None
+    observe: EventHandler, namespaces: tuple[str, ...], kubeconfig: Path | None
 ) -> str:
     """Watch until kopf ends without being stopped; returns the reason.
 
@@ -67,7 +69,7 @@ async def _watch_once(
     logging.getLogger("kopf").setLevel(logging.WARNING)
     # It warns that it cannot handle signals in a thread, which is intended.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
-    watcher = _Watcher(registry=_registry(tell, kubeconfig), namespaces=namespaces)
+    watcher = _KopfThread(registry=_registry(tell, kubeconfig), namespaces=namespaces)
     try:
         await asyncio.to_thread(watcher.run)
     except Exception as error:  # noqa: BLE001 - kopf names no errors of its own
@@ -78,7 +80,7 @@ async def _watch_once(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Watcher:
+class _KopfThread:
     """One kopf in a thread."""
 
     registry: Any
@@ -101,7 +103,7 @@ class _Watcher:
 
     async def _watch(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(_once)
+        self._loop.set_exception_handler(_drop_unretrieved)
         tasks = await kopf.spawn_tasks(
             registry=self.registry,
             settings=_settings(),
@@ -114,18 +116,18 @@ class _Watcher:
         # Not kopf.run_tasks(): after the first task ends it cancels the others once, and waits
         # forever for one that swallowed the cancellation while it retried a request.
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        await _end_all()
+        await _cancel_all()
         for task in ended:
             task.result()
 
 
-def _once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _drop_unretrieved(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Drop exceptions of kopf tasks that are never retrieved: kopf has logged them."""
     if context.get("message") != "Task exception was never retrieved":
         loop.default_exception_handler(context)
 
 
-async def _end_all() -> None:
+async def _cancel_all() -> None:
     """Cancel every other task of this loop until all have ended."""
     me = asyncio.current_task()
     while others := asyncio.all_tasks() - {me}:
@@ -134,7 +136,7 @@ async def _end_all() -> None:
         await asyncio.wait(others, timeout=CANCEL_EVERY_S)
 
 
-def _registry(tell: Observe, kubeconfig: Path | None) -> Any:  # noqa: ANN401 - kopf is untyped here
+def _registry(tell: EventHandler, kubeconfig: Path | None) -> Any:  # noqa: ANN401 - kopf is untyped here
     registry = kopf.OperatorRegistry()
 
     async def handle(event: Any, **_: Any) -> None:  # noqa: ANN401 - as above
@@ -146,7 +148,7 @@ def _registry(tell: Observe, kubeconfig: Path | None) -> Any:  # noqa: ANN401 - 
             return kopf.login_with_service_account(settings=settings)
         return kopf.login_with_kubeconfig(settings=settings)
 
-    for kind in KINDS:
+    for kind in OWN_KINDS:
         on_event = kopf.on.event(GROUP, VERSION, RESOURCES[kind].plural, registry=registry)
         on_event(handle)
     kopf.on.login(registry=registry)(login)

@@ -7,15 +7,15 @@ from typing import NamedTuple
 from etude.operator.manifests import Manifest, Ref, digest, is_applied, ref
 
 
-class _Outcome(NamedTuple):
-    wanted: str
+class _LastApplied(NamedTuple):
+    manifest: str
     """Digest of the manifest that was applied."""
-    made: str
+    result: str
     """Digest of the object afterwards."""
 
 
 @dataclass(slots=True)
-class Outcomes:
+class LastAppliedCache:
     """Results of the last apply of objects that differ from their manifests.
 
     API servers normalise some values (`cpu: 2` becomes "2", a false flag is dropped), and webhooks
@@ -23,7 +23,9 @@ class Outcomes:
     apply the same manifest again, without effect.
     """
 
-    _known: defaultdict[str, dict[Ref, _Outcome]] = field(default_factory=lambda: defaultdict(dict))
+    _known: defaultdict[str, dict[Ref, _LastApplied]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     """By the uid of the owner."""
 
     def remember(self, owner_uid: str, manifest: Manifest, made: Manifest) -> None:
@@ -31,19 +33,21 @@ class Outcomes:
         if is_applied(made, manifest):
             self._known[owner_uid].pop(ref(manifest), None)
         else:
-            self._known[owner_uid][ref(manifest)] = _Outcome(digest(manifest), kept(made))
+            self._known[owner_uid][ref(manifest)] = _LastApplied(
+                digest(manifest), stable_digest(made)
+            )
 
-    def stands(self, owner_uid: str, manifest: Manifest, live: Manifest) -> bool:
+    def is_current(self, owner_uid: str, manifest: Manifest, live: Manifest) -> bool:
         """Return true if the live object still is the result of applying this manifest."""
         known = self._known.get(owner_uid, {}).get(ref(manifest))
-        return known is not None and known == _Outcome(digest(manifest), kept(live))
+        return known is not None and known == _LastApplied(digest(manifest), stable_digest(live))
 
     def forget(self, owner_uid: str) -> None:
         """Drop the entries of a deleted owner."""
         self._known.pop(owner_uid, None)
 
 
-def kept(manifest: Manifest) -> str:
+def stable_digest(manifest: Manifest) -> str:
     """Digest of an object without status and fields that change with every write."""
     passing = {"resourceVersion", "managedFields"}
     metadata = {k: v for k, v in manifest["metadata"].items() if k not in passing}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from etude.operator import metrics
 from etude.operator.clock import Clock
 from etude.operator.kube.interface import ClusterError, ConflictError
-from etude.operator.kube.leases import DURATION_S, LeaseRecord, Leases
+from etude.operator.kube.leases import DURATION_S, LeaderLease, LeaseStore
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +27,16 @@ ATTEMPT_LIMIT_S = 2.5
 
 
 @dataclass(slots=True)
-class Leader:
+class LeaderElector:
     """A candidate for leadership."""
 
-    leases: Leases
+    leases: LeaseStore
     clock: Clock
     identity: str
     _renewed_s: float = float("-inf")
-    _seen: LeaseRecord | None = None
+    _seen: LeaderLease | None = None
     _seen_s: float = 0.0
-    _held: LeaseRecord | None = field(default=None)
+    _held: LeaderLease | None = field(default=None)
 
     def may_write(self) -> bool:
         """Return true while this process certainly leads: the write gate."""
@@ -45,7 +45,7 @@ class Leader:
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
         """Campaign, work while leading, campaign again, until cancelled."""
         while True:
-            await self._win()
+            await self._acquire()
             log.info("%s became the leader", self.identity)
             metrics.LEADER.set(1)
             try:
@@ -59,7 +59,7 @@ class Leader:
         began = self.clock.monotonic_s()
         try:
             async with asyncio.timeout(ATTEMPT_LIMIT_S):
-                taken = await self._take(began)
+                taken = await self._try_acquire(began)
         except ConflictError:
             return False
         except (ClusterError, TimeoutError) as error:
@@ -72,13 +72,13 @@ class Leader:
         self._held = taken
         return True
 
-    async def _take(self, now_s: float) -> LeaseRecord | None:
+    async def _try_acquire(self, now_s: float) -> LeaderLease | None:
         record = await self.leases.read()
-        if not self._is_ours_to_take(record, now_s):
+        if not self._may_acquire(record, now_s):
             return None
         return await self.leases.write(self._claim(record))
 
-    async def _win(self) -> None:
+    async def _acquire(self) -> None:
         while True:
             if await self.campaign():
                 return
@@ -104,7 +104,7 @@ class Leader:
                 pause_s = max(0.0, began + RETRY_S - self.clock.monotonic_s())
             working.cancel()
 
-    def _is_ours_to_take(self, record: LeaseRecord | None, now_s: float) -> bool:
+    def _may_acquire(self, record: LeaderLease | None, now_s: float) -> bool:
         if record is None or record.holder in {"", self.identity}:
             return True
         if self._seen is None or self._seen.version != record.version:
@@ -112,11 +112,11 @@ class Leader:
             self._seen, self._seen_s = record, self.clock.monotonic_s()
         return now_s - self._seen_s > record.duration_s
 
-    def _claim(self, record: LeaseRecord | None) -> LeaseRecord:
+    def _claim(self, record: LeaderLease | None) -> LeaderLease:
         if record is None:
-            return LeaseRecord(self.identity)
+            return LeaderLease(self.identity)
         changes = record.holder != self.identity
-        return LeaseRecord(
+        return LeaderLease(
             self.identity, DURATION_S, record.transitions + int(changes), record.version
         )
 

@@ -10,17 +10,17 @@ from functools import partial
 from etude.operator import metrics, tracing
 from etude.operator.builders.run import Platform
 from etude.operator.clock import Clock
-from etude.operator.controller.pod_startup import Startups
+from etude.operator.controller.pod_startup import PodStartups
 from etude.operator.controller.reconciler import Reconciler
-from etude.operator.controller.references import Users
-from etude.operator.controller.status_writer import Pace, StatusWriter
+from etude.operator.controller.references import ReferenceIndex
+from etude.operator.controller.status_writer import StatusDebounce, StatusWriter
 from etude.operator.controller.workqueue import WorkQueue
 from etude.operator.kind_registry import KINDS, KINDS_BY_NAME
-from etude.operator.kube.interface import Cluster, ClusterError, ConflictError, RefusedError
+from etude.operator.kube.interface import ApiRejectedError, Cluster, ClusterError, ConflictError
 from etude.operator.manifests import Manifest, Ref, ref
-from etude.operator.remotes.clients import Peers
+from etude.operator.remotes.clients import RemoteClient
 from etude.operator.remotes.followers import Followers
-from etude.operator.remotes.report_store import ReportBook
+from etude.operator.remotes.report_store import ReportStore
 
 log = logging.getLogger(__name__)
 
@@ -35,41 +35,41 @@ class Operator:
     cluster: Cluster
     reconciler: Reconciler
     queue: WorkQueue
-    workers: int = 24
+    num_workers: int = 24
     """A pass mostly waits for the API server: a dozen sequential requests. With 8 workers a slow
     API server bounded the runs per second."""
-    users: Users = field(default_factory=Users)
-    startups: Startups = field(default_factory=Startups)
+    references: ReferenceIndex = field(default_factory=ReferenceIndex)
+    pod_startups: PodStartups = field(default_factory=PodStartups)
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                self.add_all()
+                self.enqueue_all()
                 group.create_task(self._resync(), name="resync")
-                for number in range(self.workers):
+                for number in range(self.num_workers):
                     group.create_task(self._work(), name=f"worker-{number}")
         finally:
-            self.reconciler.retire()
+            self.reconciler.reset()
 
-    def changed(self, manifest: Manifest) -> None:
+    def on_change(self, manifest: Manifest) -> None:
         """Queue every object that a changed one may concern."""
         self._index(manifest, is_deleted=self.cluster.get(ref(manifest)) is None)
-        for key in self.concerned(manifest):
+        for key in self.affected_keys(manifest):
             self.queue.add(key)
 
     def _index(self, manifest: Manifest, *, is_deleted: bool) -> None:
         kind = KINDS_BY_NAME.get(manifest["kind"])
         if kind is not None and is_deleted:
-            self.users.forget(ref(manifest))
+            self.references.forget(ref(manifest))
         elif kind is not None:
-            self.users.see(ref(manifest), kind.references(manifest))
+            self.references.index(ref(manifest), kind.references(manifest))
         elif manifest["kind"] == "Pod" and is_deleted:
-            self.startups.forget(manifest)
+            self.pod_startups.forget(manifest)
         elif manifest["kind"] == "Pod":
-            self.startups.see(manifest)
+            self.pod_startups.observe(manifest)
 
-    def concerned(self, manifest: Manifest) -> list[Ref]:
+    def affected_keys(self, manifest: Manifest) -> list[Ref]:
         """Keys of the objects that a change may concern."""
         key = ref(manifest)
         keys = [key] if key.kind in KINDS_BY_NAME else []
@@ -80,9 +80,9 @@ class Operator:
             if owner is not None:
                 keys.append(Ref(kind.name, key.namespace, owner))
                 break
-        return [*keys, *self.users.of(key)]
+        return [*keys, *self.references.referrers(key)]
 
-    def add_all(self) -> None:
+    def enqueue_all(self) -> None:
         """Queue every object of the operator's kinds."""
         for manifest in _own_objects(self.cluster):
             self.queue.add(ref(manifest))
@@ -90,23 +90,23 @@ class Operator:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(RESYNC_S)
-            self.add_all()
+            self.enqueue_all()
 
     async def _work(self) -> None:
         while True:
             key = await self.queue.take()
             try:
-                await self.one(key)
+                await self.reconcile_key(key)
             except asyncio.CancelledError:
                 # The queue outlives a term of leadership: the next term must find the key free.
                 self.queue.retry(key)
                 raise
 
-    async def one(self, key: Ref) -> None:
+    async def reconcile_key(self, key: Ref) -> None:
         """Reconcile one object, with metrics and a trace span."""
-        with metrics.RECONCILE_SECONDS.labels(key.kind).time(), tracing.reconcile(key):
+        with metrics.RECONCILE_SECONDS.labels(key.kind).time(), tracing.trace_reconcile(key):
             result = await self._pass(key)
-            tracing.ended(result)
+            tracing.record_result(result)
         metrics.RECONCILES.labels(key.kind, result).inc()
 
     async def _pass(self, key: Ref) -> str:
@@ -117,7 +117,7 @@ class Operator:
             # The cache receives the newer state soon.
             self.queue.retry(key)
             return "conflict"
-        except (ClusterError, RefusedError) as error:
+        except (ClusterError, ApiRejectedError) as error:
             # A status is rejected by a schema or a missing right, which an installation may fix.
             delay_s = self.queue.retry(key)
             log.warning("%s %s: %s; retries in %.1f s", key.kind, key.name, error, delay_s)
@@ -127,13 +127,13 @@ class Operator:
             delay_s = self.queue.retry(key)
             log.exception("%s %s: retries in %.1f s", key.kind, key.name, delay_s)
             return "bug"
-        self.queue.done(key)
+        self.queue.mark_done(key)
         if again_s is not None:
             self.queue.add_after(key, again_s)
         return "ok"
 
 
-def is_unanswered(cluster: Cluster, key: Ref) -> bool:
+def has_new_spec(cluster: Cluster, key: Ref) -> bool:
     """Return true if the spec has changed since the status was written.
 
     Such an object is urgent: a user waits for it.
@@ -147,38 +147,40 @@ def is_unanswered(cluster: Cluster, key: Ref) -> bool:
 
 def _own_objects(cluster: Cluster) -> Iterator[Manifest]:
     for kind in KINDS:
-        yield from cluster.every(kind.name)
+        yield from cluster.list_objects(kind.name)
 
 
 @contextlib.asynccontextmanager
-async def operator(
+async def open_operator(
     cluster: Cluster,
-    peers: Peers,
+    peers: RemoteClient,
     platform: Platform,
     clock: Clock,
     *,
     instance: str,
-    pace: Pace,
+    debounce: StatusDebounce,
 ) -> AsyncIterator[Operator]:
     """An operator over a cluster, with its followers, which end with the block."""
-    queue = WorkQueue(is_urgent=partial(is_unanswered, cluster))
-    book = ReportBook(clock)
+    queue = WorkQueue(is_urgent=partial(has_new_spec, cluster))
+    book = ReportStore(clock)
     async with asyncio.TaskGroup() as tasks:
         followers = Followers(cluster, book, peers, queue.add_after, tasks)
         reconciler = Reconciler(
             cluster=cluster,
-            book=book,
-            peers=peers,
+            reports=book,
+            client=peers,
             platform=platform,
             clock=clock,
             followers=followers,
-            writer=StatusWriter(cluster, clock, instance, pace),
+            writer=StatusWriter(cluster, clock, instance, debounce),
         )
         made = Operator(cluster, reconciler, queue)
         for manifest in _own_objects(cluster):
-            made.users.see(ref(manifest), KINDS_BY_NAME[manifest["kind"]].references(manifest))
-        cluster.subscribe(made.changed)
+            made.references.index(
+                ref(manifest), KINDS_BY_NAME[manifest["kind"]].references(manifest)
+            )
+        cluster.subscribe(made.on_change)
         try:
             yield made
         finally:
-            followers.leave_all()
+            followers.unfollow_all()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from etude.operator import metrics, names
-from etude.operator.clock import seconds
+from etude.operator.clock import parse_rfc3339
 from etude.operator.manifests import Manifest, condition, is_deleting, is_true, labels, uid
 
 NODE = "scheduled"
@@ -16,7 +16,7 @@ READY = "ready"
 
 
 @dataclass(slots=True)
-class Startups:
+class PodStartups:
     """Observes each pod's startup once, and only of pods seen before they were ready.
 
     A restarted operator finds thousands of ready pods, whose startups were counted before.
@@ -27,7 +27,7 @@ class Startups:
     _settled: set[str] = field(default_factory=set)
     """Uids of pods that were ready once: becoming ready again is no startup."""
 
-    def see(self, pod: Manifest) -> None:
+    def observe(self, pod: Manifest) -> None:
         """Take over one watch event of a pod."""
         role, name = labels(pod).get(names.ROLE), uid(pod)
         if role not in names.ROLES or name in self._settled:
@@ -49,11 +49,11 @@ class Startups:
 
 
 def _count(role: str, pod: Manifest) -> None:
-    for stage, taken_s in stages(pod).items():
+    for stage, taken_s in startup_stages(pod).items():
         metrics.STARTUP_SECONDS.labels(role, stage).observe(taken_s)
 
 
-def stages(pod: Manifest) -> Mapping[str, float]:
+def startup_stages(pod: Manifest) -> Mapping[str, float]:
     """Seconds of each stage of a ready pod; empty while one of its times is unknown."""
     if not is_true(pod, "Ready"):
         return {}
@@ -67,7 +67,7 @@ def stages(pod: Manifest) -> Mapping[str, float]:
     ]
     if not all(moments):
         return {}
-    at_s = [seconds(str(moment)) for moment in moments]
+    at_s = [parse_rfc3339(str(moment)) for moment in moments]
     # Clocks of API server, scheduler and kubelet differ; no stage is negative.
     return {
         stage: max(0.0, end_s - begin_s)

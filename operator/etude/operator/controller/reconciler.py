@@ -8,21 +8,21 @@ from pydantic import ValidationError
 from etude.common.api.meta import ObjectMeta
 from etude.common.api.run.status import StatusModel
 from etude.operator import tracing
-from etude.operator.actions import DealtWith, Decision, Moment, Note
+from etude.operator.actions import AckReport, ClockReading, Decision, RecordEvent
 from etude.operator.builders.run import Platform
 from etude.operator.clock import Clock, rfc3339
-from etude.operator.conditions import ACCEPTED, conditions, no
+from etude.operator.conditions import ACCEPTED, false_condition, merge_conditions
 from etude.operator.controller.executor import ActionExecutor
-from etude.operator.controller.rejections import Refusals
+from etude.operator.controller.rejections import Rejections
 from etude.operator.controller.status_writer import StatusWriter
 from etude.operator.kind import KindContext, KindReconciler, PassInput
 from etude.operator.kind_registry import KINDS, KINDS_BY_NAME
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref, uid
 from etude.operator.reasons import Reason
-from etude.operator.remotes.clients import Peers
+from etude.operator.remotes.clients import RemoteClient
 from etude.operator.remotes.followers import Followers
-from etude.operator.remotes.report_store import ReportBook
+from etude.operator.remotes.report_store import ReportStore
 
 S = TypeVar("S", bound=StatusModel)
 
@@ -32,8 +32,8 @@ class Reconciler:
     """Reconciles all kinds over one cluster."""
 
     cluster: Cluster
-    book: ReportBook
-    peers: Peers
+    reports: ReportStore
+    client: RemoteClient
     platform: Platform
     clock: Clock
     followers: Followers
@@ -41,20 +41,20 @@ class Reconciler:
     kinds: dict[str, KindReconciler[Any, Any]] = field(init=False)
     """By name of the kind."""
     _uids: dict[Ref, str] = field(default_factory=dict)
-    _rejections: Refusals = field(default_factory=Refusals)
+    _rejections: Rejections = field(default_factory=Rejections)
     _executor: ActionExecutor = field(init=False)
 
     def __post_init__(self) -> None:
         context = KindContext(
             cluster=self.cluster,
-            reports=self.book,
+            reports=self.reports,
             followers=self.followers,
         )
         self.kinds = {kind.name: kind.reconciler(context) for kind in KINDS}
         self._executor = ActionExecutor(
             cluster=self.cluster,
-            book=self.book,
-            peers=self.peers,
+            reports=self.reports,
+            client=self.client,
             clock=self.clock,
             writer=self.writer,
             rejections=self._rejections,
@@ -79,56 +79,56 @@ class Reconciler:
         self._uids[key] = uid(manifest)
         return await self._pass(manifest)
 
-    def retire(self) -> None:
+    def reset(self) -> None:
         """Forget everything: another operator acts from now on, and exports the metrics."""
-        self.followers.leave_all()
+        self.followers.unfollow_all()
         for key, known in list(self._uids.items()):
             self._forget(key, known)
 
     async def _pass(self, manifest: Manifest) -> float | None:
         kind = KINDS_BY_NAME[manifest["kind"]]
-        now = Moment(self.clock.wall_s(), self.clock.monotonic_s())
+        now = ClockReading(self.clock.wall_s(), self.clock.monotonic_s())
         try:
             resource = kind.model.understood(manifest)
         except ValidationError as error:
-            report = told(manifest, kind.status, error, now)
-            if isinstance(report, Note):
+            report = unreadable_status(manifest, kind.status, error, now)
+            if isinstance(report, RecordEvent):
                 await self.writer.record(manifest, report)
                 return None
             return await self.writer.write(manifest, report)
         inputs = PassInput(
             now=now,
             platform=self.platform,
-            problem=self._rejections.fact(uid(manifest)),
-            rejected=self._rejections.aims(uid(manifest)),
+            problem=self._rejections.condition(uid(manifest)),
+            rejected=self._rejections.rejected_objects(uid(manifest)),
         )
         decision = self.kinds[kind.name].decide(resource, manifest, inputs)
         return await self._perform(manifest, decision)
 
     async def _perform(self, manifest: Manifest, decision: Decision[S]) -> float | None:
         about = uid(manifest)
-        tracing.decided(len(decision.actions))
+        tracing.record_num_actions(len(decision.actions))
         with self.kinds[manifest["kind"]].reserve(decision.actions):
             refused = await self._executor.carry_out(manifest, decision.actions)
         if refused:
-            if self._rejections.remember(manifest, refused):
+            if self._rejections.record(manifest, refused):
                 return 0.0
             left = await self.writer.write(manifest, decision.status)
-            again_s = self._rejections.again_s(about, self.clock.monotonic_s())
+            again_s = self._rejections.retry_after_s(about, self.clock.monotonic_s())
             return again_s if left is None else left
-        had_problem = self._rejections.end(about)
-        passing = decision.is_passing
-        left = await self.writer.write(manifest, decision.status, is_passing=passing)
+        had_problem = self._rejections.clear(about)
+        passing = decision.is_transient
+        left = await self.writer.write(manifest, decision.status, is_transient=passing)
         if left is not None and decision.requeue_after_s == 0.0:
             return left  # the next pass acts once this is written
         waits = [wait for wait in (decision.requeue_after_s, left) if wait is not None]
         # Only the next pass writes the acknowledged position.
-        dealt = any(isinstance(action, DealtWith) for action in decision.actions)
+        dealt = any(isinstance(action, AckReport) for action in decision.actions)
         return 0.0 if had_problem or dealt else min(waits, default=None)
 
     def _forget(self, key: Ref, gone_uid: str) -> None:
-        self.followers.leave_object(gone_uid)
-        self.book.forget(gone_uid)
+        self.followers.unfollow_object(gone_uid)
+        self.reports.forget(gone_uid)
         self.writer.forget(gone_uid)
         self._rejections.forget(gone_uid)
         self._executor.forget(gone_uid)
@@ -136,7 +136,9 @@ class Reconciler:
         del self._uids[key]
 
 
-def told(manifest: Manifest, kind: type[S], error: ValidationError, now: Moment) -> S | Note:
+def unreadable_status(
+    manifest: Manifest, kind: type[S], error: ValidationError, now: ClockReading
+) -> S | RecordEvent:
     """The status with the validation error under Accepted; all other fields stay.
 
     A finished run stays finished although its spec is unreadable: it must not start again once it
@@ -152,10 +154,10 @@ def told(manifest: Manifest, kind: type[S], error: ValidationError, now: Moment)
     try:
         known = kind.parse_known_fields(manifest.get("status", {}))
     except ValidationError as of_status:
-        return _of_a_newer_operator(_first(of_status))
+        return _newer_status_event(_first(of_status))
     before = getattr(known, "conditions", ())
-    facts = conditions(
-        [no(ACCEPTED, Reason.INVALID_SPEC, _first(error))],
+    facts = merge_conditions(
+        [false_condition(ACCEPTED, Reason.INVALID_SPEC, _first(error))],
         before,
         generation=ObjectMeta.model_validate(manifest["metadata"]).generation,
         now=rfc3339(now.wall_s),
@@ -165,12 +167,12 @@ def told(manifest: Manifest, kind: type[S], error: ValidationError, now: Moment)
     return known.model_copy(update={"conditions": (*facts, *others), "phase": phase})
 
 
-def _of_a_newer_operator(trouble: str) -> Note:
+def _newer_status_event(trouble: str) -> RecordEvent:
     message = (
         f"this operator cannot read status.{trouble}; it leaves the object and its children"
         " unchanged. Install the release that wrote the status"
     )
-    return Note(
+    return RecordEvent(
         name="unreadable-status", reason=Reason.INVALID_STATUS, message=message, is_warning=True
     )
 

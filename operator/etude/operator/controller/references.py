@@ -8,7 +8,7 @@ from etude.operator.manifests import Ref
 
 
 @dataclass(slots=True)
-class Users:
+class ReferenceIndex:
     """Objects by the objects that they name.
 
     Pools change too often to search all runs each time.
@@ -18,7 +18,7 @@ class Users:
     _references: dict[Ref, frozenset[Ref]] = field(default_factory=dict)
     """Objects that each object names."""
 
-    def see(self, key: Ref, references: Iterable[Ref]) -> None:
+    def index(self, key: Ref, references: Iterable[Ref]) -> None:
         """Index the objects that an object names now."""
         self.forget(key)
         targets = frozenset(references)
@@ -34,6 +34,6 @@ class Users:
             if not self._referrers[target]:
                 del self._referrers[target]
 
-    def of(self, target: Ref) -> Sequence[Ref]:
+    def referrers(self, target: Ref) -> Sequence[Ref]:
         """Objects that name another object."""
         return sorted(self._referrers.get(target, ()))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from etude.common.errors import EtudeError
 from etude.operator.actions import Action, Apply, Delete
-from etude.operator.conditions import ACCEPTED, Fact, no
-from etude.operator.controller.last_applied import kept
+from etude.operator.conditions import ACCEPTED, ConditionFact, false_condition
+from etude.operator.controller.last_applied import stable_digest
 from etude.operator.manifests import Manifest, Ref, ref, uid
 
 PROBLEM_RETRY_S = 30.0
@@ -17,29 +17,32 @@ PROBLEM_RETRY_S = 30.0
 log = logging.getLogger(__name__)
 
 
-class Refusal(NamedTuple):
+class Rejection(NamedTuple):
     """An action that the API server rejected, and its error."""
 
     action: Action
     error: EtudeError
 
     @property
-    def fact(self) -> Fact:
+    def condition(self) -> ConditionFact:
         """The condition that the status shows."""
-        return no(ACCEPTED, self.error.reason, str(self.error))
+        return false_condition(ACCEPTED, self.error.reason, str(self.error))
 
-    def is_like(self, other: "Refusal") -> bool:
+    def is_like(self, other: "Rejection") -> bool:
         """Return true if both reject a change of one object for one reason.
 
         Messages may differ: those of a quota contain changing numbers.
         """
-        return (self.error.reason, aim(self.action)) == (other.error.reason, aim(other.action))
+        return (self.error.reason, target_of(self.action)) == (
+            other.error.reason,
+            target_of(other.action),
+        )
 
 
-class _Try(NamedTuple):
+class _Attempt(NamedTuple):
     """A rejection, and the live object at that time."""
 
-    refusal: Refusal
+    rejection: Rejection
     live: str
     """Digest of the object to be written; empty if it did not exist."""
     at_s: float
@@ -47,57 +50,59 @@ class _Try(NamedTuple):
 
 
 @dataclass(slots=True)
-class Refusals:
+class Rejections:
     """Rejected actions of each object's last pass, by the object's uid."""
 
-    _known: dict[str, tuple[Refusal, ...]] = field(default_factory=dict)
-    _tries: dict[str, list[_Try]] = field(default_factory=dict)
+    _known: dict[str, tuple[Rejection, ...]] = field(default_factory=dict)
+    _tries: dict[str, list[_Attempt]] = field(default_factory=dict)
     """Rejections younger than the retry delay: passes come with every event."""
 
-    def lately(
+    def recent(
         self, about: str, action: Action, live: Manifest | None, now_s: float
-    ) -> Refusal | None:
+    ) -> Rejection | None:
         """The recent rejection of this action, if the live object has not changed since."""
         for tried in self._recent(about, now_s):
-            if tried.refusal.action == action and tried.live == _digest(live):
-                return tried.refusal
+            if tried.rejection.action == action and tried.live == _digest(live):
+                return tried.rejection
         return None
 
-    def tried(self, about: str, refusal: Refusal, live: Manifest | None, now_s: float) -> None:
+    def record_attempt(
+        self, about: str, refusal: Rejection, live: Manifest | None, now_s: float
+    ) -> None:
         """Record a rejection and the live object that the action would have changed."""
         others = [
-            each for each in self._recent(about, now_s) if each.refusal.action != refusal.action
+            each for each in self._recent(about, now_s) if each.rejection.action != refusal.action
         ]
-        self._tries[about] = [*others, _Try(refusal, _digest(live), now_s)]
+        self._tries[about] = [*others, _Attempt(refusal, _digest(live), now_s)]
 
-    def again_s(self, about: str, now_s: float) -> float:
+    def retry_after_s(self, about: str, now_s: float) -> float:
         """Seconds until the first rejected action may be retried."""
         left = (each.at_s + PROBLEM_RETRY_S - now_s for each in self._recent(about, now_s))
         return min(left, default=PROBLEM_RETRY_S)
 
-    def _recent(self, about: str, now_s: float) -> list[_Try]:
+    def _recent(self, about: str, now_s: float) -> list[_Attempt]:
         return [each for each in self._tries.get(about, ()) if now_s - each.at_s < PROBLEM_RETRY_S]
 
-    def fact(self, about: str) -> Fact | None:
+    def condition(self, about: str) -> ConditionFact | None:
         """The condition that shows why the last decision about an object was not carried out."""
         known = self._known.get(about)
-        return None if known is None else known[0].fact
+        return None if known is None else known[0].condition
 
-    def aims(self, about: str) -> frozenset[Ref]:
+    def rejected_objects(self, about: str) -> frozenset[Ref]:
         """The objects whose changes were rejected."""
-        found = (aim(refusal.action) for refusal in self._known.get(about, ()))
+        found = (target_of(refusal.action) for refusal in self._known.get(about, ()))
         return frozenset(each for each in found if each is not None)
 
-    def remember(self, manifest: Manifest, refused: Sequence[Refusal]) -> bool:
+    def record(self, manifest: Manifest, refused: Sequence[Rejection]) -> bool:
         """Record the rejections of a pass; returns true if they differ from those of the last."""
         known = self._known.get(uid(manifest), ())
-        if len(known) == len(refused) and all(map(Refusal.is_like, known, refused)):
+        if len(known) == len(refused) and all(map(Rejection.is_like, known, refused)):
             return False
         self._known[uid(manifest)] = tuple(refused)
         log.warning("%s: %s", manifest["metadata"]["name"], refused[0].error)
         return True
 
-    def end(self, about: str) -> bool:
+    def clear(self, about: str) -> bool:
         """Record a pass without rejections; returns true if the last one had some."""
         return self._known.pop(about, None) is not None
 
@@ -108,10 +113,10 @@ class Refusals:
 
 
 def _digest(live: Manifest | None) -> str:
-    return "" if live is None else kept(live)
+    return "" if live is None else stable_digest(live)
 
 
-def aim(action: Action) -> Ref | None:
+def target_of(action: Action) -> Ref | None:
     """The object that an action applies or deletes; None for all other actions."""
     match action:
         case Apply():

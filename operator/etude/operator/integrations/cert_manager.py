@@ -7,43 +7,43 @@ from collections.abc import Collection, Iterable
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.operator.builders.certificates import CertificateMode, PlatformTls
-from etude.operator.conditions import Fact, no
+from etude.operator.conditions import ConditionFact, false_condition
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
 
 CERTIFICATE = "Certificate"
-LOOK_AGAIN_S = 30.0
+RETRY_S = 30.0
 """Delay of the next pass: CRDs take Certificates with them, and return without an event."""
 
 
-def kinds(tls: PlatformTls | None) -> tuple[str, ...]:
+def created_kinds(tls: PlatformTls | None) -> tuple[str, ...]:
     """The kinds of cert-manager that the operator creates."""
     return (CERTIFICATE,) if tls is not None and tls.mode is CertificateMode.CERT_MANAGER else ()
 
 
-def is_absent(tls: PlatformTls | None, served: Collection[str]) -> bool:
+def is_cert_manager_missing(tls: PlatformTls | None, served: Collection[str]) -> bool:
     """Return true if cert-manager is chosen but not served.
 
     Args:
         tls: the platform's choice.
         served: usable kinds of other projects.
     """
-    return not set(kinds(tls)) <= set(served)
+    return not set(created_kinds(tls)) <= set(served)
 
 
-def problem(
+def cert_manager_problem(
     owner: RLRun | EnvPool, tls: PlatformTls | None, served: Collection[str]
-) -> Fact | None:
+) -> ConditionFact | None:
     """The finding against a run or pool that cannot start; a started one only needs its Secrets."""
-    if owner.status.resolved is not None or not is_absent(tls, served):
+    if owner.status.resolved is not None or not is_cert_manager_missing(tls, served):
         return None
     message = (
         "cert-manager is not installed in this cluster, and the chart's value tls.mode chooses it:"
         " install it, and this continues without further action, or choose another mode"
     )
-    return no("Accepted", Reason.CERT_MANAGER_NOT_INSTALLED, message)
+    return false_condition("Accepted", Reason.CERT_MANAGER_NOT_INSTALLED, message)
 
 
-def possible(children: Iterable[Manifest], served: Collection[str]) -> list[Manifest]:
+def applicable_children(children: Iterable[Manifest], served: Collection[str]) -> list[Manifest]:
     """The children that can be applied now: without Certificates while their CRD is missing."""
     return [each for each in children if each["kind"] != CERTIFICATE or CERTIFICATE in served]

@@ -27,7 +27,7 @@ USUAL_PERCENT = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Demands:
+class PoolDemand:
     """Demand of all pools, read from their statuses, which every replica caches."""
 
     cluster: Cluster
@@ -98,7 +98,7 @@ def _percent(metadata: Mapping[str, str]) -> int:
 
 
 SERVICE = keda.DESCRIPTOR.services_by_name["ExternalScaler"].full_name
-LOOK_S = 0.5
+POLL_S = 0.5
 """Polling interval of a stream."""
 DRAIN_S = 1.0
 
@@ -107,7 +107,7 @@ DRAIN_S = 1.0
 class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
     """Answers from the watch cache, on every replica of the operator."""
 
-    demands: Demands
+    demands: PoolDemand
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends the streams."""
 
@@ -137,7 +137,7 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
                     last = present
                     yield keda.IsActiveResponse(result=present)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(POLL_S):
                     await self.stop.wait()
 
     @override
@@ -165,7 +165,7 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serve_scaler(
     cluster: Cluster, host: str, port: int | None, *, wire: TransportSecurity | None = None
 ) -> AsyncIterator[Server | None]:
     """Serve the scaler for the duration of the block; does nothing without a port.
@@ -188,7 +188,7 @@ async def serving(
     credentials = told.credentials.for_server(asks=False) if told.credentials is not None else None
     unasked = TransportSecurity(allows_remote_plaintext=told.allows_remote_plaintext)
     server = Server([SERVICE], host, port, security=unasked, open_credentials=credentials)
-    service = ScalerService(Demands(cluster))
+    service = ScalerService(PoolDemand(cluster))
     external_scaler_pb2_grpc.add_ExternalScalerServicer_to_server(service, server.grpc_server)
     await server.start()
     await server.set_ready()

@@ -38,7 +38,7 @@ class Authority:
         return begins <= now < ends
 
 
-def signing(
+def signing_authority(
     authorities: Sequence[Authority], now: datetime.datetime, lifetime: datetime.timedelta
 ) -> Authority | None:
     """The signing CA: the last one that every holder of a certificate trusts.
@@ -57,12 +57,12 @@ def signing(
     return known[-1] if known else next(iter(valid), None)
 
 
-def trust(authorities: Sequence[Authority], now: datetime.datetime) -> bytes:
+def trust_bundle(authorities: Sequence[Authority], now: datetime.datetime) -> bytes:
     """PEM of all trusted CAs, with those not valid yet, which may sign later."""
     return b"".join(each.pem for each in authorities if now < each.certificate.not_valid_after_utc)
 
 
-def read(folder: Path) -> Sequence[Authority]:
+def read_authorities(folder: Path) -> Sequence[Authority]:
     """Read the CAs of a folder, ca-1.crt and ca-1.key and so on, in the order of their numbers.
 
     Called for each certificate and each handshake: unchanged files are not parsed again, since
@@ -87,7 +87,7 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
 @functools.lru_cache(maxsize=4)
 def _read(folder: Path, _stamp: object) -> Sequence[Authority]:
     numbered = {int(match[1]): path for path in folder.glob("*.crt") if (match := _NAME(path.name))}
-    found = [_pair(numbered[number]) for number in sorted(numbered)]
+    found = [_read_pair(numbered[number]) for number in sorted(numbered)]
     if not found:
         fix = "let the chart make it, or put ca-1.crt and ca-1.key into the Secret that it names"
         raise UserError(Problem("InvalidTls", "holds no CA", str(folder), fix))
@@ -96,7 +96,7 @@ def _read(folder: Path, _stamp: object) -> Sequence[Authority]:
     return tuple(found)
 
 
-def _pair(path: Path) -> Authority:
+def _read_pair(path: Path) -> Authority:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
         # The kubelet rewrites all files when one changes: then all are young, as after a

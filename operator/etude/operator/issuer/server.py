@@ -17,14 +17,14 @@ from etude.common.rpc import server as rpc_server
 from etude.common.tls.identity import Identity
 from etude.operator.issuer import authorities, signing
 from etude.operator.issuer.authorities import Authority
-from etude.operator.issuer.service import ApiReviews, CertificateService, utc_now
+from etude.operator.issuer.service import ApiTokenReviewer, CertificateService, utc_now
 from etude.operator.issuer.settings import Settings
-from etude.operator.kube.rest import Rest
+from etude.operator.kube.rest import RestClient
 from etude.v1 import certificates_pb2, certificates_pb2_grpc
 
 
 @dataclass(slots=True)
-class Own:
+class IssuerCertificate:
     """Serves a certificate of the present signing CA that is in the first half of its lifetime."""
 
     folder: Path
@@ -48,7 +48,9 @@ class Own:
         return None if is_young and is_same else self._configuration(authority)
 
     def _authority(self) -> Authority:
-        found = authorities.signing(authorities.read(self.folder), utc_now(), self.lifetime)
+        found = authorities.signing_authority(
+            authorities.read_authorities(self.folder), utc_now(), self.lifetime
+        )
         if found is None:
             fix = "see docs/runbooks/certificates-expire.md"
             raise UserError(Problem("InvalidTls", "holds no CA valid now", str(self.folder), fix))
@@ -57,7 +59,7 @@ class Own:
     def _configuration(self, authority: Authority) -> grpc.ServerCertificateConfiguration:
         now = utc_now()
         key = ec.generate_private_key(ec.SECP256R1())
-        shown = signing.certificate(
+        shown = signing.sign_certificate(
             authority, key.public_key(), self.identity, now=now, lifetime=self.lifetime
         )
         self._signed, self._by = now, authority.certificate
@@ -76,9 +78,9 @@ async def serve(settings: Settings) -> None:
     Raises:
         UserError: there is no CA, or no API server.
     """
-    rest = await Rest.connect(settings.kubeconfig)
+    rest = await RestClient.connect(settings.kubeconfig)
     service = CertificateService(
-        reviews=ApiReviews(rest),
+        reviews=ApiTokenReviewer(rest),
         folder=settings.folder,
         domain=settings.identity.domain,
         operator=settings.operator,
@@ -86,7 +88,7 @@ async def serve(settings: Settings) -> None:
         operator_hosts=settings.operator_hosts,
     )
     names = [certificates_pb2.DESCRIPTOR.services_by_name["CertificateService"].full_name]
-    own = Own(settings.folder, settings.identity, settings.lifetime)
+    own = IssuerCertificate(settings.folder, settings.identity, settings.lifetime)
     server = rpc_server.Server(
         names,
         settings.host,

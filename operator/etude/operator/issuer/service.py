@@ -16,21 +16,21 @@ from etude.operator import metrics
 from etude.operator.issuer import authorities, signing, token_review
 from etude.operator.issuer.authorities import Authority
 from etude.operator.kube.interface import ClusterError
-from etude.operator.kube.rest import Rest, answered
+from etude.operator.kube.rest import RestClient, parse_read_reply
 from etude.operator.manifests import Manifest
 from etude.v1 import certificates_pb2, certificates_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-LONGEST = 16_384
+MAX_FIELD_BYTES = 16_384
 """Most bytes of a field of a request; a token has about a thousand."""
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
-class Reviews(Protocol):
+class TokenReviewer(Protocol):
     """Reviews tokens."""
 
-    async def reviewed(self, review: Manifest) -> Manifest:
+    async def review_token(self, review: Manifest) -> Manifest:
         """The status of a TokenReview.
 
         Raises:
@@ -40,27 +40,27 @@ class Reviews(Protocol):
 
 
 @dataclass(slots=True)
-class ApiReviews(Reviews):
+class ApiTokenReviewer(TokenReviewer):
     """Asks the API server, which also checks that the token's pod exists."""
 
-    rest: Rest
+    rest: RestClient
 
     @override
-    async def reviewed(self, review: Manifest) -> Manifest:
+    async def review_token(self, review: Manifest) -> Manifest:
         reply = await self.rest.request("POST", REVIEWS, body=review)
-        status: Manifest = answered(reply, "review a token").get("status") or {}
+        status: Manifest = parse_read_reply(reply, "review a token").get("status") or {}
         return status
 
 
 @dataclass(slots=True)
-class MemoryReviews(Reviews):
+class MemoryTokenReviewer(TokenReviewer):
     """Knows tokens and their audiences from a test."""
 
     tokens: dict[str, tuple[str, str]]
     """Audience and user name by token."""
 
     @override
-    async def reviewed(self, review: Manifest) -> Manifest:
+    async def review_token(self, review: Manifest) -> Manifest:
         audience, user = self.tokens.get(review["spec"]["token"], ("", ""))
         if audience not in review["spec"]["audiences"]:
             return {"authenticated": False}
@@ -78,7 +78,7 @@ def utc_now() -> datetime.datetime:
 class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
     """Signs for pods whose tokens the API server confirms."""
 
-    reviews: Reviews
+    reviews: TokenReviewer
     folder: Path
     """Its CAs; read for each certificate, so that another can be added."""
     domain: str
@@ -100,9 +100,9 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
         _require_short(request)
         identity = _identity(request.identity)
         key = signing.public_key(request.signing_request)
-        pod = await self._judge(request.token, identity)
-        known, now = authorities.read(self.folder), self.now()
-        signed = signing.certificate(
+        pod = await self._authorize(request.token, identity)
+        known, now = authorities.read_authorities(self.folder), self.now()
+        signed = signing.sign_certificate(
             self._signing(known, now),
             key,
             identity,
@@ -113,36 +113,36 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
         metrics.CERTIFICATES.labels("issued").inc()
         log.info("certificate for %s, to pod %s", identity.uri, pod)
         return certificates_pb2.IssueCertificateResponse(
-            certificate=signed, trust=authorities.trust(known, now)
+            certificate=signed, trust=authorities.trust_bundle(known, now)
         )
 
-    async def _judge(self, token: str, identity: Identity) -> str:
+    async def _authorize(self, token: str, identity: Identity) -> str:
         """The pod that may have the certificate.
 
         Raises:
             ForbiddenError: it may not.
             UnavailableError: nobody says whose the token is.
         """
-        why = token_review.impossible(identity, domain=self.domain)
-        status = {} if why else await self._reviewed(token, identity)
-        why = why or token_review.refusal(
+        why = token_review.identity_problem(identity, domain=self.domain)
+        status = {} if why else await self._review(token, identity)
+        why = why or token_review.rejection_reason(
             status, identity, domain=self.domain, operator=self.operator
         )
         if why:
             metrics.CERTIFICATES.labels("refused").inc()
             log.warning("no certificate for %s: %s", identity.uri, why)
             raise ForbiddenError(f"{identity.uri}: {why}")
-        return token_review.pod(status)
+        return token_review.bound_pod(status)
 
-    async def _reviewed(self, token: str, identity: Identity) -> Manifest:
+    async def _review(self, token: str, identity: Identity) -> Manifest:
         try:
-            return await self.reviews.reviewed(token_review.review(token, identity))
+            return await self.reviews.review_token(token_review.review_manifest(token, identity))
         except ClusterError as cause:
             metrics.CERTIFICATES.labels("failed").inc()
             raise UnavailableError(f"the API server did not review the token: {cause}") from cause
 
     def _signing(self, known: Sequence[Authority], now: datetime.datetime) -> Authority:
-        found = authorities.signing(known, now, self.lifetime)
+        found = authorities.signing_authority(known, now, self.lifetime)
         if found is None:
             metrics.CERTIFICATES.labels("failed").inc()
             raise UnavailableError("no CA is valid now: see docs/runbooks/certificates-expire.md")
@@ -156,8 +156,8 @@ def _require_short(request: certificates_pb2.IssueCertificateRequest) -> None:
         InvalidFieldError: a field is too long.
     """
     for where in ("signing_request", "identity", "token"):
-        if len(getattr(request, where)) > LONGEST:
-            raise InvalidFieldError(where, f"is longer than {LONGEST}")
+        if len(getattr(request, where)) > MAX_FIELD_BYTES:
+            raise InvalidFieldError(where, f"is longer than {MAX_FIELD_BYTES}")
 
 
 def _identity(text: str) -> Identity:

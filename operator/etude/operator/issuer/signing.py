@@ -38,7 +38,7 @@ def public_key(signing_request: bytes) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def certificate(
+def sign_certificate(
     authority: Authority,
     key: ec.EllipticCurvePublicKey,
     identity: Identity,

@@ -19,7 +19,7 @@ POD_UID = "authentication.kubernetes.io/pod-uid"
 """Extra fields of a reviewed token that is bound to a pod."""
 
 
-def review(token: str, identity: Identity) -> Manifest:
+def review_manifest(token: str, identity: Identity) -> Manifest:
     """The TokenReview to send: a token is valid only for the identity that is its audience."""
     return {
         "apiVersion": "authentication.k8s.io/v1",
@@ -28,7 +28,7 @@ def review(token: str, identity: Identity) -> Manifest:
     }
 
 
-def impossible(identity: Identity, *, domain: str) -> str:
+def identity_problem(identity: Identity, *, domain: str) -> str:
     """The reason why no token gets an identity; empty if one may."""
     if identity.domain != domain:
         return f"{identity.domain} is not the trust domain {domain}"
@@ -36,14 +36,16 @@ def impossible(identity: Identity, *, domain: str) -> str:
     return "" if is_known else f"no pod has the role {identity.role!r}"
 
 
-def pod(reviewed: Mapping[str, Any]) -> str:
+def bound_pod(reviewed: Mapping[str, Any]) -> str:
     """Name of the pod that a token is bound to; empty for an unbound one."""
     extra = (reviewed.get("user") or {}).get("extra") or {}
     name, uid = extra.get(POD) or (), extra.get(POD_UID) or ()
     return str(name[0]) if name and uid else ""
 
 
-def refusal(reviewed: Mapping[str, Any], identity: Identity, *, domain: str, operator: str) -> str:
+def rejection_reason(
+    reviewed: Mapping[str, Any], identity: Identity, *, domain: str, operator: str
+) -> str:
     """The reason why a token does not get an identity; empty if it does.
 
     Args:
@@ -52,7 +54,7 @@ def refusal(reviewed: Mapping[str, Any], identity: Identity, *, domain: str, ope
         domain: the trust domain of the issuer.
         operator: the operator's account, NAMESPACE:NAME.
     """
-    why = impossible(identity, domain=domain)
+    why = identity_problem(identity, domain=domain)
     if why:
         return why
     if not reviewed.get("authenticated") or identity.uri not in (reviewed.get("audiences") or ()):
@@ -60,17 +62,17 @@ def refusal(reviewed: Mapping[str, Any], identity: Identity, *, domain: str, ope
     user = str((reviewed.get("user") or {}).get("username", ""))
     if not user.startswith(_ACCOUNT):
         return "the token is not a ServiceAccount's"
-    if not pod(reviewed):
+    if not bound_pod(reviewed):
         return "the token is not bound to a pod, and would outlive every pod"
     account = user.removeprefix(_ACCOUNT)
     if identity.role == identities.OPERATOR:
         home = operator.partition(":")[0]
         is_it = not identity.run and not identity.pool and identity.namespace == home
         return "" if account == operator and is_it else "only the operator's account may have it"
-    return _of_part(account.partition(":")[0], identity)
+    return _namespace_problem(account.partition(":")[0], identity)
 
 
-def _of_part(namespace: str, identity: Identity) -> str:
+def _namespace_problem(namespace: str, identity: Identity) -> str:
     if namespace != identity.namespace:
         return f"an account of namespace {namespace} has no identity in {identity.namespace}"
     return ""

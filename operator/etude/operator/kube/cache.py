@@ -13,7 +13,7 @@ POD_SPEC = ("nodeName",)
 is most of the memory of ten thousand pods."""
 
 
-def unmanaged(manifest: Manifest) -> Manifest:
+def without_managed_fields(manifest: Manifest) -> Manifest:
     """The object without managedFields, which every write lengthens."""
     if "managedFields" not in manifest["metadata"]:
         return manifest
@@ -21,7 +21,7 @@ def unmanaged(manifest: Manifest) -> Manifest:
     return {**manifest, "metadata": metadata}
 
 
-def slim(manifest: Manifest) -> Manifest:
+def reduce_object(manifest: Manifest) -> Manifest:
     """The object as the cache of a large cluster keeps it."""
     if manifest["kind"] == "Pod" and "spec" in manifest:
         spec = {key: manifest["spec"][key] for key in POD_SPEC if key in manifest["spec"]}
@@ -29,7 +29,7 @@ def slim(manifest: Manifest) -> Manifest:
         if host not in {None, manifest["metadata"]["name"]}:
             spec["hostname"] = host
         manifest = {**manifest, "spec": spec}
-    return unmanaged(manifest)
+    return without_managed_fields(manifest)
 
 
 REMEMBERED_DELETIONS = 10_000
@@ -37,14 +37,14 @@ REMEMBERED_DELETIONS = 10_000
 
 
 @dataclass(slots=True)
-class Cache:
+class WatchCache:
     """Objects by name and by owner.
 
     Versions only grow: an event older than the cached object, such as one sent before this
     process's last write, is dropped. So is any event from before a deletion.
     """
 
-    slim: Callable[[Manifest], Manifest] = unmanaged
+    reduce_object: Callable[[Manifest], Manifest] = without_managed_fields
     """Reduces an object to the cached part."""
     _objects: defaultdict[str, dict[Ref, Manifest]] = field(
         default_factory=lambda: defaultdict(dict)
@@ -53,10 +53,10 @@ class Cache:
     _names: dict[str, Ref] = field(default_factory=dict)
     """By uid."""
     _owned: defaultdict[str, set[Ref]] = field(default_factory=lambda: defaultdict(set))
-    _gone: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    _deleted_uids: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """Version at which an object was deleted, by uid. An object that only left the watch, because
     a label was removed, has a newer version when it returns."""
-    _lost: OrderedDict[Ref, None] = field(default_factory=OrderedDict)
+    _deleted_refs: OrderedDict[Ref, None] = field(default_factory=OrderedDict)
     """Names of deleted objects that were not created again."""
     _listeners: list[Listener] = field(default_factory=list)
 
@@ -68,38 +68,38 @@ class Cache:
         """One object."""
         return self._objects[key.kind].get(key)
 
-    def known(self, uid: str) -> Manifest | None:
+    def get_by_uid(self, uid: str) -> Manifest | None:
         """The object of this uid."""
         key = self._names.get(uid)
         return None if key is None else self.get(key)
 
-    def every(self, kind: str) -> Sequence[Manifest]:
+    def list_objects(self, kind: str) -> Sequence[Manifest]:
         """All objects of a kind."""
         return list(self._objects[kind].values())
 
-    def owned(self, owner_uid: str) -> Sequence[Manifest]:
+    def list_owned(self, owner_uid: str) -> Sequence[Manifest]:
         """All objects that this one controls, by name."""
         return [self._objects[key.kind][key] for key in sorted(self._owned.get(owner_uid, ()))]
 
-    def see(self, manifest: Manifest) -> bool:
+    def update(self, manifest: Manifest) -> bool:
         """Store a version of an object; returns False if it is not newer than the cached one."""
         key = ref(manifest)
         known = self.get(key)
-        if self.is_gone(uid(manifest), at=resource_version(manifest)):
+        if self.is_deleted(uid(manifest), at=resource_version(manifest)):
             return False
-        self._gone.pop(uid(manifest), None)
+        self._deleted_uids.pop(uid(manifest), None)
         if known is not None and resource_version(manifest) <= resource_version(known):
             return False
         if known is not None:
             self._unlink(key, known)
-        manifest = self.slim(manifest)
-        self._lost.pop(key, None)
+        manifest = self.reduce_object(manifest)
+        self._deleted_refs.pop(key, None)
         self._objects[key.kind][key] = manifest
         self._names[uid(manifest)] = key
         owner = controller_uid(manifest)
         if owner:
             self._owned[owner].add(key)
-        self._tell(manifest)
+        self._notify(manifest)
         return True
 
     def amend(self, key: Ref, **metadata: object) -> None:
@@ -108,9 +108,9 @@ class Cache:
         if known is not None:
             amended = {**known, "metadata": {**known["metadata"], **metadata}}
             self._objects[key.kind][key] = amended
-            self._tell(amended)
+            self._notify(amended)
 
-    def lose(self, key: Ref, gone_uid: str, *, at: float = math.inf) -> None:
+    def remove(self, key: Ref, gone_uid: str, *, at: float = math.inf) -> None:
         """Remove a deleted object; a newer one of the same name stays.
 
         Args:
@@ -121,31 +121,31 @@ class Cache:
         known = self.get(key)
         if known is not None and uid(known) == gone_uid and resource_version(known) > at:
             return
-        self._gone[gone_uid] = at
-        if len(self._gone) > REMEMBERED_DELETIONS:
-            self._gone.popitem(last=False)
+        self._deleted_uids[gone_uid] = at
+        if len(self._deleted_uids) > REMEMBERED_DELETIONS:
+            self._deleted_uids.popitem(last=False)
         if known is not None and uid(known) == gone_uid:
             self._unlink(key, known)
             del self._objects[key.kind][key]
-            self._lost[key] = None
-            if len(self._lost) > REMEMBERED_DELETIONS:
-                self._lost.popitem(last=False)
-            self._tell(known)
+            self._deleted_refs[key] = None
+            if len(self._deleted_refs) > REMEMBERED_DELETIONS:
+                self._deleted_refs.popitem(last=False)
+            self._notify(known)
 
-    def drop(self, kind: str) -> None:
+    def drop_kind(self, kind: str) -> None:
         """Remove the objects of a kind that is no longer served; they may return with it."""
         for key, known in list(self._objects[kind].items()):
             self._unlink(key, known)
             del self._objects[kind][key]
-            self._tell(known)
+            self._notify(known)
 
-    def is_gone(self, uid: str, *, at: int) -> bool:
+    def is_deleted(self, uid: str, *, at: int) -> bool:
         """Return true if an object was deleted at or after a version."""
-        return at <= self._gone.get(uid, -math.inf)
+        return at <= self._deleted_uids.get(uid, -math.inf)
 
-    def is_lost(self, key: Ref) -> bool:
+    def was_deleted(self, key: Ref) -> bool:
         """Return true if an object of this name was deleted recently."""
-        return key in self._lost
+        return key in self._deleted_refs
 
     def relist(
         self, kind: str, manifests: Iterable[Manifest], *, version: int, namespace: str = ""
@@ -153,12 +153,12 @@ class Cache:
         """Replace the objects of a kind, in one namespace or all, by a list made at a version."""
         listed = {ref(manifest): manifest for manifest in manifests}
         for manifest in listed.values():
-            self.see(manifest)
-        for known in self.every(kind):
+            self.update(manifest)
+        for known in self.list_objects(kind):
             key = ref(known)
             is_listed_there = not namespace or key.namespace == namespace
             if is_listed_there and key not in listed and resource_version(known) <= version:
-                self.lose(key, uid(known), at=version)
+                self.remove(key, uid(known), at=version)
 
     def _unlink(self, key: Ref, known: Manifest) -> None:
         self._names.pop(uid(known), None)
@@ -168,6 +168,6 @@ class Cache:
             if not self._owned[owner]:
                 del self._owned[owner]
 
-    def _tell(self, manifest: Manifest) -> None:
+    def _notify(self, manifest: Manifest) -> None:
         for listener in self._listeners:
             listener(manifest)

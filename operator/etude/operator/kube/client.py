@@ -12,7 +12,7 @@ from typing_extensions import override
 from etude.common.tls import targets
 from etude.operator.clock import rfc3339
 from etude.operator.kube import field_ownership
-from etude.operator.kube.cache import Cache
+from etude.operator.kube.cache import WatchCache
 from etude.operator.kube.discovery import Discovery
 from etude.operator.kube.interface import (
     Cluster,
@@ -26,18 +26,18 @@ from etude.operator.kube.rest import (
     JSON,
     MERGE,
     METADATA_ONLY,
+    ApiReply,
     Query,
-    Reply,
-    Rest,
-    accepted,
-    answered,
+    RestClient,
     object_path,
+    parse_read_reply,
+    parse_write_reply,
     path_of,
 )
 from etude.operator.manifests import (
-    CREATED,
-    MADE_ONCE,
-    NEVER_CHANGED,
+    CREATE_ONLY,
+    CREATED_BY_POST,
+    IMMUTABLE,
     Manifest,
     Ref,
     controller,
@@ -50,9 +50,9 @@ from etude.operator.manifests import (
 
 log = logging.getLogger(__name__)
 
-WITH_PODS = (*MADE_ONCE, "StatefulSet")
+POD_OWNERS = (*CREATE_ONLY, "StatefulSet")
 
-SECOND_TRY_S = 2.0
+FORBIDDEN_RETRY_S = 2.0
 """Delay before a forbidden write is repeated: an API server that starts forbids everything."""
 
 
@@ -64,8 +64,8 @@ class GateClosedError(ClusterError):
 class KubernetesCluster(Cluster):
     """One API server, read through a cache that `Watches` keeps fresh."""
 
-    rest: Rest
-    cache: Cache
+    rest: RestClient
+    cache: WatchCache
     may_write: Callable[[], bool] = lambda: True
     discovery: Discovery = field(default_factory=Discovery)
 
@@ -73,21 +73,21 @@ class KubernetesCluster(Cluster):
     async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
         key = ref(manifest)
         live = self.cache.get(key)
-        if live is None and key.kind not in CREATED:
+        if live is None and key.kind not in CREATED_BY_POST:
             live = await self._read(key)
-        if live is None and self.cache.is_lost(key):
+        if live is None and self.cache.was_deleted(key):
             await self._check_owner(key, manifest)
-        if live is None and key.kind in CREATED:
+        if live is None and key.kind in CREATED_BY_POST:
             made = await self._create(key, manifest, manager)
             if made is not None:
-                self.cache.see(made)
+                self.cache.update(made)
                 return made
             live = await self._read(key)
         if live is not None and controller_uid(live) != controller_uid(manifest):
             raise NameTakenError(key)
-        if live is None or key.kind not in NEVER_CHANGED:
+        if live is None or key.kind not in IMMUTABLE:
             live = await self._change(key, manifest, live, manager)
-        self.cache.see(live)
+        self.cache.update(live)
         return live
 
     @override
@@ -96,16 +96,16 @@ class KubernetesCluster(Cluster):
         body: Manifest = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "propagationPolicy": "Foreground" if ref.kind in WITH_PODS else "Background",
+            "propagationPolicy": "Foreground" if ref.kind in POD_OWNERS else "Background",
             "preconditions": {"uid": uid},
         }
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
         reply = await self._send("DELETE", object_path(ref), body)
-        if reply.status == 404 or (reply.status == 409 and await self._is_another(ref, uid)):
-            self.cache.lose(ref, uid)
+        if reply.status == 404 or (reply.status == 409 and await self._is_replaced(ref, uid)):
+            self.cache.remove(ref, uid)
             return
-        accepted(reply, f"delete {ref.kind} {ref.name}")
+        parse_write_reply(reply, f"delete {ref.kind} {ref.name}")
         self.cache.amend(ref, deletionTimestamp=rfc3339(time.time()))
 
     @override
@@ -115,7 +115,7 @@ class KubernetesCluster(Cluster):
             "status": merge_patch(seen.get("status", {}), status),
         }
         reply = await self._write(ref(seen), body, subresource="status", content=MERGE)
-        self.cache.see(reply)
+        self.cache.update(reply)
         return reply
 
     @override
@@ -126,19 +126,19 @@ class KubernetesCluster(Cluster):
         if is_deleting(seen) and not finalizers:
             self.cache.amend(ref(seen), finalizers=[])
         else:
-            self.cache.see(reply)
+            self.cache.update(reply)
 
     @override
     async def adopt(self, seen: Manifest, metadata: Manifest) -> None:
         version = seen["metadata"]["resourceVersion"]
         body = {"metadata": {"resourceVersion": version, **metadata}}
-        self.cache.see(await self._write(ref(seen), body, content=MERGE))
+        self.cache.update(await self._write(ref(seen), body, content=MERGE))
 
     @override
-    async def record(self, event: Manifest) -> None:
+    async def record_event(self, event: Manifest) -> None:
         path = path_of("Event", event["metadata"]["namespace"])
         try:
-            reply = await self._through_gate("POST", path, event)
+            reply = await self._send_if_leading("POST", path, event)
         except GateClosedError:
             raise
         except ClusterError as error:
@@ -152,16 +152,16 @@ class KubernetesCluster(Cluster):
         return self.cache.get(ref)
 
     @override
-    def known(self, uid: str) -> Manifest | None:
-        return self.cache.known(uid)
+    def get_by_uid(self, uid: str) -> Manifest | None:
+        return self.cache.get_by_uid(uid)
 
     @override
-    def every(self, kind: str) -> Sequence[Manifest]:
-        return self.cache.every(kind)
+    def list_objects(self, kind: str) -> Sequence[Manifest]:
+        return self.cache.list_objects(kind)
 
     @override
-    def owned(self, uid: str) -> Sequence[Manifest]:
-        return self.cache.owned(uid)
+    def list_owned(self, uid: str) -> Sequence[Manifest]:
+        return self.cache.list_owned(uid)
 
     @override
     def address(self, namespace: str, target: str) -> str:
@@ -179,8 +179,8 @@ class KubernetesCluster(Cluster):
         )
 
     @override
-    def served(self, kinds: Collection[str]) -> frozenset[str]:
-        return self.discovery.among(kinds)
+    def usable_kinds(self, kinds: Collection[str]) -> frozenset[str]:
+        return self.discovery.usable_kinds(kinds)
 
     @override
     def subscribe(self, listener: Listener) -> None:
@@ -193,12 +193,12 @@ class KubernetesCluster(Cluster):
             return named
         found = (
             pod
-            for pod in self.cache.every("Pod")
+            for pod in self.cache.list_objects("Pod")
             if pod["spec"].get("hostname") == host and ref(pod).namespace == namespace
         )
         return next((pod for pod in found if not is_deleting(pod)), None)
 
-    async def _is_another(self, key: Ref, known: str) -> bool:
+    async def _is_replaced(self, key: Ref, known: str) -> bool:
         """Return true if the object of this uid no longer exists under its name.
 
         A conflict alone does not prove it: the server may have lost a race for an object that
@@ -211,7 +211,7 @@ class KubernetesCluster(Cluster):
             query=[("fieldSelector", f"metadata.name={key.name}")],
             headers={"Accept": METADATA_ONLY},
         )
-        items = answered(reply, f"look for {key.kind} {key.name}").get("items") or ()
+        items = parse_read_reply(reply, f"look for {key.kind} {key.name}").get("items") or ()
         return all(uid(item) != known for item in items)
 
     async def _check_owner(self, key: Ref, manifest: Manifest) -> None:
@@ -227,8 +227,8 @@ class KubernetesCluster(Cluster):
         if not owner:
             return
         at = Ref(owner["kind"], key.namespace, owner["name"])
-        if await self._is_another(at, owner["uid"]):
-            self.cache.lose(at, owner["uid"])
+        if await self._is_replaced(at, owner["uid"]):
+            self.cache.remove(at, owner["uid"])
             raise ConflictError(
                 f"{key.kind} {key.name} was garbage-collected with its owner, {at.kind} {at.name}"
             )
@@ -243,14 +243,14 @@ class KubernetesCluster(Cluster):
         reply = await self._send("POST", path, manifest, query=query)
         if reply.status == 409 and reply.body.get("reason") == "AlreadyExists":
             return None
-        return accepted(reply, f"{key.kind} {key.namespace}/{key.name}")
+        return parse_write_reply(reply, f"{key.kind} {key.namespace}/{key.name}")
 
     async def _change(
         self, key: Ref, manifest: Manifest, live: Manifest | None, manager: str
     ) -> Manifest:
         """Apply a manifest, after taking over the fields that the creation wrote."""
-        if live is not None and key.kind in CREATED:
-            await self._take_over(key, live, manager)
+        if live is not None and key.kind in CREATED_BY_POST:
+            await self._take_over_fields(key, live, manager)
         if live is not None:
             # With a uid, server-side apply does not recreate an object deleted in between.
             manifest = {**manifest, "metadata": {**manifest["metadata"], "uid": uid(live)}}
@@ -258,7 +258,7 @@ class KubernetesCluster(Cluster):
             key, manifest, query=[("fieldManager", manager), ("force", "true")]
         )
 
-    async def _take_over(self, key: Ref, known: Manifest, manager: str) -> None:
+    async def _take_over_fields(self, key: Ref, known: Manifest, manager: str) -> None:
         """Take over field ownership from the create, so that an apply can remove fields.
 
         Raises:
@@ -271,7 +271,9 @@ class KubernetesCluster(Cluster):
             raise ConflictError(
                 f"{key.kind} {key.namespace}/{key.name} was deleted or replaced (uid changed)"
             )
-        owners = field_ownership.taken_over(live["metadata"].get("managedFields") or (), manager)
+        owners = field_ownership.take_over_fields(
+            live["metadata"].get("managedFields") or (), manager
+        )
         if owners is not None:
             at = live["metadata"]["resourceVersion"]
             body = {"metadata": {"resourceVersion": at, "managedFields": owners}}
@@ -279,7 +281,7 @@ class KubernetesCluster(Cluster):
 
     async def _read(self, key: Ref) -> Manifest | None:
         reply = await self.rest.request("GET", object_path(key))
-        return None if reply.status == 404 else answered(reply, f"read {key.name}")
+        return None if reply.status == 404 else parse_read_reply(reply, f"read {key.name}")
 
     async def _write(
         self,
@@ -294,7 +296,7 @@ class KubernetesCluster(Cluster):
         reply = await self._send("PATCH", path, body, query=query, content=content)
         if reply.status == 404 and content == MERGE:
             raise ConflictError(f"{key.kind} {key.namespace}/{key.name} was deleted")
-        return accepted(reply, f"{key.kind} {key.namespace}/{key.name}")
+        return parse_write_reply(reply, f"{key.kind} {key.namespace}/{key.name}")
 
     async def _send(
         self,
@@ -304,15 +306,15 @@ class KubernetesCluster(Cluster):
         *,
         query: Query = (),
         content: str = JSON,
-    ) -> Reply:
+    ) -> ApiReply:
         """Send a write, and repeat it once if an authorizer refused it."""
-        reply = await self._through_gate(verb, path, body, query=query, content=content)
-        if not _lacks_a_right(reply):
+        reply = await self._send_if_leading(verb, path, body, query=query, content=content)
+        if not _is_unauthorized(reply):
             return reply
-        await asyncio.sleep(SECOND_TRY_S)
-        return await self._through_gate(verb, path, body, query=query, content=content)
+        await asyncio.sleep(FORBIDDEN_RETRY_S)
+        return await self._send_if_leading(verb, path, body, query=query, content=content)
 
-    async def _through_gate(
+    async def _send_if_leading(
         self,
         verb: str,
         path: str,
@@ -320,7 +322,7 @@ class KubernetesCluster(Cluster):
         *,
         query: Query = (),
         content: str = JSON,
-    ) -> Reply:
+    ) -> ApiReply:
         """Send a write, if this replica leads after the wait for the rate limit.
 
         Raises:
@@ -335,6 +337,6 @@ class KubernetesCluster(Cluster):
         )
 
 
-def _lacks_a_right(reply: Reply) -> bool:
+def _is_unauthorized(reply: ApiReply) -> bool:
     """Return true if an authorizer refused, not a quota or a policy, which judge the object."""
     return reply.status == 403 and "is forbidden: User" in str(reply.body.get("message"))

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from etude.operator.kube.rest import Rest, answered
+from etude.operator.kube.rest import RestClient, parse_read_reply
 from etude.operator.manifests import RESOURCES
 
-EVERY_S = 600.0
+INTERVAL_S = 600.0
 """Interval of discovery while no reader misses a kind."""
-LEAST_S = 10.0
+MIN_INTERVAL_S = 10.0
 """Least time between two discoveries, however many readers miss a kind."""
 
 
@@ -20,34 +20,34 @@ class Discovery:
     kinds: tuple[str, ...] = ()
     """Kinds to look for."""
     _served: frozenset[str] = frozenset()
-    _asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _requested: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def among(self, kinds: Collection[str]) -> frozenset[str]:
+    def usable_kinds(self, kinds: Collection[str]) -> frozenset[str]:
         """The usable ones of these kinds: served, with their objects in the cache.
 
         A missing one triggers discovery, if the operator may use it.
         """
         usable = self._served & frozenset(kinds)
         if usable < frozenset(kinds) & frozenset(self.kinds):
-            self._asked.set()
+            self._requested.set()
         return usable
 
-    def found(self, kinds: Iterable[str]) -> None:
+    def set_usable_kinds(self, kinds: Iterable[str]) -> None:
         """Record the served kinds, once their objects are cached."""
         self._served = frozenset(kinds)
 
-    async def wait(self) -> None:
+    async def wait_until_due(self) -> None:
         """Return when the next discovery is due."""
-        await asyncio.sleep(LEAST_S)
+        await asyncio.sleep(MIN_INTERVAL_S)
         try:
-            async with asyncio.timeout(EVERY_S - LEAST_S):
-                await self._asked.wait()
+            async with asyncio.timeout(INTERVAL_S - MIN_INTERVAL_S):
+                await self._requested.wait()
         except TimeoutError:
             return
         finally:
-            self._asked.clear()
+            self._requested.clear()
 
-    async def look(self, rest: Rest) -> set[str]:
+    async def discover_kinds(self, rest: RestClient) -> set[str]:
         """Ask the API server for the served kinds.
 
         Raises:
@@ -57,12 +57,12 @@ class Discovery:
         if not wanted:
             return set()
         # The answer for a version that is not served is text, not a Status object.
-        groups = answered(await rest.request("GET", "/apis"), "discover groups")["groups"]
+        groups = parse_read_reply(await rest.request("GET", "/apis"), "discover groups")["groups"]
         served = {version["groupVersion"] for group in groups for version in group["versions"]}
         found: set[str] = set()
         for version in wanted & served:
             reply = await rest.request("GET", f"/apis/{version}")
-            listed = answered(reply, f"discover {version}").get("resources") or ()
+            listed = parse_read_reply(reply, f"discover {version}").get("resources") or ()
             plurals = {each["name"] for each in listed}
             found |= {
                 kind

@@ -6,7 +6,7 @@ from typing import Any
 from etude.operator.manifests import Manifest
 
 
-def taken_over(managed: Sequence[Manifest], manager: str) -> list[Manifest] | None:
+def take_over_fields(managed: Sequence[Manifest], manager: str) -> list[Manifest] | None:
     """The entries with the fields of a manager's create moved to its apply.
 
     A create is a separate owner: later applies could not remove its fields. None if the manager

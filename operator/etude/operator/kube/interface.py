@@ -33,13 +33,13 @@ class NameTakenError(EtudeError):
         self.ref = ref
 
 
-class RefusedError(EtudeError):
+class ApiRejectedError(EtudeError):
     """The API server rejects this object permanently: a schema, a policy, a missing right."""
 
     reason = Reason.REFUSED
 
 
-class NamespaceClosingError(RefusedError):
+class NamespaceClosingError(ApiRejectedError):
     """Nothing can be created in a namespace that is terminating."""
 
     reason = Reason.NAMESPACE_CLOSING
@@ -94,17 +94,17 @@ class Cluster(Protocol):
         """
         ...
 
-    async def record(self, event: Manifest) -> None:
+    async def record_event(self, event: Manifest) -> None:
         """Publish a Kubernetes Event, unless one of its name exists."""
         ...
 
     def get(self, ref: Ref) -> Manifest | None: ...
-    def known(self, uid: str) -> Manifest | None:
+    def get_by_uid(self, uid: str) -> Manifest | None:
         """The object of this uid."""
         ...
 
-    def every(self, kind: str) -> Sequence[Manifest]: ...
-    def owned(self, uid: str) -> Sequence[Manifest]:
+    def list_objects(self, kind: str) -> Sequence[Manifest]: ...
+    def list_owned(self, uid: str) -> Sequence[Manifest]:
         """Objects that the object of this uid controls."""
         ...
 
@@ -112,7 +112,7 @@ class Cluster(Protocol):
         """Address under which this process reaches `pod.service:port` of a namespace."""
         ...
 
-    def served(self, kinds: Collection[str]) -> frozenset[str]:
+    def usable_kinds(self, kinds: Collection[str]) -> frozenset[str]:
         """The usable ones of these kinds of other projects; discovery looks for the others."""
         ...
 

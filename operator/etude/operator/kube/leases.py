@@ -7,13 +7,13 @@ from typing import NamedTuple, Protocol
 from typing_extensions import override
 
 from etude.operator.kube.interface import ClusterError, ConflictError
-from etude.operator.kube.rest import Rest, answered, object_path, path_of
+from etude.operator.kube.rest import RestClient, object_path, parse_read_reply, path_of
 from etude.operator.manifests import Manifest, Ref
 
 DURATION_S = 10
 
 
-class LeaseRecord(NamedTuple):
+class LeaderLease(NamedTuple):
     """The leader, and the version of the record that names it."""
 
     holder: str
@@ -23,11 +23,11 @@ class LeaseRecord(NamedTuple):
     """Empty for a record that is not written yet."""
 
 
-class Leases(Protocol):
+class LeaseStore(Protocol):
     """Storage of the one record."""
 
-    async def read(self) -> LeaseRecord | None: ...
-    async def write(self, record: LeaseRecord) -> LeaseRecord:
+    async def read(self) -> LeaderLease | None: ...
+    async def write(self, record: LeaderLease) -> LeaderLease:
         """Write the record over the version in it.
 
         Raises:
@@ -37,21 +37,21 @@ class Leases(Protocol):
 
 
 @dataclass(slots=True)
-class MemoryLeases(Leases):
+class MemoryLeaseStore(LeaseStore):
     """The record in memory, for tests."""
 
-    record: LeaseRecord | None = None
+    record: LeaderLease | None = None
     is_down: bool = False
     _version: int = 0
 
     @override
-    async def read(self) -> LeaseRecord | None:
+    async def read(self) -> LeaderLease | None:
         if self.is_down:
             raise ClusterError("the API server does not answer")
         return self.record
 
     @override
-    async def write(self, record: LeaseRecord) -> LeaseRecord:
+    async def write(self, record: LeaderLease) -> LeaderLease:
         if self.is_down:
             raise ClusterError("the API server does not answer")
         if record.version != (self.record.version if self.record else ""):
@@ -62,21 +62,21 @@ class MemoryLeases(Leases):
 
 
 @dataclass(slots=True)
-class KubernetesLeases(Leases):
+class KubernetesLeaseStore(LeaseStore):
     """One Lease of one namespace."""
 
-    rest: Rest
+    rest: RestClient
     namespace: str
     name: str
 
     @override
-    async def read(self) -> LeaseRecord | None:
+    async def read(self) -> LeaderLease | None:
         reply = await self.rest.request("GET", object_path(self._ref()), is_urgent=True)
         if reply.status == 404:
             return None
-        manifest = answered(reply, "read lease")
+        manifest = parse_read_reply(reply, "read lease")
         spec = manifest.get("spec") or {}  # optional in the schema
-        return LeaseRecord(
+        return LeaderLease(
             holder=spec.get("holderIdentity") or "",
             duration_s=spec.get("leaseDurationSeconds") or 0,
             transitions=spec.get("leaseTransitions") or 0,
@@ -84,20 +84,20 @@ class KubernetesLeases(Leases):
         )
 
     @override
-    async def write(self, record: LeaseRecord) -> LeaseRecord:
+    async def write(self, record: LeaderLease) -> LeaderLease:
         if record.version:
             verb, path = "PUT", object_path(self._ref())
         else:
             verb, path = "POST", path_of("Lease", self.namespace)
         body = self._manifest(record)
         reply = await self.rest.request(verb, path, body=body, is_urgent=True)
-        written = answered(reply, "write lease")
+        written = parse_read_reply(reply, "write lease")
         return record._replace(version=written["metadata"]["resourceVersion"])
 
     def _ref(self) -> Ref:
         return Ref("Lease", self.namespace, self.name)
 
-    def _manifest(self, record: LeaseRecord) -> Manifest:
+    def _manifest(self, record: LeaderLease) -> Manifest:
         # Only for people: no candidate decides by it, because clocks differ.
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         metadata = {"name": self.name, "namespace": self.namespace}

@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from etude.operator.clock import Clock, ManualClock, rfc3339
 from etude.operator.kube import workload_controllers as kubernetes_controllers
-from etude.operator.kube.cache import Cache
+from etude.operator.kube.cache import WatchCache
 from etude.operator.kube.interface import Cluster, ConflictError, Listener, NameTakenError
 from etude.operator.manifests import (
-    NEVER_CHANGED,
+    IMMUTABLE,
     Manifest,
     Ref,
     controller_uid,
@@ -43,10 +43,10 @@ class InstantKubelet(Kubelet):
 
     @override
     def stop(self, cluster: "MemoryCluster", pod: Manifest) -> None:
-        cluster.forget(ref(pod))
+        cluster.purge(ref(pod))
 
 
-Write = Callable[[str, Ref], None]
+WriteHook = Callable[[str, Ref], None]
 """Receives verb and object of every write of the operator; may raise, to simulate a fault."""
 
 
@@ -67,14 +67,14 @@ class MemoryCluster(Cluster):
     clock: Clock = field(default_factory=ManualClock)
     kubelet: Kubelet = field(default_factory=InstantKubelet)
     is_lagging: bool = False
-    after_write: Write = no_fault
+    after_write: WriteHook = no_fault
     events: list[Manifest] = field(default_factory=list)
     integrations: frozenset[str] = frozenset()
     """Served kinds of other projects."""
     _objects: dict[Ref, Manifest] = field(default_factory=dict)
     _applied: dict[tuple[Ref, str], Manifest] = field(default_factory=dict)
-    _cache: Cache = field(default_factory=Cache)
-    _news: deque[Callable[[], object]] = field(default_factory=deque)
+    _cache: WatchCache = field(default_factory=WatchCache)
+    _pending_events: deque[Callable[[], object]] = field(default_factory=deque)
     _unsettled: deque[Ref] = field(default_factory=deque)
     _is_settling: bool = False
     _version: int = 0
@@ -85,12 +85,12 @@ class MemoryCluster(Cluster):
         live = self._objects.get(key)
         if live is not None and controller_uid(live) != controller_uid(manifest):
             raise NameTakenError(key)
-        if live is not None and key.kind in NEVER_CHANGED:
+        if live is not None and key.kind in IMMUTABLE:
             return live
         before = self._applied.get((key, manager), {})
         self._applied[key, manager] = manifest
         stored = self._store(_merged(live or {}, before, manifest))
-        self._cache.see(stored)
+        self._cache.update(stored)
         self.after_write("apply", key)
         return self._cache.get(key) or stored
 
@@ -99,7 +99,7 @@ class MemoryCluster(Cluster):
         live = self._objects.get(ref)
         if live is None or live["metadata"]["uid"] != uid:
             return
-        self._cache.amend(ref, deletionTimestamp=self._now())
+        self._cache.amend(ref, deletionTimestamp=self._timestamp())
         self.remove(ref, grace_s=grace_s)
         self.after_write("delete", ref)
 
@@ -108,7 +108,7 @@ class MemoryCluster(Cluster):
         key = self._current(seen)
         self.set_status(key, status)
         live = self._objects[key]
-        self._cache.see(live)
+        self._cache.update(live)
         self.after_write("status", key)
         return live
 
@@ -119,9 +119,9 @@ class MemoryCluster(Cluster):
         metadata = {**live["metadata"], "finalizers": list(finalizers)}
         if is_deleting(live) and not finalizers:
             self._cache.amend(key, finalizers=[])
-            self.forget(key)
+            self.purge(key)
         else:
-            self._cache.see(self._store({**live, "metadata": metadata}))
+            self._cache.update(self._store({**live, "metadata": metadata}))
         self.after_write("finalizers", key)
 
     @override
@@ -131,11 +131,11 @@ class MemoryCluster(Cluster):
         before = live["metadata"]
         maps = {key: {**before.get(key, {}), **metadata.get(key, {})} for key in _MAPS}
         changed = {**before, **metadata, **maps}
-        self._cache.see(self._store({**live, "metadata": changed}))
+        self._cache.update(self._store({**live, "metadata": changed}))
         self.after_write("adopt", key)
 
     @override
-    async def record(self, event: Manifest) -> None:
+    async def record_event(self, event: Manifest) -> None:
         name = event["metadata"]["name"]
         if all(known["metadata"]["name"] != name for known in self.events):
             self.events.append(event)
@@ -145,30 +145,30 @@ class MemoryCluster(Cluster):
         return self._cache.get(ref)
 
     @override
-    def known(self, uid: str) -> Manifest | None:
-        return self._cache.known(uid)
+    def get_by_uid(self, uid: str) -> Manifest | None:
+        return self._cache.get_by_uid(uid)
 
     @override
-    def every(self, kind: str) -> Sequence[Manifest]:
-        return self._cache.every(kind)
+    def list_objects(self, kind: str) -> Sequence[Manifest]:
+        return self._cache.list_objects(kind)
 
     @override
-    def owned(self, uid: str) -> Sequence[Manifest]:
-        return self._cache.owned(uid)
+    def list_owned(self, uid: str) -> Sequence[Manifest]:
+        return self._cache.list_owned(uid)
 
     @override
     def address(self, namespace: str, target: str) -> str:
         return target
 
     @override
-    def served(self, kinds: Collection[str]) -> frozenset[str]:
+    def usable_kinds(self, kinds: Collection[str]) -> frozenset[str]:
         return self.integrations & frozenset(kinds)
 
     @override
     def subscribe(self, listener: Listener) -> None:
         self._cache.subscribe(listener)
 
-    def put(self, manifest: Manifest) -> Manifest:
+    def upsert(self, manifest: Manifest) -> Manifest:
         """Create an object or replace its labels and spec, as a user does; its status stays."""
         live = self._objects.get(ref(manifest), {})
         metadata = {**live.get("metadata", {}), **manifest["metadata"]}
@@ -192,14 +192,14 @@ class MemoryCluster(Cluster):
         if live is None or is_deleting(live):
             return
         if ref.kind == "Pod" or live["metadata"].get("finalizers"):
-            metadata = {**live["metadata"], "deletionTimestamp": self._now()}
+            metadata = {**live["metadata"], "deletionTimestamp": self._timestamp()}
             if grace_s is not None:
                 metadata["deletionGracePeriodSeconds"] = grace_s
             self._store({**live, "metadata": metadata})
         else:
-            self.forget(ref)
+            self.purge(ref)
 
-    def forget(self, ref: Ref) -> None:
+    def purge(self, ref: Ref) -> None:
         """Remove an object and everything that it owns."""
         live = self._objects.pop(ref, None)
         if live is None:
@@ -207,17 +207,19 @@ class MemoryCluster(Cluster):
         for key in [key for key in self._applied if key[0] == ref]:
             del self._applied[key]
         gone = uid(live)
-        self._publish(lambda: self._cache.lose(ref, gone))
+        self._publish(lambda: self._cache.remove(ref, gone))
         for child in [key for key, m in self._objects.items() if controller_uid(m) == gone]:
             self.remove(child)
         self._unsettled.extend(self._owners(live))
         self._settle()
 
-    def deliver(self, count: int | None = None) -> int:
+    def deliver_events(self, count: int | None = None) -> int:
         """Deliver the oldest events to the operator's cache; returns the number of those left."""
-        for _ in range(len(self._news) if count is None else min(count, len(self._news))):
-            self._news.popleft()()
-        return len(self._news)
+        for _ in range(
+            len(self._pending_events) if count is None else min(count, len(self._pending_events))
+        ):
+            self._pending_events.popleft()()
+        return len(self._pending_events)
 
     def _current(self, seen: Manifest) -> Ref:
         key = ref(seen)
@@ -233,7 +235,7 @@ class MemoryCluster(Cluster):
         if stored is live:
             return stored
         self._objects[key] = stored
-        self._publish(lambda: self._cache.see(stored))
+        self._publish(lambda: self._cache.update(stored))
         self._unsettled.extend([key, *self._owners(stored)])
         self._settle()
         return self._objects.get(key, stored)
@@ -246,7 +248,7 @@ class MemoryCluster(Cluster):
             # A restored object keeps its identity.
             metadata["uid"] = metadata.get("uid") or str(uuid.uuid4())
             metadata["generation"] = metadata.get("generation") or 1
-            metadata.setdefault("creationTimestamp", self._now())
+            metadata.setdefault("creationTimestamp", self._timestamp())
         else:
             for name in ("uid", "creationTimestamp", "resourceVersion", "generation"):
                 metadata[name] = live["metadata"][name]
@@ -260,7 +262,7 @@ class MemoryCluster(Cluster):
 
     def _publish(self, news: Callable[[], object]) -> None:
         if self.is_lagging:
-            self._news.append(news)
+            self._pending_events.append(news)
         else:
             news()
 
@@ -302,7 +304,7 @@ class MemoryCluster(Cluster):
                 ref(job), kubernetes_controllers.finished_job(over, self.clock.wall_s())
             )
 
-    def _enact(self, changes: kubernetes_controllers.Changes) -> None:
+    def _enact(self, changes: kubernetes_controllers.PodChanges) -> None:
         for key in changes.deletes:
             self.remove(key)
         for pod in changes.creates:
@@ -312,7 +314,7 @@ class MemoryCluster(Cluster):
         pods = [m for m in self._objects.values() if m["kind"] == "Pod"]
         return [pod for pod in pods if controller_uid(pod) == uid(owner)]
 
-    def _now(self) -> str:
+    def _timestamp(self) -> str:
         return rfc3339(self.clock.wall_s())
 
 

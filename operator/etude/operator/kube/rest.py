@@ -19,27 +19,27 @@ from etude.common.errors import Problem, UserError
 from etude.operator import metrics, tracing
 from etude.operator.clock import ServerClock
 from etude.operator.kube.interface import (
+    ApiRejectedError,
     ClusterError,
     ConflictError,
     NamespaceClosingError,
-    RefusedError,
 )
 from etude.operator.manifests import RESOURCES, Manifest, Ref
 
-_FOR_GOOD = {400, 403, 404, 405, 413, 415, 422}
-_UNREADABLE = ("failed to convert new object", "failed to create typed patch object")
+_PERMANENT = {400, 403, 404, 405, 413, 415, 422}
+_SCHEMA_ERRORS = ("failed to convert new object", "failed to create typed patch object")
 """Messages with which server-side apply, as an internal error, rejects a manifest that does not fit
 its schema: a bad quantity, text for a number, an unknown field."""
 
 
-class Reply(NamedTuple):
+class ApiReply(NamedTuple):
     """Status and body of an answer."""
 
     status: int
     body: dict[str, Any]
 
 
-def accepted(reply: Reply, what: str) -> Manifest:
+def parse_write_reply(reply: ApiReply, what: str) -> Manifest:
     """The object in the answer to a write.
 
     Raises:
@@ -56,17 +56,17 @@ def accepted(reply: Reply, what: str) -> Manifest:
         raise NamespaceClosingError(message)
     if reply.status == 409:
         raise ConflictError(message)
-    if reply.status in _FOR_GOOD or _is_no_such_object(reply):
-        raise RefusedError(message)
+    if reply.status in _PERMANENT or _is_schema_error(reply):
+        raise ApiRejectedError(message)
     raise ClusterError(message)
 
 
-def _is_no_such_object(reply: Reply) -> bool:
+def _is_schema_error(reply: ApiReply) -> bool:
     message = str(reply.body.get("message"))
-    return reply.status == 500 and any(words in message for words in _UNREADABLE)
+    return reply.status == 500 and any(words in message for words in _SCHEMA_ERRORS)
 
 
-def answered(reply: Reply, what: str) -> Manifest:
+def parse_read_reply(reply: ApiReply, what: str) -> Manifest:
     """The object in the answer to a read, a list or a renewal.
 
     Every error may be retried: an API server that starts forbids everything until it has read its
@@ -76,8 +76,8 @@ def answered(reply: Reply, what: str) -> Manifest:
         ClusterError: any error.
     """
     try:
-        return accepted(reply, what)
-    except RefusedError as refusal:
+        return parse_write_reply(reply, what)
+    except ApiRejectedError as refusal:
         raise ClusterError(str(refusal)) from refusal
 
 
@@ -90,7 +90,7 @@ WATCH_SILENCE_S = 330.0
 
 RATE_PER_S = 500.0
 """Default requests per second; bursts are twice as large."""
-LONGEST_PAUSE_S = 10.0
+MAX_PAUSE_S = 10.0
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
@@ -98,7 +98,7 @@ MERGE = "application/merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 NO_LIMITS = aiohttp.ClientTimeout(total=None)
-LONGEST_EVENT = 2**21
+MAX_EVENT_BYTES = 2**21
 """Bytes of the longest line of a watch: an object is 1.5 MiB at most."""
 
 Query = Sequence[tuple[str, str]]
@@ -109,7 +109,7 @@ class GoneError(ClusterError):
 
 
 @dataclass(slots=True)
-class Budget:
+class RequestBudget:
     """Token bucket of requests: the operator alone must not saturate an API server."""
 
     rate_per_s: float = RATE_PER_S
@@ -121,7 +121,7 @@ class Budget:
 
     def pause(self, seconds: float) -> None:
         """Stop requests for a while, as the API server asked."""
-        self.tokens = min(self.tokens, -min(seconds, LONGEST_PAUSE_S) * self.rate_per_s)
+        self.tokens = min(self.tokens, -min(seconds, MAX_PAUSE_S) * self.rate_per_s)
 
     async def take(self) -> None:
         """Wait for a token."""
@@ -136,7 +136,7 @@ class Budget:
 
 
 @dataclass(slots=True)
-class Rest:
+class RestClient:
     """One connection pool to one API server.
 
     Address and credentials come from the client library. Requests are sent without it, because it
@@ -145,12 +145,14 @@ class Rest:
 
     client: ApiClient
     session: aiohttp.ClientSession
-    budget: Budget
+    budget: RequestBudget
     clock: ServerClock = field(default_factory=ServerClock)
     """Set from the first answer."""
 
     @classmethod
-    async def connect(cls, kubeconfig: Path | None, *, rate_per_s: float = RATE_PER_S) -> "Rest":
+    async def connect(
+        cls, kubeconfig: Path | None, *, rate_per_s: float = RATE_PER_S
+    ) -> "RestClient":
         """Connect to the API server of a kubeconfig, or to that of this pod.
 
         Raises:
@@ -181,9 +183,9 @@ class Rest:
         # its processor time is scarcer than the bandwidth inside a cluster.
         plain = {"Accept-Encoding": "identity"}
         session = aiohttp.ClientSession(
-            connector=connector, read_bufsize=LONGEST_EVENT, headers=plain
+            connector=connector, read_bufsize=MAX_EVENT_BYTES, headers=plain
         )
-        return cls(client, session, Budget(rate_per_s))
+        return cls(client, session, RequestBudget(rate_per_s))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -199,7 +201,7 @@ class Rest:
         body: object = None,
         headers: Mapping[str, str] | None = None,
         is_urgent: bool = False,
-    ) -> Reply:
+    ) -> ApiReply:
         """Send a request and return its answer of any status; an urgent one skips the rate limit.
 
         Raises:
@@ -210,7 +212,7 @@ class Rest:
         timeout_s = READ_TIMEOUT_S if verb == "GET" else WRITE_TIMEOUT_S
         began = time.monotonic()
         resource = resource_of(path)
-        with tracing.request(verb, resource) as told:
+        with tracing.trace_request(verb, resource) as told:
             try:
                 async with (
                     # Not aiohttp's timeout, which swallows a cancellation that coincides with it:
@@ -223,13 +225,13 @@ class Rest:
                 metrics.API_REQUESTS.labels(verb, resource, "none").inc()
                 raise ClusterError(f"{verb} {path}: {cause!r}") from cause
             told(answer.status)
-        self.clock.learn(answer.headers.get("Date"))
+        self.clock.set_from_header(answer.headers.get("Date"))
         if answer.status in {429, 503}:
             after = answer.headers.get("Retry-After", "1")
             self.budget.pause(float(after) if after.isdecimal() else 1.0)
         metrics.API_SECONDS.labels(verb).observe(time.monotonic() - began)
         metrics.API_REQUESTS.labels(verb, resource, str(answer.status)).inc()
-        return Reply(answer.status, _json(data))
+        return ApiReply(answer.status, _parse_json(data))
 
     async def watch(self, path: str, query: Query) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of one watch until the server ends it.
@@ -248,7 +250,7 @@ class Rest:
                 if answer.status != 200:
                     raise ClusterError(f"watch {path}: {answer.status}")
                 async for line in answer.content:
-                    yield _event(path, line)
+                    yield _parse_event(path, line)
         except (TimeoutError, OSError, aiohttp.ClientError) as cause:
             raise ClusterError(f"watch {path}: {cause!r}") from cause
 
@@ -303,8 +305,8 @@ def object_path(ref: Ref, subresource: str = "") -> str:
     return path_of(ref.kind, ref.namespace, ref.name, subresource)
 
 
-def _event(path: str, line: bytes) -> dict[str, Any]:
-    event = _json(line)
+def _parse_event(path: str, line: bytes) -> dict[str, Any]:
+    event = _parse_json(line)
     if event.get("type") == "ERROR":
         if event.get("object", {}).get("code") == 410:
             raise GoneError(path)
@@ -312,7 +314,7 @@ def _event(path: str, line: bytes) -> dict[str, Any]:
     return event
 
 
-def _json(data: bytes) -> dict[str, Any]:
+def _parse_json(data: bytes) -> dict[str, Any]:
     try:
         # Twice as fast as json, and shares equal strings in memory.
         found: dict[str, Any] = from_json(data)

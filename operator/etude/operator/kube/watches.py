@@ -9,14 +9,14 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from etude.operator import metrics, names
-from etude.operator.kube.cache import Cache, unmanaged
+from etude.operator.kube.cache import WatchCache, without_managed_fields
 from etude.operator.kube.discovery import Discovery
 from etude.operator.kube.interface import ClusterError
-from etude.operator.kube.rest import METADATA_ONLY, GoneError, Rest, answered, path_of
+from etude.operator.kube.rest import METADATA_ONLY, GoneError, RestClient, parse_read_reply, path_of
 from etude.operator.manifests import (
-    CLUSTER_WIDE,
-    KINDS,
-    ONLY_READ,
+    CLUSTER_SCOPED,
+    OWN_KINDS,
+    READ_ONLY,
     RESOURCES,
     Manifest,
     ref,
@@ -32,7 +32,7 @@ CHILDREN = (
 )
 """Kinds watched here. kopf watches the operator's own kinds; this module lists those at the start
 and checks them for gaps."""
-SELECTOR = ("labelSelector", f"{names.MANAGED_BY}={names.OURS}")
+SELECTOR = ("labelSelector", f"{names.MANAGED_BY}={names.MANAGER}")
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
@@ -44,12 +44,12 @@ PAGE = 500
 """Objects per page of a list: all pods of a large cluster in one page would not fit in memory."""
 
 
-class Listed(NamedTuple):
+class ListedVersions(NamedTuple):
     """Versions of all objects of a kind, as the API server listed them."""
 
     versions: Mapping[str, int]
     """By uid."""
-    at: int
+    version: int
     """Resource version of the list."""
 
 
@@ -57,8 +57,8 @@ class Listed(NamedTuple):
 class Watches:
     """Lists and watches of the namespaces that the operator serves."""
 
-    rest: Rest
-    cache: Cache
+    rest: RestClient
+    cache: WatchCache
     namespaces: tuple[str, ...] = ()
     """All of them when empty."""
     children: tuple[str, ...] = CHILDREN
@@ -66,13 +66,13 @@ class Watches:
     _extra: dict[str, list[asyncio.Task[None]]] = field(default_factory=dict)
     """Watch tasks of each served kind of other projects."""
 
-    def observe(self, kind: str, manifest: Manifest) -> None:
+    def apply_event(self, kind: str, manifest: Manifest) -> None:
         """Apply one watch event to the cache."""
         metrics.WATCH_LAST_EVENT.labels(manifest["kind"]).set_to_current_time()
         if kind == "DELETED":
-            self.cache.lose(ref(manifest), uid(manifest), at=resource_version(manifest))
+            self.cache.remove(ref(manifest), uid(manifest), at=resource_version(manifest))
         else:
-            self.cache.see(manifest)
+            self.cache.update(manifest)
 
     async def sync(self) -> None:
         """Fill the caches; afterwards keep_watching() keeps them filled.
@@ -80,10 +80,10 @@ class Watches:
         Children before their owners: a missing child was then not garbage-collected with an owner
         that was deleted between the lists.
         """
-        for kind in (*self.children, *KINDS):
+        for kind in (*self.children, *OWN_KINDS):
             for scope in self._scopes(kind):
-                await self._patiently(partial(self._list, kind, scope))
-        await self._patiently(self._discover)
+                await self._retry(partial(self._list, kind, scope))
+        await self._retry(self._discover)
 
     async def keep_watching(self) -> None:
         """Watch all children and check all watches for gaps, until cancelled."""
@@ -103,7 +103,7 @@ class Watches:
                 log.warning("%s; retries when a kind is missed", error)
             else:
                 self._follow_only(usable, group)
-            await self.discovery.wait()
+            await self.discovery.wait_until_due()
 
     def _follow_only(self, kinds: Set[str], group: asyncio.TaskGroup) -> None:
         for kind in kinds - self._extra.keys():
@@ -114,13 +114,13 @@ class Watches:
         for kind in self._extra.keys() - kinds:
             for task in self._extra.pop(kind):
                 task.cancel()
-            self.cache.drop(kind)
+            self.cache.drop_kind(kind)
 
     async def _discover(self) -> set[str]:
         """Discover the usable kinds of other projects: served, with their objects in the cache."""
-        served = await self.discovery.look(self.rest)
+        served = await self.discovery.discover_kinds(self.rest)
         usable = {kind for kind in served if kind in self._extra or await self._can_list(kind)}
-        self.discovery.found(usable)
+        self.discovery.set_usable_kinds(usable)
         return usable
 
     async def _can_list(self, kind: str) -> bool:
@@ -132,7 +132,7 @@ class Watches:
             return False
         return True
 
-    async def _patiently(self, ask: Callable[[], Awaitable[object]]) -> None:
+    async def _retry(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Retry with backoff until there is an answer: the storage of a new CRD takes time."""
         delay_s = FIRST_DELAY_S
         while True:
@@ -166,15 +166,15 @@ class Watches:
         async for event in self.rest.watch(path_of(kind, namespace), query):
             manifest = event["object"]
             if event["type"] != "BOOKMARK":
-                self.observe(event["type"], {**_typed(kind), **manifest})
+                self.apply_event(event["type"], {**_type_fields(kind), **manifest})
             yield manifest["metadata"]["resourceVersion"]
 
     async def _list(self, kind: str, namespace: str) -> str:
-        listed, version = await self._all(kind, namespace, self.cache.slim)
+        listed, version = await self._list_pages(kind, namespace, self.cache.reduce_object)
         self.cache.relist(kind, listed, version=int(version), namespace=namespace)
         return version
 
-    async def _all(
+    async def _list_pages(
         self,
         kind: str,
         namespace: str,
@@ -194,8 +194,8 @@ class Watches:
             reply = await self.rest.request("GET", path, query=page, headers=headers)
             if reply.status == HTTPStatus.GONE:
                 raise GoneError(path)
-            body = answered(reply, f"list {kind}")
-            listed += [kept({**_typed(kind), **item}) for item in body.get("items") or ()]
+            body = parse_read_reply(reply, f"list {kind}")
+            listed += [kept({**_type_fields(kind), **item}) for item in body.get("items") or ()]
             token = body["metadata"].get("continue", "")
             if not token:
                 return listed, body["metadata"]["resourceVersion"]
@@ -210,8 +210,8 @@ class Watches:
 
         All versions are read before the pause, so that many namespaces take one pause.
         """
-        found: dict[tuple[str, str], Listed] = {}
-        for kind in (*KINDS, *self.children, *self._extra):
+        found: dict[tuple[str, str], ListedVersions] = {}
+        for kind in (*OWN_KINDS, *self.children, *self._extra):
             for scope in self._scopes(kind):
                 try:
                     found[kind, scope] = await self._versions(kind, scope)
@@ -228,32 +228,34 @@ class Watches:
                 except ClusterError as error:
                     log.warning("%s; retries with the next check", error)
 
-    async def _versions(self, kind: str, namespace: str) -> Listed:
+    async def _versions(self, kind: str, namespace: str) -> ListedVersions:
         accept = {"Accept": METADATA_ONLY}
-        items, at = await self._all(kind, namespace, unmanaged, accept)
-        return Listed({uid(item): resource_version(item) for item in items}, int(at))
+        items, at = await self._list_pages(kind, namespace, without_managed_fields, accept)
+        return ListedVersions({uid(item): resource_version(item) for item in items}, int(at))
 
-    def _missed(self, kind: str, namespace: str, listed: Listed) -> Iterator[str]:
+    def _missed(self, kind: str, namespace: str, listed: ListedVersions) -> Iterator[str]:
         known = {
             uid(m): resource_version(m)
-            for m in self.cache.every(kind)
+            for m in self.cache.list_objects(kind)
             if not namespace or ref(m).namespace == namespace
         }
         for item, item_version in listed.versions.items():
-            if known.get(item, -1) < item_version and not self.cache.is_gone(item, at=item_version):
+            if known.get(item, -1) < item_version and not self.cache.is_deleted(
+                item, at=item_version
+            ):
                 yield item
         for item, known_version in known.items():
-            if item not in listed.versions and known_version <= listed.at:
+            if item not in listed.versions and known_version <= listed.version:
                 yield item
 
     def _scopes(self, kind: str) -> tuple[str, ...]:
-        return ("",) if kind in CLUSTER_WIDE else self.namespaces or ("",)
+        return ("",) if kind in CLUSTER_SCOPED else self.namespaces or ("",)
 
 
 def _query(kind: str) -> list[tuple[str, str]]:
-    return [] if kind in {*KINDS, *ONLY_READ} else [SELECTOR]
+    return [] if kind in {*OWN_KINDS, *READ_ONLY} else [SELECTOR]
 
 
-def _typed(kind: str) -> Manifest:
+def _type_fields(kind: str) -> Manifest:
     """The type fields, which items of a list do not have."""
     return {"apiVersion": RESOURCES[kind].api_version, "kind": kind}

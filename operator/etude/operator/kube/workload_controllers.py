@@ -10,14 +10,14 @@ JOB_COMPLETE = "Complete"
 JOB_FAILED = "Failed"
 
 
-class Changes(NamedTuple):
+class PodChanges(NamedTuple):
     """Pods to create and to delete."""
 
     creates: list[Manifest]
     deletes: list[Ref]
 
 
-def stateful_set_changes(stateful_set: Manifest, pods: Sequence[Manifest]) -> Changes:
+def stateful_set_changes(stateful_set: Manifest, pods: Sequence[Manifest]) -> PodChanges:
     """Keep pods of all ordinals; an ordinal is free once its last pod is deleted."""
     wanted = [
         f"{stateful_set['metadata']['name']}-{ordinal}"
@@ -30,17 +30,17 @@ def stateful_set_changes(stateful_set: Manifest, pods: Sequence[Manifest]) -> Ch
     deletes = [
         ref(pod) for name, pod in existing.items() if name not in wanted and not is_deleting(pod)
     ]
-    return Changes(creates, deletes)
+    return PodChanges(creates, deletes)
 
 
-def job_changes(job: Manifest, pods: Sequence[Manifest]) -> Changes:
+def job_changes(job: Manifest, pods: Sequence[Manifest]) -> PodChanges:
     """Run one pod at a time until one succeeds or too many failed."""
     if is_deleting(job) or job_status(job, pods) is not None:
-        return Changes([], [])
+        return PodChanges([], [])
     phases = [pod.get("status", {}).get("phase", "Pending") for pod in pods]
     if all(phase == "Failed" for phase in phases):
-        return Changes([_pod_of(job, f"{job['metadata']['name']}-{len(pods)}")], [])
-    return Changes([], [])
+        return PodChanges([_pod_of(job, f"{job['metadata']['name']}-{len(pods)}")], [])
+    return PodChanges([], [])
 
 
 def job_status(job: Manifest, pods: Sequence[Manifest]) -> str | None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from etude.operator.local import parent_death
 
-LAST_WORDS_BYTES = 2_048
+LOG_TAIL_BYTES = 2_048
 """Size of Kubernetes' termination message from a container's log."""
 
 
 @dataclass(slots=True)
-class Child:
+class ChildProcess:
     """A child process and its group."""
 
     _popen: subprocess.Popen[bytes]
@@ -28,7 +28,7 @@ class Child:
     @classmethod
     def start(
         cls, command: Sequence[str], *, env: Mapping[str, str], folder: Path, log: Path
-    ) -> "Child":
+    ) -> "ChildProcess":
         """Start a command in a session of its own, its output appended to a log.
 
         Raises:
@@ -72,7 +72,7 @@ class Child:
             os.close(self._pidfd)
         return code if code >= 0 else 128 - code
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM to the process alone, as Kubernetes does."""
         # Popen.send_signal may reap, and then wait() could kill another process of the same id.
         with contextlib.suppress(ProcessLookupError):
@@ -84,9 +84,9 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of its output."""
         with self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, size - LAST_WORDS_BYTES))
+            log.seek(max(self._log_start, size - LOG_TAIL_BYTES))
             return log.read().decode(errors="replace").strip()

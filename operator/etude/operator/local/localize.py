@@ -22,7 +22,7 @@ _FOR_CLUSTERS = ("ttlSecondsAfterFinished", "deletionRules")
 after the runtime."""
 
 
-def on_this_machine(manifest: Object, folder: Path) -> Object:
+def localize(manifest: Object, folder: Path) -> Object:
     """The manifest with its object store and inputs in the run folder.
 
     A run with an S3 endpoint keeps its URIs: this host can reach that store.
@@ -38,7 +38,7 @@ def on_this_machine(manifest: Object, folder: Path) -> Object:
     storage = spec.get("storage") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(storage, dict) or storage.get("endpoint"):
         return manifest
-    moved = _moved(spec, folder)
+    moved = _localize_uris(spec, folder)
     assert isinstance(moved, dict), "a mapping stays one"  # noqa: S101 - our own mistake
     return {**manifest, "spec": {**moved, "storage": {**storage, "uri": _uri(folder)}}}
 
@@ -57,7 +57,7 @@ def input_folder(uri: str, folder: Path) -> Path:
     return folder / "inputs" / parts.netloc / parts.path.strip("/")
 
 
-def with_settings(manifest: Object, settings: Sequence[str]) -> Object:
+def apply_settings(manifest: Object, settings: Sequence[str]) -> Object:
     """The manifest with fields replaced: spec.phases[rl].maxSteps=3, by index or by name.
 
     Raises:
@@ -74,16 +74,16 @@ def with_settings(manifest: Object, settings: Sequence[str]) -> Object:
     return changed
 
 
-def _moved(value: JsonValue, folder: Path) -> JsonValue:
+def _localize_uris(value: JsonValue, folder: Path) -> JsonValue:
     if isinstance(value, dict):
         return {
             key: _uri(input_folder(item, folder))
             if key == "uri" and isinstance(item, str) and item.startswith("s3://")
-            else _moved(item, folder)
+            else _localize_uris(item, folder)
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_moved(item, folder) for item in value]
+        return [_localize_uris(item, folder) for item in value]
     return value
 
 
@@ -93,7 +93,7 @@ def _uri(folder: Path) -> str:
 
 def _set(value: JsonValue, steps: Sequence[str], text: str, setting: str) -> JsonValue:
     if not steps:
-        return _like(value, text, setting)
+        return _parse_like(value, text, setting)
     first, rest = steps[0], steps[1:]
     if isinstance(value, list):
         index = _index(value, first)
@@ -115,7 +115,7 @@ def _index(items: list[JsonValue], name: str) -> int | None:
     return None
 
 
-def _like(before: JsonValue, text: str, setting: str) -> JsonValue:
+def _parse_like(before: JsonValue, text: str, setting: str) -> JsonValue:
     """The text as YAML, unless it replaces text: 1e-3 is a learning rate there, not a number.
 
     Raises:

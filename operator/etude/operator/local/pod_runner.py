@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from etude.operator.local import probes as local_probes
-from etude.operator.local.child_process import Child
+from etude.operator.local.child_process import ChildProcess
 from etude.operator.local.ports import LOOPBACK
-from etude.operator.local.process_spec import Process
+from etude.operator.local.process_spec import ProcessSpec
 from etude.operator.manifests import Manifest
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ LONGEST_DELAY_S = 60.0
 STARTING_GRACE_S = 5.0
 """Grace period of a process that was never ready or no longer answers, and has nothing to save."""
 
-CALM_AFTER_S = 600.0
+BACKOFF_RESET_S = 600.0
 """A process that ran this long restarts without backoff, as with a kubelet."""
 
 
@@ -29,18 +29,18 @@ class PodRunner:
     """Runs the process of one pod and reports its status."""
 
     name: str
-    plan: Callable[[], Process]
+    make_spec: Callable[[], ProcessSpec]
     """Called before every start; raises KeyError if a mounted ConfigMap does not exist yet."""
-    tell: Callable[[Manifest], None]
-    process: Process | None = field(default=None, init=False)
-    child: Child | None = field(default=None, init=False)
+    report_status: Callable[[Manifest], None]
+    spec: ProcessSpec | None = field(default=None, init=False)
+    child: ChildProcess | None = field(default=None, init=False)
     restarts: int = field(default=0, init=False)
     _was_ready: bool = field(default=False, init=False)
     _grace_s: float | None = field(default=None, init=False)
     _stop: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _hurry: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _last: Manifest | None = field(default=None, init=False)
-    _told: Manifest | None = field(default=None, init=False)
+    _reported: Manifest | None = field(default=None, init=False)
 
     async def run(self) -> None:
         """Start, probe and restart until stop() is called or the pod is finished."""
@@ -48,70 +48,74 @@ class PodRunner:
         while not self._stop.is_set():
             began = asyncio.get_running_loop().time()
             try:
-                code = await self._live()
+                code = await self._run_once()
             except (OSError, KeyError) as cause:
-                self._waiting("CreateContainerError", f"cannot start: {cause}")
+                self._report_waiting("CreateContainerError", f"cannot start: {cause}")
             else:
                 if self._stop.is_set():
                     break
-                if not self.process_plan.restarts:
-                    self._finished(code)
+                if not self.current_spec.restarts:
+                    self._report_finished(code)
                     await self._stop.wait()
                     break
                 self.restarts += 1
-                self._waiting("CrashLoopBackOff", f"exit code {code}, restarts in {delay_s} s")
-            if asyncio.get_running_loop().time() - began > CALM_AFTER_S:
+                self._report_waiting(
+                    "CrashLoopBackOff", f"exit code {code}, restarts in {delay_s} s"
+                )
+            if asyncio.get_running_loop().time() - began > BACKOFF_RESET_S:
                 delay_s = FIRST_DELAY_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
     @property
-    def process_plan(self) -> Process:
+    def current_spec(self) -> ProcessSpec:
         """The process of the present or last start."""
-        assert self.process is not None, "asked before the first start"  # noqa: S101 - our mistake
-        return self.process
+        assert self.spec is not None, "asked before the first start"  # noqa: S101 - our mistake
+        return self.spec
 
     def stop(self, *, now: bool = False, grace_s: float | None = None) -> None:
         """Ask the process and its pod to end; now skips the grace period."""
         self._grace_s = grace_s
         self._stop.set()
         if now:
-            self.hurry()
+            self.skip_grace()
 
-    def hurry(self) -> None:
+    def skip_grace(self) -> None:
         """End the grace period of the present or a later stop."""
         self._hurry.set()
 
-    async def _live(self) -> int:
+    async def _run_once(self) -> int:
         """Run the process once; returns its exit code."""
         self._was_ready = False
-        process = self.process = self.plan()
+        process = self.spec = self.make_spec()
         _prepare(process, self.name, self.restarts)
-        child = self.child = Child.start(
+        child = self.child = ChildProcess.start(
             process.command, env=process.env, folder=process.folder, log=process.log
         )
         log.info("%s started as process %d, log %s", self.name, child.pid, process.log)
-        self._running(is_ready=False)
+        self._report_running(is_ready=False)
         try:
             code = await self._until_ended(process, child)
         finally:
             self.child = None
         log.info("%s ended with exit code %d", self.name, code)
-        self._remember(child, code)
+        self._record_exit(child, code)
         return code
 
-    async def _until_ended(self, process: Process, child: Child) -> int:
+    async def _until_ended(self, process: ProcessSpec, child: ChildProcess) -> int:
         over = asyncio.create_task(child.wait(), name=f"{self.name}-wait")
         stop = asyncio.create_task(self._stop.wait(), name=f"{self.name}-stop")
         probes = asyncio.create_task(
-            local_probes.watch(process, lambda is_ready: self._running(is_ready=is_ready)),
+            local_probes.run_probes(
+                process, lambda is_ready: self._report_running(is_ready=is_ready)
+            ),
             name=f"{self.name}-probes",
         )
         try:
             await asyncio.wait({over, stop, probes}, return_when=asyncio.FIRST_COMPLETED)
             if not over.done():
-                self._say_why(probes)
+                self._log_probe_failure(probes)
                 given_s = process.grace_s if self._grace_s is None else self._grace_s
                 # A process that does not answer, or never did, has nothing to save.
                 is_sound = self._was_ready and not probes.done()
@@ -126,7 +130,7 @@ class PodRunner:
             for task in (stop, probes):
                 task.cancel()
 
-    def _say_why(self, probes: "asyncio.Task[None]") -> None:
+    def _log_probe_failure(self, probes: "asyncio.Task[None]") -> None:
         if not probes.done():
             return
         error = probes.exception()
@@ -135,9 +139,9 @@ class PodRunner:
         elif error is not None:
             raise error
 
-    async def _end(self, child: Child, over: "asyncio.Task[int]", grace_s: float) -> None:
+    async def _end(self, child: ChildProcess, over: "asyncio.Task[int]", grace_s: float) -> None:
         """Send SIGTERM, then SIGKILL after the grace period or after hurry()."""
-        child.ask_to_end()
+        child.terminate()
         hurry = asyncio.create_task(self._hurry.wait(), name=f"{self.name}-hurry")
         await asyncio.wait({over, hurry}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
@@ -145,29 +149,29 @@ class PodRunner:
             log.warning("%s did not end within its grace period and is killed", self.name)
             child.kill()
 
-    def _running(self, *, is_ready: bool) -> None:
+    def _report_running(self, *, is_ready: bool) -> None:
         self._was_ready = self._was_ready or is_ready
-        self._tell("Running", {"running": {}}, is_ready=is_ready)
+        self._report("Running", {"running": {}}, is_ready=is_ready)
 
-    def _waiting(self, reason: str, message: str) -> None:
+    def _report_waiting(self, reason: str, message: str) -> None:
         log.warning("%s: %s", self.name, message)
         state = {"waiting": {"reason": reason, "message": message}}
-        self._tell("Running", state, is_ready=False)
+        self._report("Running", state, is_ready=False)
 
-    def _finished(self, code: int) -> None:
-        self._tell("Failed" if code else "Succeeded", self._last or {}, is_ready=False)
+    def _report_finished(self, code: int) -> None:
+        self._report("Failed" if code else "Succeeded", self._last or {}, is_ready=False)
 
-    def _remember(self, child: Child, code: int) -> None:
+    def _record_exit(self, child: ChildProcess, code: int) -> None:
         ended: Manifest = {
             "exitCode": code,
             "reason": "Error" if code else "Completed",
             "finishedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         if code:
-            ended["message"] = child.last_words()
+            ended["message"] = child.log_tail()
         self._last = {"terminated": ended}
 
-    def _tell(self, phase: str, state: Manifest, *, is_ready: bool) -> None:
+    def _report(self, phase: str, state: Manifest, *, is_ready: bool) -> None:
         container: Manifest = {
             "name": "main",
             "ready": is_ready,
@@ -182,12 +186,12 @@ class PodRunner:
             "conditions": [{"type": "Ready", "status": "True" if is_ready else "False"}],
             "containerStatuses": [container],
         }
-        if status != self._told:
-            self._told = status
-            self.tell(status)
+        if status != self._reported:
+            self._reported = status
+            self.report_status(status)
 
 
-def _prepare(process: Process, name: str, restarts: int) -> None:
+def _prepare(process: ProcessSpec, name: str, restarts: int) -> None:
     """Create folders and files, and mark the start in the log."""
     for folder in (process.folder, *process.volumes, process.log.parent):
         folder.mkdir(parents=True, exist_ok=True)

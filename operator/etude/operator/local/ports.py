@@ -18,7 +18,7 @@ _ORDINAL = re.compile(r"^(?P<workload>.+)-\d+$")
 
 
 @dataclass(slots=True)
-class PortBook:
+class PortRegistry:
     """Assigns a loopback port to each container port of each pod at its first use."""
 
     _ports: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ def _can_bind(port: int) -> bool:
     return True
 
 
-def pod_behind(host: str, *, is_service: Callable[[str], bool]) -> str | None:
+def pod_of_address(host: str, *, is_service: Callable[[str], bool]) -> str | None:
     """The pod of a DNS name, pod.service or a Service of one pod; else None."""
     first, *rest = host.split(".")
     match = _ORDINAL.match(first)
@@ -60,7 +60,7 @@ def pod_behind(host: str, *, is_service: Callable[[str], bool]) -> str | None:
     return f"{first}-0" if is_service(first) else None
 
 
-def rewritten(text: str, resolve: Callable[[str, int], str | None]) -> str:
+def rewrite_addresses(text: str, resolve: Callable[[str, int], str | None]) -> str:
     """The text with every resolvable address replaced by its loopback address."""
 
     def replace(match: re.Match[str]) -> str:

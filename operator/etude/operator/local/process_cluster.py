@@ -15,8 +15,8 @@ from etude.common.run_folder.state import LocalPod
 from etude.operator.clock import SystemClock
 from etude.operator.kube.memory_cluster import Kubelet, MemoryCluster
 from etude.operator.local.pod_runner import PodRunner
-from etude.operator.local.ports import LOOPBACK, PortBook, pod_behind
-from etude.operator.local.process_spec import Machine, Process, process
+from etude.operator.local.ports import LOOPBACK, PortRegistry, pod_of_address
+from etude.operator.local.process_spec import LocalHost, ProcessSpec, process_spec
 from etude.operator.manifests import Manifest, Ref, labels, ref
 from etude.operator.names import ROLE
 
@@ -33,7 +33,7 @@ class ProcessKubelet(Kubelet):
 
     folder: Path
     base_env: Mapping[str, str]
-    ports: PortBook = field(default_factory=PortBook)
+    ports: PortRegistry = field(default_factory=PortRegistry)
     _runners: dict[Ref, PodRunner] = field(default_factory=dict)
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _lives: set[asyncio.Task[None]] = field(default_factory=set)
@@ -53,7 +53,7 @@ class ProcessKubelet(Kubelet):
         self._is_closing = True
         # The remaining processes have nothing left to do, and the user waits for the prompt.
         loop = asyncio.get_running_loop()
-        hurry = loop.call_later(CLOSING_GRACE_S, self.hurry)
+        hurry = loop.call_later(CLOSING_GRACE_S, self.skip_grace)
         give_up = loop.call_later(CLOSING_LIMIT_S, self._give_up)
         for runner in self._runners.values():
             runner.stop(now=self._is_hurried)
@@ -68,8 +68,8 @@ class ProcessKubelet(Kubelet):
         key = ref(pod)
         runner = PodRunner(
             name=key.name,
-            plan=lambda: process(pod, self._machine(cluster, key.namespace)),
-            tell=lambda status: cluster.set_status(key, status),
+            make_spec=lambda: process_spec(pod, self._local_host(cluster, key.namespace)),
+            report_status=lambda status: cluster.set_status(key, status),
         )
         self._runners[key] = runner
         # The pod is started from here on, before its first status.
@@ -85,11 +85,11 @@ class ProcessKubelet(Kubelet):
             grace_s = pod["metadata"].get("deletionGracePeriodSeconds")
             runner.stop(now=self._is_hurried, grace_s=grace_s)
 
-    def hurry(self) -> None:
+    def skip_grace(self) -> None:
         """End without grace from now on."""
         self._is_hurried = True
         for runner in self._runners.values():
-            runner.hurry()
+            runner.skip_grace()
 
     def _give_up(self) -> None:
         for task in self._lives:
@@ -98,8 +98,8 @@ class ProcessKubelet(Kubelet):
 
     def pods(self, cluster: MemoryCluster) -> list[LocalPod]:
         """All pods in the form of local.json."""
-        pods = sorted(cluster.every("Pod"), key=lambda pod: str(pod["metadata"]["name"]))
-        return [_shown(pod, self._runners.get(ref(pod)), self.folder) for pod in pods]
+        pods = sorted(cluster.list_objects("Pod"), key=lambda pod: str(pod["metadata"]["name"]))
+        return [_local_pod(pod, self._runners.get(ref(pod)), self.folder) for pod in pods]
 
     async def _run(self, cluster: MemoryCluster, key: Ref, runner: PodRunner) -> None:
         try:
@@ -107,9 +107,9 @@ class ProcessKubelet(Kubelet):
         finally:
             del self._runners[key]
         shutil.rmtree(self.folder / "scratch" / key.name, ignore_errors=True)
-        cluster.forget(key)
+        cluster.purge(key)
 
-    def _machine(self, cluster: MemoryCluster, namespace: str) -> Machine:
+    def _local_host(self, cluster: MemoryCluster, namespace: str) -> LocalHost:
         def config_map(name: str) -> Mapping[str, str]:
             found = cluster.get(Ref("ConfigMap", namespace, name))
             if found is None:
@@ -117,7 +117,7 @@ class ProcessKubelet(Kubelet):
             data: Mapping[str, str] = found["data"]
             return data
 
-        return Machine(
+        return LocalHost(
             folder=self.folder,
             ports=self.ports,
             config_map=config_map,
@@ -133,7 +133,7 @@ class ProcessCluster(MemoryCluster):
     @override
     def address(self, namespace: str, target: str) -> str:
         host, _, port = target.rpartition(":")
-        pod = pod_behind(
+        pod = pod_of_address(
             host, is_service=lambda name: self.get(Ref("Service", namespace, name)) is not None
         )
         assert isinstance(self.kubelet, ProcessKubelet)  # noqa: S101 - built so by local.py
@@ -145,10 +145,10 @@ def process_cluster(kubelet: ProcessKubelet) -> ProcessCluster:
     return ProcessCluster(clock=SystemClock(), kubelet=kubelet)
 
 
-def _shown(pod: Manifest, runner: PodRunner | None, folder: Path) -> LocalPod:
+def _local_pod(pod: Manifest, runner: PodRunner | None, folder: Path) -> LocalPod:
     container: Manifest = next(iter(pod.get("status", {}).get("containerStatuses", ())), {})
     waiting = container.get("state", {}).get("waiting")
-    plan: Process | None = runner.process if runner else None
+    plan: ProcessSpec | None = runner.spec if runner else None
     return LocalPod(
         name=pod["metadata"]["name"],
         role=labels(pod).get(ROLE, ""),

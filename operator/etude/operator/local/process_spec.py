@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from etude.operator.builders.pod import POD_INDEX
-from etude.operator.local.ports import LOOPBACK, PortBook, pod_behind, rewritten
+from etude.operator.local.ports import LOOPBACK, PortRegistry, pod_of_address, rewrite_addresses
 from etude.operator.manifests import Manifest, labels
 from etude.operator.names import ATTEMPT, ordinal
 
-OF_THE_MACHINE = {"/tmp", "/dev/shm"}  # noqa: S108 - mount points, not files of ours
+HOST_MOUNTS = {"/tmp", "/dev/shm"}  # noqa: S108 - mount points, not files of ours
 """Mounts of the host itself: shared by all processes, and short enough for socket paths."""
 
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class HttpProbe:
     """An HTTP probe of a container on its loopback port."""
 
     path: str
@@ -30,7 +30,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessSpec:
     """A container as a process of this host."""
 
     command: tuple[str, ...]
@@ -44,21 +44,21 @@ class Process:
     log: Path
     ports: Mapping[str, int]
     """Loopback port of each named container port."""
-    startup: Probe | None
-    liveness: Probe | None
-    readiness: Probe | None
+    startup: HttpProbe | None
+    liveness: HttpProbe | None
+    readiness: HttpProbe | None
     grace_s: float
     restarts: bool
     """Whether it is restarted after it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class LocalHost:
     """Resources of pods of this runtime: folder, ports, ConfigMaps, Services."""
 
     folder: Path
     """The run folder."""
-    ports: PortBook
+    ports: PortRegistry
     config_map: Callable[[str], Mapping[str, str]]
     """Content of a ConfigMap by name.
 
@@ -69,7 +69,7 @@ class Machine:
     """Environment that every process inherits, like that of an image."""
 
 
-def process(pod: Manifest, machine: Machine) -> Process:
+def process_spec(pod: Manifest, machine: LocalHost) -> ProcessSpec:
     """The process of a pod.
 
     Raises:
@@ -81,14 +81,14 @@ def process(pod: Manifest, machine: Machine) -> Process:
     mounts = {
         mount["mountPath"]: folder / mount["name"]
         for mount in container.get("volumeMounts", ())
-        if mount["mountPath"] not in OF_THE_MACHINE
+        if mount["mountPath"] not in HOST_MOUNTS
     }
     ports = {
         port.get("name", str(port["containerPort"])): port["containerPort"]
         for port in container.get("ports", ())
     }
     local = {number: machine.ports.port(name, number) for number in ports.values()}
-    return Process(
+    return ProcessSpec(
         command=(_executable(container["command"][0], machine), *container["command"][1:]),
         env={**machine.base_env, **_environment(pod, container, machine, mounts)},
         files=_files(pod, folder, machine),
@@ -105,14 +105,14 @@ def process(pod: Manifest, machine: Machine) -> Process:
 
 
 def _environment(
-    pod: Manifest, container: Manifest, machine: Machine, mounts: Mapping[str, Path]
+    pod: Manifest, container: Manifest, machine: LocalHost, mounts: Mapping[str, Path]
 ) -> dict[str, str]:
     """The container's variables, with ports, addresses and paths of this host."""
     name = pod["metadata"]["name"]
     own = {port["containerPort"] for port in container.get("ports", ())}
 
     def resolve(host: str, port: int) -> str | None:
-        target = pod_behind(host, is_service=machine.is_service)
+        target = pod_of_address(host, is_service=machine.is_service)
         if host == LOOPBACK and port in own:
             target = name
         return None if target is None else f"{LOOPBACK}:{machine.ports.port(target, port)}"
@@ -125,7 +125,7 @@ def _environment(
         if item["name"].endswith("_PORT") and value.isdigit() and int(value) in own:
             told[item["name"]] = str(machine.ports.port(name, int(value)))
         else:
-            told[item["name"]] = rewritten(_located(value, mounts), resolve)
+            told[item["name"]] = rewrite_addresses(_localize_path(value, mounts), resolve)
     return told
 
 
@@ -142,7 +142,7 @@ def _value(item: Mapping[str, Any], pod: Manifest) -> str:
     return str(facts[source] if source else item.get("value", ""))
 
 
-def _located(value: str, mounts: Mapping[str, Path]) -> str:
+def _localize_path(value: str, mounts: Mapping[str, Path]) -> str:
     """The value with a mount path replaced by the folder behind it."""
     if value == "0.0.0.0":  # noqa: S104 - a run of this machine is nobody else's business
         return LOOPBACK
@@ -152,7 +152,7 @@ def _located(value: str, mounts: Mapping[str, Path]) -> str:
     return value
 
 
-def _files(pod: Manifest, folder: Path, machine: Machine) -> dict[Path, str]:
+def _files(pod: Manifest, folder: Path, machine: LocalHost) -> dict[Path, str]:
     return {
         folder / volume["name"] / key: text
         for volume in pod["spec"].get("volumes", ())
@@ -161,10 +161,10 @@ def _files(pod: Manifest, folder: Path, machine: Machine) -> dict[Path, str]:
     }
 
 
-def _probe(probe: Manifest | None, ports: Mapping[int, int]) -> Probe | None:
+def _probe(probe: Manifest | None, ports: Mapping[int, int]) -> HttpProbe | None:
     if probe is None:
         return None
-    return Probe(
+    return HttpProbe(
         path=probe["httpGet"]["path"],
         port=ports[probe["httpGet"]["port"]],
         period_s=probe.get("periodSeconds", 10),
@@ -173,6 +173,6 @@ def _probe(probe: Manifest | None, ports: Mapping[int, int]) -> Probe | None:
     )
 
 
-def _executable(name: str, machine: Machine) -> str:
+def _executable(name: str, machine: LocalHost) -> str:
     """The path of a command; unchanged if PATH has none."""
     return shutil.which(name, path=machine.base_env.get("PATH")) or name

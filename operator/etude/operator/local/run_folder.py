@@ -20,7 +20,7 @@ LOCK_TRIES, LOCK_PAUSE_S = 5, 0.05
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Lock the folder; the lock ends with the process.
 
     Raises:
@@ -59,7 +59,7 @@ def _take(lock: TextIO) -> bool:
     return False
 
 
-def remembered(folder: Path) -> list[Manifest]:
+def load_objects(folder: Path) -> list[Manifest]:
     """Load the objects of the last runtime; none in a new folder."""
     path = folder / OBJECTS
     if not path.exists():
@@ -69,13 +69,13 @@ def remembered(folder: Path) -> list[Manifest]:
     return [KINDS_BY_NAME[m["kind"]].restore(m, written_s) for m in found]
 
 
-def last_of(folder: Path, run: Manifest) -> Manifest | None:
+def load_run(folder: Path, run: Manifest) -> Manifest | None:
     """The run of the last runtime; None in a new folder.
 
     Raises:
         UserError: the folder holds another run.
     """
-    last = next((m for m in remembered(folder) if m["kind"] == "RLRun"), None)
+    last = next((m for m in load_objects(folder) if m["kind"] == "RLRun"), None)
     if last is not None and ref(last) != ref(run):
         what = f"the folder holds the run {last['metadata']['name']}"
         fix = "give this run a folder of its own: --dir FOLDER"
@@ -83,7 +83,7 @@ def last_of(folder: Path, run: Manifest) -> Manifest | None:
     return last
 
 
-def remember(folder: Path, objects: Sequence[Manifest]) -> None:
+def save_objects(folder: Path, objects: Sequence[Manifest]) -> None:
     """Save the objects that outlive the runtime, atomically."""
     kept = [manifest for manifest in objects if manifest["kind"] in KINDS_BY_NAME]
     partial = folder / f"{OBJECTS}.partial"
@@ -91,7 +91,7 @@ def remember(folder: Path, objects: Sequence[Manifest]) -> None:
     partial.replace(folder / OBJECTS)
 
 
-def outcome(run: Manifest) -> str | None:
+def run_outcome(run: Manifest) -> str | None:
     """Complete, Failed or Suspended, once that holds for the present spec of the run."""
     generation = run.get("metadata", {}).get("generation")
     for kind in ("Complete", "Failed", "Suspended"):
@@ -101,8 +101,8 @@ def outcome(run: Manifest) -> str | None:
     return None
 
 
-def ending(run: Manifest) -> str:
+def outcome_message(run: Manifest) -> str:
     """Reason and message of the outcome."""
-    found = outcome(run)
+    found = run_outcome(run)
     fact = condition(run, found) if found else {}
     return ": ".join(part for part in (fact.get("reason", ""), fact.get("message", "")) if part)

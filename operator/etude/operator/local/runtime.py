@@ -22,15 +22,15 @@ from etude.common.errors import Problem, UserError
 from etude.common.run_folder.state import IMAGES_VARIABLE, images_folder
 from etude.operator.builders.run import Platform
 from etude.operator.clock import SystemClock
-from etude.operator.controller.operator import operator
-from etude.operator.controller.status_writer import Pace
+from etude.operator.controller.operator import open_operator
+from etude.operator.controller.status_writer import StatusDebounce
 from etude.operator.local import localize, run_folder
 from etude.operator.local.localize import Object
 from etude.operator.local.process_cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.local.state_files import StateFiles
 from etude.operator.manifests import Manifest, condition, is_true, ref
 from etude.operator.reasons import Reason
-from etude.operator.remotes.clients import GrpcPeers
+from etude.operator.remotes.clients import GrpcRemoteClient
 
 log = logging.getLogger("etude.operator.local")
 
@@ -42,13 +42,13 @@ EXIT_BUG = 70
 EXIT_STOPPED = 130
 
 IMAGES = ("trainer", "inference", "rewards", "envserver", "operator")
-STATUS_PACE_S = 0.5
+STATUS_DEBOUNCE_S = 0.5
 LAST_JOBS_S = 60.0
 """Longest wait for the verification of checkpoints, which takes a second or two."""
 
 
 @dataclass(slots=True)
-class Runtime:
+class LocalRuntime:
     """One run on this host."""
 
     folder: Path
@@ -71,11 +71,11 @@ class Runtime:
         return code
 
     def _restore(self, cluster: ProcessCluster) -> None:
-        known = run_folder.remembered(self.folder)
+        known = run_folder.load_objects(self.folder)
         for manifest in known:
-            cluster.put(manifest)
+            cluster.upsert(manifest)
         for manifest in (*self.others, self.run):
-            cluster.put(manifest)
+            cluster.upsert(manifest)
         _warn_of_weak_isolation(self.run, self.others)
 
     async def _operate(
@@ -91,8 +91,13 @@ class Runtime:
             allows_weak_isolation=True,
             traces_file=str(self.folder / "traces.jsonl"),
         )
-        running = operator(
-            cluster, GrpcPeers(), platform, clock, instance="local", pace=Pace(STATUS_PACE_S)
+        running = open_operator(
+            cluster,
+            GrpcRemoteClient(),
+            platform,
+            clock,
+            instance="local",
+            debounce=StatusDebounce(STATUS_DEBOUNCE_S),
         )
         async with running as made, asyncio.TaskGroup() as tasks:
             helpers = [
@@ -109,7 +114,7 @@ class Runtime:
         outcome = None
         while outcome is None and self._signals < 2:
             self._news.clear()
-            outcome = run_folder.outcome(cluster.get(ref(self.run)) or {})
+            outcome = run_folder.run_outcome(cluster.get(ref(self.run)) or {})
             if outcome is None:
                 await self._news.wait()
         with suppress(TimeoutError):
@@ -124,26 +129,26 @@ class Runtime:
         self._news.set()
         if self._signals > 1:
             log.warning("stopping at once; the next start resumes from the last checkpoint")
-            kubelet.hurry()
+            kubelet.skip_grace()
             return
         log.info("saving a checkpoint, then stopping; a second signal stops at once")
         live = cluster.get(ref(self.run)) or self.run
-        cluster.put({**self.run, "spec": {**live["spec"], "suspend": True}})
+        cluster.upsert({**self.run, "spec": {**live["spec"], "suspend": True}})
 
     def _exit_code(self, cluster: ProcessCluster, outcome: str | None) -> int:
         run = cluster.get(ref(self.run)) or {}
         match outcome:
             case "Complete":
-                log.info("complete: %s", run_folder.ending(run))
+                log.info("complete: %s", run_folder.outcome_message(run))
                 return 0
             case "Failed":
-                log.error("failed: %s", run_folder.ending(run))
+                log.error("failed: %s", run_folder.outcome_message(run))
                 return EXIT_FAILED
             case "Suspended" if not self._signals:
                 how = (
                     "--set spec.suspend=false" if run["spec"].get("suspend") else "the same command"
                 )
-                log.info("suspended: %s; %s resumes", run_folder.ending(run), how)
+                log.info("suspended: %s; %s resumes", run_folder.outcome_message(run), how)
                 return EXIT_STOPPED
             case _:
                 log.info("stopped; the same command resumes")
@@ -160,8 +165,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     folder = options.dir.absolute()
     try:
-        manifests = read(options.file, options.set)
-        with run_folder.locked(folder):
+        manifests = read_manifests(options.file, options.set)
+        with run_folder.lock_folder(folder):
             code = _run(folder, manifests)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
@@ -175,7 +180,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def read(file: Path, settings: Sequence[str]) -> list[Object]:
+def read_manifests(file: Path, settings: Sequence[str]) -> list[Object]:
     """Read the objects of a manifest file, checked as by the API server.
 
     Raises:
@@ -190,7 +195,7 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
         ) from cause
     objects = [value for value in found if isinstance(value, dict)]
     objects = [
-        localize.with_settings(value, settings) if value.get("kind") == "RLRun" else value
+        localize.apply_settings(value, settings) if value.get("kind") == "RLRun" else value
         for value in objects
     ]
     # Rewritten only if settings changed it, so that positions in findings are those of the file.
@@ -208,18 +213,18 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
 
 
 def _run(folder: Path, objects: list[Object]) -> int:
-    local = [_named(localize.on_this_machine(value, folder)) for value in objects]
+    local = [_with_namespace(localize.localize(value, folder)) for value in objects]
     run = next(m for m in local if m["kind"] == "RLRun")
-    before = run_folder.last_of(folder, run)
+    before = run_folder.load_run(folder, run)
     (folder / "run.yaml").write_text(yaml_documents.dump_documents(objects), encoding="utf-8")
     if before is not None and is_true(before, "Complete"):
-        log.info("complete already: %s", run_folder.ending(before))
+        log.info("complete already: %s", run_folder.outcome_message(before))
         return 0
     others = [m for m in local if m is not run]
-    return asyncio.run(Runtime(folder, run, others, _base_env()).serve())
+    return asyncio.run(LocalRuntime(folder, run, others, _base_env()).serve())
 
 
-def _named(value: Object) -> Manifest:
+def _with_namespace(value: Object) -> Manifest:
     manifest: Manifest = dict(value)
     metadata = manifest["metadata"]
     return {**manifest, "metadata": {"namespace": "default", **metadata}}
@@ -238,7 +243,7 @@ def _base_env() -> dict[str, str]:
 
 def _has_work(cluster: ProcessCluster) -> bool:
     """Return true while a checkpoint is being verified or deleted."""
-    facts = [condition(m, "Ready") for m in cluster.every("Checkpoint")]
+    facts = [condition(m, "Ready") for m in cluster.list_objects("Checkpoint")]
     return any(f.get("status") != "True" and f.get("reason") != Reason.CORRUPT for f in facts)
 
 

@@ -50,9 +50,9 @@ class StateFiles:
             self._is_failing = False
 
     def _write(self) -> None:
-        objects = [m for kind in KINDS for m in self.cluster.every(kind.name)]
+        objects = [m for kind in KINDS for m in self.cluster.list_objects(kind.name)]
         if objects != self._objects:
-            run_folder.remember(self.folder, objects)
+            run_folder.save_objects(self.folder, objects)
             self._objects = objects
         state = self._state()
         if self._last is None or _without_time(state) != _without_time(self._last):
@@ -65,9 +65,9 @@ class StateFiles:
             pid=self.pid,
             updated_unix_ms=int(time.time() * 1000),
             run=self.cluster.get(self.run) or {},
-            pools=tuple(self.cluster.every("EnvPool")),
+            pools=tuple(self.cluster.list_objects("EnvPool")),
             pods=tuple(self.kubelet.pods(self.cluster)),
-            events=tuple(_line(event) for event in recent),
+            events=tuple(_event_line(event) for event in recent),
         )
 
 
@@ -75,7 +75,7 @@ def _without_time(state: LocalState) -> LocalState:
     return state.model_copy(update={"updated_unix_ms": 0})
 
 
-def _line(event: Manifest) -> str:
+def _event_line(event: Manifest) -> str:
     clock = event["eventTime"][11:19]
     about = event["regarding"]
     return f"{clock} {about['kind']} {about['name']} {event['reason']}: {event['note']}"

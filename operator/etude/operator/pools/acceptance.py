@@ -3,7 +3,7 @@
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel
 from etude.operator.builders.run import Platform
-from etude.operator.conditions import ACCEPTED, Fact, no
+from etude.operator.conditions import ACCEPTED, ConditionFact, false_condition
 from etude.operator.pools.settings import schedule_problems
 from etude.operator.reasons import Reason
 
@@ -11,26 +11,26 @@ _ROOT_DRIVERS = (DriverName.FIRECRACKER, DriverName.GVISOR)
 """Drivers that need root, which the restricted Pod Security standard forbids."""
 
 
-def pool_problem(pool: EnvPool, platform: Platform) -> Fact | None:
+def pool_problem(pool: EnvPool, platform: Platform) -> ConditionFact | None:
     """The first finding against a pool."""
     if pool.spec.isolation.minimum == IsolationLevel.PROCESS and not platform.allows_weak_isolation:
         message = (
             "isolation.minimum Process shares the host's kernel, which is not allowed here:"
             " install the chart with isolation.allowProcess=true, or ask for a stronger minimum"
         )
-        return no(ACCEPTED, Reason.WEAK_ISOLATION_NOT_ALLOWED, message)
+        return false_condition(ACCEPTED, Reason.WEAK_ISOLATION_NOT_ALLOWED, message)
     if pool.spec.edge is not None and platform.has_shared_files:
         message = (
             "spec.edge: there are no Secrets on one machine; remove it, and start"
             " `etude-envserver edge` with a file of keys"
         )
-        return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+        return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     for message in schedule_problems(pool.spec, at="spec"):
-        return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+        return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     return driver_problem(pool.spec, platform, at="spec")
 
 
-def driver_problem(spec: EnvPoolSpec, platform: Platform, *, at: str) -> Fact | None:
+def driver_problem(spec: EnvPoolSpec, platform: Platform, *, at: str) -> ConditionFact | None:
     """The finding against a pool's driver."""
     driver = spec.isolation.driver
     if driver not in _ROOT_DRIVERS or platform.has_shared_files:
@@ -39,4 +39,4 @@ def driver_problem(spec: EnvPoolSpec, platform: Platform, *, at: str) -> Fact | 
         f"{at}.isolation.driver: {driver} needs root, which no pod of a pool is; take QemuMicroVM"
         " or Auto, or start brokers and nodes of this driver yourself"
     )
-    return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+    return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)

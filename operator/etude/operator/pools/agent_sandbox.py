@@ -13,7 +13,7 @@ from etude.common.api.run.pod_template import (
 )
 from etude.operator import names
 from etude.operator.builders.run import Platform
-from etude.operator.conditions import Fact, no
+from etude.operator.conditions import ConditionFact, false_condition
 from etude.operator.integrations import apis
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref, controller_uid, is_deleting, labels, ref, uid
@@ -27,7 +27,7 @@ RECHECK_S = 10.0
 
 def sandbox_problem(
     pool: EnvPool, platform: Platform, *, served: Collection[str], template: Manifest | None
-) -> Fact | None:
+) -> ConditionFact | None:
     """The problem of a pool that asks for Sandboxes; None where they can be created.
 
     Args:
@@ -40,26 +40,26 @@ def sandbox_problem(
         return None
     if platform.has_shared_files:
         message = "spec.backend: the local runtime has no Sandboxes: remove the field"
-        return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+        return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     for need in apis.pool_needs(pool):
-        missing = apis.problem(need, platform.integrations, served)
+        missing = apis.need_problem(need, platform.integrations, served)
         if missing is not None:
             return missing
     reference = pool.spec.sandbox_template_ref
     name = reference.name if reference is not None else ""
     if template is None:
         message = f"{FIELD}: no SandboxTemplate {name} in this namespace: create it"
-        return no(ACCEPTED, Reason.SANDBOX_TEMPLATE_NOT_FOUND, message)
+        return false_condition(ACCEPTED, Reason.SANDBOX_TEMPLATE_NOT_FOUND, message)
     for words in _forbidden_fields(template["spec"].get("podTemplate", {})):
         message = f"{FIELD}: SandboxTemplate {name}: spec.podTemplate.{words}; remove it"
-        return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+        return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     return None
 
 
-def is_waiting(problem: Fact | None) -> bool:
+def is_waiting(problem: ConditionFact | None) -> bool:
     """The problem ends once the missing API or object is created."""
     return problem is not None and (
-        apis.is_missing(problem) or problem.reason == Reason.SANDBOX_TEMPLATE_NOT_FOUND
+        apis.is_api_missing(problem) or problem.reason == Reason.SANDBOX_TEMPLATE_NOT_FOUND
     )
 
 
@@ -71,7 +71,7 @@ def _forbidden_fields(template: Mapping[str, Manifest]) -> Iterator[str]:
     spec = template.get("spec", {})
     for words in (*directive_errors(spec), *host_access_errors(spec)):
         yield f"spec.{words}"
-    for name in variable_names(spec, names.NODE):
+    for name in variable_names(spec, names.HOST):
         if is_reserved(name):
             yield f"spec.containers: {name} is set by the operator"
 
@@ -93,8 +93,8 @@ def sandbox_hosts(
     for each in sandboxes:
         yield {**each, "status": _pod_status(cluster, each)}
     known = {uid(each) for each in sandboxes}
-    ours = {names.POOL: pool.metadata.name, names.ROLE: names.NODE}.items()
-    for pod in cluster.every("Pod"):
+    ours = {names.POOL: pool.metadata.name, names.ROLE: names.HOST}.items()
+    for pod in cluster.list_objects("Pod"):
         is_ours = ours <= labels(pod).items() and ref(pod).namespace == pool.metadata.namespace
         if is_ours and is_deleting(pod) and controller_uid(pod) not in known:
             yield pod
@@ -102,7 +102,7 @@ def sandbox_hosts(
 
 def _pod_status(cluster: Cluster, sandbox: Manifest) -> Manifest:
     """The status of the Sandbox's pod; of two, of the one that is not terminating."""
-    pods = [each for each in cluster.owned(uid(sandbox)) if each["kind"] == "Pod"]
+    pods = [each for each in cluster.list_owned(uid(sandbox)) if each["kind"] == "Pod"]
     pods.sort(key=is_deleting)
     found: Manifest = pods[0].get("status", {}) if pods else {}
     return found

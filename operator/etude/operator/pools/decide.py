@@ -8,11 +8,11 @@ from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.api.pool.status import EnvPoolStatus
 from etude.common.api.run.status import Resolved
 from etude.operator import names
-from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Vacate
+from etude.operator.actions import Action, Apply, ClockReading, Decision, Delete, DrainHosts
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders.run import Platform, broker_addresses
 from etude.operator.builders.workload import keep_selector
-from etude.operator.conditions import Fact
+from etude.operator.conditions import ConditionFact
 from etude.operator.integrations import cert_manager
 from etude.operator.manifests import Manifest, Ref, is_applied, is_deleting, labels, ref, uid
 from etude.operator.pools import agent_sandbox
@@ -29,7 +29,7 @@ _PARTS = {"Service", "StatefulSet", "NetworkPolicy"}
 
 
 def decide(
-    pool: EnvPool, seen: ObservedPool, now: Moment, platform: Platform
+    pool: EnvPool, seen: ObservedPool, now: ClockReading, platform: Platform
 ) -> Decision[EnvPoolStatus]:
     """One pass over one pool. No I/O, no clock."""
     if pool.metadata.deletion_timestamp:
@@ -39,7 +39,7 @@ def decide(
         or agent_sandbox.sandbox_problem(
             pool, platform, served=seen.served, template=seen.sandbox_template
         )
-        or cert_manager.problem(pool, platform.tls, seen.served)
+        or cert_manager.cert_manager_problem(pool, platform.tls, seen.served)
     )
     if problem is None and pool.status.resolved is None:
         resolved = Resolved(images=dict(platform.images))
@@ -49,23 +49,23 @@ def decide(
         )
     actions = () if problem is not None else tuple(_actions(pool, seen, platform))
     is_moving = pool.spec.mode is not ScalingMode.MANUAL or any(
-        isinstance(a, Vacate) for a in actions
+        isinstance(a, DrainHosts) for a in actions
     )
     said = pool_status(pool, seen, now, problem)
     again_s = _requeue_after_s(problem, seen.size, is_moving=is_moving)
-    if cert_manager.is_absent(platform.tls, seen.served):
-        soon_s = cert_manager.LOOK_AGAIN_S
+    if cert_manager.is_cert_manager_missing(platform.tls, seen.served):
+        soon_s = cert_manager.RETRY_S
         again_s = soon_s if again_s is None else min(again_s, soon_s)
     return Decision(
         status=said,
         actions=actions,
         requeue_after_s=again_s,
-        is_passing=_differs_in_numbers(pool.status, said),
+        is_transient=_differs_in_numbers(pool.status, said),
     )
 
 
 def _requeue_after_s(
-    problem: Fact | None, size: PoolSize | None, *, is_moving: bool
+    problem: ConditionFact | None, size: PoolSize | None, *, is_moving: bool
 ) -> float | None:
     if agent_sandbox.is_waiting(problem):
         return agent_sandbox.RECHECK_S
@@ -79,7 +79,7 @@ class _StatusText(NamedTuple):
 
     observed_generation: int
     phase: str
-    facts: list[Fact]
+    facts: list[ConditionFact]
 
 
 def _differs_in_numbers(before: EnvPoolStatus, after: EnvPoolStatus) -> bool:
@@ -88,7 +88,9 @@ def _differs_in_numbers(before: EnvPoolStatus, after: EnvPoolStatus) -> bool:
 
 
 def _status_text(status: EnvPoolStatus) -> _StatusText:
-    facts = [Fact(c.type, c.status == "True", c.reason, c.message) for c in status.conditions]
+    facts = [
+        ConditionFact(c.type, c.status == "True", c.reason, c.message) for c in status.conditions
+    ]
     return _StatusText(status.observed_generation, status.phase, facts)
 
 
@@ -123,7 +125,7 @@ def _actions(pool: EnvPool, seen: ObservedPool, platform: Platform) -> Iterator[
     wanted = desired_pools.pool_children(
         pool, new, pool.status.resolved.images, platform, seen.sandbox_template
     )
-    children = cert_manager.possible(wanted, seen.served)
+    children = cert_manager.applicable_children(wanted, seen.served)
     for child in children:
         live = seen.children.get(ref(child))
         manifest = keep_selector(child, live)
@@ -145,13 +147,13 @@ def _remove_hosts(pool: EnvPool, seen: ObservedPool, size: PoolSize) -> Iterator
     if (retiring or is_asked) and not pool.spec.is_released:
         # Also without any: hosts that no longer retire must get environments again.
         targets = broker_addresses(pool.metadata.name, pool.spec.brokers)
-        yield Vacate(brokers=tuple(targets), nodes=retiring)
+        yield DrainHosts(brokers=tuple(targets), hosts=retiring)
 
 
 def _prune(pool: EnvPool, seen: ObservedPool, wanted: set[Ref]) -> Iterator[Delete]:
     """Children of parts that left the spec; objects that others gave this owner are kept."""
     # Labels of every part; some parts have the label of the pool's run as well.
-    ours = {names.MANAGED_BY: names.OURS, names.POOL: pool.metadata.name}.items()
+    ours = {names.MANAGED_BY: names.MANAGER, names.POOL: pool.metadata.name}.items()
     for key, live in seen.children.items():
         is_part = key.kind in _PARTS and ours <= labels(live).items()
         if is_part and key not in wanted and not is_deleting(live):

@@ -9,7 +9,7 @@ from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.status import EnvPoolStatus, Slots
 from etude.common.api.schema import crd
 from etude.operator import metrics, names
-from etude.operator.actions import Decision, Moment
+from etude.operator.actions import ClockReading, Decision
 from etude.operator.builders.pool import pool_children
 from etude.operator.builders.run import Platform, broker_addresses
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
@@ -17,7 +17,7 @@ from etude.operator.manifests import Manifest, Ref, labels, ref
 from etude.operator.metrics import ConditionMetric
 from etude.operator.pools import decide, observe
 from etude.operator.pools.size import PoolSizers
-from etude.operator.remotes.followers import Peer
+from etude.operator.remotes.followers import ReportSource
 
 MAX_GAP_S = 30.0
 """Longest gap between two passes that counts; in a longer one another operator acted."""
@@ -32,7 +32,7 @@ class PoolGauges:
     _idle_since: dict[Ref, float] = field(default_factory=dict)
     """Monotonic time at which each pool's idle slots were counted last."""
 
-    def export(self, pool: EnvPool, now: Moment) -> None:
+    def export(self, pool: EnvPool, now: ClockReading) -> None:
         """Export the metrics of a pool."""
         about = (pool.metadata.namespace, pool.metadata.name)
         key, status = Ref("EnvPool", *about), pool.status
@@ -98,7 +98,7 @@ class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
     def record_apply(self, manifest: Manifest) -> None:
         """Count a created host; hosts are never changed, so each apply creates one."""
         found = labels(manifest)
-        if manifest["kind"] in {"Pod", "Sandbox"} and found.get(names.ROLE) == names.NODE:
+        if manifest["kind"] in {"Pod", "Sandbox"} and found.get(names.ROLE) == names.HOST:
             metrics.POOL_CREATES.labels(ref(manifest).namespace, found[names.POOL]).inc()
 
     @override
@@ -110,7 +110,7 @@ class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
         for number, target in enumerate(broker_addresses(pool.metadata.name, pool.spec.brokers)):
             self.context.followers.follow_ready_pod(
                 ref(manifest),
-                Peer(pool.metadata.uid, number),
+                ReportSource(pool.metadata.uid, number),
                 target,
                 [pod for pod in pods if names.ordinal(pod["metadata"]["name"]) == number],
             )

@@ -7,13 +7,13 @@ from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.api.pool.backend import Backend
 from etude.operator import names
-from etude.operator.conditions import Fact
+from etude.operator.conditions import ConditionFact
 from etude.operator.integrations import apis
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref, is_true, labels, ref, uid
 from etude.operator.pools import agent_sandbox
 from etude.operator.pools.size import PoolSize
-from etude.operator.remotes.report_store import PoolReport, ReportBook
+from etude.operator.remotes.report_store import PoolReport, ReportStore
 
 PLANNING_MODES = (ScalingMode.PREDICTIVE, ScalingMode.EXTERNAL)
 """Modes in which plans count."""
@@ -37,18 +37,18 @@ class ObservedPool:
     """The SandboxTemplate that sandboxTemplateRef names."""
     size: PoolSize | None = None
     """What the pool's sizer says; without one, what the spec asks for."""
-    problem: Fact | None = None
+    problem: ConditionFact | None = None
     """The rejection that kept the last decision from being carried out."""
 
 
 def observe_pool(
-    cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | None
+    cluster: Cluster, book: ReportStore, pool: EnvPool, problem: ConditionFact | None
 ) -> ObservedPool:
     """Everything that a decision about this pool depends on."""
     report = book.pool(pool.metadata.uid)
-    children = {ref(m): m for m in cluster.owned(pool.metadata.uid)}
+    children = {ref(m): m for m in cluster.list_owned(pool.metadata.uid)}
     sets = {
-        labels(m).get(names.ROLE, ""): cluster.owned(uid(m))
+        labels(m).get(names.ROLE, ""): cluster.list_owned(uid(m))
         for m in children.values()
         if m["kind"] == "StatefulSet"
     }
@@ -56,10 +56,10 @@ def observe_pool(
         children=children,
         hosts=list(_hosts(cluster, pool, children)),
         brokers=[p for p in sets.get(names.BROKER, ()) if p["kind"] == "Pod"],
-        api_pods=[p for p in sets.get(names.EDGE, ()) if p["kind"] == "Pod"],
+        api_pods=[p for p in sets.get(names.ENVIRONMENT_API, ()) if p["kind"] == "Pod"],
         report=report,
         gpus_by_run=_gpus_by_run(cluster, pool, report) if pool.spec.mode in PLANNING_MODES else {},
-        served=cluster.served(apis.asked(apis.pool_needs(pool))),
+        served=cluster.usable_kinds(apis.needed_kinds(apis.pool_needs(pool))),
         sandbox_template=_sandbox_template(cluster, pool),
         problem=problem,
     )
@@ -68,7 +68,7 @@ def observe_pool(
 def _hosts(cluster: Cluster, pool: EnvPool, children: Mapping[Ref, Manifest]) -> Iterable[Manifest]:
     if pool.spec.backend is Backend.AGENT_SANDBOX:
         return agent_sandbox.sandbox_hosts(cluster, pool, children)
-    return (m for m in children.values() if labels(m).get(names.ROLE) == names.NODE)
+    return (m for m in children.values() if labels(m).get(names.ROLE) == names.HOST)
 
 
 def _sandbox_template(cluster: Cluster, pool: EnvPool) -> Manifest | None:
@@ -80,8 +80,8 @@ def _sandbox_template(cluster: Cluster, pool: EnvPool) -> Manifest | None:
 
 def _gpus_by_run(cluster: Cluster, pool: EnvPool, report: PoolReport) -> dict[str, int | None]:
     """GPUs by planning run, looked up one by one: scanning a large namespace dominated a pass."""
-    told = {plan.run_id for words in report.said.values() for plan in words.said.plans}
-    found = {run_id: cluster.known(run_id) for run_id in told}
+    told = {plan.run_id for words in report.by_broker.values() for plan in words.response.plans}
+    found = {run_id: cluster.get_by_uid(run_id) for run_id in told}
     return {
         run_id: None if _is_inactive(run) else _gpus(run)
         for run_id, run in found.items()

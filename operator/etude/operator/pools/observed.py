@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from etude.common.plans.forecast import Quantile, Wave
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.manifests import Manifest, is_deleting, is_true
 from etude.operator.pools.autoscaling.provisioning import ProvisionTime, add_first_start
 from etude.operator.pools.autoscaling.values import HeldLeases, IdleReplica, PoolMetrics, RunPlan
 from etude.operator.pools.health import is_unschedulable
-from etude.operator.remotes.report_store import PoolReport, Words
+from etude.operator.remotes.report_store import BrokerReport, PoolReport
 from etude.v1 import environments_pb2, plan_pb2
 
 
@@ -38,10 +38,12 @@ def staying_hosts(nodes: Sequence[Manifest]) -> list[Manifest]:
 def reported_hosts(report: PoolReport) -> dict[str, ReportedHost]:
     """Every host that a broker reports, by name."""
     found: dict[str, ReportedHost] = {}
-    for words in report.said.values():
-        for told in words.said.members:
+    for words in report.by_broker.values():
+        for told in words.response.members:
             known = found.get(told.node_id, ReportedHost())
-            since_s = words.at_s(told.idle_since_unix_ms) if told.idle_since_unix_ms else -math.inf
+            since_s = (
+                words.to_local_s(told.idle_since_unix_ms) if told.idle_since_unix_ms else -math.inf
+            )
             found[told.node_id] = ReportedHost(
                 held=known.held + told.held,
                 idle_since_s=max(known.idle_since_s, since_s),
@@ -57,7 +59,7 @@ def pool_metrics(
     *,
     brokers: int,
     provision: ProvisionTime,
-    now: Moment,
+    now: ClockReading,
 ) -> PoolMetrics:
     """Metrics of the pool now.
 
@@ -71,8 +73,8 @@ def pool_metrics(
     there, known = staying_hosts(nodes), reported_hosts(report)
     ready = [host_name(node) for node in there if is_true(node, "Ready")]
     vacated = {host_name(node) for node in there if is_true(node, "DisruptionTarget")}
-    words = report.said.values()
-    seen_s = min((each.heard_s for each in words), default=-math.inf)
+    words = report.by_broker.values()
+    seen_s = min((each.received_s for each in words), default=-math.inf)
     return PoolMetrics(
         seen_s=seen_s if len(words) >= brokers else -math.inf,
         wall_s=now.wall_s,
@@ -81,9 +83,9 @@ def pool_metrics(
         unschedulable=sum(map(is_unschedulable, there)),
         terminating=len(nodes) - len(there),
         holding=sum(known[name].held > 0 for name in map(host_name, there) if name in known),
-        leased=sum(each.said.leased + each.said.opening for each in words),
-        queued=sum(each.said.waiting for each in words),
-        holders=frozenset(run_id for each in words for run_id in each.said.leased_by_run),
+        leased=sum(each.response.leased + each.response.opening for each in words),
+        queued=sum(each.response.waiting for each in words),
+        holders=frozenset(run_id for each in words for run_id in each.response.leased_by_run),
         idle=tuple(
             IdleReplica(
                 name=name,
@@ -124,39 +126,41 @@ def run_plans(report: PoolReport, asking: Mapping[str, int | None]) -> tuple[Run
         RunPlan(
             run_id=told.run_id,
             version=told.version,
-            heard_s=words.at_s(told.heard_unix_ms),
-            until_s=words.at_s(told.until_unix_ms),
+            heard_s=words.to_local_s(told.heard_unix_ms),
+            until_s=words.to_local_s(told.until_unix_ms),
             waves=tuple(_wave(words, wave) for wave in told.waves),
             ratio=told.ratio,
             gpus=asking.get(told.run_id, 0) or 0,
         )
-        for words in report.said.values()
-        for told in words.said.plans
+        for words in report.by_broker.values()
+        for told in words.response.plans
         # An unknown run may belong to another operator.
         if asking.get(told.run_id, 0) is not None
     )
 
 
-def _wave(words: Words, told: environments_pb2.PlannedWave) -> Wave:
+def _wave(words: BrokerReport, told: environments_pb2.PlannedWave) -> Wave:
     return Wave(
         template=told.template,
         count=told.count,
-        start_s=words.at_s(told.start_unix_ms),
+        start_s=words.to_local_s(told.start_unix_ms),
         sigma_s=told.start_sigma_s,
         lease=_quantiles(told.lease_seconds),
     )
 
 
-def _held_leases(report: PoolReport, now: Moment) -> Iterator[HeldLeases]:
-    for words in report.said.values():
-        for told in words.said.held:
-            age_s = max(0.0, now.monotonic_s - words.at_s(told.since_unix_ms))
+def _held_leases(report: PoolReport, now: ClockReading) -> Iterator[HeldLeases]:
+    for words in report.by_broker.values():
+        for told in words.response.held:
+            age_s = max(0.0, now.monotonic_s - words.to_local_s(told.since_unix_ms))
             yield HeldLeases(told.template, told.count, age_s)
 
 
 def _lease_quantiles(report: PoolReport) -> tuple[Quantile, ...]:
     """Lease durations by the broker that knows most leases: quantiles have no sum."""
-    told = max((words.said for words in report.said.values()), key=_knowledge, default=None)
+    told = max(
+        (words.response for words in report.by_broker.values()), key=_knowledge, default=None
+    )
     return () if told is None else _quantiles(told.lease_seconds)
 
 

@@ -4,33 +4,33 @@ from collections.abc import Iterator
 
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.status import AutoscalerStatus, ProvisionStatus
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.clock import rfc3339
-from etude.operator.conditions import Fact, no, yes
+from etude.operator.conditions import ConditionFact, false_condition, true_condition
 from etude.operator.pools.autoscaling.values import PoolDecision, ScalingCause
 from etude.operator.pools.size import PoolSize
 from etude.operator.reasons import Reason
 
 
-def scale_facts(pool: EnvPool, size: PoolSize) -> Iterator[Fact]:
+def scale_facts(pool: EnvPool, size: PoolSize) -> Iterator[ConditionFact]:
     """Conditions of a pool that sizes itself; other pools have none of them."""
     decision = size.decision
     if decision is None or decision.cause is ScalingCause.UNKNOWN:
         return
     spare = decision.excess_burst_capacity
     if spare >= 0:
-        yield yes("BurstCapacityMet", Reason.BURST_FITS)
+        yield true_condition("BurstCapacityMet", Reason.BURST_FITS)
     else:
         words = f"{-spare} slots are missing for the demand and spec.autoscaling.burstCapacity"
-        yield no("BurstCapacityMet", Reason.BURST_TOO_LARGE, words)
+        yield false_condition("BurstCapacityMet", Reason.BURST_TOO_LARGE, words)
     if decision.is_hard_capped:
         words = f"recent demand explains at most {decision.hard_cap} hosts"
-        yield yes("HardCapped", Reason.OVERPROVISIONED, words)
+        yield true_condition("HardCapped", Reason.OVERPROVISIONED, words)
     else:
-        yield no("HardCapped", Reason.HEALTHY)
+        yield false_condition("HardCapped", Reason.HEALTHY)
 
 
-def autoscaler_status(pool: EnvPool, size: PoolSize, now: Moment) -> AutoscalerStatus:
+def autoscaler_status(pool: EnvPool, size: PoolSize, now: ClockReading) -> AutoscalerStatus:
     """Status of the autoscaler: figures and cause of the last decision."""
     before, decision = pool.status.autoscaler, size.decision
     mode = ScalingCause.UNKNOWN.value if size.has_silent_brokers else str(pool.spec.mode)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from etude.common.api.kinds import EnvPool
 from etude.common.api.meta import number
 from etude.common.api.pool.autoscaling import ScalingMode
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.manifests import Manifest, is_true, uid
 from etude.operator.names import ordinal
 from etude.operator.pools.autoscaling.config import TICK_S
@@ -92,7 +92,7 @@ class PoolSizer:
         nodes: Sequence[Manifest],
         report: PoolReport,
         asking: Mapping[str, int | None],
-        now: Moment,
+        now: ClockReading,
     ) -> PoolSize:
         """The size of a pool now; a decision holds for TICK_S.
 
@@ -120,7 +120,7 @@ class PoolSizer:
         nodes: Sequence[Manifest],
         report: PoolReport,
         asking: Mapping[str, int | None],
-        now: Moment,
+        now: ClockReading,
     ) -> PoolSize:
         if not pool.spec.is_sized_for_demand:
             self._state = self._size = None
@@ -139,7 +139,7 @@ class PoolSizer:
         nodes: Sequence[Manifest],
         report: PoolReport,
         asking: Mapping[str, int | None],
-        now: Moment,
+        now: ClockReading,
     ) -> PlannedDemand:
         """Planned demand, for the pool's external autoscaler."""
         seen = pool_metrics(
@@ -160,7 +160,7 @@ class PoolSizer:
         nodes: Sequence[Manifest],
         report: PoolReport,
         asking: Mapping[str, int | None],
-        now: Moment,
+        now: ClockReading,
     ) -> PoolSize:
         now_s = now.monotonic_s
         if self._size is not None and now_s - self._decided_s < TICK_S:

@@ -5,9 +5,14 @@ from collections.abc import Mapping, Sequence
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.status import EnvPoolStatus, LeaseStatus, Slots
 from etude.operator import names, pod_failures
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.clock import rfc3339
-from etude.operator.conditions import Fact, conditions, no, yes
+from etude.operator.conditions import (
+    ConditionFact,
+    false_condition,
+    merge_conditions,
+    true_condition,
+)
 from etude.operator.manifests import is_true
 from etude.operator.pools.autoscaling.values import ScalingCause
 from etude.operator.pools.observe import ObservedPool
@@ -36,7 +41,7 @@ NO_BROKER: Mapping[str, object] = {
 
 
 def pool_status(
-    pool: EnvPool, seen: ObservedPool, now: Moment, problem: Fact | None
+    pool: EnvPool, seen: ObservedPool, now: ClockReading, problem: ConditionFact | None
 ) -> EnvPoolStatus:
     """The whole status of a pool.
 
@@ -50,7 +55,7 @@ def pool_status(
     there = staying_hosts(seen.hosts)
     size = seen.size or requested_size(pool, seen.hosts, seen.report)
     ready = sum(is_true(node, "Ready") for node in there)
-    accepted = problem or seen.problem or yes("Accepted", Reason.ACCEPTED)
+    accepted = problem or seen.problem or true_condition("Accepted", Reason.ACCEPTED)
     available = _available(pool, seen, size, problem)
     found = [accepted, available, _degraded(seen, size), _scheduled(seen), *scale_facts(pool, size)]
     changes: dict[str, object] = {
@@ -66,8 +71,8 @@ def pool_status(
         "autoscaler": autoscaler_status(pool, size, now),
         # The figure of an earlier operator holds until hosts are created again.
         "provision": provision_status(size) or pool.status.provision,
-        "selector": f"{names.POOL}={pool.metadata.name},{names.ROLE}={names.NODE}",
-        "conditions": conditions(
+        "selector": f"{names.POOL}={pool.metadata.name},{names.ROLE}={names.HOST}",
+        "conditions": merge_conditions(
             found,
             pool.status.conditions,
             generation=pool.metadata.generation,
@@ -106,60 +111,62 @@ def _reported(newest: environments_pb2.WatchPoolResponse) -> dict[str, object]:
     }
 
 
-def _available(pool: EnvPool, seen: ObservedPool, size: PoolSize, problem: Fact | None) -> Fact:
+def _available(
+    pool: EnvPool, seen: ObservedPool, size: PoolSize, problem: ConditionFact | None
+) -> ConditionFact:
     if problem is not None:
-        return no("Available", problem.reason, problem.message)
+        return false_condition("Available", problem.reason, problem.message)
     if pool.spec.is_released:
-        return no("Available", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
+        return false_condition("Available", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
     count = pool.spec.brokers
     up = sum(is_true(pod, "Ready") for pod in seen.brokers)
     if up < count:
         words = "the broker is not ready" if count == 1 else f"{up} of {count} brokers are ready"
-        return no("Available", Reason.BROKER_NOT_READY, words)
+        return false_condition("Available", Reason.BROKER_NOT_READY, words)
     if any(is_true(node, "Ready") for node in staying_hosts(seen.hosts)):
-        return yes("Available", Reason.NODES_READY)
+        return true_condition("Available", Reason.NODES_READY)
     if not size.desired and _all_brokers_report(pool, seen):
         # A client that waits for a host before its first request would wait for ever.
-        return yes("Available", Reason.SCALED_TO_ZERO, "the first request starts a host")
-    words = pod_failures.unschedulable(seen.hosts) or "no host is ready"
-    return no("Available", Reason.POOL_WARMING, words)
+        return true_condition("Available", Reason.SCALED_TO_ZERO, "the first request starts a host")
+    words = pod_failures.unschedulable_message(seen.hosts) or "no host is ready"
+    return false_condition("Available", Reason.POOL_WARMING, words)
 
 
 def _all_brokers_report(pool: EnvPool, seen: ObservedPool) -> bool:
     """Every broker reports, so a request would be observed."""
-    return len(seen.report.said) >= pool.spec.brokers
+    return len(seen.report.by_broker) >= pool.spec.brokers
 
 
-def _scheduled(seen: ObservedPool) -> Fact:
-    words = pod_failures.unschedulable(staying_hosts(seen.hosts))
+def _scheduled(seen: ObservedPool) -> ConditionFact:
+    words = pod_failures.unschedulable_message(staying_hosts(seen.hosts))
     return (
-        no("Scheduled", Reason.UNSCHEDULABLE, words)
+        false_condition("Scheduled", Reason.UNSCHEDULABLE, words)
         if words
-        else yes("Scheduled", Reason.SCHEDULED)
+        else true_condition("Scheduled", Reason.SCHEDULED)
     )
 
 
-def _degraded(seen: ObservedPool, size: PoolSize) -> Fact:
+def _degraded(seen: ObservedPool, size: PoolSize) -> ConditionFact:
     pods = [*seen.brokers, *seen.api_pods, *seen.hosts]
-    words = pod_failures.trouble(pods, pod_failures.PULL_FAILURES)
+    words = pod_failures.waiting_message(pods, pod_failures.PULL_FAILURES)
     if words:
-        return yes("Degraded", Reason.IMAGE_PULL_FAILED, words)
-    words = pod_failures.trouble(pods, pod_failures.CRASHES)
+        return true_condition("Degraded", Reason.IMAGE_PULL_FAILED, words)
+    words = pod_failures.waiting_message(pods, pod_failures.CRASHES)
     if words:
         refused = any(
             failure.exit_code in pod_failures.CONFIGURATION_EXITS
-            for failure in pod_failures.failures(names.NODE, seen.hosts)
+            for failure in pod_failures.find_failures(names.HOST, seen.hosts)
         )
         reason = Reason.DRIVER_UNAVAILABLE if refused else Reason.CRASH_LOOPING
-        return yes("Degraded", reason, words)
+        return true_condition("Degraded", reason, words)
     kept = size.findings.quarantined
     if kept:
         words = f"unhealthy hosts in quarantine: {', '.join(kept[:MAX_NAMED])}; see their logs"
-        return yes("Degraded", Reason.NODES_QUARANTINED, words)
-    return no("Degraded", Reason.HEALTHY)
+        return true_condition("Degraded", Reason.NODES_QUARANTINED, words)
+    return false_condition("Degraded", Reason.HEALTHY)
 
 
-def _phase(found: Sequence[Fact], size: PoolSize, ready: int) -> str:
+def _phase(found: Sequence[ConditionFact], size: PoolSize, ready: int) -> str:
     fact = {f.type: f for f in found}
     is_panic = size.decision is not None and size.decision.cause is ScalingCause.PANIC
     words = (

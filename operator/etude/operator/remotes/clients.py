@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from etude.common.errors import UnavailableError, UserError
 from etude.common.rpc.channels import CONTROL_DEADLINE_S, dial
-from etude.operator.remotes.report_store import Position
+from etude.operator.remotes.report_store import ReportPosition
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 
 T = TypeVar("T")
@@ -27,23 +27,23 @@ DRAIN_DEADLINE_S = 3.0
 """Longest wait of a pass over a pool."""
 
 
-class PeerError(UnavailableError):
+class RemoteError(UnavailableError):
     """A controller or broker did not answer, or not as expected."""
 
     reason = "ControllerUnreachable"
 
 
-class Peers(Protocol):
+class RemoteClient(Protocol):
     """Client of controllers and brokers.
 
     Streams end with PeerError if the peer ends, and without an error when they are to be reopened.
     """
 
     def watch_run(
-        self, target: str, after: Position
+        self, target: str, after: ReportPosition
     ) -> AsyncIterator[run_pb2.WatchRunResponse]: ...
     def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]: ...
-    async def order(self, target: str, request: run_pb2.CommandRequest) -> None:
+    async def send_command(self, target: str, request: run_pb2.CommandRequest) -> None:
         """Send a command.
 
         Raises:
@@ -63,15 +63,15 @@ class Peers(Protocol):
 
 
 @dataclass(slots=True)
-class GrpcPeers(Peers):
+class GrpcRemoteClient(RemoteClient):
     """Client over gRPC."""
 
     @override
     async def watch_run(
-        self, target: str, after: Position
+        self, target: str, after: ReportPosition
     ) -> AsyncIterator[run_pb2.WatchRunResponse]:
         request = run_pb2.WatchRunRequest(epoch=after.epoch, after_sequence=after.sequence)
-        async with _reached(target) as channel:
+        async with _open_channel(target) as channel:
             call = run_pb2_grpc.RunServiceStub(channel).WatchRun(request, timeout=STREAM_LIMIT_S)
             async for response in _until_reopened(call):
                 yield response
@@ -79,36 +79,36 @@ class GrpcPeers(Peers):
     @override
     async def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
         request = environments_pb2.WatchPoolRequest()
-        async with _reached(target) as channel:
+        async with _open_channel(target) as channel:
             stub = environments_pb2_grpc.PoolServiceStub(channel)
             async for response in _until_reopened(stub.WatchPool(request, timeout=STREAM_LIMIT_S)):
                 yield response
 
     @override
-    async def order(self, target: str, request: run_pb2.CommandRequest) -> None:
-        async with _reached(target) as channel:
+    async def send_command(self, target: str, request: run_pb2.CommandRequest) -> None:
+        async with _open_channel(target) as channel:
             try:
                 await run_pb2_grpc.RunServiceStub(channel).Command(
                     request, timeout=CONTROL_DEADLINE_S
                 )
             except grpc.aio.AioRpcError as cause:
-                raise PeerError(f"{target}: {cause.details() or cause.code()}") from cause
+                raise RemoteError(f"{target}: {cause.details() or cause.code()}") from cause
 
     @override
     async def drain(self, target: str, nodes: Sequence[str]) -> frozenset[str]:
         request = environments_pb2.DrainRequest(node_ids=nodes, hold_seconds=HOLD_S)
-        async with _reached(target) as channel:
+        async with _open_channel(target) as channel:
             try:
                 answer = await environments_pb2_grpc.PoolServiceStub(channel).Drain(
                     request, timeout=DRAIN_DEADLINE_S
                 )
             except grpc.aio.AioRpcError as cause:
-                raise PeerError(f"{target}: {cause.details() or cause.code()}") from cause
+                raise RemoteError(f"{target}: {cause.details() or cause.code()}") from cause
         return frozenset(answer.empty_node_ids)
 
 
 @contextlib.asynccontextmanager
-async def _reached(target: str) -> AsyncIterator[grpc.aio.Channel]:
+async def _open_channel(target: str) -> AsyncIterator[grpc.aio.Channel]:
     """Open a channel for the duration of the block.
 
     Raises:
@@ -117,7 +117,7 @@ async def _reached(target: str) -> AsyncIterator[grpc.aio.Channel]:
     try:
         channel = dial(target)
     except UserError as cause:
-        raise PeerError(str(cause)) from cause
+        raise RemoteError(str(cause)) from cause
     async with channel:
         yield channel
 
@@ -128,17 +128,17 @@ async def _until_reopened(stream: AsyncIterable[T]) -> AsyncIterator[T]:
             yield response
     except grpc.aio.AioRpcError as cause:
         if cause.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise PeerError(str(cause.details() or cause.code())) from cause
+            raise RemoteError(str(cause.details() or cause.code())) from cause
 
 
 @dataclass(slots=True)
-class Said(Generic[T]):
+class MessageLog(Generic[T]):
     """Messages of a peer so far, replayed to later listeners."""
 
     messages: list[T] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def say(self, message: T) -> None:
+    def append(self, message: T) -> None:
         """Append a message."""
         self.messages.append(message)
         self._news.set()
@@ -155,26 +155,26 @@ class Said(Generic[T]):
 
 
 @dataclass(slots=True)
-class MemoryPeers(Peers):
+class MemoryRemoteClient(RemoteClient):
     """Client of scripted controllers and brokers, for tests."""
 
-    runs: defaultdict[str, Said[run_pb2.WatchRunResponse]] = field(
-        default_factory=lambda: defaultdict(Said)
+    runs: defaultdict[str, MessageLog[run_pb2.WatchRunResponse]] = field(
+        default_factory=lambda: defaultdict(MessageLog)
     )
-    pools: defaultdict[str, Said[environments_pb2.WatchPoolResponse]] = field(
-        default_factory=lambda: defaultdict(Said)
+    pools: defaultdict[str, MessageLog[environments_pb2.WatchPoolResponse]] = field(
+        default_factory=lambda: defaultdict(MessageLog)
     )
-    orders: list[run_pb2.CommandRequest] = field(default_factory=list)
+    commands: list[run_pb2.CommandRequest] = field(default_factory=list)
     drained: dict[str, frozenset[str]] = field(default_factory=dict)
     """Hosts of the last request, by broker."""
-    holding: set[str] = field(default_factory=set)
+    hosts_in_use: set[str] = field(default_factory=set)
     """Hosts that are not empty."""
-    deaf: set[str] = field(default_factory=set)
+    unresponsive: set[str] = field(default_factory=set)
     """Brokers that do not answer."""
 
     @override
     async def watch_run(
-        self, target: str, after: Position
+        self, target: str, after: ReportPosition
     ) -> AsyncIterator[run_pb2.WatchRunResponse]:
         async for response in self.runs[target].listen():
             if response.epoch != after.epoch or response.sequence > after.sequence:
@@ -186,12 +186,12 @@ class MemoryPeers(Peers):
             yield response
 
     @override
-    async def order(self, target: str, request: run_pb2.CommandRequest) -> None:
-        self.orders.append(request)
+    async def send_command(self, target: str, request: run_pb2.CommandRequest) -> None:
+        self.commands.append(request)
 
     @override
     async def drain(self, target: str, nodes: Sequence[str]) -> frozenset[str]:
-        if target in self.deaf:
-            raise PeerError(f"{target}: does not answer")
+        if target in self.unresponsive:
+            raise RemoteError(f"{target}: does not answer")
         self.drained[target] = frozenset(nodes)
-        return self.drained[target] - self.holding
+        return self.drained[target] - self.hosts_in_use

@@ -5,24 +5,24 @@ from typing import NamedTuple
 
 from etude.operator.clock import Clock
 from etude.operator.remotes import combined_report as pool_figures
-from etude.operator.remotes.sanitize import plausible, plausible_record
+from etude.operator.remotes.sanitize import sanitize_checkpoint, sanitize_status
 from etude.v1 import environments_pb2, run_pb2
 
 RESUMED = "Resumed"
 """Event of a controller that has reported everything that it found in the object store."""
 
 
-class Position(NamedTuple):
+class ReportPosition(NamedTuple):
     """A position in a controller's stream of reports."""
 
     epoch: int = 0
     sequence: int = 0
 
 
-class Happening(NamedTuple):
+class PendingReport(NamedTuple):
     """A checkpoint or an event of a controller, replayed until it is acknowledged."""
 
-    position: Position
+    position: ReportPosition
     checkpoint: run_pb2.CheckpointRecord | None
     event: run_pb2.RunEvent | None
     may_be_old: bool
@@ -34,7 +34,7 @@ class RunReport:
     """Reports of one run's controller."""
 
     is_connected: bool = False
-    silent_since_s: float | None = None
+    disconnected_since_s: float | None = None
     """Time since which no stream is open; None while one is."""
     status: run_pb2.RunStatus | None = None
     """Newest status, also of a controller that has ended."""
@@ -44,13 +44,13 @@ class RunReport:
     """Epoch of the controller that reported the status."""
     resumed_epoch: int = 0
     """Epoch of the last controller that reported its resume."""
-    progressed_s: float = 0.0
+    last_progress_s: float = 0.0
     """Monotonic time of the last progress."""
-    silent_work_s: float | None = None
+    progress_before_s: float | None = None
     """The same before the stream broke, until a status shows whether there was progress since."""
-    happenings: list[Happening] = field(default_factory=list)
+    pending: list[PendingReport] = field(default_factory=list)
     """Unacknowledged reports, oldest first."""
-    done: Position = field(default_factory=Position)
+    acknowledged: ReportPosition = field(default_factory=ReportPosition)
     """Position of the last acknowledged report."""
 
     @property
@@ -59,33 +59,35 @@ class RunReport:
         return self.is_connected and self.status is not None and self.status_epoch == self.epoch
 
 
-class Words(NamedTuple):
+class BrokerReport(NamedTuple):
     """The last report of one broker."""
 
-    said: environments_pb2.WatchPoolResponse
-    heard_s: float
+    response: environments_pb2.WatchPoolResponse
+    received_s: float
     """Monotonic time of its arrival."""
 
-    def at_s(self, unix_ms: int) -> float:
+    def to_local_s(self, unix_ms: int) -> float:
         """A time of the broker on the local monotonic clock, independent of clock skew."""
-        return self.heard_s + (unix_ms - self.said.told_unix_ms) / 1000
+        return self.received_s + (unix_ms - self.response.told_unix_ms) / 1000
 
 
 @dataclass(slots=True)
 class PoolReport:
     """Reports of one pool's brokers."""
 
-    said: dict[int, Words] = field(default_factory=dict)
+    by_broker: dict[int, BrokerReport] = field(default_factory=dict)
     """The newest report of each broker, by its ordinal."""
 
     @property
     def newest(self) -> environments_pb2.WatchPoolResponse | None:
         """All brokers' reports combined into one."""
-        return pool_figures.combine_reports([self.said[place].said for place in sorted(self.said)])
+        return pool_figures.combine_reports(
+            [self.by_broker[place].response for place in sorted(self.by_broker)]
+        )
 
 
 @dataclass(slots=True)
-class ReportBook:
+class ReportStore:
     """Reports by uid of their run or pool."""
 
     clock: Clock
@@ -96,68 +98,70 @@ class ReportBook:
         """The reports of a run."""
         if uid not in self.runs:
             now_s = self.clock.monotonic_s()
-            self.runs[uid] = RunReport(silent_since_s=now_s, progressed_s=now_s)
+            self.runs[uid] = RunReport(disconnected_since_s=now_s, last_progress_s=now_s)
         return self.runs[uid]
 
     def pool(self, uid: str) -> PoolReport:
         """The reports of a pool."""
         return self.pools.setdefault(uid, PoolReport())
 
-    def hear(self, uid: str, place: int, said: environments_pb2.WatchPoolResponse) -> None:
+    def add_broker_report(
+        self, uid: str, place: int, said: environments_pb2.WatchPoolResponse
+    ) -> None:
         """Store a report of one of a pool's brokers."""
-        self.pool(uid).said[place] = Words(said, self.clock.monotonic_s())
+        self.pool(uid).by_broker[place] = BrokerReport(said, self.clock.monotonic_s())
 
-    def take(self, uid: str, response: run_pb2.WatchRunResponse) -> bool:
+    def add_controller_message(self, uid: str, response: run_pb2.WatchRunResponse) -> bool:
         """Store a message of a controller; returns True if it needs an immediate pass."""
         report = self.run(uid)
-        position = Position(max(0, response.epoch), max(0, response.sequence))
+        position = ReportPosition(max(0, response.epoch), max(0, response.sequence))
         report.epoch = position.epoch
         if response.HasField("status"):
             report.status_epoch = position.epoch
-            return self._take_status(report, plausible(response.status))
-        if position <= report.done or any(h.position == position for h in report.happenings):
+            return self._take_status(report, sanitize_status(response.status))
+        if position <= report.acknowledged or any(h.position == position for h in report.pending):
             return False
         checkpoint = None
         if response.HasField("checkpoint"):
-            checkpoint = plausible_record(response.checkpoint)
+            checkpoint = sanitize_checkpoint(response.checkpoint)
         event = response.event if response.HasField("event") else None
         if event is not None and event.reason == RESUMED:
             report.resumed_epoch = position.epoch
         may_be_old = report.resumed_epoch != position.epoch
-        report.happenings.append(Happening(position, checkpoint, event, may_be_old))
+        report.pending.append(PendingReport(position, checkpoint, event, may_be_old))
         return True
 
-    def connected(self, uid: str) -> None:
+    def record_connected(self, uid: str) -> None:
         """Record an opened stream; the next status shows the progress made without one."""
         report = self.run(uid)
         report.is_connected = True
-        report.silent_since_s = None
-        report.silent_work_s = report.progressed_s
-        report.progressed_s = self.clock.monotonic_s()
+        report.disconnected_since_s = None
+        report.progress_before_s = report.last_progress_s
+        report.last_progress_s = self.clock.monotonic_s()
 
-    def began(self, uid: str) -> None:
+    def record_new_controller(self, uid: str) -> None:
         """Record a new controller, with its progress counted from now."""
-        self.run(uid).progressed_s = self.clock.monotonic_s()
+        self.run(uid).last_progress_s = self.clock.monotonic_s()
 
-    def disconnected(self, uid: str) -> None:
+    def record_disconnected(self, uid: str) -> None:
         """Record a stream that broke or could not be opened."""
         report = self.run(uid)
         if report.is_connected:
-            report.silent_since_s = self.clock.monotonic_s()
+            report.disconnected_since_s = self.clock.monotonic_s()
         report.is_connected = False
 
-    def ended(self, uid: str) -> None:
+    def record_pod_deleted(self, uid: str) -> None:
         """Record a deleted controller pod; the next may count from zero, in another store."""
         report = self.run(uid)
         report.status_epoch = report.resumed_epoch = 0
-        if not report.happenings:
-            report.done = Position()
+        if not report.pending:
+            report.acknowledged = ReportPosition()
 
-    def dealt_with(self, uid: str, position: Position) -> None:
+    def acknowledge(self, uid: str, position: ReportPosition) -> None:
         """Acknowledge all reports up to a position."""
         report = self.run(uid)
-        report.done = max(report.done, position)
-        report.happenings = [h for h in report.happenings if h.position > report.done]
+        report.acknowledged = max(report.acknowledged, position)
+        report.pending = [h for h in report.pending if h.position > report.acknowledged]
 
     def forget(self, uid: str) -> None:
         """Drop the reports of a deleted object."""
@@ -166,23 +170,23 @@ class ReportBook:
 
     def _take_status(self, report: RunReport, status: run_pb2.RunStatus) -> bool:
         before, report.status = report.status, status
-        silent_work_s, report.silent_work_s = report.silent_work_s, None
-        if before is None or _stage(before) != _stage(status):
-            report.progressed_s = self.clock.monotonic_s()
+        silent_work_s, report.progress_before_s = report.progress_before_s, None
+        if before is None or _stage_fields(before) != _stage_fields(status):
+            report.last_progress_s = self.clock.monotonic_s()
             return True
-        if _work(before) != _work(status):
-            report.progressed_s = self.clock.monotonic_s()
+        if _progress_fields(before) != _progress_fields(status):
+            report.last_progress_s = self.clock.monotonic_s()
         elif silent_work_s is not None:
-            report.progressed_s = silent_work_s
+            report.last_progress_s = silent_work_s
         return False
 
 
-def _stage(status: run_pb2.RunStatus) -> tuple[object, ...]:
+def _stage_fields(status: run_pb2.RunStatus) -> tuple[object, ...]:
     """Fields that change rarely and need an immediate pass."""
     return (status.state, status.phase, status.reason, status.observed_generation)
 
 
-def _work(status: run_pb2.RunStatus) -> tuple[object, ...]:
+def _progress_fields(status: run_pb2.RunStatus) -> tuple[object, ...]:
     """Fields that change while a run makes progress."""
     counts = status.rollouts
     return (status.step, status.policy_version, counts.completed, counts.masked, counts.dropped)

@@ -18,11 +18,11 @@ from etude.common.api.run.pod_template import (
 )
 from etude.common.api.run.rewards import check_function
 from etude.common.api.run.status import RLRunStatus
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform
 from etude.operator.clock import rfc3339
-from etude.operator.conditions import ACCEPTED, Fact, conditions, no
+from etude.operator.conditions import ACCEPTED, ConditionFact, false_condition, merge_conditions
 from etude.operator.integrations import apis, cert_manager
 from etude.operator.pools.acceptance import driver_problem
 from etude.operator.reasons import Reason
@@ -33,25 +33,25 @@ from etude.operator.runs.observe import ObservedRun
 Parameters = Mapping[str, JsonValue]
 
 
-def run_problem(run: RLRun, seen: ObservedRun, platform: Platform) -> Fact | None:
+def run_problem(run: RLRun, seen: ObservedRun, platform: Platform) -> ConditionFact | None:
     """The first finding against a run."""
-    for need in apis.needs(run):
-        missing = apis.problem(need, platform.integrations, seen.served)
+    for need in apis.run_needs(run):
+        missing = apis.need_problem(need, platform.integrations, seen.served)
         if missing is not None:
             return missing
-    without = cert_manager.problem(run, platform.tls, seen.served)
+    without = cert_manager.cert_manager_problem(run, platform.tls, seen.served)
     if without is not None:
         return without
     words = idle_roles.idle_roles_problem(run)
     if words:
-        return no(ACCEPTED, Reason.FIXED_ROLES_REQUIRED, words)
+        return false_condition(ACCEPTED, Reason.FIXED_ROLES_REQUIRED, words)
     for message in _wrong_parameters(run, platform):
-        return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+        return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     words = start_weights.start_weights_problem(run, seen.model) or resume.resume_problem(
         run, seen.checkpoints
     )
     if words:
-        return no(ACCEPTED, Reason.CHECKPOINT_NOT_READY, words)
+        return false_condition(ACCEPTED, Reason.CHECKPOINT_NOT_READY, words)
     return next(_wrong_pools(run, seen, platform), None)
 
 
@@ -116,7 +116,7 @@ def _wrong_templates(run: RLRun) -> Iterator[str]:
                 yield f"{at}.spec.containers: {name} is set by the operator; remove it"
 
 
-def _wrong_pools(run: RLRun, seen: ObservedRun, platform: Platform) -> Iterator[Fact]:
+def _wrong_pools(run: RLRun, seen: ObservedRun, platform: Platform) -> Iterator[ConditionFact]:
     for index, role in enumerate(run.spec.roles.environments):
         at = f"spec.roles.environments[{index}]"
         template = role.pool_template
@@ -127,7 +127,7 @@ def _wrong_pools(run: RLRun, seen: ObservedRun, platform: Platform) -> Iterator[
                     f"{at}.poolRef.name: no EnvPool {role.pool_ref.name} in this namespace"
                     " whose spec is valid"
                 )
-                yield no(ACCEPTED, Reason.POOL_NOT_FOUND, message)
+                yield false_condition(ACCEPTED, Reason.POOL_NOT_FOUND, message)
                 continue
             template = pool.spec
         elif template is not None:
@@ -138,18 +138,18 @@ def _wrong_pools(run: RLRun, seen: ObservedRun, platform: Platform) -> Iterator[
         if role.template not in known:
             whose = f"EnvPool {role.pool_ref.name}" if role.pool_ref is not None else "poolTemplate"
             message = f"{at}.template: {role.template} is not in {whose}.templates: {abbreviate_names(known)}"
-            yield no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+            yield false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
 
 
-def lacks_workload_api(run: RLRun, problem: Fact) -> bool:
+def lacks_workload_api(run: RLRun, problem: ConditionFact) -> bool:
     """A started run depends on an API that the cluster does not serve."""
-    return run.status.resolved is not None and apis.hides_pods(problem)
+    return run.status.resolved is not None and apis.affects_pods(problem)
 
 
-def status_without_api(run: RLRun, problem: Fact, now: Moment) -> RLRunStatus:
+def status_without_api(run: RLRun, problem: ConditionFact, now: ClockReading) -> RLRunStatus:
     """The last status with the condition about the missing API."""
     others = [c for c in run.status.conditions if c.type != problem.type]
-    current = conditions(
+    current = merge_conditions(
         [problem],
         run.status.conditions,
         generation=run.metadata.generation,

@@ -11,7 +11,7 @@ from etude.common.api.run.status import (
     RLRunStatus,
     RoleStatus,
 )
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform
 from etude.operator.clock import rfc3339
@@ -25,7 +25,9 @@ from etude.operator.runs.observe import ObservedRun
 from etude.operator.runs.status_figures import observed_figures
 
 
-def status_at_start(run: RLRun, seen: ObservedRun, platform: Platform, now: Moment) -> RLRunStatus:
+def status_at_start(
+    run: RLRun, seen: ObservedRun, platform: Platform, now: ClockReading
+) -> RLRunStatus:
     """The status of a run that is about to get its pods, first or again."""
     status = status_at_acceptance(run, seen, platform, now)
     active = ActiveTime(seconds=status.active.seconds, since=rfc3339(now.wall_s))
@@ -33,7 +35,7 @@ def status_at_start(run: RLRun, seen: ObservedRun, platform: Platform, now: Mome
 
 
 def status_at_acceptance(
-    run: RLRun, seen: ObservedRun, platform: Platform, now: Moment
+    run: RLRun, seen: ObservedRun, platform: Platform, now: ClockReading
 ) -> RLRunStatus:
     """The status of a run that is about to get its children."""
     status = run.status
@@ -71,7 +73,7 @@ def _resolve(run: RLRun, seen: ObservedRun, platform: Platform) -> Resolved:
 
 
 def record_transition(
-    run: RLRun, seen: ObservedRun, next_up: RunTransition, now: Moment
+    run: RLRun, seen: ObservedRun, next_up: RunTransition, now: ClockReading
 ) -> RLRunStatus:
     """The status with the next intent, its failure and its restart counters."""
     intent = next_up.intent
@@ -100,7 +102,7 @@ def record_transition(
 
 
 def record_observation(
-    run: RLRun, seen: ObservedRun, now: Moment, *, is_running: bool, is_over: bool
+    run: RLRun, seen: ObservedRun, now: ClockReading, *, is_running: bool, is_over: bool
 ) -> RLRun:
     """The run with the observed state in its status; conditions are not yet updated."""
     changes = observed_figures(run, seen, now, is_running=is_running)
@@ -111,7 +113,7 @@ def record_observation(
     if is_running and run.status.engines is not None:
         # Only the baseline of the next decision moves here; it is written with the figures.
         changes["engines"] = engine_count.decide_engines(run, seen)
-    done = seen.report.done
+    done = seen.report.acknowledged
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
     if run.status.active.since is not None and (is_over or (not is_running and seen.has_no_pods)):
         changes["active"] = _stopped_clock(run, now)
@@ -124,7 +126,7 @@ def record_observation(
     return run.model_copy(update={"status": run.status.model_copy(update=changes)})
 
 
-def _stopped_clock(run: RLRun, now: Moment) -> ActiveTime:
+def _stopped_clock(run: RLRun, now: ClockReading) -> ActiveTime:
     """Active time of a run without pods: the clock is stopped."""
     return ActiveTime(seconds=limits.active_s(run, now.wall_s))
 

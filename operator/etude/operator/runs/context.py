@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.builders.run import Platform
-from etude.operator.conditions import Fact, holds
+from etude.operator.conditions import ConditionFact, is_condition_true
 from etude.operator.runs.capacity.kueue import QuotaState
 from etude.operator.runs.lifecycle.limits import SILENCE_LIMIT_S
 from etude.operator.runs.observe import ObservedRun
@@ -19,15 +19,15 @@ class RunContext:
     run: RLRun
     """For the conditions with its new status, in which they are not yet updated."""
     seen: ObservedRun
-    now: Moment
+    now: ClockReading
     platform: Platform
-    problem: Fact | None
+    problem: ConditionFact | None
     """Problem of the run itself; its children are left alone until that is fixed."""
     is_running: bool
     """The run should hold pods."""
     quota: QuotaState | None = None
     """Quota state of a run that should hold pods; None for any other."""
-    ending: Fact | None = None
+    ending: ConditionFact | None = None
     """Complete or Failed, once the run is over."""
 
     @property
@@ -41,7 +41,7 @@ class RunContext:
         return not (self.is_running or self.is_queued)
 
     @property
-    def unaccepted(self) -> Fact | None:
+    def unaccepted(self) -> ConditionFact | None:
         """The problem of the run, else the rejection of its last decision."""
         return self.problem or self.seen.problem
 
@@ -69,11 +69,11 @@ class RunContext:
         A new operator connects to every run when it starts. Until a report arrives, conditions that
         need one keep the value that the last operator recorded.
         """
-        was_ready = holds(self.run.status.conditions, "Ready")
+        was_ready = is_condition_true(self.run.status.conditions, "Ready")
         return self.seen.report.status is None and was_ready and self._is_recently_silent
 
     @property
     def _is_recently_silent(self) -> bool:
         """The controller has been silent for less than SILENCE_LIMIT_S."""
-        silent = self.seen.report.silent_since_s
+        silent = self.seen.report.disconnected_since_s
         return silent is not None and self.now.monotonic_s - silent < SILENCE_LIMIT_S

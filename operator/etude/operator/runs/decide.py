@@ -11,13 +11,13 @@ from dataclasses import replace
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import RLRunStatus
 from etude.operator import conditions, names
-from etude.operator.actions import Action, Apply, Decision, Delete, Moment
+from etude.operator.actions import Action, Apply, ClockReading, Decision, Delete
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform, RunShape
-from etude.operator.conditions import Fact
+from etude.operator.conditions import ConditionFact
 from etude.operator.integrations import apis, cert_manager
 from etude.operator.manifests import (
-    MADE_ONCE,
+    CREATE_ONLY,
     Manifest,
     is_applied,
     ref,
@@ -39,7 +39,9 @@ RECHECK_S = 30.0
 """Time between two passes that wait for an installation or for quota."""
 
 
-def decide(run: RLRun, seen: ObservedRun, now: Moment, platform: Platform) -> Decision[RLRunStatus]:
+def decide(
+    run: RLRun, seen: ObservedRun, now: ClockReading, platform: Platform
+) -> Decision[RLRunStatus]:
     """One pass over one run. No I/O, no clock.
 
     An intent is either recorded or carried out, never both in one pass: after a crash in between
@@ -73,7 +75,7 @@ def decide(run: RLRun, seen: ObservedRun, now: Moment, platform: Platform) -> De
         status=status,
         actions=tuple(_actions(context)),
         requeue_after_s=_requeue_after_s(context),
-        is_passing=_is_starting(context, status),
+        is_transient=_is_starting(context, status),
     )
 
 
@@ -84,7 +86,9 @@ def _is_starting(context: RunContext, status: RLRunStatus) -> bool:
         context.is_running
         and not (context.unaccepted or run.status.intent)
         and run.status.observed_generation == run.metadata.generation
-        and not any(conditions.holds(each.conditions, "Ready") for each in (run.status, status))
+        and not any(
+            conditions.is_condition_true(each.conditions, "Ready") for each in (run.status, status)
+        )
     )
 
 
@@ -102,16 +106,16 @@ def _wants_pods(run: RLRun) -> bool:
             return False
 
 
-def _reached_end(run: RLRun, seen: ObservedRun) -> Fact | None:
+def _reached_end(run: RLRun, seen: ObservedRun) -> ConditionFact | None:
     """The end of the run, once its pods are released; None before that."""
     intent = run.status.intent
     if intent is None or intent.type not in {"Fail", "Complete"} or not seen.is_released:
         return None
     kind = "Failed" if intent.type == "Fail" else "Complete"
-    return Fact(kind, holds=True, reason=intent.reason, message=intent.message)
+    return ConditionFact(kind, holds=True, reason=intent.reason, message=intent.message)
 
 
-def _decide_finished(context: RunContext, ending: Fact) -> Decision[RLRunStatus]:
+def _decide_finished(context: RunContext, ending: ConditionFact) -> Decision[RLRunStatus]:
     context = replace(context, problem=None, is_running=False, quota=None, ending=ending)
     run, seen, now = context.run, context.seen, context.now
     actions = (
@@ -201,7 +205,7 @@ def _children(context: RunContext) -> Iterator[Action]:
         flavors=context.quota.flavors if context.quota is not None else {},
     )
     made = desired.run_children(run, shape, context.platform)
-    wanted = cert_manager.possible(made, context.seen.served)
+    wanted = cert_manager.applicable_children(made, context.seen.served)
     for manifest in wanted:
         live = context.seen.children.get(ref(manifest))
         if live is not None and _keeps_rejected_pods(context, live):
@@ -222,15 +226,15 @@ def _keeps_rejected_pods(context: RunContext, live: Manifest) -> bool:
 
 
 def _is_up_to_date(live: Manifest, manifest: Manifest) -> bool:
-    return manifest["kind"] in MADE_ONCE or is_applied(live, manifest)
+    return manifest["kind"] in CREATE_ONLY or is_applied(live, manifest)
 
 
 def _requeue_after_s(context: RunContext) -> float | None:
     """Seconds after which time alone may change the decision; None if it cannot."""
     run, seen, now = context.run, context.seen, context.now
     waits: list[float] = []
-    is_unsigned = cert_manager.is_absent(context.platform.tls, seen.served)
-    if apis.is_missing(context.problem) or is_unsigned or context.is_queued:
+    is_unsigned = cert_manager.is_cert_manager_missing(context.platform.tls, seen.served)
+    if apis.is_api_missing(context.problem) or is_unsigned or context.is_queued:
         waits.append(RECHECK_S)
     if run.status.intent is not None:
         waits.append(POLL_S)
@@ -242,8 +246,8 @@ def _requeue_after_s(context: RunContext) -> float | None:
         waits.append(left)
     elif run.status.intent is None and not (seen.is_registered and seen.has_saved):
         waits.append(limits.verification_left_s(run, seen, now))
-    if seen.report.silent_since_s is not None:
-        waits.append(seen.report.silent_since_s + limits.SILENCE_LIMIT_S - now.monotonic_s)
+    if seen.report.disconnected_since_s is not None:
+        waits.append(seen.report.disconnected_since_s + limits.SILENCE_LIMIT_S - now.monotonic_s)
     waits += limits.deadlines_left_s(run, seen, now)
     budget_s = limits.budget_left_s(run, now)
     if budget_s is not None and budget_s != float("inf"):

@@ -13,13 +13,13 @@ from etude.operator import metrics, names
 from etude.operator.actions import Decision
 from etude.operator.builders.addresses import role_address
 from etude.operator.builders.run import Platform, RunShape, run_children
-from etude.operator.clock import seconds
+from etude.operator.clock import parse_rfc3339
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import Manifest, Ref, is_true, labels, ref
 from etude.operator.metrics import ConditionMetric
-from etude.operator.pod_failures import of_attempt
-from etude.operator.remotes.followers import Peer
-from etude.operator.remotes.report_store import Position
+from etude.operator.pod_failures import pods_of_attempt
+from etude.operator.remotes.followers import ReportSource
+from etude.operator.remotes.report_store import ReportPosition
 from etude.operator.runs import decide, observe
 from etude.operator.runs.checkpoints import start_weights
 from etude.operator.runs.lifecycle import transitions
@@ -69,17 +69,17 @@ class RunReconciler(KindReconciler[RLRun, RLRunStatus]):
         run, reports = resource, self.context.reports
         uid = run.metadata.uid
         if run.spec.managed_by != lifecycle.OPERATOR:
-            self.context.followers.leave_object(uid)
+            self.context.followers.unfollow_object(uid)
             return Decision(status=run.status)
         reported = run.status.reported
         # A restarted operator asks for the reports after this position.
-        reports.dealt_with(uid, Position(reported.epoch, reported.sequence))
+        reports.acknowledge(uid, ReportPosition(reported.epoch, reported.sequence))
         self._follow(run, manifest)
         observed = observe.observe_run(
             self.context.cluster, reports, run, inputs.problem, inputs.rejected
         )
         if run.spec.suspend and run.status.intent is None and observed.has_no_pods:
-            reports.ended(uid)
+            reports.record_pod_deleted(uid)
         self._gauges.export(run)
         return decide.decide(run, observed, inputs.now, inputs.platform)
 
@@ -94,9 +94,9 @@ class RunReconciler(KindReconciler[RLRun, RLRunStatus]):
         controllers = [pod for pod in pods if labels(pod).get(names.RAY_NODE) != "worker"]
         self.context.followers.follow_ready_pod(
             ref(manifest),
-            Peer(run.metadata.uid),
+            ReportSource(run.metadata.uid),
             role_address(run, names.TRAINER),
-            of_attempt(controllers, attempt),
+            pods_of_attempt(controllers, attempt),
         )
 
 
@@ -126,7 +126,7 @@ def _restore(run: Manifest, written_s: float) -> Manifest:
     status = {key: value for key, value in run.get("status", {}).items() if key != "hold"}
     active = dict(status.get("active", {}))
     if "since" in active:
-        held_s = max(0.0, written_s - seconds(active.pop("since")))
+        held_s = max(0.0, written_s - parse_rfc3339(active.pop("since")))
         active["seconds"] = active.get("seconds", 0.0) + held_s
     if not is_true(run, "Failed"):
         return {**run, "status": {**status, "active": active}}

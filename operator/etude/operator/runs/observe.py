@@ -10,11 +10,11 @@ from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.operator import names
 from etude.operator.builders import run as desired
 from etude.operator.checkpoints.status import is_ready, is_verification_over
-from etude.operator.conditions import Fact, holds
+from etude.operator.conditions import ConditionFact, is_condition_true
 from etude.operator.integrations import apis
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import (
-    MADE_ONCE,
+    CREATE_ONLY,
     Manifest,
     Ref,
     controller_uid,
@@ -24,7 +24,7 @@ from etude.operator.manifests import (
     ref,
     uid,
 )
-from etude.operator.remotes.report_store import ReportBook, RunReport
+from etude.operator.remotes.report_store import ReportStore, RunReport
 from etude.operator.runs.capacity.plan_accuracy import inaccurate_plans
 from etude.operator.runs.checkpoints import start_weights
 from etude.operator.runs.checkpoints.lineage import is_off_lineage
@@ -61,7 +61,7 @@ class ObservedRun:
     """WorkloadPriorityClasses by name, if the run is admitted by a Workload."""
     pod_priorities: Mapping[str, Manifest] = field(default_factory=dict)
     """PriorityClasses by name, if the run is admitted by a Workload."""
-    problem: Fact | None = None
+    problem: ConditionFact | None = None
     """The rejection that kept the last decision from being carried out."""
     rejected: frozenset[Ref] = frozenset()
     """Children whose change the cluster rejected."""
@@ -119,7 +119,7 @@ class ObservedRun:
     @property
     def is_registered(self) -> bool:
         """Every reported checkpoint is registered as an object."""
-        return all(h.checkpoint is None for h in self.report.happenings)
+        return all(h.checkpoint is None for h in self.report.pending)
 
     def num_ready(self, role: str, *, attempt: int) -> int:
         """Pods of this attempt of a role that are Ready."""
@@ -133,11 +133,11 @@ class ObservedRun:
 def role_pods(cluster: Cluster, run: RLRun) -> dict[str, list[Manifest]]:
     """Pods of the run's workloads, by role, terminating ones included."""
     found: dict[str, list[Manifest]] = {}
-    for workload in cluster.owned(run.metadata.uid):
+    for workload in cluster.list_owned(run.metadata.uid):
         if workload["kind"] == "StatefulSet":
-            pods = [p for p in cluster.owned(uid(workload)) if p["kind"] == "Pod"]
+            pods = [p for p in cluster.list_owned(uid(workload)) if p["kind"] == "Pod"]
             found[labels(workload).get(names.ROLE, "")] = pods
-        elif workload["kind"] in MADE_ONCE:
+        elif workload["kind"] in CREATE_ONLY:
             for pod in _pods_below(cluster, workload):
                 role = labels(pod).get(names.ROLE, "")
                 found.setdefault(role, []).append(_with_attempt_label(pod, role, run))
@@ -146,7 +146,7 @@ def role_pods(cluster: Cluster, run: RLRun) -> dict[str, list[Manifest]]:
 
 def _pods_below(cluster: Cluster, owner: Manifest) -> Iterator[Manifest]:
     """Pods that an object owns, directly or through Jobs."""
-    for each in cluster.owned(uid(owner)):
+    for each in cluster.list_owned(uid(owner)):
         if each["kind"] == "Pod":
             yield each
         elif each["kind"] == "Job":
@@ -184,21 +184,21 @@ def asks_for_pods(child: Manifest) -> bool:
 
 def observe_run(
     cluster: Cluster,
-    book: ReportBook,
+    book: ReportStore,
     run: RLRun,
-    problem: Fact | None,
+    problem: ConditionFact | None,
     refused: frozenset[Ref] = frozenset(),
 ) -> ObservedRun:
     """Everything that a decision about this run depends on."""
-    owned = cluster.owned(run.metadata.uid)
+    owned = cluster.list_owned(run.metadata.uid)
     children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
     every = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
     found = [c for c in every if c is not None and _names_run(c, run)]
     pools = _pools(cluster, run)
     by_hand = run.spec.scheduling.admission == "Workload"
-    flavors = cluster.every("ResourceFlavor") if by_hand else ()
-    classes = cluster.every("WorkloadPriorityClass") if by_hand else ()
-    of_pods = cluster.every("PriorityClass") if by_hand else ()
+    flavors = cluster.list_objects("ResourceFlavor") if by_hand else ()
+    classes = cluster.list_objects("WorkloadPriorityClass") if by_hand else ()
+    of_pods = cluster.list_objects("PriorityClass") if by_hand else ()
     return ObservedRun(
         children=children,
         flavors={m["metadata"]["name"]: m for m in flavors},
@@ -224,7 +224,7 @@ def observe_run(
             key=lambda c: (c.metadata.creation_timestamp or "", c.metadata.name),
         ),
         report=book.run(run.metadata.uid),
-        served=cluster.served(apis.asked(apis.needs(run))),
+        served=cluster.usable_kinds(apis.needed_kinds(apis.run_needs(run))),
         problem=problem,
         rejected=refused,
     )
@@ -258,7 +258,7 @@ def _model(cluster: Cluster, run: RLRun) -> Checkpoint | None:
     return None if found is None else _checkpoint(found)
 
 
-def _sandboxes(book: ReportBook, run: RLRun, pools: Iterable[EnvPool]) -> int:
+def _sandboxes(book: ReportStore, run: RLRun, pools: Iterable[EnvPool]) -> int:
     """Leases of the run; a pool that serves two of its environments is counted once."""
     said = (book.pool(uid).newest for uid in {pool.metadata.uid for pool in pools})
     return sum(each.leased_by_run.get(run.metadata.uid, 0) for each in said if each is not None)
@@ -284,4 +284,4 @@ def _created_at(checkpoint: Checkpoint) -> str:
 
 def is_available(pool: EnvPool) -> bool:
     """A pool hands out environments."""
-    return holds(pool.status.conditions, "Available")
+    return is_condition_true(pool.status.conditions, "Available")

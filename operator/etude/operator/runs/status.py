@@ -7,7 +7,12 @@ from etude.common.api.run.status import RLRunStatus, RoleStatus
 from etude.operator import names, pod_failures
 from etude.operator.checkpoints.status import is_corrupt, is_ready, ready_condition
 from etude.operator.clock import rfc3339
-from etude.operator.conditions import Fact, conditions, no, yes
+from etude.operator.conditions import (
+    ConditionFact,
+    false_condition,
+    merge_conditions,
+    true_condition,
+)
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
 from etude.operator.runs.capacity import gangs, plan_accuracy
@@ -26,7 +31,7 @@ def with_conditions(context: RunContext) -> RLRunStatus:
     found = condition_facts(context)
     return context.run.status.model_copy(
         update={
-            "conditions": conditions(
+            "conditions": merge_conditions(
                 found,
                 context.run.status.conditions,
                 generation=context.run.metadata.generation,
@@ -37,10 +42,10 @@ def with_conditions(context: RunContext) -> RLRunStatus:
     )
 
 
-def condition_facts(context: RunContext) -> list[Fact]:
+def condition_facts(context: RunContext) -> list[ConditionFact]:
     """Every condition of the run; always all, so that none is left over."""
     found = [
-        context.unaccepted or yes("Accepted", Reason.ACCEPTED),
+        context.unaccepted or true_condition("Accepted", Reason.ACCEPTED),
         _quota_reserved(context),
         _pods_scheduled(context),
         _roles_ready(context),
@@ -56,24 +61,26 @@ def condition_facts(context: RunContext) -> list[Fact]:
     return [*_recall_unreported(context, found)] if context.is_awaited else found
 
 
-def _recall_unreported(context: RunContext, found: Sequence[Fact]) -> Iterator[Fact]:
+def _recall_unreported(
+    context: RunContext, found: Sequence[ConditionFact]
+) -> Iterator[ConditionFact]:
     """The facts, with the last recorded value of those that need the controller."""
     before = {each.type: each for each in context.run.status.conditions}
     is_unheard = any(f == _controller_unreachable() for f in found)
     for fact in found:
         known = before.get(fact.type)
         if is_unheard and known is not None and fact.type in NEEDS_REPORT:
-            yield Fact(known.type, known.status == "True", known.reason, known.message)
+            yield ConditionFact(known.type, known.status == "True", known.reason, known.message)
         else:
             yield fact
 
 
-def _controller_unreachable() -> Fact:
+def _controller_unreachable() -> ConditionFact:
     message = "the trainer's pod is ready, but its controller does not report: see the pod's log"
-    return no("Ready", Reason.CONTROLLER_UNREACHABLE, message)
+    return false_condition("Ready", Reason.CONTROLLER_UNREACHABLE, message)
 
 
-def phase(context: RunContext, found: Sequence[Fact]) -> str:
+def phase(context: RunContext, found: Sequence[ConditionFact]) -> str:
     """The phase for kubectl: the first word that applies."""
     fact = {f.type: f for f in found}
     intent = context.run.status.intent
@@ -129,77 +136,79 @@ def _is_queued(context: RunContext) -> bool:
     return context.quota is not None and not context.quota.allows_pods
 
 
-def _quota_reserved(context: RunContext) -> Fact:
+def _quota_reserved(context: RunContext) -> ConditionFact:
     if context.quota is not None:
         return context.quota.fact
-    return no("QuotaReserved", _release_reason(context) or Reason.SUSPENDED)
+    return false_condition("QuotaReserved", _release_reason(context) or Reason.SUSPENDED)
 
 
-def _pods_scheduled(context: RunContext) -> Fact:
+def _pods_scheduled(context: RunContext) -> ConditionFact:
     resting = _release_reason(context)
     if resting is not None:
-        return no("PodsScheduled", resting)
+        return false_condition("PodsScheduled", resting)
     gang = gangs.gang_wait(context.run, context.seen, context.now)
     if gang is not None and gang.left_s <= 0:
-        return no("PodsScheduled", Reason.GANG_TIMEOUT, gang.message)
+        return false_condition("PodsScheduled", Reason.GANG_TIMEOUT, gang.message)
     if gang is not None and gang.is_unschedulable:
-        return no("PodsScheduled", Reason.UNSCHEDULABLE, gang.message)
-    words = pod_failures.unschedulable(_all_pods(context))
+        return false_condition("PodsScheduled", Reason.UNSCHEDULABLE, gang.message)
+    words = pod_failures.unschedulable_message(_all_pods(context))
     reason = Reason.UNSCHEDULABLE if words else Reason.SCHEDULED
-    return Fact("PodsScheduled", holds=not words, reason=reason, message=words)
+    return ConditionFact("PodsScheduled", holds=not words, reason=reason, message=words)
 
 
-def _roles_ready(context: RunContext) -> Fact:
+def _roles_ready(context: RunContext) -> ConditionFact:
     resting = _release_reason(context)
     if resting is not None:
-        return no("RolesReady", resting)
+        return false_condition("RolesReady", resting)
     if _are_pods_ready(context):
-        return yes("RolesReady", Reason.PODS_READY)
+        return true_condition("RolesReady", Reason.PODS_READY)
     pods = _all_pods(context)
     for reasons, reason in (
         (pod_failures.PULL_FAILURES, Reason.IMAGE_PULL_FAILED),
         (pod_failures.CRASHES, Reason.CRASH_LOOPING),
     ):
-        words = pod_failures.trouble(pods, reasons)
+        words = pod_failures.waiting_message(pods, reasons)
         if words:
-            return no("RolesReady", reason, words)
+            return false_condition("RolesReady", reason, words)
     missing = ", ".join(
         r.name for r in _needed_roles(context) if r.ready < r.desired or not r.desired
     )
-    return no("RolesReady", Reason.PODS_NOT_READY, f"{missing} not ready")
+    return false_condition("RolesReady", Reason.PODS_NOT_READY, f"{missing} not ready")
 
 
-def _environments_ready(context: RunContext) -> Fact:
+def _environments_ready(context: RunContext) -> ConditionFact:
     resting = _release_reason(context)
     if resting is not None:
-        return no("EnvironmentsReady", resting)
+        return false_condition("EnvironmentsReady", resting)
     if not context.run.status.environments:
-        return yes("EnvironmentsReady", Reason.NOT_NEEDED)
+        return true_condition("EnvironmentsReady", Reason.NOT_NEEDED)
     if context.run.status.released is not None:
-        return yes("EnvironmentsReady", Reason.NOT_NEEDED, context.run.status.released.message)
+        return true_condition(
+            "EnvironmentsReady", Reason.NOT_NEEDED, context.run.status.released.message
+        )
     missing = [e.pool for e in context.run.status.environments if not e.ready]
     if not missing:
-        return yes("EnvironmentsReady", Reason.POOLS_AVAILABLE)
+        return true_condition("EnvironmentsReady", Reason.POOLS_AVAILABLE)
     message = f"pool {', '.join(missing)} not available"
-    return no("EnvironmentsReady", Reason.POOL_WARMING, message)
+    return false_condition("EnvironmentsReady", Reason.POOL_WARMING, message)
 
 
-def _ready(context: RunContext) -> Fact:
+def _ready(context: RunContext) -> ConditionFact:
     firsts = [context.unaccepted, _pods_scheduled(context), _roles_ready(context)]
     if context.samples_now:
         firsts.append(_environments_ready(context))
     for fact in firsts:
         if fact is not None and not fact.holds:
-            return no("Ready", fact.reason, fact.message)
+            return false_condition("Ready", fact.reason, fact.message)
     if not context.has_connection:
         return _controller_unreachable()
-    return yes("Ready", Reason.CONTROLLER_CONNECTED)
+    return true_condition("Ready", Reason.CONTROLLER_CONNECTED)
 
 
-def _progressing(context: RunContext) -> Fact:
+def _progressing(context: RunContext) -> ConditionFact:
     resting = _release_reason(context)
     if resting is not None or context.unaccepted is not None:
-        return no("Progressing", resting or Reason.WAITING_FOR_ROLES)
+        return false_condition("Progressing", resting or Reason.WAITING_FOR_ROLES)
     report = context.report
     waits = (
         (not _are_pods_ready(context), Reason.WAITING_FOR_ROLES, _roles_ready(context).message),
@@ -218,54 +227,56 @@ def _progressing(context: RunContext) -> Fact:
     )
     for applies, reason, message in waits:
         if applies:
-            return no("Progressing", reason, message)
-    return yes("Progressing", Reason.STEPS_FINISH)
+            return false_condition("Progressing", reason, message)
+    return true_condition("Progressing", Reason.STEPS_FINISH)
 
 
-def _checkpoint_healthy(context: RunContext) -> Fact:
+def _checkpoint_healthy(context: RunContext) -> ConditionFact:
     intent = context.run.status.intent
     if intent is not None and intent.reason == Reason.SUSPEND_TIMEOUT:
-        return no("CheckpointHealthy", Reason.SUSPEND_TIMEOUT, intent.message)
+        return false_condition("CheckpointHealthy", Reason.SUSPEND_TIMEOUT, intent.message)
     newest = next(iter(context.seen.checkpoints), None)
     if newest is None:
-        return yes("CheckpointHealthy", Reason.NO_CHECKPOINT)
+        return true_condition("CheckpointHealthy", Reason.NO_CHECKPOINT)
     if is_ready(newest):
-        return yes("CheckpointHealthy", Reason.CHECKPOINT_VERIFIED)
+        return true_condition("CheckpointHealthy", Reason.CHECKPOINT_VERIFIED)
     if is_corrupt(newest):
         message = f"{newest.metadata.name} does not match its manifest; an older one is used"
-        return no("CheckpointHealthy", Reason.CORRUPT, message)
+        return false_condition("CheckpointHealthy", Reason.CORRUPT, message)
     found = ready_condition(newest)
     if found is not None and found.reason == Reason.STORAGE_UNAVAILABLE:
         message = f"{newest.metadata.name}: {found.message}"
-        return no("CheckpointHealthy", Reason.STORAGE_UNAVAILABLE, message)
-    return yes("CheckpointHealthy", Reason.VERIFYING)
+        return false_condition("CheckpointHealthy", Reason.STORAGE_UNAVAILABLE, message)
+    return true_condition("CheckpointHealthy", Reason.VERIFYING)
 
 
-def _suspended(context: RunContext) -> Fact:
+def _suspended(context: RunContext) -> ConditionFact:
     intent = context.run.status.intent
     if context.ending is not None:
-        return no("Suspended", Reason.FINISHED)
+        return false_condition("Suspended", Reason.FINISHED)
     if intent is not None and intent.type in SUSPENDING:
-        return no("Suspended", Reason.SUSPENDING, "a checkpoint is written, then pods are released")
+        return false_condition(
+            "Suspended", Reason.SUSPENDING, "a checkpoint is written, then pods are released"
+        )
     if context.run.spec.suspend and context.seen.has_no_pods:
-        return yes("Suspended", Reason.BY_USER, "spec.suspend is true")
+        return true_condition("Suspended", Reason.BY_USER, "spec.suspend is true")
     hold = context.run.status.hold
     if hold is not None and context.seen.has_no_pods:
-        return yes("Suspended", hold.reason, hold.message)
-    return no("Suspended", Reason.NOT_SUSPENDED)
+        return true_condition("Suspended", hold.reason, hold.message)
+    return false_condition("Suspended", Reason.NOT_SUSPENDED)
 
 
-def _stalled(context: RunContext) -> Fact:
+def _stalled(context: RunContext) -> ConditionFact:
     intent = context.run.status.intent
     if intent is not None and intent.reason == Reason.NO_PROGRESS:
-        return yes("Stalled", Reason.NO_PROGRESS, intent.message)
+        return true_condition("Stalled", Reason.NO_PROGRESS, intent.message)
     left_s = limits.progress_left_s(context.run, context.seen, context.now)
     if context.is_running and left_s is not None and left_s <= 0:
-        return yes("Stalled", Reason.NO_PROGRESS, "no step finished within the deadline")
-    return no("Stalled", Reason.HEALTHY)
+        return true_condition("Stalled", Reason.NO_PROGRESS, "no step finished within the deadline")
+    return false_condition("Stalled", Reason.HEALTHY)
 
 
-def _degraded(context: RunContext) -> Fact:
+def _degraded(context: RunContext) -> ConditionFact:
     report = context.report
     is_over = report is not None and report.state in {
         State.RUN_STATE_FAILED,
@@ -273,32 +284,32 @@ def _degraded(context: RunContext) -> Fact:
         State.RUN_STATE_SUSPENDED,
     }
     if report is not None and report.reason and not is_over and context.ending is None:
-        return yes("Degraded", report.reason[:64], report.message)
+        return true_condition("Degraded", report.reason[:64], report.message)
     if context.is_running and context.run.status.restarts.counted and not _are_pods_ready(context):
         last = context.run.status.last_failure
         message = f"{last.pod or last.role}: {last.message}" if last else ""
-        return yes("Degraded", Reason.ROLE_FAILED, message)
+        return true_condition("Degraded", Reason.ROLE_FAILED, message)
     if context.is_running and context.seen.plan_ratios:
-        return yes(
+        return true_condition(
             "Degraded",
             Reason.PLAN_UNRELIABLE,
             plan_accuracy.describe_inaccuracy(context.seen.plan_ratios),
         )
-    return no("Degraded", Reason.HEALTHY)
+    return false_condition("Degraded", Reason.HEALTHY)
 
 
-def _end_conditions(context: RunContext) -> list[Fact]:
+def _end_conditions(context: RunContext) -> list[ConditionFact]:
     return [
         context.ending
         if context.ending is not None and context.ending.type == kind
-        else no(kind, Reason.NOT_FINISHED)
+        else false_condition(kind, Reason.NOT_FINISHED)
         for kind in ("Complete", "Failed")
     ]
 
 
-def recorded_end(run: RLRun) -> Fact | None:
+def recorded_end(run: RLRun) -> ConditionFact | None:
     """The recorded Complete or Failed condition; either is final."""
     for condition in run.status.conditions:
         if condition.type in {"Complete", "Failed"} and condition.status == "True":
-            return yes(condition.type, condition.reason, condition.message)
+            return true_condition(condition.type, condition.reason, condition.message)
     return None

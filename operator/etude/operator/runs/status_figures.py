@@ -15,7 +15,7 @@ from etude.common.api.run.status import (
     StalenessStatus,
     StepStatus,
 )
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.builders import run as desired
 from etude.operator.checkpoints.status import is_ready
 from etude.operator.clock import rfc3339
@@ -28,7 +28,7 @@ from etude.v1 import run_pb2
 
 
 def observed_figures(
-    run: RLRun, seen: ObservedRun, now: Moment, *, is_running: bool
+    run: RLRun, seen: ObservedRun, now: ClockReading, *, is_running: bool
 ) -> dict[str, object]:
     """Status fields that describe the observed state."""
     resumption = run.status.resumption
@@ -52,7 +52,7 @@ def observed_figures(
     return found
 
 
-def _best_checkpoint(run: RLRun, seen: ObservedRun, now: Moment) -> BestCheckpoint | None:
+def _best_checkpoint(run: RLRun, seen: ObservedRun, now: ClockReading) -> BestCheckpoint | None:
     keep = run.spec.checkpointing.keep_best
     best = retention.best_checkpoints([c for c in seen.checkpoints if is_ready(c)], keep)
     value = retention.metric_of(best[0], keep.metric) if best and keep is not None else None
@@ -108,7 +108,7 @@ def _reported_figures(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object
 
 
 def _role_statuses(
-    run: RLRun, seen: ObservedRun, now: Moment, *, is_running: bool
+    run: RLRun, seen: ObservedRun, now: ClockReading, *, is_running: bool
 ) -> tuple[RoleStatus, ...]:
     attempts = transitions.attempts_of(run)
     before = {role.name: role.after for role in run.status.roles}

@@ -17,7 +17,7 @@ from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
 from etude.operator.builders.run import Platform, RunShape
 from etude.operator.commands.render import main as render_main
-from etude.operator.commands.render import rendered
+from etude.operator.commands.render import render_children
 from etude.operator.manifests import RESOURCES
 
 CORE = [kind for kind in RESOURCES if kind not in {"RLRun", "EnvPool", "Checkpoint"}]
@@ -306,12 +306,12 @@ def test_names_of_own_pools_stay_short_and_apart() -> None:
 def test_rendering_a_run_shows_the_children_of_its_pools_too(
     run_body: Any, platform: Platform
 ) -> None:
-    made = list(rendered(run_body(), platform))
+    made = list(render_children(run_body(), platform))
     kinds = [(m["kind"], m["metadata"]["name"]) for m in made]
     assert ("StatefulSet", "demo-repos-broker") in kinds
     assert ("Pod", "demo-repos-node-1") in kinds
     with pytest.raises(ValueError, match="has no children"):
-        list(rendered({"kind": "Pod"}, platform))
+        list(render_children({"kind": "Pod"}, platform))
 
 
 def test_the_demo_renders_from_the_command_line(

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import Checkpoint
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.builders.run import Platform
 from etude.operator.checkpoints.decide import ObservedCheckpoint, decide
-from etude.operator.conditions import no
+from etude.operator.conditions import false_condition
 from etude.operator.manifests import Ref
 
 LABEL = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
@@ -75,8 +75,8 @@ def test_a_job_that_the_api_server_refuses_is_named_in_the_status(
     if is_going:
         body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     words = "Job lab/old is invalid: spec.template.spec.containers[0].envFrom[0].secretRef.name"
-    seen = ObservedCheckpoint(manifest=body, problem=no("Accepted", "Refused", words))
-    now = Moment(wall_s=1_700_000_000.0, monotonic_s=1.0)
+    seen = ObservedCheckpoint(manifest=body, problem=false_condition("Accepted", "Refused", words))
+    now = ClockReading(wall_s=1_700_000_000.0, monotonic_s=1.0)
     found = decide(Checkpoint.model_validate(body), seen, now, platform)
     (ready,) = found.status.conditions
     assert (ready.type, ready.status, ready.reason) == ("Ready", "False", "Refused")

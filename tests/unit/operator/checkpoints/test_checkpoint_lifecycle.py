@@ -9,11 +9,11 @@ import pytest
 from etude.common.api.kinds import Checkpoint
 from etude.operator.checkpoints import decide, job_slots
 from etude.operator.controller.rejections import PROBLEM_RETRY_S
-from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
-from etude.operator.remotes.clients import MemoryPeers
-from etude.operator.remotes.report_store import Position
+from etude.operator.remotes.clients import MemoryRemoteClient
+from etude.operator.remotes.report_store import ReportPosition
 from etude.v1 import run_pb2
 
 
@@ -105,17 +105,17 @@ async def test_a_restarted_operator_asks_only_for_what_is_new(
     await running.advance(10)
     reported = running.run().status.reported
     assert (reported.epoch, reported.sequence) == (1, 3)
-    asked: list[Position] = []
+    asked: list[ReportPosition] = []
     watch_run = running.peers.watch_run
 
-    def watched(self: MemoryPeers, target: str, after: Position) -> Any:
+    def watched(self: MemoryRemoteClient, target: str, after: ReportPosition) -> Any:
         asked.append(after)
         return watch_run(target, after)
 
-    monkeypatch.setattr(MemoryPeers, "watch_run", watched)
+    monkeypatch.setattr(MemoryRemoteClient, "watch_run", watched)
     await running.kill()
     await running.settle()
-    assert asked == [Position(1, 3)]
+    assert asked == [ReportPosition(1, 3)]
     assert running.book.run(running.run().metadata.uid).happenings == []
 
 
@@ -302,7 +302,7 @@ def without_room(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     async def full(self: Any, manifest: Any, *, manager: str) -> Any:
         if manifest["kind"] == "Checkpoint":
-            raise RefusedError(f"{manifest['metadata']['name']}: exceeded quota")
+            raise ApiRejectedError(f"{manifest['metadata']['name']}: exceeded quota")
         return await apply(self, manifest, manager=manager)
 
     @contextlib.contextmanager

@@ -38,27 +38,27 @@ def authority(
 
 def test_a_ca_that_everybody_has_heard_of_signs_and_its_successor_waits() -> None:
     old, young = authority(100 * HOUR), authority(23 * HOUR)
-    assert authorities.signing([old, young], NOW, LIFE) is old
-    assert authorities.signing([old, young], NOW + HOUR, LIFE) is young
+    assert authorities.signing_authority([old, young], NOW, LIFE) is old
+    assert authorities.signing_authority([old, young], NOW + HOUR, LIFE) is young
 
 
 def test_a_ca_that_was_made_long_before_it_was_added_waits_all_the_same() -> None:
     first, second = authority(100 * HOUR), authority(500 * HOUR, told=HOUR)
-    assert authorities.signing([first, second], NOW, LIFE) is first
-    assert authorities.signing([first, second], NOW + 23 * HOUR, LIFE) is second
+    assert authorities.signing_authority([first, second], NOW, LIFE) is first
+    assert authorities.signing_authority([first, second], NOW + 23 * HOUR, LIFE) is second
 
 
 def test_the_first_ca_signs_at_once_and_after_every_restart() -> None:
     first = authority(datetime.timedelta())
-    assert authorities.signing([first], NOW, LIFE) is first
+    assert authorities.signing_authority([first], NOW, LIFE) is first
     restarted = [authority(age * HOUR, told=datetime.timedelta()) for age in (500, 100)]
-    assert authorities.signing(restarted, NOW, LIFE) is restarted[0]
+    assert authorities.signing_authority(restarted, NOW, LIFE) is restarted[0]
 
 
 def test_a_ca_that_ended_or_has_not_begun_signs_nothing_and_only_one_will_be_believed() -> None:
     ended, future = authority(2 * LIFE, left=-HOUR), authority(-HOUR)
-    assert authorities.signing([ended, future], NOW, LIFE) is None
-    assert authorities.trust([ended, future], NOW) == future.pem
+    assert authorities.signing_authority([ended, future], NOW, LIFE) is None
+    assert authorities.trust_bundle([ended, future], NOW) == future.pem
 
 
 @settings(deadline=None)
@@ -82,11 +82,13 @@ def test_whoever_holds_a_certificate_believes_the_one_that_signs(
     for hours in range(24):
         served = now - hours * HOUR
         there = [each for each in known if each.since <= served]
-        if authorities.signing(there, served, LIFE) is None:
+        if authorities.signing_authority(there, served, LIFE) is None:
             continue  # nobody was served then
-        signer = authorities.signing([each for each in known if each.since <= now], now, LIFE)
+        signer = authorities.signing_authority(
+            [each for each in known if each.since <= now], now, LIFE
+        )
         assert signer is not None
-        assert signer.pem in authorities.trust(there, served)
+        assert signer.pem in authorities.trust_bundle(there, served)
 
 
 def request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
@@ -97,7 +99,7 @@ def request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
 def signed(left: datetime.timedelta = 1_000 * HOUR) -> x509.Certificate:
     key = signing.public_key(request(ec.generate_private_key(ec.SECP256R1())))
     ca = authority(48 * HOUR, left)
-    pem = signing.certificate(ca, key, TRAINER, now=NOW, lifetime=LIFE)
+    pem = signing.sign_certificate(ca, key, TRAINER, now=NOW, lifetime=LIFE)
     return x509.load_pem_x509_certificate(pem)
 
 
@@ -126,16 +128,16 @@ def test_only_a_request_signed_by_a_key_of_the_right_kind_is_signed() -> None:
 
 def test_a_folder_without_a_ca_or_with_another_key_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no CA"):
-        authorities.read(tmp_path)
+        authorities.read_authorities(tmp_path)
     made = pki.Authority()
     (tmp_path / "ca-1.crt").write_bytes(made.pem)
     with pytest.raises(UserError, match=r"ca-1\.crt"):
-        authorities.read(tmp_path)
+        authorities.read_authorities(tmp_path)
     (tmp_path / "ca-1.key").write_bytes(pki.Authority().key_pem)
     with pytest.raises(UserError, match="do not belong together"):
-        authorities.read(tmp_path)
+        authorities.read_authorities(tmp_path)
     (tmp_path / "ca-1.key").write_bytes(made.key_pem)
-    assert [each.pem for each in authorities.read(tmp_path)] == [made.pem]
+    assert [each.pem for each in authorities.read_authorities(tmp_path)] == [made.pem]
 
 
 def test_cas_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ def test_cas_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for number, each in made.items():
         (tmp_path / f"ca-{number}.crt").write_bytes(each.pem)
         (tmp_path / f"ca-{number}.key").write_bytes(each.key_pem)
-    found = [each.pem for each in authorities.read(tmp_path)]
+    found = [each.pem for each in authorities.read_authorities(tmp_path)]
     assert found == [made[number].pem for number in (9, 10, 11)]
 
 
@@ -152,7 +154,7 @@ def test_when_the_last_ca_ends_can_be_watched(tmp_path: Path) -> None:
         made = pki.Authority(begins=NOW, ends=NOW + days * LIFE)
         (tmp_path / f"ca-{number}.crt").write_bytes(made.pem)
         (tmp_path / f"ca-{number}.key").write_bytes(made.key_pem)
-    authorities.read(tmp_path)
+    authorities.read_authorities(tmp_path)
     assert metrics.CA_EXPIRY._value.get() == (NOW + 400 * LIFE).timestamp()
 
 
@@ -195,9 +197,9 @@ def test_cas_are_parsed_again_only_once_their_files_have_changed(tmp_path: Path)
         (tmp_path / f"ca-{number}.key").write_bytes(made.key_pem)
 
     put(1)
-    first = authorities.read(tmp_path)
-    assert authorities.read(tmp_path) is first
+    first = authorities.read_authorities(tmp_path)
+    assert authorities.read_authorities(tmp_path) is first
     put(2)
-    assert len(authorities.read(tmp_path)) == 2
+    assert len(authorities.read_authorities(tmp_path)) == 2
     put(1)
-    assert authorities.read(tmp_path)[0].certificate != first[0].certificate
+    assert authorities.read_authorities(tmp_path)[0].certificate != first[0].certificate

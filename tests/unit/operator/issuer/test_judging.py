@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from etude.common.tls.identity import Identity
-from etude.operator.issuer.token_review import refusal, review
+from etude.operator.issuer.token_review import rejection_reason, review_manifest
 
 URI = "spiffe://etude.dev/ns/lab/run/demo/role/trainer"
 OPERATOR = "spiffe://etude.dev/ns/etude-system/role/operator"
@@ -28,7 +28,7 @@ def unbound() -> dict[str, Any]:
 
 
 def judged(status: dict[str, Any], uri: str = URI) -> str:
-    return refusal(
+    return rejection_reason(
         status, Identity.parse(uri), domain="etude.dev", operator="etude-system:etude-operator"
     )
 
@@ -38,7 +38,7 @@ def test_a_pod_of_the_namespace_is_who_its_token_was_made_for() -> None:
 
 
 def test_a_token_is_reviewed_for_the_one_identity_that_is_asked_for() -> None:
-    assert review("t", Identity.parse(URI))["spec"] == {"token": "t", "audiences": [URI]}
+    assert review_manifest("t", Identity.parse(URI))["spec"] == {"token": "t", "audiences": [URI]}
 
 
 @pytest.mark.parametrize(

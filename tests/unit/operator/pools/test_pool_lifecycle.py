@@ -8,7 +8,7 @@ import pytest
 
 from etude.common.api.kinds import EnvPool
 from etude.operator.builders.run import Platform
-from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
 from etude.operator.pools import acceptance
@@ -175,7 +175,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> str:
 
     async def limited(self: Any, manifest: Any, *, manager: str) -> Any:
         if manifest["metadata"]["name"].startswith(names):
-            raise RefusedError(words)
+            raise ApiRejectedError(words)
         return await apply(self, manifest, manager=manager)
 
     monkeypatch.setattr(MemoryCluster, "apply", limited)

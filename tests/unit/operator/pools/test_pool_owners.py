@@ -7,7 +7,7 @@ import pytest
 
 from etude.common.api.kinds import EnvPool
 from etude.operator.builders.certificates import CertificateMode, PlatformTls, pool_identity
-from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref, labels
 
@@ -36,9 +36,9 @@ def is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
             spec = manifest["spec"]
             chosen = spec["selector"]["matchLabels"].items()
             if live is not None and live["spec"]["selector"] != spec["selector"]:
-                raise RefusedError("spec: Forbidden: updates to statefulset spec")
+                raise ApiRejectedError("spec: Forbidden: updates to statefulset spec")
             if not chosen <= spec["template"]["metadata"]["labels"].items():
-                raise RefusedError("`selector` does not match template `labels`")
+                raise ApiRejectedError("`selector` does not match template `labels`")
         return await apply(self, manifest, manager=manager)
 
     monkeypatch.setattr(MemoryCluster, "apply", strict)

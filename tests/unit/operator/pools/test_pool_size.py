@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.manifests import Manifest
 from etude.operator.pools.autoscaling.config import TICK_S
 from etude.operator.pools.autoscaling.values import ScalingCause
 from etude.operator.pools.health import ProvisionTracker
 from etude.operator.pools.size import PoolSize, PoolSizer
-from etude.operator.remotes.report_store import PoolReport, Words
+from etude.operator.remotes.report_store import BrokerReport, PoolReport
 from etude.v1 import environments_pb2
 
 WALL_S = 1.79e9
@@ -66,11 +66,11 @@ class Scene:
             members=members,
             **more,
         )
-        self.report.said[0] = Words(said, self.now_s)
+        self.report.by_broker[0] = BrokerReport(said, self.now_s)
 
     def tick(self) -> PoolSize:
         found = self.sizer.decide_size(
-            self.pool, self.nodes, self.report, {}, Moment(WALL_S + self.now_s, self.now_s)
+            self.pool, self.nodes, self.report, {}, ClockReading(WALL_S + self.now_s, self.now_s)
         )
         self.now_s += TICK_S
         return found

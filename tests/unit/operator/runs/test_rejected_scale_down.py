@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
 from etude.v1 import run_pb2
@@ -21,7 +21,7 @@ async def ruled(lab: Any, run_body: Any, monkeypatch: pytest.MonkeyPatch) -> Any
 
     async def ruling(self: Any, manifest: Any, *, manager: str) -> Any:
         if manifest["kind"] in {"StatefulSet", "EnvPool"}:
-            raise RefusedError(f"{manifest['metadata']['name']}: its images have no digest")
+            raise ApiRejectedError(f"{manifest['metadata']['name']}: its images have no digest")
         return await apply(manifest, manager=manager)
 
     monkeypatch.setattr(MemoryCluster, "apply", ruling)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from etude.operator.kube.interface import RefusedError
+from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref
 from etude.v1 import run_pb2
@@ -146,7 +146,7 @@ def refusals(lab: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         name = manifest["metadata"]["name"]
         if name in refused:
             refused[name] += 1
-            raise RefusedError(f"{name}: exceeded quota, used: {refused[name]}")
+            raise ApiRejectedError(f"{name}: exceeded quota, used: {refused[name]}")
         return await apply(manifest, manager=manager)
 
     monkeypatch.setattr(MemoryCluster, "apply", picky)

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
-from etude.operator.actions import Moment
-from etude.operator.clock import seconds
+from etude.operator.actions import ClockReading
+from etude.operator.clock import parse_rfc3339
 from etude.operator.manifests import Manifest, condition, is_deleting
 from etude.operator.runs.observe import ObservedRun
 
@@ -20,7 +20,7 @@ class GangWait(NamedTuple):
     """The scheduler reports that they cannot be placed now."""
 
 
-def gang_wait(run: RLRun, seen: ObservedRun, now: Moment) -> GangWait | None:
+def gang_wait(run: RLRun, seen: ObservedRun, now: ClockReading) -> GangWait | None:
     """The wait of a run's gang; None without a gang, and once all its pods have a node."""
     gang = run.spec.scheduling.gang
     if gang is None:
@@ -29,13 +29,13 @@ def gang_wait(run: RLRun, seen: ObservedRun, now: Moment) -> GangWait | None:
     waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
     if not waiting:
         return None
-    since_s = min(seconds(pod["metadata"]["creationTimestamp"]) for pod in waiting)
+    since_s = min(parse_rfc3339(pod["metadata"]["creationTimestamp"]) for pod in waiting)
     said = _unschedulable_message(seen)
     words = said or f"{len(waiting)} of {len(pods)} pods have no node"
     return GangWait(since_s + gang.timeout_seconds - now.wall_s, words, bool(said))
 
 
-def waits_s(run: RLRun, seen: ObservedRun, now: Moment) -> list[float]:
+def waits_s(run: RLRun, seen: ObservedRun, now: ClockReading) -> list[float]:
     """Seconds until the gang's timeout, which no event announces."""
     found = gang_wait(run, seen, now)
     return [] if found is None else [found.left_s]

@@ -7,9 +7,9 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.run.phases import Phase
 from etude.common.api.run.status import Released
 from etude.operator import names
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.builders import run as desired
-from etude.operator.clock import rfc3339, seconds
+from etude.operator.clock import parse_rfc3339, rfc3339
 from etude.operator.manifests import Manifest, condition, is_true
 from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
@@ -42,7 +42,7 @@ def idle_roles_problem(run: RLRun) -> str:
     )
 
 
-def decide_released(run: RLRun, seen: ObservedRun, now: Moment) -> Released | None:
+def decide_released(run: RLRun, seen: ObservedRun, now: ClockReading) -> Released | None:
     """The status.released to write for a run that holds pods."""
     before = run.status.released
     if run.spec.scheduling.idle_roles == "Hold" or has_fixed_pods(run) or not _has_other_roles(run):
@@ -66,7 +66,9 @@ def _has_other_roles(run: RLRun) -> bool:
     return desired.pods_by_role(run).keys() != {names.TRAINER} or any(own_pools)
 
 
-def _new_release(report: run_pb2.RunStatus, left_s: float, lead_s: float, now: Moment) -> Released:
+def _new_release(
+    report: run_pb2.RunStatus, left_s: float, lead_s: float, now: ClockReading
+) -> Released:
     until = "none" if math.isinf(left_s) else f"{left_s:.0f} s away"
     message = f"{report.phase}: reinforcement learning is {until}, roles start in {lead_s:.0f} s"
     return Released(since=rfc3339(now.wall_s), message=message)
@@ -132,7 +134,7 @@ def _lead_s(run: RLRun, seen: ObservedRun) -> float | None:
     return max(LEAST_STARTUP_S, STARTUP_MARGIN * slowest_s)
 
 
-def startup_s(run: RLRun, seen: ObservedRun, role: str, now: Moment) -> int | None:
+def startup_s(run: RLRun, seen: ObservedRun, role: str, now: ClockReading) -> int | None:
     """Seconds that a role took to be ready the first time; None before that."""
     known = next((r.startup_seconds for r in run.status.roles if r.name == role), None)
     wanted = desired.desired_pods(run)[role]
@@ -143,11 +145,11 @@ def startup_s(run: RLRun, seen: ObservedRun, role: str, now: Moment) -> int | No
     return None if None in took else math.ceil(max(each for each in took if each is not None))
 
 
-def _pod_startup_s(pod: Manifest, now: Moment) -> float | None:
+def _pod_startup_s(pod: Manifest, now: ClockReading) -> float | None:
     """Seconds from a pod's creation until it was ready; None while it is not."""
     when = condition(pod, "Ready").get("lastTransitionTime")
     made = pod["metadata"].get("creationTimestamp")
     if not is_true(pod, "Ready") or not made:
         return None
     # The local runtime records no time at which a pod became ready: it is observed immediately.
-    return max(0.0, (seconds(when) if when else now.wall_s) - seconds(made))
+    return max(0.0, (parse_rfc3339(when) if when else now.wall_s) - parse_rfc3339(made))

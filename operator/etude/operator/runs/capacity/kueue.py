@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
-from etude.operator.actions import Moment, Tell
+from etude.operator.actions import ClockReading, WriteStatus
 from etude.operator.builders import jobset, kueue, pod_overrides
 from etude.operator.builders import run as desired
 from etude.operator.builders.kueue import NodeFlavor, QueuePriority
 from etude.operator.clock import rfc3339
-from etude.operator.conditions import Fact, no, yes
+from etude.operator.conditions import ConditionFact, false_condition, true_condition
 from etude.operator.manifests import Manifest, condition, is_deleting, is_true
 from etude.operator.reasons import Reason
 from etude.operator.runs.lifecycle import transitions
@@ -36,9 +36,9 @@ class QuotaState(NamedTuple):
         return self.is_reserved or self.is_evicted
 
     @property
-    def fact(self) -> Fact:
+    def fact(self) -> ConditionFact:
         """The QuotaReserved condition."""
-        return Fact(QUOTA_RESERVED, self.is_reserved, self.reason, self.message)
+        return ConditionFact(QUOTA_RESERVED, self.is_reserved, self.reason, self.message)
 
 
 def quota_state(run: RLRun, seen: ObservedRun) -> QuotaState:
@@ -190,8 +190,8 @@ REQUEUED_IMMEDIATELY = {"Preempted", "NodeFailures"}
 
 
 def workload_updates(
-    run: RLRun, seen: ObservedRun, now: Moment, ending: Fact | None
-) -> Iterator[Tell]:
+    run: RLRun, seen: ObservedRun, now: ClockReading, ending: ConditionFact | None
+) -> Iterator[WriteStatus]:
     """Status writes that the Workload does not show yet.
 
     Args:
@@ -206,7 +206,7 @@ def workload_updates(
     if ending is not None:
         reason = "Succeeded" if ending.type == "Complete" else "Failed"
         yield _write_conditions(
-            live, [yes("Finished", reason, ending.message or ending.reason)], now
+            live, [true_condition("Finished", reason, ending.message or ending.reason)], now
         )
     elif is_true(live, "Evicted") and is_true(live, "QuotaReserved") and seen.has_no_pods:
         yield _write_conditions(
@@ -218,15 +218,15 @@ def workload_updates(
             yield _write_conditions(live, [fact], now)
 
 
-def _eviction_conditions(evicted: Mapping[str, str]) -> list[Fact]:
+def _eviction_conditions(evicted: Mapping[str, str]) -> list[ConditionFact]:
     """Conditions that give the quota of an evicted Workload back."""
     why = evicted.get("message") or ""
     reason = evicted.get("reason") or "Evicted"
     return [
-        no("QuotaReserved", "Pending", why),
-        no("Admitted", "NoReservation", "The workload has no reservation"),
+        false_condition("QuotaReserved", "Pending", why),
+        false_condition("Admitted", "NoReservation", "The workload has no reservation"),
         _not_ready("WaitForStart"),
-        Fact("Requeued", reason in REQUEUED_IMMEDIATELY, reason, why),
+        ConditionFact("Requeued", reason in REQUEUED_IMMEDIATELY, reason, why),
     ]
 
 
@@ -238,7 +238,7 @@ def _are_ready(run: RLRun, seen: ObservedRun) -> bool:
     )
 
 
-def _readiness(live: Manifest, *, are_ready: bool) -> Fact | None:
+def _readiness(live: Manifest, *, are_ready: bool) -> ConditionFact | None:
     """The PodsReady condition if it changed; None if it did not.
 
     Kueue's time-outs depend on the reason, and start again with each admission.
@@ -252,17 +252,21 @@ def _readiness(live: Manifest, *, are_ready: bool) -> Fact | None:
         fact = _not_ready("WaitForRecovery" if lost else "WaitForStart")
     else:
         again = reason in {"WaitForRecovery", "Recovered"}
-        fact = yes("PodsReady", "Recovered" if again else "Started", "All pods are ready")
+        fact = true_condition(
+            "PodsReady", "Recovered" if again else "Started", "All pods are ready"
+        )
     is_known = (was_ready, reason) == (fact.holds, fact.reason)
     is_first = not before and not is_true(live, "Admitted")
     return None if is_known or is_first else fact
 
 
-def _not_ready(reason: str) -> Fact:
-    return no("PodsReady", reason, "Not all pods are ready")
+def _not_ready(reason: str) -> ConditionFact:
+    return false_condition("PodsReady", reason, "Not all pods are ready")
 
 
-def _write_conditions(live: Manifest, facts: list[Fact], now: Moment, *, without: str = "") -> Tell:
+def _write_conditions(
+    live: Manifest, facts: list[ConditionFact], now: ClockReading, *, without: str = ""
+) -> WriteStatus:
     """The Workload's status with these conditions in addition to those of other writers."""
     status = live.get("status") or {}
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
@@ -279,4 +283,4 @@ def _write_conditions(live: Manifest, facts: list[Fact], now: Moment, *, without
             "lastTransitionTime": before["lastTransitionTime"] if is_same else rfc3339(now.wall_s),
         }
     kept = {name: part for name, part in status.items() if name != without}
-    return Tell(seen=live, status={**kept, "conditions": list(conditions.values())})
+    return WriteStatus(observed=live, status={**kept, "conditions": list(conditions.values())})

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from etude.common.api.kinds import EnvPool
 from etude.common.plans.registry import is_accurate
 from etude.operator.pools.observe import PLANNING_MODES
-from etude.operator.remotes.report_store import ReportBook
+from etude.operator.remotes.report_store import ReportStore
 
 
 def inaccurate_plans(
-    book: ReportBook, run_uid: str, pools: Iterable[EnvPool]
+    book: ReportStore, run_uid: str, pools: Iterable[EnvPool]
 ) -> Mapping[str, float]:
     """Ratio of requested to planned environments, by the pools that ignore the run's plan.
 
@@ -22,8 +22,8 @@ def inaccurate_plans(
         pool.metadata.name: plan.ratio
         for pool in pools
         if pool.spec.mode in PLANNING_MODES
-        for words in book.pool(pool.metadata.uid).said.values()
-        for plan in words.said.plans
+        for words in book.pool(pool.metadata.uid).by_broker.values()
+        for plan in words.response.plans
         if plan.run_id == run_uid
     }
     return {name: ratio for name, ratio in sorted(ratios.items()) if not is_accurate(ratio)}

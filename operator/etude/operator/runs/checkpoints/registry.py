@@ -6,11 +6,11 @@ from typing import Literal
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.api.meta import API_VERSION, NameRef
 from etude.operator import names
-from etude.operator.actions import Action, Apply, DealtWith, Delete, Fulfil, Note
+from etude.operator.actions import AckReport, Action, Apply, CompleteRequest, Delete, RecordEvent
 from etude.operator.builders.run import run_labels
 from etude.operator.builders.workload import object_head
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.remotes.report_store import Happening
+from etude.operator.remotes.report_store import PendingReport
 from etude.operator.runs.checkpoints import lineage, retention
 from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
@@ -20,14 +20,14 @@ DeletionPolicy = Literal["Retain", "Delete"]
 
 def handle_reports(run: RLRun, seen: ObservedRun) -> Iterator[Action]:
     """Register reported checkpoints and events in the order of the reports."""
-    for happening in seen.report.happenings:
+    for happening in seen.report.pending:
         if happening.checkpoint is not None:
             yield from _registration(
                 run, seen, happening.checkpoint, may_be_old=happening.may_be_old
             )
         if happening.event is not None:
             yield _record_event(happening, happening.event)
-        yield DealtWith(position=happening.position)
+        yield AckReport(position=happening.position)
 
 
 def retire_superseded(run: RLRun, seen: ObservedRun) -> Iterator[Action]:
@@ -64,7 +64,7 @@ def _registration(
 
 def _complete_request(
     run: RLRun, seen: ObservedRun, request: Checkpoint, record: run_pb2.CheckpointRecord
-) -> Fulfil:
+) -> CompleteRequest:
     """The requested Checkpoint, completed with the data that the controller wrote for it."""
     held = {
         "uri": record.uri,
@@ -79,7 +79,9 @@ def _complete_request(
         "storage": run.spec.storage,
     }
     key = Ref("Checkpoint", run.metadata.namespace, request.metadata.name)
-    return Fulfil(ref=key, uid=request.metadata.uid, status=request.status.model_copy(update=held))
+    return CompleteRequest(
+        ref=key, uid=request.metadata.uid, status=request.status.model_copy(update=held)
+    )
 
 
 def _parent(run: RLRun, seen: ObservedRun, record: run_pb2.CheckpointRecord) -> NameRef | None:
@@ -129,9 +131,9 @@ def _manifest(
     return manifest
 
 
-def _record_event(happening: Happening, event: run_pb2.RunEvent) -> Note:
+def _record_event(happening: PendingReport, event: run_pb2.RunEvent) -> RecordEvent:
     epoch, sequence = happening.position
-    return Note(
+    return RecordEvent(
         name=f"report-{epoch}-{sequence}",
         reason=event.reason,
         message=event.message,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence, Set
 from etude.common.api.kinds import Checkpoint
 from etude.common.api.run.checkpointing import Checkpointing, KeepBest
 from etude.operator.checkpoints.status import is_ready
-from etude.operator.remotes.sanitize import value_of
+from etude.operator.remotes.sanitize import parse_finite
 
 METRIC_KEYS = {"Reward": "reward", "EvalSuccess": "evalSuccess"}
 """Keys of a checkpoint's metrics, by the metric names of the spec."""
@@ -58,7 +58,7 @@ def metric_of(checkpoint: Checkpoint, metric: str) -> float | None:
     Its text is untrusted: it comes from a trainer, or from the maker of the object.
     """
     text = checkpoint.saved_state.metrics.get(METRIC_KEYS[metric])
-    return None if text is None else value_of(text)
+    return None if text is None else parse_finite(text)
 
 
 def _is_exempt(checkpoint: Checkpoint) -> bool:

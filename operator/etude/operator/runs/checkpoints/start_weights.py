@@ -1,7 +1,7 @@
 """Start weights of a run from another run's checkpoint."""
 
 from etude.common.api.kinds import Checkpoint, RLRun
-from etude.operator.conditions import holds
+from etude.operator.conditions import is_condition_true
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest
 
@@ -29,7 +29,7 @@ def start_weights_problem(run: RLRun, found: Checkpoint | None) -> str:
     at = "spec.model.checkpointRef.name"
     if found is None:
         return f"{at}: there is no Checkpoint {ref.name} in this namespace"
-    if not holds(found.status.conditions, "Ready"):
+    if not is_condition_true(found.status.conditions, "Ready"):
         return f"{at}: {ref.name} is {found.status.phase or 'not looked at yet'}, not Ready"
     if found.spec.reason not in REASONS_WITH_MODEL:
         wanted = ", ".join(REASONS_WITH_MODEL)
@@ -41,7 +41,7 @@ def start_sources(cluster: Cluster, namespace: str) -> frozenset[str]:
     """Names of the checkpoints that runs of a namespace start from."""
     return frozenset(
         name
-        for run in cluster.every("RLRun")
+        for run in cluster.list_objects("RLRun")
         if run["metadata"].get("namespace", "default") == namespace
         for name in referenced_checkpoints(run)
     )

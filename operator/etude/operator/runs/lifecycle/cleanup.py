@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Set
 
 from etude.common.api.kinds import RLRun
-from etude.operator.actions import Delete, Moment
+from etude.operator.actions import ClockReading, Delete
 from etude.operator.builders import run as desired
-from etude.operator.clock import seconds
-from etude.operator.manifests import STAYING, Manifest, Ref, is_deleting, labels, uid
+from etude.operator.clock import parse_rfc3339
+from etude.operator.manifests import NEVER_DELETED, Manifest, Ref, is_deleting, labels, uid
 from etude.operator.runs.observe import ObservedRun
 
 _KINDS = {
@@ -18,7 +18,7 @@ _KINDS = {
 }
 
 
-def due_deletions(run: RLRun, seen: ObservedRun, ending: str, now: Moment) -> list[Delete]:
+def due_deletions(run: RLRun, seen: ObservedRun, ending: str, now: ClockReading) -> list[Delete]:
     """Objects whose time to live is over and that still exist.
 
     Args:
@@ -35,18 +35,18 @@ def due_deletions(run: RLRun, seen: ObservedRun, ending: str, now: Moment) -> li
     return list(_delete_kinds(run, seen, kinds))
 
 
-def next_deletion_s(run: RLRun, ending: str, now: Moment) -> float | None:
+def next_deletion_s(run: RLRun, ending: str, now: ClockReading) -> float | None:
     """Seconds until the next deletion is due."""
     return min(
         (left_s for _, left_s in _policies_left(run, ending, now) if left_s > 0), default=None
     )
 
 
-def _policies_left(run: RLRun, ending: str, now: Moment) -> Iterator[tuple[str, float]]:
+def _policies_left(run: RLRun, ending: str, now: ClockReading) -> Iterator[tuple[str, float]]:
     """Each deletion policy with its seconds left; none before completionTime is recorded."""
     if run.status.completion_time is None:
         return
-    since_s = now.wall_s - seconds(run.status.completion_time)
+    since_s = now.wall_s - parse_rfc3339(run.status.completion_time)
     if run.spec.ttl_seconds_after_finished is not None:
         yield "DeleteSelf", run.spec.ttl_seconds_after_finished - since_s
     for rule in run.spec.deletion_rules:
@@ -57,7 +57,7 @@ def _policies_left(run: RLRun, ending: str, now: Moment) -> Iterator[tuple[str, 
 def prune(run: RLRun, seen: ObservedRun, wanted: Set[Ref]) -> Iterator[Delete]:
     """Deletion of children whose part left the spec; objects that others gave this owner stay."""
     for key, live in _live_parts(run, seen):
-        if key.kind not in STAYING and key not in wanted:
+        if key.kind not in NEVER_DELETED and key not in wanted:
             yield Delete(ref=key, uid=uid(live))
 
 

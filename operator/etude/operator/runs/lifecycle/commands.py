@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
-from etude.operator.actions import Order
+from etude.operator.actions import SendCommand
 from etude.operator.builders import run as desired
 from etude.operator.builders.addresses import role_address
 from etude.operator.runs.capacity import engine_count
@@ -13,7 +13,7 @@ from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 
-def due_commands(run: RLRun, seen: ObservedRun) -> Iterator[Order]:
+def due_commands(run: RLRun, seen: ObservedRun) -> Iterator[SendCommand]:
     """Commands that are due now; the controller ignores one that it has already carried out."""
     report, intent = seen.report, run.status.intent
     if (
@@ -45,14 +45,14 @@ def due_commands(run: RLRun, seen: ObservedRun) -> Iterator[Order]:
         yield command(run, request, "configure", run.status.attempt)
 
 
-def command(run: RLRun, request: run_pb2.CommandRequest, what: str, number: int) -> Order:
+def command(run: RLRun, request: run_pb2.CommandRequest, what: str, number: int) -> SendCommand:
     """A command under an id that lets the controller recognise a repeat."""
     metadata = run.metadata
     request.command_id = f"{metadata.uid}/{metadata.generation}/{what}/{number}"
-    return Order(target=role_address(run, names.TRAINER), request=request)
+    return SendCommand(target=role_address(run, names.TRAINER), request=request)
 
 
-def _final_commands(run: RLRun) -> Iterator[Order]:
+def _final_commands(run: RLRun) -> Iterator[SendCommand]:
     intent = run.status.intent
     if intent is not None and intent.type == "Suspend":
         suspend = run_pb2.SuspendRun(checkpoint=True)

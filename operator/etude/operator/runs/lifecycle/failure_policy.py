@@ -15,7 +15,7 @@ from etude.common.api.run.lifecycle import Cause, FailureAction, FailureRule
 from etude.common.api.run.status import Failure, Intent
 from etude.common.process import EXIT_TRY_AGAIN
 from etude.operator import names, pod_failures
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.builders import run as desired
 from etude.operator.clock import rfc3339
 from etude.operator.pod_failures import CONFIGURATION_EXITS, PodFailure
@@ -137,7 +137,7 @@ def _default_outcome(failure: PodFailure, *, has_begun: bool) -> FailureOutcome:
     return FailureOutcome.IGNORE
 
 
-def failure_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition | None:
+def failure_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition | None:
     """The transition for the gravest failure in the run's pods; None if none is needed."""
     attempts = transitions.attempts_of(run)
     rules = run.spec.failure_policy.listed
@@ -145,8 +145,10 @@ def failure_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransit
     found = [
         failure
         for role in desired.pods_by_role(run)
-        for failure in pod_failures.failures(
-            role, pod_failures.of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)), awaited
+        for failure in pod_failures.find_failures(
+            role,
+            pod_failures.pods_of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)),
+            awaited,
         )
     ]
     judged = gravest_failure(found, rules, has_begun=run.status.step is not None)
@@ -167,7 +169,7 @@ def failure_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransit
     )
 
 
-def deadline_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition | None:
+def deadline_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition | None:
     """The failure of a run that crossed one of its deadlines; None before that."""
     if any(left <= 0 for left in limits.deadlines_left_s(run, seen, now)):
         given = run.spec.deadlines.model_dump(by_alias=True, exclude_none=True)
@@ -179,7 +181,7 @@ def deadline_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransi
     return None
 
 
-def stall_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition | None:
+def stall_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition | None:
     """The transition for a run that makes no progress; None while it does."""
     report = seen.report
     left = limits.progress_left_s(run, seen, now)
@@ -193,7 +195,7 @@ def stall_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransitio
     return None
 
 
-def budget_transition(run: RLRun, now: Moment) -> RunTransition | None:
+def budget_transition(run: RLRun, now: ClockReading) -> RunTransition | None:
     """The suspension of a run whose budget is spent; None before that."""
     left_s = limits.budget_left_s(run, now)
     if left_s is None or left_s > 0:
@@ -205,7 +207,7 @@ def budget_transition(run: RLRun, now: Moment) -> RunTransition | None:
 
 
 def _intent_for(
-    run: RLRun, verdict: FailureVerdict, role: str, reason: str, message: str, now: Moment
+    run: RLRun, verdict: FailureVerdict, role: str, reason: str, message: str, now: ClockReading
 ) -> Intent:
     """The intent that carries out a verdict.
 
@@ -234,7 +236,7 @@ def _intent_for(
             raise ValueError("FailureOutcome.IGNORE has no intent")
 
 
-def _failure_record(failure: PodFailure, now: Moment) -> Failure:
+def _failure_record(failure: PodFailure, now: ClockReading) -> Failure:
     return Failure(
         time=rfc3339(now.wall_s),
         role=failure.role,

@@ -3,8 +3,8 @@
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import Intent
 from etude.operator import names
-from etude.operator.actions import Moment
-from etude.operator.clock import seconds
+from etude.operator.actions import ClockReading
+from etude.operator.clock import parse_rfc3339
 from etude.operator.runs.lifecycle import limits, transitions
 from etude.operator.runs.lifecycle.transitions import RunTransition
 from etude.operator.runs.observe import ObservedRun
@@ -14,7 +14,7 @@ HALT_LIMIT_S = 30.0
 
 
 def save_before_failure(
-    run: RLRun, seen: ObservedRun, outcome: RunTransition, now: Moment
+    run: RLRun, seen: ObservedRun, outcome: RunTransition, now: ClockReading
 ) -> RunTransition:
     """The transition, with Salvage in place of Fail for a run that can still save."""
     intent = outcome.intent
@@ -26,9 +26,11 @@ def save_before_failure(
     return RunTransition(intent.model_copy(update={"type": "Salvage"}), outcome.failure)
 
 
-def finish_saving(run: RLRun, current: Intent, seen: ObservedRun, now: Moment) -> RunTransition:
+def finish_saving(
+    run: RLRun, current: Intent, seen: ObservedRun, now: ClockReading
+) -> RunTransition:
     """The failure, once the final checkpoint is saved or cannot be."""
-    elapsed_s = now.wall_s - seconds(current.since)
+    elapsed_s = now.wall_s - parse_rfc3339(current.since)
     report = seen.report.status
     is_over = report is not None and report.state in limits.FINISHED_STATES
     if _is_training(run, seen) and elapsed_s <= salvage_limit_s(run):

@@ -3,7 +3,7 @@
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import Hold, Intent
 from etude.operator import names
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.reasons import Reason
 from etude.operator.runs.lifecycle import limits
 
@@ -18,7 +18,7 @@ def hold_of(intent: Intent) -> Hold | None:
     return Hold(reason=intent.reason, message=intent.message, since=intent.since)
 
 
-def current_hold(run: RLRun, now: Moment) -> Hold | None:
+def current_hold(run: RLRun, now: ClockReading) -> Hold | None:
     """The present hold; None once its cause is gone.
 
     A user who suspends the run too takes the hold over: from then on spec.suspend decides. An

@@ -3,9 +3,9 @@
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import Failure, Intent
 from etude.operator import names
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.checkpoints.status import is_corrupt, is_ready
-from etude.operator.clock import rfc3339, seconds
+from etude.operator.clock import parse_rfc3339, rfc3339
 from etude.operator.manifests import Manifest, is_deleting, labels
 from etude.operator.reasons import Reason
 from etude.operator.runs.capacity import kueue
@@ -15,7 +15,7 @@ from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 
-def next_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition:
+def next_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition:
     """The present intent until it is carried out, then the next one."""
     current = run.status.intent
     if current is None:
@@ -35,7 +35,7 @@ def next_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition
             return RunTransition(current)
 
 
-def _first_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition:
+def _first_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition:
     outcome = _reported_end(run, seen, now)
     if outcome.intent is not None:
         return outcome
@@ -58,7 +58,9 @@ def _first_transition(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransiti
     )
 
 
-def _continue_restart(run: RLRun, current: Intent, seen: ObservedRun, now: Moment) -> RunTransition:
+def _continue_restart(
+    run: RLRun, current: Intent, seen: ObservedRun, now: ClockReading
+) -> RunTransition:
     """End a finished restart; a suspension, deadline or budget does not wait for one."""
     if _has_restarted(current, seen):
         return RunTransition(None)
@@ -70,11 +72,11 @@ def _continue_restart(run: RLRun, current: Intent, seen: ObservedRun, now: Momen
     return over or RunTransition(current)
 
 
-def _user_suspension(run: RLRun, now: Moment) -> Intent:
+def _user_suspension(run: RLRun, now: ClockReading) -> Intent:
     return transitions.new_intent(run, "Suspend", Reason.BY_USER, "spec.suspend is true", now)
 
 
-def _reported_end(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition:
+def _reported_end(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition:
     """The transition that the controller's report of the run's end calls for."""
     report = seen.report
     if not report.is_current or report.status is None or run.status.active.since is None:
@@ -96,7 +98,7 @@ def _reported_end(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition:
     return RunTransition(None)
 
 
-def _completion(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition:
+def _completion(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition:
     """Complete the run once its final checkpoint was verified, or verification timed out.
 
     A checkpoint that the cluster refuses as an object is in the store all the same, and is
@@ -127,14 +129,14 @@ def _completion(run: RLRun, seen: ObservedRun, now: Moment) -> RunTransition:
 
 
 def _continue_suspension(
-    run: RLRun, current: Intent, seen: ObservedRun, now: Moment
+    run: RLRun, current: Intent, seen: ObservedRun, now: ClockReading
 ) -> RunTransition:
     """Wait for the checkpoint, then release the pods; a release is never cancelled."""
     outcome = _reported_end(run, seen, now)
     if outcome.intent is not None:
         return outcome
     limit_s = run.spec.checkpointing.timeout_seconds
-    if now.wall_s - seconds(current.since) > limit_s:
+    if now.wall_s - parse_rfc3339(current.since) > limit_s:
         message = f"no verified checkpoint within {limit_s} s; the last one is used"
         return RunTransition(
             transitions.new_intent(run, "Release", Reason.SUSPEND_TIMEOUT, message, now)
@@ -146,7 +148,7 @@ def _continue_suspension(
     return RunTransition(current)
 
 
-def _has_saved(run: RLRun, seen: ObservedRun, now: Moment) -> bool:
+def _has_saved(run: RLRun, seen: ObservedRun, now: ClockReading) -> bool:
     """A run that is being suspended has saved all that it can."""
     if run.spec.checkpointing.on_suspend == "Skip":
         return True
@@ -179,9 +181,9 @@ def pods_to_restart(intent: Intent, seen: ObservedRun) -> list[Manifest]:
     return [pod for role in roles for pod in seen.pods.get(role, ())]
 
 
-def _silence_s(run: RLRun, seen: ObservedRun, now: Moment) -> float:
+def _silence_s(run: RLRun, seen: ObservedRun, now: ClockReading) -> float:
     """Seconds since the controller's last report, counted from the suspension at the earliest."""
     intent = run.status.intent
-    since_intent = now.wall_s - seconds(intent.since) if intent else 0.0
-    silent = seen.report.silent_since_s
+    since_intent = now.wall_s - parse_rfc3339(intent.since) if intent else 0.0
+    silent = seen.report.disconnected_since_s
     return 0.0 if silent is None else min(since_intent, now.monotonic_s - silent)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from etude.common.api.kinds import RLRun
 from etude.common.api.meta import number
 from etude.common.api.run.status import Usage
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.builders import run as desired
-from etude.operator.clock import rfc3339, seconds
+from etude.operator.clock import parse_rfc3339, rfc3339
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
 from etude.operator.runs.observe import ObservedRun
@@ -61,7 +61,7 @@ def _step_limit_s(run: RLRun, status: run_pb2.RunStatus) -> float:
     return max(LEAST_PROGRESS_LIMIT_S, run.spec.weights.timeout_seconds, measured_s)
 
 
-def progress_left_s(run: RLRun, seen: ObservedRun, now: Moment) -> float | None:
+def progress_left_s(run: RLRun, seen: ObservedRun, now: ClockReading) -> float | None:
     """Seconds until the run counts as stalled; None while no progress is expected.
 
     A controller that waits for its store reports that. A new one would wait for the same store, and
@@ -72,16 +72,16 @@ def progress_left_s(run: RLRun, seen: ObservedRun, now: Moment) -> float | None:
         return None
     if report.status.reason == Reason.STORAGE_UNAVAILABLE:
         return None
-    return progress_limit_s(run, report.status) - (now.monotonic_s - report.progressed_s)
+    return progress_limit_s(run, report.status) - (now.monotonic_s - report.last_progress_s)
 
 
-def verification_left_s(run: RLRun, seen: ObservedRun, now: Moment) -> float:
+def verification_left_s(run: RLRun, seen: ObservedRun, now: ClockReading) -> float:
     """Seconds that a finished run still waits for the verification of its final checkpoint."""
-    since_done_s = now.monotonic_s - seen.report.progressed_s
+    since_done_s = now.monotonic_s - seen.report.last_progress_s
     return run.spec.checkpointing.timeout_seconds - since_done_s
 
 
-def deadlines_left_s(run: RLRun, seen: ObservedRun, now: Moment) -> list[float]:
+def deadlines_left_s(run: RLRun, seen: ObservedRun, now: ClockReading) -> list[float]:
     """Seconds until each running deadline; negative for those that have passed."""
     deadlines, began = run.spec.deadlines, run.status.active.since
     if began is None:
@@ -90,7 +90,7 @@ def deadlines_left_s(run: RLRun, seen: ObservedRun, now: Moment) -> list[float]:
     # An operator that just started has no report yet; the status has what an earlier one heard.
     is_unheard = seen.report.status is None and run.status.step is None
     if deadlines.pre_running_seconds is not None and is_unheard:
-        left.append(deadlines.pre_running_seconds - (now.wall_s - seconds(began)))
+        left.append(deadlines.pre_running_seconds - (now.wall_s - parse_rfc3339(began)))
     if deadlines.active_seconds is not None:
         left.append(deadlines.active_seconds - active_s(run, now.wall_s))
     return left
@@ -99,7 +99,7 @@ def deadlines_left_s(run: RLRun, seen: ObservedRun, now: Moment) -> list[float]:
 def active_s(run: RLRun, wall_s: float) -> float:
     """Seconds that the run has held pods."""
     active = run.status.active
-    running = max(0.0, wall_s - seconds(active.since)) if active.since else 0.0
+    running = max(0.0, wall_s - parse_rfc3339(active.since)) if active.since else 0.0
     return round(active.seconds + running, 1)
 
 
@@ -109,7 +109,7 @@ WRITE_EVERY_S = 60.0
 
 
 def account_usage(
-    run: RLRun, pods: Mapping[str, Sequence[Manifest]], sandboxes: int, now: Moment
+    run: RLRun, pods: Mapping[str, Sequence[Manifest]], sandboxes: int, now: ClockReading
 ) -> Usage:
     """The usage, with the time since the last write once that is worth another.
 
@@ -147,7 +147,7 @@ class BudgetAccount(NamedTuple):
     """In use since then."""
 
 
-def budget_left_s(run: RLRun, now: Moment) -> float | None:
+def budget_left_s(run: RLRun, now: ClockReading) -> float | None:
     """Seconds that the budget lasts at the present usage; None without a limit.
 
     Zero or less once a limit is spent, even if nothing is in use.
@@ -155,7 +155,7 @@ def budget_left_s(run: RLRun, now: Moment) -> float | None:
     return min((left for left, _ in _accounts_left(run, now)), default=None)
 
 
-def spent_limits(run: RLRun, now: Moment) -> str:
+def spent_limits(run: RLRun, now: ClockReading) -> str:
     """The spent limits of the budget as text; empty while none is."""
     return ", ".join(
         f"budget.{account.name} {account.hours}"
@@ -164,7 +164,7 @@ def spent_limits(run: RLRun, now: Moment) -> str:
     )
 
 
-def _accounts_left(run: RLRun, now: Moment) -> Iterator[tuple[float, BudgetAccount]]:
+def _accounts_left(run: RLRun, now: ClockReading) -> Iterator[tuple[float, BudgetAccount]]:
     usage, budget = run.status.usage, run.spec.budget
     elapsed_s = max(0.0, _elapsed_s(usage, now))
     for account in (
@@ -181,8 +181,8 @@ def _accounts_left(run: RLRun, now: Moment) -> Iterator[tuple[float, BudgetAccou
         yield left, account
 
 
-def _elapsed_s(usage: Usage, now: Moment) -> float:
-    return 0.0 if usage.accounted_at is None else now.wall_s - seconds(usage.accounted_at)
+def _elapsed_s(usage: Usage, now: ClockReading) -> float:
+    return 0.0 if usage.accounted_at is None else now.wall_s - parse_rfc3339(usage.accounted_at)
 
 
 def _held_gpus(run: RLRun, pods: Mapping[str, Sequence[Manifest]]) -> int:

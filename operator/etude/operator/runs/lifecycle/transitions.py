@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import Failure, Intent
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.clock import rfc3339
 from etude.operator.reasons import Reason
 
@@ -22,7 +22,7 @@ def attempts_of(run: RLRun) -> Mapping[str, int]:
     return {role.name: role.attempt for role in run.status.roles}
 
 
-def restart_intent(run: RLRun, role: str, reason: str, message: str, now: Moment) -> Intent:
+def restart_intent(run: RLRun, role: str, reason: str, message: str, now: ClockReading) -> Intent:
     """The intent to restart a role (all if empty), or to fail once maxRestarts is reached."""
     if run.status.restarts.counted >= run.spec.failure_policy.max_restarts:
         limit = run.spec.failure_policy.max_restarts
@@ -32,7 +32,7 @@ def restart_intent(run: RLRun, role: str, reason: str, message: str, now: Moment
     return again.model_copy(update={"role": role, "attempt": run.status.attempt + 1})
 
 
-def new_intent(run: RLRun, kind: str, reason: str, message: str, now: Moment) -> Intent:
+def new_intent(run: RLRun, kind: str, reason: str, message: str, now: ClockReading) -> Intent:
     """An intent for the present generation and attempt of the run."""
     return Intent.model_validate(
         {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import Released
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.report_store import RunReport
 from etude.operator.runs.capacity import idle_roles
@@ -196,7 +196,7 @@ def test_roles_are_never_away_when_less_time_is_left_than_they_need(
     said = run_pb2.RunStatus(phase="sft", step=step, step_seconds_p50=pace_s)
     report = RunReport(status=said, is_connected=True)
     found = idle_roles.decide_released(
-        run, ObservedRun(report=report), Moment(wall_s=1e9, monotonic_s=0.0)
+        run, ObservedRun(report=report), ClockReading(wall_s=1e9, monotonic_s=0.0)
     )
     left_s = (LONG - step) * pace_s
     if left_s <= took_s:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import RLRun
-from etude.operator.actions import Moment
+from etude.operator.actions import ClockReading
 from etude.operator.manifests import Ref
 from etude.operator.runs.lifecycle import limits
 from etude.v1 import environments_pb2, run_pb2
@@ -55,7 +55,7 @@ async def test_gpus_are_accounted_for_as_long_as_pods_hold_them(lab: Any, run_bo
 def test_a_gpu_counts_while_nobody_else_can_have_it(
     run: RLRun, pod: dict[str, Any], held: int
 ) -> None:
-    assert limits.account_usage(run, {"inference": [pod]}, 0, Moment(0.0, 0.0)).gpus == held
+    assert limits.account_usage(run, {"inference": [pod]}, 0, ClockReading(0.0, 0.0)).gpus == held
 
 
 async def test_an_operator_that_dies_loses_nothing_of_the_account(

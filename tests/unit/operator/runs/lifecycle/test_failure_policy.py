@@ -11,7 +11,7 @@ from typing_extensions import override
 from etude.common.api.run.lifecycle import ExitCodes, FailureAction, FailureRule
 from etude.operator.kube.memory_cluster import InstantKubelet, Kubelet, MemoryCluster
 from etude.operator.manifests import Manifest, Ref, is_deleting, labels
-from etude.operator.pod_failures import PodFailure, failures
+from etude.operator.pod_failures import PodFailure, find_failures
 from etude.operator.runs.lifecycle import failure_policy
 from etude.operator.runs.lifecycle.failure_policy import FailureOutcome, FailureVerdict
 from etude.v1 import run_pb2
@@ -60,7 +60,7 @@ def test_a_pod_that_was_told_to_go_does_not_fail_by_going(goes: dict[str, str], 
     ended = {"exitCode": 143, "reason": "Error", "message": "told to go"}
     status = {"containerStatuses": [{"name": "main", "state": {"terminated": ended}}]}
     pod = {"kind": "Pod", "metadata": {"name": "demo-trainer-0", **goes}, "status": status}
-    assert len(failures("trainer", [pod])) == count
+    assert len(find_failures("trainer", [pod])) == count
 
 
 def test_a_rule_about_one_role_leaves_the_others_alone() -> None:
