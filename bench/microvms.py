@@ -27,11 +27,11 @@ from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.vm import guest_vm, host_cpu
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.jail import Jail
-from etude.envserver.drivers.vm.prewarm import warm_up
+from etude.envserver.drivers.vm.prewarm import prewarm_template
 from etude.envserver.drivers.vm.qemu import boot, delta, template
-from etude.envserver.drivers.vm.qemu.command_line import Machine
-from etude.envserver.drivers.vm.qemu.template import Template
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
+from etude.envserver.drivers.vm.qemu.template import QemuTemplate
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
@@ -83,7 +83,7 @@ def cpu_s(pid: int) -> float:
 class Guest(NamedTuple):
     """A running clone."""
 
-    vm: Vm
+    vm: QemuVm
     channel: GuestChannel
 
 
@@ -92,15 +92,15 @@ class Bench:
     """One template, its clones, and what was measured."""
 
     folder: Path
-    template: Template
+    template: QemuTemplate
     buffer: PageBuffer = field(default_factory=lambda: PageBuffer(64 << 20))
     rows: list[tuple[str, str]] = field(default_factory=list)
 
-    async def paused(self) -> Vm:
+    async def paused(self) -> QemuVm:
         """A restored clone that has not run."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         shell = await template.spawn_shell(self.template, folder=folder, jail=Jail())
-        await template.restore(shell, self.template)
+        await template.restore_template(shell, self.template)
         return shell
 
     async def guest(self) -> Guest:
@@ -140,15 +140,15 @@ class Bench:
             shell = await template.spawn_shell(self.template, folder=folder, jail=Jail())
             clock = Clock([shell.pid])
             clock.start()
-            found = await guest_vm.begun(shell, self.template, name="bench")
+            found = await guest_vm.start_clone(shell, self.template, name="bench")
             shells.append(clock.stop())
             await found.destroy()
             folder = Path(tempfile.mkdtemp(dir=self.folder))
             shell = await template.spawn_shell(self.template, folder=folder, jail=Jail())
-            waiting = await guest_vm.paused(shell, self.template)
+            waiting = await guest_vm.start_paused_clone(shell, self.template)
             clock = Clock([shell.pid])
             clock.start()
-            found = await guest_vm.handed_out(waiting, name="bench")
+            found = await guest_vm.resume_paused_clone(waiting, name="bench")
             paused.append(clock.stop())
             await found.destroy()
         self.add(f"start from a shell (p50 of {count})", shells)
@@ -164,7 +164,7 @@ class Bench:
         for _ in range(REPEATS):
             clock = Clock([guest.vm.pid])
             clock.start()
-            saved = await delta.take(guest.vm, self.template, self.buffer, keep_running=True)
+            saved = await delta.save_delta(guest.vm, self.template, self.buffer, keep_running=True)
             costs.append(clock.stop())
             walls.append(1000 * saved.pause_s)
             sizes.append(saved.changed_bytes / (1 << 20))
@@ -203,7 +203,7 @@ class Bench:
         self.rows.append((what, f"{wall:.1f} ms wall, {cpu:.1f} ms CPU"))
 
 
-async def awake(vm: Vm) -> Guest:
+async def awake(vm: QemuVm) -> Guest:
     """Let a restored clone run and become itself."""
     await vm.thaw()
     reader, writer = await asyncio.open_unix_connection(sock=await vm.agent())
@@ -257,7 +257,7 @@ def available_mib() -> float:
 async def booted(spec: ImageSpec, agent: Path, folder: Path, say: Callable[[str], None]) -> Bench:
     """Boot once and seal."""
     image = build(spec, agent=agent, cache=BuildCache(images_folder()), say=say)
-    machine = Machine(tsc_khz=host_cpu.host_tsc_khz())
+    machine = QemuConfig(tsc_khz=host_cpu.host_tsc_khz())
     clock = Clock()
     clock.start()
     booting = await boot.boot(
@@ -271,7 +271,7 @@ async def booted(spec: ImageSpec, agent: Path, folder: Path, say: Callable[[str]
     await channel.sync(
         GuestIdentity(env_id="template", token=secrets.token_bytes(16), generation=0)
     )
-    await warm_up(channel)
+    await prewarm_template(channel)
     await channel.sync(GuestIdentity(env_id="", token=b"", generation=0))
     await channel.close()
     clock.start()

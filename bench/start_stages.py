@@ -26,12 +26,12 @@ from etude.agent.workspace.interface import HOME
 from etude.common.run_folder.state import images_folder
 from etude.demo import image as demo_image
 from etude.envserver.drivers.vm import guest_vm
-from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.guest_vm import GuestVm
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import template
 from etude.envserver.drivers.vm.qemu.fork_server import fork_server, preload_library
-from etude.envserver.drivers.vm.qemu.fork_server.fork_server import Stem
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.fork_server.fork_server import ForkServer
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 from etude.envserver.drivers.vm.start.starter import cpu_s
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
@@ -60,7 +60,7 @@ class Clock:
         self._add(stage, before_ms)
         return result
 
-    async def of_start(self, stage: str, work: Awaitable[Vm]) -> Vm:
+    async def of_start(self, stage: str, work: Awaitable[QemuVm]) -> QemuVm:
         """The same, of a monitor that comes to be by it."""
         before_ms = self._used_ms()
         monitor = await work
@@ -75,21 +75,21 @@ class Clock:
         return 1000 * (time.process_time() + sum(cpu_s(pid) for pid in self.pids))
 
 
-async def alone(machines: Machines, folder: Path, clock: Clock) -> Guest:
+async def alone(machines: Machines, folder: Path, clock: Clock) -> GuestVm:
     """As a machine starts for which nothing is ready."""
     spawning = template.spawn_shell(machines.template, folder=folder, jail=Jail())
     shell = await clock.of_start("monitor", spawning)
-    begun = guest_vm.begun(shell, machines.template, name="alone")
+    begun = guest_vm.start_clone(shell, machines.template, name="alone")
     return await clock.of("names and first answer", begun)
 
 
-async def split(parent: Stem, folder: Path, clock: Clock) -> Guest:
+async def split(parent: ForkServer, folder: Path, clock: Clock) -> GuestVm:
     """As a machine starts where there is a stem."""
-    part = await clock.of_start("monitor", parent.split(folder))
-    return await clock.of("names and first answer", guest_vm.split_off(part, name="split"))
+    part = await clock.of_start("monitor", parent.spawn(folder))
+    return await clock.of("names and first answer", guest_vm.start_child(part, name="split"))
 
 
-async def use(guest: Guest, clock: Clock) -> None:
+async def use(guest: GuestVm, clock: Clock) -> None:
     """What environments do first."""
     await clock.of("two files written", write_tree(guest.channel, TREE, root=HOME))
     run = GuestCommands(channel=guest.channel).run
@@ -106,12 +106,12 @@ async def measured(image: Path, count: int) -> tuple[Clock, Clock]:
     """
     with tempfile.TemporaryDirectory(prefix="etude-bench-") as name:
         folder = Path(name)
-        library = preload_library.library(folder)
+        library = preload_library.preload_library(folder)
         if library is None:
             raise RuntimeError("nothing can be split off without a C compiler (cc)")
         machines = await Machines.of(folder, image)
         (folder / "stem").mkdir()
-        parent = await fork_server.grown(
+        parent = await fork_server.start_fork_server(
             machines.template, library, folder=folder / "stem", jail=Jail()
         )
         one, other = Clock(), Clock()

@@ -48,7 +48,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 def _ends_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Machines outlive the node that made them, so a test that fails half-way leaves some."""
     yield
-    vmm_processes.end(vmm_processes.marked(tmp_path_factory.getbasetemp()))
+    vmm_processes.kill_processes(
+        vmm_processes.find_marked_processes(tmp_path_factory.getbasetemp())
+    )
 
 
 @pytest.fixture

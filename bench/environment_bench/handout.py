@@ -63,7 +63,7 @@ async def _pauses(machines: Machines) -> list[Figure]:
             line = f"head -c {mib}M /dev/urandom > /dev/shm/noise"
             await GuestCommands(channel=guest.channel, uid=0).run(line, 300)
         for _ in range(SNAPSHOTS):
-            saved = await machines.template.take(guest.vm, buffer, keep_running=True)
+            saved = await machines.template.save(guest.vm, buffer, keep_running=True)
             points.append((saved.changed_bytes / (1 << 20), 1000 * saved.pause_s))
             saved.close()
     await guest.destroy()

@@ -100,7 +100,7 @@ class Pool:
                 process.terminate()
                 process.wait(60)
         # The node leaves them for its successor, which will not come.
-        vmm_processes.end(vmm_processes.marked(self.folder))
+        vmm_processes.kill_processes(vmm_processes.find_marked_processes(self.folder))
 
     def cpu_ms(self) -> float:
         """CPU time of broker and node, and of the node's machines that have ended."""
@@ -109,7 +109,7 @@ class Pool:
 
     def machines(self) -> list[int]:
         """Processes of the monitors that live, whoever started them."""
-        return [process.pid for process in vmm_processes.marked(self.folder)]
+        return [process.pid for process in vmm_processes.find_marked_processes(self.folder)]
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator["Client"]:

@@ -11,7 +11,7 @@ from tests.support.firecracker import jailer
 from tests.support.firecracker.rules import Phase, RefusedError, Rules
 
 from etude.envserver.drivers.vm.firecracker import api_requests, jail
-from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
+from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig
 
 LOAD = {
     "snapshot_path": "/vmstate",
@@ -27,7 +27,7 @@ BEFORE = "not supported before starting"
 def started() -> Rules:
     """A machine that was configured as the driver does it, and runs."""
     rules = Rules()
-    for path, body in api_requests.boot(FireMachine()):
+    for path, body in api_requests.boot(FirecrackerConfig()):
         rules.taken("PUT", path, dict(body))
     return rules
 
@@ -51,7 +51,7 @@ def test_a_machine_is_configured_started_stopped_and_saved_in_this_order() -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [(each.path, each.body) for each in api_requests.boot(FireMachine())]
+    ("path", "body"), [(each.path, each.body) for each in api_requests.boot(FirecrackerConfig())]
 )
 def test_nothing_is_configured_after_the_start(path: str, body: dict[str, Any]) -> None:
     assert AFTER in refused(started(), "PUT", path, dict(body))  # S: "Pre-boot only", F
@@ -147,9 +147,11 @@ def test_the_jailer_refuses_what_the_original_refuses(line: list[str]) -> None:
 
 
 def test_the_jailer_takes_the_drivers_command_line(tmp_path: Any) -> None:
-    programs = jail.Programs(firecracker=tmp_path / "firecracker", jailer=tmp_path / "jailer")
-    cell = jail.Cell(programs=programs, folder=tmp_path, vm_id="0f-1")
-    line = jail.command(cell, FireMachine(memory_mib=128), uid=7, gid=8, netns="/proc/1/fd/3")
+    programs = jail.FirecrackerPrograms(
+        firecracker=tmp_path / "firecracker", jailer=tmp_path / "jailer"
+    )
+    cell = jail.FirecrackerJail(programs=programs, folder=tmp_path, vm_id="0f-1")
+    line = jail.command(cell, FirecrackerConfig(memory_mib=128), uid=7, gid=8, netns="/proc/1/fd/3")
     assert line[0] == str(programs.jailer)
     options = jailer.parsed(list(line[1:]))
     assert (options.uid, options.gid, options.cgroup_version) == (7, 8, "2")

@@ -11,7 +11,7 @@ from tests.support import guests
 from etude.common.errors import WrongStateError
 from etude.envserver.drivers import job_programs
 from etude.envserver.drivers.job_programs import JobProgram
-from etude.envserver.drivers.programs import Program, Size
+from etude.envserver.drivers.programs import Program, TerminalSize
 from etude.envserver.guest.jobs import GuestJobs
 
 
@@ -37,20 +37,22 @@ async def rest(program: JobProgram) -> bytes:
 
 async def test_output_comes_while_it_runs_and_its_end_is_told(agent: str, tmp_path: Path) -> None:
     async with jobs(agent, tmp_path) as found:
-        program = await job_programs.started(found, shell("echo one; read a; echo got $a; exit 3"))
+        program = await job_programs.start_program(
+            found, shell("echo one; read a; echo got $a; exit 3")
+        )
         output = program.output()
         assert (await anext(output)).data == b"one\n"
 
         await program.write(b"word\n")
 
         assert b"".join([piece.data async for piece in output]) == b"got word\n"
-        assert (await program.ending()).exit_code == 3
+        assert (await program.wait()).exit_code == 3
         await program.close()
 
 
 async def test_input_of_any_length_arrives_and_ends(agent: str, tmp_path: Path) -> None:
     async with jobs(agent, tmp_path) as found:
-        program = await job_programs.started(found, shell("sleep 0.2; wc -c"))
+        program = await job_programs.start_program(found, shell("sleep 0.2; wc -c"))
 
         await program.write(b"x" * 200_000)
         program.close_input()
@@ -66,7 +68,7 @@ async def test_folder_and_variables_are_the_controllers(agent: str, tmp_path: Pa
     async with guests.guest(agent, tmp_path / "root") as guest:
         made = shell('echo "$COLOUR"; basename "$PWD"', cwd="a b", env={"COLOUR": "it's blue;"})
 
-        program = await job_programs.started(GuestJobs(channel=guest.channel), made)
+        program = await job_programs.start_program(GuestJobs(channel=guest.channel), made)
 
         assert await rest(program) == b"it's blue;\na b\n"
         await program.close()
@@ -77,27 +79,27 @@ async def test_it_ends_with_a_signal_with_its_time_and_with_its_client(
 ) -> None:
     async with jobs(agent, tmp_path) as found:
         signalled, late, left = [
-            await job_programs.started(found, shell("sleep 600", timeout_s=timeout_s))
+            await job_programs.start_program(found, shell("sleep 600", timeout_s=timeout_s))
             for timeout_s in (600, 1, 600)
         ]
 
         signalled.signal(15)
         await left.close()
 
-        assert (await signalled.ending()).exit_code == 143
-        assert (await late.ending()).ended_for == "time"
+        assert (await signalled.wait()).exit_code == 143
+        assert (await late.wait()).ended_for == "time"
         assert not (await found.state(left.number)).is_running
 
 
 async def test_a_terminal_is_refused(agent: str, tmp_path: Path) -> None:
     async with jobs(agent, tmp_path) as found:
         with pytest.raises(WrongStateError, match="no terminals"):
-            await job_programs.started(found, shell("true", terminal=Size(24, 80)))
+            await job_programs.start_program(found, shell("true", terminal=TerminalSize(24, 80)))
 
 
 async def test_many_run_beside_each_other(agent: str, tmp_path: Path) -> None:
     async with jobs(agent, tmp_path) as found:
-        programs = [await job_programs.started(found, shell(f"echo {n}")) for n in range(6)]
+        programs = [await job_programs.start_program(found, shell(f"echo {n}")) for n in range(6)]
 
         outputs = await asyncio.gather(*(rest(program) for program in programs))
 

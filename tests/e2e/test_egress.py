@@ -13,10 +13,10 @@ from tests.support.upstreams import World
 from etude.agent.workspace import ExecResult
 from etude.common.errors import UserError
 from etude.common.run_folder.state import images_folder
+from etude.demo import image as demo_image
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
-from etude.demo import image as demo_image
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import BuiltImage, build
 from etude.envserver.storage.trees import File, Tree
@@ -60,7 +60,9 @@ def image() -> BuiltImage:
     """Debian's Python with the agent of this tree."""
     needs.machines()
     try:
-        return build(demo_image.spec(), agent=microvms.guest_agent(), cache=BuildCache(images_folder()))
+        return build(
+            demo_image.spec(), agent=microvms.guest_agent(), cache=BuildCache(images_folder())
+        )
     except (RuntimeError, UserError) as error:
         needs.skip(f"no image: {error}", "qemu")
 
@@ -107,7 +109,7 @@ async def begun(driver: QemuDriver | ProcessDriver, tree: Tree) -> Sandbox:
     await driver.start()
     (driver.leases / "a").mkdir(parents=True)
     sandbox = driver.sandbox(driver.leases / "a", nothing, template="t")
-    await sandbox.begin(tree)
+    await sandbox.initialize(tree)
     return sandbox
 
 

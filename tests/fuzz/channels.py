@@ -15,7 +15,7 @@ from typing_extensions import override
 from etude.agent.patterns import GrepQuery
 from etude.agent.workspace import JobError, WorkspaceError, WorkspaceLostError
 from etude.common.errors import EtudeError
-from etude.envserver.drivers.running_jobs import LiveJobs
+from etude.envserver.drivers.running_jobs import RunningJobs
 from etude.envserver.guest import frames, workspace_files
 from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.guest.commands import GuestCommands
@@ -101,8 +101,8 @@ class Round:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         parser = Counting(frames.FROM_GUEST)
         channel = GuestChannel(reader, writer, ack_timeout_s=PATIENCE_S, _parser=parser)
-        jobs = LiveJobs(())
-        channel.on_event = jobs.told
+        jobs = RunningJobs(())
+        channel.on_event = jobs.add_event
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self._play(channel, theirs)

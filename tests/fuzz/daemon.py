@@ -23,26 +23,26 @@ from typing_extensions import override
 from etude.agent.workspace.interface import Runner
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.envserver.drivers.base import (
-    Caps,
+    CommandOutcome,
     Driver,
-    Outcome,
+    DriverCapabilities,
+    IsolationStrength,
     Sandbox,
     SandboxError,
-    Start,
-    Strength,
+    StartKind,
     Verification,
 )
-from etude.envserver.drivers.selection import Place
+from etude.envserver.drivers.selection import DriverFolders
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
-from etude.envserver.drivers.vm.guest_vm import Guest
+from etude.envserver.drivers.vm.guest_vm import GuestVm
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import vm
-from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
 from etude.envserver.drivers.vm.sandbox import VmSandbox
-from etude.envserver.drivers.vm.start.start_scheduler import Places
-from etude.envserver.drivers.vm.start.starter import Started
-from etude.envserver.drivers.vm.suspend.idle_policy import Patience
-from etude.envserver.drivers.vm.suspend.lease_vm import Bed, Home
+from etude.envserver.drivers.vm.start.start_scheduler import RunSlots
+from etude.envserver.drivers.vm.start.starter import StartedVm
+from etude.envserver.drivers.vm.suspend.idle_policy import IdleTimeouts
+from etude.envserver.drivers.vm.suspend.lease_vm import SuspendStore, VmContext
 from etude.envserver.guest import frames
 from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.host import server
@@ -54,7 +54,7 @@ GOOD = "good"
 """While it is there, guests are honest."""
 
 
-_CAPS = Caps(files=False, memory=False, freeze=True)
+_CAPS = DriverCapabilities(files=False, memory=False, freeze=True)
 
 
 def _no_starter() -> Never:
@@ -68,16 +68,18 @@ class HostileDriver(Driver):
     scratch: Path
     seed: str
     name: str = "hostile"
-    strength: Strength = Strength.STRONG
-    caps: Caps = _CAPS
-    begins: Start | None = None
+    strength: IsolationStrength = IsolationStrength.STRONG
+    caps: DriverCapabilities = _CAPS
+    start_kind: StartKind | None = None
     leases: Path = field(init=False)
     _maker: Process | None = None
     _making: asyncio.Lock = field(default_factory=asyncio.Lock)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _parsers: list[Counting] = field(default_factory=list)
-    _bed: Bed = field(default_factory=lambda: Bed(key=b"k", buffer=PageBuffer(4096)))
-    _places: Places = field(default_factory=lambda: Places(4, 1.0))
+    _bed: SuspendStore = field(
+        default_factory=lambda: SuspendStore(key=b"k", buffer=PageBuffer(4096))
+    )
+    _places: RunSlots = field(default_factory=lambda: RunSlots(4, 1.0))
     _telling: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
@@ -104,28 +106,28 @@ class HostileDriver(Driver):
 
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
-        home = Home(
+        home = VmContext(
             lease=folder,
             start=self._begun,
             starter=_no_starter,
-            bed=self._bed,
-            places=self._places,
-            patience=Patience(linger_s=0.02, frozen_s=3600.0),
+            suspend_store=self._bed,
+            run_slots=self._places,
+            idle_timeouts=IdleTimeouts(linger_s=0.02, frozen_s=3600.0),
         )
         return VmSandbox(folder, runner, home)
 
     @override
-    async def verify(self, work: Verification) -> Outcome:
+    async def verify(self, work: Verification) -> CommandOutcome:
         raise SandboxError("nothing is graded here")
 
     @override
     def is_repeatable(self, command: str) -> bool:
         return False
 
-    async def _begun(self, folder: Path) -> Started:
+    async def _begun(self, folder: Path) -> StartedVm:
         pid = await self._made(folder)
-        machine = vm._watched(Machine(tsc_khz=1), folder, pid, os.pidfd_open(pid), lambda: None)
-        vm._note(machine, Jail(), "")
+        machine = vm._watch(QemuConfig(tsc_khz=1), folder, pid, os.pidfd_open(pid), lambda: None)
+        vm._save_record(machine, Jail(), "")
         try:
             await machine.connect()
             reader, writer = await asyncio.open_unix_connection(sock=await machine.agent())
@@ -138,7 +140,7 @@ class HostileDriver(Driver):
         except BaseException:
             await machine.destroy()
             raise
-        return Started(Guest(machine, channel, identity), Start.SPAWN)
+        return StartedVm(GuestVm(machine, channel, identity), StartKind.SPAWN)
 
     async def _made(self, folder: Path) -> int:
         is_good = (self.scratch / GOOD).exists()
@@ -168,7 +170,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     settings = HostSettings.from_env()
 
-    async def hostile(spec: EnvPoolSpec, place: Place) -> Driver:
+    async def hostile(spec: EnvPoolSpec, place: DriverFolders) -> Driver:
         return HostileDriver(place.scratch, f"{sys.argv[1]} {spec.slots_per_replica}")
 
     vars(server)["selected"] = hostile

@@ -95,7 +95,7 @@ async def leased(
     await asyncio.to_thread(lease.mkdir)
     sandbox = driver.sandbox(lease, run, template=template)
     try:
-        await sandbox.begin(TREE)
+        await sandbox.initialize(TREE)
         yield Stage(sandbox.workspace, has)
     finally:
         await sandbox.close()

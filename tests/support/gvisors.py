@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from etude.envserver.drivers.gvisor import runsc
-from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError
+from etude.envserver.drivers.gvisor.runsc import RunscClient, RunscError
 
 
 def missing() -> str:
@@ -22,7 +22,7 @@ def end_all(scratch: Path) -> None:
         return
 
     async def end() -> None:
-        program = Runsc(state=scratch / "runsc")
+        program = RunscClient(state=scratch / "runsc")
         for name in await program.containers():
             await program.end(name)
 

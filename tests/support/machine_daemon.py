@@ -19,9 +19,9 @@ from typing import Any
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import Sandbox, SandboxError
 from etude.envserver.drivers.vm.qemu import boot as qemu_boot
-from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
-from etude.envserver.drivers.vm.suspend.idle_policy import State
+from etude.envserver.drivers.vm.suspend.idle_policy import PowerState
 from etude.envserver.images import built_image
 from etude.envserver.storage.trees import File
 
@@ -50,7 +50,7 @@ class Daemon:
         folder = self.driver.leases / name
         folder.mkdir(exist_ok=True)
         self.sandboxes[name] = self.driver.sandbox(folder, nothing, template="python")
-        await self.sandboxes[name].begin(TREE)
+        await self.sandboxes[name].initialize(TREE)
 
     async def find(self, *names: str) -> dict[str, str]:
         """What became of the leases of an earlier process."""
@@ -62,7 +62,7 @@ class Daemon:
         except SandboxError as error:
             return str(error)
         self.sandboxes[name] = found
-        return "begun" if found.has_begun else "not begun"
+        return "begun" if found.is_started else "not begun"
 
     async def run(self, name: str, command: str) -> str:
         return (await self.sandboxes[name].run(command, LIMIT_S)).output.decode()
@@ -77,7 +77,7 @@ class Daemon:
     async def freeze(self, name: str) -> int:
         """Wait until it stands still, as every machine does that nobody calls."""
         guest = self.sandboxes[name]._guest  # type: ignore[attr-defined]
-        while guest.state is not State.FROZEN:  # noqa: ASYNC110 - there is no event for tests
+        while guest.state is not PowerState.FROZEN:  # noqa: ASYNC110 - there is no event for tests
             await asyncio.sleep(0.01)
         pid: int = guest.machine._awake.vm.pid
         return pid
@@ -90,13 +90,13 @@ class Daemon:
     async def grow(self) -> bool:
         """Wait until machines can be split off; whether they can."""
         for keeper in self.driver._stems:
-            keeper.tend()
-            if keeper._growing is not None:
-                await keeper._growing
+            keeper.ensure_started()
+            if keeper._starting is not None:
+                await keeper._starting
         return all(keeper.is_ready for keeper in self.driver._stems)
 
     async def sweep(self) -> int:
-        return await self.driver._estate.sweep(least_age_s=0)
+        return await self.driver._registry.sweep(least_age_s=0)
 
 
 def _num_open() -> int:
@@ -126,7 +126,7 @@ async def main() -> None:
     boots = 0
     boot = qemu_boot.boot
 
-    async def counted(*arguments: Any, **named: Any) -> qemu_boot.Booting:
+    async def counted(*arguments: Any, **named: Any) -> qemu_boot.BootingVm:
         nonlocal boots
         boots += 1
         return await boot(*arguments, **named)
@@ -135,7 +135,7 @@ async def main() -> None:
     driver = QemuDriver(
         scratch=Path(scratch),
         images={"python": built_image.read_image(Path(image))},
-        machine=Machine(tsc_khz=int(tsc_khz)),
+        machine=QemuConfig(tsc_khz=int(tsc_khz)),
     )
     began_s = time.perf_counter()
     await driver.start()

@@ -10,13 +10,13 @@ from pathlib import Path
 from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.vm import host_cpu
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
-from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import boot, delta, disk, template
-from etude.envserver.drivers.vm.qemu.command_line import Machine
-from etude.envserver.drivers.vm.qemu.disk import Disk
-from etude.envserver.drivers.vm.qemu.template import Template
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
+from etude.envserver.drivers.vm.qemu.disk import QemuDisk
+from etude.envserver.drivers.vm.qemu.template import QemuTemplate
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images import spec as specs
@@ -55,19 +55,19 @@ def small_image(*, with_disk: bool = False, service: str = "") -> BuiltImage:
     return build(spec, agent=guest_agent(), cache=BuildCache(images_folder()))
 
 
-def small_machine(*, with_disk: bool = False) -> Machine:
-    return Machine(memory_mib=256, tsc_khz=host_cpu.host_tsc_khz(), has_disk=with_disk)
+def small_machine(*, with_disk: bool = False) -> QemuConfig:
+    return QemuConfig(memory_mib=256, tsc_khz=host_cpu.host_tsc_khz(), has_disk=with_disk)
 
 
-async def connected(vm: Vm) -> GuestChannel:
+async def connected(vm: QemuVm) -> GuestChannel:
     """A channel to the agent of a machine."""
     reader, writer = await asyncio.open_unix_connection(sock=await vm.agent())
     return GuestChannel(reader, writer)
 
 
 async def booted(
-    image: BuiltImage, machine: Machine, folder: Path, disk: Disk | None = None
-) -> Template:
+    image: BuiltImage, machine: QemuConfig, folder: Path, disk: QemuDisk | None = None
+) -> QemuTemplate:
     """A template in an empty folder: booted until the agent says hello, reset, and sealed."""
     booting = await boot.boot(image, machine, folder=folder, jail=Jail(), disk=disk)
     try:
@@ -86,7 +86,7 @@ async def booted(
 class Guest:
     """A running clone."""
 
-    vm: Vm
+    vm: QemuVm
     channel: GuestChannel
 
     async def sh(self, command: str) -> str:
@@ -101,11 +101,11 @@ class Guest:
 class Lab:
     """Makes machines of one template, and ends all of them."""
 
-    template: Template
+    template: QemuTemplate
     folder: Path
     buffer: PageBuffer = field(default_factory=lambda: PageBuffer(32 << 20))
-    disks: dict[int, Disk] = field(default_factory=dict)
-    _vms: list[Vm] = field(default_factory=list)
+    disks: dict[int, QemuDisk] = field(default_factory=dict)
+    _vms: list[QemuVm] = field(default_factory=list)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def new_folder(self) -> Path:
@@ -113,9 +113,9 @@ class Lab:
         found.mkdir()
         return found
 
-    async def shell(self, layers: tuple[int, ...] = ()) -> Vm:
+    async def shell(self, layers: tuple[int, ...] = ()) -> QemuVm:
         """A monitor that waits; with layers, over a disk of its own on top of them."""
-        mine = disk.over(layers, folder=self.folder, jail=Jail()) if layers else None
+        mine = disk.layered_disk(layers, folder=self.folder, jail=Jail()) if layers else None
         chain = mine.chain if mine else ()
         folder = self.new_folder()
         made = await template.spawn_shell(self.template, folder=folder, jail=Jail(), disk=chain)
@@ -124,20 +124,20 @@ class Lab:
             self.disks[made.pid] = mine
         return made
 
-    async def paused(self, saved: Delta | None = None) -> Vm:
+    async def paused(self, saved: VmDelta | None = None) -> QemuVm:
         """A restored machine that has not run yet."""
         shell = await self.shell(self.template.disk if saved is None else saved.disk)
         if saved is None:
-            await template.restore(shell, self.template)
+            await template.restore_template(shell, self.template)
         else:
-            await delta.restore(shell, self.template, saved)
+            await delta.restore_delta(shell, self.template, saved)
         return shell
 
-    async def guest(self, saved: Delta | None = None) -> Guest:
+    async def guest(self, saved: VmDelta | None = None) -> Guest:
         """A machine that runs and has become itself."""
         return await self.awake(await self.paused(saved))
 
-    async def awake(self, vm: Vm) -> Guest:
+    async def awake(self, vm: QemuVm) -> Guest:
         """Let a restored machine run, and make it itself."""
         await vm.thaw()
         channel = await connected(vm)
@@ -148,15 +148,15 @@ class Lab:
         )
         return Guest(vm, channel)
 
-    async def save(self, guest: Guest, *, keep_running: bool = True) -> Delta:
+    async def save(self, guest: Guest, *, keep_running: bool = True) -> VmDelta:
         assert await guest.channel.ping(timeout_s=COMMAND_LIMIT_S)
         mine = self.disks.get(guest.vm.pid)
-        return await delta.take(
+        return await delta.save_delta(
             guest.vm,
             self.template,
             self.buffer,
             keep_running=keep_running,
-            layering=None if mine is None else disk.Layering(guest.vm, mine, Jail()),
+            layering=None if mine is None else disk.NextLayer(guest.vm, mine, Jail()),
         )
 
     async def close(self) -> None:

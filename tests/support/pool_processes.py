@@ -82,7 +82,7 @@ class Processes:
 
     def end_machines(self) -> None:
         """End what a node leaves for its successor, which will not come."""
-        vmm_processes.end(vmm_processes.marked(self.folder))
+        vmm_processes.kill_processes(vmm_processes.find_marked_processes(self.folder))
 
     def log(self, role: str) -> str:
         return (self.folder / f"{role}.log").read_text()

@@ -7,7 +7,7 @@ import pytest
 
 from etude.agent.workspace import ExecResult
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.base import Driver, Sandbox, Saved
+from etude.envserver.drivers.base import Driver, Sandbox, SavedSandbox
 from etude.envserver.storage import folders, trees
 from etude.envserver.storage.folders import FolderLimits, TooLargeError
 from etude.envserver.storage.trees import File
@@ -41,10 +41,10 @@ class States:
 
     async def begun(self, name: str) -> Sandbox:
         made = self.new(name)
-        await made.begin(TREE)
+        await made.initialize(TREE)
         return made
 
-    async def saved(self, sandbox: Sandbox, name: str) -> tuple[Path, Saved]:
+    async def saved(self, sandbox: Sandbox, name: str) -> tuple[Path, SavedSandbox]:
         folder = self.folder / name
         folder.mkdir()
         return folder, await sandbox.save(folder, LIMITS)
@@ -55,7 +55,7 @@ class States:
 
 
 async def identity(sandbox: Sandbox) -> str:
-    return trees.tree_identity((await sandbox.content(folders.SMALL)).tree)
+    return trees.tree_identity((await sandbox.read_files(folders.SMALL)).tree)
 
 
 async def a_saved_sandbox_goes_on_and_another_becomes_what_was_saved(states: States) -> None:
@@ -68,10 +68,10 @@ async def a_saved_sandbox_goes_on_and_another_becomes_what_was_saved(states: Sta
     await one.workspace.write("new/file", b"later")
 
     other = states.new("other")
-    assert not other.has_begun
+    assert not other.is_started
     await other.restore(folder, saved)
 
-    assert other.has_begun
+    assert other.is_started
     assert await identity(other) == before
     await other.workspace.write("new/file", b"other")
     assert await one.workspace.read("new/file") == b"later"
@@ -153,7 +153,7 @@ async def a_paused_sandbox_goes_on_as_it_was(states: States) -> None:
     for _ in range(2):
         for _ in range(2):
             await sandbox.pause()
-            assert sandbox.has_begun
+            assert sandbox.is_started
         for _ in range(2):
             await sandbox.resume()
         assert await identity(sandbox) == before
@@ -163,7 +163,7 @@ async def a_sandbox_that_was_never_begun_can_be_paused(states: States) -> None:
     sandbox = states.new("one")
     await sandbox.pause()
     await sandbox.resume()
-    await sandbox.begin(TREE)
+    await sandbox.initialize(TREE)
     assert await identity(sandbox) == trees.tree_identity(TREE)
 
 

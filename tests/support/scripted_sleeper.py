@@ -9,8 +9,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.suspend.auto_suspend import Sleeper
-from etude.envserver.drivers.vm.suspend.idle_policy import Step
+from etude.envserver.drivers.vm.suspend.auto_suspend import SuspendableVm
+from etude.envserver.drivers.vm.suspend.idle_policy import PowerStep
 from etude.envserver.guest.calls import GuestReply, GuestRequest
 from etude.envserver.guest.channel import GuestLostError
 from etude.v1 import guest_pb2
@@ -19,14 +19,14 @@ REPLY = GuestReply(guest_pb2.GuestResult(), {}, is_replayed=False, is_kept=True)
 
 
 @dataclass(slots=True)
-class ScriptedSleeper(Sleeper):
+class ScriptedSleeper(SuspendableVm):
     """Each step takes a few turns of the event loop, as many as the dice say."""
 
     dice: random.Random = field(default_factory=lambda: random.Random(0))
-    fails: Callable[[Step], bool] = lambda _: False
+    fails: Callable[[PowerStep], bool] = lambda _: False
     on_jobs: Callable[[int], None] = lambda _: None
     generation: int = 0
-    steps: list[Step] = field(default_factory=list)
+    steps: list[PowerStep] = field(default_factory=list)
     clocks: list[bool] = field(default_factory=list)
     where: str = "running"
     is_busy: bool = False
@@ -51,32 +51,32 @@ class ScriptedSleeper(Sleeper):
         assert self.where == "running"
 
     @override
-    async def keep(self) -> None:
+    async def record_use(self) -> None:
         assert self.where == "running"
 
     @override
     async def freeze(self) -> None:
         assert self.num_calls == 0
-        await self._go(Step.FREEZE, "running", "frozen")
+        await self._go(PowerStep.FREEZE, "running", "frozen")
 
     @override
     async def thaw(self, *, sets_clock: bool) -> None:
         self.clocks.append(sets_clock)
-        await self._go(Step.THAW, "frozen", "running")
+        await self._go(PowerStep.THAW, "frozen", "running")
 
     @override
     async def save(self) -> None:
-        await self._go(Step.SAVE, "frozen", "saved")
+        await self._go(PowerStep.SAVE, "frozen", "saved")
 
     @override
     async def restore(self) -> None:
-        await self._go(Step.RESTORE, "saved", "running")
+        await self._go(PowerStep.RESTORE, "saved", "running")
 
     @override
     async def destroy(self) -> None:
         self.is_ended = True
 
-    async def _go(self, step: Step, origin: str, to: str) -> None:
+    async def _go(self, step: PowerStep, origin: str, to: str) -> None:
         assert self.where == origin, (self.where, step)
         assert not self.is_busy
         assert not self.is_ended

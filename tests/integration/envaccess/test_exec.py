@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from etude.envserver.drivers.programs import Piece, Stream
+from etude.envserver.drivers.programs import OutputPiece, OutputStream
 from etude.envserver.host.access_service import _pieces
 from etude.v1 import environment_access_pb2 as pb2
 
@@ -275,7 +275,7 @@ async def test_more_input_in_a_message_than_the_wire_has_ends_the_program(
 
 
 def test_output_is_cut_for_the_wire_whatever_a_driver_reads_at_once() -> None:
-    piece = Piece(Stream.ERR, b"x" * (5 << 19))
+    piece = OutputPiece(OutputStream.ERR, b"x" * (5 << 19))
 
     sent = list(_pieces(piece))
 

@@ -30,7 +30,7 @@ async def begun(driver: ProcessDriver, name: str) -> Sandbox:
         return ExecResult(output=done.output, exit_code=done.exit_code)
 
     made = driver.sandbox(folder, run, template="t")
-    await made.begin(TREE)
+    await made.initialize(TREE)
     return made
 
 
@@ -110,7 +110,7 @@ async def test_a_snapshot_holds_what_jobs_have_printed_and_not_the_jobs(
     await start(sandbox, "echo late")
     await ask(sandbox, "await", job=3, timeout=PATIENCE_S)
     await sandbox.restore(tmp_path / "saved", saved)
-    assert sandbox.is_whole
+    assert sandbox.is_intact
     assert (
         await ask(sandbox, "read") == "early\n[job 1 has ended with exit code 0; 6 bytes of output]"
     )
@@ -127,10 +127,10 @@ async def test_a_sandbox_whose_jobs_died_with_the_server_is_not_whole(
 ) -> None:
     sandbox = await begun(driver, "a")
     await start(sandbox, "sleep 300")
-    assert sandbox.is_whole
+    assert sandbox.is_intact
     await driver.stop()
     await sandbox.close()
-    assert not sandbox.is_whole
+    assert not sandbox.is_intact
     successor = driver.sandbox(driver.leases / "a", _never, template="t")
     assert not successor.is_whole
 

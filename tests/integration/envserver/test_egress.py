@@ -55,7 +55,7 @@ async def opened(driver: ProcessDriver, name: str = "a", template: str = "t") ->
 
     (driver.leases / name).mkdir(parents=True)
     made = driver.sandbox(driver.leases / name, never, template=template)
-    await made.begin({})
+    await made.initialize({})
     return made
 
 

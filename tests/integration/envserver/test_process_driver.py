@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.base import Outcome, SandboxError
-from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.base import CommandOutcome, SandboxError
+from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.process.driver import ProcessDriver
 
 MakeWorkspace = Callable[..., Path]
@@ -22,8 +22,10 @@ REPOSITORY = {
 
 async def run(
     driver: ProcessDriver, workspace: Path, command: str, timeout_s: float = 20
-) -> Outcome:
-    return await driver.run(Command(command=command, workspace=workspace, timeout_s=timeout_s))
+) -> CommandOutcome:
+    return await driver.run(
+        FolderCommand(command=command, workspace=workspace, timeout_s=timeout_s)
+    )
 
 
 @pytest.mark.smoke
@@ -119,7 +121,7 @@ async def test_hidden_tests_and_the_reward_file_come_and_go_with_one_command(
     )
 
     outcome = await driver.run(
-        Command(
+        FolderCommand(
             command="python3 /tests/verify.py",
             workspace=workspace,
             tests=tests,
@@ -150,7 +152,7 @@ async def test_a_reward_file_that_is_no_small_regular_file_is_no_reward(
     path = "/logs/d/passwd" if "/logs/d" in make else "/logs/r"
 
     outcome = await driver.run(
-        Command(command=make, workspace=workspace, timeout_s=20, collect=path)
+        FolderCommand(command=make, workspace=workspace, timeout_s=20, collect=path)
     )
 
     assert outcome.collected is None
@@ -162,7 +164,9 @@ async def test_a_long_output_keeps_its_beginning_and_its_end(
     workspace = make_workspace(driver, "a", {})
 
     outcome = await driver.run(
-        Command(command="seq 100000", workspace=workspace, timeout_s=20, head_bytes=6, tail_bytes=7)
+        FolderCommand(
+            command="seq 100000", workspace=workspace, timeout_s=20, head_bytes=6, tail_bytes=7
+        )
     )
 
     assert outcome.output == b"1\n2\n3\n" + b"100000\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES, Outcome
-from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES, CommandOutcome
+from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.isolation import sandbox_layout
 
@@ -16,13 +16,15 @@ MakeWorkspace = Callable[..., Path]
 
 async def run(
     driver: ProcessDriver, workspace: Path, command: str, timeout_s: float = 20
-) -> Outcome:
-    return await driver.run(Command(command=command, workspace=workspace, timeout_s=timeout_s))
+) -> CommandOutcome:
+    return await driver.run(
+        FolderCommand(command=command, workspace=workspace, timeout_s=timeout_s)
+    )
 
 
 async def script(
     driver: ProcessDriver, workspace: Path, code: str, timeout_s: float = 20
-) -> Outcome:
+) -> CommandOutcome:
     (workspace / "x.py").write_text(code)
     return await run(driver, workspace, "python3 x.py", timeout_s)
 

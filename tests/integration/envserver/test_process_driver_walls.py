@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.base import Outcome
-from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.base import CommandOutcome
+from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.process.driver import ProcessDriver
 
 MakeWorkspace = Callable[..., Path]
@@ -28,13 +28,15 @@ VERIFIER = (
 
 async def run(
     driver: ProcessDriver, workspace: Path, command: str, timeout_s: float = 20
-) -> Outcome:
-    return await driver.run(Command(command=command, workspace=workspace, timeout_s=timeout_s))
+) -> CommandOutcome:
+    return await driver.run(
+        FolderCommand(command=command, workspace=workspace, timeout_s=timeout_s)
+    )
 
 
 async def script(
     driver: ProcessDriver, workspace: Path, code: str, timeout_s: float = 20
-) -> Outcome:
+) -> CommandOutcome:
     (workspace / "x.py").write_text(code)
     return await run(driver, workspace, "python3 x.py", timeout_s)
 
@@ -209,7 +211,7 @@ async def test_planted_files_change_no_hidden_verdict(
 
     for command in ("python3 /tests/verify.py", "exec python3 /tests/verify.py"):
         outcome = await driver.run(
-            Command(
+            FolderCommand(
                 command=command,
                 workspace=workspace,
                 tests=tests,

@@ -11,10 +11,10 @@ from tests.support import needs
 from tests.support.firecracker.install import Make, install
 
 from etude.envserver.drivers.vm import vmm_processes
-from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
+from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig
 from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.vm.firecracker.jail import Programs
-from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces
+from etude.envserver.drivers.vm.firecracker.jail import FirecrackerPrograms
+from etude.envserver.drivers.vm.firecracker.vmm_processes import FirecrackerFolders
 from etude.envserver.images.built_image import BuiltImage
 
 
@@ -25,15 +25,18 @@ def image() -> BuiltImage:
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> FirecrackerPrograms:
     return install(tmp_path_factory.mktemp("programs"))
 
 
 @pytest.fixture(scope="session")
-def make(image: BuiltImage, programs: Programs) -> Make:
+def make(image: BuiltImage, programs: FirecrackerPrograms) -> Make:
     def driver(scratch: Path) -> FirecrackerDriver:
         return FirecrackerDriver(
-            scratch=scratch, images={"python": image}, machine=FireMachine(), programs=programs
+            scratch=scratch,
+            images={"python": image},
+            machine=FirecrackerConfig(),
+            programs=programs,
         )
 
     return driver
@@ -58,4 +61,4 @@ def scratch(booted: Path, tmp_path: Path) -> Iterator[Path]:
     # Files of a template do not change, and a copy would fill its holes.
     made = shutil.copytree(booted, tmp_path / "scratch", copy_function=os.link)
     yield made
-    vmm_processes.end(FirePlaces(scratch=made).seen())
+    vmm_processes.kill_processes(FirecrackerFolders(scratch=made).find_processes())

@@ -15,14 +15,14 @@ from etude.envserver.drivers.base import (
     DriverUnavailableError,
     Sandbox,
     SandboxError,
-    Start,
-    Warmth,
+    StartKind,
+    TemplateReadiness,
 )
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import api_requests, jail
 from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.vm.firecracker.vm import FireVm
-from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces
+from etude.envserver.drivers.vm.firecracker.vm import FirecrackerVm
+from etude.envserver.drivers.vm.firecracker.vmm_processes import FirecrackerFolders
 
 LIMIT_S = 60
 
@@ -42,9 +42,9 @@ async def states(driver: FirecrackerDriver, tmp_path: Path) -> AsyncIterator[Sta
     await made.close()
 
 
-def monitor(sandbox: Sandbox) -> FireVm:
+def monitor(sandbox: Sandbox) -> FirecrackerVm:
     found = sandbox._running.machine._guest.vm  # type: ignore[attr-defined]
-    assert isinstance(found, FireVm)
+    assert isinstance(found, FirecrackerVm)
     return found
 
 
@@ -84,11 +84,11 @@ async def test_a_name_in_the_jail_that_leads_out_of_it_is_not_followed(states: S
     for name, target in {"file": "/etc/passwd", "socket": str(vm.cell.root / jail.API)}.items():
         (vm.cell.root / name).symlink_to(target)
     with pytest.raises(VmmError):
-        jail.opened(vm.cell, "file")
+        jail.open_file(vm.cell, "file")
     with pytest.raises(VmmError):
         jail.dial(vm.cell, "socket")
     with pytest.raises(VmmError, match="size"):
-        jail.opened(vm.cell, api_requests.MEMORY, size_bytes=1)
+        jail.open_file(vm.cell, api_requests.MEMORY, size_bytes=1)
 
 
 async def test_a_machine_that_dies_is_a_fault_of_the_platform(states: States) -> None:
@@ -96,7 +96,7 @@ async def test_a_machine_that_dies_is_a_fault_of_the_platform(states: States) ->
     vm = monitor(sandbox)
     os.kill(vm.pid, signal.SIGKILL)
     await vm.exited
-    assert not sandbox.is_whole
+    assert not sandbox.is_intact
     with pytest.raises((WorkspaceLostError, SandboxError)):
         await sandbox.run("true", LIMIT_S)
 
@@ -107,10 +107,10 @@ async def test_what_ended_leaves_no_process_no_folder_and_no_user(
     for name in ("one", "other"):
         sandbox = await states.begun(name)
         vm = monitor(sandbox)
-        assert len(FirePlaces(scratch=driver.scratch).seen()) == 1
+        assert len(FirecrackerFolders(scratch=driver.scratch).find_processes()) == 1
         await sandbox.close()
         assert not vm.folder.exists()
-    assert FirePlaces(scratch=driver.scratch).seen() == {}
+    assert FirecrackerFolders(scratch=driver.scratch).find_processes() == {}
     assert driver._users is not None
     assert driver._users._taken == set()
 
@@ -122,7 +122,7 @@ async def test_a_jailer_that_fails_is_heard(make: Make, tmp_path: Path) -> None:
     other = programs.firecracker.with_name("monitor")
     other.write_text(programs.firecracker.read_text())
     other.chmod(0o755)
-    driver.programs = jail.Programs(firecracker=other, jailer=programs.jailer)
+    driver.programs = jail.FirecrackerPrograms(firecracker=other, jailer=programs.jailer)
     with pytest.raises(DriverUnavailableError, match="must include firecracker"):
         await driver.start()
     await driver.stop()
@@ -136,18 +136,20 @@ def stock(driver: FirecrackerDriver) -> tuple[int, int]:
 async def test_machines_that_are_ready_become_leases(
     driver: FirecrackerDriver, states: States
 ) -> None:
-    driver.keep_warm([Warmth(template="python", paused_clones=1, shells=1)], max_shells=1)
+    driver.keep_warm(
+        [TemplateReadiness(template="python", paused_clones=1, shells=1)], max_shells=1
+    )
     async with asyncio.timeout(10 * LIMIT_S):
         while stock(driver) != (1, 1):  # noqa: ASYNC110 - there is no event for tests alone
             await asyncio.sleep(0.05)
     starts = []
     for name in ("one", "other"):
         sandbox = await states.begun(name)
-        assert sandbox.begun is not None
-        starts.append(sandbox.begun.start)
+        assert sandbox.sandbox_start is not None
+        starts.append(sandbox.sandbox_start.kind)
         assert (await sandbox.run("hostname", LIMIT_S)).output == f"{name}\n".encode()
         assert monitor(sandbox).folder == driver.leases / name / "machine"
-    assert starts[0] is Start.PAUSED_CLONE
+    assert starts[0] is StartKind.PAUSED_CLONE
 
 
 async def test_who_is_cancelled_while_a_machine_starts_leaves_no_process(
@@ -157,12 +159,12 @@ async def test_who_is_cancelled_while_a_machine_starts_leaves_no_process(
     for delay_s in (0.0, 0.02, 0.3):
         folder = tmp_path / f"cancelled-{delay_s}"
         folder.mkdir()
-        task = asyncio.create_task(starter.base.spawn(folder, driver.jail))
+        task = asyncio.create_task(starter.template.spawn(folder, driver.jail))
         await asyncio.sleep(delay_s)
         task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
             await task.result().destroy()
-    assert FirePlaces(scratch=driver.scratch).seen() == {}
+    assert FirecrackerFolders(scratch=driver.scratch).find_processes() == {}
     assert driver._users is not None
     assert driver._users._taken == set()

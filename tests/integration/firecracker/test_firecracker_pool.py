@@ -9,7 +9,7 @@ from tests.support import served_pools
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
-from etude.envserver.drivers.vm.firecracker.jail import Programs
+from etude.envserver.drivers.vm.firecracker.jail import FirecrackerPrograms
 from etude.envserver.drivers.vm.jail import KVM
 from etude.envserver.images.built_image import BuiltImage
 from etude.v1 import environments_pb2
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def processes(
     image: BuiltImage,
-    programs: Programs,
+    programs: FirecrackerPrograms,
     scratch: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -90,10 +90,10 @@ async def test_a_machine_that_cannot_be_saved_goes_on(
         patch.setattr(memory_files, "packed", full)
         with pytest.raises(VmmError, match="full"):
             await one.pause()
-        assert one.is_whole
+        assert one.is_intact
         with pytest.raises(SandboxError, match="full"):
             await states.saved(one, "s")
-        assert one.is_whole
+        assert one.is_intact
 
     assert (await one.run("cat /tmp/memory", LIMIT_S)).output == b"here\n"
     folder, saved = await states.saved(one, "t")

@@ -10,7 +10,7 @@ from tests.support.sandbox_states import LIMITS, nothing
 
 from etude.envserver.drivers.vm.firecracker import template
 from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces
+from etude.envserver.drivers.vm.firecracker.vmm_processes import FirecrackerFolders
 from etude.envserver.host.host import Host
 from etude.envserver.host.workspace_sources import WorkspaceSources
 
@@ -29,7 +29,7 @@ async def work_and_die(driver: FirecrackerDriver, when: str) -> None:
     await sh(node, "a", "1", WRITE.format("one", "one"))
     if when == "before a diff is put together":
         # From here on the pages of "one" are in no later diff.
-        template._put_together = die  # type: ignore[assignment]
+        template._merge_diffs = die  # type: ignore[assignment]
         await node.states.snapshot(node.find("a"), "s", with_memory=True)
     die()
 
@@ -61,9 +61,9 @@ def test_machines_and_all_of_their_memory_outlive_the_node(
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "README").write_text("read me\n")
     killed(lambda: work_and_die(make(scratch), when))
-    assert len(FirePlaces(scratch=scratch).seen()) == 1
+    assert len(FirecrackerFolders(scratch=scratch).find_processes()) == 1
     asyncio.run(succeed(make(scratch)))
-    assert FirePlaces(scratch=scratch).seen() == {}
+    assert FirecrackerFolders(scratch=scratch).find_processes() == {}
 
 
 def test_what_nobody_wrote_down_is_ended_at_the_next_start(make: Make, scratch: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_nobody_wrote_down_is_ended_at_the_next_start(make: Make, scratch: 
         for name in ("kept", "lost"):
             (driver.leases / name).mkdir()
             sandbox = driver.sandbox(driver.leases / name, nothing, template="python")
-            await sandbox.begin({})
+            await sandbox.initialize({})
         (driver.leases / "lost" / "machine" / "vm.json").unlink()
         die()
 
@@ -81,10 +81,10 @@ def test_what_nobody_wrote_down_is_ended_at_the_next_start(make: Make, scratch: 
         driver = make(scratch)
         await driver.start()
         try:
-            assert len(FirePlaces(scratch=scratch).seen()) == 1
+            assert len(FirecrackerFolders(scratch=scratch).find_processes()) == 1
             assert not (driver.leases / "lost" / "machine").exists()
             found = driver.sandbox(driver.leases / "kept", nothing, template="python")
-            assert found.has_begun
+            assert found.is_started
             (scratch / "saved").mkdir()
             assert (await found.save(scratch / "saved", LIMITS)).num_bytes > 0
             await found.close()
@@ -92,5 +92,5 @@ def test_what_nobody_wrote_down_is_ended_at_the_next_start(make: Make, scratch: 
             await driver.stop()
 
     killed(begin_and_die)
-    assert len(FirePlaces(scratch=scratch).seen()) == 2
+    assert len(FirecrackerFolders(scratch=scratch).find_processes()) == 2
     asyncio.run(go_on())

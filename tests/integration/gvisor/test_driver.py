@@ -10,7 +10,12 @@ from tests.support.sandbox_states import TREE, nothing
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.drivers import process_identity, scratch_lock
-from etude.envserver.drivers.base import DriverUnavailableError, SandboxError, Start, Verification
+from etude.envserver.drivers.base import (
+    DriverUnavailableError,
+    SandboxError,
+    StartKind,
+    Verification,
+)
 from etude.envserver.drivers.gvisor import checkpoints
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.drivers.gvisor.sandbox import GvisorSandbox
@@ -26,9 +31,9 @@ async def begun(driver: GvisorDriver, name: str) -> GvisorSandbox:
     folder.mkdir()
     found = driver.sandbox(folder, nothing, template="small")
     assert isinstance(found, GvisorSandbox)
-    assert not found.has_begun
-    await found.begin(TREE)
-    assert found.has_begun
+    assert not found.is_started
+    await found.initialize(TREE)
+    assert found.is_started
     return found
 
 
@@ -74,17 +79,17 @@ async def test_a_successor_goes_on_with_containers_and_ends_those_of_nobody(
         await successor.start()
         assert len(await successor._runsc.containers()) == 1
         taken = successor.sandbox(driver.leases / "kept", nothing, template="small")
-        assert taken.has_begun
+        assert taken.is_started
         assert taken.workspace.jobs.may_run
         assert (await taken.workspace.jobs.state(job)).is_running
         await taken.workspace.jobs.kill(job)
-        content = await taken.content(folders.SMALL)
+        content = await taken.read_files(folders.SMALL)
         assert {**TREE}.items() <= dict(content.tree).items()
         await taken.close()
     finally:
         await successor.stop()
         await driver.start()
-    assert not lost.is_whole
+    assert not lost.is_intact
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.3])
@@ -150,7 +155,7 @@ async def test_a_container_that_dies_is_a_fault_of_the_platform(driver: GvisorDr
             await call
         while process_identity.identify(process.pid) == process:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
-    assert not sandbox.is_whole
+    assert not sandbox.is_intact
     with pytest.raises(SandboxError, match="has ended"):
         driver.sandbox(driver.leases / "a", nothing, template="small")
     await sandbox.close()
@@ -167,8 +172,8 @@ async def test_a_verifier_runs_in_a_container_where_nobody_was(driver: GvisorDri
     )
     done = await driver.verify(work)
     assert (done.output, done.exit_code, done.collected) == (b"42", 0, b"1")
-    assert done.begun is not None
-    assert done.begun.start is Start.SPAWN, "a grade is a start too"
+    assert done.sandbox_start is not None
+    assert done.sandbox_start.kind is StartKind.SPAWN, "a grade is a start too"
     assert list(driver.leases.iterdir()) == []
     assert not driver.has_services("small")
 
@@ -184,8 +189,8 @@ async def test_a_folder_has_one_daemon(
 
 async def test_a_sandbox_keeps_its_files(driver: GvisorDriver) -> None:
     sandbox = await begun(driver, "a")
-    whole = await sandbox.content(folders.SMALL)
+    whole = await sandbox.read_files(folders.SMALL)
     assert trees.tree_identity(whole.tree) == trees.tree_identity(TREE)
     assert whole.is_plain
-    assert sandbox.begun is not None
+    assert sandbox.sandbox_start is not None
     await sandbox.close()

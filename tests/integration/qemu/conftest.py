@@ -8,7 +8,7 @@ import pytest
 from tests.support import microvms, needs
 from tests.support.microvms import Lab
 
-from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.template import QemuTemplate
 from etude.envserver.images.built_image import BuiltImage
 
 
@@ -19,7 +19,7 @@ def image() -> BuiltImage:
 
 
 @pytest.fixture(scope="session")
-def template(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
+def template(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QemuTemplate]:
     folder = tmp_path_factory.mktemp("template")
     made = asyncio.run(microvms.booted(image, microvms.small_machine(), folder))
     yield made
@@ -27,7 +27,7 @@ def template(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-async def lab(template: Template, tmp_path: Path) -> AsyncIterator[Lab]:
+async def lab(template: QemuTemplate, tmp_path: Path) -> AsyncIterator[Lab]:
     made = Lab(template, tmp_path)
     yield made
     await made.close()

@@ -10,8 +10,8 @@ from tests.support import microvms
 from tests.support.sandbox_states import States
 
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
-from etude.envserver.drivers.vm.qemu.fork_server.supervisor import StemKeeper
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.fork_server.supervisor import ForkServerSupervisor
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 from etude.envserver.images.built_image import BuiltImage
 
 CHILDREN = 6
@@ -31,22 +31,22 @@ async def states(image: BuiltImage, tmp_path: Path) -> AsyncIterator[States]:
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> list[Vm]:
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[QemuVm]:
     """What was split off so far."""
-    found: list[Vm] = []
-    splitting = StemKeeper.split
+    found: list[QemuVm] = []
+    splitting = ForkServerSupervisor.split
 
-    async def noted(keeper: StemKeeper, folder: Path) -> Vm | None:
+    async def noted(keeper: ForkServerSupervisor, folder: Path) -> QemuVm | None:
         part = await splitting(keeper, folder)
         found.extend([part] if part is not None else [])
         return part
 
-    monkeypatch.setattr(StemKeeper, "split", noted)
+    monkeypatch.setattr(ForkServerSupervisor, "split", noted)
     return found
 
 
 async def test_children_of_one_moment_are_split_off_from_it(
-    states: States, parts: list[Vm]
+    states: States, parts: list[QemuVm]
 ) -> None:
     parent = await states.begun("parent")
     await parent.run("echo here > /tmp/memory", LIMIT_S)
@@ -68,7 +68,7 @@ async def test_children_of_one_moment_are_split_off_from_it(
 
 
 async def test_what_one_after_the_other_begins_with_is_restored_each_time(
-    states: States, parts: list[Vm]
+    states: States, parts: list[QemuVm]
 ) -> None:
     parent = await states.begun("parent")
     parts.clear()

@@ -15,7 +15,7 @@ from etude.envserver.drivers.vm import sealed_files
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import NOBODY
 from etude.envserver.drivers.vm.qemu.migration import receive
-from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.template import QemuTemplate
 
 
 def status(pid: int) -> dict[str, str]:
@@ -73,11 +73,11 @@ async def test_a_clone_takes_memory_in_small_pages_and_its_node_does_not(lab: La
     assert status(os.getpid())["THP_enabled"] == "1"
 
 
-async def test_a_clone_cannot_write_the_template(lab: Lab, template: Template) -> None:
-    before = hashlib.sha256(sealed_files.content(template.memory)).digest()
+async def test_a_clone_cannot_write_the_template(lab: Lab, template: QemuTemplate) -> None:
+    before = hashlib.sha256(sealed_files.read_all(template.memory)).digest()
     guest = await lab.guest()
     await guest.sh("dd if=/dev/urandom of=/tmp/noise bs=1M count=8 2>/dev/null")
-    assert hashlib.sha256(sealed_files.content(template.memory)).digest() == before
+    assert hashlib.sha256(sealed_files.read_all(template.memory)).digest() == before
     # Neither through its own descriptor, were it taken over.
     path = f"/proc/{guest.vm.pid}/fd/{template.memory}"
     descriptor = os.open(path, os.O_RDWR)
@@ -138,9 +138,9 @@ async def test_a_monitor_is_found_again_by_who_lost_its_connection(lab: Lab) -> 
 
 async def test_what_is_no_state_ends_the_monitor_with_its_last_words(lab: Lab) -> None:
     shell = await lab.shell()
-    garbled = sealed_files.filled("garbled", [b"QEVM\0\0\0\3" + bytes(100)])
+    garbled = sealed_files.create_sealed("garbled", [b"QEVM\0\0\0\3" + bytes(100)])
     with (
-        sealed_files.opened(garbled) as source,
+        sealed_files.reopen(garbled) as source,
         pytest.raises(VmmError, match="monitor ended with 1"),
     ):
         await receive(shell, source, has_memory=False)

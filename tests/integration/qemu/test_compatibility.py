@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from tests.support import microvms
 
-from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
+from etude.envserver.drivers.vm.qemu.command_line import Accelerator, QemuConfig
 from etude.envserver.drivers.vm.qemu.compatibility import compat_key, qemu_version
 from etude.envserver.images.built_image import BuiltImage
 
@@ -27,7 +27,7 @@ def test_the_same_machine_and_image_have_the_same_key(image: BuiltImage) -> None
     ],
     ids=["memory", "counter", "disk", "accelerator"],
 )
-def test_another_machine_has_another_key(image: BuiltImage, other: Machine) -> None:
+def test_another_machine_has_another_key(image: BuiltImage, other: QemuConfig) -> None:
     assert compat_key(MACHINE, image) != compat_key(other, image)
 
 

@@ -9,19 +9,19 @@ import pytest
 from tests.support.microvms import Guest, Lab
 
 from etude.envserver.drivers.vm import delta_file, sealed_files
-from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, changed_pages
+from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, read_dirty_pages
 from etude.envserver.drivers.vm.errors import FormatError, IntegrityError, VmmError
-from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.qemu import delta
 from etude.envserver.drivers.vm.qemu.migration import device_state
-from etude.envserver.drivers.vm.qemu.template import Template
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.template import QemuTemplate
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 
 MAKE = "dd if=/dev/urandom of=/tmp/random bs=1M count={} 2>/dev/null; md5sum /tmp/random"
 CHECK = "md5sum /tmp/random"
 
 
-def memory_of(vm: Vm, template: Template) -> bytes:
+def memory_of(vm: QemuVm, template: QemuTemplate) -> bytes:
     """All of a stopped machine's memory, by a way that knows no changed pages."""
     inode = f" {os.fstat(template.memory).st_ino} "
     lines = Path(f"/proc/{vm.pid}/maps").read_text().splitlines()
@@ -33,7 +33,7 @@ def memory_of(vm: Vm, template: Template) -> bytes:
     return found
 
 
-async def devices_of(vm: Vm) -> bytes:
+async def devices_of(vm: QemuVm) -> bytes:
     state = await device_state(vm)
     await state.save()
     found = state.content()
@@ -91,14 +91,14 @@ async def test_a_machine_restored_from_a_delta_stands_still_until_it_is_told_to_
 
 
 async def test_a_delta_restores_what_qemus_own_full_stream_restores(
-    lab: Lab, template: Template
+    lab: Lab, template: QemuTemplate
 ) -> None:
     parent = await lab.guest()
     await parent.sh(MAKE.format(8))
     small = await lab.save(parent, keep_running=False)
     of_parent = memory_of(parent.vm, template)
-    pause = delta.Pause(parent.vm, None, keep_running=False)
-    full = await delta.take_full(pause, template)
+    pause = delta.GuestPause(parent.vm, None, keep_running=False)
+    full = await delta.save_full(pause, template)
     assert full.is_full
     by_delta, by_full = await lab.paused(small), await lab.paused(full)
     assert hashlib.sha256(memory_of(by_delta, template)).digest() == digest_of(of_parent)
@@ -140,13 +140,13 @@ def digest_of(memory: bytes) -> bytes:
 
 
 async def test_every_page_that_differs_from_the_template_is_among_the_changed_ones(
-    lab: Lab, template: Template
+    lab: Lab, template: QemuTemplate
 ) -> None:
     guest = await lab.guest()
     await guest.sh(MAKE.format(2))
     await guest.vm.freeze()
-    base, now = sealed_files.content(template.memory), memory_of(guest.vm, template)
-    found = changed_pages(guest.vm.pid, template.memory, lab.buffer)
+    base, now = sealed_files.read_all(template.memory), memory_of(guest.vm, template)
+    found = read_dirty_pages(guest.vm.pid, template.memory, lab.buffer)
     different = {
         number
         for number in range(len(base) // PAGE_BYTES)
@@ -161,7 +161,7 @@ async def test_every_page_that_differs_from_the_template_is_among_the_changed_on
 
 
 async def test_a_stored_delta_comes_back_and_a_touched_one_never_reaches_a_monitor(
-    lab: Lab, template: Template, tmp_path: Path
+    lab: Lab, template: QemuTemplate, tmp_path: Path
 ) -> None:
     guest = await lab.guest()
     made = await guest.sh(MAKE.format(1))
@@ -179,14 +179,14 @@ async def test_a_stored_delta_comes_back_and_a_touched_one_never_reaches_a_monit
 
 
 async def test_a_truncated_stream_is_refused_by_the_monitor_too(
-    lab: Lab, template: Template
+    lab: Lab, template: QemuTemplate
 ) -> None:
     saved = await lab.save(await lab.guest())
-    whole = sealed_files.content(saved.stream)
-    cut = Delta(
+    whole = sealed_files.read_all(saved.stream)
+    cut = VmDelta(
         template=template.address,
         is_full=False,
-        stream=sealed_files.filled("cut", [whole[: len(whole) // 2]]),
+        stream=sealed_files.create_sealed("cut", [whole[: len(whole) // 2]]),
         changed_bytes=0,
     )
     with pytest.raises(VmmError, match="load of migration failed"):
@@ -197,14 +197,14 @@ async def test_a_truncated_stream_is_refused_by_the_monitor_too(
 
 async def test_a_delta_of_another_template_is_refused(lab: Lab) -> None:
     saved = await lab.save(await lab.guest())
-    foreign = Delta(template="00" * 32, is_full=False, stream=saved.stream, changed_bytes=0)
+    foreign = VmDelta(template="00" * 32, is_full=False, stream=saved.stream, changed_bytes=0)
     with pytest.raises(VmmError, match="is of template 00"):
         await lab.paused(foreign)
     saved.close()
 
 
 async def test_a_template_of_unknown_format_is_saved_as_a_full_stream(
-    lab: Lab, template: Template
+    lab: Lab, template: QemuTemplate
 ) -> None:
     unknown = replace(template, stream=FormatError("another QEMU"))
     other = Lab(unknown, lab.folder / "other")

@@ -10,7 +10,7 @@ from tests.support.microvms import Lab
 
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import disk
-from etude.envserver.drivers.vm.qemu.template import Template
+from etude.envserver.drivers.vm.qemu.template import QemuTemplate
 from etude.envserver.images.built_image import BuiltImage
 
 MAKE = "dd if=/dev/urandom of=/root/random bs=1M count=8 2>/dev/null; md5sum /root/random; sync"
@@ -18,13 +18,13 @@ CHECK = "echo 3 > /proc/sys/vm/drop_caches; md5sum /root/random"
 
 
 @pytest.fixture(scope="session")
-def template(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
+def template(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QemuTemplate]:
     assert image.upper is None
     on_disk = microvms.small_image(with_disk=True)
     assert on_disk.upper is not None
     folder = tmp_path_factory.mktemp("disk")
     (folder / "vm").mkdir()
-    layers = disk.first(on_disk.upper, folder=folder, jail=Jail())
+    layers = disk.boot_disk(on_disk.upper, folder=folder, jail=Jail())
     machine = microvms.small_machine(with_disk=True)
     made = asyncio.run(microvms.booted(on_disk, machine, folder / "vm", layers))
     yield made
@@ -32,7 +32,7 @@ def template(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-async def lab(template: Template, tmp_path: Path) -> AsyncIterator[Lab]:
+async def lab(template: QemuTemplate, tmp_path: Path) -> AsyncIterator[Lab]:
     made = Lab(template, tmp_path)
     yield made
     await made.close()

@@ -11,12 +11,12 @@ import pytest
 from tests.support import microvms
 
 from etude.agent.workspace import ExecResult, WorkspaceLostError
-from etude.envserver.drivers.base import Sandbox, SandboxError, Strength, Verification
+from etude.envserver.drivers.base import IsolationStrength, Sandbox, SandboxError, Verification
 from etude.envserver.drivers.vm import sealed_files
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
-from etude.envserver.drivers.vm.qemu.template import Template
-from etude.envserver.drivers.vm.start.quarantine import Quarantine, QuarantinedError
+from etude.envserver.drivers.vm.qemu.template import QemuTemplate
+from etude.envserver.drivers.vm.start.quarantine import QuarantinedError, StartQuarantine
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage import folders, trees
@@ -42,7 +42,7 @@ def started(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iter
     made = QemuDriver(scratch=scratch, images={"small": image}, machine=microvms.small_machine())
     asyncio.run(made.start())
     for address, starter in made._starters.items():
-        made._starters[address] = replace(starter, stems=None)
+        made._starters[address] = replace(starter, spawner=None)
     yield made
     asyncio.run(made.stop())
 
@@ -58,9 +58,9 @@ async def begun(driver: QemuDriver, name: str) -> Sandbox:
     folder = driver.leases / name
     folder.mkdir()
     found = driver.sandbox(folder, nothing, template="small")
-    assert not found.has_begun
-    await found.begin(TREE)
-    assert found.has_begun
+    assert not found.is_started
+    await found.initialize(TREE)
+    assert found.is_started
     return found
 
 
@@ -69,13 +69,13 @@ async def test_a_sandbox_holds_the_first_files_and_what_commands_make_of_them(
     driver: QemuDriver,
 ) -> None:
     sandbox = await begun(driver, "a")
-    whole = await sandbox.content(folders.SMALL)
+    whole = await sandbox.read_files(folders.SMALL)
     assert trees.tree_identity(whole.tree) == trees.tree_identity(TREE)
     assert whole.is_plain
     assert await sandbox.workspace.read("deep/er/notes.txt") == b"one\ntwo\n"
     done = await sandbox.run("./run.sh && id -u && echo three >> deep/er/notes.txt", 60)
     assert (done.output, done.exit_code) == (b"ran\n1000\n", 0)
-    after = await sandbox.content(folders.DIFF)
+    after = await sandbox.read_files(folders.DIFF)
     diff = trees.tree_difference(TREE, after.tree)
     assert [file.path for file in diff.written] == ["deep/er/notes.txt"]
     await sandbox.close()
@@ -108,7 +108,7 @@ async def test_a_machine_that_dies_is_a_fault_of_the_platform(driver: QemuDriver
 @pytest.mark.parametrize("death", ["killed", "panic"])
 async def test_a_call_ends_at_once_when_its_machine_dies(driver: QemuDriver, death: str) -> None:
     sandbox = await begun(driver, "a")
-    assert sandbox.is_whole
+    assert sandbox.is_intact
     call = asyncio.create_task(sandbox.run("sleep 1000", LONG_S))
     guest = sandbox._running  # type: ignore[attr-defined]
     if death == "killed":
@@ -120,7 +120,7 @@ async def test_a_call_ends_at_once_when_its_machine_dies(driver: QemuDriver, dea
     async with asyncio.timeout(LONG_S / 10):
         with pytest.raises(WorkspaceLostError):
             await call
-    assert not sandbox.is_whole
+    assert not sandbox.is_intact
     await sandbox.close()
 
 
@@ -129,7 +129,7 @@ async def test_a_machine_that_dies_while_nobody_calls_it_is_lost(driver: QemuDri
     vm = sandbox._running.machine._guest.vm  # type: ignore[attr-defined]
     os.kill(vm.pid, signal.SIGKILL)
     await asyncio.wait([vm.exited])
-    assert not sandbox.is_whole
+    assert not sandbox.is_intact
     with pytest.raises(WorkspaceLostError):
         await sandbox.run("true", LONG_S)
     await sandbox.close()
@@ -138,18 +138,18 @@ async def test_a_machine_that_dies_while_nobody_calls_it_is_lost(driver: QemuDri
 async def test_a_template_that_only_crashes_is_refused_with_its_last_words(
     driver: QemuDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "quarantine", Quarantine(threshold=2))
+    monkeypatch.setattr(driver, "quarantine", StartQuarantine(threshold=2))
     ((address, starter),) = driver._starters.items()
-    junk = sealed_files.filled("devices", [b"no state of any machine"])
-    assert isinstance(starter.base, Template)
-    broken = replace(starter, base=replace(starter.base, devices=junk))
+    junk = sealed_files.create_sealed("devices", [b"no state of any machine"])
+    assert isinstance(starter.template, QemuTemplate)
+    broken = replace(starter, template=replace(starter.template, devices=junk))
     monkeypatch.setitem(driver._starters, address, broken)
     for name in ("a", "b"):
-        driver.check("small")
+        driver.check_startable("small")
         with pytest.raises(VmmError, match="load of migration failed"):
             await begun(driver, name)
     with pytest.raises(QuarantinedError, match="load of migration failed"):
-        driver.check("small")
+        driver.check_startable("small")
     with pytest.raises(QuarantinedError):
         await begun(driver, "c")
     os.close(junk)
@@ -194,11 +194,11 @@ async def test_what_is_no_small_file_is_no_reward(driver: QemuDriver, script: by
 
 def test_translated_machines_do_not_claim_a_strong_wall(image: BuiltImage, tmp_path: Path) -> None:
     made = QemuDriver(scratch=tmp_path, images={"small": image}, machine=microvms.small_machine())
-    assert made.strength is Strength.WEAK
+    assert made.strength is IsolationStrength.WEAK
 
 
 async def test_a_template_that_was_not_booted_is_said_by_name(driver: QemuDriver) -> None:
     folder = driver.leases / "a"
     folder.mkdir()
     with pytest.raises(SandboxError, match="'other'"):
-        await driver.sandbox(folder, nothing, template="other").begin(TREE)
+        await driver.sandbox(folder, nothing, template="other").initialize(TREE)

@@ -42,7 +42,7 @@ def started(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iter
     )
     asyncio.run(made.start())
     for address, starter in made._starters.items():
-        made._starters[address] = replace(starter, stems=None)
+        made._starters[address] = replace(starter, spawner=None)
     yield made
     asyncio.run(made.stop())
 
@@ -67,7 +67,7 @@ def made(driver: QemuDriver, name: str, template: str = "t") -> Sandbox:
 
 async def begun(driver: QemuDriver, name: str, template: str = "t") -> Sandbox:
     found = made(driver, name, template)
-    await found.begin({"ask": File(ASK)})
+    await found.initialize({"ask": File(ASK)})
     return found
 
 

@@ -17,11 +17,11 @@ def names(folder: Path) -> list[str]:
 
 async def test_the_verdict_is_that_of_a_boot_and_is_kept(image: BuiltImage, tmp_path: Path) -> None:
     machine = microvms.small_machine()
-    verdict = await kvm_probe.kvm(image, machine, jail=Jail(), scratch=tmp_path)
+    verdict = await kvm_probe.probe_kvm(image, machine, jail=Jail(), scratch=tmp_path)
     assert verdict.why
     row = json.loads((tmp_path / "kvm.json").read_text())
     (tmp_path / "kvm.json").write_text(json.dumps({**row, "why": "as it was written"}))
-    again = await kvm_probe.kvm(image, machine, jail=Jail(), scratch=tmp_path)
+    again = await kvm_probe.probe_kvm(image, machine, jail=Jail(), scratch=tmp_path)
     assert (again.works, again.why) == (verdict.works, "as it was written")
     assert names(tmp_path) == ["kvm.json"]
 
@@ -31,7 +31,7 @@ async def test_a_kept_verdict_that_does_not_fit_is_asked_again(
     image: BuiltImage, tmp_path: Path, damage: str
 ) -> None:
     machine = microvms.small_machine()
-    verdict = await kvm_probe.kvm(image, machine, jail=Jail(), scratch=tmp_path)
+    verdict = await kvm_probe.probe_kvm(image, machine, jail=Jail(), scratch=tmp_path)
     row = json.loads((tmp_path / "kvm.json").read_text())
     lie = json.dumps({**row, "why": "a lie"})
     texts = {
@@ -42,4 +42,4 @@ async def test_a_kept_verdict_that_does_not_fit_is_asked_again(
         "another shape": json.dumps({**row, "why": 7}),
     }
     (tmp_path / "kvm.json").write_text(texts[damage])
-    assert await kvm_probe.kvm(image, machine, jail=Jail(), scratch=tmp_path) == verdict
+    assert await kvm_probe.probe_kvm(image, machine, jail=Jail(), scratch=tmp_path) == verdict

@@ -38,7 +38,7 @@ async def work_and_die(scratch: Path, image: BuiltImage, when: str) -> None:
         case "before a rollback":
             die()
         case "before the machine is replaced":
-            snapshots.put = die  # type: ignore[assignment]
+            snapshots.activate = die  # type: ignore[assignment]
         case "before the former machine ends":
             VmSandbox.close = die  # type: ignore[assignment, method-assign]
         case _:

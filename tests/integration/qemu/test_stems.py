@@ -15,17 +15,17 @@ from tests.support.random_program import random_command
 
 from etude.envserver.drivers.vm import guest_vm, vmm_processes
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.guest_vm import Guest as Machine
+from etude.envserver.drivers.vm.guest_vm import GuestVm as Machine
 from etude.envserver.drivers.vm.jail import NOBODY, Jail
 from etude.envserver.drivers.vm.qemu.fork_server import (
     child_processes,
     fork_server,
     preload_library,
 )
-from etude.envserver.drivers.vm.qemu.fork_server.fork_server import Stem
-from etude.envserver.drivers.vm.qemu.fork_server.supervisor import StemKeeper
-from etude.envserver.drivers.vm.start.start_scheduler import Lanes
-from etude.envserver.drivers.vm.vmm_processes import Places
+from etude.envserver.drivers.vm.qemu.fork_server.fork_server import ForkServer
+from etude.envserver.drivers.vm.qemu.fork_server.supervisor import ForkServerSupervisor
+from etude.envserver.drivers.vm.start.start_scheduler import StartScheduler
+from etude.envserver.drivers.vm.vmm_processes import VmFolders
 
 _DENIED = 3
 """Filters of a part: its stem's, QEMU's, and the one that takes its stem's last right from it."""
@@ -35,7 +35,7 @@ _DENIED = 3
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    found = preload_library.library(tmp_path_factory.mktemp("library"))
+    found = preload_library.preload_library(tmp_path_factory.mktemp("library"))
     assert found is not None
     return found
 
@@ -50,8 +50,10 @@ def files_of(pid: int) -> list[str]:
 
 
 @asynccontextmanager
-async def grown(lab: Lab, library: Path) -> AsyncIterator[Stem]:
-    made = await fork_server.grown(lab.template, library, folder=lab.new_folder(), jail=Jail())
+async def grown(lab: Lab, library: Path) -> AsyncIterator[ForkServer]:
+    made = await fork_server.start_fork_server(
+        lab.template, library, folder=lab.new_folder(), jail=Jail()
+    )
     try:
         yield made
     finally:
@@ -59,10 +61,10 @@ async def grown(lab: Lab, library: Path) -> AsyncIterator[Stem]:
 
 
 @asynccontextmanager
-async def part(lab: Lab, of: Stem) -> AsyncIterator[Guest]:
-    vm = await of.split(lab.new_folder())
+async def part(lab: Lab, of: ForkServer) -> AsyncIterator[Guest]:
+    vm = await of.spawn(lab.new_folder())
     try:
-        found: Machine = await guest_vm.split_off(vm, name=f"part-{vm.pid}")
+        found: Machine = await guest_vm.start_child(vm, name=f"part-{vm.pid}")
         yield Guest(vm, found.channel)
         await found.channel.close()
     finally:
@@ -115,10 +117,13 @@ async def test_a_part_has_the_jail_of_every_monitor(lab: Lab, library: Path) -> 
 
 async def test_a_part_is_found_by_its_own_folder(lab: Lab, library: Path) -> None:
     async with grown(lab, library) as one, part(lab, one) as found:
-        seen = {each.pid: folder for each, folder in vmm_processes.marked(lab.folder).items()}
+        seen = {
+            each.pid: folder
+            for each, folder in vmm_processes.find_marked_processes(lab.folder).items()
+        }
         assert seen[found.vm.pid] == found.vm.folder
         assert seen[one.vm.pid] == one.vm.folder
-        assert Places(scratch=lab.folder).folders() == []
+        assert VmFolders(scratch=lab.folder).folders() == []
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
@@ -127,9 +132,9 @@ async def eventually(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def children_of(one: Stem) -> set[int]:
+def children_of(one: ForkServer) -> set[int]:
     found = set()
-    for each in vmm_processes.marked(one.vm.folder.parent):
+    for each in vmm_processes.find_marked_processes(one.vm.folder.parent):
         with contextlib.suppress(ProcessLookupError):
             if os.getpgid(each.pid) == one.vm.pid:
                 found.add(each.pid)
@@ -141,14 +146,17 @@ async def test_a_split_that_is_cancelled_leaves_no_child_and_no_answer(
 ) -> None:
     async with grown(lab, library) as one:
         for num_cancelled in (1, 2):
-            splitting = asyncio.create_task(one.split(lab.new_folder()))
+            splitting = asyncio.create_task(one.spawn(lab.new_folder()))
             for _ in range(num_cancelled):
                 await asyncio.sleep(0)
                 splitting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await splitting
         async with part(lab, one) as found:
-            seen = {each.pid: folder for each, folder in vmm_processes.marked(lab.folder).items()}
+            seen = {
+                each.pid: folder
+                for each, folder in vmm_processes.find_marked_processes(lab.folder).items()
+            }
             assert seen[found.vm.pid] == found.vm.folder
             # Who was cancelled twice did not wait; the turn of the split after it did.
             await eventually(lambda: children_of(one) == {found.vm.pid})
@@ -157,18 +165,18 @@ async def test_a_split_that_is_cancelled_leaves_no_child_and_no_answer(
 async def test_a_stem_whose_answer_is_not_waited_for_is_ended_with_its_child(
     lab: Lab, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forked = Stem._forked
+    forked = ForkServer._fork
     async with grown(lab, library) as one, part(lab, one) as before:
         is_there = asyncio.Event()
 
-        async def unheard(stem: Stem, folder: Path) -> int:
+        async def unheard(stem: ForkServer, folder: Path) -> int:
             await forked(stem, folder)
             is_there.set()
             await asyncio.Event().wait()
             raise AssertionError("nobody sets it")
 
-        monkeypatch.setattr(Stem, "_forked", unheard)
-        splitting = asyncio.create_task(one._split(lab.new_folder()))
+        monkeypatch.setattr(ForkServer, "_forked", unheard)
+        splitting = asyncio.create_task(one._spawn(lab.new_folder()))
         await is_there.wait()
         assert len(children_of(one)) == 2
         splitting.cancel()  # the order itself, as the end of the loop does
@@ -178,7 +186,7 @@ async def test_a_stem_whose_answer_is_not_waited_for_is_ended_with_its_child(
         assert one.vm.exited.done()
         assert children_of(one) == {before.vm.pid}
         with pytest.raises(VmmError, match="not forked"):
-            await one.split(lab.new_folder())
+            await one.spawn(lab.new_folder())
         assert await before.sh("echo alive") == "alive"
 
 
@@ -188,12 +196,12 @@ async def test_an_answer_with_another_machines_number_ends_the_stem_and_not_that
     monkeypatch.setattr(child_processes, "_NAMED_LIMIT_S", 0.2)
     async with grown(lab, library) as one, part(lab, one) as a, part(lab, one) as b:
 
-        async def shifted(_stem: Stem, _folder: Path) -> int:
+        async def shifted(_stem: ForkServer, _folder: Path) -> int:
             return a.vm.pid
 
-        monkeypatch.setattr(Stem, "_forked", shifted)
+        monkeypatch.setattr(ForkServer, "_forked", shifted)
         with pytest.raises(VmmError, match="is not that of"):
-            await one.split(lab.new_folder())
+            await one.spawn(lab.new_folder())
         assert not one.is_alive
         assert await a.sh("echo a") + await b.sh("echo b") == "ab"
 
@@ -204,8 +212,8 @@ async def test_a_library_that_the_loader_ignores_makes_no_stem(lab: Lab, tmp_pat
     broken.chmod(0o644)
     folder = lab.new_folder()
     with pytest.raises(VmmError, match="has not loaded"):
-        await fork_server.grown(lab.template, broken, folder=folder, jail=Jail())
-    assert not vmm_processes.marked(lab.folder)
+        await fork_server.start_fork_server(lab.template, broken, folder=folder, jail=Jail())
+    assert not vmm_processes.find_marked_processes(lab.folder)
 
 
 async def test_a_stem_without_its_node_ends(lab: Lab, library: Path) -> None:
@@ -213,18 +221,18 @@ async def test_a_stem_without_its_node_ends(lab: Lab, library: Path) -> None:
         one._control.close()  # what the kernel does when the node is killed
         await asyncio.wait_for(asyncio.shield(one.vm.exited), 30)
         with pytest.raises(VmmError, match="not forked"):
-            await one.split(lab.new_folder())
+            await one.spawn(lab.new_folder())
 
 
 async def test_where_no_library_can_be_built_nothing_is_split_off(lab: Lab) -> None:
-    keeper = StemKeeper(
+    keeper = ForkServerSupervisor(
         lab.template,
         library=lambda: None,
         folder=lab.folder / "stem",
         jail=Jail(),
-        lanes=Lanes(cores=1, room=8),
+        lanes=StartScheduler(cores=1, room=8),
     )
-    keeper.tend()
+    keeper.ensure_started()
     await asyncio.sleep(0)
     assert await keeper.split(lab.new_folder()) is None
     assert not keeper.is_ready
@@ -235,35 +243,35 @@ async def test_a_keeper_whose_library_fails_tries_again_later(lab: Lab) -> None:
     def failing() -> Path:
         raise VmmError("the compiler hangs")
 
-    keeper = StemKeeper(
+    keeper = ForkServerSupervisor(
         lab.template,
         library=failing,
         folder=lab.folder / "stem",
         jail=Jail(),
-        lanes=Lanes(cores=1, room=8),
+        lanes=StartScheduler(cores=1, room=8),
     )
-    growing = keeper.tend()
+    growing = keeper.ensure_started()
     assert growing is not None
     await growing
-    assert keeper.tend() is None
+    assert keeper.ensure_started() is None
     await keeper.close()
 
 
 async def test_a_keeper_grows_another_stem_when_one_has_ended(lab: Lab, library: Path) -> None:
-    lanes = Lanes(cores=1, room=8)
-    keeper = StemKeeper(
+    lanes = StartScheduler(cores=1, room=8)
+    keeper = ForkServerSupervisor(
         lab.template, library=lambda: library, folder=lab.folder / "stem", jail=Jail(), lanes=lanes
     )
     try:
         for _ in range(2):
-            keeper.tend()
-            assert keeper._growing is not None
-            await keeper._growing
+            keeper.ensure_started()
+            assert keeper._starting is not None
+            await keeper._starting
             vm = await keeper.split(lab.new_folder())
             assert vm is not None
             await vm.destroy()
-            assert keeper._stem is not None
-            await keeper._stem.vm.kill()
+            assert keeper._server is not None
+            await keeper._server.vm.kill()
             assert await keeper.split(lab.new_folder()) is None
     finally:
         await keeper.close()

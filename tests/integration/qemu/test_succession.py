@@ -12,7 +12,7 @@ from tests.support.daemons import Daemon
 
 from etude.envserver.drivers import process_identity
 from etude.envserver.drivers.vm import vmm_processes
-from etude.envserver.drivers.vm.vmm_processes import MACHINE
+from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER
 from etude.envserver.images.built_image import BuiltImage
 
 LINES = (3, 90, 250, 500, 750, 950, 1_000, 5_000)
@@ -38,7 +38,7 @@ def booted(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def scratch(booted: Path, tmp_path: Path) -> Iterator[Path]:
     yield shutil.copytree(booted, tmp_path / "scratch")
-    vmm_processes.end(vmm_processes.marked(tmp_path))
+    vmm_processes.kill_processes(vmm_processes.find_marked_processes(tmp_path))
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def start(image: BuiltImage, scratch: Path) -> Iterator[Start]:
 
 def machines(scratch: Path) -> set[int]:
     """All but the one that others are split off from, of which each node has its own."""
-    marked = vmm_processes.marked(scratch).items()
+    marked = vmm_processes.find_marked_processes(scratch).items()
     return {process.pid for process, folder in marked if STEM not in folder.name}
 
 
@@ -126,8 +126,8 @@ def test_a_lease_whose_machine_died_with_the_daemon_is_lost_and_not_begun_anew(
     first = start()
     first.ask("begin", "a", "b")
     first.kill()
-    noted = vmm_processes.recorded(vmm_processes.Places(scratch=scratch))
-    vmm_processes.end([noted[scratch / "leases" / "a" / MACHINE].process])
+    noted = vmm_processes.load_records(vmm_processes.VmFolders(scratch=scratch))
+    vmm_processes.kill_processes([noted[scratch / "leases" / "a" / VM_FOLDER].process])
     second = start()
     found = second.ask("find", "a", "b")
     assert "has ended" in found["a"]
@@ -153,7 +153,7 @@ def test_a_machine_whose_node_dies_while_it_begins_is_whole_or_gone(
         if found != "begun":
             assert found == "not begun"
             assert machines(scratch) == set()
-            assert not (scratch / "leases" / "a" / MACHINE).exists()
+            assert not (scratch / "leases" / "a" / VM_FOLDER).exists()
             assert second.ask("begin", "a") == ["a"]
         assert second.ask("run", "a", "cat README deep/er/notes.txt") == "read me\none\n"
         assert len(machines(scratch)) == 1
@@ -174,7 +174,7 @@ def test_a_hundred_leases_leave_no_process_no_file_and_no_folder(
         assert daemon.ask("begin", *names) == names
         assert daemon.ask("close", *names) == num_open
     assert machines(scratch) == set()
-    assert not list(scratch.glob(f"leases/*/{MACHINE}"))
+    assert not list(scratch.glob(f"leases/*/{VM_FOLDER}"))
     assert all(STEM in each.name for each in scratch.glob("stock/*"))
     assert daemon.stop() == 0
     assert not list(scratch.glob("stock/*"))
@@ -189,7 +189,7 @@ def test_the_sweep_ends_what_is_nobodys_and_nothing_of_another_node(
     daemon.ask("begin", "a", "b", "c")
     assert daemon.ask("sweep") == 0
     # As after a death between the start of a monitor and its record, and as a node removes leases.
-    (scratch / "leases" / "a" / MACHINE / "vm.json").unlink()
+    (scratch / "leases" / "a" / VM_FOLDER / "vm.json").unlink()
     shutil.rmtree(scratch / "leases" / "b")
     assert daemon.ask("sweep") == 2
     assert len(machines(scratch)) == len(machines(other)) == 1
@@ -203,7 +203,7 @@ def test_what_a_dead_node_never_wrote_down_is_ended_at_the_next_start(
     first = start()
     first.ask("begin", "a", "b", "c")
     first.kill()
-    (scratch / "leases" / "a" / MACHINE / "vm.json").unlink()
+    (scratch / "leases" / "a" / VM_FOLDER / "vm.json").unlink()
     second = start()
     assert len(machines(scratch)) == 2
     assert second.ask("find", "a", "b") == {"a": "not begun", "b": "begun"}
@@ -217,7 +217,7 @@ def test_a_process_is_not_mistaken_for_the_one_that_had_its_number() -> None:
     mine = process_identity.identify(os.getpid())
     assert mine is not None
     earlier = process_identity.ProcessId(pid=mine.pid, started=mine.started - 1, boot=mine.boot)
-    assert process_identity.handle(earlier) is None
-    handle = process_identity.handle(mine)
+    assert process_identity.open_pidfd(earlier) is None
+    handle = process_identity.open_pidfd(mine)
     assert handle is not None
     os.close(handle)

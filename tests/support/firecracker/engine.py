@@ -20,10 +20,10 @@ from etude.envserver.drivers.vm import host_cpu, sealed_files
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import command_line as machines
 from etude.envserver.drivers.vm.qemu import vm
-from etude.envserver.drivers.vm.qemu.boot import Console
-from etude.envserver.drivers.vm.qemu.command_line import Boot, Machine, Wiring
+from etude.envserver.drivers.vm.qemu.boot import BootConsole
+from etude.envserver.drivers.vm.qemu.command_line import BootFiles, QemuConfig, VmmFiles
 from etude.envserver.drivers.vm.qemu.migration import receive, send
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 
 _MAGIC = b"FAKEFIRE"
 _PAGE = 4096
@@ -48,13 +48,13 @@ class Engine:
     def __init__(self, root: Path) -> None:
         """There is no machine yet; root is what the monitor sees as `/`."""
         self._root = root
-        self._vm: Vm | None = None
+        self._vm: QemuVm | None = None
         self._memory = self._clean = -1
         self._config: dict[str, Any] = {}
-        self._console: Console | None = None
+        self._console: BootConsole | None = None
 
     @property
-    def vm(self) -> Vm:
+    def vm(self) -> QemuVm:
         assert self._vm is not None
         return self._vm
 
@@ -104,12 +104,12 @@ class Engine:
             raise RefusedError("this fake has read-only drives only")
         root = self.opened(drive["path_on_host"])
         self._memory = sealed_files.create("memory", machine.memory_bytes)
-        self._console = Console()
+        self._console = BootConsole()
         console = self._console.theirs.fileno()
-        files = Boot(kernel=kernel, initramfs=initramfs, console=console)
+        files = BootFiles(kernel=kernel, initramfs=initramfs, console=console)
 
-        def arguments(sockets: vm.Sockets) -> tuple[str, ...]:
-            wiring = Wiring(memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
+        def arguments(sockets: vm.VmmSockets) -> tuple[str, ...]:
+            wiring = VmmFiles(memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
             ours = machines.boot_arguments(machine, wiring, files)
             return _with_words(ours, f"{boot['boot_args']} tsc_early_khz={machine.tsc_khz}")
 
@@ -137,16 +137,16 @@ class Engine:
         root = self.opened(self._config["drive"]["path_on_host"])
         rules.vsock, self._clean = self._config["vsock"], source
         self._memory = sealed_files.create("memory", machine.memory_bytes)
-        for offset, data in sealed_files.pages(source):
+        for offset, data in sealed_files.nonzero_pages(source):
             os.pwrite(self._memory, data, offset)
 
-        def arguments(sockets: vm.Sockets) -> tuple[str, ...]:
-            wiring = Wiring(memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
+        def arguments(sockets: vm.VmmSockets) -> tuple[str, ...]:
+            wiring = VmmFiles(memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
             words = machines.clone_arguments(machine, wiring)
             return tuple(word.replace("share=off", "share=on") for word in words)
 
         await self._start(machine, arguments, (self._memory, root))
-        with sealed_files.opened(state, len(_MAGIC) + 4 + size) as devices:
+        with sealed_files.reopen(state, len(_MAGIC) + 4 + size) as devices:
             await receive(self.vm, devices, has_memory=False)
         os.close(state)
 
@@ -159,7 +159,7 @@ class Engine:
         devices = sealed_files.create("devices")
         await send(self.vm, devices, leaves_memory=True)
         config = json.dumps(self._config).encode()
-        content = _MAGIC + len(config).to_bytes(4, "big") + config + sealed_files.content(devices)
+        content = _MAGIC + len(config).to_bytes(4, "big") + config + sealed_files.read_all(devices)
         os.close(devices)
         is_diff = body["snapshot_type"] == "Diff"
         try:
@@ -175,11 +175,11 @@ class Engine:
         if os.fstat(target).st_size != size:
             os.ftruncate(target, 0)
         os.ftruncate(target, size)
-        for offset, data in self._dirty() if is_diff else sealed_files.pages(self._memory):
+        for offset, data in self._dirty() if is_diff else sealed_files.nonzero_pages(self._memory):
             os.pwrite(target, data, offset)
         os.close(target)
         clean = sealed_files.create("clean", size)
-        for offset, data in sealed_files.pages(self._memory):
+        for offset, data in sealed_files.nonzero_pages(self._memory):
             os.pwrite(clean, data, offset)
         os.close(self._clean) if self._clean >= 0 else None
         self._clean = clean
@@ -194,7 +194,7 @@ class Engine:
                 found += [(offset + at, now[at : at + _PAGE]) for at in pages.tolist()]
         return found
 
-    async def _start(self, machine: Machine, arguments: Any, inherited: tuple[int, ...]) -> None:
+    async def _start(self, machine: QemuConfig, arguments: Any, inherited: tuple[int, ...]) -> None:
         folder = self._root / _FOLDER
         folder.mkdir(mode=0o700)
         self._vm = await vm.start(
@@ -209,8 +209,8 @@ def _with_words(arguments: tuple[str, ...], words: str) -> tuple[str, ...]:
     return (*arguments[:at], words, *arguments[at + 1 :])
 
 
-def _machine(config: dict[str, Any]) -> Machine:
-    return Machine(memory_mib=config["mem_size_mib"], tsc_khz=host_cpu.host_tsc_khz())
+def _machine(config: dict[str, Any]) -> QemuConfig:
+    return QemuConfig(memory_mib=config["mem_size_mib"], tsc_khz=host_cpu.host_tsc_khz())
 
 
 def _touched(memory: int) -> Iterator[int]:

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.vm.firecracker.jail import Programs
+from etude.envserver.drivers.vm.firecracker.jail import FirecrackerPrograms
 
 ROOT = Path(__file__).parents[3]
 Make = Callable[[Path], FirecrackerDriver]
 """Makes a driver over the fakes that works in this folder."""
 
 
-def install(folder: Path) -> Programs:
+def install(folder: Path) -> FirecrackerPrograms:
     """Write both fakes into a folder, where every user may run them."""
     folder.mkdir(exist_ok=True)
     for name, module in {"firecracker": "monitor", "jailer": "jailer"}.items():
@@ -22,4 +22,4 @@ def install(folder: Path) -> Programs:
             f' exec {sys.executable} -m tests.support.firecracker.{module} "$@"\n'
         )
         path.chmod(0o755)
-    return Programs(firecracker=folder / "firecracker", jailer=folder / "jailer")
+    return FirecrackerPrograms(firecracker=folder / "firecracker", jailer=folder / "jailer")

@@ -70,7 +70,7 @@ def main() -> None:
     shutil.copy(program, root / program.name)
     if options.netns:
         with open(options.netns, "rb") as netns:  # noqa: PTH123 - a file that is no path
-            syscalls.enter(netns.fileno(), syscalls.NEW_NETWORK)
+            syscalls.enter_namespace(netns.fileno(), syscalls.NEW_NETWORK)
     os.chdir(root)
     os.chown(".", options.uid, options.gid)
     child = os.fork() if options.new_pid_ns else 0

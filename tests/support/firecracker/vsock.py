@@ -10,7 +10,7 @@ import itertools
 from pathlib import Path
 
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 
 PORT = 1024
 """Where the agent listens."""
@@ -24,7 +24,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Vsock:
     """Bridges hosts, one after the other, to the serial port at which the agent really is."""
 
-    def __init__(self, vm: Vm, *, is_booting: bool) -> None:
+    def __init__(self, vm: QemuVm, *, is_booting: bool) -> None:
         """Nobody is connected."""
         self.runs = asyncio.Event()
         self._vm, self._is_listening = vm, not is_booting

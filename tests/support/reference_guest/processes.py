@@ -15,7 +15,7 @@ from typing import IO
 
 from tests.support.reference_guest.calls import Call, RefusedError
 
-from etude.envserver.drivers.process.supervisor import Kept
+from etude.envserver.drivers.process.supervisor import HeadTailBuffer
 from etude.v1 import guest_pb2
 
 TERM_GRACE_S = 2.0
@@ -128,7 +128,7 @@ class _Command:
         self._call, self._process, self._limits = call, process, asked.limits
         self._timeout_s = asked.timeout_ms / 1000 or None
         streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
-        self._kept = [Kept(head, tail) for _ in streams]
+        self._kept = [HeadTailBuffer(head, tail) for _ in streams]
         self._pumps = [
             asyncio.create_task(pump(stream, kept), name="output")
             for stream, kept in zip(streams, self._kept, strict=True)
@@ -214,7 +214,7 @@ async def exit_of(process: Process) -> int:
     return process.returncode
 
 
-async def pump(stream: asyncio.StreamReader, kept: Kept) -> None:
+async def pump(stream: asyncio.StreamReader, kept: HeadTailBuffer) -> None:
     """Keep what comes until nobody writes any more."""
     while data := await stream.read(_READ_BYTES):
         kept.add(data)

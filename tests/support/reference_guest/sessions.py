@@ -22,7 +22,7 @@ from tests.support.reference_guest.processes import (
     start,
 )
 
-from etude.envserver.drivers.process.supervisor import Kept
+from etude.envserver.drivers.process.supervisor import HeadTailBuffer
 from etude.v1 import guest_pb2
 
 _MAX_SESSIONS = 16
@@ -87,7 +87,9 @@ async def _exec_in_session(call: Call, agent: _HasProcesses) -> guest_pb2.GuestR
     if shell.is_busy:
         raise RefusedError(guest_pb2.GUEST_STATUS_BUSY, "the session runs another command")
     shell.is_busy = True
-    kept = Kept(min(asked.head_bytes, MAX_KEPT_BYTES), min(asked.tail_bytes, MAX_KEPT_BYTES))
+    kept = HeadTailBuffer(
+        min(asked.head_bytes, MAX_KEPT_BYTES), min(asked.tail_bytes, MAX_KEPT_BYTES)
+    )
     done = await _run_in_shell(shell, call, kept)
     shell.is_busy = False
     if done is None or done.timed_out:
@@ -100,7 +102,9 @@ async def _exec_in_session(call: Call, agent: _HasProcesses) -> guest_pb2.GuestR
     return guest_pb2.GuestResult(exec=done)
 
 
-async def _run_in_shell(shell: _Shell, call: Call, kept: Kept) -> guest_pb2.GuestExecResult | None:
+async def _run_in_shell(
+    shell: _Shell, call: Call, kept: HeadTailBuffer
+) -> guest_pb2.GuestExecResult | None:
     """What the line came to; None when the shell ended with it."""
     asked = call.request.exec
     lines, output, told = shell.process.stdin, shell.process.stdout, shell.process.stderr

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.base import Outcome
-from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.base import CommandOutcome
+from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.in_memory import MemoryDriver, run_tests
 from etude.envserver.host.host import Host
 from etude.envserver.host.workspace_sources import WorkspaceSources
@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> str:
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> MakeNode:
-    def make(slots: int = 4, answer: Callable[[Command], Outcome] = run_tests) -> Host:
+    def make(slots: int = 4, answer: Callable[[FolderCommand], CommandOutcome] = run_tests) -> Host:
         driver = MemoryDriver(tmp_path / "scratch" / "leases", answer)
         driver.leases.mkdir(parents=True, exist_ok=True)
         return Host(

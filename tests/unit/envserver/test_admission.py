@@ -3,7 +3,7 @@
 import pytest
 
 from etude.common.api.pool.spec import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
-from etude.envserver.drivers.base import DriverUnavailableError, Strength
+from etude.envserver.drivers.base import DriverUnavailableError, IsolationStrength
 from etude.envserver.host.server import IsolationAdmission, check_isolation
 
 
@@ -15,7 +15,7 @@ def pool(minimum: IsolationLevel) -> EnvPoolSpec:
 
 
 def of(spec: EnvPoolSpec, *, allow_weak: bool = False) -> IsolationAdmission:
-    return check_isolation(spec, "process", Strength.WEAK, allow_weak=allow_weak)
+    return check_isolation(spec, "process", IsolationStrength.WEAK, allow_weak=allow_weak)
 
 
 @pytest.mark.parametrize("minimum", [IsolationLevel.MICRO_VM, IsolationLevel.SANDBOX])

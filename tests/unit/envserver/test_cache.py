@@ -2,26 +2,26 @@
 
 import asyncio
 
-from etude.envserver.drivers.base import Outcome
+from etude.envserver.drivers.base import CommandOutcome
 from etude.envserver.host.result_cache import MAX_ENTRY_BYTES, Compute, ResultCache
 
 
 class Runs:
     """Counts executions; each waits until it is let go."""
 
-    def __init__(self, outcome: Outcome, *, is_general: bool = True) -> None:
+    def __init__(self, outcome: CommandOutcome, *, is_general: bool = True) -> None:
         self.count = 0
         self.go = asyncio.Event()
         self.go.set()
         self._answer = (outcome, is_general)
 
-    async def __call__(self) -> tuple[Outcome, bool]:
+    async def __call__(self) -> tuple[CommandOutcome, bool]:
         self.count += 1
         await self.go.wait()
         return self._answer
 
 
-PASSED = Outcome(output=b"1 passed\n", exit_code=0)
+PASSED = CommandOutcome(output=b"1 passed\n", exit_code=0)
 
 
 async def twice(compute: Compute) -> None:
@@ -44,9 +44,9 @@ async def test_a_run_that_changed_its_workspace_stands_for_itself_only() -> None
 
 async def test_what_ran_out_of_time_or_memory_is_tried_again() -> None:
     for outcome in (
-        Outcome(output=b"", exit_code=143, timed_out=True),
-        Outcome(output=b"", exit_code=137, ended_for="memory"),
-        Outcome(output=b"x" * (MAX_ENTRY_BYTES + 1), exit_code=0),
+        CommandOutcome(output=b"", exit_code=143, timed_out=True),
+        CommandOutcome(output=b"", exit_code=137, ended_for="memory"),
+        CommandOutcome(output=b"x" * (MAX_ENTRY_BYTES + 1), exit_code=0),
     ):
         runs = Runs(outcome)
         await twice(runs)

@@ -14,16 +14,16 @@ async def test_a_folder_that_somebody_has_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scratch_lock, "PATIENCE_S", 0.0)
-    mine = await scratch_lock.claimed(tmp_path)
+    mine = await scratch_lock.lock_scratch(tmp_path)
     with pytest.raises(DriverUnavailableError, match="another node daemon") as caught:
-        await scratch_lock.claimed(tmp_path)
+        await scratch_lock.lock_scratch(tmp_path)
     assert caught.value.problem.where == str(tmp_path)
     os.close(mine)
 
 
 async def test_a_daemon_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
-    former = await scratch_lock.claimed(tmp_path)
-    waiting = asyncio.create_task(scratch_lock.claimed(tmp_path), name="successor")
+    former = await scratch_lock.lock_scratch(tmp_path)
+    waiting = asyncio.create_task(scratch_lock.lock_scratch(tmp_path), name="successor")
     await asyncio.sleep(0)
     assert not waiting.done()
     os.close(former)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.firecracker.api_client import Api
+from etude.envserver.drivers.vm.firecracker.api_client import FirecrackerApi
 
 
 class Monitor:
@@ -48,9 +48,9 @@ async def monitor() -> AsyncIterator[Monitor]:
 
 async def test_a_request_has_a_length_and_an_answer_its_object(monitor: Monitor) -> None:
     monitor.answer = b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{"state":"a"}'
-    assert await Api(monitor.dial).get("/") == {"state": "a"}
+    assert await FirecrackerApi(monitor.dial).get("/") == {"state": "a"}
     monitor.answer = b"HTTP/1.1 204 No Content\r\n\r\n"
-    await Api(monitor.dial).put("/vm", {"state": "Paused"})
+    await FirecrackerApi(monitor.dial).put("/vm", {"state": "Paused"})
     head, _, body = monitor.asked.partition(b"\r\n\r\n")
     assert head.startswith(b"PUT /vm HTTP/1.1\r\nHost: localhost\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
@@ -72,7 +72,7 @@ async def test_a_refusal_says_what_the_monitor_said(
     head = f"HTTP/1.1 400 Bad Request\r\nContent-Length: {len(body)}\r\n\r\n"
     monitor.answer = head.encode() + body
     with pytest.raises(VmmError) as caught:
-        await Api(monitor.dial).put("/vm", {})
+        await FirecrackerApi(monitor.dial).put("/vm", {})
     assert str(caught.value) == f"PUT /vm: {what}"
 
 
@@ -94,10 +94,10 @@ async def test_a_refusal_says_what_the_monitor_said(
 async def test_an_answer_that_is_none_is_an_error(monitor: Monitor, answer: bytes) -> None:
     monitor.answer = answer
     with pytest.raises(VmmError, match="GET /"):
-        await Api(monitor.dial).get("/")
+        await FirecrackerApi(monitor.dial).get("/")
 
 
 async def test_silence_ends(monitor: Monitor) -> None:
     monitor.ends = False
     with pytest.raises(VmmError, match=r"no answer in 0\.05 s"):
-        await Api(monitor.dial).put("/vm", {}, limit_s=0.05)
+        await FirecrackerApi(monitor.dial).put("/vm", {}, limit_s=0.05)

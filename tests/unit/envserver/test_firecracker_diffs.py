@@ -8,25 +8,25 @@ from tests.unit.envserver.test_firecracker_parts import PAGE, PAGES, sparse
 
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import template
-from etude.envserver.drivers.vm.firecracker.jail import Cell, Programs
-from etude.envserver.drivers.vm.firecracker.pending_diffs import Diffs
+from etude.envserver.drivers.vm.firecracker.jail import FirecrackerJail, FirecrackerPrograms
+from etude.envserver.drivers.vm.firecracker.pending_diffs import PendingDiffs
 
 
 @pytest.fixture
-def cell(tmp_path: Path) -> Cell:
-    programs = Programs(firecracker=Path("/firecracker"), jailer=Path("/jailer"))
-    made = Cell(programs=programs, folder=tmp_path, vm_id="one")
+def cell(tmp_path: Path) -> FirecrackerJail:
+    programs = FirecrackerPrograms(firecracker=Path("/firecracker"), jailer=Path("/jailer"))
+    made = FirecrackerJail(programs=programs, folder=tmp_path, vm_id="one")
     made.root.mkdir(parents=True)
     return made
 
 
-def written(cell: Cell, name: str, byte: int) -> None:
+def written(cell: FirecrackerJail, name: str, byte: int) -> None:
     os.close(sparse(cell.root / name, {byte: byte}))
 
 
-def put_together(cell: Cell, needed: str = "") -> set[int]:
+def put_together(cell: FirecrackerJail, needed: str = "") -> set[int]:
     """The pages that differ from the template."""
-    changed = template._put_together(cell, PAGES * PAGE, needed=needed)
+    changed = template._merge_diffs(cell, PAGES * PAGE, needed=needed)
     try:
         content = os.pread(changed, PAGES * PAGE, 0)
     finally:
@@ -34,28 +34,32 @@ def put_together(cell: Cell, needed: str = "") -> set[int]:
     return set(content) - {0}
 
 
-def test_diffs_are_put_together_once_each_also_those_of_a_process_that_died(cell: Cell) -> None:
+def test_diffs_are_put_together_once_each_also_those_of_a_process_that_died(
+    cell: FirecrackerJail,
+) -> None:
     for byte in (1, 2):
-        written(cell, Diffs(cell.folder).ask(), byte)
+        written(cell, PendingDiffs(cell.folder).add(), byte)
     assert put_together(cell) == {1, 2}
-    assert not Diffs(cell.folder).pending()
+    assert not PendingDiffs(cell.folder).pending()
     assert not list(cell.root.iterdir())
-    written(cell, Diffs(cell.folder).ask(), 3)
+    written(cell, PendingDiffs(cell.folder).add(), 3)
     assert put_together(cell) == {1, 2, 3}
 
 
-def test_what_nobody_asked_for_is_not_looked_at(cell: Cell) -> None:
+def test_what_nobody_asked_for_is_not_looked_at(cell: FirecrackerJail) -> None:
     for number in (0, 1, 7, 999):
         written(cell, f"diff-{number}", 9)
     (cell.root / "diff-5").symlink_to("/etc/passwd")
-    written(cell, Diffs(cell.folder).ask(), 1)
+    written(cell, PendingDiffs(cell.folder).add(), 1)
     assert put_together(cell) == {1}
     assert (cell.root / "diff-1").exists()
 
 
-def test_a_diff_that_was_asked_for_in_vain_is_left_out_unless_it_is_needed(cell: Cell) -> None:
-    name = Diffs(cell.folder).ask()
+def test_a_diff_that_was_asked_for_in_vain_is_left_out_unless_it_is_needed(
+    cell: FirecrackerJail,
+) -> None:
+    name = PendingDiffs(cell.folder).add()
     with pytest.raises(VmmError, match=name):
         put_together(cell, needed=name)
-    written(cell, Diffs(cell.folder).ask(), 1)
+    written(cell, PendingDiffs(cell.folder).add(), 1)
     assert put_together(cell) == {1}

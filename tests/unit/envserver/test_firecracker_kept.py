@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.vm.firecracker.template_cache import Kept
+from etude.envserver.drivers.vm.firecracker.template_cache import FirecrackerTemplateCache
 
 FILES = {"memory": bytes(4096) + b"m" * 4096, "vmstate": b"devices", "root.sqsh": b"root"}
 
 
-def kept(folder: Path, key: bytes = bytes(32)) -> Kept:
-    return Kept(folder=folder, key=key)
+def kept(folder: Path, key: bytes = bytes(32)) -> FirecrackerTemplateCache:
+    return FirecrackerTemplateCache(folder=folder, key=key)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with kept(tmp_path).making("k") as made:
+    with kept(tmp_path).add("k") as made:
         for name, content in FILES.items():
             (made / name).write_bytes(content)
     return tmp_path
@@ -49,7 +49,7 @@ def test_a_damaged_template_is_none(folder: Path, damage: Callable[[Path], objec
 
 def test_a_template_that_was_not_finished_is_none(folder: Path) -> None:
     def fail() -> None:
-        with kept(folder).making("new") as made:
+        with kept(folder).add("new") as made:
             (made / "memory").write_bytes(FILES["memory"])
             raise RuntimeError
 

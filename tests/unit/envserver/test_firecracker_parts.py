@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import jail, memory_files
-from etude.envserver.drivers.vm.firecracker.uid_pool import USERS, Users
+from etude.envserver.drivers.vm.firecracker.uid_pool import UIDS, UidPool
 from etude.envserver.drivers.vm.firecracker.vmlinux import vmlinux
-from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces, prefix
+from etude.envserver.drivers.vm.firecracker.vmm_processes import FirecrackerFolders, vm_id_prefix
 
 PAGE = 4096
 PAGES = 64
@@ -111,14 +111,14 @@ def test_diffs_over_diffs_over_a_template_are_what_the_guest_had(
     changed = sparse(folder / "changed", {})
     for number, each in enumerate(changes):
         diff = sparse(folder / f"diff-{number}", each)
-        memory_files.merge(changed, memory_files.written(diff))
+        memory_files.merge(changed, memory_files.data_parts(diff))
         os.close(diff)
     stream = sparse(folder / "stream", {})
     os.ftruncate(stream, 0)
-    os.pwrite(stream, b"before" + b"".join(memory_files.packed(b"devices", changed)), 0)
+    os.pwrite(stream, b"before" + b"".join(memory_files.encode_delta(b"devices", changed)), 0)
 
-    found = memory_files.unpacked(stream, len(b"before"), memory_bytes=PAGES * PAGE)
-    memory_files.cloned(folder / "base", folder / "clone", found.parts)
+    found = memory_files.decode_delta(stream, len(b"before"), memory_bytes=PAGES * PAGE)
+    memory_files.copy_with_changes(folder / "base", folder / "clone", found.parts)
 
     assert found.state == b"devices"
     wanted = base
@@ -132,7 +132,7 @@ def test_diffs_over_diffs_over_a_template_are_what_the_guest_had(
 
 def test_a_copy_without_zeros_is_the_same_memory(tmp_path: Path) -> None:
     full = sparse(tmp_path / "full", {number: number % 3 for number in range(PAGES)})
-    memory_files.sparse(full, tmp_path / "copy")
+    memory_files.copy_sparse(full, tmp_path / "copy")
     os.close(full)
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "full").read_bytes()
     assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o444
@@ -152,46 +152,46 @@ def test_a_copy_without_zeros_is_the_same_memory(tmp_path: Path) -> None:
 def test_a_damaged_delta_is_no_delta(damage: object, tmp_path: Path) -> None:
     assert callable(damage)
     changed = sparse(tmp_path / "changed", {3: 7})
-    whole = b"".join(memory_files.packed(b"devices", changed))
+    whole = b"".join(memory_files.encode_delta(b"devices", changed))
     assert len(whole) == 8 + 8 + 7 + 16 + PAGE
     stream = os.open(tmp_path / "stream", os.O_RDWR | os.O_CREAT)
     os.write(stream, damage(whole))
     with pytest.raises(CorruptError):
-        list(memory_files.unpacked(stream, 0, memory_bytes=PAGES * PAGE).parts)
+        list(memory_files.decode_delta(stream, 0, memory_bytes=PAGES * PAGE).parts)
     os.close(stream)
     os.close(changed)
 
 
 def test_no_two_machines_have_the_same_user_and_a_number_rests() -> None:
-    users = Users()
-    users.keep([USERS[0]])
+    users = UidPool()
+    users.reserve([UIDS[0]])
     first, second = users.take(), users.take()
-    assert len({USERS[0], first, second}) == 3
+    assert len({UIDS[0], first, second}) == 3
     users.give(first)
-    assert users.take() not in {USERS[0], first, second}
+    assert users.take() not in {UIDS[0], first, second}
 
 
 def test_users_end() -> None:
-    users = Users()
-    users.keep(USERS)
+    users = UidPool()
+    users.reserve(UIDS)
     with pytest.raises(VmmError, match="in use"):
         users.take()
-    users.give(USERS[5])
-    assert users.take() == USERS[5]
+    users.give(UIDS[5])
+    assert users.take() == UIDS[5]
 
 
 def test_nodes_do_not_know_each_others_machines(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    assert prefix(tmp_path / "a") != prefix(tmp_path / "b")
-    assert prefix(tmp_path / "a").isalnum()
-    assert FirePlaces(scratch=tmp_path / "a").seen() == {}
+    assert vm_id_prefix(tmp_path / "a") != vm_id_prefix(tmp_path / "b")
+    assert vm_id_prefix(tmp_path / "a").isalnum()
+    assert FirecrackerFolders(scratch=tmp_path / "a").find_processes() == {}
 
 
 def test_control_groups_of_this_node_alone_are_removed(tmp_path: Path) -> None:
     for name in ("mine-1", "mine-2/busy", "other-1"):
         (tmp_path / "firecracker" / name).mkdir(parents=True)
-    jail.remove("firecracker", "mine", root=tmp_path)
+    jail.remove_cgroups("firecracker", "mine", root=tmp_path)
     left = sorted(path.name for path in (tmp_path / "firecracker").iterdir())
     assert left == ["mine-2", "other-1"]
-    jail.remove("none", "mine", root=tmp_path)
+    jail.remove_cgroups("none", "mine", root=tmp_path)

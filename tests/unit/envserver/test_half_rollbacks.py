@@ -12,15 +12,15 @@ import pytest
 from etude.agent.workspace import ExecResult
 from etude.common.errors import WrongStateError
 from etude.envserver.drivers import folder_snapshots
-from etude.envserver.drivers.base import HalfRestoredError, Saved
+from etude.envserver.drivers.base import HalfRestoredError, SavedSandbox
 from etude.envserver.drivers.vm import delta_file, sealed_files
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
-from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.sandbox import VmSandbox
-from etude.envserver.drivers.vm.start.start_scheduler import Places
+from etude.envserver.drivers.vm.start.start_scheduler import RunSlots
 from etude.envserver.drivers.vm.suspend import snapshots
-from etude.envserver.drivers.vm.suspend.idle_policy import Patience
-from etude.envserver.drivers.vm.suspend.lease_vm import Bed, Home, asleep
+from etude.envserver.drivers.vm.suspend.idle_policy import IdleTimeouts
+from etude.envserver.drivers.vm.suspend.lease_vm import SuspendStore, VmContext, suspended_file
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.host import Host
 from etude.envserver.host.leases.records import ROLLBACK
@@ -66,7 +66,7 @@ async def half(make_node: MakeNode, order: Order) -> Half:
     return Half(node, environment)
 
 
-def files_moved_away(_parts: folder_snapshots.Parts, lease: Path) -> None:
+def files_moved_away(_parts: folder_snapshots.FolderOwners, lease: Path) -> None:
     (lease / "workspace").rename(lease / "workspace.former")
     broken()
 
@@ -126,27 +126,27 @@ async def test_a_machine_whose_notes_were_not_replaced_is_the_saved_one_all_the_
     saved, lease = tmp_path / "saved", tmp_path / "lease"
     saved.mkdir()
     lease.mkdir()
-    delta = Delta(
+    delta = VmDelta(
         template=TEMPLATE,
         is_full=False,
-        stream=sealed_files.filled("t", [b"x" * 99]),
+        stream=sealed_files.create_sealed("t", [b"x" * 99]),
         changed_bytes=1,
     )
     delta_file.save(delta, saved / snapshots.DELTA, key=KEY)
     delta.close()
-    what = Saved(
+    what = SavedSandbox(
         num_bytes=1,
         digest=delta_file.digest(saved / snapshots.DELTA)
         + folder_snapshots.save(lease, {}, saved, FolderLimits(1, 1)).digest,
     )
     starter = SimpleNamespace(base=SimpleNamespace(address=TEMPLATE))
-    home = Home(
+    home = VmContext(
         lease=lease,
         start=never,  # type: ignore[arg-type] # no machine is made here
         starter=lambda: starter,  # type: ignore[arg-type,return-value] # nor started
-        bed=Bed(key=KEY, buffer=PageBuffer(4096)),
-        places=Places(1, 1.0),
-        patience=Patience(),
+        suspend_store=SuspendStore(key=KEY, buffer=PageBuffer(4096)),
+        run_slots=RunSlots(1, 1.0),
+        idle_timeouts=IdleTimeouts(),
     )
     sandbox = VmSandbox(lease, never, home)
     monkeypatch.setattr(snapshots, "replace_notes", broken)
@@ -154,7 +154,7 @@ async def test_a_machine_whose_notes_were_not_replaced_is_the_saved_one_all_the_
     with pytest.raises(HalfRestoredError, match="the disk failed"):
         await sandbox.restore(saved, what)
 
-    assert asleep(lease) is not None
-    assert sandbox.is_whole
+    assert suspended_file(lease) is not None
+    assert sandbox.is_intact
     assert sandbox.workspace is not None
     await sandbox.close()

@@ -16,7 +16,7 @@ from etude.envserver.drivers import process_identity
 from etude.envserver.drivers.process_identity import MARK, ProcessId
 from etude.envserver.drivers.vm import vm_record, vmm_processes
 from etude.envserver.drivers.vm.vm_record import VmRecord
-from etude.envserver.drivers.vm.vmm_processes import MACHINE, Places
+from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER, VmFolders
 
 GONE = ProcessId(pid=1 << 22, started=1, boot="another life of the host")
 SLEEP = "import time; print(flush=True); time.sleep(600)"
@@ -34,16 +34,16 @@ vm_records = st.builds(
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    made = Places(scratch=tmp_path)
+def places(tmp_path: Path) -> VmFolders:
+    made = VmFolders(scratch=tmp_path)
     made.leases.mkdir()
     return made
 
 
 @pytest.fixture
-def monitor(places: Places) -> Iterator[ProcessId]:
+def monitor(places: VmFolders) -> Iterator[ProcessId]:
     """A process that looks like a monitor of this node."""
-    mark = {MARK: str(places.stock / "1")}
+    mark = {MARK: str(places.warm_pool / "1")}
     with subprocess.Popen([sys.executable, "-c", SLEEP], env=mark, stdout=PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()  # until then /proc may still show no environment
@@ -53,8 +53,8 @@ def monitor(places: Places) -> Iterator[ProcessId]:
         process.kill()
 
 
-def lease(places: Places, name: str) -> Path:
-    folder = places.leases / name / MACHINE
+def lease(places: VmFolders, name: str) -> Path:
+    folder = places.leases / name / VM_FOLDER
     folder.mkdir(parents=True)
     return folder
 
@@ -83,72 +83,72 @@ def test_a_damaged_record_is_said_to_be_one(tmp_path: Path, text: str) -> None:
         vm_record.load(tmp_path)
 
 
-def test_what_begun_is_left_and_what_has_not_is_removed(places: Places) -> None:
+def test_what_begun_is_left_and_what_has_not_is_removed(places: VmFolders) -> None:
     begun = lease(places, "begun")
     noted = note(begun, is_begun=True)
     note(lease(places, "cut-off"), is_begun=False)
     lease(places, "empty")
-    (places.stock / "1").mkdir(parents=True)
-    note(places.stock / "1", is_begun=False)
+    (places.warm_pool / "1").mkdir(parents=True)
+    note(places.warm_pool / "1", is_begun=False)
     (places.scratch / "boot-0").mkdir()
 
-    assert vmm_processes.clear(places) == {begun: noted}
+    assert vmm_processes.reap_at_start(places) == {begun: noted}
     assert places.folders() == [begun]
     assert (places.leases / "cut-off").is_dir()
 
 
-def test_a_lease_with_a_damaged_record_does_not_begin_anew(places: Places) -> None:
+def test_a_lease_with_a_damaged_record_does_not_begin_anew(places: VmFolders) -> None:
     damaged = lease(places, "damaged")
     (damaged / vm_record.FILE).write_text("{")
-    assert vmm_processes.clear(places) == {}
+    assert vmm_processes.reap_at_start(places) == {}
     assert damaged.is_dir()
 
 
-def test_a_machine_that_sleeps_is_what_its_file_says(places: Places, monitor: ProcessId) -> None:
+def test_a_machine_that_sleeps_is_what_its_file_says(places: VmFolders, monitor: ProcessId) -> None:
     folder = lease(places, "a")
     note(folder, is_begun=True, process=monitor)
     (folder.parent / "asleep.3").write_bytes(b"its state")
-    assert vmm_processes.clear(places) == {}
+    assert vmm_processes.reap_at_start(places) == {}
     assert not folder.exists()
     assert (folder.parent / "asleep.3").exists()
-    assert process_identity.handle(monitor) is None
+    assert process_identity.open_pidfd(monitor) is None
 
 
 def test_a_monitor_is_found_by_its_mark_and_ended_if_nobody_knows_it(
-    places: Places, monitor: ProcessId
+    places: VmFolders, monitor: ProcessId
 ) -> None:
-    assert list(vmm_processes.marked(places.scratch)) == [monitor]
+    assert list(vmm_processes.find_marked_processes(places.scratch)) == [monitor]
     note(lease(places, "a"), is_begun=True, process=monitor)
-    vmm_processes.clear(places)
-    assert list(vmm_processes.marked(places.scratch)) == [monitor]
-    (places.leases / "a" / MACHINE / vm_record.FILE).unlink()
-    vmm_processes.clear(places)
-    assert vmm_processes.marked(places.scratch) == {}
+    vmm_processes.reap_at_start(places)
+    assert list(vmm_processes.find_marked_processes(places.scratch)) == [monitor]
+    (places.leases / "a" / VM_FOLDER / vm_record.FILE).unlink()
+    vmm_processes.reap_at_start(places)
+    assert vmm_processes.find_marked_processes(places.scratch) == {}
 
 
 def test_a_folder_whose_name_begins_alike_is_another_nodes(
-    places: Places, monitor: ProcessId, tmp_path: Path
+    places: VmFolders, monitor: ProcessId, tmp_path: Path
 ) -> None:
-    assert vmm_processes.marked(tmp_path / "sto") == {}
-    assert list(vmm_processes.marked(tmp_path / "stock")) == [monitor]
-    assert vmm_processes.marked(tmp_path / "leases") == {}
+    assert vmm_processes.find_marked_processes(tmp_path / "sto") == {}
+    assert list(vmm_processes.find_marked_processes(tmp_path / "stock")) == [monitor]
+    assert vmm_processes.find_marked_processes(tmp_path / "leases") == {}
 
 
 def test_a_monitor_is_an_orphan_only_once_it_is_old_enough(
-    places: Places, monitor: ProcessId
+    places: VmFolders, monitor: ProcessId
 ) -> None:
-    seen = vmm_processes.marked(places.scratch)
-    assert vmm_processes.orphans(seen, (), least_age_s=0) == [monitor]
-    assert vmm_processes.orphans(seen, (), least_age_s=3600) == []
-    assert vmm_processes.orphans(seen, [monitor], least_age_s=0) == []
+    seen = vmm_processes.find_marked_processes(places.scratch)
+    assert vmm_processes.find_orphans(seen, (), least_age_s=0) == [monitor]
+    assert vmm_processes.find_orphans(seen, (), least_age_s=3600) == []
+    assert vmm_processes.find_orphans(seen, [monitor], least_age_s=0) == []
     # It is still where it was started, and written down there.
-    (places.stock / "1").mkdir(parents=True)
-    note(places.stock / "1", is_begun=False, process=monitor)
-    assert vmm_processes.orphans(seen, (), least_age_s=0) == []
+    (places.warm_pool / "1").mkdir(parents=True)
+    note(places.warm_pool / "1", is_begun=False, process=monitor)
+    assert vmm_processes.find_orphans(seen, (), least_age_s=0) == []
 
 
-def test_this_process_is_nobodys_machine(places: Places) -> None:
+def test_this_process_is_nobodys_machine(places: VmFolders) -> None:
     mine = process_identity.identify(os.getpid())
     assert mine is not None
-    assert mine not in vmm_processes.marked(places.scratch)
+    assert mine not in vmm_processes.find_marked_processes(places.scratch)
     assert 0 <= vmm_processes.age_s(mine) < 1e6

@@ -5,21 +5,21 @@ import random
 
 import pytest
 
-from etude.envserver.drivers.vm.start.cpu_budget import Work
-from etude.envserver.drivers.vm.start.start_scheduler import Lanes, Places
+from etude.envserver.drivers.vm.start.cpu_budget import StartWork
+from etude.envserver.drivers.vm.start.start_scheduler import RunSlots, StartScheduler
 
 
-def lanes(cores: int = 1) -> Lanes:
+def lanes(cores: int = 1) -> StartScheduler:
     """With a clock that fills the budget faster than any test spends it."""
     ticks = iter(range(10**9))
-    return Lanes(cores=cores, room=100, clock=lambda: float(next(ticks)))
+    return StartScheduler(cores=cores, room=100, clock=lambda: float(next(ticks)))
 
 
 async def test_turns_come_in_the_order_of_asking() -> None:
     made, order = lanes(), []
 
     async def work(number: int) -> None:
-        async with made.turn(Work.SHELL):
+        async with made.acquire_start(StartWork.SHELL):
             order.append(number)
             await asyncio.sleep(0)
 
@@ -35,7 +35,7 @@ async def test_no_more_have_a_turn_than_there_are_lanes_whoever_goes_away() -> N
 
     async def work() -> None:
         nonlocal inside, most
-        async with made.turn(Work.SHELL, is_urgent=dice.random() < 0.5):
+        async with made.acquire_start(StartWork.SHELL, is_urgent=dice.random() < 0.5):
             inside += 1
             most = max(most, inside)
             try:
@@ -52,13 +52,17 @@ async def test_no_more_have_a_turn_than_there_are_lanes_whoever_goes_away() -> N
     await asyncio.wait(tasks)
     assert most == 2
     # Both lanes are free again.
-    async with asyncio.timeout(60), made.turn(Work.SHELL), made.turn(Work.SHELL):
+    async with (
+        asyncio.timeout(60),
+        made.acquire_start(StartWork.SHELL),
+        made.acquire_start(StartWork.SHELL),
+    ):
         pass
 
 
 async def test_a_turn_that_came_as_its_waiter_went_is_the_next_ones() -> None:
     made = lanes()
-    async with made.turn(Work.SHELL):
+    async with made.acquire_start(StartWork.SHELL):
         first = asyncio.create_task(_one_turn(made))
         second = asyncio.create_task(_one_turn(made))
         await asyncio.sleep(0)
@@ -70,20 +74,20 @@ async def test_a_turn_that_came_as_its_waiter_went_is_the_next_ones() -> None:
         await first
 
 
-async def _one_turn(made: Lanes) -> None:
-    async with made.turn(Work.SHELL):
+async def _one_turn(made: StartScheduler) -> None:
+    async with made.acquire_start(StartWork.SHELL):
         pass
 
 
 async def test_a_budget_that_is_spent_comes_back_with_time() -> None:
-    made = Lanes(cores=1, room=100)
+    made = StartScheduler(cores=1, room=100)
     async with asyncio.timeout(60):
         for _ in range(10):
             await _one_turn(made)
 
 
 async def test_places_are_given_in_order_and_come_back_from_whoever_went() -> None:
-    places, order = Places(1, patience_s=60), []
+    places, order = RunSlots(1, patience_s=60), []
 
     async def run(number: int) -> None:
         await places.take()
@@ -101,7 +105,7 @@ async def test_places_are_given_in_order_and_come_back_from_whoever_went() -> No
 
 
 async def test_a_place_that_came_as_its_waiter_went_is_the_next_ones() -> None:
-    places = Places(1, patience_s=60)
+    places = RunSlots(1, patience_s=60)
     await places.take()
     first, second = (asyncio.create_task(places.take()) for _ in range(2))
     await asyncio.sleep(0)
@@ -113,7 +117,7 @@ async def test_a_place_that_came_as_its_waiter_went_is_the_next_ones() -> None:
 
 
 async def test_who_waits_too_long_for_a_long_command_runs_beside_it() -> None:
-    places = Places(1, patience_s=0.01)
+    places = RunSlots(1, patience_s=0.01)
     await places.take()
     await places.take()
     assert places.taken == 2

@@ -8,10 +8,10 @@ from etude.envserver.drivers.vm.start import warm_pool_levels
 from etude.envserver.drivers.vm.start.warm_pool_levels import (
     MOST,
     REST_S,
-    Backoff,
-    Held,
-    Step,
-    Target,
+    RefillBackoff,
+    WarmPoolLevel,
+    WarmPoolStep,
+    WarmPoolTarget,
     Watermark,
 )
 
@@ -20,23 +20,27 @@ times = st.floats(0, 1e6)
 
 
 @st.composite
-def targets(draw: st.DrawFn) -> Target:
+def targets(draw: st.DrawFn) -> WarmPoolTarget:
     shells, max_shells = sorted([draw(counts), draw(counts)])
-    return Target(paused=draw(counts), shells=shells, max_shells=max_shells)
+    return WarmPoolTarget(paused=draw(counts), shells=shells, max_shells=max_shells)
 
 
 @given(targets(), counts, counts)
-def test_steps_lead_to_the_target_and_then_end(target: Target, paused: int, shells: int) -> None:
+def test_steps_lead_to_the_target_and_then_end(
+    target: WarmPoolTarget, paused: int, shells: int
+) -> None:
     watermark = Watermark(shells=target.shells)
     for _ in range(4 * MOST):
-        match warm_pool_levels.step(Held(paused=paused, shells=shells), target, watermark):
-            case Step.MAKE_PAUSED:
+        match warm_pool_levels.next_step(
+            WarmPoolLevel(paused=paused, shells=shells), target, watermark
+        ):
+            case WarmPoolStep.MAKE_PAUSED:
                 paused += 1
-            case Step.DROP_PAUSED:
+            case WarmPoolStep.DROP_PAUSED:
                 paused -= 1
-            case Step.MAKE_SHELL:
+            case WarmPoolStep.MAKE_SHELL:
                 shells += 1
-            case Step.DROP_SHELL:
+            case WarmPoolStep.DROP_SHELL:
                 shells -= 1
             case None:
                 break
@@ -44,62 +48,67 @@ def test_steps_lead_to_the_target_and_then_end(target: Target, paused: int, shel
 
 
 def test_memory_is_given_back_before_more_is_taken() -> None:
-    target = Target(paused=1, shells=0, max_shells=0)
-    assert warm_pool_levels.step(Held(paused=0, shells=1), target, Watermark()) is Step.DROP_SHELL
+    target = WarmPoolTarget(paused=1, shells=0, max_shells=0)
+    assert (
+        warm_pool_levels.next_step(WarmPoolLevel(paused=0, shells=1), target, Watermark())
+        is WarmPoolStep.DROP_SHELL
+    )
 
 
 @given(targets(), st.lists(st.tuples(st.booleans(), st.floats(0, 300)), max_size=40))
 def test_a_watermark_stays_between_what_is_kept_and_what_is_allowed(
-    target: Target, starts: list[tuple[bool, float]]
+    target: WarmPoolTarget, starts: list[tuple[bool, float]]
 ) -> None:
     watermark, now_s = Watermark(), 0.0
     for is_drained, later_s in starts:
         now_s += later_s
-        watermark = watermark.rested(target, now_s=now_s)
+        watermark = watermark.after_rest(target, now_s=now_s)
         assert target.shells <= watermark.shells <= target.max_shells
-        watermark = watermark.taken(target, is_drained=is_drained, now_s=now_s)
+        watermark = watermark.after_take(target, is_drained=is_drained, now_s=now_s)
         assert target.shells <= watermark.shells <= target.max_shells
 
 
 def test_a_stock_that_is_drained_doubles_and_one_that_nobody_needs_halves() -> None:
-    target = Target(max_shells=MOST)
+    target = WarmPoolTarget(max_shells=MOST)
     watermark, seen = Watermark(), []
     for _ in range(7):
-        watermark = watermark.taken(target, is_drained=True, now_s=0.0)
+        watermark = watermark.after_take(target, is_drained=True, now_s=0.0)
         seen.append(watermark.shells)
     assert seen == [2, 4, 8, 16, 32, 64, 64]
-    assert watermark.taken(target, is_drained=False, now_s=1.0).shells == 64
-    assert watermark.rested(target, now_s=REST_S - 1).shells == 64
-    assert watermark.rested(target, now_s=REST_S).shells == 32
-    assert watermark.rested(target, now_s=20 * REST_S).shells == 0
+    assert watermark.after_take(target, is_drained=False, now_s=1.0).shells == 64
+    assert watermark.after_rest(target, now_s=REST_S - 1).shells == 64
+    assert watermark.after_rest(target, now_s=REST_S).shells == 32
+    assert watermark.after_rest(target, now_s=20 * REST_S).shells == 0
 
 
 @given(targets(), counts, times, times)
 def test_to_look_often_is_to_look_once(
-    target: Target, shells: int, first_s: float, later_s: float
+    target: WarmPoolTarget, shells: int, first_s: float, later_s: float
 ) -> None:
     watermark = Watermark(shells=shells)
-    middle = watermark.rested(target, now_s=first_s)
+    middle = watermark.after_rest(target, now_s=first_s)
     assert (
-        middle.rested(target, now_s=first_s + later_s).shells
-        == watermark.rested(target, now_s=first_s + later_s).shells
+        middle.after_rest(target, now_s=first_s + later_s).shells
+        == watermark.after_rest(target, now_s=first_s + later_s).shells
     )
 
 
 @given(targets(), counts, times)
-def test_a_watermark_knows_when_it_falls_next(target: Target, shells: int, now_s: float) -> None:
-    watermark = Watermark(shells=shells).rested(target, now_s=now_s)
+def test_a_watermark_knows_when_it_falls_next(
+    target: WarmPoolTarget, shells: int, now_s: float
+) -> None:
+    watermark = Watermark(shells=shells).after_rest(target, now_s=now_s)
     next_s = watermark.next_s(target)
     if next_s is None:
         assert watermark.shells == target.shells
     else:
         assert next_s > now_s
         # Rounding may put the very moment on either side of the minute.
-        assert watermark.rested(target, now_s=next_s + 1e-3).shells < watermark.shells
+        assert watermark.after_rest(target, now_s=next_s + 1e-3).shells < watermark.shells
 
 
 def test_a_refill_that_fails_waits_longer_each_time_but_not_for_ever() -> None:
-    backoff, waits = Backoff(), []
+    backoff, waits = RefillBackoff(), []
     for _ in range(100):
         backoff = backoff.failed(now_s=0.0)
         waits.append(backoff.until_s)
@@ -118,4 +127,4 @@ def test_a_refill_that_fails_waits_longer_each_time_but_not_for_ever() -> None:
 )
 def test_an_impossible_target_is_refused_by_name(wrong: dict[str, int], field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        Target(**wrong)
+        WarmPoolTarget(**wrong)

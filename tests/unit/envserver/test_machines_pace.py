@@ -5,10 +5,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from typing_extensions import override
 
-from etude.envserver.drivers.vm.start.cpu_budget import ESTIMATES_MS, Costs, Line, Work, full_bucket
+from etude.envserver.drivers.vm.start.cpu_budget import (
+    ESTIMATES_MS,
+    StartCosts,
+    StartQueue,
+    StartWork,
+    full_bucket,
+)
 
-works = st.sampled_from([*Work])
-MACHINES = {Work.BOOT, Work.RESTORE, Work.SPAWN}
+works = st.sampled_from([*StartWork])
+MACHINES = {StartWork.BOOT, StartWork.RESTORE, StartWork.SPAWN}
 """Work that makes one machine more."""
 
 
@@ -17,14 +23,14 @@ MACHINES = {Work.BOOT, Work.RESTORE, Work.SPAWN}
     st.lists(st.tuples(st.floats(0, 5), works), min_size=1, max_size=60),
 )
 def test_no_span_of_time_has_more_than_its_share_and_one_burst(
-    cores: int, steps: list[tuple[float, Work]]
+    cores: int, steps: list[tuple[float, StartWork]]
 ) -> None:
     bucket, now_s, spent = full_bucket(cores), 0.0, []
     for later_s, work in steps:
         now_s += later_s
-        bucket = bucket.at(now_s)
+        bucket = bucket.refilled(now_s)
         if bucket.wait_s(ESTIMATES_MS[work]) == 0:
-            bucket = bucket.spent(ESTIMATES_MS[work])
+            bucket = bucket.minus(ESTIMATES_MS[work])
             spent.append((now_s, ESTIMATES_MS[work]))
     largest = max((cost for _, cost in spent), default=0.0)
     for index, (begin_s, _) in enumerate(spent):
@@ -37,20 +43,20 @@ def test_no_span_of_time_has_more_than_its_share_and_one_burst(
 
 
 @given(st.integers(1, 8), works)
-def test_whoever_waits_as_long_as_was_said_can_pay(cores: int, work: Work) -> None:
-    bucket = full_bucket(cores).spent(ESTIMATES_MS[Work.BOOT])
+def test_whoever_waits_as_long_as_was_said_can_pay(cores: int, work: StartWork) -> None:
+    bucket = full_bucket(cores).minus(ESTIMATES_MS[StartWork.BOOT])
     wait_s = bucket.wait_s(ESTIMATES_MS[work])
-    assert bucket.at(wait_s + 1e-9).wait_s(ESTIMATES_MS[work]) < 1e-6
+    assert bucket.refilled(wait_s + 1e-9).wait_s(ESTIMATES_MS[work]) < 1e-6
 
 
 @given(st.lists(st.floats(1, 1000), min_size=1))
 def test_estimates_give_way_to_what_was_measured(measured: list[float]) -> None:
-    costs = Costs()
-    assert costs.of(Work.RESTORE) == 45
+    costs = StartCosts()
+    assert costs.estimate_ms(StartWork.RESTORE) == 45
     for cpu_ms in measured:
-        costs.measured(Work.RESTORE, cpu_ms)
-    assert min(measured) - 1e-6 <= costs.of(Work.RESTORE) <= max(measured) + 1e-6
-    assert costs.of(Work.SHELL) == 25
+        costs.add_measurement(StartWork.RESTORE, cpu_ms)
+    assert min(measured) - 1e-6 <= costs.estimate_ms(StartWork.RESTORE) <= max(measured) + 1e-6
+    assert costs.estimate_ms(StartWork.SHELL) == 25
 
 
 class Queueing(RuleBasedStateMachine):
@@ -60,23 +66,23 @@ class Queueing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = Line(lanes=2, room=3, bucket=full_bucket(2))
+        self.line = StartQueue(max_concurrent=2, room=3, bucket=full_bucket(2))
         self.now_s = 0.0
-        self.waiting: dict[int, tuple[Work, bool]] = {}
-        self.running: dict[int, Work] = {}
+        self.waiting: dict[int, tuple[StartWork, bool]] = {}
+        self.running: dict[int, StartWork] = {}
         self.machines = 0
         self.count = 0
 
     @rule(target=tickets, work=works, is_urgent=st.booleans())
-    def ask(self, work: Work, *, is_urgent: bool) -> int:
+    def ask(self, work: StartWork, *, is_urgent: bool) -> int:
         self.count += 1
-        self.line.ask(self.count, work, is_urgent=is_urgent)
+        self.line.enqueue(self.count, work, is_urgent=is_urgent)
         self.waiting[self.count] = (work, is_urgent)
         return self.count
 
     @rule(ticket=tickets)
     def leave(self, ticket: int) -> None:
-        self.line.leave(ticket)
+        self.line.dequeue(ticket)
         self.waiting.pop(ticket, None)
 
     @rule(later_s=st.floats(0, 3))
@@ -102,7 +108,7 @@ class Queueing(RuleBasedStateMachine):
             if work in MACHINES and is_kept:
                 self.line.live += 1
                 self.machines += 1
-            self.line.ended(work)
+            self.line.finish(work)
 
     @rule()
     def stop_a_machine(self) -> None:
@@ -120,12 +126,12 @@ class Queueing(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everybody is served or gone in the end: nothing is left behind."""
         for ticket in [*self.waiting]:
-            self.line.leave(ticket)
+            self.line.dequeue(ticket)
         for work in self.running.values():
-            self.line.ended(work)
+            self.line.finish(work)
         self.line.live = 0
         assert self.line.busy == 0
-        self.line.ask(0, Work.BOOT, is_urgent=False)
+        self.line.enqueue(0, StartWork.BOOT, is_urgent=False)
         assert self.line.admit(now_s=self.now_s + 1e6) == ((0,), None)
 
 
@@ -133,28 +139,28 @@ TestQueueing = Queueing.TestCase
 
 
 @given(works, works)
-def test_what_was_not_done_after_all_costs_nothing(one: Work, other: Work) -> None:
-    line = Line(lanes=1, room=9, bucket=full_bucket(1))
-    line.ask(1, one, is_urgent=True)
+def test_what_was_not_done_after_all_costs_nothing(one: StartWork, other: StartWork) -> None:
+    line = StartQueue(max_concurrent=1, room=9, bucket=full_bucket(1))
+    line.enqueue(1, one, is_urgent=True)
     before = line.bucket
     assert line.admit(now_s=0.0).tickets == (1,)
-    line.undone(one)
+    line.refund(one)
     assert line.bucket == before
-    line.ask(2, other, is_urgent=True)
+    line.enqueue(2, other, is_urgent=True)
     assert line.admit(now_s=0.0).tickets == (2,)
 
 
 def test_a_start_that_somebody_waits_for_comes_before_one_done_ahead() -> None:
-    line = Line(lanes=1, room=9, bucket=full_bucket(1))
-    line.ask(1, Work.SPAWN, is_urgent=False)
-    line.ask(2, Work.SHELL, is_urgent=True)
+    line = StartQueue(max_concurrent=1, room=9, bucket=full_bucket(1))
+    line.enqueue(1, StartWork.SPAWN, is_urgent=False)
+    line.enqueue(2, StartWork.SHELL, is_urgent=True)
     assert line.admit(now_s=0.0).tickets == (2,)
 
 
 def test_a_node_without_room_says_so_and_hands_out_what_it_has() -> None:
-    line = Line(lanes=2, room=1, bucket=full_bucket(2), live=1)
-    line.ask(1, Work.RESTORE, is_urgent=True)
-    line.ask(2, Work.PAUSED_CLONE, is_urgent=True)
+    line = StartQueue(max_concurrent=2, room=1, bucket=full_bucket(2), live=1)
+    line.enqueue(1, StartWork.RESTORE, is_urgent=True)
+    line.enqueue(2, StartWork.PAUSED_CLONE, is_urgent=True)
     assert line.admit(now_s=0.0).tickets == (2,)
     assert line.is_crowded
     line.live = 0

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.envserver.drivers.vm import sealed_files
-from etude.envserver.drivers.vm.dirty_pages import PageBuffer, changed_pages
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer, read_dirty_pages
 from etude.envserver.drivers.vm.errors import VmmError
 
 PAGE = mmap.PAGESIZE
@@ -45,7 +45,7 @@ class Mapped(NamedTuple):
 
 @pytest.fixture
 def mapped() -> Iterator[Mapped]:
-    memory = sealed_files.filled("template", [random.Random(1).randbytes(COUNT * PAGE)])
+    memory = sealed_files.create_sealed("template", [random.Random(1).randbytes(COUNT * PAGE)])
     process = subprocess.Popen(
         [sys.executable, "-c", MONITOR, str(memory)],
         pass_fds=(memory,),
@@ -65,29 +65,29 @@ def test_only_written_pages_are_changed_and_their_content_is_the_processes(mappe
     written = sorted({0, 1, 2, 700, COUNT - 1} | set(range(1000, COUNT, 2)))
     mapped.do("read", *range(COUNT))
     mapped.do("write", *written)
-    found = changed_pages(mapped.process.pid, mapped.memory, PageBuffer(PAGE))
+    found = read_dirty_pages(mapped.process.pid, mapped.memory, PageBuffer(PAGE))
     assert list(found.numbers) == written
-    before = sealed_files.content(mapped.memory)
+    before = sealed_files.read_all(mapped.memory)
     for index, number in enumerate(written):
         page = bytes(found.content[index * PAGE : (index + 1) * PAGE])
         assert page == bytes([number % 251 + 1]) + before[number * PAGE + 1 : (number + 1) * PAGE]
 
 
 def test_an_untouched_clone_has_no_changed_page(mapped: Mapped) -> None:
-    found = changed_pages(mapped.process.pid, mapped.memory, PageBuffer(PAGE))
+    found = read_dirty_pages(mapped.process.pid, mapped.memory, PageBuffer(PAGE))
     assert found.numbers == ()
 
 
 def test_a_process_that_does_not_map_the_memory_is_refused(mapped: Mapped) -> None:
     with pytest.raises(VmmError, match="has not mapped"):
-        changed_pages(os.getpid(), mapped.memory, PageBuffer(PAGE))
+        read_dirty_pages(os.getpid(), mapped.memory, PageBuffer(PAGE))
 
 
 def test_a_process_that_is_gone_is_refused(mapped: Mapped) -> None:
     mapped.process.kill()
     mapped.process.wait()
     with pytest.raises(VmmError):
-        changed_pages(mapped.process.pid, mapped.memory, PageBuffer(PAGE))
+        read_dirty_pages(mapped.process.pid, mapped.memory, PageBuffer(PAGE))
 
 
 def test_a_sealed_file_takes_no_change_and_shares_no_writable_mapping(mapped: Mapped) -> None:
@@ -108,7 +108,7 @@ def test_the_pages_of_a_file_are_those_with_something_in_them(written: dict[int,
         os.pwrite(memory, content.ljust(PAGE, b"\0"), number * PAGE)
     found = {
         (offset + at) // PAGE: bytes(run[at : at + PAGE])
-        for offset, run in sealed_files.pages(memory)
+        for offset, run in sealed_files.nonzero_pages(memory)
         for at in range(0, len(run), PAGE)
     }
     os.close(memory)

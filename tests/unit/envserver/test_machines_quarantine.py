@@ -11,8 +11,8 @@ from etude.envserver.drivers.vm.start.quarantine import (
     FIRST_S,
     LONGEST_S,
     THRESHOLD,
-    Quarantine,
     QuarantinedError,
+    StartQuarantine,
 )
 
 
@@ -23,7 +23,7 @@ class Clock:
         return self.now_s
 
 
-def crash(quarantine: Quarantine, times: int = 1) -> None:
+def crash(quarantine: StartQuarantine, times: int = 1) -> None:
     for _ in range(times):
         error = VmmError("the monitor ended with 1")
         error.add_note("Kernel panic: no init found")
@@ -32,7 +32,7 @@ def crash(quarantine: Quarantine, times: int = 1) -> None:
 
 
 def test_five_crashes_in_a_row_are_told_with_the_last_words() -> None:
-    quarantine = Quarantine()
+    quarantine = StartQuarantine()
     crash(quarantine, THRESHOLD - 1)
     quarantine.check("python")
     crash(quarantine)
@@ -42,7 +42,7 @@ def test_five_crashes_in_a_row_are_told_with_the_last_words() -> None:
 
 
 def test_a_success_between_crashes_counts_from_the_beginning() -> None:
-    quarantine = Quarantine()
+    quarantine = StartQuarantine()
     crash(quarantine, THRESHOLD - 1)
     with quarantine.start("python"):
         pass
@@ -52,7 +52,7 @@ def test_a_success_between_crashes_counts_from_the_beginning() -> None:
 
 def test_one_trial_follows_and_its_success_ends_the_quarantine() -> None:
     clock = Clock()
-    quarantine = Quarantine(clock=clock)
+    quarantine = StartQuarantine(clock=clock)
     crash(quarantine, THRESHOLD)
     clock.now_s = FIRST_S
     # Others wait for how it ends.
@@ -64,7 +64,7 @@ def test_one_trial_follows_and_its_success_ends_the_quarantine() -> None:
 
 
 def test_a_start_that_nobody_waits_for_any_more_is_no_crash() -> None:
-    quarantine = Quarantine(threshold=1)
+    quarantine = StartQuarantine(threshold=1)
     with pytest.raises(KeyboardInterrupt), quarantine.start("python"):
         raise KeyboardInterrupt
     quarantine.check("python")
@@ -73,7 +73,7 @@ def test_a_start_that_nobody_waits_for_any_more_is_no_crash() -> None:
 @given(st.integers(1, 30))
 def test_trials_become_rarer_up_to_a_limit(trials: int) -> None:
     clock = Clock()
-    quarantine = Quarantine(clock=clock)
+    quarantine = StartQuarantine(clock=clock)
     crash(quarantine, THRESHOLD)
     clock.now_s = FIRST_S
     for trial in range(1, trials + 1):
@@ -88,7 +88,7 @@ def test_trials_become_rarer_up_to_a_limit(trials: int) -> None:
 
 def test_crashes_of_one_burst_do_not_lengthen_the_quarantine() -> None:
     clock = Clock()
-    quarantine = Quarantine(clock=clock)
+    quarantine = StartQuarantine(clock=clock)
     with contextlib.ExitStack() as burst:
         for _ in range(20):
             burst.enter_context(pytest.raises(VmmError))

@@ -9,15 +9,15 @@ from tests.support.scripted_sleeper import REPLY, ScriptedSleeper
 
 from etude.common.errors import UnavailableError
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.start.start_scheduler import Places
-from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest
-from etude.envserver.drivers.vm.suspend.idle_policy import Patience, State, Step
+from etude.envserver.drivers.vm.start.start_scheduler import RunSlots
+from etude.envserver.drivers.vm.suspend.auto_suspend import AutoSuspendingVm
+from etude.envserver.drivers.vm.suspend.idle_policy import IdleTimeouts, PowerState, PowerStep
 from etude.envserver.guest.calls import GuestRequest
 from etude.envserver.guest.channel import GuestLostError
 from etude.v1 import guest_pb2
 
-HASTY = Patience(linger_s=0.0, job_s=0.0, frozen_s=0.0)
-NEVER = Patience(linger_s=3600.0, job_s=3600.0, frozen_s=3600.0)
+HASTY = IdleTimeouts(linger_s=0.0, job_s=0.0, frozen_s=0.0)
+NEVER = IdleTimeouts(linger_s=3600.0, job_s=3600.0, frozen_s=3600.0)
 LIMIT_S = 60
 
 
@@ -26,14 +26,14 @@ def request() -> GuestRequest:
 
 
 async def resting(
-    machine: ScriptedSleeper, patience: Patience = HASTY, places: Places | None = None
-) -> RestingGuest:
-    places = places or Places(4, patience_s=60)
+    machine: ScriptedSleeper, patience: IdleTimeouts = HASTY, places: RunSlots | None = None
+) -> AutoSuspendingVm:
+    places = places or RunSlots(4, patience_s=60)
     await places.take()
-    return RestingGuest(machine, places, patience=patience)
+    return AutoSuspendingVm(machine, places, patience=patience)
 
 
-async def becomes(guest: RestingGuest, state: State) -> None:
+async def becomes(guest: AutoSuspendingVm, state: PowerState) -> None:
     async with asyncio.timeout(LIMIT_S):
         while guest.state is not state:  # noqa: ASYNC110 - there is no event for tests alone
             await asyncio.sleep(0)
@@ -42,7 +42,7 @@ async def becomes(guest: RestingGuest, state: State) -> None:
 @pytest.mark.parametrize("seed", range(60))
 async def test_calls_are_answered_whatever_the_machine_does_meanwhile(seed: int) -> None:
     dice = random.Random(seed)
-    machine, places = ScriptedSleeper(dice), Places(1, patience_s=60)
+    machine, places = ScriptedSleeper(dice), RunSlots(1, patience_s=60)
     guest = await resting(machine, places=places)
 
     async def caller() -> None:
@@ -62,7 +62,7 @@ async def test_calls_are_answered_whatever_the_machine_does_meanwhile(seed: int)
     for task in callers:
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
-    await becomes(guest, State.SAVED)
+    await becomes(guest, PowerState.SAVED)
     assert places.taken == 0
     assert await guest.call(request()) == REPLY
     await guest.destroy()
@@ -72,7 +72,7 @@ async def test_calls_are_answered_whatever_the_machine_does_meanwhile(seed: int)
 @pytest.mark.parametrize("seed", range(60))
 async def test_failures_are_told_to_who_waits_and_nobody_waits_for_ever(seed: int) -> None:
     dice = random.Random(seed)
-    machine, places = ScriptedSleeper(dice, fails=lambda _: dice.random() < 0.2), Places(2, 60)
+    machine, places = ScriptedSleeper(dice, fails=lambda _: dice.random() < 0.2), RunSlots(2, 60)
     guest = await resting(machine, places=places)
     outcomes = []
 
@@ -89,7 +89,9 @@ async def test_failures_are_told_to_who_waits_and_nobody_waits_for_ever(seed: in
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*(caller() for _ in range(4)))
     assert len(outcomes) == 40
-    fallen = [step for step in (Step.FREEZE, Step.THAW) if guest.state is State.ENDED]
+    fallen = [
+        step for step in (PowerStep.FREEZE, PowerStep.THAW) if guest.state is PowerState.ENDED
+    ]
     if fallen:
         with pytest.raises(GuestLostError):
             await guest.call(request())
@@ -101,7 +103,7 @@ async def test_failures_are_told_to_who_waits_and_nobody_waits_for_ever(seed: in
 @pytest.mark.parametrize("seed", range(30))
 async def test_an_end_in_the_middle_of_anything_is_the_end(seed: int) -> None:
     dice = random.Random(seed)
-    machine, places = ScriptedSleeper(dice), Places(1, patience_s=60)
+    machine, places = ScriptedSleeper(dice), RunSlots(1, patience_s=60)
     guest = await resting(machine, places=places)
     callers = [asyncio.create_task(guest.call(request())) for _ in range(3)]
     for _ in range(dice.randrange(30)):
@@ -112,7 +114,7 @@ async def test_an_end_in_the_middle_of_anything_is_the_end(seed: int) -> None:
     for task in callers:
         assert task.exception() is None or isinstance(task.exception(), GuestLostError)
     assert machine.is_ended
-    assert guest.state is State.ENDED
+    assert guest.state is PowerState.ENDED
     assert places.taken == 0
     with pytest.raises(GuestLostError):
         await guest.call(request())
@@ -122,7 +124,7 @@ async def test_an_end_in_the_middle_of_anything_is_the_end(seed: int) -> None:
 async def test_who_goes_while_the_machine_wakes_does_not_stop_it_for_others() -> None:
     machine = ScriptedSleeper(random.Random(1))
     guest = await resting(machine)
-    await becomes(guest, State.SAVED)
+    await becomes(guest, PowerState.SAVED)
     first, second = (asyncio.create_task(guest.call(request())) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -133,24 +135,24 @@ async def test_who_goes_while_the_machine_wakes_does_not_stop_it_for_others() ->
 
 async def test_a_restore_that_failed_is_tried_again_by_the_next_call() -> None:
     failing = [True]
-    machine = ScriptedSleeper(fails=lambda step: step is Step.RESTORE and failing[0])
+    machine = ScriptedSleeper(fails=lambda step: step is PowerStep.RESTORE and failing[0])
     guest = await resting(machine)
-    await becomes(guest, State.SAVED)
+    await becomes(guest, PowerState.SAVED)
     for _ in range(2):
         with pytest.raises(GuestLostError, match="restore fails"):
             await guest.call(request())
-        assert guest.state is State.SAVED
+        assert guest.state is PowerState.SAVED
     failing[0] = False
     assert await guest.call(request()) == REPLY
     await guest.destroy()
 
 
 async def test_a_machine_that_cannot_be_saved_stays_in_memory() -> None:
-    machine = ScriptedSleeper(fails=lambda step: step is Step.SAVE)
-    guest = await resting(machine, Patience(linger_s=0.0, frozen_s=3600.0))
+    machine = ScriptedSleeper(fails=lambda step: step is PowerStep.SAVE)
+    guest = await resting(machine, IdleTimeouts(linger_s=0.0, frozen_s=3600.0))
     with pytest.raises(VmmError, match="save fails"):
-        await guest.rest()
-    assert guest.state is State.FROZEN
+        await guest.suspend()
+    assert guest.state is PowerState.FROZEN
     assert await guest.call(request()) == REPLY
     await guest.destroy()
 
@@ -159,30 +161,30 @@ async def test_rest_saves_at_once_and_a_call_brings_it_back() -> None:
     machine = ScriptedSleeper(random.Random(3))
     guest = await resting(machine, NEVER)
     assert await guest.call(request()) == REPLY
-    await guest.rest()
-    await guest.rest()
-    assert machine.steps == [Step.FREEZE, Step.SAVE]
+    await guest.suspend()
+    await guest.suspend()
+    assert machine.steps == [PowerStep.FREEZE, PowerStep.SAVE]
     assert await guest.call(request()) == REPLY
-    assert guest.state is State.RUNNING
+    assert guest.state is PowerState.RUNNING
     await guest.destroy()
 
 
 async def test_a_machine_with_a_command_in_its_background_goes_on() -> None:
     machine = ScriptedSleeper()
-    guest = await resting(machine, Patience(linger_s=0.01, job_s=3600.0))
+    guest = await resting(machine, IdleTimeouts(linger_s=0.01, job_s=3600.0))
     machine.on_jobs(1)
     await asyncio.sleep(0.03)
-    assert guest.state is State.RUNNING
+    assert guest.state is PowerState.RUNNING
     machine.on_jobs(0)
-    await becomes(guest, State.FROZEN)
+    await becomes(guest, PowerState.FROZEN)
     await guest.destroy()
 
 
 async def test_the_clock_is_set_for_who_stood_still_for_long() -> None:
     for drift_s, sets_clock in ((0.0, True), (3600.0, False)):
         machine = ScriptedSleeper()
-        guest = await resting(machine, Patience(linger_s=0.0, drift_s=drift_s))
-        await becomes(guest, State.FROZEN)
+        guest = await resting(machine, IdleTimeouts(linger_s=0.0, drift_s=drift_s))
+        await becomes(guest, PowerState.FROZEN)
         await asyncio.sleep(0.001)
         await guest.call(request())
         assert machine.clocks == [sets_clock]
@@ -190,16 +192,16 @@ async def test_the_clock_is_set_for_who_stood_still_for_long() -> None:
 
 
 async def test_a_machine_waits_for_a_place_before_it_runs() -> None:
-    places = Places(1, patience_s=60)
+    places = RunSlots(1, patience_s=60)
     one, other = ScriptedSleeper(), ScriptedSleeper()
     first = await resting(one, NEVER, places)
-    second = RestingGuest(other, places, state=State.SAVED, patience=NEVER)
+    second = AutoSuspendingVm(other, places, state=PowerState.SAVED, patience=NEVER)
     other.where = "saved"
     call = asyncio.create_task(second.call(request()))
     for _ in range(100):
         await asyncio.sleep(0)
     assert other.steps == []
-    await first.rest()
+    await first.suspend()
     async with asyncio.timeout(LIMIT_S):
         assert await call == REPLY
     await first.destroy()

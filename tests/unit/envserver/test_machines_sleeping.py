@@ -7,20 +7,20 @@ import threading
 import pytest
 
 from etude.envserver.drivers.vm import sealed_files
-from etude.envserver.drivers.vm.interface import Delta
-from etude.envserver.drivers.vm.suspend.lease_vm import loaded
+from etude.envserver.drivers.vm.interface import VmDelta
+from etude.envserver.drivers.vm.suspend.lease_vm import load_delta
 
 
 async def test_who_is_cancelled_while_a_machine_is_read_leaves_no_file_open() -> None:
-    stream = sealed_files.filled("saved", [b"state"])
+    stream = sealed_files.create_sealed("saved", [b"state"])
     is_reading, may_end = threading.Event(), threading.Event()
 
-    def slowly() -> Delta:
+    def slowly() -> VmDelta:
         is_reading.set()
         may_end.wait()
-        return Delta(template="t", is_full=False, stream=stream, changed_bytes=1)
+        return VmDelta(template="t", is_full=False, stream=stream, changed_bytes=1)
 
-    reading = asyncio.create_task(loaded(slowly))
+    reading = asyncio.create_task(load_delta(slowly))
     await asyncio.to_thread(is_reading.wait)
     reading.cancel()
     may_end.set()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from etude.envserver.drivers.vm import delta_file, sealed_files
 from etude.envserver.drivers.vm.errors import IntegrityError
-from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.interface import VmDelta
 
 KEY, TEMPLATE = b"k" * delta_file.KEY_BYTES, "ab" * 32
 STREAM = bytes(range(256)) * 64
@@ -20,8 +20,8 @@ STREAM = bytes(range(256)) * 64
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("deltas") / "delta"
-    stream = sealed_files.filled("test", [STREAM])
-    made = Delta(template=TEMPLATE, is_full=False, stream=stream, changed_bytes=8192)
+    stream = sealed_files.create_sealed("test", [STREAM])
+    made = VmDelta(template=TEMPLATE, is_full=False, stream=stream, changed_bytes=8192)
     delta_file.save(made, path, key=KEY)
     yield path
     made.close()
@@ -29,7 +29,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_a_delta_comes_back_as_it_was(saved: Path) -> None:
     found = delta_file.load(saved, key=KEY, template=TEMPLATE)
-    with sealed_files.opened(found.stream, found.offset) as source:
+    with sealed_files.reopen(found.stream, found.offset) as source:
         assert os.read(source, 1 << 20) == STREAM
     assert (found.is_full, found.changed_bytes) == (False, 8192)
     found.close()
@@ -88,13 +88,13 @@ def test_a_delta_with_a_disk_is_not_kept_without_it(saved: Path, tmp_path: Path)
 def test_a_file_that_has_proved_whole_is_not_read_again_before_it_is_written_to(
     saved: Path, tmp_path: Path
 ) -> None:
-    path, proven = tmp_path / "delta", delta_file.Proven()
+    path, proven = tmp_path / "delta", delta_file.VerifiedFiles()
     path.write_bytes(saved.read_bytes())
     delta_file.load(path, key=KEY, template=TEMPLATE, proven=proven).close()
     (tmp_path / "fork").hardlink_to(path)
     about = (tmp_path / "fork").stat()
-    assert proven.holds(about, bytes.fromhex(delta_file.digest(path)))
-    assert not proven.holds(about, bytes(32))
+    assert proven.is_verified(about, bytes.fromhex(delta_file.digest(path)))
+    assert not proven.is_verified(about, bytes(32))
 
     damaged = bytearray(saved.read_bytes())
     damaged[-1] ^= 1

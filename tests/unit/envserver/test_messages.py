@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from etude.envserver.drivers.process.messages import Outbox
+from etude.envserver.drivers.process.messages import ServerOutbox
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -23,7 +23,7 @@ def ends() -> Iterator[Ends]:
 async def test_messages_that_meet_a_full_socket_all_arrive(ends: Ends) -> None:
     ours, theirs = ends
     lost: list[str] = []
-    outbox = Outbox(ours, lost.append)
+    outbox = ServerOutbox(ours, lost.append)
     sent = [str(number).encode().ljust(100_000) for number in range(20)]
     for message in sent:
         outbox.send(message)
@@ -37,7 +37,7 @@ async def test_messages_that_meet_a_full_socket_all_arrive(ends: Ends) -> None:
 async def test_whoever_waits_learns_that_the_server_has_ended(ends: Ends) -> None:
     ours, theirs = ends
     lost = asyncio.get_running_loop().create_future()
-    outbox = Outbox(ours, lost.set_result)
+    outbox = ServerOutbox(ours, lost.set_result)
     for _ in range(20):
         outbox.send(b" " * 100_000)
     theirs.close()

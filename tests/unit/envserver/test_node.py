@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from etude.common.errors import InvalidFieldError, ReusedIdError, UnknownIdError
-from etude.envserver.drivers.base import Outcome, SandboxError
-from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.base import CommandOutcome, SandboxError
+from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.in_memory import MemoryDriver, run_tests
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.host import Host
@@ -81,7 +81,7 @@ async def test_leases_from_one_source_do_not_share_files(make_node: MakeNode, or
 async def test_a_command_that_broke_a_limit_says_which(
     make_node: MakeNode, order: Order, limit: str, words: str
 ) -> None:
-    node = make_node(answer=lambda _: Outcome(output=b"a\n", exit_code=137, ended_for=limit))
+    node = make_node(answer=lambda _: CommandOutcome(output=b"a\n", exit_code=137, ended_for=limit))
     environment = await opened(node, order)
 
     (answer,) = await said(environment, call("1", "run_terminal", command="yes"))
@@ -92,7 +92,7 @@ async def test_a_command_that_broke_a_limit_says_which(
 
 async def test_a_repeated_call_is_answered_and_not_run(make_node: MakeNode, order: Order) -> None:
     numbers = itertools.count(1)
-    node = make_node(answer=lambda _: Outcome(output=b"%d" % next(numbers), exit_code=0))
+    node = make_node(answer=lambda _: CommandOutcome(output=b"%d" % next(numbers), exit_code=0))
     environment = await opened(node, order)
     asked = call("1", "run_terminal", command="date")
 
@@ -184,7 +184,7 @@ async def test_the_same_files_and_command_are_run_once(make_node: MakeNode, orde
 
 
 async def test_tests_that_change_files_are_run_each_time(make_node: MakeNode, order: Order) -> None:
-    def answer(command: Command) -> Outcome:
+    def answer(command: FolderCommand) -> CommandOutcome:
         with (command.workspace / "log").open("a") as file:
             file.write("x")
         return run_tests(command)
@@ -199,7 +199,7 @@ async def test_tests_that_change_files_are_run_each_time(make_node: MakeNode, or
     assert [f.path for f in (await other.diff()).written] == ["log"]
 
 
-def broken(command: Command) -> Outcome:
+def broken(command: FolderCommand) -> CommandOutcome:
     raise SandboxError(f"{command.command}: no sandbox")
 
 
@@ -244,7 +244,9 @@ async def test_a_turn_whose_results_no_message_can_carry_says_so(
     make_node: MakeNode, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results_module, "MAX_TURN_BYTES", 10)
-    node = make_node(answer=lambda command: Outcome(output=command.command.encode(), exit_code=0))
+    node = make_node(
+        answer=lambda command: CommandOutcome(output=command.command.encode(), exit_code=0)
+    )
     environment = await opened(node, order)
     texts = ("12345678", "123", "1")
 
@@ -261,7 +263,7 @@ async def test_only_so_many_results_are_kept_and_the_newest_always(
 ) -> None:
     monkeypatch.setattr(results_module, "MAX_STORED_BYTES", 3)
     numbers = itertools.count(10)
-    node = make_node(answer=lambda _: Outcome(output=b"%d" % next(numbers), exit_code=0))
+    node = make_node(answer=lambda _: CommandOutcome(output=b"%d" % next(numbers), exit_code=0))
     environment = await opened(node, order)
     first, second = (call(i, "run_terminal", command="date") for i in "12")
 

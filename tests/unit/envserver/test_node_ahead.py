@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from etude.common.api.pool.spec import EnvPoolSpec
-from etude.envserver.drivers.base import DriverUnavailableError, Readiness, Warmth
+from etude.envserver.drivers.base import DriverReadiness, DriverUnavailableError, TemplateReadiness
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host import warm_minimum
 from etude.envserver.host.warm_minimum import WarmMinimum, read_minimum
@@ -21,8 +21,8 @@ class Preparing(MemoryDriver):
     """Says that it could have something ready."""
 
     @override
-    def readiness(self) -> Readiness:
-        return Readiness(templates=[Warmth(template="python")])
+    def readiness(self) -> DriverReadiness:
+        return DriverReadiness(templates=[TemplateReadiness(template="python")])
 
 
 def spec(**fields: object) -> EnvPoolSpec:
@@ -65,12 +65,14 @@ def test_bounds_hold_whatever_brokers_want(
 ) -> None:
     order = environments_pb2.WarmTarget(template="a", paused_clones=asked, shells=shells)
     bounds = WarmMinimum({"a": paused}, fewest, fewest + more)
-    readiness = Readiness(templates=[Warmth(template="a"), Warmth(template="b")])
+    readiness = DriverReadiness(
+        templates=[TemplateReadiness(template="a"), TemplateReadiness(template="b")]
+    )
     found = {
         each.template: each
         for each in warm_minimum.combined_targets([[order]], readiness, {}, bounds)
     }
-    a, b = (found.get(name, Warmth(template=name)) for name in ("a", "b"))
+    a, b = (found.get(name, TemplateReadiness(template=name)) for name in ("a", "b"))
     assert a.paused_clones == max(asked, paused)
     assert a.shells == min(max(shells, fewest), fewest + more)
     assert (b.paused_clones, b.shells) == (0, fewest)

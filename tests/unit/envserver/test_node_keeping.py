@@ -11,7 +11,7 @@ from etude.common.errors import (
     UnknownIdError,
     WrongStateError,
 )
-from etude.envserver.drivers.base import CapMissingError, Caps
+from etude.envserver.drivers.base import CapMissingError, DriverCapabilities
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.host import Host
@@ -51,7 +51,7 @@ async def test_what_the_driver_cannot_do_is_refused_by_the_name_of_the_cap(
     node = make_node()
     environment = await opened(node, order)
     assert isinstance(node.driver, MemoryDriver)
-    node.driver.caps = Caps(files=cap != "files", memory=False, freeze=True)
+    node.driver.caps = DriverCapabilities(files=cap != "files", memory=False, freeze=True)
 
     with pytest.raises(CapMissingError, match=f"driver memory has no cap '{cap}'"):
         await node.states.snapshot(environment, "s", with_memory=True)
@@ -77,7 +77,7 @@ async def test_a_lease_whose_snapshots_hold_memory_says_that_they_stay_on_their_
 ) -> None:
     node = make_node()
     assert isinstance(node.driver, MemoryDriver)
-    node.driver.caps = Caps(files=True, memory=True, freeze=True, egress=True)
+    node.driver.caps = DriverCapabilities(files=True, memory=True, freeze=True, egress=True)
 
     (outcome,) = await node.open(order("a"))
 

@@ -17,13 +17,13 @@ from etude.envserver.broker.host_client import MemoryHostClient
 from etude.envserver.broker.pool_report import make_report
 from etude.envserver.broker.service import BrokerService
 from etude.envserver.drivers.base import (
-    Begun,
-    Outcome,
-    Readiness,
+    CommandOutcome,
+    DriverReadiness,
     Sandbox,
-    Start,
+    SandboxStart,
+    StartKind,
+    TemplateReadiness,
     Verification,
-    Warmth,
 )
 from etude.envserver.drivers.folder_driver import FolderSandbox
 from etude.envserver.drivers.in_memory import MemoryDriver
@@ -40,27 +40,27 @@ Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
 class LateSandbox(FolderSandbox):
     """Tells how it began once it has."""
 
-    start_of: Callable[[], Start]
-    _begun: Begun | None = None
+    start_of: Callable[[], StartKind]
+    _begun: SandboxStart | None = None
 
     @property
     @override
-    def begun(self) -> Begun | None:
+    def sandbox_start(self) -> SandboxStart | None:
         return self._begun
 
     @override
-    async def begin(self, tree: Tree) -> None:
-        await super().begin(tree)
-        self._begun = Begun(self.start_of(), 0.025)
+    async def initialize(self, tree: Tree) -> None:
+        await super().initialize(tree)
+        self._begun = SandboxStart(self.start_of(), 0.025)
 
 
 @dataclass(slots=True)
 class LateDriver(MemoryDriver):
     """Has some paused clones, and spawns what it has no clone for."""
 
-    begins: Start | None = None
+    start_kind: StartKind | None = None
     paused: int = 0
-    kept: Sequence[Warmth] = field(default_factory=list)
+    kept: Sequence[TemplateReadiness] = field(default_factory=list)
 
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
@@ -69,24 +69,26 @@ class LateDriver(MemoryDriver):
         return made
 
     @override
-    def readiness(self) -> Readiness:
-        return Readiness(templates=[Warmth(template="python", paused_clones=self.paused)])
+    def readiness(self) -> DriverReadiness:
+        return DriverReadiness(
+            templates=[TemplateReadiness(template="python", paused_clones=self.paused)]
+        )
 
     @override
-    def keep_warm(self, wanted: Sequence[Warmth], *, max_shells: int) -> None:
+    def keep_warm(self, wanted: Sequence[TemplateReadiness], *, max_shells: int) -> None:
         self.kept = wanted
         self.paused = sum(each.paused_clones for each in wanted)
 
     @override
-    async def verify(self, work: Verification) -> Outcome:
+    async def verify(self, work: Verification) -> CommandOutcome:
         outcome = await super(LateDriver, self).verify(work)
-        return replace(outcome, begun=Begun(Start.SHELL, 0.025))
+        return replace(outcome, sandbox_start=SandboxStart(StartKind.SHELL, 0.025))
 
-    def _start(self) -> Start:
+    def _start(self) -> StartKind:
         if not self.paused:
-            return Start.SPAWN
+            return StartKind.SPAWN
         self.paused -= 1
-        return Start.PAUSED_CLONE
+        return StartKind.PAUSED_CLONE
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.base import NOTHING_AHEAD, Readiness, Warmth
+from etude.envserver.drivers.base import ALWAYS_READY, DriverReadiness, TemplateReadiness
 from etude.envserver.host import warm_minimum
 from etude.v1 import environments_pb2
 
@@ -14,15 +14,15 @@ def target(template: str, paused: int, shells: int = 0) -> environments_pb2.Warm
 
 def test_what_several_brokers_want_is_added_up() -> None:
     orders = [[target("a", 1, 2), target("b", 3)], [target("a", 4)], []]
-    wanted = warm_minimum.combined_targets(orders, NOTHING_AHEAD, {})
+    wanted = warm_minimum.combined_targets(orders, ALWAYS_READY, {})
     assert wanted == [
-        Warmth(template="a", paused_clones=5, shells=2),
-        Warmth(template="b", paused_clones=3),
+        TemplateReadiness(template="a", paused_clones=5, shells=2),
+        TemplateReadiness(template="b", paused_clones=3),
     ]
 
 
 def test_a_heartbeat_says_what_is_ready_and_how_long_the_rest_takes() -> None:
-    ready = Warmth(
+    ready = TemplateReadiness(
         template="a",
         paused_clones=2,
         shells=1,
@@ -31,7 +31,7 @@ def test_a_heartbeat_says_what_is_ready_and_how_long_the_rest_takes() -> None:
         start_p90_ms=71.0,
         quarantined="crashes",
     )
-    (level,) = warm_minimum.template_levels(Readiness(templates=[ready]), {})
+    (level,) = warm_minimum.template_levels(DriverReadiness(templates=[ready]), {})
     assert (level.paused_clones, level.shells, level.resident) == (2, 1, True)
     assert (level.spawn_cpu_ms, level.start_p50_ms, level.start_p90_ms) == (45, 50, 71)
     assert level.quarantined == "crashes"
@@ -44,7 +44,7 @@ FEW = st.integers(min_value=0, max_value=20)
 def test_what_is_ready_for_granted_leases_is_neither_dropped_nor_promised_again(
     held: int, asked: int, awaited: int
 ) -> None:
-    readiness = Readiness(templates=[Warmth(template="a", paused_clones=held)])
+    readiness = DriverReadiness(templates=[TemplateReadiness(template="a", paused_clones=held)])
     kept = warm_minimum.combined_targets([[target("a", asked)]], readiness, {"a": awaited})
     (level,) = warm_minimum.template_levels(readiness, {"a": awaited})
     paused = sum(each.paused_clones for each in kept)
@@ -53,5 +53,7 @@ def test_what_is_ready_for_granted_leases_is_neither_dropped_nor_promised_again(
 
 
 def test_a_template_that_nobody_wants_and_nobody_awaits_is_not_kept() -> None:
-    readiness = Readiness(templates=[Warmth(template="a", paused_clones=3, shells=2)])
+    readiness = DriverReadiness(
+        templates=[TemplateReadiness(template="a", paused_clones=3, shells=2)]
+    )
     assert warm_minimum.combined_targets([[]], readiness, {}) == []

@@ -2,16 +2,16 @@
 
 import asyncio
 
-from etude.envserver.drivers.vm.qemu.boot import KEPT_BYTES, Console
+from etude.envserver.drivers.vm.qemu.boot import KEPT_BYTES, BootConsole
 
 
-async def said(console: Console, end: str) -> None:
+async def said(console: BootConsole, end: str) -> None:
     while not console.tail().endswith(end):  # noqa: ASYNC110 - there is nothing to wait for
         await asyncio.sleep(0)
 
 
 async def test_the_end_of_what_was_written_is_kept_and_no_more() -> None:
-    console = Console()
+    console = BootConsole()
     console.theirs.settimeout(0)
     loop = asyncio.get_running_loop()
     for _ in range(64):
@@ -24,7 +24,7 @@ async def test_the_end_of_what_was_written_is_kept_and_no_more() -> None:
 
 
 async def test_a_monitor_that_ends_leaves_its_last_words() -> None:
-    console = Console()
+    console = BootConsole()
     console.theirs.send(b"bye")
     console.theirs.close()
     await said(console, "bye")

@@ -8,11 +8,16 @@ import pytest
 from etude.envserver.drivers.vm import host_cpu
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import command_line as machines
-from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Boot, Machine, Wiring
+from etude.envserver.drivers.vm.qemu.command_line import (
+    Accelerator,
+    BootFiles,
+    QemuConfig,
+    VmmFiles,
+)
 
-MACHINE = Machine(tsc_khz=2_000_000)
-WIRING = Wiring(memory=3, qmp=4, agent=5, root=6)
-BOOT = Boot(kernel=7, initramfs=8, console=9)
+MACHINE = QemuConfig(tsc_khz=2_000_000)
+WIRING = VmmFiles(memory=3, qmp=4, agent=5, root=6)
+BOOT = BootFiles(kernel=7, initramfs=8, console=9)
 
 
 def test_a_clone_has_the_devices_of_its_template_in_the_same_order() -> None:
@@ -47,22 +52,24 @@ def test_a_boot_is_told_the_counters_rate() -> None:
 
 
 def test_only_translated_guests_have_their_programs_at_the_same_addresses() -> None:
-    kvm = Machine(tsc_khz=1, accelerator=Accelerator.KVM)
+    kvm = QemuConfig(tsc_khz=1, accelerator=Accelerator.KVM)
     for machine, is_fixed in ((MACHINE, True), (kvm, False)):
         booted = machines.boot_arguments(machine, WIRING, BOOT)
         assert ("norandmaps" in booted[booted.index("-append") + 1].split()) is is_fixed
 
 
 def test_with_kvm_the_guest_has_the_hosts_processor() -> None:
-    booted = machines.boot_arguments(Machine(tsc_khz=1, accelerator=Accelerator.KVM), WIRING, BOOT)
+    booted = machines.boot_arguments(
+        QemuConfig(tsc_khz=1, accelerator=Accelerator.KVM), WIRING, BOOT
+    )
     assert booted[booted.index("-cpu") + 1] == "host"
 
 
 def test_a_disk_names_every_file_that_it_is_based_on() -> None:
-    wiring = Wiring(memory=3, qmp=4, agent=5, root=6, disk=(10, 11, 12))
+    wiring = VmmFiles(memory=3, qmp=4, agent=5, root=6, disk=(10, 11, 12))
     (disk,) = (
         word
-        for word in machines.clone_arguments(Machine(tsc_khz=1, has_disk=True), wiring)
+        for word in machines.clone_arguments(QemuConfig(tsc_khz=1, has_disk=True), wiring)
         if word.startswith("id=d1")
     )
     assert "file=/proc/self/fd/10,format=qcow2" in disk
@@ -75,7 +82,7 @@ def test_a_disk_names_every_file_that_it_is_based_on() -> None:
 @pytest.mark.parametrize(("memory_mib", "tsc_khz"), [(63, 1), (1 << 21, 1), (256, 0)])
 def test_a_machine_that_cannot_be_is_refused(memory_mib: int, tsc_khz: int) -> None:
     with pytest.raises(ValueError, match="must be"):
-        Machine(memory_mib=memory_mib, tsc_khz=tsc_khz)
+        QemuConfig(memory_mib=memory_mib, tsc_khz=tsc_khz)
 
 
 def test_a_jailed_program_comes_last_after_limits_and_user() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import qemu_streams
 
-from etude.envserver.drivers.vm.dirty_pages import Pages
+from etude.envserver.drivers.vm.dirty_pages import GuestPages
 from etude.envserver.drivers.vm.errors import FormatError
 from etude.envserver.drivers.vm.qemu.stream_splicing import parse, splice
 
@@ -19,9 +19,9 @@ TEMPLATE = qemu_streams.template_stream(firmware=FIRMWARE, devices=BEFORE)
 STATE = qemu_streams.device_state(AFTER)
 
 
-def pages(contents: dict[int, bytes]) -> Pages:
+def pages(contents: dict[int, bytes]) -> GuestPages:
     joined = b"".join(contents[number] for number in sorted(contents))
-    return Pages(numbers=tuple(sorted(contents)), content=memoryview(joined))
+    return GuestPages(numbers=tuple(sorted(contents)), content=memoryview(joined))
 
 
 def page(seed: int) -> bytes:
@@ -104,4 +104,4 @@ def test_a_template_with_an_unknown_block_of_memory_is_refused() -> None:
 
 def test_as_many_bytes_as_pages_are_demanded() -> None:
     with pytest.raises(ValueError, match="1 pages"):
-        Pages(numbers=(1,), content=memoryview(b"short"))
+        GuestPages(numbers=(1,), content=memoryview(b"short"))

@@ -38,7 +38,7 @@ def test_two_that_build_at_once_write_files_of_their_own(
         'while [ $(wc -l < $log) -lt 2 ]; do sleep 0.01; done\necho x > "$out"',
     )
     with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda _: preload_library.library(folder), range(2)))
+        made = list(pool.map(lambda _: preload_library.preload_library(folder), range(2)))
     assert len(set((tmp_path / "log").read_text().split())) == 2
     assert made[0] is not None
     assert made[0] == made[1]
@@ -51,7 +51,7 @@ def test_a_compiler_that_hangs_is_an_error_and_leaves_nothing(
 ) -> None:
     compiler(tmp_path, monkeypatch, "exec sleep 600")
     with pytest.raises(VmmError, match="takes longer"):
-        preload_library.library(folder, limit_s=0.1)
+        preload_library.preload_library(folder, limit_s=0.1)
     assert list(folder.iterdir()) == []
 
 
@@ -59,7 +59,7 @@ def test_a_compiler_that_fails_means_no_library(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler(tmp_path, monkeypatch, "exit 1")
-    assert preload_library.library(folder) is None
+    assert preload_library.preload_library(folder) is None
     assert list(folder.iterdir()) == []
 
 
@@ -67,4 +67,4 @@ def test_without_a_compiler_there_is_no_library(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert preload_library.library(folder) is None
+    assert preload_library.preload_library(folder) is None

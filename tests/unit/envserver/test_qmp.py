@@ -10,7 +10,7 @@ import pytest
 
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.qemu import migration
-from etude.envserver.drivers.vm.qemu.qmp import LINE_BYTES, Qmp, hand_over
+from etude.envserver.drivers.vm.qemu.qmp import LINE_BYTES, QmpClient, pass_file
 
 GREETING: dict[str, object] = {"QMP": {"version": {}, "capabilities": []}}
 
@@ -50,14 +50,14 @@ async def monitor() -> AsyncIterator[Monitor]:
 
 
 @pytest.fixture
-async def qmp(monitor: Monitor) -> AsyncIterator[Qmp]:
-    made = Qmp(monitor.ours, "test")
+async def qmp(monitor: Monitor) -> AsyncIterator[QmpClient]:
+    made = QmpClient(monitor.ours, "test")
     yield made
     await made.close()
 
 
 async def test_a_command_gets_the_answer_with_its_number_whatever_the_order(
-    monitor: Monitor, qmp: Qmp
+    monitor: Monitor, qmp: QmpClient
 ) -> None:
     first = asyncio.create_task(qmp.execute("stop"))
     one = await monitor.heard()
@@ -69,7 +69,9 @@ async def test_a_command_gets_the_answer_with_its_number_whatever_the_order(
     assert await first == {}
 
 
-async def test_a_refused_command_says_what_the_monitor_said(monitor: Monitor, qmp: Qmp) -> None:
+async def test_a_refused_command_says_what_the_monitor_said(
+    monitor: Monitor, qmp: QmpClient
+) -> None:
     task = asyncio.create_task(qmp.execute("cont"))
     number = (await monitor.heard())["id"]
     await monitor.say({"error": {"class": "GenericError", "desc": "not now"}, "id": number})
@@ -77,14 +79,16 @@ async def test_a_refused_command_says_what_the_monitor_said(monitor: Monitor, qm
         await task
 
 
-async def test_an_event_reaches_who_expects_it_and_nobody_else(monitor: Monitor, qmp: Qmp) -> None:
+async def test_an_event_reaches_who_expects_it_and_nobody_else(
+    monitor: Monitor, qmp: QmpClient
+) -> None:
     stopped = qmp.expect(lambda event: event["event"] == "STOP")
     await monitor.say({"event": "RESUME"})
     await monitor.say({"event": "STOP", "data": 1})
     assert (await stopped)["data"] == 1
 
 
-async def test_a_descriptor_goes_along_with_its_command(monitor: Monitor, qmp: Qmp) -> None:
+async def test_a_descriptor_goes_along_with_its_command(monitor: Monitor, qmp: QmpClient) -> None:
     reader, writer = os.pipe()
     task = asyncio.create_task(qmp.execute("getfd", {"fdname": "x"}, descriptors=(writer,)))
     message = await monitor.heard()
@@ -111,7 +115,7 @@ async def test_a_descriptor_goes_along_with_its_command(monitor: Monitor, qmp: Q
     ids=["text", "list", "deep", "no id", "id as text", "empty", "bytes", "endless"],
 )
 async def test_whatever_is_not_the_protocol_ends_the_connection(
-    monitor: Monitor, qmp: Qmp, said: bytes
+    monitor: Monitor, qmp: QmpClient, said: bytes
 ) -> None:
     task = asyncio.create_task(qmp.execute("stop"))
     await monitor.heard()
@@ -123,7 +127,7 @@ async def test_whatever_is_not_the_protocol_ends_the_connection(
 
 
 async def test_an_answer_nobody_asked_for_and_a_flood_of_events_change_nothing(
-    monitor: Monitor, qmp: Qmp
+    monitor: Monitor, qmp: QmpClient
 ) -> None:
     await monitor.say({"return": {}, "id": 999})
     for _ in range(1000):
@@ -133,13 +137,13 @@ async def test_an_answer_nobody_asked_for_and_a_flood_of_events_change_nothing(
     assert await task == {}
 
 
-async def test_a_silent_monitor_is_given_up(qmp: Qmp) -> None:
+async def test_a_silent_monitor_is_given_up(qmp: QmpClient) -> None:
     with pytest.raises(VmmError, match=r"stop: no answer in 0\.01 s"):
         await qmp.execute("stop", limit_s=0.01)
 
 
 async def test_a_monitor_that_ends_ends_everything_that_waits_for_it(
-    monitor: Monitor, qmp: Qmp
+    monitor: Monitor, qmp: QmpClient
 ) -> None:
     event = qmp.expect(lambda _: True)
     task = asyncio.create_task(qmp.execute("stop"))
@@ -150,7 +154,9 @@ async def test_a_monitor_that_ends_ends_everything_that_waits_for_it(
             await waiting
 
 
-async def test_the_greeting_comes_before_the_first_command(monitor: Monitor, qmp: Qmp) -> None:
+async def test_the_greeting_comes_before_the_first_command(
+    monitor: Monitor, qmp: QmpClient
+) -> None:
     task = asyncio.create_task(qmp.greet())
     await monitor.say(GREETING)
     heard = await monitor.heard()
@@ -161,10 +167,10 @@ async def test_the_greeting_comes_before_the_first_command(monitor: Monitor, qmp
 
 @pytest.mark.parametrize("answer", [{}, [], None, {"fdset-id": "1", "fd": 2}, {"fdset-id": -1}])
 async def test_a_file_that_the_monitor_took_has_a_number(
-    monitor: Monitor, qmp: Qmp, answer: object
+    monitor: Monitor, qmp: QmpClient, answer: object
 ) -> None:
     reader, writer = os.pipe()
-    task = asyncio.create_task(hand_over(qmp, writer))
+    task = asyncio.create_task(pass_file(qmp, writer))
     await monitor.say({"return": answer, "id": (await monitor.heard())["id"]})
     with pytest.raises(VmmError, match="has no numbers"):
         await task
@@ -173,9 +179,9 @@ async def test_a_file_that_the_monitor_took_has_a_number(
 
 
 async def test_a_monitor_that_is_not_done_with_a_state_is_waited_for(
-    monitor: Monitor, qmp: Qmp
+    monitor: Monitor, qmp: QmpClient
 ) -> None:
-    task = asyncio.create_task(migration.settled(qmp))
+    task = asyncio.create_task(migration.wait_until_settled(qmp))
     for status in ("finish-migrate", "finish-migrate", "postmigrate"):
         asked = await monitor.heard()
         assert not task.done()

@@ -11,18 +11,18 @@ from etude.common.api.pool.spec import EnvPoolSpec
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.gvisor import runsc
-from etude.envserver.drivers.selection import Place, selected
+from etude.envserver.drivers.selection import DriverFolders, select_driver
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import compatibility
-from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DriverFolders:
     """A machine without a monitor."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    return Place(scratch=tmp_path / "scratch", images=tmp_path / "images")
+    return DriverFolders(scratch=tmp_path / "scratch", images=tmp_path / "images")
 
 
 def spec(template: dict[str, Any] | None = None, **fields: Any) -> EnvPoolSpec:
@@ -31,7 +31,9 @@ def spec(template: dict[str, Any] | None = None, **fields: Any) -> EnvPoolSpec:
     return EnvPoolSpec.model_validate({"templates": templates, "isolation": isolation, **fields})
 
 
-def image(place: Place, name: str = "python", *, files: tuple[str, ...] = ("vmlinuz",)) -> Path:
+def image(
+    place: DriverFolders, name: str = "python", *, files: tuple[str, ...] = ("vmlinuz",)
+) -> Path:
     folder = place.images / "images" / ("0" * 32)
     folder.mkdir(parents=True)
     manifest = {"name": name, "files": dict.fromkeys(files, "0" * 64)}
@@ -39,18 +41,18 @@ def image(place: Place, name: str = "python", *, files: tuple[str, ...] = ("vmli
     return folder
 
 
-async def refused(pool: EnvPoolSpec, place: Place) -> DriverUnavailableError:
+async def refused(pool: EnvPoolSpec, place: DriverFolders) -> DriverUnavailableError:
     with pytest.raises(DriverUnavailableError) as caught:
-        await selected(pool, place)
+        await select_driver(pool, place)
     return caught.value
 
 
 @pytest.mark.parametrize("driver", ["Auto", "Process"])
-async def test_templates_without_images_are_processes(place: Place, driver: str) -> None:
-    assert (await selected(spec(isolation={"driver": driver}), place)).name == "process"
+async def test_templates_without_images_are_processes(place: DriverFolders, driver: str) -> None:
+    assert (await select_driver(spec(isolation={"driver": driver}), place)).name == "process"
 
 
-async def test_a_pool_that_demands_a_machine_never_gets_less(place: Place) -> None:
+async def test_a_pool_that_demands_a_machine_never_gets_less(place: DriverFolders) -> None:
     error = await refused(spec(isolation={"minimum": "MicroVM"}), place)
     assert error.problem.where == "spec.templates[0].image"
     image(place)
@@ -59,34 +61,34 @@ async def test_a_pool_that_demands_a_machine_never_gets_less(place: Place) -> No
 
 
 async def test_a_pool_that_accepts_processes_gets_them_where_no_machine_can_be(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: DriverFolders, caplog: pytest.LogCaptureFixture
 ) -> None:
     image(place)
-    assert (await selected(spec({"image": "python"}), place)).name == "process"
+    assert (await select_driver(spec({"image": "python"}), place)).name == "process"
     assert "qemu-system-x86_64" in caplog.text
 
 
 async def test_machines_that_crash_are_counted_to_the_pools_threshold(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: DriverFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = QemuDriver(scratch=place.scratch, images={}, machine=Machine(tsc_khz=1))
+    made = QemuDriver(scratch=place.scratch, images={}, machine=QemuConfig(tsc_khz=1))
 
-    async def machines(_spec: EnvPoolSpec, _place: Place) -> QemuDriver:
+    async def machines(_spec: EnvPoolSpec, _place: DriverFolders) -> QemuDriver:
         return made
 
     monkeypatch.setitem(vars(selection), "_machines", machines)
     fields = {"isolation": {"driver": "QemuMicroVM"}}
-    assert await selected(spec(**fields), place) is made
+    assert await select_driver(spec(**fields), place) is made
     assert made.quarantine.threshold == 5
 
-    await selected(spec(health={"crashLoopThreshold": 2}, **fields), place)
+    await select_driver(spec(health={"crashLoopThreshold": 2}, **fields), place)
 
     assert made.quarantine.threshold == 2
     error = await refused(spec(health={"crashLoopThreshold": 2}), place)
     assert error.problem.where == "spec.health.crashLoopThreshold"
 
 
-async def test_a_named_driver_is_that_driver_or_an_error(place: Place) -> None:
+async def test_a_named_driver_is_that_driver_or_an_error(place: DriverFolders) -> None:
     image(place)
     pool = spec({"image": "python"}, isolation={"driver": "QemuMicroVM"})
     assert (await refused(pool, place)).problem.where == "spec.isolation.driver"
@@ -100,7 +102,7 @@ async def test_a_named_driver_is_that_driver_or_an_error(place: Place) -> None:
     ],
 )
 async def test_processes_refuse_what_they_cannot_honour(
-    place: Place, template: dict[str, Any], fields: dict[str, Any], where: str
+    place: DriverFolders, template: dict[str, Any], fields: dict[str, Any], where: str
 ) -> None:
     pool = spec(template, isolation={"driver": "Process"}, **fields)
     assert (await refused(pool, place)).problem.where == where
@@ -115,7 +117,7 @@ async def test_processes_refuse_what_they_cannot_honour(
     ],
 )
 async def test_an_image_that_cannot_be_booted_is_named(
-    place: Place, name: str, files: tuple[str, ...], what: str
+    place: DriverFolders, name: str, files: tuple[str, ...], what: str
 ) -> None:
     image(place, files=files)
     error = await refused(spec({"image": name}, isolation={"driver": "QemuMicroVM"}), place)
@@ -123,13 +125,15 @@ async def test_an_image_that_cannot_be_booted_is_named(
     assert what in error.problem.what
 
 
-async def test_a_damaged_image_is_no_image(place: Place) -> None:
+async def test_a_damaged_image_is_no_image(place: DriverFolders) -> None:
     (image(place) / "manifest.json").write_text("{")
     error = await refused(spec({"image": "python"}, isolation={"driver": "QemuMicroVM"}), place)
     assert error.problem.fix == "build it again"
 
 
-async def test_gvisor_is_taken_by_name_or_where_a_pool_accepts_no_less(place: Place) -> None:
+async def test_gvisor_is_taken_by_name_or_where_a_pool_accepts_no_less(
+    place: DriverFolders,
+) -> None:
     image(place)
     for isolation in ({"driver": "GVisor"}, {"minimum": "Sandbox"}):
         error = await refused(spec({"image": "python"}, isolation=isolation), place)
@@ -137,7 +141,7 @@ async def test_gvisor_is_taken_by_name_or_where_a_pool_accepts_no_less(place: Pl
         assert wanted in error.problem.what
 
 
-def with_gvisor(place: Place) -> None:
+def with_gvisor(place: DriverFolders) -> None:
     program = place.scratch.parent / "runsc"
     program.write_text("#!/bin/sh\necho runsc version release-20250505.0\n")
     program.chmod(0o755)
@@ -145,16 +149,18 @@ def with_gvisor(place: Place) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="containers of gVisor need root")
 async def test_a_pool_that_accepts_processes_is_not_refused_for_what_gvisor_has_not(
-    place: Place,
+    place: DriverFolders,
 ) -> None:
     image(place)
     with_gvisor(place)
-    assert (await selected(spec({"image": "python"}), place)).name == "gvisor"
-    driver = await selected(spec({"image": "python"}, network={"egress": "Public"}), place)
+    assert (await select_driver(spec({"image": "python"}), place)).name == "gvisor"
+    driver = await select_driver(spec({"image": "python"}, network={"egress": "Public"}), place)
     assert (driver.name, driver.caps.egress) == ("process", True)
 
 
-async def test_a_pool_that_needs_a_way_out_of_a_sandbox_is_told_who_gives_one(place: Place) -> None:
+async def test_a_pool_that_needs_a_way_out_of_a_sandbox_is_told_who_gives_one(
+    place: DriverFolders,
+) -> None:
     image(place)
     with_gvisor(place)
     pool = spec({"image": "python"}, isolation={"minimum": "Sandbox"}, network={"egress": "Public"})
@@ -174,11 +180,11 @@ async def test_a_pool_that_needs_a_way_out_of_a_sandbox_is_told_who_gives_one(pl
     ],
 )
 def test_a_release_of_gvisor_that_breaks_programs_is_not_used(said: str, why: str) -> None:
-    found = runsc.refused(said)
+    found = runsc.version_problem(said)
     assert (why in found) if why else not found
 
 
-def programs(place: Place, versions: dict[str, str]) -> Path:
+def programs(place: DriverFolders, versions: dict[str, str]) -> Path:
     """Programs that say a version, and a device; where they are found."""
     folder = place.scratch.parent
     for name, version in versions.items():
@@ -189,7 +195,7 @@ def programs(place: Place, versions: dict[str, str]) -> Path:
     return device
 
 
-async def test_firecracker_is_taken_by_name_and_says_what_is_missing(place: Place) -> None:
+async def test_firecracker_is_taken_by_name_and_says_what_is_missing(place: DriverFolders) -> None:
     image(place)
     pool = spec({"image": "python"}, isolation={"driver": "Firecracker"})
     error = await refused(pool, place)
@@ -207,21 +213,21 @@ async def test_firecracker_is_taken_by_name_and_says_what_is_missing(place: Plac
     ],
 )
 def test_programs_that_do_not_fit_are_named(
-    place: Place, versions: dict[str, str], what: str
+    place: DriverFolders, versions: dict[str, str], what: str
 ) -> None:
     device = programs(place, versions)
     with pytest.raises(VmmError, match=what):
-        compatibility.programs(place.scratch.parent, kvm=device)
+        compatibility.find_programs(place.scratch.parent, kvm=device)
 
 
-def test_firecracker_runs_nothing_without_the_processors_machines(place: Place) -> None:
+def test_firecracker_runs_nothing_without_the_processors_machines(place: DriverFolders) -> None:
     device = programs(place, {"firecracker": "1.14.0", "jailer": "1.14.0"})
     with pytest.raises(VmmError, match=r"no-kvm cannot be opened"):
-        compatibility.programs(place.scratch.parent, kvm=device.with_name("no-kvm"))
+        compatibility.find_programs(place.scratch.parent, kvm=device.with_name("no-kvm"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the jailer needs root")
-def test_programs_of_one_release_on_a_host_with_kvm_are_taken(place: Place) -> None:
+def test_programs_of_one_release_on_a_host_with_kvm_are_taken(place: DriverFolders) -> None:
     device = programs(place, {"firecracker": "1.14.0", "jailer": "1.14.0"})
-    found = compatibility.programs(place.scratch.parent, kvm=device)
+    found = compatibility.find_programs(place.scratch.parent, kvm=device)
     assert found.jailer == (place.scratch.parent / "jailer").resolve()

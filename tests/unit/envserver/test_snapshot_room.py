@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from etude.envserver.drivers.base import Saved
+from etude.envserver.drivers.base import SavedSandbox
 from etude.envserver.host.leases.records import CALLS
 from etude.envserver.host.snapshots import local_snapshots
 from etude.envserver.host.snapshots.local_snapshots import (
@@ -41,12 +41,12 @@ async def test_all_that_are_under_way_together_fit_beside_the_reserve(
     granted: list[int] = []
     begun, end = asyncio.Semaphore(0), asyncio.Event()
 
-    async def write(folder: Path, limits: FolderLimits) -> Saved:
+    async def write(folder: Path, limits: FolderLimits) -> SavedSandbox:
         granted.append(limits.max_bytes)
         (folder / CALLS).touch()
         begun.release()
         await end.wait()
-        return Saved(num_bytes=1, digest="")
+        return SavedSandbox(num_bytes=1, digest="")
 
     takes = [
         asyncio.create_task(kept.take(str(number), ORIGIN, write, has_memory=False))
@@ -68,7 +68,7 @@ async def test_a_disk_with_nothing_but_its_reserve_takes_none(
 ) -> None:
     disk(monkeypatch, 100 * MIB)
 
-    async def write(_folder: Path, _limits: FolderLimits) -> Saved:
+    async def write(_folder: Path, _limits: FolderLimits) -> SavedSandbox:
         raise AssertionError("nothing is to be written")
 
     with pytest.raises(NoRoomError, match="last 100 MiB"):
@@ -78,9 +78,9 @@ async def test_a_disk_with_nothing_but_its_reserve_takes_none(
 async def test_what_was_dropped_while_it_was_read_is_removed_beside_the_loop(
     kept: LocalSnapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def write(folder: Path, _limits: FolderLimits) -> Saved:
+    async def write(folder: Path, _limits: FolderLimits) -> SavedSandbox:
         (folder / CALLS).touch()
-        return Saved(num_bytes=1, digest="")
+        return SavedSandbox(num_bytes=1, digest="")
 
     made = await kept.take("s", ORIGIN, write, has_memory=False)
     removers: list[threading.Thread] = []

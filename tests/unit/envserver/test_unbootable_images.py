@@ -18,7 +18,7 @@ def test_a_consoles_last_words_are_told_and_nobody_is_sent_to_look_for_them(
     image = BuiltImage(folder=tmp_path, name="python", address="a", files={})
     error = VmmError("the agent does not answer")
     error.add_note(said)
-    problem = driver._unbootable(image, error).problem
+    problem = driver._boot_error(image, error).problem
     assert "python does not boot: the agent does not answer" in problem.what
     assert said in problem.what
     assert ("console" in problem.what) == bool(said)

@@ -19,7 +19,7 @@ that the gap is never in the shown part."""
 GRADE_OUTPUT_BYTES = 64 * 1024
 
 
-class Strength(StrEnum):
+class IsolationStrength(StrEnum):
     """Strength of the isolation boundary, as leases state it."""
 
     WEAK = "Weak"
@@ -28,7 +28,7 @@ class Strength(StrEnum):
     STRONG = "Strong"
 
 
-class Start(StrEnum):
+class StartKind(StrEnum):
     """Kind of a sandbox's start, from expensive to cheap."""
 
     COPY = "copy"
@@ -45,15 +45,15 @@ class Start(StrEnum):
     """A snapshot was restored."""
 
 
-class Begun(NamedTuple):
+class SandboxStart(NamedTuple):
     """Kind and duration of a sandbox's start."""
 
-    start: Start
+    kind: StartKind
     took_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caps:
+class DriverCapabilities:
     """Capabilities of a driver's sandboxes, on top of running tools."""
 
     files: bool
@@ -100,7 +100,7 @@ class DriverUnavailableError(UserError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CommandOutcome:
     """Outcome of a command."""
 
     output: bytes
@@ -114,7 +114,7 @@ class Outcome:
     cpu_ms: int = 0
     wall_ms: int = 0
     collected: bytes | None = None
-    begun: Begun | None = None
+    sandbox_start: SandboxStart | None = None
     """Start of a verification's sandbox, where it may vary."""
 
 
@@ -134,7 +134,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warmth:
+class TemplateReadiness:
     """Readiness of a driver for one template."""
 
     template: str
@@ -150,22 +150,22 @@ class Warmth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readiness:
+class DriverReadiness:
     """Start capacity of a driver."""
 
-    templates: Sequence[Warmth] = ()
+    templates: Sequence[TemplateReadiness] = ()
     free_memory_bytes: int = 0
     """For VMs; 0 where memory is not a limit."""
     queue_ms: float = 0.0
     """Time until all waiting starts have begun."""
 
 
-NOTHING_AHEAD = Readiness()
+ALWAYS_READY = DriverReadiness()
 """For a driver that keeps nothing ready, and whose starts take no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SavedSandbox:
     """Size and digest of a saved sandbox."""
 
     num_bytes: int
@@ -183,29 +183,29 @@ class Sandbox(Protocol):
     """Workspace of the tools, after begin(); its commands go through the given runner."""
 
     @property
-    def has_begun(self) -> bool:
+    def is_started(self) -> bool:
         """True if it has its initial files, from this process or an earlier one."""
         ...
 
     @property
-    def begun(self) -> Begun | None:
+    def sandbox_start(self) -> SandboxStart | None:
         """Its start, if this process started it and could not tell before."""
         return None
 
     @property
-    def is_whole(self) -> bool:
+    def is_intact(self) -> bool:
         """True if nothing that ran in it between calls was lost."""
         return True
 
-    async def begin(self, tree: Tree) -> None:
+    async def initialize(self, tree: Tree) -> None:
         """Write the initial files, all or none."""
         ...
 
-    async def run(self, command: str, timeout_s: float) -> Outcome:
+    async def run(self, command: str, timeout_s: float) -> CommandOutcome:
         """Run a shell command in the workspace."""
         ...
 
-    async def content(self, limits: FolderLimits) -> FolderContent:
+    async def read_files(self, limits: FolderLimits) -> FolderContent:
         """Read the regular files of the workspace.
 
         Raises:
@@ -222,7 +222,7 @@ class Sandbox(Protocol):
         """
         raise WrongStateError("this lease's driver does not start interactive programs")
 
-    async def verify(self, work: Verification) -> Outcome:
+    async def verify(self, work: Verification) -> CommandOutcome:
         """Run a verifier here after the agent's processes have ended; nothing runs here later.
 
         Raises:
@@ -230,7 +230,7 @@ class Sandbox(Protocol):
         """
         raise CapMissingError("of this lease", "memory", "it grades in fresh sandboxes only")
 
-    async def save(self, folder: Path, limits: FolderLimits) -> Saved:
+    async def save(self, folder: Path, limits: FolderLimits) -> SavedSandbox:
         """Write a snapshot to an empty folder of the host; the sandbox continues.
 
         Raises:
@@ -238,7 +238,7 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def restore(self, folder: Path, saved: Saved) -> None:
+    async def restore(self, folder: Path, saved: SavedSandbox) -> None:
         """Replace the sandbox's state, whatever it is, by a snapshot.
 
         After any other error it is unchanged. If this process dies meanwhile, the next one has to
@@ -271,9 +271,9 @@ class Driver(Protocol):
     """Makes sandboxes; every method raises SandboxError for its own failures."""
 
     name: str
-    strength: Strength
-    caps: Caps
-    begins: Start | None
+    strength: IsolationStrength
+    caps: DriverCapabilities
+    start_kind: StartKind | None
     """Kind of a sandbox's start; None where it shows only at the first call."""
     leases: Path
     """Parent of the lease folders, which the host makes and removes."""
@@ -290,11 +290,11 @@ class Driver(Protocol):
         """End what belongs to this process; sandboxes stay for the next one."""
         ...
 
-    def readiness(self) -> Readiness:
+    def readiness(self) -> DriverReadiness:
         """Report the start capacity."""
-        return NOTHING_AHEAD
+        return ALWAYS_READY
 
-    def keep_warm(self, wanted: Sequence[Warmth], *, max_shells: int) -> None:
+    def keep_warm(self, wanted: Sequence[TemplateReadiness], *, max_shells: int) -> None:
         """Set the numbers of paused clones and idle VMMs to keep; templates not named keep none.
 
         A driver without a warm pool ignores it.
@@ -306,7 +306,7 @@ class Driver(Protocol):
         """
         return
 
-    def check(self, template: str) -> None:
+    def check_startable(self, template: str) -> None:
         """Refuse a template that cannot be started now.
 
         Raises:
@@ -327,7 +327,7 @@ class Driver(Protocol):
         """
         ...
 
-    async def verify(self, work: Verification) -> Outcome:
+    async def verify(self, work: Verification) -> CommandOutcome:
         """Run a verifier in a fresh sandbox."""
         ...
 

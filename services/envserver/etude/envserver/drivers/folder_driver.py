@@ -18,14 +18,14 @@ from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
     HEAD_BYTES,
     TAIL_BYTES,
-    Caps,
+    CommandOutcome,
     Driver,
+    DriverCapabilities,
     HalfRestoredError,
-    Outcome,
     Sandbox,
     SandboxError,
-    Saved,
-    Start,
+    SavedSandbox,
+    StartKind,
     Verification,
 )
 from etude.envserver.drivers.folder_jobs import FolderJobs
@@ -38,7 +38,7 @@ from etude.envserver.storage.folders import FolderContent, FolderLimits, Owner
 from etude.envserver.storage.trees import Tree
 
 _WORKSPACE = "workspace"
-CAPS = Caps(files=True, memory=False, freeze=True)
+CAPS = DriverCapabilities(files=True, memory=False, freeze=True)
 """Snapshots hold no memory: it belongs to processes of the host."""
 
 Launch = Callable[[Path, Program], Awaitable[PipedProgram]]
@@ -48,7 +48,7 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class FolderCommand:
     """One shell command in one workspace."""
 
     command: str
@@ -70,7 +70,7 @@ class FolderSandbox(Sandbox):
         self,
         folder: Path,
         runner: Runner,
-        execute: Callable[[Command], Awaitable[Outcome]],
+        execute: Callable[[FolderCommand], Awaitable[CommandOutcome]],
         owner: Owner,
         *,
         launch: Launch | None = None,
@@ -92,10 +92,10 @@ class FolderSandbox(Sandbox):
         self._runner = runner
         self._execute = execute
         self._owner = owner
-        self._jobs = self._found_jobs()
-        self.workspace = self._opened()
+        self._jobs = self._load_jobs()
+        self.workspace = self._open_workspace()
 
-    def _opened(self) -> FolderWorkspace:
+    def _open_workspace(self) -> FolderWorkspace:
         kept = FolderNotes(self._root.with_name(notes.FOLDER))
         return FolderWorkspace(
             self._root,
@@ -105,7 +105,7 @@ class FolderSandbox(Sandbox):
             jobs=self._jobs or NoJobs(),
         )
 
-    def _found_jobs(self) -> FolderJobs | None:
+    def _load_jobs(self) -> FolderJobs | None:
         if self._launch is None:
             return None
         folder = self._root.with_name(folder_jobs.FOLDER)
@@ -113,11 +113,11 @@ class FolderSandbox(Sandbox):
 
     @property
     @override
-    def has_begun(self) -> bool:
+    def is_started(self) -> bool:
         return self._root.exists()
 
     @override
-    async def begin(self, tree: Tree) -> None:
+    async def initialize(self, tree: Tree) -> None:
         await asyncio.to_thread(self._write, tree)
 
     def _write(self, tree: Tree) -> None:
@@ -128,19 +128,19 @@ class FolderSandbox(Sandbox):
         partial.rename(self._root)
 
     @override
-    async def run(self, command: str, timeout_s: float) -> Outcome:
+    async def run(self, command: str, timeout_s: float) -> CommandOutcome:
         return await self._execute(
-            Command(command=command, workspace=self._root, timeout_s=timeout_s)
+            FolderCommand(command=command, workspace=self._root, timeout_s=timeout_s)
         )
 
     @override
-    async def content(self, limits: FolderLimits) -> FolderContent:
+    async def read_files(self, limits: FolderLimits) -> FolderContent:
         if limits == folders.SMALL:
             return folders.read_tree(self._root, limits)  # a thread would cost more than the read
         return await asyncio.to_thread(folders.read_tree, self._root, limits)
 
     @override
-    async def save(self, folder: Path, limits: FolderLimits) -> Saved:
+    async def save(self, folder: Path, limits: FolderLimits) -> SavedSandbox:
         with crossing(SandboxError, f"saving {self._root}"):
             lease = self._root.parent
             return await asyncio.to_thread(
@@ -148,7 +148,7 @@ class FolderSandbox(Sandbox):
             )
 
     @override
-    async def restore(self, folder: Path, saved: Saved) -> None:
+    async def restore(self, folder: Path, saved: SavedSandbox) -> None:
         lease, parts = self._root.parent, self._parts()
         with crossing(SandboxError, f"restoring {self._root}"):
             await asyncio.to_thread(folder_snapshots.prepare, folder, parts, lease, saved)
@@ -157,12 +157,12 @@ class FolderSandbox(Sandbox):
             with crossing(HalfRestoredError, f"restoring {self._root}"):
                 await asyncio.to_thread(folder_snapshots.replace, parts, lease)
         # Known files and jobs have changed.
-        self._jobs = self._found_jobs()
+        self._jobs = self._load_jobs()
         if self._jobs is not None:
             self._jobs.end_lost()
-        self.workspace = self._opened()
+        self.workspace = self._open_workspace()
 
-    def _parts(self) -> folder_snapshots.Parts:
+    def _parts(self) -> folder_snapshots.FolderOwners:
         ours = folders.current_owner()
         return {_WORKSPACE: self._owner, notes.FOLDER: ours, folder_jobs.FOLDER: ours}
 
@@ -184,7 +184,7 @@ class FolderSandbox(Sandbox):
 
     @property
     @override
-    def is_whole(self) -> bool:
+    def is_intact(self) -> bool:
         return self._jobs is None or self._jobs.is_whole
 
     @override
@@ -197,15 +197,15 @@ class FolderDriver(Driver, ABC):
     """Driver that executes commands in folders of the host."""
 
     __slots__ = ()
-    caps: Caps = CAPS
-    begins: Start | None = Start.COPY
+    caps: DriverCapabilities = CAPS
+    start_kind: StartKind | None = StartKind.COPY
 
     @abstractmethod
     def owner(self) -> Owner:
         """Owner of a workspace's files."""
 
     @abstractmethod
-    async def run(self, command: Command) -> Outcome:
+    async def run(self, command: FolderCommand) -> CommandOutcome:
         """Run a command behind the isolation boundary."""
 
     @override
@@ -213,13 +213,13 @@ class FolderDriver(Driver, ABC):
         return FolderSandbox(folder, runner, self.run, self.owner())
 
     @override
-    async def verify(self, work: Verification) -> Outcome:
+    async def verify(self, work: Verification) -> CommandOutcome:
         # Without a state file, so that a successor sweeps what a dead host left here.
         folder = self.leases / f"grade-{next(_numbers)}"
         await asyncio.to_thread(self._prepare, folder, work)
         try:
             return await self.run(
-                Command(
+                FolderCommand(
                     command=work.command,
                     workspace=folder / _WORKSPACE,
                     tests=folder / "tests",
@@ -239,4 +239,4 @@ class FolderDriver(Driver, ABC):
 
     @override
     def is_repeatable(self, command: str) -> bool:
-        return sandbox_layout.warm(command) is not None
+        return sandbox_layout.parse_warm_command(command) is not None

@@ -66,7 +66,7 @@ class FolderJobs(Jobs):
     _all: dict[int, _Job] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._all = {job.number: job for job in _written(self.folder)}
+        self._all = {job.number: job for job in _load_jobs(self.folder)}
 
     @property
     @override
@@ -174,7 +174,7 @@ class FolderJobs(Jobs):
                 if len(data) < len(piece.data) and not ended_for:
                     ended_for = "output"
                     program.kill()
-            ending = await program.ending()
+            ending = await program.wait()
             self._write_down(job, ending.exit_code, ended_for or ending.ended_for, ending.cpu_ms)
         except (EtudeError, OSError) as error:
             job.lost = str(error)
@@ -214,7 +214,7 @@ class FolderJobs(Jobs):
         return self.folder / f"{number}.{end}"
 
 
-def _written(folder: Path) -> Iterator[_Job]:
+def _load_jobs(folder: Path) -> Iterator[_Job]:
     """Load the jobs of a folder, in order; those without an exit were lost."""
     for log in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)):
         job = _Job(int(log.stem), log_bytes=log.stat().st_size)

@@ -7,18 +7,18 @@ from pathlib import Path
 from blake3 import blake3
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.base import Saved
+from etude.envserver.drivers.base import SavedSandbox
 from etude.envserver.storage import copies, folders
 from etude.envserver.storage.folders import FolderLimits, Owner
 
 _UNLIMITED = FolderLimits(max_files=sys.maxsize, max_bytes=sys.maxsize)
 """For restores: a snapshot has been within its limits when it was saved."""
 
-Parts = Mapping[str, Owner]
+FolderOwners = Mapping[str, Owner]
 """Folders of a lease, by name, and their owners there."""
 
 
-def save(lease: Path, parts: Parts, target: Path, limits: FolderLimits) -> Saved:
+def save(lease: Path, parts: FolderOwners, target: Path, limits: FolderLimits) -> SavedSandbox:
     """Copy the folders that exist.
 
     Args:
@@ -39,10 +39,10 @@ def save(lease: Path, parts: Parts, target: Path, limits: FolderLimits) -> Saved
             copied = copies.copy_folder(lease / name, target / name, limits=left, owner=owner)
             num_bytes += copied.num_bytes
             digest.update(f"{name} {copied.digest}\n".encode())
-    return Saved(num_bytes=num_bytes, digest=digest.hexdigest())
+    return SavedSandbox(num_bytes=num_bytes, digest=digest.hexdigest())
 
 
-def prepare(source: Path, parts: Parts, lease: Path, saved: Saved) -> None:
+def prepare(source: Path, parts: FolderOwners, lease: Path, saved: SavedSandbox) -> None:
     """Copy a snapshot next to the present folders; replace() activates it.
 
     Raises:
@@ -51,29 +51,29 @@ def prepare(source: Path, parts: Parts, lease: Path, saved: Saved) -> None:
     """
     digest = blake3()
     for name, owner in parts.items():
-        partial = _beside(lease, name, "partial")
+        partial = _sibling(lease, name, "partial")
         folders.remove_folder(partial)
         if (source / name).exists():
             copied = copies.copy_folder(source / name, partial, limits=_UNLIMITED, owner=owner)
             digest.update(f"{name} {copied.digest}\n".encode())
     if digest.hexdigest() != saved.digest:
         for name in parts:
-            folders.remove_folder(_beside(lease, name, "partial"))
+            folders.remove_folder(_sibling(lease, name, "partial"))
         raise CorruptError(f"{source} is not what was saved")
 
 
-def replace(parts: Parts, lease: Path) -> None:
+def replace(parts: FolderOwners, lease: Path) -> None:
     """Replace the present folders by the prepared ones."""
     for name in parts:
-        former, partial = (_beside(lease, name, end) for end in ("former", "partial"))
+        former, partial = (_sibling(lease, name, end) for end in ("former", "partial"))
         folders.remove_folder(former)
         if (lease / name).exists():
             (lease / name).rename(former)
         if partial.exists():
             partial.rename(lease / name)
     for name in parts:
-        folders.remove_folder(_beside(lease, name, "former"))
+        folders.remove_folder(_sibling(lease, name, "former"))
 
 
-def _beside(lease: Path, name: str, end: str) -> Path:
+def _sibling(lease: Path, name: str, end: str) -> Path:
     return lease / f"{name}.{end}"

@@ -12,7 +12,7 @@ from etude.agent.workspace import ExecResult, PathFault, WorkspaceError
 from etude.agent.workspace.interface import HOME
 from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
-    Outcome,
+    CommandOutcome,
     SandboxError,
     Verification,
 )
@@ -53,14 +53,14 @@ mkdir -m 755 {LOGS}
 chown {INSIDE_UID}:{INSIDE_UID} {LOGS}"""
 
 
-async def fresh(channel: GuestCaller, work: Verification) -> Outcome:
+async def grade_fresh(channel: GuestCaller, work: Verification) -> CommandOutcome:
     """Grade in a fresh guest."""
     await write_tree(channel, work.workspace, root=HOME)
     await write_tree(channel, work.tests, root=TESTS)
-    return await _graded(channel, work)
+    return await _grade(channel, work)
 
 
-async def forked(channel: GuestCaller, work: Verification) -> Outcome:
+async def grade_fork(channel: GuestCaller, work: Verification) -> CommandOutcome:
     """Grade in a fork of the agent's guest.
 
     Raises:
@@ -70,7 +70,7 @@ async def forked(channel: GuestCaller, work: Verification) -> Outcome:
     await _as_root(channel, _CLEAR, _CLEAR_LIMIT_S, what="cleared of what the agent left")
     await write_tree(channel, work.workspace, root=HOME)
     await write_tree(channel, work.tests, root=TESTS, uid=ROOT_UID)
-    return await _graded(channel, work)
+    return await _grade(channel, work)
 
 
 async def _end_agents_processes(channel: GuestCaller) -> None:
@@ -97,14 +97,14 @@ async def _as_root(channel: GuestCaller, script: str, limit_s: float, *, what: s
     return said
 
 
-async def _graded(channel: GuestCaller, work: Verification) -> Outcome:
+async def _grade(channel: GuestCaller, work: Verification) -> CommandOutcome:
     commands = GuestCommands(channel=channel, head_bytes=0, tail_bytes=GRADE_OUTPUT_BYTES)
     done = await commands.run(work.command, work.timeout_s)
     logs = GuestWorkspace(channel, commands.run, cwd=LOGS)
-    return outcome(done, await _collected(logs, work.reward_path))
+    return to_outcome(done, await _collect(logs, work.reward_path))
 
 
-async def _collected(logs: GuestWorkspace, path: str) -> bytes | None:
+async def _collect(logs: GuestWorkspace, path: str) -> bytes | None:
     """Read a regular, small file below /logs; None where there is none.
 
     Raises:
@@ -119,9 +119,9 @@ async def _collected(logs: GuestWorkspace, path: str) -> bytes | None:
     return data if len(data) <= sandbox_layout.MAX_COLLECTED_BYTES else None
 
 
-def outcome(done: ExecResult, collected: bytes | None = None) -> Outcome:
+def to_outcome(done: ExecResult, collected: bytes | None = None) -> CommandOutcome:
     """Convert an agent's result to an outcome."""
-    return Outcome(
+    return CommandOutcome(
         output=done.output,
         exit_code=done.exit_code,
         timed_out=done.timed_out,

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent import minitest
-from etude.envserver.drivers.base import Caps, Outcome, Strength
-from etude.envserver.drivers.folder_driver import CAPS, Command, FolderDriver
-from etude.envserver.isolation.sandbox_layout import warm
+from etude.envserver.drivers.base import CommandOutcome, DriverCapabilities, IsolationStrength
+from etude.envserver.drivers.folder_driver import CAPS, FolderCommand, FolderDriver
+from etude.envserver.isolation.sandbox_layout import parse_warm_command
 from etude.envserver.storage.folders import Owner, current_owner
 
 
-def run_tests(command: Command) -> Outcome:
+def run_tests(command: FolderCommand) -> CommandOutcome:
     """Answer `pytest -q` with the result of the workspace's own tests, in this process."""
-    way = warm(command.command)
+    way = parse_warm_command(command.command)
     if way is None or way.file is not None:
-        return Outcome(output=b"sh: not found\n", exit_code=127)
+        return CommandOutcome(output=b"sh: not found\n", exit_code=127)
     paths = (path for path in command.workspace.rglob("*.py") if path.is_file())
     files = {str(path.relative_to(command.workspace)): path.read_bytes() for path in paths}
     verdict = minitest.run(files)
-    return Outcome(output=verdict.output.encode(), exit_code=verdict.exit_code)
+    return CommandOutcome(output=verdict.output.encode(), exit_code=verdict.exit_code)
 
 
 @dataclass(slots=True)
@@ -30,10 +30,10 @@ class MemoryDriver(FolderDriver):
     """Answers commands by a function, and records them."""
 
     leases: Path
-    answer: Callable[[Command], Outcome] = run_tests
+    answer: Callable[[FolderCommand], CommandOutcome] = run_tests
     name: str = "memory"
-    strength: Strength = Strength.WEAK
-    caps: Caps = CAPS
+    strength: IsolationStrength = IsolationStrength.WEAK
+    caps: DriverCapabilities = CAPS
     commands: list[str] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """Commands wait for this event."""
@@ -49,7 +49,7 @@ class MemoryDriver(FolderDriver):
         self.leases.mkdir(parents=True, exist_ok=True)
 
     @override
-    async def run(self, command: Command) -> Outcome:
+    async def run(self, command: FolderCommand) -> CommandOutcome:
         self.commands.append(command.command)
         self.begun.set()
         if self.gate is not None:

@@ -18,7 +18,14 @@ from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import INPUT_BYTES
 from etude.common.errors import FullError, InvalidFieldError, WrongStateError
 from etude.envserver.drivers.base import SandboxError
-from etude.envserver.drivers.programs import Ending, Piece, Program, RunningProgram, Size, Stream
+from etude.envserver.drivers.programs import (
+    OutputPiece,
+    OutputStream,
+    Program,
+    ProgramExit,
+    RunningProgram,
+    TerminalSize,
+)
 
 _READ_BYTES = 64 << 10
 _FIRST_S, _LONGEST_S = 0.05, 0.5
@@ -26,7 +33,7 @@ _FIRST_S, _LONGEST_S = 0.05, 0.5
 _ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM})
 
 
-async def started(jobs: Jobs, program: Program) -> "JobProgram":
+async def start_program(jobs: Jobs, program: Program) -> "JobProgram":
     """Start a program as a background job.
 
     Raises:
@@ -63,7 +70,7 @@ class JobProgram(RunningProgram):
     _steps: set[asyncio.Task[None]] = field(default_factory=set)
 
     @override
-    async def output(self) -> AsyncIterator[Piece]:
+    async def output(self) -> AsyncIterator[OutputPiece]:
         offset, pause_s = 0, _FIRST_S
         while True:
             state = await self._state(pause_s)
@@ -73,15 +80,15 @@ class JobProgram(RunningProgram):
                 if not data:
                     break
                 offset, pause_s = offset + len(data), _FIRST_S
-                yield Piece(Stream.OUT, data)
+                yield OutputPiece(OutputStream.OUT, data)
             if not state.is_running:
                 return
 
     @override
-    async def ending(self) -> Ending:
+    async def wait(self) -> ProgramExit:
         while (state := await self._state(_LONGEST_S)).is_running:
             pass
-        return Ending(state.exit_code, state.ended_for, state.cpu_ms)
+        return ProgramExit(state.exit_code, state.ended_for, state.cpu_ms)
 
     @override
     async def write(self, data: bytes) -> None:
@@ -107,7 +114,7 @@ class JobProgram(RunningProgram):
             self.kill()
 
     @override
-    def resize(self, size: Size) -> None:
+    def resize(self, size: TerminalSize) -> None:
         return None
 
     @override

@@ -13,8 +13,14 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
-from etude.envserver.drivers.base import Outcome
-from etude.envserver.drivers.programs import Ending, Piece, RunningProgram, Size, Stream
+from etude.envserver.drivers.base import CommandOutcome
+from etude.envserver.drivers.programs import (
+    OutputPiece,
+    OutputStream,
+    ProgramExit,
+    RunningProgram,
+    TerminalSize,
+)
 
 _READ_BYTES = 64 << 10
 _END_S = 5.0
@@ -25,37 +31,37 @@ _GONE = frozenset({errno.EIO, errno.EPIPE, errno.ECONNRESET, errno.EBADF})
 """Errors of a terminal or pipe whose other end is closed."""
 
 
-class Ends(NamedTuple):
+class ProgramPipes(NamedTuple):
     """Both ends of a program's connections."""
 
     input: int
-    outputs: dict[Stream, int]
+    outputs: dict[OutputStream, int]
     control: socket.socket
     """Takes signal numbers, one byte each; closing it ends the program."""
     theirs: Sequence[int]
     """The supervisor's ends: standard input, output, error, control."""
 
 
-def ends(terminal: Size | None, *, is_merged: bool = False) -> Ends:
+def open_pipes(terminal: TerminalSize | None, *, is_merged: bool = False) -> ProgramPipes:
     """Open connections for one program; merged, both outputs are one pipe."""
     control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     control.setblocking(False)  # noqa: FBT003 - the only way to say it
     if terminal is None and is_merged:
         (stdin, feed), (out, stdout) = os.pipe(), os.pipe()
-        outputs = {Stream.OUT: out}
+        outputs = {OutputStream.OUT: out}
         theirs = [stdin, stdout, os.dup(stdout)]
     elif terminal is None:
         (stdin, feed), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
-        outputs = {Stream.OUT: out, Stream.ERR: err}
+        outputs = {OutputStream.OUT: out, OutputStream.ERR: err}
         theirs = [stdin, stdout, stderr]
     else:
         out, inside = pty.openpty()
         termios.tcsetwinsize(inside, terminal)
-        feed, outputs = os.dup(out), {Stream.OUT: out}
+        feed, outputs = os.dup(out), {OutputStream.OUT: out}
         theirs = [inside, os.dup(inside), os.dup(inside)]
     for descriptor in (feed, *outputs.values()):
         os.set_blocking(descriptor, False)
-    return Ends(feed, outputs, control, (*theirs, their_control.detach()))
+    return ProgramPipes(feed, outputs, control, (*theirs, their_control.detach()))
 
 
 @dataclass(slots=True, eq=False)
@@ -63,18 +69,18 @@ class PipedProgram(RunningProgram):
     """A program with its connections, for one reader."""
 
     number: int
-    mine: Ends
-    report: asyncio.Future[Outcome]
+    pipes: ProgramPipes
+    report: asyncio.Future[CommandOutcome]
     is_terminal: bool
-    _outputs: dict[Stream, int] = field(init=False)
+    _outputs: dict[OutputStream, int] = field(init=False)
     _input: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._outputs = dict(self.mine.outputs)
-        self._input = self.mine.input
+        self._outputs = dict(self.pipes.outputs)
+        self._input = self.pipes.input
 
     @override
-    async def output(self) -> AsyncIterator[Piece]:
+    async def output(self) -> AsyncIterator[OutputPiece]:
         while self._outputs:
             await self._readable()
             for stream in list(self._outputs):
@@ -82,12 +88,12 @@ class PipedProgram(RunningProgram):
                 if data == b"":
                     os.close(self._outputs.pop(stream))
                 elif data is not None:
-                    yield Piece(stream, data)
+                    yield OutputPiece(stream, data)
 
     @override
-    async def ending(self) -> Ending:
+    async def wait(self) -> ProgramExit:
         outcome = await asyncio.shield(self.report)
-        return Ending(outcome.exit_code, outcome.ended_for, outcome.cpu_ms)
+        return ProgramExit(outcome.exit_code, outcome.ended_for, outcome.cpu_ms)
 
     @override
     async def write(self, data: bytes) -> None:
@@ -130,17 +136,17 @@ class PipedProgram(RunningProgram):
     @override
     def signal(self, number: int) -> None:
         with contextlib.suppress(OSError):  # it has ended
-            self.mine.control.send(bytes([number]))
+            self.pipes.control.send(bytes([number]))
 
     @override
-    def resize(self, size: Size) -> None:
+    def resize(self, size: TerminalSize) -> None:
         if self.is_terminal and self._input >= 0:
             with contextlib.suppress(OSError, termios.error):  # it has ended
                 termios.tcsetwinsize(self._input, size)
 
     @override
     def kill(self) -> None:
-        self.mine.control.close()
+        self.pipes.control.close()
 
     @override
     async def close(self) -> None:

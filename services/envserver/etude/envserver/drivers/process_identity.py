@@ -28,7 +28,7 @@ class ProcessId:
     """Boot id of the machine."""
 
 
-def name_of(folder: Path) -> str:
+def mark_value(folder: Path) -> str:
     """Value of MARK for a VM folder."""
     return str(folder.resolve())
 
@@ -46,7 +46,7 @@ def identify(pid: int) -> ProcessId | None:
     return ProcessId(pid=pid, started=int(fields[_STARTED]), boot=boot_id())
 
 
-def handle(process: ProcessId) -> int | None:
+def open_pidfd(process: ProcessId) -> int | None:
     """Open a pidfd of the process, readable once it has exited; None if it has."""
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -59,7 +59,7 @@ def handle(process: ProcessId) -> int | None:
     return descriptor
 
 
-def exit_of(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | None]":
+def exit_future(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | None]":
     """Future that is done once the process has exited.
 
     Args:

@@ -13,21 +13,21 @@ MAX_ENVIRONMENT_BYTES = 64 << 10
 """Names and values that a client adds; with the longest command they fit one message."""
 
 
-class Stream(IntEnum):
+class OutputStream(IntEnum):
     """Stream of a piece of output; a terminal has the first only."""
 
     OUT = 1
     ERR = 2
 
 
-class Piece(NamedTuple):
+class OutputPiece(NamedTuple):
     """A piece of output."""
 
-    stream: Stream
+    stream: OutputStream
     data: bytes
 
 
-class Size(NamedTuple):
+class TerminalSize(NamedTuple):
     """Size of a terminal, in characters."""
 
     rows: int
@@ -45,7 +45,7 @@ class Program:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the sandbox's own."""
     timeout_s: float = DEFAULT_TIMEOUT_S
-    terminal: Size | None = None
+    terminal: TerminalSize | None = None
     """A terminal instead of three pipes."""
     is_merged: bool = False
     """Whether both outputs are one stream, in order."""
@@ -53,7 +53,7 @@ class Program:
     """Whether other processes of the workspace can connect to it."""
 
 
-class Ending(NamedTuple):
+class ProgramExit(NamedTuple):
     """Exit of a program."""
 
     exit_code: int
@@ -69,11 +69,11 @@ class RunningProgram(Protocol):
     number: int
     """Unique in its driver's process."""
 
-    def output(self) -> AsyncIterator[Piece]:
+    def output(self) -> AsyncIterator[OutputPiece]:
         """Iterate over its output to the end; a slow reader slows the program down."""
         ...
 
-    async def ending(self) -> Ending:
+    async def wait(self) -> ProgramExit:
         """Wait until all of it has ended. Its output is read first, or it may not end."""
         ...
 
@@ -89,7 +89,7 @@ class RunningProgram(Protocol):
         """Send a signal to its process group."""
         ...
 
-    def resize(self, size: Size) -> None:
+    def resize(self, size: TerminalSize) -> None:
         """Change its terminal's size; no effect without a terminal."""
         ...
 

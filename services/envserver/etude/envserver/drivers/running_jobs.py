@@ -9,7 +9,7 @@ _MOST_ENDED = 256
 """More job exits than our guest agent reports during the start of one command."""
 
 
-class LiveJobs:
+class RunningJobs:
     """Tracks them; a job's exit event may come before the answer to its start."""
 
     def __init__(self, running: Iterable[int] = ()) -> None:
@@ -19,7 +19,7 @@ class LiveJobs:
         self._num_starting = 0
 
     @contextlib.contextmanager
-    def watching(self, call: guest_pb2.GuestCall) -> Iterator[None]:
+    def span_call(self, call: guest_pb2.GuestCall) -> Iterator[None]:
         """Span a call until its answer."""
         is_start = call.exec.background
         self._num_starting += is_start
@@ -30,7 +30,7 @@ class LiveJobs:
             if self._num_starting == 0:
                 self._ended.clear()
 
-    def answered(self, call: guest_pb2.GuestCall, result: guest_pb2.GuestResult) -> None:
+    def add_answer(self, call: guest_pb2.GuestCall, result: guest_pb2.GuestResult) -> None:
         """Update from an answer."""
         number = result.exec.job
         if call.exec.background and number and number not in self._ended:
@@ -38,7 +38,7 @@ class LiveJobs:
         elif call.HasField("job") and result.HasField("exec") and not result.exec.is_running:
             self.running.discard(call.job.job)
 
-    def told(self, event: guest_pb2.GuestEvent) -> None:
+    def add_event(self, event: guest_pb2.GuestEvent) -> None:
         """Update from an event."""
         if not event.HasField("job_exit"):
             return

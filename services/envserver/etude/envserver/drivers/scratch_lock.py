@@ -8,18 +8,18 @@ from pathlib import Path
 
 from etude.envserver.drivers.base import DriverUnavailableError
 
-PATIENCE_S = 10.0
+LOCK_LIMIT_S = 10.0
 """A killed process may take a moment to release its files."""
 
 
-async def claimed(scratch: Path) -> int:
+async def lock_scratch(scratch: Path) -> int:
     """Lock the folder until the descriptor is closed or this process ends.
 
     Raises:
         DriverUnavailableError: another process holds the lock.
     """
     descriptor = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    limit_s = time.monotonic() + PATIENCE_S
+    limit_s = time.monotonic() + LOCK_LIMIT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,10 +22,10 @@ from etude.common.api.pool.spec import (
 )
 from etude.common.errors import CorruptError, StoreError
 from etude.common.role_inputs import open_source
-from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strength
+from etude.envserver.drivers.base import Driver, DriverUnavailableError, IsolationStrength
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import jail_with_kvm
-from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
+from etude.envserver.drivers.vm.qemu.command_line import Accelerator, QemuConfig
 from etude.envserver.images import built_image as builder
 from etude.envserver.images.build_cache import BuildCache, hold
 from etude.envserver.images.built_image import BuiltImage
@@ -43,7 +43,7 @@ DEFAULT_MEMORY_MIB = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class DriverFolders:
     """Folders of a driver on this machine."""
 
     scratch: Path
@@ -54,44 +54,44 @@ class Place:
     """Folder of the credentials of egress rules."""
 
 
-async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
+async def select_driver(spec: EnvPoolSpec, place: DriverFolders) -> Driver:
     """Select the driver that the pool names, or the best one that can run its templates.
 
     Raises:
         DriverUnavailableError: this machine cannot meet the pool's requirements.
     """
-    driver = await _selected(spec, place)
+    driver = await _select(spec, place)
     threshold = spec.health.crash_loop_threshold
     if threshold is None:
         return driver
-    from etude.envserver.drivers.vm.driver import MachineDriver
-    from etude.envserver.drivers.vm.start.quarantine import Quarantine
+    from etude.envserver.drivers.vm.driver import VmDriver
+    from etude.envserver.drivers.vm.start.quarantine import StartQuarantine
 
-    if not isinstance(driver, MachineDriver):
+    if not isinstance(driver, VmDriver):
         raise DriverUnavailableError(
             f"driver {driver.name} starts no VMs that could crash one after the other",
             where="spec.health.crashLoopThreshold",
             fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
         )
-    driver.quarantine = Quarantine(threshold=threshold)
+    driver.quarantine = StartQuarantine(threshold=threshold)
     return driver
 
 
-async def _selected(spec: EnvPoolSpec, place: Place) -> Driver:
+async def _select(spec: EnvPoolSpec, place: DriverFolders) -> Driver:
     match spec.isolation.driver:
         case DriverName.PROCESS:
             return _process(spec, place)
         case DriverName.QEMU_MICRO_VM:
-            return await _machines(spec, place)
+            return await _qemu(spec, place)
         case DriverName.FIRECRACKER:
             return await _firecracker(spec, place)
         case DriverName.GVISOR:
             return await _gvisor(spec, place)
         case DriverName.AUTO:
-            return await _best(spec, place)
+            return await _select_best(spec, place)
 
 
-def _egress(spec: EnvPoolSpec, place: Place) -> "PoolEgress | None":
+def _egress(spec: EnvPoolSpec, place: DriverFolders) -> "PoolEgress | None":
     if spec.network.egress is EgressPolicy.NONE:
         return None
     from etude.envserver.egress.credentials import SecretFiles
@@ -101,7 +101,7 @@ def _egress(spec: EnvPoolSpec, place: Place) -> "PoolEgress | None":
     return PoolEgress(spec.network, templates, secrets=SecretFiles(place.secrets))
 
 
-async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
+async def _select_best(spec: EnvPoolSpec, place: DriverFolders) -> Driver:
     """Select the first of microVMs, gVisor and processes that is available and strong enough.
 
     Raises:
@@ -112,8 +112,8 @@ async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
     if accepts_process and not any(template.image for template in spec.templates):
         return _process(spec, place)
     try:
-        machines = await _machines(spec, place)
-        if minimum is not IsolationLevel.SANDBOX or machines.strength is not Strength.WEAK:
+        machines = await _qemu(spec, place)
+        if minimum is not IsolationLevel.SANDBOX or machines.strength is not IsolationStrength.WEAK:
             return machines
         error = DriverUnavailableError(
             "QEMU without KVM is not an isolation boundary",
@@ -134,7 +134,7 @@ async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
     return _processes(spec, place)
 
 
-async def _gvisor(spec: EnvPoolSpec, place: Place) -> "GvisorDriver":
+async def _gvisor(spec: EnvPoolSpec, place: DriverFolders) -> "GvisorDriver":
     from etude.envserver.drivers.gvisor import runsc
     from etude.envserver.drivers.gvisor.driver import GvisorDriver
 
@@ -162,7 +162,7 @@ async def _gvisor(spec: EnvPoolSpec, place: Place) -> "GvisorDriver":
     return GvisorDriver(scratch=place.scratch, images=images, memory_mib=memory_mib)
 
 
-def _process(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
+def _process(spec: EnvPoolSpec, place: DriverFolders) -> "ProcessDriver":
     fields = [
         f"spec.templates[{index}].image" for index, each in enumerate(spec.templates) if each.image
     ]
@@ -176,23 +176,23 @@ def _process(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
     return _processes(spec, place)
 
 
-def _processes(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
+def _processes(spec: EnvPoolSpec, place: DriverFolders) -> "ProcessDriver":
     from etude.envserver.drivers.process.driver import ProcessDriver
 
     return ProcessDriver(place.scratch, egress=_egress(spec, place))
 
 
-async def _machines(spec: EnvPoolSpec, place: Place) -> "QemuDriver":
+async def _qemu(spec: EnvPoolSpec, place: DriverFolders) -> "QemuDriver":
     from etude.envserver.drivers.vm import host_cpu
     from etude.envserver.drivers.vm.qemu.compatibility import qemu_version
 
     images = await _images(spec, place)
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
-    machine = Machine(memory_mib=memory_mib, tsc_khz=host_cpu.host_tsc_khz())
+    machine = QemuConfig(memory_mib=memory_mib, tsc_khz=host_cpu.host_tsc_khz())
     place.scratch.mkdir(parents=True, exist_ok=True)
     try:
         qemu_version()
-        return await _accelerated(images, machine, place, _egress(spec, place))
+        return await _with_accelerator(images, machine, place, _egress(spec, place))
     except VmmError as error:
         raise DriverUnavailableError(
             str(error),
@@ -201,15 +201,15 @@ async def _machines(spec: EnvPoolSpec, place: Place) -> "QemuDriver":
         ) from error
 
 
-async def _firecracker(spec: EnvPoolSpec, place: Place) -> "FirecrackerDriver":
+async def _firecracker(spec: EnvPoolSpec, place: DriverFolders) -> "FirecrackerDriver":
     from etude.envserver.drivers.vm.firecracker import compatibility
-    from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
+    from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig
     from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
 
     images = await _images(spec, place)
     place.scratch.mkdir(parents=True, exist_ok=True)
     try:
-        programs = await asyncio.to_thread(compatibility.programs, place.scratch)
+        programs = await asyncio.to_thread(compatibility.find_programs, place.scratch)
     except VmmError as error:
         raise DriverUnavailableError(
             str(error),
@@ -219,27 +219,30 @@ async def _firecracker(spec: EnvPoolSpec, place: Place) -> "FirecrackerDriver":
     return FirecrackerDriver(
         scratch=place.scratch,
         images=images,
-        machine=FireMachine(memory_mib=spec.slot.memory_mib or DEFAULT_MEMORY_MIB),
+        machine=FirecrackerConfig(memory_mib=spec.slot.memory_mib or DEFAULT_MEMORY_MIB),
         programs=programs,
         egress=_egress(spec, place),
     )
 
 
-async def _images(spec: EnvPoolSpec, place: Place) -> dict[str, BuiltImage]:
+async def _images(spec: EnvPoolSpec, place: DriverFolders) -> dict[str, BuiltImage]:
     return {
         template.name: await asyncio.to_thread(_image, template, index, spec.store, place)
         for index, template in enumerate(spec.templates)
     }
 
 
-async def _accelerated(
-    images: Mapping[str, BuiltImage], machine: Machine, place: Place, egress: "PoolEgress | None"
+async def _with_accelerator(
+    images: Mapping[str, BuiltImage],
+    machine: QemuConfig,
+    place: DriverFolders,
+    egress: "PoolEgress | None",
 ) -> "QemuDriver":
     from etude.envserver.drivers.vm.qemu import kvm_probe
     from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 
     first, jail = next(iter(images.values())), jail_with_kvm()
-    verdict = await kvm_probe.kvm(first, machine, jail=jail, scratch=place.scratch)
+    verdict = await kvm_probe.probe_kvm(first, machine, jail=jail, scratch=place.scratch)
     if verdict.works:
         machine = replace(machine, accelerator=Accelerator.KVM)
         return QemuDriver(
@@ -249,7 +252,9 @@ async def _accelerated(
     return QemuDriver(scratch=place.scratch, images=images, machine=machine, egress=egress)
 
 
-def _image(template: Template, index: int, access: StoreAccess | None, place: Place) -> BuiltImage:
+def _image(
+    template: Template, index: int, access: StoreAccess | None, place: DriverFolders
+) -> BuiltImage:
     where = f"spec.templates[{index}].image"
     if template.image is None:
         raise DriverUnavailableError(
@@ -258,7 +263,7 @@ def _image(template: Template, index: int, access: StoreAccess | None, place: Pl
             fix="name one of `etude images ls`, or set spec.isolation.driver to Process",
         )
     try:
-        found = _found(template.image, BuildCache(place.images), access or StoreAccess())
+        found = _hold_image(template.image, BuildCache(place.images), access or StoreAccess())
     except CorruptError as error:
         raise DriverUnavailableError(str(error), where=where, fix="build it again") from error
     except StoreError as error:
@@ -279,13 +284,13 @@ def _image(template: Template, index: int, access: StoreAccess | None, place: Pl
     return found
 
 
-def _found(name: str, cache: BuildCache, access: StoreAccess) -> BuiltImage | None:
+def _hold_image(name: str, cache: BuildCache, access: StoreAccess) -> BuiltImage | None:
     """Find the image and hold it against removal while this process lives."""
-    found = _image_of(name, cache, access)
+    found = _find_image(name, cache, access)
     return found if found is not None and hold(found.folder) is not None else None
 
 
-def _image_of(name: str, cache: BuildCache, access: StoreAccess) -> BuiltImage | None:
+def _find_image(name: str, cache: BuildCache, access: StoreAccess) -> BuiltImage | None:
     """Find the image in a store or a folder, or the newest one here of this name or address."""
     if name.startswith("s3://"):
         from etude.envserver.images import image_store

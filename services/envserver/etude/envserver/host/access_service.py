@@ -21,7 +21,7 @@ from etude.common.errors import InvalidFieldError, UnknownIdError
 from etude.common.rpc import channels
 from etude.envserver.drivers import programs
 from etude.envserver.drivers.base import Sandbox
-from etude.envserver.drivers.programs import Program, RunningProgram, Size, Stream
+from etude.envserver.drivers.programs import OutputStream, Program, RunningProgram, TerminalSize
 from etude.envserver.host import controller_access
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.host import Host
@@ -73,7 +73,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
                 async for piece in running.output():
                     for response in _pieces(piece):
                         yield response
-                ending = await running.ending()
+                ending = await running.wait()
             finally:
                 feeder.cancel()
                 await asyncio.wait([feeder])
@@ -213,10 +213,10 @@ def _check_words(field: str, words: Sequence[str]) -> None:
         raise InvalidFieldError(field, "holds a NUL character")
 
 
-def _size(field: str, size: pb2.TerminalSize) -> Size:
+def _size(field: str, size: pb2.TerminalSize) -> TerminalSize:
     if not (0 < size.rows <= programs.MAX_TERMINAL and 0 < size.columns <= programs.MAX_TERMINAL):
         raise InvalidFieldError(field, f"rows and columns are 1 to {programs.MAX_TERMINAL}")
-    return Size(size.rows, size.columns)
+    return TerminalSize(size.rows, size.columns)
 
 
 async def _feed(requests: AsyncIterator[pb2.ExecRequest], running: RunningProgram) -> None:
@@ -259,9 +259,9 @@ def _check_chunk(field: str, data: bytes) -> bytes:
     return data
 
 
-def _pieces(piece: programs.Piece) -> Iterator[pb2.ExecResponse]:
+def _pieces(piece: programs.OutputPiece) -> Iterator[pb2.ExecResponse]:
     for chunk in channels.chunks(piece.data):
-        if piece.stream is Stream.OUT:
+        if piece.stream is OutputStream.OUT:
             yield pb2.ExecResponse(stdout=chunk)
         else:
             yield pb2.ExecResponse(stderr=chunk)

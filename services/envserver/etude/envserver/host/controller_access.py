@@ -75,7 +75,7 @@ async def _run_program(sandbox: Sandbox, *argv: str) -> None:
         running.close_input()
         async for piece in running.output():
             words += piece.data[: max(0, _MAX_WORDS - len(words))]
-        ending = await running.ending()
+        ending = await running.wait()
     finally:
         await running.close()
     if ending.exit_code:
@@ -121,7 +121,7 @@ class ControllerPrograms:
         for program in programs:
             program.kill()
         if programs:
-            endings = [asyncio.ensure_future(program.ending()) for program in programs]
+            endings = [asyncio.ensure_future(program.wait()) for program in programs]
             await asyncio.wait(endings, timeout=END_S)
             for ending in endings:
                 ending.cancel()

@@ -24,7 +24,7 @@ from etude.common.errors import (
     crossing,
 )
 from etude.envserver import metrics
-from etude.envserver.drivers.base import Driver, Outcome, Sandbox, SandboxError
+from etude.envserver.drivers.base import CommandOutcome, Driver, Sandbox, SandboxError
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.host.controller_access import ControllerPrograms
 from etude.envserver.host.leases.call_results import (
@@ -89,12 +89,12 @@ class LeasedEnvironment:
     @property
     def is_used(self) -> bool:
         """True once the workspace was made."""
-        return self._sandbox.has_begun
+        return self._sandbox.is_started
 
     @property
     def is_lost(self) -> bool:
         """True if its sandbox ended before it did."""
-        return not self._sandbox.is_whole
+        return not self._sandbox.is_intact
 
     @property
     def sandbox(self) -> Sandbox:
@@ -139,7 +139,7 @@ class LeasedEnvironment:
     async def make_workspace(self) -> None:
         """Write the first files, unless done; the turn is held."""
         if not self.is_used:
-            await self._sandbox.begin(self.source.tree)
+            await self._sandbox.initialize(self.source.tree)
             self._identity = self.source.key
 
     def replace_history(self, found: CallHistory) -> None:
@@ -174,7 +174,7 @@ class LeasedEnvironment:
         Returns:
             False if a turn was cut off and left a trace, or a background command was.
         """
-        if not self._sandbox.is_whole:
+        if not self._sandbox.is_intact:
             return False
         if found.before is not None and (await self._workspace_identity() or None) != found.before:
             return False
@@ -224,7 +224,7 @@ class LeasedEnvironment:
             if not self.is_used:
                 return environments_pb2.WorkspaceDiff()
             try:
-                found = await self._sandbox.content(folders.DIFF)
+                found = await self._sandbox.read_files(folders.DIFF)
             except folders.TooLargeError as error:
                 log.warning("lease %s submits an empty diff: %s", self.lease_id, error)
                 metrics.errors.labels("diff").inc()
@@ -314,7 +314,7 @@ class LeasedEnvironment:
         self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
     ) -> None:
         await self.make_workspace()
-        if not self._sandbox.is_whole:
+        if not self._sandbox.is_intact:
             self._closed = True
             raise UnknownIdError(f"lease {self.lease_id} was lost with what ran in it")
         parsed = [from_json(call.name, call.arguments_json) for call in calls]
@@ -357,7 +357,7 @@ class LeasedEnvironment:
             return ""
         if self._identity is None:
             try:
-                found = await self._sandbox.content(folders.SMALL)
+                found = await self._sandbox.read_files(folders.SMALL)
                 self._identity = trees.tree_identity(found.tree) if found.is_plain else ""
             except folders.TooLargeError:
                 self._identity = ""
@@ -376,7 +376,7 @@ class LeasedEnvironment:
         before = await self._workspace_identity() if is_repeatable else ""
         visits = self._num_visits
 
-        async def compute() -> tuple[Outcome, bool]:
+        async def compute() -> tuple[CommandOutcome, bool]:
             self._identity = None
             outcome = await self._sandbox.run(command, timeout_s)
             is_same = bool(before) and await self._workspace_identity() == before

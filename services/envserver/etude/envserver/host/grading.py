@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from etude.common.errors import InvalidFieldError, WrongStateError, crossing
 from etude.envserver.drivers.base import (
     CapMissingError,
+    CommandOutcome,
     Driver,
-    Outcome,
     SandboxError,
     Verification,
 )
@@ -81,12 +81,14 @@ class Grader:
             ),
         )
 
-    async def _grade_clean(self, work: Verification, lease: LeasedEnvironment | None) -> Outcome:
-        async def compute() -> tuple[Outcome, bool]:
+    async def _grade_clean(
+        self, work: Verification, lease: LeasedEnvironment | None
+    ) -> CommandOutcome:
+        async def compute() -> tuple[CommandOutcome, bool]:
             with crossing(SandboxError, "grading"):
                 outcome = await self.driver.verify(work)
-            if lease is not None and outcome.begun is not None:
-                self.starts.record_grade(lease, outcome.begun)
+            if lease is not None and outcome.sandbox_start is not None:
+                self.starts.record_grade(lease, outcome.sandbox_start)
             return outcome, True
 
         if not self.driver.is_repeatable(work.command):
@@ -100,7 +102,9 @@ class Grader:
         key = " ".join(("grade", *parts, work.command, work.reward_path, str(work.timeout_s)))
         return await self.cache.get(key, compute)
 
-    async def _grade_fork(self, fork: LeasedEnvironment | None, work: Verification) -> Outcome:
+    async def _grade_fork(
+        self, fork: LeasedEnvironment | None, work: Verification
+    ) -> CommandOutcome:
         if not self.driver.caps.memory:
             why = "a fork without what runs in it is a fresh sandbox: grade it clean"
             raise CapMissingError(self.driver.name, "memory", why)

@@ -19,7 +19,7 @@ from etude.common.errors import (
     crossing,
 )
 from etude.envserver import metrics
-from etude.envserver.drivers.base import Driver, SandboxError, Start
+from etude.envserver.drivers.base import Driver, SandboxError, StartKind
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.launch_source import LaunchSources
 from etude.envserver.host.leases import expired_leases, lease_fields, records
@@ -252,7 +252,7 @@ class Host:
         finally:
             self._opening.discard(lease.lease_id)
         self._count()
-        if self.driver.begins is not None:
+        if self.driver.start_kind is not None:
             start = str(self._start_kind(request))
             metrics.starts.labels(start).inc()
             metrics.start_seconds.labels(start).observe(time.monotonic() - started_s)
@@ -320,8 +320,8 @@ class Host:
     def _is_full(self) -> bool:
         return len(self._held) + len(self._opening) >= self.slots
 
-    def _start_kind(self, request: environments_pb2.OpenEnvironmentsRequest) -> Start | None:
-        return Start.DELTA if request.snapshot_id else self.driver.begins
+    def _start_kind(self, request: environments_pb2.OpenEnvironmentsRequest) -> StartKind | None:
+        return StartKind.DELTA if request.snapshot_id else self.driver.start_kind
 
     def _count(self) -> None:
         metrics.environments.labels("leased").set(len(self._held))

@@ -70,7 +70,7 @@ class LaunchSources:
             raise WeakIsolationError(self.refused[request.template])
         if request.template not in self.templates:
             raise UnknownIdError(f"this pool has no template {request.template!r}")
-        self.driver.check(request.template)
+        self.driver.check_startable(request.template)
         toolset(request.toolset)
         if request.on_expiry not in _ON_EXPIRY:
             raise InvalidFieldError("on_expiry", f"{request.on_expiry} is not a known value")

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from etude.envserver import metrics
-from etude.envserver.drivers.base import Outcome
+from etude.envserver.drivers.base import CommandOutcome
 
 MAX_ENTRIES = 8_192
 MAX_ENTRY_BYTES = 8 << 10
 
-Compute = Callable[[], Awaitable[tuple[Outcome, bool]]]
+Compute = Callable[[], Awaitable[tuple[CommandOutcome, bool]]]
 """Runs the command; also tells if the outcome holds for everyone with the same key."""
 
 
@@ -20,10 +20,10 @@ class ResultCache:
     """Least recently used out first. Runs of one key at the same time share one execution."""
 
     max_entries: int = MAX_ENTRIES
-    _kept: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
-    _running: dict[str, asyncio.Future[Outcome | None]] = field(default_factory=dict)
+    _kept: OrderedDict[str, CommandOutcome] = field(default_factory=OrderedDict)
+    _running: dict[str, asyncio.Future[CommandOutcome | None]] = field(default_factory=dict)
 
-    async def get(self, key: str, compute: Compute) -> Outcome:
+    async def get(self, key: str, compute: Compute) -> CommandOutcome:
         """The outcome of the key, from the cache, from a run in progress, or from a new run."""
         found = self._kept.get(key)
         if found is None and key in self._running:
@@ -36,10 +36,10 @@ class ResultCache:
         metrics.cache_results.labels("miss").inc()
         return await self._run(key, compute)
 
-    async def _run(self, key: str, compute: Compute) -> Outcome:
-        mine: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+    async def _run(self, key: str, compute: Compute) -> CommandOutcome:
+        mine: asyncio.Future[CommandOutcome | None] = asyncio.get_running_loop().create_future()
         is_first = self._running.setdefault(key, mine) is mine
-        shared: Outcome | None = None
+        shared: CommandOutcome | None = None
         try:
             outcome, is_general = await compute()
             if is_general and _is_repeatable(outcome):
@@ -52,13 +52,13 @@ class ResultCache:
             if is_first:
                 del self._running[key]
 
-    def _keep(self, key: str, outcome: Outcome) -> None:
+    def _keep(self, key: str, outcome: CommandOutcome) -> None:
         self._kept[key] = outcome
         self._kept.move_to_end(key)
         while len(self._kept) > self.max_entries:
             self._kept.popitem(last=False)
 
 
-def _is_repeatable(outcome: Outcome) -> bool:
+def _is_repeatable(outcome: CommandOutcome) -> bool:
     size = len(outcome.output) + len(outcome.collected or b"")
     return not outcome.timed_out and not outcome.ended_for and size <= MAX_ENTRY_BYTES

@@ -13,8 +13,8 @@ from etude.common.process import shutdown_signals
 from etude.common.role_inputs import ResolvedPool
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
-from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strength
-from etude.envserver.drivers.selection import Place, selected
+from etude.envserver.drivers.base import Driver, DriverUnavailableError, IsolationStrength
+from etude.envserver.drivers.selection import DriverFolders, select_driver
 from etude.envserver.host.access_service import AccessService
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.heartbeat import MAX_BACKOFF_MS, HostHeartbeat
@@ -35,9 +35,9 @@ from etude.v1 import (
 )
 
 _MEETS = {
-    IsolationLevel.PROCESS: frozenset(Strength),
-    IsolationLevel.SANDBOX: frozenset({Strength.MODERATE, Strength.STRONG}),
-    IsolationLevel.MICRO_VM: frozenset({Strength.STRONG}),
+    IsolationLevel.PROCESS: frozenset(IsolationStrength),
+    IsolationLevel.SANDBOX: frozenset({IsolationStrength.MODERATE, IsolationStrength.STRONG}),
+    IsolationLevel.MICRO_VM: frozenset({IsolationStrength.STRONG}),
 }
 
 
@@ -50,7 +50,7 @@ class IsolationAdmission(NamedTuple):
 
 
 def check_isolation(
-    spec: EnvPoolSpec, driver: str, strength: Strength, *, allow_weak: bool
+    spec: EnvPoolSpec, driver: str, strength: IsolationStrength, *, allow_weak: bool
 ) -> IsolationAdmission:
     """Check which templates of a pool may run in this driver's isolation.
 
@@ -70,7 +70,9 @@ def check_isolation(
             " declare it Trusted, or allow weak isolation on this host"
         )
         for template in spec.templates
-        if template.trust is Trust.UNTRUSTED and strength is Strength.WEAK and not allow_weak
+        if template.trust is Trust.UNTRUSTED
+        and strength is IsolationStrength.WEAK
+        and not allow_weak
     }
     names = {template.name for template in spec.templates}
     return IsolationAdmission(frozenset(names - refused.keys()), refused)
@@ -86,8 +88,10 @@ async def serve(settings: HostSettings) -> None:
     """Start the driver, continue a predecessor's leases, serve until SIGTERM."""
     pool = role_inputs.read_pool(settings.server.pool_file)
     settings.scratch.mkdir(parents=True, exist_ok=True)
-    place = Place(scratch=settings.scratch, images=settings.images, secrets=settings.egress_secrets)
-    driver = await selected(pool.spec, place)
+    place = DriverFolders(
+        scratch=settings.scratch, images=settings.images, secrets=settings.egress_secrets
+    )
+    driver = await select_driver(pool.spec, place)
     node = _build_host(pool, driver, settings)
     provider = telemetry.setup_tracing(
         "etude-node",

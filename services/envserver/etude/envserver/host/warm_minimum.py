@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.pool.warm_pool import MAX_SHELLS, Warm
-from etude.envserver.drivers.base import Driver, DriverUnavailableError, Readiness, Warmth
+from etude.envserver.drivers.base import (
+    Driver,
+    DriverReadiness,
+    DriverUnavailableError,
+    TemplateReadiness,
+)
 from etude.v1 import environments_pb2
 
 
@@ -47,7 +52,7 @@ def read_minimum(spec: EnvPoolSpec, driver: Driver) -> WarmMinimum:
 
 
 def template_levels(
-    readiness: Readiness, awaited: Mapping[str, int]
+    readiness: DriverReadiness, awaited: Mapping[str, int]
 ) -> list[environments_pb2.TemplateLevel]:
     """Levels of each template for a heartbeat: what is ready for future leases.
 
@@ -73,10 +78,10 @@ def template_levels(
 
 def combined_targets(
     orders: Iterable[Sequence[environments_pb2.WarmTarget]],
-    readiness: Readiness,
+    readiness: DriverReadiness,
     awaited: Mapping[str, int],
     ahead: WarmMinimum = NO_MINIMUM,
-) -> list[Warmth]:
+) -> list[TemplateReadiness]:
     """Targets of all brokers together, plus what is kept for leases that they have granted.
 
     Each broker speaks for the runs of its own shard, and of environments that it has yet to grant:
@@ -94,7 +99,7 @@ def combined_targets(
         shells[each.template] = max(shells[each.template], ahead.shells)
         paused[each.template] += min(each.paused_clones, awaited.get(each.template, 0))
     return [
-        Warmth(
+        TemplateReadiness(
             template=template,
             paused_clones=paused[template],
             shells=min(shells[template], ahead.max_shells),

@@ -60,23 +60,23 @@ _RUN_TESTS = re.compile(r"\s*pytest( -q)?\s*")
 _RUN_FILE = re.compile(r"\s*python3? ([A-Za-z0-9_./-]*[A-Za-z0-9_]\.py)\s*")
 
 
-class Warm(NamedTuple):
+class WarmCommand(NamedTuple):
     """A command that the warm interpreter runs without starting a program."""
 
     file: str | None
     """The Python file to run; None is the test runner."""
 
 
-def warm(command: str) -> Warm | None:
+def parse_warm_command(command: str) -> WarmCommand | None:
     """Parse a command that the warm interpreter can run; None: the shell runs it."""
     if _RUN_TESTS.fullmatch(command):
-        return Warm(None)
+        return WarmCommand(None)
     match = _RUN_FILE.fullmatch(command)
-    return Warm(match.group(1)) if match and not match.group(1).startswith("-") else None
+    return WarmCommand(match.group(1)) if match and not match.group(1).startswith("-") else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class SandboxPaths:
     """Paths on the machine from which the sandbox is built."""
 
     leases: str
@@ -91,7 +91,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SandboxJob:
     """One command."""
 
     job_id: int
@@ -124,7 +124,7 @@ class Job:
         return self.workspace.partition("/")[0]
 
 
-class _Range(NamedTuple):
+class _IdRange(NamedTuple):
     """One row of a user map."""
 
     inside: int
@@ -132,9 +132,9 @@ class _Range(NamedTuple):
     size: int
 
 
-def _ranges() -> list[_Range]:
+def _ranges() -> list[_IdRange]:
     lines = Path("/proc/self/uid_map").read_text().splitlines()
-    return [_Range(*map(int, line.split())) for line in lines]
+    return [_IdRange(*map(int, line.split())) for line in lines]
 
 
 @functools.cache

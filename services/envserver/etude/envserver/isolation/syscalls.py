@@ -55,7 +55,7 @@ def unshare(flags: int, what: str) -> None:
     _checked(_libc.unshare(flags), what)
 
 
-def enter(descriptor: int, flags: int) -> None:
+def enter_namespace(descriptor: int, flags: int) -> None:
     """Join the namespace behind an open /proc/PID/ns file."""
     _checked(_libc.setns(descriptor, flags), "setns")
 

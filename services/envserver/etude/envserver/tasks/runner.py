@@ -12,7 +12,7 @@ from etude.common.harbor.task import HarborTask
 from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import Driver
-from etude.envserver.drivers.selection import Place
+from etude.envserver.drivers.selection import DriverFolders
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.result_cache import ResultCache
 
@@ -81,7 +81,9 @@ async def open_runner(
         templates=tuple(Template(name=n, image=image or None) for image, n in templates.items()),
         isolation=Isolation(minimum=IsolationLevel.PROCESS, driver=choice.driver),
     )
-    driver = await selection.selected(spec, Place(scratch=scratch, images=images_folder()))
+    driver = await selection.select_driver(
+        spec, DriverFolders(scratch=scratch, images=images_folder())
+    )
     await driver.start()
     try:
         yield TaskRunner(driver=driver, choice=choice, templates=templates)

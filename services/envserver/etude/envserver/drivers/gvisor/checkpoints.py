@@ -12,7 +12,7 @@ from blake3 import blake3
 from etude.agent.workspace import notes
 from etude.common.errors import CorruptError
 from etude.envserver.drivers import folder_snapshots
-from etude.envserver.drivers.base import Saved
+from etude.envserver.drivers.base import SavedSandbox
 from etude.envserver.drivers.gvisor.container import CONFIG
 from etude.envserver.storage import folders
 from etude.envserver.storage.folders import FolderLimits, TooLargeError
@@ -23,7 +23,7 @@ _CODE_DIGITS = 64
 _PART_BYTES = 8 << 20
 
 
-def sealed(target: Path, config: bytes, lease: Path, limits: FolderLimits) -> Saved:
+def measure(target: Path, config: bytes, lease: Path, limits: FolderLimits) -> SavedSandbox:
     """Measure a new checkpoint, and add the bundle's config and the tools' notes to it.
 
     Args:
@@ -42,10 +42,10 @@ def sealed(target: Path, config: bytes, lease: Path, limits: FolderLimits) -> Sa
         raise TooLargeError(f"the environment takes {num_bytes} bytes")
     left = limits._replace(max_bytes=limits.max_bytes - num_bytes)
     noted = folder_snapshots.save(lease, _parts(), target, left)
-    return Saved(num_bytes=num_bytes + noted.num_bytes, digest=digest(target) + noted.digest)
+    return SavedSandbox(num_bytes=num_bytes + noted.num_bytes, digest=digest(target) + noted.digest)
 
 
-def prepare(source: Path, lease: Path, saved: Saved) -> None:
+def prepare(source: Path, lease: Path, saved: SavedSandbox) -> None:
     """Verify a checkpoint, and copy its notes to the lease's folder for replace_notes().
 
     Raises:
@@ -54,7 +54,7 @@ def prepare(source: Path, lease: Path, saved: Saved) -> None:
     """
     if digest(source) != saved.digest[:_CODE_DIGITS]:
         raise CorruptError(f"{source} is not what was saved")
-    noted = Saved(num_bytes=0, digest=saved.digest[_CODE_DIGITS:])
+    noted = SavedSandbox(num_bytes=0, digest=saved.digest[_CODE_DIGITS:])
     folder_snapshots.prepare(source, _parts(), lease, noted)
 
 
@@ -87,5 +87,5 @@ def _files(folder: Path) -> list[Path]:
     return [folder / CONFIG, *sorted((folder / IMAGE).iterdir())]
 
 
-def _parts() -> folder_snapshots.Parts:
+def _parts() -> folder_snapshots.FolderOwners:
     return {notes.FOLDER: folders.current_owner()}

@@ -15,9 +15,9 @@ from typing_extensions import override
 from etude.common.errors import CorruptError
 from etude.envserver.drivers import process_identity
 from etude.envserver.drivers.gvisor import bundle
-from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError, tail
+from etude.envserver.drivers.gvisor.runsc import RunscClient, RunscError, tail
 from etude.envserver.drivers.process_identity import ProcessId
-from etude.envserver.drivers.running_jobs import LiveJobs
+from etude.envserver.drivers.running_jobs import RunningJobs
 from etude.envserver.guest.calls import GuestCaller, GuestReply, GuestRequest
 from etude.envserver.guest.channel import GuestChannel, GuestIdentity, GuestLostError
 from etude.v1 import guest_pb2
@@ -25,7 +25,7 @@ from etude.v1 import guest_pb2
 _TO, _FROM = "to-agent", "from-agent"
 
 
-def make(folder: Path) -> tuple[int, int]:
+def make_pipes(folder: Path) -> tuple[int, int]:
     """Create pipes in a folder, opened as a container's standard input and output."""
     for name in (_TO, _FROM):
         (folder / name).unlink(missing_ok=True)
@@ -34,7 +34,7 @@ def make(folder: Path) -> tuple[int, int]:
     return to_agent, os.open(folder / _FROM, os.O_RDWR | os.O_CLOEXEC)
 
 
-async def dial(folder: Path) -> GuestChannel:
+async def connect_agent(folder: Path) -> GuestChannel:
     """Open a channel over the pipes of a running container.
 
     Raises:
@@ -61,22 +61,22 @@ _NAME = "etude-"
 
 
 @dataclass(slots=True, eq=False)
-class Container(GuestCaller):
+class GvisorContainer(GuestCaller):
     """A container; its folder is also its bundle."""
 
-    runsc: Runsc
+    runsc: RunscClient
     folder: Path
     name: str
     process: ProcessId
     """Process of its kernel."""
     generation: int
     _channel: GuestChannel | None = None
-    _jobs: LiveJobs = field(default_factory=LiveJobs)
-    _is_met: bool = False
+    _jobs: RunningJobs = field(default_factory=RunningJobs)
+    _is_reset: bool = False
     _dialling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
-    async def begun(cls, runsc: Runsc, folder: Path, root: Path, *, memory_mib: int) -> Self:
+    async def start(cls, runsc: RunscClient, folder: Path, root: Path, *, memory_mib: int) -> Self:
         """Start a container of an image's root in an empty folder; its agent answers.
 
         Raises:
@@ -85,19 +85,19 @@ class Container(GuestCaller):
         """
         spec = bundle.spec(root, memory_mib=memory_mib)
         (folder / CONFIG).write_text(json.dumps(spec))
-        made = await cls._started(runsc, folder, ("run",), generation=1)
+        made = await cls._start(runsc, folder, ("run",), generation=1)
         try:
-            channel = made._channel = await dial(folder)
+            channel = made._channel = await connect_agent(folder)
             await channel.hello(timeout_s=HELLO_S)
-            await made._meet(channel)
+            await made._reset(channel)
         except BaseException:
             await made.destroy()
             raise
         return made
 
     @classmethod
-    async def restored(
-        cls, runsc: Runsc, folder: Path, image: Path, *, config: bytes, generation: int
+    async def restore(
+        cls, runsc: RunscClient, folder: Path, image: Path, *, config: bytes, generation: int
     ) -> Self:
         """Restore a container from a checkpoint in an empty folder; its agent answers.
 
@@ -107,7 +107,7 @@ class Container(GuestCaller):
         """
         (folder / CONFIG).write_bytes(config)
         words = ("restore", "-image-path", str(image))
-        made = await cls._started(runsc, folder, words, generation=generation)
+        made = await cls._start(runsc, folder, words, generation=generation)
         try:
             await made._connected()
         except BaseException:
@@ -116,7 +116,7 @@ class Container(GuestCaller):
         return made
 
     @classmethod
-    def found(cls, runsc: Runsc, folder: Path) -> Self | None:
+    def load(cls, runsc: RunscClient, folder: Path) -> Self | None:
         """Load the record of an earlier process's container, running or not; None if there is none.
 
         Raises:
@@ -141,7 +141,7 @@ class Container(GuestCaller):
     @property
     def has_jobs(self) -> bool:
         """True if background jobs may run in it."""
-        return not self._is_met or bool(self._jobs.running)
+        return not self._is_reset or bool(self._jobs.running)
 
     @property
     def config(self) -> bytes:
@@ -151,9 +151,9 @@ class Container(GuestCaller):
     @override
     async def call(self, request: GuestRequest) -> GuestReply:
         channel = await self._connected()
-        with self._jobs.watching(request.operation):
+        with self._jobs.span_call(request.operation):
             reply = await channel.call(request)
-            self._jobs.answered(request.operation, reply.result)
+            self._jobs.add_answer(request.operation, reply.result)
         return reply
 
     async def checkpoint(self, image: Path) -> None:
@@ -171,23 +171,23 @@ class Container(GuestCaller):
             if channel is not None:
                 await channel.close()
             # Deleting a running one takes two seconds, mostly of waiting.
-            handle = process_identity.handle(self.process)
+            handle = process_identity.open_pidfd(self.process)
             if handle is not None:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
                 os.close(handle)
-            await _swept(self.runsc, self.name)
+            await _delete(self.runsc, self.name)
         finally:
             # A container that stays is an orphan, which the driver's sweep ends.
             self.runsc.live.discard(self.name)
         (self.folder / RECORD).unlink(missing_ok=True)
 
     @classmethod
-    async def _started(
-        cls, runsc: Runsc, folder: Path, words: Iterable[str], *, generation: int
+    async def _start(
+        cls, runsc: RunscClient, folder: Path, words: Iterable[str], *, generation: int
     ) -> Self:
         name = f"{_NAME}{secrets.token_hex(12)}"
         pid_file = folder / "pid"
-        ends = make(folder)
+        ends = make_pipes(folder)
         options = ("-detach", "-bundle", str(folder), "-pid-file", str(pid_file), name)
         runsc.live.add(name)
         starting = asyncio.create_task(
@@ -196,20 +196,20 @@ class Container(GuestCaller):
         try:
             await asyncio.shield(starting)
         except BaseException:
-            await asyncio.shield(_undone(starting, runsc, name))
+            await asyncio.shield(_end_unfinished(starting, runsc, name))
             raise
         finally:
             for end in ends:
                 os.close(end)
         process = process_identity.identify(int(pid_file.read_text()))
         if process is None:
-            await _swept(runsc, name)
+            await _delete(runsc, name)
             raise RunscError(f"container {name} ended at once: {tail(folder / 'log')}")
         made = cls(runsc, folder, name, process, generation)
-        made._write_down()
+        made._save_record()
         return made
 
-    def _write_down(self) -> None:
+    def _save_record(self) -> None:
         facts = {"pid": self.process.pid, "started": self.process.started}
         said = {
             "name": self.name,
@@ -224,34 +224,34 @@ class Container(GuestCaller):
         async with self._dialling:
             if self._channel is None:
                 try:
-                    channel = self._channel = await dial(self.folder)
+                    channel = self._channel = await connect_agent(self.folder)
                 except OSError as cause:
                     raise GuestLostError(f"container {self.name} has ended: {cause}") from cause
-                await self._meet(channel)
+                await self._reset(channel)
             return self._channel
 
-    async def _meet(self, channel: GuestChannel) -> None:
+    async def _reset(self, channel: GuestChannel) -> None:
         state = await channel.reset()
-        self._jobs = LiveJobs(state.jobs)
-        self._is_met = True
-        channel.on_event = self._told
+        self._jobs = RunningJobs(state.jobs)
+        self._is_reset = True
+        channel.on_event = self._on_event
         token = secrets.token_bytes(_TOKEN_BYTES)
         named = GuestIdentity(env_id=self.name, token=token, generation=self.generation)
         await channel.sync(named)
 
-    def _told(self, event: guest_pb2.GuestEvent) -> None:
-        self._jobs.told(event)
+    def _on_event(self, event: guest_pb2.GuestEvent) -> None:
+        self._jobs.add_event(event)
 
 
-async def _undone(starting: "asyncio.Task[None]", runsc: Runsc, name: str) -> None:
+async def _end_unfinished(starting: "asyncio.Task[None]", runsc: RunscClient, name: str) -> None:
     """End a container that was being started: it can be listed only after the command has ended."""
     await asyncio.wait([starting])
     if not starting.cancelled():
         starting.exception()  # marked as retrieved: there may be no waiter
-    await _swept(runsc, name)
+    await _delete(runsc, name)
 
 
-async def _swept(runsc: Runsc, name: str) -> None:
+async def _delete(runsc: RunscClient, name: str) -> None:
     try:
         if name in await runsc.containers():
             await runsc.end(name)

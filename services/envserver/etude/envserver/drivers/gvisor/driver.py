@@ -26,21 +26,26 @@ from etude.agent.workspace.interface import Runner
 from etude.common.errors import CorruptError, UserError
 from etude.envserver.drivers import guest_grading, scratch_lock
 from etude.envserver.drivers.base import (
-    Begun,
-    Caps,
+    CommandOutcome,
     Driver,
+    DriverCapabilities,
     DriverUnavailableError,
-    Outcome,
+    IsolationStrength,
     Sandbox,
     SandboxError,
-    Start,
-    Strength,
+    SandboxStart,
+    StartKind,
     Verification,
 )
 from etude.envserver.drivers.gvisor import runsc
-from etude.envserver.drivers.gvisor.container import Container
-from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError
-from etude.envserver.drivers.gvisor.sandbox import FOLDER, GvisorSandbox, Making, current
+from etude.envserver.drivers.gvisor.container import GvisorContainer
+from etude.envserver.drivers.gvisor.runsc import RunscClient, RunscError
+from etude.envserver.drivers.gvisor.sandbox import (
+    FOLDER,
+    ContainerFactory,
+    GvisorSandbox,
+    current_container,
+)
 from etude.envserver.images import host_programs
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import BuiltImage
@@ -50,26 +55,26 @@ from etude.envserver.storage import folders
 _LIMIT_S = 900.0
 
 
-async def unpacked(image: BuiltImage, scratch: Path) -> Path:
+async def unpack_root(image: BuiltImage, scratch: Path) -> Path:
     """Unpack an image's root, read-only for all.
 
     Raises:
         UserError: unsquashfs is missing or failed.
     """
     cache = BuildCache(scratch / "roots")
-    build = functools.partial(_unpack, image)
+    build = functools.partial(_unsquash, image)
     entry = await asyncio.to_thread(cache.entry, "root", image.address, build)
     return entry / "root"
 
 
-def prune(scratch: Path, used: set[str]) -> None:
+def prune_roots(scratch: Path, used: set[str]) -> None:
     """Remove the roots of images that no template names any more."""
     for entry in BuildCache(scratch / "roots").entries("root"):
         if entry.name not in used:
             shutil.rmtree(entry)
 
 
-def _unpack(image: BuiltImage, folder: Path) -> None:
+def _unsquash(image: BuiltImage, folder: Path) -> None:
     words = ("unsquashfs", "-no-progress", "-quiet", "-dest", str(folder / "root"), str(image.root))
     host_programs.run_program(words, what="root", cwd=folder, timeout_s=_LIMIT_S)
     for name in ("tests", "logs", "var/tmp"):
@@ -80,7 +85,7 @@ def _unpack(image: BuiltImage, folder: Path) -> None:
 
 log = logging.getLogger(__name__)
 
-_CAPS = Caps(files=True, memory=True, freeze=False)
+_CAPS = DriverCapabilities(files=True, memory=True, freeze=False)
 _numbers = itertools.count()
 SWEEP_S = 30.0
 """A killed process may be starting a container, which its successor cannot list yet."""
@@ -97,11 +102,11 @@ class GvisorDriver(Driver):
     memory_mib: int
     """Size limit of one environment's workspace."""
     name: str = "gvisor"
-    strength: Strength = Strength.MODERATE
-    caps: Caps = _CAPS
-    begins: Start | None = None
+    strength: IsolationStrength = IsolationStrength.MODERATE
+    caps: DriverCapabilities = _CAPS
+    start_kind: StartKind | None = None
     leases: Path = field(init=False)
-    _runsc: Runsc = field(init=False)
+    _runsc: RunscClient = field(init=False)
     _roots: dict[str, Path] = field(default_factory=dict)
     """Unpacked roots, by the template's name."""
     _places: asyncio.Semaphore = field(
@@ -112,20 +117,20 @@ class GvisorDriver(Driver):
 
     def __post_init__(self) -> None:
         self.leases = self.scratch / "leases"
-        self._runsc = Runsc(state=self.scratch / "runsc")
+        self._runsc = RunscClient(state=self.scratch / "runsc")
 
     @override
     async def start(self) -> None:
         if self._lock >= 0:
             return
         self.leases.mkdir(parents=True, exist_ok=True)
-        self._lock = await scratch_lock.claimed(self.scratch)
+        self._lock = await scratch_lock.lock_scratch(self.scratch)
         try:
             await self._end_orphans()
             for name, image in self.images.items():
-                self._roots[name] = await unpacked(image, self.scratch)
+                self._roots[name] = await unpack_root(image, self.scratch)
             used = {image.address for image in self.images.values()}
-            await asyncio.to_thread(prune, self.scratch, used)
+            await asyncio.to_thread(prune_roots, self.scratch, used)
             await self._try_out()
             self._sweeper = asyncio.create_task(self._keep_sweeping(), name="sweep containers")
         except (SandboxError, UserError, OSError) as error:
@@ -147,20 +152,22 @@ class GvisorDriver(Driver):
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
         begin = partial(self._begin, template)
-        making = Making(runsc=self._runsc, begin=begin, places=self._places)
+        making = ContainerFactory(runsc=self._runsc, begin=begin, slots=self._places)
         return GvisorSandbox(folder, runner, making)
 
     @override
-    async def verify(self, work: Verification) -> Outcome:
+    async def verify(self, work: Verification) -> CommandOutcome:
         # Without a state file, so that a successor sweeps what a dead host left here.
         folder = self.leases / f"grade-{next(_numbers)}"
         folder.mkdir(mode=0o700)
         try:
             asked_s = time.monotonic()
             container = await self._begin(work.template, folder)
-            begun = Begun(Start.SPAWN, time.monotonic() - asked_s)
+            begun = SandboxStart(StartKind.SPAWN, time.monotonic() - asked_s)
             try:
-                return replace(await guest_grading.fresh(container, work), begun=begun)
+                return replace(
+                    await guest_grading.grade_fresh(container, work), sandbox_start=begun
+                )
             finally:
                 await container.destroy()
         finally:
@@ -168,14 +175,16 @@ class GvisorDriver(Driver):
 
     @override
     def is_repeatable(self, command: str) -> bool:
-        return sandbox_layout.warm(command) is not None
+        return sandbox_layout.parse_warm_command(command) is not None
 
-    async def _begin(self, template: str, folder: Path) -> Container:
+    async def _begin(self, template: str, folder: Path) -> GvisorContainer:
         root = self._roots.get(template)
         if root is None:
             raise RunscError(f"template {template!r} was not unpacked")
         async with self._places:
-            return await Container.begun(self._runsc, folder, root, memory_mib=self.memory_mib)
+            return await GvisorContainer.start(
+                self._runsc, folder, root, memory_mib=self.memory_mib
+            )
 
     async def _try_out(self) -> None:
         """Start a container of the first image until it answers: runsc on PATH proves little."""
@@ -211,7 +220,7 @@ class GvisorDriver(Driver):
         """List recorded containers of leases, from this process or an earlier one."""
         known = set[str]()
         for lease in self.leases.iterdir():
-            if name := current(lease):
-                found = Container.found(self._runsc, lease / FOLDER / name)
+            if name := current_container(lease):
+                found = GvisorContainer.load(self._runsc, lease / FOLDER / name)
                 known |= {found.name} if found is not None else set()
         return known

@@ -27,7 +27,7 @@ class RunscError(SandboxError):
     """runsc failed."""
 
 
-def refused(said: str) -> str:
+def version_problem(said: str) -> str:
     """Explain why a program with this version text is refused; empty if it is not. Pure."""
     found = _DATE.search(said)
     if found is None:
@@ -51,13 +51,13 @@ async def version() -> str:
     if shutil.which(PROGRAM) is None:
         raise RunscError(f"{PROGRAM} is not installed")
     said = await _output((PROGRAM, "--version"))
-    if why := refused(said):
+    if why := version_problem(said):
         raise RunscError(f"{PROGRAM} is not used: {why}")
     return said.partition("\n")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runsc:
+class RunscClient:
     """Commands for the containers of one state folder."""
 
     state: Path
@@ -92,13 +92,13 @@ class Runsc:
         """
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                *self._words(words),
+                *self._command(words),
                 stdin=ends[0],
                 stdout=ends[1],
                 stderr=file,
                 start_new_session=True,
             )
-            code = await _ended(process, process.wait(), f"{PROGRAM} {words[0]}")
+            code = await _wait(process, process.wait(), f"{PROGRAM} {words[0]}")
         if code != 0:
             raise RunscError(f"runsc {words[0]} failed: {tail(log)}")
 
@@ -108,7 +108,7 @@ class Runsc:
         Raises:
             RunscError: it failed.
         """
-        return await _output(self._words(words))
+        return await _output(self._command(words))
 
     async def containers(self) -> list[str]:
         """List the ids of all containers.
@@ -129,7 +129,7 @@ class Runsc:
         """
         await self.call("delete", "--force", container)
 
-    def _words(self, words: Sequence[str]) -> tuple[str, ...]:
+    def _command(self, words: Sequence[str]) -> tuple[str, ...]:
         return (PROGRAM, "--root", str(self.state), *self._flags, *words)
 
 
@@ -145,14 +145,14 @@ async def _output(words: Sequence[str]) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await _ended(process, process.communicate(), words[0])
+    out, err = await _wait(process, process.communicate(), words[0])
     if process.returncode != 0:
         told = err[-_MAX_TOLD:].decode(errors="replace").strip()
         raise RunscError(f"{' '.join(words[-2:])} failed: {told}")
     return out.decode(errors="replace")
 
 
-async def _ended(process: asyncio.subprocess.Process, end: Awaitable[_T], what: str) -> _T:
+async def _wait(process: asyncio.subprocess.Process, end: Awaitable[_T], what: str) -> _T:
     """Wait for the end of a process; kills it after the limit.
 
     Raises:

@@ -19,10 +19,17 @@ from etude.agent.workspace import FolderNotes, Workspace, notes
 from etude.agent.workspace.interface import HOME, Runner
 from etude.common.errors import crossing
 from etude.envserver.drivers import guest_grading, job_programs
-from etude.envserver.drivers.base import Begun, Outcome, Sandbox, SandboxError, Saved, Start
+from etude.envserver.drivers.base import (
+    CommandOutcome,
+    Sandbox,
+    SandboxError,
+    SandboxStart,
+    SavedSandbox,
+    StartKind,
+)
 from etude.envserver.drivers.gvisor import checkpoints
-from etude.envserver.drivers.gvisor.container import CONFIG, Container
-from etude.envserver.drivers.gvisor.runsc import Runsc
+from etude.envserver.drivers.gvisor.container import CONFIG, GvisorContainer
+from etude.envserver.drivers.gvisor.runsc import RunscClient
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.guest import workspace_files
 from etude.envserver.guest.commands import GuestCommands
@@ -38,36 +45,36 @@ OF = "of"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Making:
+class ContainerFactory:
     """Factory of one template's containers."""
 
-    runsc: Runsc
-    begin: Callable[[Path], Awaitable[Container]]
+    runsc: RunscClient
+    begin: Callable[[Path], Awaitable[GvisorContainer]]
     """Starts a container in an empty folder."""
-    places: asyncio.Semaphore
+    slots: asyncio.Semaphore
     """Slots for CPU-bound work of the host."""
 
 
 class GvisorSandbox(Sandbox):
     """A container that is started at the first call."""
 
-    def __init__(self, lease: Path, runner: Runner, making: Making) -> None:
+    def __init__(self, lease: Path, runner: Runner, making: ContainerFactory) -> None:
         """Start nothing; find the container of an earlier process.
 
         Raises:
             SandboxError: it has ended.
         """
         self._lease, self._folder = lease, lease / FOLDER
-        self._runner, self._making = runner, making
+        self._runner, self._factory = runner, making
         self._notes = FolderNotes(lease / notes.FOLDER)
         self._jobs: GuestJobs | None = None
-        self._begun: Begun | None = None
+        self._begun: SandboxStart | None = None
         self._generation = 1
-        self._container = self._found()
+        self._container = self._find_container()
 
-    def _found(self) -> Container | None:
-        name = current(self._lease)
-        found = name and Container.found(self._making.runsc, self._folder / name)
+    def _find_container(self) -> GvisorContainer | None:
+        name = current_container(self._lease)
+        found = name and GvisorContainer.load(self._factory.runsc, self._folder / name)
         if found and found.is_lost:
             if not self._is_paused:
                 raise SandboxError(f"the container of lease {self._lease.name} has ended")
@@ -81,7 +88,7 @@ class GvisorSandbox(Sandbox):
     def _is_paused(self) -> bool:
         """True if the checkpoint on disk is of the lease's present container."""
         try:
-            return (self._folder / PAUSED / OF).read_text() == current(self._lease)
+            return (self._folder / PAUSED / OF).read_text() == current_container(self._lease)
         except FileNotFoundError:
             return False
 
@@ -95,56 +102,56 @@ class GvisorSandbox(Sandbox):
 
     @property
     @override
-    def has_begun(self) -> bool:
-        return bool(current(self._lease)) or (self._folder / PAUSED).exists()
+    def is_started(self) -> bool:
+        return bool(current_container(self._lease)) or (self._folder / PAUSED).exists()
 
     @property
     @override
-    def begun(self) -> Begun | None:
+    def sandbox_start(self) -> SandboxStart | None:
         return self._begun
 
     @property
     @override
-    def is_whole(self) -> bool:
+    def is_intact(self) -> bool:
         return self._container is None or not self._container.is_lost
 
     @override
-    async def begin(self, tree: Tree) -> None:
+    async def initialize(self, tree: Tree) -> None:
         asked_s = time.monotonic()
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        container = await self._making.begin(self._new_folder())
+        container = await self._factory.begin(self._new_folder())
         try:
             await write_tree(container, tree, root=HOME)
         except BaseException:
             await container.destroy()
             raise
         await self._become(container)
-        self._begun = Begun(Start.SPAWN, time.monotonic() - asked_s)
+        self._begun = SandboxStart(StartKind.SPAWN, time.monotonic() - asked_s)
 
     @override
-    async def run(self, command: str, timeout_s: float) -> Outcome:
+    async def run(self, command: str, timeout_s: float) -> CommandOutcome:
         done = await GuestCommands(channel=self._running).run(command, timeout_s)
-        return guest_grading.outcome(done)
+        return guest_grading.to_outcome(done)
 
     @override
-    async def content(self, limits: FolderLimits) -> FolderContent:
+    async def read_files(self, limits: FolderLimits) -> FolderContent:
         return await workspace_files.workspace_content(self._running, limits)
 
     @override
     async def start(self, program: Program) -> RunningProgram:
-        return await job_programs.started(self.workspace.jobs, program)
+        return await job_programs.start_program(self.workspace.jobs, program)
 
     @override
-    async def save(self, folder: Path, limits: FolderLimits) -> Saved:
+    async def save(self, folder: Path, limits: FolderLimits) -> SavedSandbox:
         container = self._running
         with crossing(SandboxError, f"saving {self._folder}"):
-            async with self._making.places:
+            async with self._factory.slots:
                 await container.checkpoint(folder / checkpoints.IMAGE)
             config = container.config
-            return await asyncio.to_thread(checkpoints.sealed, folder, config, self._lease, limits)
+            return await asyncio.to_thread(checkpoints.measure, folder, config, self._lease, limits)
 
     @override
-    async def restore(self, folder: Path, saved: Saved) -> None:
+    async def restore(self, folder: Path, saved: SavedSandbox) -> None:
         with crossing(SandboxError, f"restoring {self._folder}"):
             await asyncio.to_thread(checkpoints.prepare, folder, self._lease, saved)
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -163,7 +170,7 @@ class GvisorSandbox(Sandbox):
             for each in (partial, paused):
                 checkpoints.remove(each)
             partial.mkdir(mode=0o700)
-            async with self._making.places:
+            async with self._factory.slots:
                 await container.checkpoint(partial / checkpoints.IMAGE)
             (partial / CONFIG).write_bytes(container.config)
             (partial / OF).write_text(container.folder.name)
@@ -186,19 +193,19 @@ class GvisorSandbox(Sandbox):
         if container is not None:
             await container.destroy()
 
-    async def _restored(self, saved: Path) -> Container:
+    async def _restored(self, saved: Path) -> GvisorContainer:
         self._generation += 1
         config = (saved / CONFIG).read_bytes()
-        async with self._making.places:
-            return await Container.restored(
-                self._making.runsc,
+        async with self._factory.slots:
+            return await GvisorContainer.restore(
+                self._factory.runsc,
                 self._new_folder(),
                 saved / checkpoints.IMAGE,
                 config=config,
                 generation=self._generation,
             )
 
-    async def _become(self, container: Container) -> None:
+    async def _become(self, container: GvisorContainer) -> None:
         """Make this the lease's container, in place of the former one."""
         former, self._container, self._jobs = self._container, container, None
         partial = self._folder / f"{CURRENT}.partial"
@@ -214,13 +221,13 @@ class GvisorSandbox(Sandbox):
         return folder
 
     @property
-    def _running(self) -> Container:
+    def _running(self) -> GvisorContainer:
         if self._container is None:
             raise SandboxError("the container of this lease has ended")
         return self._container
 
 
-def current(lease: Path) -> str:
+def current_container(lease: Path) -> str:
     """Name of the folder of a lease's container; empty if it has none."""
     try:
         return (lease / FOLDER / CURRENT).read_text()

@@ -22,7 +22,7 @@ from etude.agent import minitest
 from etude.envserver.drivers.process import seccomp
 from etude.envserver.egress import proxy_variables
 from etude.envserver.isolation import sandbox_layout, syscalls
-from etude.envserver.isolation.sandbox_layout import Job
+from etude.envserver.isolation.sandbox_layout import SandboxJob
 
 FILTER = seccomp.program()
 _LIMITS = (
@@ -34,7 +34,7 @@ _LIMITS = (
 )
 
 
-def become(job: Job, streams: Sequence[int], proc: int) -> NoReturn:
+def become_command(job: SandboxJob, streams: Sequence[int], proc: int) -> NoReturn:
     """Turn this forked process into the job's command; never returns."""
     status = 126
     try:
@@ -46,12 +46,12 @@ def become(job: Job, streams: Sequence[int], proc: int) -> NoReturn:
         syscalls.drop_capabilities()
         syscalls.install_filter(FILTER)
         if job.argv:
-            status = _program(job)
-        elif (way := sandbox_layout.warm(job.command)) is None:
-            _shell(job)
+            status = _exec_program(job)
+        elif (way := sandbox_layout.parse_warm_command(job.command)) is None:
+            _exec_shell(job)
         else:
             os.environ.update(_egress(job))
-            status = _warm(way)
+            status = _run_warm(way)
     except BaseException:  # noqa: BLE001 - the last line of the process
         traceback.print_exc()
     finally:
@@ -87,7 +87,7 @@ def _limit(timeout_s: float) -> None:
         resource.setrlimit(limit, (value, value))
 
 
-def _program(job: Job) -> int:
+def _exec_program(job: SandboxJob) -> int:
     """Become the program, or report why not and return a shell's exit code."""
     _reset_signals()
     name = job.cwd
@@ -108,17 +108,17 @@ def _reset_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _shell(job: Job) -> NoReturn:
+def _exec_shell(job: SandboxJob) -> NoReturn:
     _reset_signals()
     environment = {**sandbox_layout.ENVIRONMENT, **_egress(job)}
     os.execve("/bin/sh", ["sh", "-c", job.command], environment)  # noqa: S606 - the purpose
 
 
-def _egress(job: Job) -> Mapping[str, str]:
+def _egress(job: SandboxJob) -> Mapping[str, str]:
     return proxy_variables.VARIABLES if job.has_egress else {}
 
 
-def _warm(way: sandbox_layout.Warm) -> int:
+def _run_warm(way: sandbox_layout.WarmCommand) -> int:
     # Other processes of the same user may not read a grader's memory.
     syscalls.set_dumpable(to=False)
     gc.enable()

@@ -26,21 +26,21 @@ from etude.agent.workspace.interface import Runner
 from etude.common.errors import InvalidFieldError
 from etude.envserver.drivers import piped_program
 from etude.envserver.drivers.base import (
-    Caps,
+    CommandOutcome,
+    DriverCapabilities,
     DriverUnavailableError,
-    Outcome,
+    IsolationStrength,
     Sandbox,
     SandboxError,
-    Strength,
 )
-from etude.envserver.drivers.folder_driver import CAPS, Command, FolderDriver, FolderSandbox
+from etude.envserver.drivers.folder_driver import CAPS, FolderCommand, FolderDriver, FolderSandbox
 from etude.envserver.drivers.piped_program import PipedProgram
 from etude.envserver.drivers.process import messages
 from etude.envserver.drivers.programs import Program
 from etude.envserver.egress.environment_egress import PoolEgress
 from etude.envserver.egress.listeners import EgressListeners
 from etude.envserver.isolation import sandbox_layout
-from etude.envserver.isolation.sandbox_layout import Layout
+from etude.envserver.isolation.sandbox_layout import SandboxPaths
 from etude.envserver.storage.folders import Owner
 
 START_TIMEOUT_S = 60.0
@@ -58,7 +58,7 @@ _FIX = (
 
 
 _CAPS = dataclasses.replace(CAPS, egress=True)
-_TOO_LONG = Outcome(output=b"sh: argument list too long\n", exit_code=126)
+_TOO_LONG = CommandOutcome(output=b"sh: argument list too long\n", exit_code=126)
 
 
 @dataclass(slots=True)
@@ -68,15 +68,15 @@ class ProcessDriver(FolderDriver):
     scratch: Path
     """Private folder of the host; holds the workspaces."""
     name: str = "process"
-    strength: Strength = Strength.WEAK
-    caps: Caps = _CAPS
+    strength: IsolationStrength = IsolationStrength.WEAK
+    caps: DriverCapabilities = _CAPS
     egress: PoolEgress | None = None
     """Egress policy; None denies everything."""
     leases: Path = field(init=False)
     _channel: socket.socket | None = None
-    _outbox: messages.Outbox | None = None
+    _outbox: messages.ServerOutbox | None = None
     _process: asyncio.subprocess.Process | None = None
-    _waiting: dict[int, asyncio.Future[Outcome]] = field(default_factory=dict)
+    _waiting: dict[int, asyncio.Future[CommandOutcome]] = field(default_factory=dict)
     _ready: asyncio.Future[None] | None = None
     _next_id: int = 0
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -138,18 +138,18 @@ class ProcessDriver(FolderDriver):
         folder = str(workspace.relative_to(self.leases))
         has_egress = self._doors.has(folder.partition("/")[0])
         job = messages.program_job(self._next_id, program, folder, has_egress=has_egress)
-        message = messages.encoded(dataclasses.asdict(job))
+        message = messages.encode(dataclasses.asdict(job))
         if len(message) > sandbox_layout.MAX_REQUEST_BYTES:
             raise InvalidFieldError("command", "with its variables it is longer than 256 KiB")
-        report: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        report: asyncio.Future[CommandOutcome] = asyncio.get_running_loop().create_future()
         self._waiting[job.job_id] = report
         report.add_done_callback(lambda _: self._waiting.pop(job.job_id, None))
-        ends = piped_program.ends(program.terminal, is_merged=program.is_merged)
+        ends = piped_program.open_pipes(program.terminal, is_merged=program.is_merged)
         outbox.send(message, ends.theirs)
         return PipedProgram(job.job_id, ends, report, is_terminal=program.terminal is not None)
 
     @override
-    async def run(self, command: Command) -> Outcome:
+    async def run(self, command: FolderCommand) -> CommandOutcome:
         if (
             len(command.command.encode("utf-8", "surrogatepass"))
             >= sandbox_layout.MAX_COMMAND_BYTES
@@ -159,17 +159,17 @@ class ProcessDriver(FolderDriver):
             await self.start()
             return await self._run(command)
 
-    async def _run(self, command: Command) -> Outcome:
+    async def _run(self, command: FolderCommand) -> CommandOutcome:
         outbox = self._outbox
         if outbox is None:
             raise SandboxError("the sandbox server has ended")
         self._next_id += 1
         has_egress = self._doors.has(command.workspace.relative_to(self.leases).parts[0])
-        job = messages.job(self._next_id, command, self.leases, has_egress=has_egress)
-        message = messages.encoded(dataclasses.asdict(job))
+        job = messages.command_job(self._next_id, command, self.leases, has_egress=has_egress)
+        message = messages.encode(dataclasses.asdict(job))
         if len(message) > sandbox_layout.MAX_REQUEST_BYTES:
             return _TOO_LONG
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[CommandOutcome] = asyncio.get_running_loop().create_future()
         self._waiting[job.job_id] = future
         try:
             outbox.send(message)
@@ -177,7 +177,7 @@ class ProcessDriver(FolderDriver):
         except asyncio.CancelledError:
             # Kills the supervisor and all below it; its late report has no waiter.
             if outbox is self._outbox:
-                outbox.send(messages.encoded({"kill": job.job_id}))
+                outbox.send(messages.encode({"kill": job.job_id}))
             raise
         finally:
             self._waiting.pop(job.job_id, None)
@@ -202,9 +202,9 @@ class ProcessDriver(FolderDriver):
                 start_new_session=True,
             )
         self._channel = ours
-        self._outbox = messages.Outbox(ours, self._disconnect)
+        self._outbox = messages.ServerOutbox(ours, self._disconnect)
         # Not an argument: commands can read their supervisor's, which is a fork of this.
-        self._outbox.send(messages.encoded(dataclasses.asdict(paths)))
+        self._outbox.send(messages.encode(dataclasses.asdict(paths)))
         self._ready = loop.create_future()
         loop.add_reader(ours, self._read)
         try:
@@ -248,7 +248,7 @@ class ProcessDriver(FolderDriver):
         if refused is not None:
             future.set_exception(SandboxError(str(refused)))
         else:
-            future.set_result(messages.outcome(header, body) if "job_id" in header else None)
+            future.set_result(messages.decode_report(header, body) if "job_id" in header else None)
 
     def _disconnect(self, why: str) -> None:
         channel, self._channel = self._channel, None
@@ -264,10 +264,10 @@ class ProcessDriver(FolderDriver):
                 future.set_exception(SandboxError(why))
 
 
-def _layout(leases: Path, scratch: Path) -> Layout:
+def _layout(leases: Path, scratch: Path) -> SandboxPaths:
     new_root = scratch / "root"
     new_root.mkdir(exist_ok=True)
-    return Layout(
+    return SandboxPaths(
         leases=str(leases.resolve()),
         new_root=str(new_root.resolve()),
         # Without a virtual environment's packages: the base interpreter is enough.

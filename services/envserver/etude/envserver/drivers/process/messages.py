@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.envserver.drivers.base import Outcome
-from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.base import CommandOutcome
+from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.programs import Program
-from etude.envserver.isolation.sandbox_layout import Job
+from etude.envserver.isolation.sandbox_layout import SandboxJob
 
 
-def job(job_id: int, command: Command, leases: Path, *, has_egress: bool) -> Job:
+def command_job(
+    job_id: int, command: FolderCommand, leases: Path, *, has_egress: bool
+) -> SandboxJob:
     """Encode a command as a job of the server."""
-    return Job(
+    return SandboxJob(
         job_id=job_id,
         command=command.command,
         workspace=str(command.workspace.relative_to(leases)),
@@ -31,9 +33,9 @@ def job(job_id: int, command: Command, leases: Path, *, has_egress: bool) -> Job
     )
 
 
-def program_job(job_id: int, program: Program, workspace: str, *, has_egress: bool) -> Job:
+def program_job(job_id: int, program: Program, workspace: str, *, has_egress: bool) -> SandboxJob:
     """Encode a program as a job of the server; its descriptors are sent along."""
-    return Job(
+    return SandboxJob(
         job_id=job_id,
         command="",
         workspace=workspace,
@@ -49,10 +51,10 @@ def program_job(job_id: int, program: Program, workspace: str, *, has_egress: bo
     )
 
 
-def outcome(header: Mapping[str, Any], body: bytes) -> Outcome:
+def decode_report(header: Mapping[str, Any], body: bytes) -> CommandOutcome:
     """Decode a supervisor's report: a header line, then output and collected file."""
     size = header["output_bytes"]
-    return Outcome(
+    return CommandOutcome(
         output=body[:size],
         exit_code=header["exit_code"],
         timed_out=header["timed_out"],
@@ -65,13 +67,13 @@ def outcome(header: Mapping[str, Any], body: bytes) -> Outcome:
     )
 
 
-def encoded(content: Mapping[str, object]) -> bytes:
+def encode(content: Mapping[str, object]) -> bytes:
     """Encode a message; only control characters take more bytes than in the command itself."""
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 @dataclass(slots=True)
-class Outbox:
+class ServerOutbox:
     """Queue of messages to the server, one packet each, in order; the socket buffer holds few.
 
     asyncio's `sock_sendall` waits for a socket on behalf of one caller only.

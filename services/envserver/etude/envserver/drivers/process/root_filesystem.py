@@ -15,7 +15,7 @@ from etude.envserver.isolation.sandbox_layout import (
     TESTS,
     TOOLS,
     WORKSPACE,
-    Layout,
+    SandboxPaths,
 )
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "etc/alternatives")
@@ -38,7 +38,7 @@ _ETC = {
 }
 
 
-def build(layout: Layout) -> bool:
+def build_root(layout: SandboxPaths) -> bool:
     """Build the root and move into it, as the first process of new namespaces.
 
     Returns:
@@ -64,7 +64,7 @@ def build(layout: Layout) -> bool:
     return has_proc
 
 
-def _add_system(root: Path, layout: Layout) -> None:
+def _add_system(root: Path, layout: SandboxPaths) -> None:
     for name in _SYSTEM:
         source, target = Path("/", name), root / name
         target.parent.mkdir(exist_ok=True)
@@ -90,7 +90,7 @@ def _add_devices(root: Path) -> None:
         (root / "dev" / name).symlink_to(f"/proc/self/fd/{number}")
 
 
-def _add_tools(root: Path, layout: Layout) -> None:
+def _add_tools(root: Path, layout: SandboxPaths) -> None:
     tools = root / TOOLS.lstrip("/")
     (tools / "bin").mkdir(parents=True)
     (tools / "lib").mkdir()

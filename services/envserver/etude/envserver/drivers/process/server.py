@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from etude.agent import minitest
 from etude.envserver.drivers.process import root_filesystem, supervisor
 from etude.envserver.isolation import sandbox_layout, syscalls
-from etude.envserver.isolation.sandbox_layout import Job, Layout
+from etude.envserver.isolation.sandbox_layout import SandboxJob, SandboxPaths
 
 _OUT_OF_MEMORY_FIRST = b"500"
 _MAX_DESCRIPTORS = 4
@@ -28,7 +28,7 @@ _MAX_DESCRIPTORS = 4
 def main(arguments: list[str]) -> NoReturn:
     """Serve on the socket descriptor arguments[0]; its first message is the layout."""
     channel = socket.socket(fileno=int(arguments[0]))
-    paths = Layout(**json.loads(channel.recv(sandbox_layout.MAX_REQUEST_BYTES)))
+    paths = SandboxPaths(**json.loads(channel.recv(sandbox_layout.MAX_REQUEST_BYTES)))
     os.environ.pop("PYTHONPATH", None)
     sys.path[:] = [entry for entry in sys.path if entry.startswith(paths.prefix)]
     try:
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> NoReturn:
         syscalls.unshare(rest | syscalls.NEW_IPC | syscalls.NEW_HOSTNAME, "unshare")
         server = os.fork()
         if server == 0:
-            _serve(channel, has_proc=root_filesystem.build(paths))
+            _serve(channel, has_proc=root_filesystem.build_root(paths))
     except OSError as error:
         refusal = {"refused": [error.errno, str(error)]}
         channel.send(json.dumps(refusal).encode())
@@ -99,7 +99,7 @@ class _Server:
     has_proc: bool
     own_pids: int
     own_network: int
-    running: dict[int, Job] = field(default_factory=dict)
+    running: dict[int, SandboxJob] = field(default_factory=dict)
     """By PID."""
     networks: dict[str, int] = field(default_factory=dict)
     """Network namespaces of leases with a job that others can connect to."""
@@ -133,9 +133,9 @@ class _Server:
                 if job.job_id == message["kill"]:
                     os.kill(process, signal.SIGKILL)
         else:
-            self._start(Job(**message), descriptors)
+            self._start(SandboxJob(**message), descriptors)
 
-    def _start(self, job: Job, descriptors: list[int]) -> None:
+    def _start(self, job: SandboxJob, descriptors: list[int]) -> None:
         try:
             if job.shares_network and job.lease not in self.networks:
                 self.networks[job.lease] = self._new_network(job)
@@ -144,14 +144,14 @@ class _Server:
             if process == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                shared = supervisor.Shared(self.has_proc, self.networks.get(job.lease))
+                shared = supervisor.SharedNamespaces(self.has_proc, self.networks.get(job.lease))
                 supervisor.supervise(job, self.channel, descriptors, shared)
             self.running[process] = job
         except OSError as error:
             self._send({"job_id": job.job_id, "refused": str(error)})
         finally:
             # Only processes forked between the two calls are in the new namespace.
-            syscalls.enter(self.own_pids, syscalls.NEW_PIDS)
+            syscalls.enter_namespace(self.own_pids, syscalls.NEW_PIDS)
 
     def _reap(self) -> None:
         while self.running:
@@ -165,7 +165,7 @@ class _Server:
             if job is not None and job.shares_network:
                 self._leave_network(job.lease)
 
-    def _new_network(self, job: Job) -> int:
+    def _new_network(self, job: SandboxJob) -> int:
         try:
             syscalls.unshare(syscalls.NEW_NETWORK, "unshare the network of a lease")
             syscalls.loopback_up()
@@ -173,7 +173,7 @@ class _Server:
                 supervisor.announce(self.channel, job)
             return os.open(f"{sandbox_layout.PRIVATE_PROC}/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         finally:
-            syscalls.enter(self.own_network, syscalls.NEW_NETWORK)
+            syscalls.enter_namespace(self.own_network, syscalls.NEW_NETWORK)
 
     def _leave_network(self, lease: str) -> None:
         if not any(job.lease == lease and job.shares_network for job in self.running.values()):

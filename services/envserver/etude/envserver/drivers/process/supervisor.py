@@ -16,14 +16,14 @@ from typing import NamedTuple, NoReturn
 from etude.envserver.drivers.process import command, root_filesystem
 from etude.envserver.egress import proxy_variables
 from etude.envserver.isolation import sandbox_layout, syscalls
-from etude.envserver.isolation.sandbox_layout import Job
+from etude.envserver.isolation.sandbox_layout import SandboxJob
 
 _READ_BYTES = 1 << 18
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True)
-class Kept:
+class HeadTailBuffer:
     """Head and tail of a stream of any length, in bounded memory."""
 
     head_bytes: int
@@ -57,7 +57,7 @@ class Kept:
         return bytes(self.head) + tail, dropped, self._lines - tail.count(b"\n")
 
 
-class Shared(NamedTuple):
+class SharedNamespaces(NamedTuple):
     """Resources of a command that come from the server."""
 
     has_proc: bool
@@ -67,7 +67,7 @@ class Shared(NamedTuple):
 
 
 def supervise(
-    job: Job, channel: socket.socket, descriptors: Sequence[int], shared: Shared
+    job: SandboxJob, channel: socket.socket, descriptors: Sequence[int], shared: SharedNamespaces
 ) -> NoReturn:
     """Run the job as process 1 of a new process namespace and send one report."""
     status = 1
@@ -87,7 +87,7 @@ def _send(channel: socket.socket, header: dict[str, object], body: bytes) -> Non
 
 
 def _run(
-    job: Job, descriptors: Sequence[int], shared: Shared, channel: socket.socket
+    job: SandboxJob, descriptors: Sequence[int], shared: SharedNamespaces, channel: socket.socket
 ) -> tuple[dict[str, object], bytes]:
     started_s = time.monotonic()
     has_proc = shared.has_proc
@@ -118,14 +118,14 @@ def _run(
     return header, kept + (collected or b"")
 
 
-def announce(channel: socket.socket, job: Job) -> None:
+def announce(channel: socket.socket, job: SandboxJob) -> None:
     """Send the host a socket that listens in this network, for its egress proxy."""
     with syscalls.listener(proxy_variables.PORT, proxy_variables.BACKLOG) as made:
         whose = {"listening": "" if job.shares_network else str(job.job_id), "lease": job.lease}
         socket.send_fds(channel, [json.dumps(whose).encode()], [made.fileno()])
 
 
-def _prepare(job: Job, shared: Shared, channel: socket.socket) -> None:
+def _prepare(job: SandboxJob, shared: SharedNamespaces, channel: socket.socket) -> None:
     syscalls.unshare(syscalls.NEW_MOUNTS | syscalls.NEW_IPC, "unshare for a command")
     if shared.network is None:
         syscalls.unshare(syscalls.NEW_NETWORK, "unshare the network of a command")
@@ -133,7 +133,7 @@ def _prepare(job: Job, shared: Shared, channel: socket.socket) -> None:
         if job.has_egress:
             announce(channel, job)
     else:
-        syscalls.enter(shared.network, syscalls.NEW_NETWORK)
+        syscalls.enter_namespace(shared.network, syscalls.NEW_NETWORK)
     syscalls.mount(
         f"{sandbox_layout.LEASES}/{job.workspace}", sandbox_layout.WORKSPACE, None, syscalls.BIND
     )
@@ -153,12 +153,12 @@ def _prepare(job: Job, shared: Shared, channel: socket.socket) -> None:
         root_filesystem.show_proc()
 
 
-def _start(job: Job, streams: Sequence[int]) -> int:
+def _start(job: SandboxJob, streams: Sequence[int]) -> int:
     proc = os.open(sandbox_layout.PRIVATE_PROC, os.O_RDONLY | os.O_DIRECTORY)
     root_filesystem.hide_private()
     child = os.fork()
     if child == 0:
-        command.become(job, streams, proc)
+        command.become_command(job, streams, proc)
     for descriptor in {*streams, proc}:
         os.close(descriptor)
     return child
@@ -167,8 +167,8 @@ def _start(job: Job, streams: Sequence[int]) -> int:
 class _Watch:
     """Reads a command's output, or its control socket, and ends it when it breaks a limit."""
 
-    def __init__(self, job: Job, child: int, source: int, has_proc: bool) -> None:  # noqa: FBT001 - private
-        self.kept = Kept(job.head_bytes, job.tail_bytes)
+    def __init__(self, job: SandboxJob, child: int, source: int, has_proc: bool) -> None:  # noqa: FBT001 - private
+        self.kept = HeadTailBuffer(job.head_bytes, job.tail_bytes)
         self.timed_out = False
         self.ended_for = ""
         self._child = child

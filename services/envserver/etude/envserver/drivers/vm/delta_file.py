@@ -16,7 +16,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from etude.envserver.drivers.vm.errors import IntegrityError
-from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.interface import VmDelta
 
 KEY_BYTES = 32
 _MAGIC = b"ETUDEVM1"
@@ -28,7 +28,7 @@ _PART_BYTES = 8 << 20
 _MOST_PROVEN = 1024
 
 
-class Proven:
+class VerifiedFiles:
     """Cache of files that this process has verified: they are not read again.
 
     Sixteen forks of one VM would read its file 32 times.
@@ -37,9 +37,9 @@ class Proven:
     def __init__(self) -> None:
         self._codes: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
 
-    def holds(self, about: os.stat_result, code: bytes) -> bool:
+    def is_verified(self, about: os.stat_result, code: bytes) -> bool:
         """Tell whether a file was verified to have this code."""
-        which = _which(about)
+        which = _identity(about)
         if self._codes.get(which) != code:
             return False
         self._codes.move_to_end(which)
@@ -47,12 +47,12 @@ class Proven:
 
     def add(self, about: os.stat_result, code: bytes) -> None:
         """Remember a verified file."""
-        self._codes[_which(about)] = code
+        self._codes[_identity(about)] = code
         if len(self._codes) > _MOST_PROVEN:
             self._codes.popitem(last=False)
 
 
-def save(delta: Delta, path: Path, *, key: bytes) -> None:
+def save(delta: VmDelta, path: Path, *, key: bytes) -> None:
     """Write a delta atomically. Takes 1 ms a MiB: call it on a thread.
 
     Raises:
@@ -80,7 +80,7 @@ def save(delta: Delta, path: Path, *, key: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def load(path: Path, *, key: bytes, template: str, proven: Proven | None = None) -> Delta:
+def load(path: Path, *, key: bytes, template: str, proven: VerifiedFiles | None = None) -> VmDelta:
     """Load a delta that this host wrote for this template. Call it on a thread.
 
     Raises:
@@ -99,7 +99,7 @@ def load(path: Path, *, key: bytes, template: str, proven: Proven | None = None)
         if about.st_size != HEADER_BYTES + size:
             raise IntegrityError(f"{path}: is truncated, or longer than it was")
         said = head[len(_MAGIC) :][:_CODE_BYTES]
-        if proven is None or not proven.holds(about, said):
+        if proven is None or not proven.is_verified(about, said):
             code = blake3(header, key=key)
             for part in _parts(descriptor, HEADER_BYTES, size):
                 code.update(part)
@@ -110,7 +110,7 @@ def load(path: Path, *, key: bytes, template: str, proven: Proven | None = None)
         if found != bytes.fromhex(template):
             raise IntegrityError(f"{path}: is of template {found.hex()}, not {template}")
         opened.pop_all()
-    return Delta(
+    return VmDelta(
         template=template,
         is_full=is_full,
         stream=descriptor,
@@ -120,7 +120,7 @@ def load(path: Path, *, key: bytes, template: str, proven: Proven | None = None)
     )
 
 
-def _which(about: os.stat_result) -> tuple[int, ...]:
+def _identity(about: os.stat_result) -> tuple[int, ...]:
     # Without the time of its links: a fork makes one.
     return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
 

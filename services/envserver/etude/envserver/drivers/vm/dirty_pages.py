@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pages:
+class GuestPages:
     """Some pages of the guest's memory."""
 
     numbers: tuple[int, ...]
@@ -58,18 +58,18 @@ class PageBuffer:
     """Reusable buffer for pages, populated ahead: page faults cost 3 ms a MiB on a nested host."""
 
     def __init__(self, size_bytes: int = 64 << 20) -> None:
-        self._memory = _populated(size_bytes)
+        self._memory = _populated_memory(size_bytes)
         self.lock = asyncio.Lock()
         """Held from reading pages until they are written elsewhere."""
 
-    def room(self, size_bytes: int) -> memoryview:
+    def reserve(self, size_bytes: int) -> memoryview:
         """Reserve a number of bytes; the former content is lost."""
         if len(self._memory) < size_bytes:
-            self._memory = _populated(2 * size_bytes)
+            self._memory = _populated_memory(2 * size_bytes)
         return memoryview(self._memory)[:size_bytes]
 
 
-def changed_pages(pid: int, memory: int, buffer: PageBuffer) -> Pages:
+def read_dirty_pages(pid: int, memory: int, buffer: PageBuffer) -> GuestPages:
     """Read every page of a frozen VM that differs from its template.
 
     Args:
@@ -83,9 +83,9 @@ def changed_pages(pid: int, memory: int, buffer: PageBuffer) -> Pages:
     about = os.fstat(memory)
     try:
         mappings = _mappings(pid, about)
-        numbers = [_changed(pid, mapping) for mapping in mappings]
+        numbers = [_dirty_numbers(pid, mapping) for mapping in mappings]
         total = sum(len(each) for each in numbers)
-        content = buffer.room(total * PAGE_BYTES)
+        content = buffer.reserve(total * PAGE_BYTES)
         position = 0
         for mapping, found in zip(mappings, numbers, strict=True):
             size = len(found) * PAGE_BYTES
@@ -93,7 +93,7 @@ def changed_pages(pid: int, memory: int, buffer: PageBuffer) -> Pages:
             position += size
     except OSError as cause:
         raise VmmError(f"memory of VMM {pid} cannot be read: {cause}") from cause
-    return Pages(numbers=tuple(np.concatenate(numbers).tolist()), content=content)
+    return GuestPages(numbers=tuple(np.concatenate(numbers).tolist()), content=content)
 
 
 def _mappings(pid: int, about: os.stat_result) -> list[_Mapping]:
@@ -122,7 +122,7 @@ def _mappings(pid: int, about: os.stat_result) -> list[_Mapping]:
     return found
 
 
-def _changed(pid: int, mapping: _Mapping) -> NDArray[np.int64]:
+def _dirty_numbers(pid: int, mapping: _Mapping) -> NDArray[np.int64]:
     """Find the numbers of a mapping's changed pages, counted from the start of the memory. [N].
 
     Raises:
@@ -178,6 +178,6 @@ _libc.process_vm_readv.argtypes = (
 )
 
 
-def _populated(size_bytes: int) -> mmap.mmap:
+def _populated_memory(size_bytes: int) -> mmap.mmap:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
     return mmap.mmap(-1, max(size_bytes, PAGE_BYTES), flags=flags)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from etude.agent.workspace import WorkspaceError
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.interface import Base, Delta, Monitor
-from etude.envserver.drivers.vm.prewarm import rehearse
+from etude.envserver.drivers.vm.interface import VmDelta, Vmm, VmTemplate
+from etude.envserver.drivers.vm.prewarm import warm_up_jit
 from etude.envserver.guest.calls import GuestRequest
 from etude.envserver.guest.channel import GuestChannel, GuestIdentity, GuestLostError
 from etude.v1 import guest_pb2
@@ -21,21 +21,21 @@ _READ = guest_pb2.GuestCall(read=guest_pb2.GuestRead(path="passwd"), cwd="/etc")
 _READ_LIMIT_S = 30.0
 _SAVED_LIMIT_S = 2.0
 """For a saved guest, which may not answer while others wait."""
-_NOBODYS = GuestIdentity(env_id="", token=b"", generation=0)
+_NO_IDENTITY = GuestIdentity(env_id="", token=b"", generation=0)
 """Identity of templates: the agent refuses every call until a clone has its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class GuestVm:
     """A VM and the channel to its agent."""
 
-    vm: Monitor
+    vm: Vmm
     channel: GuestChannel
     identity: GuestIdentity
     """Identity of its last SYNC."""
     jobs: frozenset[int] = frozenset()
     """Background commands that ran when it was connected."""
-    is_met: bool = True
+    is_connected: bool = True
     """Whether this process has talked to its agent: an adopted, frozen VM waits."""
 
     async def destroy(self) -> None:
@@ -44,7 +44,9 @@ class Guest:
         await self.vm.destroy()
 
 
-async def warmed(channel: GuestChannel, warm_up: Callable[[GuestChannel], Awaitable[None]]) -> None:
+async def prepare_template(
+    channel: GuestChannel, warm_up: Callable[[GuestChannel], Awaitable[None]]
+) -> None:
     """Prepare a booting VM as a template: warm, without identity, its channel closed.
 
     Raises:
@@ -52,20 +54,20 @@ async def warmed(channel: GuestChannel, warm_up: Callable[[GuestChannel], Awaita
     """
     await channel.hello(timeout_s=BOOT_LIMIT_S)
     await channel.reset()
-    await channel.sync(_identity("template", generation=0))
+    await channel.sync(_new_identity("template", generation=0))
     await warm_up(channel)
-    await channel.sync(_NOBODYS)
+    await channel.sync(_NO_IDENTITY)
     await channel.close()
 
 
-async def begun(
-    shell: Monitor,
-    base: Base,
+async def start_clone(
+    shell: Vmm,
+    base: VmTemplate,
     *,
     name: str,
-    saved: Delta | None = None,
+    saved: VmDelta | None = None,
     generation: int = 1,
-) -> Guest:
+) -> GuestVm:
     """Turn an idle VMM into a running clone that answers; the VMM is destroyed on failure.
 
     Args:
@@ -79,9 +81,9 @@ async def begun(
         GuestLostError: the agent does not answer.
         VmmError: the VMM failed.
     """
-    identity = _identity(name, generation=generation)
+    identity = _new_identity(name, generation=generation)
     try:
-        found = await _awake(shell, base, saved)
+        found = await _restore_and_run(shell, base, saved)
         await found.channel.sync(identity)
     except GuestLostError as error:
         error.add_note(await shell.console())
@@ -93,7 +95,7 @@ async def begun(
     return replace(found, identity=identity)
 
 
-async def paused(shell: Monitor, base: Base) -> Guest:
+async def start_paused_clone(shell: Vmm, base: VmTemplate) -> GuestVm:
     """Turn an idle VMM into a paused clone: it has answered once, has no identity, and is frozen.
 
     The first execution of guest code is translated and costs ten times as much; here it is done.
@@ -102,10 +104,10 @@ async def paused(shell: Monitor, base: Base) -> Guest:
         GuestLostError: the agent does not answer.
         VmmError: the VMM failed.
     """
-    return await _at_rest(shell, base, None, _reads(_READ_LIMIT_S), name="paused")
+    return await _start_frozen(shell, base, None, _read_file(_READ_LIMIT_S), name="paused")
 
 
-async def rehearsed(shell: Monitor, base: Base, saved: Delta | None = None) -> Guest:
+async def start_fork_parent(shell: Vmm, base: VmTemplate, saved: VmDelta | None = None) -> GuestVm:
     """Turn an idle VMM into a warmed-up, frozen clone without identity, the parent of child VMs.
 
     Args:
@@ -117,14 +119,14 @@ async def rehearsed(shell: Monitor, base: Base, saved: Delta | None = None) -> G
         GuestLostError: the agent does not answer.
         VmmError: the VMM failed.
     """
-    does = rehearse if saved is None else _reads(_SAVED_LIMIT_S)
+    does = warm_up_jit if saved is None else _read_file(_SAVED_LIMIT_S)
     try:
-        return await _at_rest(shell, base, saved, does, name="rehearsal")
+        return await _start_frozen(shell, base, saved, does, name="rehearsal")
     except WorkspaceError as error:
         raise VmmError(f"JIT warm-up failed: {error}") from error
 
 
-async def split_off(part: Monitor, *, name: str, generation: int = 1) -> Guest:
+async def start_child(part: Vmm, *, name: str, generation: int = 1) -> GuestVm:
     """Resume a child VM under its own identity; it is destroyed on failure.
 
     Args:
@@ -136,9 +138,9 @@ async def split_off(part: Monitor, *, name: str, generation: int = 1) -> Guest:
         GuestLostError: the agent does not answer.
         VmmError: the VMM failed.
     """
-    identity = _identity(name, generation=generation)
+    identity = _new_identity(name, generation=generation)
     try:
-        found = await _running(part)
+        found = await _run_frozen(part)
         await found.channel.sync(identity)
     except BaseException:
         await part.destroy()
@@ -146,14 +148,14 @@ async def split_off(part: Monitor, *, name: str, generation: int = 1) -> Guest:
     return replace(found, identity=identity)
 
 
-async def handed_out(waiting: Guest, *, name: str) -> Guest:
+async def resume_paused_clone(waiting: GuestVm, *, name: str) -> GuestVm:
     """Resume a paused clone under its own identity; it is destroyed on failure.
 
     Raises:
         GuestLostError: the agent does not answer.
         VmmError: the VMM failed.
     """
-    identity = _identity(name, generation=1)
+    identity = _new_identity(name, generation=1)
     try:
         await waiting.vm.thaw()
         await waiting.channel.sync(identity)
@@ -163,7 +165,7 @@ async def handed_out(waiting: Guest, *, name: str) -> Guest:
     return replace(waiting, identity=identity)
 
 
-async def taken_up(found: Monitor, *, name: str, generation: int, is_stopped: bool) -> Guest:
+async def adopt_guest(found: Vmm, *, name: str, generation: int, is_stopped: bool) -> GuestVm:
     """Connect to the guest of an adopted VM. A frozen one is not resumed.
 
     Args:
@@ -178,17 +180,17 @@ async def taken_up(found: Monitor, *, name: str, generation: int, is_stopped: bo
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
     identity = GuestIdentity(env_id=name, token=token, generation=generation)
-    guest = Guest(found, await connected(found), identity, is_met=False)
+    guest = GuestVm(found, await connect_agent(found), identity, is_connected=False)
     if is_stopped:
         return guest
     try:
-        return await met(guest)
+        return await reset_guest(guest)
     except BaseException:
         await guest.channel.close()
         raise
 
 
-async def met(guest: Guest) -> Guest:
+async def reset_guest(guest: GuestVm) -> GuestVm:
     """Reset the running guest of an earlier process, and give it a token of this one.
 
     Raises:
@@ -196,10 +198,10 @@ async def met(guest: Guest) -> Guest:
     """
     state = await guest.channel.reset()
     await guest.channel.sync(guest.identity)
-    return replace(guest, jobs=frozenset(state.jobs), is_met=True)
+    return replace(guest, jobs=frozenset(state.jobs), is_connected=True)
 
 
-async def met_again(guest: Guest) -> Guest:
+async def reconnect_guest(guest: GuestVm) -> GuestVm:
     """Reconnect to a guest whose connection a snapshot has closed. It keeps its names and jobs.
 
     Raises:
@@ -207,26 +209,26 @@ async def met_again(guest: Guest) -> Guest:
         VmmError: the VMM failed.
     """
     await guest.channel.close()
-    channel = await connected(guest.vm)
+    channel = await connect_agent(guest.vm)
     state = await channel.reset()
     await channel.sync(replace(guest.identity, hostname="", machine_id=b""))
-    return replace(guest, channel=channel, jobs=frozenset(state.jobs), is_met=True)
+    return replace(guest, channel=channel, jobs=frozenset(state.jobs), is_connected=True)
 
 
-async def _at_rest(
-    shell: Monitor,
-    base: Base,
-    saved: Delta | None,
+async def _start_frozen(
+    shell: Vmm,
+    base: VmTemplate,
+    saved: VmDelta | None,
     does: Callable[[GuestChannel], Awaitable[None]],
     *,
     name: str,
-) -> Guest:
+) -> GuestVm:
     """Turn an idle VMM into a clone that has done something and is frozen, without identity."""
     try:
-        found = await _awake(shell, base, saved)
-        await found.channel.sync(_identity(name, generation=0 if saved is None else 2))
+        found = await _restore_and_run(shell, base, saved)
+        await found.channel.sync(_new_identity(name, generation=0 if saved is None else 2))
         await does(found.channel)
-        await found.channel.sync(_NOBODYS)
+        await found.channel.sync(_NO_IDENTITY)
         await shell.freeze()
     except BaseException:
         await shell.destroy()
@@ -234,26 +236,26 @@ async def _at_rest(
     return found
 
 
-def _reads(limit_s: float) -> Callable[[GuestChannel], Awaitable[None]]:
+def _read_file(limit_s: float) -> Callable[[GuestChannel], Awaitable[None]]:
     async def read(channel: GuestChannel) -> None:
         await channel.call(GuestRequest(operation=_READ, deadline_s=limit_s))
 
     return read
 
 
-async def _awake(shell: Monitor, base: Base, saved: Delta | None) -> Guest:
+async def _restore_and_run(shell: Vmm, base: VmTemplate, saved: VmDelta | None) -> GuestVm:
     await base.restore(shell, saved)
-    return await _running(shell)
+    return await _run_frozen(shell)
 
 
-async def _running(stopped: Monitor) -> Guest:
+async def _run_frozen(stopped: Vmm) -> GuestVm:
     await stopped.thaw()
-    channel = await connected(stopped)
+    channel = await connect_agent(stopped)
     state = await channel.reset()
-    return Guest(stopped, channel, _NOBODYS, frozenset(state.jobs))
+    return GuestVm(stopped, channel, _NO_IDENTITY, frozenset(state.jobs))
 
 
-async def connected(vm: Monitor) -> GuestChannel:
+async def connect_agent(vm: Vmm) -> GuestChannel:
     """Open a channel to a VM's agent.
 
     Raises:
@@ -263,7 +265,7 @@ async def connected(vm: Monitor) -> GuestChannel:
     return GuestChannel(reader, writer)
 
 
-def _identity(name: str, *, generation: int) -> GuestIdentity:
+def _new_identity(name: str, *, generation: int) -> GuestIdentity:
     token = secrets.token_bytes(_TOKEN_BYTES)
     if generation > 1:
         # Host name and machine id stay: the environment does not notice the resume.

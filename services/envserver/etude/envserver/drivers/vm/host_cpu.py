@@ -76,7 +76,7 @@ def _is_number(text: str) -> bool:
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "stepping", "microcode")
 
 
-def host_processor() -> list[str]:
+def processor_identity() -> list[str]:
     """Identify the host processor by the fields that snapshots depend on."""
     text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())

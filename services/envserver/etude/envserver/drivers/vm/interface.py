@@ -15,7 +15,7 @@ from etude.envserver.drivers.vm.jail import Jail
 _M = TypeVar("_M", bound="Monitor")
 
 
-class Monitor(Protocol):
+class Vmm(Protocol):
     """The VMM process of one VM. Its folder is private to the host and removed with it.
 
     Every method raises VmmError if the process has died, hangs, or refuses the command.
@@ -62,7 +62,7 @@ class Monitor(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class VmDelta:
     """Saved state of one VM, as the difference to its template. It owns its file descriptors."""
 
     template: str
@@ -88,7 +88,7 @@ class Delta:
             os.close(descriptor)
 
 
-class Base(Protocol):
+class VmTemplate(Protocol):
     """Frozen state of a booted VM, from which clones are made. Methods raise VmmError."""
 
     @property
@@ -101,7 +101,7 @@ class Base(Protocol):
         """Digest of all that its clones run on."""
         ...
 
-    async def spawn(self, folder: Path, jail: Jail) -> Monitor:
+    async def spawn(self, folder: Path, jail: Jail) -> Vmm:
         """Start a VMM that waits for the template's state or a delta of it.
 
         Args:
@@ -110,18 +110,18 @@ class Base(Protocol):
         """
         ...
 
-    async def restore(self, shell: Monitor, saved: Delta | None) -> None:
+    async def restore(self, shell: Vmm, saved: VmDelta | None) -> None:
         """Restore the template's or a saved state in an idle VMM, frozen; destroy it on failure."""
         ...
 
-    async def take(self, vm: Monitor, buffer: PageBuffer, *, keep_running: bool) -> Delta:
+    async def save(self, vm: Vmm, buffer: PageBuffer, *, keep_running: bool) -> VmDelta:
         """Save a clone of this template; it stays frozen unless `keep_running`.
 
         The caller has brought its channel to a boundary between two frames.
         """
         ...
 
-    async def adopt(self, folder: Path, process: ProcessId) -> Monitor:
+    async def adopt(self, folder: Path, process: ProcessId) -> Vmm:
         """Adopt a VMM that an earlier process of this host started.
 
         Raises:
@@ -134,7 +134,7 @@ class Base(Protocol):
         ...
 
 
-def own(monitor: Monitor, kind: type[_M]) -> _M:
+def downcast(monitor: Vmm, kind: type[_M]) -> _M:
     """Downcast a VMM to one driver's kind.
 
     Raises:

@@ -20,51 +20,51 @@ from etude.envserver.drivers.base import SandboxError
 from etude.envserver.drivers.process_identity import ProcessId
 from etude.envserver.drivers.vm import guest_vm, vmm_processes
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.guest_vm import Guest
-from etude.envserver.drivers.vm.interface import Base, Monitor
+from etude.envserver.drivers.vm.guest_vm import GuestVm
+from etude.envserver.drivers.vm.interface import Vmm, VmTemplate
 from etude.envserver.drivers.vm.vm_record import VmRecord
-from etude.envserver.drivers.vm.vmm_processes import MACHINE, Places
+from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER, VmFolders
 from etude.envserver.guest.channel import GuestLostError
 
-AT_ONCE = 8
+MAX_CONCURRENT = 8
 """Adoptions that run concurrently: each waits for its own VMM; frozen VMs are not woken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted:
+class Adoption:
     """Outcome of an adoption."""
 
-    guests: Mapping[Path, Guest]
+    guests: Mapping[Path, GuestVm]
     """VMs that were adopted, by VM folder."""
     lost: Mapping[Path, str]
     """Reasons why the others were not; their processes are ended."""
 
 
-async def adopt(left: Mapping[Path, VmRecord], templates: Mapping[str, Base]) -> Adopted:
+async def adopt_vms(left: Mapping[Path, VmRecord], templates: Mapping[str, VmTemplate]) -> Adoption:
     """Adopt VMs.
 
     Args:
         left: records of leases' VMs, by VM folder.
         templates: by address.
     """
-    places = asyncio.Semaphore(AT_ONCE)
+    places = asyncio.Semaphore(MAX_CONCURRENT)
 
-    async def one(folder: Path, noted: VmRecord) -> Guest | str:
+    async def one(folder: Path, noted: VmRecord) -> GuestVm | str:
         async with places:
             try:
-                return await _adopted(folder, noted, templates)
+                return await _adopt_one(folder, noted, templates)
             except (VmmError, GuestLostError) as error:
                 return str(error)
 
     found = await asyncio.gather(*(one(folder, noted) for folder, noted in left.items()))
     outcomes = dict(zip(left, found, strict=True))
-    return Adopted(
-        guests={at: each for at, each in outcomes.items() if isinstance(each, Guest)},
+    return Adoption(
+        guests={at: each for at, each in outcomes.items() if isinstance(each, GuestVm)},
         lost={at: each for at, each in outcomes.items() if isinstance(each, str)},
     )
 
 
-async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Base]) -> Guest:
+async def _adopt_one(folder: Path, noted: VmRecord, templates: Mapping[str, VmTemplate]) -> GuestVm:
     """Adopt one VM: a running one gets a new token, a frozen one stays frozen.
 
     Raises:
@@ -73,11 +73,11 @@ async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Base])
     """
     base = templates.get(noted.template)
     if base is None:
-        await asyncio.to_thread(vmm_processes.end, [noted.process])
+        await asyncio.to_thread(vmm_processes.kill_processes, [noted.process])
         raise VmmError("its template is not booted any more")
     found = await base.adopt(folder, noted.process)
     try:
-        return await guest_vm.taken_up(
+        return await guest_vm.adopt_guest(
             found,
             name=noted.env_id,
             generation=noted.generation,
@@ -97,25 +97,25 @@ _KEY_BYTES = 32
 
 
 @dataclass(slots=True)
-class Estate:
+class VmRegistry:
     """VMs of one scratch folder."""
 
     scratch: Path
     """Private folder of the host."""
-    places: Places | None = None
+    places: VmFolders | None = None
     """Process discovery of another kind of VMM, if it has one."""
-    _places: Places = field(init=False)
+    _places: VmFolders = field(init=False)
     _key: bytes | None = None
     _lock: int = -1
     _left: dict[Path, VmRecord] = field(default_factory=dict)
     """Records of leases' VMs from an earlier process."""
-    _adopted: dict[Path, Guest] = field(default_factory=dict)
+    _adopted: dict[Path, GuestVm] = field(default_factory=dict)
     """Adopted VMs that no lease has claimed yet."""
     _lost: dict[Path, str] = field(default_factory=dict)
     _sweeper: "asyncio.Task[None] | None" = None
 
     def __post_init__(self) -> None:
-        self._places = self.places or Places(scratch=self.scratch)
+        self._places = self.places or VmFolders(scratch=self.scratch)
 
     @property
     def templates(self) -> Path:
@@ -142,18 +142,18 @@ class Estate:
         if self._lock >= 0:
             return
         self._places.leases.mkdir(parents=True, exist_ok=True)
-        self._lock = await scratch_lock.claimed(self.scratch)
-        self._key = _key(self.scratch / "key")
-        self._left = await asyncio.to_thread(vmm_processes.clear, self._places)
+        self._lock = await scratch_lock.lock_scratch(self.scratch)
+        self._key = _load_key(self.scratch / "key")
+        self._left = await asyncio.to_thread(vmm_processes.reap_at_start, self._places)
 
-    def lenders(self) -> dict[str, list[int]]:
+    def memory_sharers(self) -> dict[str, list[int]]:
         """List processes of adoptable VMs that share a template's memory, by template address."""
         found: dict[str, list[int]] = {}
         for noted in self._left.values():
             found.setdefault(noted.template, []).append(noted.process.pid)
         return found
 
-    async def adopt(self, templates: Iterable[Base]) -> list[Monitor]:
+    async def adopt(self, templates: Iterable[VmTemplate]) -> list[Vmm]:
         """Adopt the VMs that an earlier process left, and start the orphan sweeps.
 
         Returns:
@@ -161,10 +161,10 @@ class Estate:
         """
         by_address = {template.address: template for template in templates}
         used = {template.compat_key for template in by_address.values()}
-        await asyncio.to_thread(_prune, self.templates, used)
+        await asyncio.to_thread(_prune_templates, self.templates, used)
         left, self._left = self._left, {}
         began_s = time.monotonic()
-        found = await adopt(left, by_address)
+        found = await adopt_vms(left, by_address)
         self._adopted.update(found.guests)
         self._lost.update(found.lost)
         took_s = time.monotonic() - began_s
@@ -173,13 +173,13 @@ class Estate:
             self._sweeper = asyncio.create_task(self._keep_sweeping(), name="sweep VMs")
         return [guest.vm for guest in found.guests.values()]
 
-    def take(self, lease: Path) -> Guest | None:
+    def claim(self, lease: Path) -> GuestVm | None:
         """Claim the VM that an earlier process started for a lease; None if it started none.
 
         Raises:
             SandboxError: it has ended.
         """
-        folder = lease / MACHINE
+        folder = lease / VM_FOLDER
         guest = self._adopted.pop(folder, None)
         if guest is None and folder.exists():
             why = self._lost.pop(folder, "it was not adopted")
@@ -192,7 +192,7 @@ class Estate:
         for folder in unwanted:
             await self._adopted.pop(folder).destroy()
         num_ended = len(unwanted)
-        num_ended += await asyncio.to_thread(_swept, self._places, least_age_s)
+        num_ended += await asyncio.to_thread(_end_orphans, self._places, least_age_s)
         if num_ended:
             log.warning("ended %d orphaned VMs", num_ended)
         return num_ended
@@ -217,7 +217,7 @@ class Estate:
                 log.exception("orphaned VMs stay until the next sweep")
 
 
-def _prune(folder: Path, used: Collection[str]) -> None:
+def _prune_templates(folder: Path, used: Collection[str]) -> None:
     """Remove all but the templates with these keys."""
     if folder.is_dir():
         for each in folder.iterdir():
@@ -225,19 +225,23 @@ def _prune(folder: Path, used: Collection[str]) -> None:
                 shutil.rmtree(each, ignore_errors=True)
 
 
-def _swept(places: Places, least_age_s: float) -> int:
-    lost = _orphans(places, least_age_s)
+def _end_orphans(places: VmFolders, least_age_s: float) -> int:
+    lost = _find_orphans(places, least_age_s)
     # Checked twice: a VM may have moved to another folder while folders were listed.
-    return vmm_processes.end(set(lost).intersection(_orphans(places, least_age_s))) if lost else 0
+    return (
+        vmm_processes.kill_processes(set(lost).intersection(_find_orphans(places, least_age_s)))
+        if lost
+        else 0
+    )
 
 
-def _orphans(places: Places, least_age_s: float) -> list[ProcessId]:
-    seen = places.seen()
-    known = {noted.process for noted in vmm_processes.recorded(places).values()}
-    return vmm_processes.orphans(seen, known, least_age_s=least_age_s)
+def _find_orphans(places: VmFolders, least_age_s: float) -> list[ProcessId]:
+    seen = places.find_processes()
+    known = {noted.process for noted in vmm_processes.load_records(places).values()}
+    return vmm_processes.find_orphans(seen, known, least_age_s=least_age_s)
 
 
-def _key(path: Path) -> bytes:
+def _load_key(path: Path) -> bytes:
     """Load the host's secret key, or create it."""
     try:
         key = path.read_bytes()

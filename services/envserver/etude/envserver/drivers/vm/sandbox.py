@@ -11,20 +11,20 @@ from etude.agent.workspace.interface import HOME, Runner
 from etude.common.errors import crossing
 from etude.envserver.drivers import guest_grading, job_programs
 from etude.envserver.drivers.base import (
-    Begun,
+    CommandOutcome,
     HalfRestoredError,
-    Outcome,
     Sandbox,
     SandboxError,
-    Saved,
+    SandboxStart,
+    SavedSandbox,
     Verification,
 )
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.vm.suspend import snapshots
-from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest
-from etude.envserver.drivers.vm.suspend.idle_policy import MOVING
-from etude.envserver.drivers.vm.suspend.lease_vm import Home, asleep
-from etude.envserver.drivers.vm.vmm_processes import MACHINE
+from etude.envserver.drivers.vm.suspend.auto_suspend import AutoSuspendingVm
+from etude.envserver.drivers.vm.suspend.idle_policy import TRANSITIONAL
+from etude.envserver.drivers.vm.suspend.lease_vm import VmContext, suspended_file
+from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER
 from etude.envserver.egress import proxy_variables
 from etude.envserver.guest import workspace_files
 from etude.envserver.guest.commands import GuestCommands
@@ -40,7 +40,7 @@ class VmSandbox(Sandbox):
     """A microVM that is started at the first call."""
 
     def __init__(
-        self, folder: Path, runner: Runner, home: Home, guest: RestingGuest | None = None
+        self, folder: Path, runner: Runner, home: VmContext, guest: AutoSuspendingVm | None = None
     ) -> None:
         """Nothing is started.
 
@@ -50,13 +50,13 @@ class VmSandbox(Sandbox):
             home: starts the VM.
             guest: the VM, if an earlier process started it.
         """
-        self._folder = folder / MACHINE
+        self._folder = folder / VM_FOLDER
         self._runner = runner
-        self._home = home
+        self._context = home
         self._guest = guest
         self._notes = FolderNotes(folder / notes.FOLDER)
         self._jobs: GuestJobs | None = None
-        self._begun: Begun | None = None
+        self._begun: SandboxStart | None = None
 
     @property
     @override
@@ -77,64 +77,64 @@ class VmSandbox(Sandbox):
 
     @property
     @override
-    def has_begun(self) -> bool:
-        return self._folder.exists() or asleep(self._folder.parent) is not None
+    def is_started(self) -> bool:
+        return self._folder.exists() or suspended_file(self._folder.parent) is not None
 
     @property
     @override
-    def begun(self) -> Begun | None:
+    def sandbox_start(self) -> SandboxStart | None:
         return self._begun
 
     @property
     @override
-    def is_whole(self) -> bool:
+    def is_intact(self) -> bool:
         return self._guest is None or not self._guest.is_lost
 
     @override
-    async def begin(self, tree: Tree) -> None:
+    async def initialize(self, tree: Tree) -> None:
         self._folder.mkdir(mode=0o700)
-        guest, begun = await self._home.launch(self._folder)
+        guest, begun = await self._context.launch(self._folder)
         try:
             await write_tree(guest, tree, root=HOME)
-            async with guest.awake():
-                await guest.machine.keep()
+            async with guest.keep_running():
+                await guest.vm.record_use()
         except BaseException:
             await guest.destroy()
             raise
         self._guest, self._begun = guest, begun
 
     @override
-    async def run(self, command: str, timeout_s: float) -> Outcome:
+    async def run(self, command: str, timeout_s: float) -> CommandOutcome:
         commands = GuestCommands(channel=self._running, environment=self._environment)
-        return guest_grading.outcome(await commands.run(command, timeout_s))
+        return guest_grading.to_outcome(await commands.run(command, timeout_s))
 
     @override
-    async def content(self, limits: FolderLimits) -> FolderContent:
+    async def read_files(self, limits: FolderLimits) -> FolderContent:
         return await workspace_files.workspace_content(self._running, limits)
 
     @override
-    async def verify(self, work: Verification) -> Outcome:
-        self._running.machine.shut()
-        return await guest_grading.forked(self._running, work)
+    async def verify(self, work: Verification) -> CommandOutcome:
+        self._running.vm.close_egress()
+        return await guest_grading.grade_fork(self._running, work)
 
     @override
-    async def save(self, folder: Path, limits: FolderLimits) -> Saved:
+    async def save(self, folder: Path, limits: FolderLimits) -> SavedSandbox:
         with crossing(SandboxError, f"saving {self._folder}"):
             return await snapshots.save(self._running, self._folder.parent, folder, limits)
 
     @override
-    async def restore(self, folder: Path, saved: Saved) -> None:
-        lease, home = self._folder.parent, self._home
+    async def restore(self, folder: Path, saved: SavedSandbox) -> None:
+        lease, home = self._folder.parent, self._context
         with crossing(SandboxError, f"restoring {self._folder}"):
-            check = (folder, saved, home.bed, home.starter().base.address)
+            check = (folder, saved, home.suspend_store, home.starter().template.address)
             await asyncio.to_thread(snapshots.check, *check)
             await asyncio.to_thread(snapshots.prepare, folder, saved, lease)
             guest = self._guest
-            if guest is not None and guest.state in MOVING:
-                async with guest.awake():  # after this it writes no file by itself
+            if guest is not None and guest.state in TRANSITIONAL:
+                async with guest.keep_running():  # after this it writes no file by itself
                     pass
             # The suspended state on disk is the VM from here on.
-            snapshots.put(lease, 0 if guest is None else guest.machine.generation)
+            snapshots.activate(lease, 0 if guest is None else guest.vm.generation)
             try:
                 await self.close()
                 with crossing(HalfRestoredError, f"restoring {self._folder}"):
@@ -147,17 +147,17 @@ class VmSandbox(Sandbox):
     @override
     async def start(self, program: Program) -> RunningProgram:
         jobs = GuestJobs(channel=self._running, environment=self._environment, is_controllers=True)
-        return await job_programs.started(jobs, program)
+        return await job_programs.start_program(jobs, program)
 
     @override
     async def pause(self) -> None:
         if self._guest is not None:
-            await self._guest.rest()
+            await self._guest.suspend()
 
     @override
     async def resume(self) -> None:
         if self._guest is not None:
-            async with self._guest.awake():
+            async with self._guest.keep_running():
                 return
 
     @override
@@ -168,11 +168,11 @@ class VmSandbox(Sandbox):
 
     @property
     def _environment(self) -> Mapping[str, str]:
-        egress = proxy_variables.VARIABLES if self._home.gate is not None else {}
+        egress = proxy_variables.VARIABLES if self._context.gate is not None else {}
         return {**sandbox_layout.ENVIRONMENT, **egress}
 
     @property
-    def _running(self) -> RestingGuest:
+    def _running(self) -> AutoSuspendingVm:
         if self._guest is None:
             raise SandboxError("the VM of this lease has ended")
         return self._guest

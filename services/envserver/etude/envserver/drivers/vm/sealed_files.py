@@ -32,7 +32,7 @@ def is_sealed(descriptor: int) -> bool:
     return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
 
 
-def filled(name: str, pieces: Iterable[bytes | memoryview]) -> int:
+def create_sealed(name: str, pieces: Iterable[bytes | memoryview]) -> int:
     """Create a sealed file with this content."""
     descriptor = create(name)
     try:
@@ -51,7 +51,7 @@ def filled(name: str, pieces: Iterable[bytes | memoryview]) -> int:
 
 
 @contextlib.contextmanager
-def opened(descriptor: int, offset: int = 0) -> Iterator[int]:
+def reopen(descriptor: int, offset: int = 0) -> Iterator[int]:
     """Open the file again, read-only, at an offset in bytes."""
     found = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -61,13 +61,13 @@ def opened(descriptor: int, offset: int = 0) -> Iterator[int]:
         os.close(found)
 
 
-def content(descriptor: int) -> bytes:
+def read_all(descriptor: int) -> bytes:
     """Read the whole file."""
     size = os.fstat(descriptor).st_size
     return os.pread(descriptor, size, 0)
 
 
-def pages(descriptor: int) -> Iterator[tuple[int, memoryview]]:
+def nonzero_pages(descriptor: int) -> Iterator[tuple[int, memoryview]]:
     """Iterate over the non-zero pages of a file, as the longest runs with their offsets.
 
     Runs end at multiples of PART_BYTES, wherever the file has holes.

@@ -91,7 +91,7 @@ def load(folder: Path) -> VmRecord | None:
             raise CorruptError(f"{path}: is not a VM record")
 
 
-def begin(folder: Path, *, env_id: str, generation: int) -> None:
+def record_use(folder: Path, *, env_id: str, generation: int) -> None:
     """Record that a lease uses the VM, with all initial files in it.
 
     Raises:

@@ -20,9 +20,9 @@ from etude.envserver.drivers.process_identity import EXIT_LIMIT_S, MARK, Process
 from etude.envserver.drivers.vm import vm_record
 from etude.envserver.drivers.vm.vm_record import VmRecord
 
-MACHINE = "machine"
+VM_FOLDER = "machine"
 """Name of the VM folder in a lease's folder."""
-ASLEEP = "asleep.*"
+SUSPENDED = "asleep.*"
 """Glob of a suspended VM's file in a lease's folder."""
 _BRIEF = ("boot-*", "probe-*")
 """Globs of folders of VMs that serve no lease."""
@@ -30,7 +30,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class VmFolders:
     """Folders of a host's VMs."""
 
     scratch: Path
@@ -41,13 +41,13 @@ class Places:
         return self.scratch / "leases"
 
     @property
-    def stock(self) -> Path:
+    def warm_pool(self) -> Path:
         """Parent of the warm pools' VM folders."""
         return self.scratch / "stock"
 
-    def seen(self) -> dict[ProcessId, Path]:
+    def find_processes(self) -> dict[ProcessId, Path]:
         """Find every VMM process that was started here, with the VM folder it was started for."""
-        return marked(self.scratch)
+        return find_marked_processes(self.scratch)
 
     def folders(self) -> list[Path]:
         """List every VM folder.
@@ -55,12 +55,12 @@ class Places:
         Leases come last, so that a VM which moves to a lease meanwhile is not missed.
         """
         others = [each for name in _BRIEF for each in sorted(self.scratch.glob(name))]
-        stock = list(_inside(self.stock))
-        leased = [folder / MACHINE for folder in _inside(self.leases)]
+        stock = list(_subfolders(self.warm_pool))
+        leased = [folder / VM_FOLDER for folder in _subfolders(self.leases)]
         return [*others, *stock, *(folder for folder in leased if folder.is_dir())]
 
 
-def recorded(places: Places) -> dict[Path, VmRecord]:
+def load_records(places: VmFolders) -> dict[Path, VmRecord]:
     """Read all readable records, by VM folder."""
     found = {}
     for folder in places.folders():
@@ -71,15 +71,19 @@ def recorded(places: Places) -> dict[Path, VmRecord]:
     return found
 
 
-def marked(scratch: Path) -> dict[ProcessId, Path]:
+def find_marked_processes(scratch: Path) -> dict[ProcessId, Path]:
     """Find every VMM process that was started below a folder, and the VM folder of each."""
     prefix = f"{MARK}={scratch.resolve()}{os.sep}".encode()
-    view = _view("self")
+    view = _mount_namespace("self")
     found = {}
     for entry in os.scandir("/proc"):
         name = entry.name
         mark = _mark(name, prefix) if name.isdecimal() else None
-        process = process_identity.identify(int(name)) if mark and _view(name) == view else None
+        process = (
+            process_identity.identify(int(name))
+            if mark and _mount_namespace(name) == view
+            else None
+        )
         if process is not None and mark is not None:
             found[process] = mark
     return found
@@ -90,23 +94,23 @@ def age_s(process: ProcessId) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / _TICKS_PER_S
 
 
-def end(processes: Iterable[ProcessId]) -> int:
+def kill_processes(processes: Iterable[ProcessId]) -> int:
     """Kill processes and wait for their exit; returns how many there were."""
     with contextlib.ExitStack() as opened:
         handles = []
         for process in processes:
-            handle = process_identity.handle(process)
+            handle = process_identity.open_pidfd(process)
             if handle is not None:
                 opened.callback(os.close, handle)
                 handles.append(handle)
         for handle in handles:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-        _wait(handles)
+        _wait_for_exit(handles)
     return len(handles)
 
 
-def clear(places: Places) -> dict[Path, VmRecord]:
+def reap_at_start(places: VmFolders) -> dict[Path, VmRecord]:
     """End every VM that cannot be adopted, and remove its folder. Blocks.
 
     For a process that has just started and that owns the scratch folder alone.
@@ -117,33 +121,35 @@ def clear(places: Places) -> dict[Path, VmRecord]:
     Returns:
         Records of VMs that leases use, by VM folder; they may have exited meanwhile.
     """
-    found = recorded(places)
+    found = load_records(places)
     begun = {
         folder: noted
         for folder, noted in found.items()
-        if noted.is_begun and _is_leased(folder, places) and not _sleeps(folder.parent)
+        if noted.is_begun and _is_leased(folder, places) and not _is_suspended(folder.parent)
     }
     kept = {noted.process for noted in begun.values()}
     noted = {each.process for each in found.values()}
-    end((noted | places.seen().keys()) - kept)
+    kill_processes((noted | places.find_processes().keys()) - kept)
     for folder in places.folders():
         if folder not in begun and not (_is_leased(folder, places) and _is_damaged(folder)):
             shutil.rmtree(folder, ignore_errors=True)
     return begun
 
 
-def orphans(
+def find_orphans(
     seen: Mapping[ProcessId, Path], known: Collection[ProcessId], *, least_age_s: float
 ) -> list[ProcessId]:
     """Find VMMs older than `least_age_s` that no record names."""
     return [
         process
         for process, folder in seen.items()
-        if process not in known and age_s(process) >= least_age_s and not _is_noted(process, folder)
+        if process not in known
+        and age_s(process) >= least_age_s
+        and not _is_recorded(process, folder)
     ]
 
 
-def _is_leased(folder: Path, places: Places) -> bool:
+def _is_leased(folder: Path, places: VmFolders) -> bool:
     return folder.parent.parent == places.leases
 
 
@@ -155,12 +161,12 @@ def _is_damaged(folder: Path) -> bool:
     return False
 
 
-def _sleeps(lease: Path) -> bool:
+def _is_suspended(lease: Path) -> bool:
     """Tell whether the lease's VM is suspended to disk; processes that still run are leftovers."""
-    return any(lease.glob(ASLEEP))
+    return any(lease.glob(SUSPENDED))
 
 
-def _is_noted(process: ProcessId, folder: Path) -> bool:
+def _is_recorded(process: ProcessId, folder: Path) -> bool:
     """Tell whether the record in its folder still names this process."""
     try:
         noted = vm_record.load(folder)
@@ -169,7 +175,7 @@ def _is_noted(process: ProcessId, folder: Path) -> bool:
     return noted is not None and noted.process == process
 
 
-def _inside(folder: Path) -> Iterator[Path]:
+def _subfolders(folder: Path) -> Iterator[Path]:
     with contextlib.suppress(FileNotFoundError):
         yield from sorted(folder.iterdir())
 
@@ -185,7 +191,7 @@ def _mark(name: str, prefix: bytes) -> Path | None:
     return None
 
 
-def _view(name: str) -> str:
+def _mount_namespace(name: str) -> str:
     """Mount namespace of a process; empty if it has ended."""
     try:
         return os.readlink(f"/proc/{name}/ns/mnt")  # noqa: PTH115 - its text is no path
@@ -193,7 +199,7 @@ def _view(name: str) -> str:
         return ""
 
 
-def _wait(handles: Iterable[int]) -> None:
+def _wait_for_exit(handles: Iterable[int]) -> None:
     waiting, limit_s = set(handles), time.monotonic() + EXIT_LIMIT_S
     while waiting and time.monotonic() < limit_s:
         # Not select(), which takes descriptors up to 1,023: a host has three for each VM.

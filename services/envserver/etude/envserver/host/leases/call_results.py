@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from etude.agent.workspace import ExecResult
 from etude.common.errors import ReusedIdError
-from etude.envserver.drivers.base import Outcome
+from etude.envserver.drivers.base import CommandOutcome
 from etude.v1 import environments_pb2
 
 MAX_TURN_BYTES = 3 << 20
@@ -70,7 +70,7 @@ def call_digest(call: environments_pb2.ToolCall) -> str:
     return blake3(f"{call.name}\0{call.arguments_json}".encode()).hexdigest(length=8)
 
 
-def exec_result(outcome: Outcome) -> ExecResult:
+def exec_result(outcome: CommandOutcome) -> ExecResult:
     """Result of a command for tools."""
     return ExecResult(
         output=outcome.output,

@@ -3,22 +3,22 @@
 import time
 from collections.abc import Mapping
 
-from etude.envserver.drivers.base import Driver, Start, Strength
+from etude.envserver.drivers.base import Driver, IsolationStrength, StartKind
 from etude.v1 import environments_pb2
 
-ISOLATION: Mapping[Strength, environments_pb2.Isolation] = {
-    Strength.WEAK: environments_pb2.ISOLATION_WEAK,
-    Strength.MODERATE: environments_pb2.ISOLATION_MODERATE,
-    Strength.STRONG: environments_pb2.ISOLATION_STRONG,
+ISOLATION: Mapping[IsolationStrength, environments_pb2.Isolation] = {
+    IsolationStrength.WEAK: environments_pb2.ISOLATION_WEAK,
+    IsolationStrength.MODERATE: environments_pb2.ISOLATION_MODERATE,
+    IsolationStrength.STRONG: environments_pb2.ISOLATION_STRONG,
 }
-STARTS: Mapping[Start, environments_pb2.Start] = {
-    Start.COPY: environments_pb2.START_COPY,
-    Start.SPAWN: environments_pb2.START_SPAWN,
-    Start.SHELL: environments_pb2.START_SHELL,
+STARTS: Mapping[StartKind, environments_pb2.Start] = {
+    StartKind.COPY: environments_pb2.START_COPY,
+    StartKind.SPAWN: environments_pb2.START_SPAWN,
+    StartKind.SHELL: environments_pb2.START_SHELL,
     # To a client it is the same: nothing has to be kept ready for the next.
-    Start.SPLIT: environments_pb2.START_PAUSED_CLONE,
-    Start.PAUSED_CLONE: environments_pb2.START_PAUSED_CLONE,
-    Start.DELTA: environments_pb2.START_DELTA,
+    StartKind.SPLIT: environments_pb2.START_PAUSED_CLONE,
+    StartKind.PAUSED_CLONE: environments_pb2.START_PAUSED_CLONE,
+    StartKind.DELTA: environments_pb2.START_DELTA,
 }
 
 
@@ -27,7 +27,7 @@ def seconds_left(lease: environments_pb2.Lease) -> float:
     return lease.expires_unix_ms / 1000 - time.time()
 
 
-def fill_lease(lease: environments_pb2.Lease, driver: Driver, start: Start | None) -> None:
+def fill_lease(lease: environments_pb2.Lease, driver: Driver, start: StartKind | None) -> None:
     """Fill in the fields of a lease that describe its environment."""
     lease.driver = driver.name
     lease.isolation = ISOLATION[driver.strength]

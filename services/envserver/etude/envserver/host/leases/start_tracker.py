@@ -4,7 +4,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.envserver.drivers.base import Begun
+from etude.envserver.drivers.base import SandboxStart
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.leases.lease_fields import STARTS
 from etude.v1 import environments_pb2
@@ -38,7 +38,7 @@ class StartTracker:
         self._update(environment)
         self._awaited.pop(environment.lease_id, None)
 
-    def record_grade(self, environment: LeasedEnvironment, begun: Begun) -> None:
+    def record_grade(self, environment: LeasedEnvironment, begun: SandboxStart) -> None:
         """Record a grade's sandbox, which started in place of the lease's own."""
         self._awaited.pop(environment.lease_id, None)
         self._report(environment, begun)
@@ -62,19 +62,19 @@ class StartTracker:
     def _update(self, environment: LeasedEnvironment) -> None:
         if environment.lease_id not in self._awaited:
             return
-        held, begun = environment.record.held, environment.sandbox.begun
+        held, begun = environment.record.held, environment.sandbox.sandbox_start
         if begun is not None:
-            held.lease.start = STARTS[begun.start]
+            held.lease.start = STARTS[begun.kind]
             held.lease.start_ms = round(1000 * begun.took_s)
             self._report(environment, begun)
         # In a turn it may be about to start, and its warm VM is not taken yet.
         if begun is not None or (environment.is_used and not environment.turn.locked()):
             del self._awaited[environment.lease_id]
 
-    def _report(self, environment: LeasedEnvironment, begun: Begun) -> None:
+    def _report(self, environment: LeasedEnvironment, begun: SandboxStart) -> None:
         beginning = environments_pb2.Beginning(
             template=environment.record.template,
-            start=STARTS[begun.start],
+            start=STARTS[begun.kind],
             start_ms=round(1000 * begun.took_s),
         )
         self._news.append(ReportedBeginning(environment.record.held.run_id, beginning))

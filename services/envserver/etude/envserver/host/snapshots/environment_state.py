@@ -20,7 +20,7 @@ from etude.envserver.drivers.base import (
     Driver,
     HalfRestoredError,
     SandboxError,
-    Saved,
+    SavedSandbox,
 )
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.leases import records
@@ -57,7 +57,7 @@ class EnvironmentStates:
         if with_memory and not self.driver.caps.memory:
             raise CapMissingError(self.driver.name, "memory", "its snapshots hold files only")
 
-        async def write(folder: Path, limits: FolderLimits) -> Saved:
+        async def write(folder: Path, limits: FolderLimits) -> SavedSandbox:
             saved = await environment.sandbox.save(folder / SAVED, limits)
             results = environment.results
             calls = folder / CALLS, results.digests(), results.everything()

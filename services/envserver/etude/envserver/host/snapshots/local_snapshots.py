@@ -28,7 +28,7 @@ from etude.common.errors import (
     crossing,
 )
 from etude.envserver import metrics
-from etude.envserver.drivers.base import SandboxError, Saved
+from etude.envserver.drivers.base import SandboxError, SavedSandbox
 from etude.envserver.host.leases import records
 from etude.envserver.host.leases.records import CALLS, STATE
 from etude.envserver.storage import folders
@@ -87,7 +87,7 @@ class LocalSnapshot:
 
     snapshot_id: str
     origin: SnapshotOrigin
-    saved: Saved
+    saved: SavedSandbox
     has_memory: bool
     created_unix_ms: int
     folder: Path
@@ -98,7 +98,7 @@ class LocalSnapshot:
         return self.origin.run_id, self.snapshot_id
 
 
-Write = Callable[[Path, FolderLimits], Awaitable[Saved]]
+Write = Callable[[Path, FolderLimits], Awaitable[SavedSandbox]]
 """Saves into an empty folder, within limits, with a call log next to it."""
 
 
@@ -347,7 +347,7 @@ def _load(folder: Path) -> LocalSnapshot:
         return LocalSnapshot(
             snapshot_id=said["snapshot_id"],
             origin=SnapshotOrigin(**said["origin"]),
-            saved=Saved(**said["saved"]),
+            saved=SavedSandbox(**said["saved"]),
             has_memory=said["has_memory"],
             created_unix_ms=said["created_unix_ms"],
             folder=folder,

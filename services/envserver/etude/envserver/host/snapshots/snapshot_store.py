@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, StoreError, UnknownIdError, WrongStateError, crossing
-from etude.envserver.drivers.base import CapMissingError, Driver, SandboxError, Saved
+from etude.envserver.drivers.base import CapMissingError, Driver, SandboxError, SavedSandbox
 from etude.envserver.host.leases.records import CALLS
 from etude.envserver.host.snapshots.local_snapshots import (
     SAVED,
@@ -116,7 +116,7 @@ class SnapshotStore:
             EtudeError: of LocalSnapshots.take().
         """
 
-        async def write(folder: Path, limits: FolderLimits) -> Saved:
+        async def write(folder: Path, limits: FolderLimits) -> SavedSandbox:
             return await asyncio.to_thread(self._download, folder, limits, origin, wanted)
 
         return await snapshots.take(snapshot_id, origin, write, has_memory=False)
@@ -181,13 +181,13 @@ class SnapshotStore:
 
     def _download(
         self, folder: Path, limits: FolderLimits, origin: SnapshotOrigin, wanted: SharedSnapshotRef
-    ) -> Saved:
+    ) -> SavedSandbox:
         prefix = store_prefix(origin.run_id, wanted.snapshot_id)
         try:
             said = self._manifest(prefix, wanted.digest)
             self._check(said, origin)
             parts = [(int(size), str(digest)) for size, digest in said["parts"]]
-            saved = Saved(**said["saved"])
+            saved = SavedSandbox(**said["saved"])
         except (KeyError, TypeError, ValueError) as cause:
             raise CorruptError(
                 f"the manifest of {wanted.snapshot_id!r} is none: {cause!r}"

@@ -24,7 +24,7 @@ Body = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class FirecrackerApi:
     """API socket of one process."""
 
     dial: Callable[[], socket]

@@ -23,7 +23,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FireMachine:
+class FirecrackerConfig:
     """Configuration that all clones of a template share."""
 
     memory_mib: int = 256
@@ -34,16 +34,16 @@ class FireMachine:
         return self.memory_mib << 20
 
 
-class Put(NamedTuple):
+class PutRequest(NamedTuple):
     """One PUT request."""
 
     path: str
     body: Body
 
 
-def boot(machine: FireMachine) -> Iterator[Put]:
+def boot(machine: FirecrackerConfig) -> Iterator[PutRequest]:
     """Requests that configure and boot a VM, in order."""
-    yield Put(
+    yield PutRequest(
         "/machine-config",
         {
             "vcpu_count": 1,
@@ -52,7 +52,7 @@ def boot(machine: FireMachine) -> Iterator[Put]:
             "track_dirty_pages": False,
         },
     )
-    yield Put(
+    yield PutRequest(
         "/boot-source",
         {
             "kernel_image_path": f"/{KERNEL}",
@@ -60,7 +60,7 @@ def boot(machine: FireMachine) -> Iterator[Put]:
             "boot_args": _WORDS,
         },
     )
-    yield Put(
+    yield PutRequest(
         "/drives/root",
         {
             "drive_id": "root",
@@ -70,26 +70,26 @@ def boot(machine: FireMachine) -> Iterator[Put]:
             "is_read_only": True,
         },
     )
-    yield Put("/vsock", {"guest_cid": _GUEST_CID, "uds_path": f"/{CHANNEL}"})
-    yield Put("/entropy", {})
-    yield Put("/actions", {"action_type": "InstanceStart"})
+    yield PutRequest("/vsock", {"guest_cid": _GUEST_CID, "uds_path": f"/{CHANNEL}"})
+    yield PutRequest("/entropy", {})
+    yield PutRequest("/actions", {"action_type": "InstanceStart"})
 
 
 PAUSE: Body = {"state": "Paused"}
 RESUME: Body = {"state": "Resumed"}
 
 
-def create(kind: str, *, state: str, memory: str) -> Put:
+def create(kind: str, *, state: str, memory: str) -> PutRequest:
     """Request a snapshot of a paused VM: Full, or Diff since it was loaded or the one before."""
-    return Put(
+    return PutRequest(
         "/snapshot/create",
         {"snapshot_type": kind, "snapshot_path": f"/{state}", "mem_file_path": f"/{memory}"},
     )
 
 
-def load() -> Put:
+def load() -> PutRequest:
     """Request to load a snapshot into a new process; the VM stays paused."""
-    return Put(
+    return PutRequest(
         "/snapshot/load",
         {
             "snapshot_path": f"/{STATE}",

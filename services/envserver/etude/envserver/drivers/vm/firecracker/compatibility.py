@@ -10,9 +10,9 @@ from pathlib import Path
 
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import api_requests, memory_files
-from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
-from etude.envserver.drivers.vm.firecracker.jail import Programs
-from etude.envserver.drivers.vm.host_cpu import host_processor
+from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig
+from etude.envserver.drivers.vm.firecracker.jail import FirecrackerPrograms
+from etude.envserver.drivers.vm.host_cpu import processor_identity
 from etude.envserver.drivers.vm.jail import KVM
 from etude.envserver.images.built_image import BuiltImage
 
@@ -21,7 +21,7 @@ OLDEST = (1, 13)
 _LIMIT_S = 30.0
 
 
-def compat_key(program: Path, machine: FireMachine, image: BuiltImage) -> str:
+def compat_key(program: Path, machine: FirecrackerConfig, image: BuiltImage) -> str:
     """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root.
 
     Raises:
@@ -29,7 +29,7 @@ def compat_key(program: Path, machine: FireMachine, image: BuiltImage) -> str:
     """
     puts = [[path, dict(body)] for path, body in api_requests.boot(machine)]
     files = [image.files[name] for name in ("vmlinuz", "initramfs.gz", "root.sqsh")]
-    parts = ["firecracker", version(program), puts, host_processor(), files]
+    parts = ["firecracker", version(program), puts, processor_identity(), files]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -55,7 +55,7 @@ def version(program: Path) -> str:
     return first
 
 
-def programs(scratch: Path, *, kvm: Path = KVM) -> Programs:
+def find_programs(scratch: Path, *, kvm: Path = KVM) -> FirecrackerPrograms:
     """Find Firecracker and its jailer; the boot of the first template shows that guests run.
 
     Args:
@@ -68,11 +68,13 @@ def programs(scratch: Path, *, kvm: Path = KVM) -> Programs:
     found = {name: shutil.which(name) for name in ("firecracker", "jailer")}
     match found:
         case {"firecracker": str(firecracker), "jailer": str(jailer)}:
-            made = Programs(firecracker=Path(firecracker).resolve(), jailer=Path(jailer).resolve())
+            made = FirecrackerPrograms(
+                firecracker=Path(firecracker).resolve(), jailer=Path(jailer).resolve()
+            )
         case _:
             missing = " and ".join(name for name, path in found.items() if path is None)
             raise VmmError(f"{missing}: not on PATH")
-    _check_same(version(made.firecracker), version(made.jailer))
+    _check_same_release(version(made.firecracker), version(made.jailer))
     if not os.access(kvm, os.R_OK | os.W_OK):
         raise VmmError(f"{kvm} cannot be opened, and Firecracker needs it")
     if os.geteuid() != 0:
@@ -82,7 +84,7 @@ def programs(scratch: Path, *, kvm: Path = KVM) -> Programs:
     return made
 
 
-def _check_same(firecracker: str, jailer: str) -> None:
+def _check_same_release(firecracker: str, jailer: str) -> None:
     """Check that jailer and Firecracker are of the same release, as its documents demand.
 
     Raises:

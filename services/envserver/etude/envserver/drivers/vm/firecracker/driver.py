@@ -8,8 +8,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.base import Strength
-from etude.envserver.drivers.vm.driver import MachineDriver
+from etude.envserver.drivers.base import IsolationStrength
+from etude.envserver.drivers.vm.driver import VmDriver
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import (
     jail,
@@ -18,54 +18,54 @@ from etude.envserver.drivers.vm.firecracker import (
     uid_pool,
     vmm_processes,
 )
-from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
+from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig
 from etude.envserver.drivers.vm.firecracker.compatibility import compat_key
-from etude.envserver.drivers.vm.firecracker.jail import Programs
-from etude.envserver.drivers.vm.firecracker.template import FireTemplate
-from etude.envserver.drivers.vm.firecracker.template_cache import Kept
-from etude.envserver.drivers.vm.firecracker.uid_pool import Users
-from etude.envserver.drivers.vm.firecracker.vm import Ground
+from etude.envserver.drivers.vm.firecracker.jail import FirecrackerPrograms
+from etude.envserver.drivers.vm.firecracker.template import FirecrackerTemplate
+from etude.envserver.drivers.vm.firecracker.template_cache import FirecrackerTemplateCache
+from etude.envserver.drivers.vm.firecracker.uid_pool import UidPool
+from etude.envserver.drivers.vm.firecracker.vm import HostContext
 from etude.envserver.drivers.vm.firecracker.vmlinux import vmlinux
-from etude.envserver.drivers.vm.firecracker.vmm_processes import FirePlaces
-from etude.envserver.drivers.vm.prewarm import warm_up
-from etude.envserver.drivers.vm.start.cpu_budget import Work
-from etude.envserver.drivers.vm.vmm_processes import recorded
+from etude.envserver.drivers.vm.firecracker.vmm_processes import FirecrackerFolders
+from etude.envserver.drivers.vm.prewarm import prewarm_template
+from etude.envserver.drivers.vm.start.cpu_budget import StartWork
+from etude.envserver.drivers.vm.vmm_processes import load_records
 from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.images.built_image import BuiltImage
 
 
 @dataclass(slots=True, kw_only=True)
-class FirecrackerDriver(MachineDriver):
+class FirecrackerDriver(VmDriver):
     """Its templates are files, hard-linked into the jail of each clone."""
 
-    machine: FireMachine
-    programs: Programs
+    machine: FirecrackerConfig
+    programs: FirecrackerPrograms
     name: str = "firecracker"
-    strength: Strength = Strength.STRONG
-    _users: Users | None = None
-    _ground: Ground | None = None
+    strength: IsolationStrength = IsolationStrength.STRONG
+    _users: UidPool | None = None
+    _context: HostContext | None = None
 
     @override
-    def places(self) -> FirePlaces:
-        return FirePlaces(scratch=self.scratch)
+    def vm_folders(self) -> FirecrackerFolders:
+        return FirecrackerFolders(scratch=self.scratch)
 
     @override
-    async def base(self, image: BuiltImage) -> FireTemplate:
+    async def load_template(self, image: BuiltImage) -> FirecrackerTemplate:
         try:
             return await self._template(image)
         except (VmmError, GuestLostError, CorruptError, OSError) as error:
-            raise self._unbootable(image, error) from error
+            raise self._boot_error(image, error) from error
 
     @override
     async def stop(self) -> None:
-        await MachineDriver.stop(self)
-        if self._ground is not None:
-            os.close(self._ground.netns)
-            self._ground = None
+        await VmDriver.stop(self)
+        if self._context is not None:
+            os.close(self._context.netns)
+            self._context = None
 
-    async def _template(self, image: BuiltImage) -> FireTemplate:
-        kept = Kept(folder=self._estate.templates, key=self._estate.key)
-        ground, users = self._standing(), self._known_users()
+    async def _template(self, image: BuiltImage) -> FirecrackerTemplate:
+        kept = FirecrackerTemplateCache(folder=self._registry.templates, key=self._registry.key)
+        ground, users = self._host_context(), self._uid_pool()
         key = await asyncio.to_thread(compat_key, self.programs.firecracker, self.machine, image)
         address = await asyncio.to_thread(kept.find, key)
         if address is None:
@@ -73,44 +73,51 @@ class FirecrackerDriver(MachineDriver):
             address = await asyncio.to_thread(kept.find, key)
         if address is None:
             raise VmmError("the cached files are not what was written")
-        return FireTemplate(
+        return FirecrackerTemplate(
             address=address,
             compat_key=key,
             machine=self.machine,
-            folder=kept.at(key),
+            folder=kept.folder_of(key),
             ground=ground,
             users=users,
         )
 
     async def _boot(
-        self, image: BuiltImage, kept: Kept, key: str, ground: Ground, users: Users
+        self,
+        image: BuiltImage,
+        kept: FirecrackerTemplateCache,
+        key: str,
+        ground: HostContext,
+        users: UidPool,
     ) -> None:
         folder = self._boot_folder()
         kernel = folder.with_name(f"{folder.name}.vmlinux")
         try:
             await asyncio.to_thread(_unpack, image, kernel)
-            async with self.lanes.turn(Work.BOOT):
-                running = await template.spawned(self.machine, ground, users, folder=folder)
-                with kept.making(key) as target:
-                    await template.booted(image, kernel, running, target=target, warm_up=warm_up)
+            async with self.scheduler.acquire_start(StartWork.BOOT):
+                running = await template.start_vmm(self.machine, ground, users, folder=folder)
+                with kept.add(key) as target:
+                    await template.boot_template(
+                        image, kernel, running, target=target, warm_up=prewarm_template
+                    )
         finally:
             kernel.unlink(missing_ok=True)
 
-    def _standing(self) -> Ground:
-        if self._ground is None:
+    def _host_context(self) -> HostContext:
+        if self._context is None:
             if not memory_files.has_small_holes(self.scratch):
                 raise VmmError(f"{self.scratch}: its file system has blocks larger than a page")
-            mine = vmm_processes.prefix(self.scratch)
-            jail.remove(self.programs.firecracker.name, mine)
-            self._ground = Ground(
+            mine = vmm_processes.vm_id_prefix(self.scratch)
+            jail.remove_cgroups(self.programs.firecracker.name, mine)
+            self._context = HostContext(
                 programs=self.programs, prefix=mine, netns=uid_pool.empty_network()
             )
-        return self._ground
+        return self._context
 
-    def _known_users(self) -> Users:
+    def _uid_pool(self) -> UidPool:
         if self._users is None:
-            self._users = Users()
-            self._users.keep(noted.uid for noted in recorded(self.places()).values())
+            self._users = UidPool()
+            self._users.reserve(noted.uid for noted in load_records(self.vm_folders()).values())
         return self._users
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
+from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig
 
 API = "api.sock"
 _MAX_FILES = 256
@@ -25,7 +25,7 @@ _OWN_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Programs:
+class FirecrackerPrograms:
     """Firecracker and its jailer, of the same release."""
 
     firecracker: Path
@@ -33,10 +33,10 @@ class Programs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class FirecrackerJail:
     """Jail of one VM: its programs, folder and id."""
 
-    programs: Programs
+    programs: FirecrackerPrograms
     folder: Path
     """Folder of the VM; private to the host."""
     vm_id: str
@@ -53,7 +53,9 @@ class Cell:
         return self.root / f"{self.programs.firecracker.name}.pid"
 
 
-def command(cell: Cell, machine: FireMachine, *, uid: int, gid: int, netns: str) -> tuple[str, ...]:
+def command(
+    cell: FirecrackerJail, machine: FirecrackerConfig, *, uid: int, gid: int, netns: str
+) -> tuple[str, ...]:
     """Command line that starts a VMM in its jail, with the jailer's default seccomp filter.
 
     Args:
@@ -79,7 +81,7 @@ def command(cell: Cell, machine: FireMachine, *, uid: int, gid: int, netns: str)
     )
 
 
-def cell_of(folder: Path, programs: Programs) -> Cell:
+def find_jail(folder: Path, programs: FirecrackerPrograms) -> FirecrackerJail:
     """Find the jail of a VM that was started in this folder.
 
     Raises:
@@ -89,10 +91,10 @@ def cell_of(folder: Path, programs: Programs) -> Cell:
         (found,) = (folder / "jail" / programs.firecracker.name).iterdir()
     except (OSError, ValueError) as cause:
         raise VmmError(f"{folder}: has no jail of a VMM") from cause
-    return Cell(programs=programs, folder=folder, vm_id=found.name)
+    return FirecrackerJail(programs=programs, folder=folder, vm_id=found.name)
 
 
-def place(cell: Cell, name: str, source: Path) -> None:
+def add_file(cell: FirecrackerJail, name: str, source: Path) -> None:
     """Put an immutable file into the chroot: a hard link, or a copy.
 
     Raises:
@@ -106,7 +108,7 @@ def place(cell: Cell, name: str, source: Path) -> None:
         target.chmod(0o444)
 
 
-def opened(cell: Cell, name: str, *, size_bytes: int | None = None) -> int:
+def open_file(cell: FirecrackerJail, name: str, *, size_bytes: int | None = None) -> int:
     """Open a file that the VMM has written, for reading.
 
     Raises:
@@ -124,7 +126,7 @@ def opened(cell: Cell, name: str, *, size_bytes: int | None = None) -> int:
     return descriptor
 
 
-def dial(cell: Cell, name: str) -> socket.socket:
+def dial(cell: FirecrackerJail, name: str) -> socket.socket:
     """Connect to a socket of the VMM, non-blocking.
 
     Raises:
@@ -147,10 +149,10 @@ def dial(cell: Cell, name: str) -> socket.socket:
     return connection
 
 
-ROOT = Path("/sys/fs/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
-def remove(name: str, prefix: str, *, root: Path = ROOT) -> None:
+def remove_cgroups(name: str, prefix: str, *, root: Path = CGROUP_ROOT) -> None:
     """Remove the control groups of VMs that have ended; the kernel keeps the others.
 
     Args:

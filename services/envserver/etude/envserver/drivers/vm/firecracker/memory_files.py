@@ -26,7 +26,7 @@ _SEGMENT = struct.Struct(">QQ")
 _MAX_STATE_BYTES = 16 << 20
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """A part of a memory."""
 
     offset: int
@@ -38,7 +38,7 @@ def has_small_holes(folder: Path) -> bool:
     return os.statvfs(folder).f_bsize <= PAGE_BYTES
 
 
-def written(descriptor: int) -> Iterator[Part]:
+def data_parts(descriptor: int) -> Iterator[MemoryPart]:
     """Iterate over the data of a sparse file, in order.
 
     Raises:
@@ -54,10 +54,10 @@ def written(descriptor: int) -> Iterator[Part]:
             return
         end = os.lseek(descriptor, start, os.SEEK_HOLE)
         for offset in range(start, end, _PART_BYTES):
-            yield Part(offset, os.pread(descriptor, min(_PART_BYTES, end - offset), offset))
+            yield MemoryPart(offset, os.pread(descriptor, min(_PART_BYTES, end - offset), offset))
 
 
-def merge(target: int, parts: Iterator[Part]) -> None:
+def merge(target: int, parts: Iterator[MemoryPart]) -> None:
     """Write parts over the content of a file.
 
     Raises:
@@ -70,7 +70,7 @@ def merge(target: int, parts: Iterator[Part]) -> None:
             view, at = view[done:], at + done
 
 
-def sparse(source: int, target: Path) -> None:
+def copy_sparse(source: int, target: Path) -> None:
     """Make a read-only copy without the pages of zeros.
 
     Raises:
@@ -78,13 +78,13 @@ def sparse(source: int, target: Path) -> None:
     """
     with target.open("xb") as file:
         file.truncate(os.fstat(source).st_size)
-        for offset, data in sealed_files.pages(source):
+        for offset, data in sealed_files.nonzero_pages(source):
             file.seek(offset)
             file.write(data)
     target.chmod(0o444)
 
 
-def cloned(source: Path, target: Path, parts: Iterator[Part]) -> None:
+def copy_with_changes(source: Path, target: Path, parts: Iterator[MemoryPart]) -> None:
     """Make a read-only copy of a memory with changed parts, sharing blocks where the disk can.
 
     Raises:
@@ -95,29 +95,29 @@ def cloned(source: Path, target: Path, parts: Iterator[Part]) -> None:
             fcntl.ioctl(file.fileno(), _FICLONE, base.fileno())
         except OSError:
             file.truncate(os.fstat(base.fileno()).st_size)
-            merge(file.fileno(), written(base.fileno()))
+            merge(file.fileno(), data_parts(base.fileno()))
         merge(file.fileno(), parts)
     target.chmod(0o444)
 
 
-def packed(state: bytes, changed: int | None) -> Iterator[bytes]:
+def encode_delta(state: bytes, changed: int | None) -> Iterator[bytes]:
     """Encode a device state and a sparse file of changes as one stream; None means no changes."""
     yield _MAGIC + _HEAD.pack(len(state))
     yield state
     if changed is not None:
-        for offset, data in written(changed):
+        for offset, data in data_parts(changed):
             yield _SEGMENT.pack(offset, len(data))
             yield data
 
 
-class Unpacked(NamedTuple):
+class DecodedDelta(NamedTuple):
     """A decoded stream."""
 
     state: bytes
-    parts: Iterator[Part]
+    parts: Iterator[MemoryPart]
 
 
-def unpacked(stream: int, offset: int, *, memory_bytes: int) -> Unpacked:
+def decode_delta(stream: int, offset: int, *, memory_bytes: int) -> DecodedDelta:
     """Decode the device state and the changes of a stream.
 
     Args:
@@ -137,10 +137,10 @@ def unpacked(stream: int, offset: int, *, memory_bytes: int) -> Unpacked:
     state = os.pread(stream, size, offset + len(head))
     if len(state) != size:
         raise CorruptError("the delta is cut off")
-    return Unpacked(state, _parts(stream, offset + len(head) + size, memory_bytes))
+    return DecodedDelta(state, _parts(stream, offset + len(head) + size, memory_bytes))
 
 
-def _parts(stream: int, at: int, memory_bytes: int) -> Iterator[Part]:
+def _parts(stream: int, at: int, memory_bytes: int) -> Iterator[MemoryPart]:
     while head := os.pread(stream, _SEGMENT.size, at):
         if len(head) != _SEGMENT.size:
             raise CorruptError("the delta is cut off")
@@ -150,5 +150,5 @@ def _parts(stream: int, at: int, memory_bytes: int) -> Iterator[Part]:
         data = os.pread(stream, size, at + _SEGMENT.size)
         if len(data) != size:
             raise CorruptError("the delta is cut off")
-        yield Part(offset, data)
+        yield MemoryPart(offset, data)
         at += _SEGMENT.size + size

@@ -15,33 +15,33 @@ _NOTE = "diffs"
 
 
 @dataclass(frozen=True, slots=True)
-class Diffs:
+class PendingDiffs:
     """Diffs of one VM that were not merged yet."""
 
     folder: Path
     """Folder of the VM; private to the host."""
 
-    def ask(self) -> str:
+    def add(self) -> str:
         """Record the next diff, and return its name.
 
         Raises:
             VmmError: what was noted cannot be read.
             OSError: the record cannot be written.
         """
-        asked = self._asked()
-        self._note(range(asked.start, asked.stop + 1))
+        asked = self._load()
+        self._save(range(asked.start, asked.stop + 1))
         return _name(asked.stop)
 
     def pending(self) -> list[str]:
         """List the recorded diffs, oldest first."""
-        return [_name(number) for number in self._asked()]
+        return [_name(number) for number in self._load()]
 
-    def done(self) -> None:
+    def remove_oldest(self) -> None:
         """Remove the oldest from the record."""
-        asked = self._asked()
-        self._note(range(asked.start + 1, asked.stop))
+        asked = self._load()
+        self._save(range(asked.start + 1, asked.stop))
 
-    def _asked(self) -> range:
+    def _load(self) -> range:
         try:
             first, behind = map(int, (self.folder / _NOTE).read_text().split())
         except FileNotFoundError:
@@ -50,7 +50,7 @@ class Diffs:
             raise VmmError(f"{self.folder / _NOTE}: {cause}") from cause
         return range(first, behind)
 
-    def _note(self, asked: range) -> None:
+    def _save(self, asked: range) -> None:
         partial = self.folder / f"{_NOTE}.partial"
         partial.write_text(f"{asked.start} {asked.stop}")
         partial.rename(self.folder / _NOTE)

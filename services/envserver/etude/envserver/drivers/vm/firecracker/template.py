@@ -25,13 +25,18 @@ from etude.envserver.drivers.vm import sealed_files, vm_record
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import api_requests, jail, memory_files, vm
-from etude.envserver.drivers.vm.firecracker.api_requests import MEMORY, ROOT, STATE, FireMachine
-from etude.envserver.drivers.vm.firecracker.jail import Cell
-from etude.envserver.drivers.vm.firecracker.pending_diffs import MAX_PENDING, Diffs
-from etude.envserver.drivers.vm.firecracker.uid_pool import Users
-from etude.envserver.drivers.vm.firecracker.vm import FireVm, Ground
-from etude.envserver.drivers.vm.guest_vm import BOOT_LIMIT_S, warmed
-from etude.envserver.drivers.vm.interface import Base, Delta, Monitor, own
+from etude.envserver.drivers.vm.firecracker.api_requests import (
+    MEMORY,
+    ROOT,
+    STATE,
+    FirecrackerConfig,
+)
+from etude.envserver.drivers.vm.firecracker.jail import FirecrackerJail
+from etude.envserver.drivers.vm.firecracker.pending_diffs import MAX_PENDING, PendingDiffs
+from etude.envserver.drivers.vm.firecracker.uid_pool import UidPool
+from etude.envserver.drivers.vm.firecracker.vm import FirecrackerVm, HostContext
+from etude.envserver.drivers.vm.guest_vm import BOOT_LIMIT_S, prepare_template
+from etude.envserver.drivers.vm.interface import VmDelta, Vmm, VmTemplate, downcast
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu.template import address_of
 from etude.envserver.guest.channel import GuestChannel
@@ -48,30 +53,30 @@ _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FireTemplate(Base):
+class FirecrackerTemplate(VmTemplate):
     """Saved state of a booted VM."""
 
     # Fields of their own, without the protocol's property as default.
     address: str = field()
     """Digest of memory, devices and compat_key, by which deltas name their template."""
     compat_key: str = field()
-    machine: FireMachine
+    machine: FirecrackerConfig
     folder: Path
     """Folder of its immutable files."""
-    ground: Ground
-    users: Users
+    ground: HostContext
+    users: UidPool
 
     @override
-    async def spawn(self, folder: Path, jail: Jail) -> FireVm:
-        return await spawned(
+    async def spawn(self, folder: Path, jail: Jail) -> FirecrackerVm:
+        return await start_vmm(
             self.machine, self.ground, self.users, folder=folder, template=self.address
         )
 
     @override
-    async def restore(self, shell: Monitor, saved: Delta | None) -> None:
-        found = own(shell, FireVm)
+    async def restore(self, shell: Vmm, saved: VmDelta | None) -> None:
+        found = downcast(shell, FirecrackerVm)
         try:
-            await asyncio.to_thread(self._furnish, found, saved)
+            await asyncio.to_thread(self._add_files, found, saved)
             await found.api.put(*api_requests.load(), limit_s=SNAPSHOT_LIMIT_S)
             await _check_stopped(found)
         except (OSError, CorruptError) as cause:
@@ -82,9 +87,9 @@ class FireTemplate(Base):
             raise
 
     @override
-    async def take(self, vm: Monitor, buffer: PageBuffer, *, keep_running: bool) -> Delta:
-        found = own(vm, FireVm)
-        async with found.taking:
+    async def save(self, vm: Vmm, buffer: PageBuffer, *, keep_running: bool) -> VmDelta:
+        found = downcast(vm, FirecrackerVm)
+        async with found.snapshot_lock:
             name = await asyncio.to_thread(self._next_diff, found)
             began_s = time.perf_counter()
             await found.freeze()
@@ -98,12 +103,12 @@ class FireTemplate(Base):
             return await asyncio.to_thread(self._packed, found, name, pause_s)
 
     @override
-    async def adopt(self, folder: Path, process: ProcessId) -> FireVm:
+    async def adopt(self, folder: Path, process: ProcessId) -> FirecrackerVm:
         """Adopt a VMM that an earlier process of this host started; its guest runs."""
         found = await vm.adopt(self.machine, self.ground.programs, folder, process)
         noted = vm_record.load(folder)
         if noted is not None:
-            _watch(found, self.users, noted.uid)
+            _release_at_exit(found, self.users, noted.uid)
         try:
             # A frozen guest accepts no connections.
             await found.thaw()
@@ -116,40 +121,40 @@ class FireTemplate(Base):
     def close(self) -> None:
         """Do nothing: its files stay for the next process."""
 
-    def _furnish(self, found: FireVm, saved: Delta | None) -> None:
+    def _add_files(self, found: FirecrackerVm, saved: VmDelta | None) -> None:
         if saved is not None and saved.template != self.address:
             raise VmmError(f"the delta is of template {saved.template}, not {self.address}")
         cell = found.cell
-        jail.place(cell, ROOT, self.folder / ROOT)
+        jail.add_file(cell, ROOT, self.folder / ROOT)
         if saved is None:
-            jail.place(cell, MEMORY, self.folder / MEMORY)
-            jail.place(cell, STATE, self.folder / STATE)
+            jail.add_file(cell, MEMORY, self.folder / MEMORY)
+            jail.add_file(cell, STATE, self.folder / STATE)
             return
         size = self.machine.memory_bytes
-        stream = memory_files.unpacked(saved.stream, saved.offset, memory_bytes=size)
+        stream = memory_files.decode_delta(saved.stream, saved.offset, memory_bytes=size)
         changed = found.folder / _CHANGED
         with changed.open("xb") as file:
             file.truncate(size)
             memory_files.merge(file.fileno(), stream.parts)
         with changed.open("rb") as file:
-            parts = memory_files.written(file.fileno())
-            memory_files.cloned(self.folder / MEMORY, cell.root / MEMORY, parts)
+            parts = memory_files.data_parts(file.fileno())
+            memory_files.copy_with_changes(self.folder / MEMORY, cell.root / MEMORY, parts)
         (cell.root / STATE).write_bytes(stream.state)
         (cell.root / STATE).chmod(0o444)
 
-    def _next_diff(self, found: FireVm) -> str:
+    def _next_diff(self, found: FirecrackerVm) -> str:
         """Record a new diff, and merge earlier ones if there are too many.
 
         Raises:
             VmmError: it cannot be recorded, or the others cannot be merged.
         """
-        diffs = Diffs(found.folder)
+        diffs = PendingDiffs(found.folder)
         with crossing(VmmError, f"VM {found.pid} cannot be saved"):
             if len(diffs.pending()) >= MAX_PENDING:
-                os.close(_put_together(found.cell, self.machine.memory_bytes))
-            return diffs.ask()
+                os.close(_merge_diffs(found.cell, self.machine.memory_bytes))
+            return diffs.add()
 
-    def _packed(self, found: FireVm, name: str, pause_s: float) -> Delta:
+    def _packed(self, found: FirecrackerVm, name: str, pause_s: float) -> VmDelta:
         """Encode the new and all earlier diffs as one stream.
 
         Raises:
@@ -157,14 +162,16 @@ class FireTemplate(Base):
         """
         try:
             with contextlib.ExitStack() as stack:
-                changed = _put_together(found.cell, self.machine.memory_bytes, name)
+                changed = _merge_diffs(found.cell, self.machine.memory_bytes, name)
                 stack.callback(os.close, changed)
                 state = _state(found, _SAVED)
-                stream = sealed_files.filled("delta", memory_files.packed(state, changed))
+                stream = sealed_files.create_sealed(
+                    "delta", memory_files.encode_delta(state, changed)
+                )
                 num_bytes = os.fstat(changed).st_blocks * 512
         except OSError as cause:
             raise VmmError(f"VM {found.pid} cannot be saved: {cause}") from cause
-        return Delta(
+        return VmDelta(
             template=self.address,
             is_full=False,
             stream=stream,
@@ -173,9 +180,14 @@ class FireTemplate(Base):
         )
 
 
-async def spawned(
-    machine: FireMachine, ground: Ground, users: Users, *, folder: Path, template: str = ""
-) -> FireVm:
+async def start_vmm(
+    machine: FirecrackerConfig,
+    ground: HostContext,
+    users: UidPool,
+    *,
+    folder: Path,
+    template: str = "",
+) -> FirecrackerVm:
     """Start a VMM with a user id of its own, which is freed once it has ended.
 
     Raises:
@@ -187,25 +199,25 @@ async def spawned(
     except BaseException:
         users.give(uid)
         raise
-    _watch(made, users, uid)
+    _release_at_exit(made, users, uid)
     return made
 
 
-def _watch(found: FireVm, users: Users, uid: int) -> None:
+def _release_at_exit(found: FirecrackerVm, users: UidPool, uid: int) -> None:
     """Free its user id and remove its control group once it has ended."""
     group, vm_id = found.programs.firecracker.name, found.cell.vm_id
 
     def ended() -> None:
         users.give(uid)
-        jail.remove(group, vm_id)
+        jail.remove_cgroups(group, vm_id)
 
-    vm.when_ended(found, ended)
+    vm.on_exit(found, ended)
 
 
-async def booted(
+async def boot_template(
     image: BuiltImage,
     kernel: Path,
-    running: FireVm,
+    running: FirecrackerVm,
     *,
     target: Path,
     warm_up: Callable[[GuestChannel], Awaitable[None]],
@@ -230,15 +242,15 @@ async def booted(
             api_requests.INITRAMFS: image.initramfs,
             ROOT: image.root,
         }.items():
-            await asyncio.to_thread(jail.place, running.cell, name, source)
+            await asyncio.to_thread(jail.add_file, running.cell, name, source)
         for put in api_requests.boot(running.machine):
             await running.api.put(*put)
-        await warmed(await _first_connection(running), warm_up)
+        await prepare_template(await _first_connection(running), warm_up)
         await running.freeze()
         put = api_requests.create("Full", state=STATE, memory=MEMORY)
         await running.api.put(*put, limit_s=SNAPSHOT_LIMIT_S)
         await running.kill()
-        await asyncio.to_thread(_keep, running, image, target)
+        await asyncio.to_thread(_copy_files, running, image, target)
     finally:
         await running.destroy()
 
@@ -253,12 +265,12 @@ def address(key: str, folder: Path) -> str:
         return address_of(key, file.fileno(), (folder / STATE).read_bytes())
 
 
-async def _check_stopped(found: FireVm) -> None:
+async def _check_stopped(found: FirecrackerVm) -> None:
     if not await found.is_stopped():
         raise VmmError("a restored VM runs instead of being paused")
 
 
-async def _first_connection(running: FireVm) -> GuestChannel:
+async def _first_connection(running: FirecrackerVm) -> GuestChannel:
     """Open a channel to the agent of a booting VM, once it listens.
 
     Raises:
@@ -279,11 +291,11 @@ async def _first_connection(running: FireVm) -> GuestChannel:
             return GuestChannel(reader, writer)
 
 
-def _keep(running: FireVm, image: BuiltImage, target: Path) -> None:
+def _copy_files(running: FirecrackerVm, image: BuiltImage, target: Path) -> None:
     size = running.machine.memory_bytes
-    found = jail.opened(running.cell, MEMORY, size_bytes=size)
+    found = jail.open_file(running.cell, MEMORY, size_bytes=size)
     try:
-        memory_files.sparse(found, target / MEMORY)
+        memory_files.copy_sparse(found, target / MEMORY)
     finally:
         os.close(found)
     (target / STATE).write_bytes(_state(running, STATE))
@@ -292,8 +304,8 @@ def _keep(running: FireVm, image: BuiltImage, target: Path) -> None:
     (target / ROOT).chmod(0o444)
 
 
-def _state(found: FireVm, name: str) -> bytes:
-    descriptor = jail.opened(found.cell, name)
+def _state(found: FirecrackerVm, name: str) -> bytes:
+    descriptor = jail.open_file(found.cell, name)
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(_MAX_STATE_BYTES + 1)
     if len(data) > _MAX_STATE_BYTES:
@@ -301,7 +313,7 @@ def _state(found: FireVm, name: str) -> bytes:
     return data
 
 
-def _put_together(cell: Cell, memory_bytes: int, needed: str = "") -> int:
+def _merge_diffs(cell: FirecrackerJail, memory_bytes: int, needed: str = "") -> int:
     """Merge all written diffs into the file of differences to the template, and open it.
 
     A failed request may have written none. A diff is removed once all of it is merged: after a
@@ -314,16 +326,16 @@ def _put_together(cell: Cell, memory_bytes: int, needed: str = "") -> int:
     changed = os.open(cell.folder / _CHANGED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(changed, memory_bytes)
-        diffs = Diffs(cell.folder)
+        diffs = PendingDiffs(cell.folder)
         for name in diffs.pending():
             if name == needed or os.path.lexists(cell.root / name):
-                diff = jail.opened(cell, name, size_bytes=memory_bytes)
+                diff = jail.open_file(cell, name, size_bytes=memory_bytes)
                 try:
-                    memory_files.merge(changed, memory_files.written(diff))
+                    memory_files.merge(changed, memory_files.data_parts(diff))
                 finally:
                     os.close(diff)
                 (cell.root / name).unlink()
-            diffs.done()
+            diffs.remove_oldest()
     except BaseException:
         os.close(changed)
         raise

@@ -28,7 +28,7 @@ _CODE_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class FirecrackerTemplateCache:
     """Cached templates of one host."""
 
     folder: Path
@@ -42,7 +42,7 @@ class Kept:
         Raises:
             OSError: it cannot be read.
         """
-        folder = self.at(compat_key)
+        folder = self.folder_of(compat_key)
         try:
             seal = (folder / _SEAL).read_bytes()
             found = template.address(compat_key, folder)
@@ -55,7 +55,7 @@ class Kept:
         return found
 
     @contextmanager
-    def making(self, compat_key: str) -> Iterator[Path]:
+    def add(self, compat_key: str) -> Iterator[Path]:
         """Open an empty folder, whose files are cached at the end of the block. Takes 1 ms a MiB.
 
         Raises:
@@ -70,12 +70,12 @@ class Kept:
             (partial / _SEAL).write_bytes(self._code(compat_key, found))
             for name in (MEMORY, STATE, ROOT, _SEAL):
                 _sync(partial / name)
-            shutil.rmtree(self.at(compat_key), ignore_errors=True)
-            partial.rename(self.at(compat_key))
+            shutil.rmtree(self.folder_of(compat_key), ignore_errors=True)
+            partial.rename(self.folder_of(compat_key))
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def at(self, compat_key: str) -> Path:
+    def folder_of(self, compat_key: str) -> Path:
         """Folder of a template."""
         return self.folder / compat_key
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.isolation import syscalls
 
-USERS = range(600_000, 660_000)
+UIDS = range(600_000, 660_000)
 """Above those that distributions give to people, services and containers."""
 
 
 @dataclass(slots=True)
-class Users:
+class UidPool:
     """Pool of user ids; each is used by one VM at a time."""
 
     _taken: set[int] = field(default_factory=set)
@@ -25,16 +25,16 @@ class Users:
         Raises:
             VmmError: all are in use.
         """
-        for step in range(len(USERS)):
-            found = USERS[(self._next + step) % len(USERS)]
+        for step in range(len(UIDS)):
+            found = UIDS[(self._next + step) % len(UIDS)]
             if found not in self._taken:
                 # Round robin: a user id rests before it is used again.
-                self._next = found - USERS.start + 1
+                self._next = found - UIDS.start + 1
                 self._taken.add(found)
                 return found
-        raise VmmError(f"all {len(USERS)} user ids for VMs are in use")
+        raise VmmError(f"all {len(UIDS)} user ids for VMs are in use")
 
-    def keep(self, numbers: Iterable[int]) -> None:
+    def reserve(self, numbers: Iterable[int]) -> None:
         """Reserve the user ids of running VMs."""
         self._taken.update(numbers)
 

@@ -18,14 +18,14 @@ from typing import ClassVar
 from typing_extensions import override
 
 from etude.envserver.drivers import process_identity
-from etude.envserver.drivers.process_identity import EXIT_LIMIT_S, ProcessId, handle, identify
+from etude.envserver.drivers.process_identity import EXIT_LIMIT_S, ProcessId, identify, open_pidfd
 from etude.envserver.drivers.vm import vm_record, vmm_processes
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import api_requests, jail
-from etude.envserver.drivers.vm.firecracker.api_client import Api
-from etude.envserver.drivers.vm.firecracker.api_requests import FireMachine
-from etude.envserver.drivers.vm.firecracker.jail import Cell, Programs
-from etude.envserver.drivers.vm.interface import Monitor
+from etude.envserver.drivers.vm.firecracker.api_client import FirecrackerApi
+from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig
+from etude.envserver.drivers.vm.firecracker.jail import FirecrackerJail, FirecrackerPrograms
+from etude.envserver.drivers.vm.interface import Vmm
 from etude.envserver.drivers.vm.vm_record import VmRecord
 
 START_LIMIT_S = 30.0
@@ -36,10 +36,10 @@ _HANDSHAKE_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class HostContext:
     """Environment that all VMs of a host share."""
 
-    programs: Programs
+    programs: FirecrackerPrograms
     prefix: str
     """Prefix of the VM ids, unique for the host."""
     netns: int
@@ -47,29 +47,29 @@ class Ground:
 
 
 @dataclass(slots=True)
-class FireVm(Monitor):
+class FirecrackerVm(Vmm):
     """A running VMM. Its folder is private to the host and removed with it."""
 
     keeps_channel: ClassVar[bool] = False
-    machine: FireMachine
-    programs: Programs
+    machine: FirecrackerConfig
+    programs: FirecrackerPrograms
     folder: Path
     pid: int
     pidfd: int
     exited: "asyncio.Future[int | None]"
     """Done when it has ended; its exit code is unknown."""
-    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    snapshot_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One snapshot at a time."""
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> FirecrackerJail:
         """Its jail in the VM's folder, which moves when a lease takes the VM."""
-        return jail.cell_of(self.folder, self.programs)
+        return jail.find_jail(self.folder, self.programs)
 
     @property
-    def api(self) -> Api:
+    def api(self) -> FirecrackerApi:
         """API of the VMM."""
-        return Api(partial(jail.dial, self.cell, jail.API))
+        return FirecrackerApi(partial(jail.dial, self.cell, jail.API))
 
     @override
     async def agent(self) -> socket.socket:
@@ -125,13 +125,13 @@ class FireVm(Monitor):
 
 
 async def start(
-    machine: FireMachine,
-    ground: Ground,
+    machine: FirecrackerConfig,
+    ground: HostContext,
     *,
     folder: Path,
     uid: int,
     template: str = "",
-) -> FireVm:
+) -> FirecrackerVm:
     """Start a VMM in a jail; it has no guest yet.
 
     Args:
@@ -144,7 +144,7 @@ async def start(
     Raises:
         VmmError: it did not start; the message has its last output.
     """
-    cell = Cell(
+    cell = FirecrackerJail(
         programs=ground.programs,
         folder=folder,
         vm_id=f"{ground.prefix}-{secrets.token_hex(8)}",
@@ -152,15 +152,15 @@ async def start(
     (folder / "jail").mkdir(mode=0o700)
     netns = f"/proc/{os.getpid()}/fd/{ground.netns}"
     words = jail.command(cell, machine, uid=uid, gid=uid, netns=netns)
-    process = await _made(words, cell, uid)
-    pidfd = handle(process)
+    process = await _start_process(words, cell, uid)
+    pidfd = open_pidfd(process)
     if pidfd is None:
-        raise VmmError(f"the monitor ended: {_last_words(folder)}")
-    vm = _watched(machine, ground.programs, folder, process.pid, pidfd)
+        raise VmmError(f"the monitor ended: {_last_output(folder)}")
+    vm = _watch(machine, ground.programs, folder, process.pid, pidfd)
     try:
         noted = VmRecord(process=process, uid=uid, template=template)
         await asyncio.to_thread(vm_record.save, folder, noted, is_durable=False)
-        await _answering(vm)
+        await _wait_for_api(vm)
     except OSError as cause:
         await vm.destroy()
         raise VmmError(f"record of VM {vm.pid} cannot be written: {cause}") from cause
@@ -171,17 +171,17 @@ async def start(
 
 
 async def adopt(
-    machine: FireMachine, programs: Programs, folder: Path, process: ProcessId
-) -> FireVm:
+    machine: FirecrackerConfig, programs: FirecrackerPrograms, folder: Path, process: ProcessId
+) -> FirecrackerVm:
     """Adopt a VMM that an earlier process of this host started.
 
     Raises:
         VmmError: it has ended or does not answer; then it is killed, and its folder stays.
     """
-    pidfd = handle(process)
+    pidfd = open_pidfd(process)
     if pidfd is None:
         raise VmmError(f"VM {process.pid} has ended")
-    vm = _watched(machine, programs, folder, process.pid, pidfd)
+    vm = _watch(machine, programs, folder, process.pid, pidfd)
     try:
         await vm.is_stopped()
     except BaseException:
@@ -190,24 +190,24 @@ async def adopt(
     return vm
 
 
-async def _made(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
+async def _start_process(words: tuple[str, ...], cell: FirecrackerJail, uid: int) -> ProcessId:
     """Start the VMM's process; a cancelled caller leaves none.
 
     Raises:
         VmmError: the jailer failed.
         CancelledError: the caller was cancelled.
     """
-    making = asyncio.create_task(asyncio.to_thread(_jailed, words, cell, uid), name="jailer")
+    making = asyncio.create_task(asyncio.to_thread(_run_jailer, words, cell, uid), name="jailer")
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
         await asyncio.wait([making])
         if making.exception() is None:
-            await asyncio.to_thread(vmm_processes.end, [making.result()])
+            await asyncio.to_thread(vmm_processes.kill_processes, [making.result()])
         raise
 
 
-def _jailed(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
+def _run_jailer(words: tuple[str, ...], cell: FirecrackerJail, uid: int) -> ProcessId:
     """Run the jailer, and identify the VMM's process. Blocks.
 
     Raises:
@@ -230,12 +230,12 @@ def _jailed(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
     except (OSError, subprocess.TimeoutExpired) as cause:
         raise VmmError(f"the jailer failed: {cause}") from cause
     if done.returncode:
-        words_said = _last_words(cell.folder)
+        words_said = _last_output(cell.folder)
         raise VmmError(f"the jailer ended with {done.returncode}: {words_said}")
-    return _found(cell, uid)
+    return _identify_vmm(cell, uid)
 
 
-def _found(cell: Cell, uid: int) -> ProcessId:
+def _identify_vmm(cell: FirecrackerJail, uid: int) -> ProcessId:
     """Identify the process that the jailer recorded; no guest has run in it yet.
 
     Raises:
@@ -246,13 +246,13 @@ def _found(cell: Cell, uid: int) -> ProcessId:
         process = identify(int(text))
         owner = Path(f"/proc/{int(text)}").stat().st_uid
     except (OSError, ValueError) as cause:
-        raise VmmError(f"the monitor ended: {_last_words(cell.folder) or cause}") from cause
+        raise VmmError(f"the monitor ended: {_last_output(cell.folder) or cause}") from cause
     if process is None or owner not in {uid, 0}:
-        raise VmmError(f"the monitor ended: {_last_words(cell.folder)}")
+        raise VmmError(f"the monitor ended: {_last_output(cell.folder)}")
     return process
 
 
-async def _answering(vm: FireVm) -> None:
+async def _wait_for_api(vm: FirecrackerVm) -> None:
     """Wait for the VMM's API.
 
     Raises:
@@ -264,7 +264,7 @@ async def _answering(vm: FireVm) -> None:
             await vm.api.get("/")
         except VmmError as error:
             if vm.exited.done():
-                raise VmmError(f"the monitor ended: {_last_words(vm.folder) or error}") from error
+                raise VmmError(f"the monitor ended: {_last_output(vm.folder) or error}") from error
             if time.monotonic() > limit_s:
                 raise
             await asyncio.sleep(_LOOK_S)
@@ -272,14 +272,14 @@ async def _answering(vm: FireVm) -> None:
             return
 
 
-def _watched(
-    machine: FireMachine, programs: Programs, folder: Path, pid: int, pidfd: int
-) -> FireVm:
-    exited = process_identity.exit_of(pidfd, lambda: None)
-    return FireVm(machine, programs, folder, pid, pidfd, exited)
+def _watch(
+    machine: FirecrackerConfig, programs: FirecrackerPrograms, folder: Path, pid: int, pidfd: int
+) -> FirecrackerVm:
+    exited = process_identity.exit_future(pidfd, lambda: None)
+    return FirecrackerVm(machine, programs, folder, pid, pidfd, exited)
 
 
-def when_ended(vm: FireVm, tell: Callable[[], None]) -> None:
+def on_exit(vm: FirecrackerVm, tell: Callable[[], None]) -> None:
     """Call this once the VMM has ended."""
     vm.exited.add_done_callback(lambda _: tell())
 
@@ -303,7 +303,7 @@ async def _greet(connection: socket.socket) -> None:
         raise VmmError(f"the VMM answers CONNECT with {said!r}")
 
 
-def _last_words(folder: Path) -> str:
+def _last_output(folder: Path) -> str:
     try:
         with (folder / "stderr").open("rb") as file:
             return file.read(_STDERR_BYTES).decode(errors="replace").strip()

@@ -13,13 +13,13 @@ from typing_extensions import override
 
 from etude.envserver.drivers import process_identity
 from etude.envserver.drivers.process_identity import ProcessId
-from etude.envserver.drivers.vm.vmm_processes import Places
+from etude.envserver.drivers.vm.vmm_processes import VmFolders
 
 _PREFIX_DIGITS = 16
 _MAX_BYTES = 4096
 
 
-def prefix(scratch: Path) -> str:
+def vm_id_prefix(scratch: Path) -> str:
     """Prefix of the VM ids of a host, unique for its scratch folder."""
     found = scratch.stat()
     made_of = f"{scratch.resolve()} {found.st_dev} {found.st_ino}"
@@ -27,16 +27,16 @@ def prefix(scratch: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirePlaces(Places):
+class FirecrackerFolders(VmFolders):
     """Folders of a host's VMs, and discovery of their processes."""
 
     @override
-    def seen(self) -> dict[ProcessId, Path]:
-        beginning = f"{prefix(self.scratch)}-"
+    def find_processes(self) -> dict[ProcessId, Path]:
+        beginning = f"{vm_id_prefix(self.scratch)}-"
         folders = {_vm_id(folder): folder for folder in self.folders()}
         found = {}
         for entry in os.scandir("/proc"):
-            vm_id = _said(entry.name, beginning) if entry.name.isdecimal() else None
+            vm_id = _vm_id_of_process(entry.name, beginning) if entry.name.isdecimal() else None
             process = process_identity.identify(int(entry.name)) if vm_id else None
             if process is not None and vm_id is not None:
                 # A folder that is gone has no record, so the process is an orphan.
@@ -49,7 +49,7 @@ def _vm_id(folder: Path) -> str:
     return next((path.name for path in folder.glob("jail/*/*") if path.is_dir()), "")
 
 
-def _said(pid: str, beginning: str) -> str | None:
+def _vm_id_of_process(pid: str, beginning: str) -> str | None:
     """Read the VM id on a process's command line, if it is one of this host's."""
     try:
         with Path(f"/proc/{pid}/cmdline").open("rb") as file:

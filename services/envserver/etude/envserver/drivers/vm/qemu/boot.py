@@ -10,20 +10,20 @@ from pathlib import Path
 
 from etude.envserver.drivers.vm import sealed_files
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.guest_vm import connected, warmed
+from etude.envserver.drivers.vm.guest_vm import connect_agent, prepare_template
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import command_line as machines
 from etude.envserver.drivers.vm.qemu import vm
-from etude.envserver.drivers.vm.qemu.command_line import Boot, Machine, Wiring
+from etude.envserver.drivers.vm.qemu.command_line import BootFiles, QemuConfig, VmmFiles
 from etude.envserver.drivers.vm.qemu.compatibility import compat_key
-from etude.envserver.drivers.vm.qemu.disk import Disk, frozen
+from etude.envserver.drivers.vm.qemu.disk import QemuDisk, freeze_layers
 from etude.envserver.drivers.vm.qemu.migration import send
 from etude.envserver.drivers.vm.qemu.template import (
     MAX_DEVICE_BYTES,
     MEMORY_NAME,
-    Template,
+    QemuTemplate,
     address_of,
-    taken_apart,
+    parse_device_state,
 )
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.images.built_image import BuiltImage
@@ -32,7 +32,7 @@ KEPT_BYTES = 1 << 16
 _READ_BYTES = 1 << 14
 
 
-class Console:
+class BootConsole:
     """Reads a serial console and keeps its end, however much the guest writes."""
 
     def __init__(self) -> None:
@@ -67,15 +67,15 @@ class Console:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Booting:
+class BootingVm:
     """A booting VM that becomes a template."""
 
     vm: vm.Vm
-    console: Console
+    console: BootConsole
     image: BuiltImage
     memory: int
     root: int
-    disk: Disk | None
+    disk: QemuDisk | None
 
     async def abandon(self) -> None:
         """End it and close its files."""
@@ -88,8 +88,13 @@ class Booting:
 
 
 async def boot(
-    image: BuiltImage, machine: Machine, *, folder: Path, jail: Jail, disk: Disk | None = None
-) -> Booting:
+    image: BuiltImage,
+    machine: QemuConfig,
+    *,
+    folder: Path,
+    jail: Jail,
+    disk: QemuDisk | None = None,
+) -> BootingVm:
     """Boot a VM from its image; its agent answers seconds later.
 
     Args:
@@ -102,17 +107,17 @@ async def boot(
     Raises:
         VmmError: the VMM did not start.
     """
-    console = Console()
+    console = BootConsole()
     with contextlib.ExitStack() as opened:
         opened.callback(console.theirs.close)
-        kernel, initramfs = (_opened(opened, path) for path in (image.kernel, image.initramfs))
+        kernel, initramfs = (_open_file(opened, path) for path in (image.kernel, image.initramfs))
         root = os.open(image.root, os.O_RDONLY | os.O_CLOEXEC)
         memory = sealed_files.create(MEMORY_NAME, machine.memory_bytes)
         layers = disk.chain if disk is not None else ()
-        files = Boot(kernel=kernel, initramfs=initramfs, console=console.theirs.fileno())
+        files = BootFiles(kernel=kernel, initramfs=initramfs, console=console.theirs.fileno())
 
-        def arguments(sockets: vm.Sockets) -> Sequence[str]:
-            wiring = Wiring(
+        def arguments(sockets: vm.VmmSockets) -> Sequence[str]:
+            wiring = VmmFiles(
                 memory=memory, qmp=sockets.qmp, agent=sockets.agent, root=root, disk=layers
             )
             return machines.boot_arguments(machine, wiring, files)
@@ -127,10 +132,10 @@ async def boot(
             os.close(memory)
             os.close(root)
             raise
-    return Booting(vm=started, console=console, image=image, memory=memory, root=root, disk=disk)
+    return BootingVm(vm=started, console=console, image=image, memory=memory, root=root, disk=disk)
 
 
-async def seal(booting: Booting) -> Template:
+async def seal(booting: BootingVm) -> QemuTemplate:
     """Pause the VM and seal its state as a template; the VMM ends.
 
     Raises:
@@ -154,15 +159,15 @@ async def seal(booting: Booting) -> Template:
         await booting.abandon()
         raise
     booting.console.close()
-    return Template(
+    return QemuTemplate(
         address=address,
         compat_key=key,
         machine=machine,
         memory=booting.memory,
         devices=devices,
-        stream=taken_apart(data, machine),
+        stream=parse_device_state(data, machine),
         root=booting.root,
-        disk=_frozen(booting.disk),
+        disk=_freeze_disk(booting.disk),
     )
 
 
@@ -174,25 +179,25 @@ def _device_data(devices: int) -> bytes:
     """
     if (size := os.fstat(devices).st_size) > MAX_DEVICE_BYTES:
         raise VmmError(f"the template's device state has {size} bytes")
-    return sealed_files.content(devices)
+    return sealed_files.read_all(devices)
 
 
-def _frozen(disk: Disk | None) -> tuple[int, ...]:
+def _freeze_disk(disk: QemuDisk | None) -> tuple[int, ...]:
     if disk is None:
         return ()
-    layers = frozen(disk)
+    layers = freeze_layers(disk)
     disk.close()
     return layers
 
 
-async def booted(
+async def boot_template(
     image: BuiltImage,
-    machine: Machine,
+    machine: QemuConfig,
     *,
     folder: Path,
     jail: Jail,
     warm_up: Callable[[GuestChannel], Awaitable[None]],
-) -> Template:
+) -> QemuTemplate:
     """Boot an image until its agent answers, prewarm it, and seal it as a template.
 
     Args:
@@ -208,8 +213,8 @@ async def booted(
     """
     booting = await boot(image, machine, folder=folder, jail=jail)
     try:
-        channel = await connected(booting.vm)
-        await warmed(channel, warm_up)
+        channel = await connect_agent(booting.vm)
+        await prepare_template(channel, warm_up)
     except BaseException as error:
         error.add_note(booting.console.tail())
         await booting.abandon()
@@ -217,7 +222,7 @@ async def booted(
     return await seal(booting)
 
 
-def _opened(stack: contextlib.ExitStack, path: Path) -> int:
+def _open_file(stack: contextlib.ExitStack, path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     stack.callback(os.close, descriptor)
     return descriptor

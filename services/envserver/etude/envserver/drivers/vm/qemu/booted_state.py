@@ -4,18 +4,18 @@ import os
 from dataclasses import dataclass
 
 from etude.envserver.drivers.vm.errors import FormatError
-from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
 from etude.envserver.drivers.vm.qemu.stream_splicing import TemplateStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Booted:
+class BootedState:
     """Sealed state of a booted VM. It owns its file descriptors."""
 
     address: str
     """Digest of memory, devices and compat_key, by which deltas name their template."""
     compat_key: str
-    machine: Machine
+    machine: QemuConfig
     memory: int
     """Sealed file with the guest's memory."""
     devices: int

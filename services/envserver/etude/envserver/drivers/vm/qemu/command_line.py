@@ -13,7 +13,7 @@ SANDBOX = (
     "-sandbox",
     "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 )
-STEM_SANDBOX = ("-sandbox", "on,obsolete=deny,elevateprivileges=deny,resourcecontrol=deny")
+FORK_SERVER_SANDBOX = ("-sandbox", "on,obsolete=deny,elevateprivileges=deny,resourcecontrol=deny")
 """For a fork server: its preload library denies programs, and children to children."""
 CONSOLE = "con"
 """Chardev name of the guest's serial console."""
@@ -29,7 +29,7 @@ class Accelerator(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class QemuConfig:
     """Configuration that all clones of a template share."""
 
     memory_mib: int = 256
@@ -52,7 +52,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class VmmFiles:
     """File descriptors that the VMM inherits, so that its user needs no path of the machine."""
 
     memory: int
@@ -66,7 +66,7 @@ class Wiring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Boot:
+class BootFiles:
     """File descriptors for the boot of a template."""
 
     kernel: int
@@ -75,7 +75,7 @@ class Boot:
     """A connected socket for the kernel's console."""
 
 
-def boot_arguments(machine: Machine, wiring: Wiring, boot: Boot) -> tuple[str, ...]:
+def boot_arguments(machine: QemuConfig, wiring: VmmFiles, boot: BootFiles) -> tuple[str, ...]:
     """Arguments that boot a VM with shared memory."""
     root = "sqshblk" if machine.has_disk else "sqsh"
     words = (
@@ -97,7 +97,7 @@ def boot_arguments(machine: Machine, wiring: Wiring, boot: Boot) -> tuple[str, .
 
 
 def clone_arguments(
-    machine: Machine, wiring: Wiring, *, translation_mib: int = TRANSLATION_MIB
+    machine: QemuConfig, wiring: VmmFiles, *, translation_mib: int = TRANSLATION_MIB
 ) -> tuple[str, ...]:
     """Arguments of a VMM that waits, paused, for the state of a VM with copy-on-write memory."""
     return (
@@ -110,7 +110,11 @@ def clone_arguments(
 
 
 def _board(
-    machine: Machine, wiring: Wiring, *, is_shared: bool, translation_mib: int = TRANSLATION_MIB
+    machine: QemuConfig,
+    wiring: VmmFiles,
+    *,
+    is_shared: bool,
+    translation_mib: int = TRANSLATION_MIB,
 ) -> tuple[str, ...]:
     share = "on" if is_shared else "off"
     memory = f"size={machine.memory_mib}M,mem-path={_path(wiring.memory)},share={share}"
@@ -137,7 +141,7 @@ def _processor(accelerator: Accelerator, translation_mib: int) -> tuple[str, ...
             return ("-accel", "kvm", "-cpu", "host")
 
 
-def _devices(machine: Machine, wiring: Wiring) -> tuple[str, ...]:
+def _devices(machine: QemuConfig, wiring: VmmFiles) -> tuple[str, ...]:
     disk: tuple[str, ...] = ()
     if machine.has_disk:
         disk = (*("-drive", _disk(wiring.disk)), *("-device", "virtio-blk-device,drive=d1"))

@@ -7,22 +7,29 @@ import re
 import subprocess
 
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.host_cpu import host_processor
+from etude.envserver.drivers.vm.host_cpu import processor_identity
 from etude.envserver.drivers.vm.qemu import command_line as machines
-from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Boot, Machine, Wiring
+from etude.envserver.drivers.vm.qemu.command_line import (
+    Accelerator,
+    BootFiles,
+    QemuConfig,
+    VmmFiles,
+)
 from etude.envserver.images.built_image import BuiltImage
 
 _VERSION_LIMIT_S = 30.0
 
 
-def compat_key(machine: Machine, image: BuiltImage) -> str:
+def compat_key(machine: QemuConfig, image: BuiltImage) -> str:
     """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root.
 
     Raises:
         VmmError: QEMU is not installed.
     """
-    wiring = Wiring(memory=0, qmp=0, agent=0, root=0, disk=(0, 0) if machine.has_disk else ())
-    arguments = machines.boot_arguments(machine, wiring, Boot(kernel=0, initramfs=0, console=0))
+    wiring = VmmFiles(memory=0, qmp=0, agent=0, root=0, disk=(0, 0) if machine.has_disk else ())
+    arguments = machines.boot_arguments(
+        machine, wiring, BootFiles(kernel=0, initramfs=0, console=0)
+    )
     parts = ["qemu", qemu_version(), arguments, _processor(machine)]
     files = [image.files[name] for name in ("vmlinuz", "initramfs.gz", "root.sqsh")]
     return hashlib.sha256(json.dumps([*parts, files]).encode()).hexdigest()
@@ -46,9 +53,9 @@ def qemu_version() -> str:
     return first
 
 
-def _processor(machine: Machine) -> list[str]:
+def _processor(machine: QemuConfig) -> list[str]:
     match machine.accelerator:
         case Accelerator.TCG:
             return [str(machine.tsc_khz)]
         case Accelerator.KVM:
-            return host_processor()
+            return processor_identity()

@@ -7,24 +7,24 @@ import os
 import time
 
 from etude.envserver.drivers.vm import sealed_files
-from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, PageBuffer, changed_pages
+from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, PageBuffer, read_dirty_pages
 from etude.envserver.drivers.vm.errors import FormatError, VmmError
-from etude.envserver.drivers.vm.interface import Delta
-from etude.envserver.drivers.vm.qemu.booted_state import Booted
-from etude.envserver.drivers.vm.qemu.disk import Layering
+from etude.envserver.drivers.vm.interface import VmDelta
+from etude.envserver.drivers.vm.qemu.booted_state import BootedState
+from etude.envserver.drivers.vm.qemu.disk import NextLayer
 from etude.envserver.drivers.vm.qemu.migration import device_state, receive, send
 from etude.envserver.drivers.vm.qemu.stream_splicing import TemplateStream, splice
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 
 
-async def take(
-    vm: Vm,
-    template: Booted,
+async def save_delta(
+    vm: QemuVm,
+    template: BootedState,
     buffer: PageBuffer,
     *,
     keep_running: bool,
-    layering: Layering | None = None,
-) -> Delta:
+    layering: NextLayer | None = None,
+) -> VmDelta:
     """Save a clone. It is paused for milliseconds, or stays paused unless `keep_running`.
 
     The caller has brought its channel to a boundary between two frames.
@@ -39,15 +39,15 @@ async def take(
     Raises:
         VmmError: the monitor failed.
     """
-    pause = Pause(vm, layering, keep_running=keep_running)
+    pause = GuestPause(vm, layering, keep_running=keep_running)
     match template.stream:
         case TemplateStream() as stream:
-            return await _take_pages(pause, template, stream, buffer)
+            return await _save_dirty_pages(pause, template, stream, buffer)
         case FormatError():
-            return await take_full(pause, template)
+            return await save_full(pause, template)
 
 
-async def take_full(pause: "Pause", template: Booted) -> Delta:
+async def save_full(pause: "GuestPause", template: BootedState) -> VmDelta:
     """Save a clone with all of its memory, by QEMU's own migration. It is paused meanwhile.
 
     Raises:
@@ -61,7 +61,7 @@ async def take_full(pause: "Pause", template: Booted) -> Delta:
     except BaseException:
         os.close(stream)
         raise
-    return Delta(
+    return VmDelta(
         template=template.address,
         is_full=True,
         stream=stream,
@@ -71,10 +71,10 @@ async def take_full(pause: "Pause", template: Booted) -> Delta:
     )
 
 
-class Pause:
+class GuestPause:
     """Pause of a guest, in which its next disk layer is put on top."""
 
-    def __init__(self, vm: Vm, layering: Layering | None, *, keep_running: bool) -> None:
+    def __init__(self, vm: QemuVm, layering: NextLayer | None, *, keep_running: bool) -> None:
         self.vm = vm
         self.took_s = 0.0
         self._layering, self._keep_running = layering, keep_running
@@ -86,7 +86,7 @@ class Pause:
         self._began_s = time.perf_counter()
         await self.vm.freeze()
         if self._layering is not None:
-            await self._layering.put()
+            await self._layering.activate()
 
     async def __aexit__(self, *error: object) -> None:
         if self._keep_running:
@@ -95,10 +95,10 @@ class Pause:
 
     def shared_layers(self) -> tuple[int, ...]:
         """Duplicate the disk layers of that moment, read-only."""
-        return self._layering.shared() if self._layering is not None else ()
+        return self._layering.shared_layers() if self._layering is not None else ()
 
 
-async def restore(shell: Vm, template: Booted, delta: Delta) -> None:
+async def restore_delta(shell: QemuVm, template: BootedState, delta: VmDelta) -> None:
     """Restore a delta in an idle VMM of the same template, paused.
 
     Raises:
@@ -106,24 +106,24 @@ async def restore(shell: Vm, template: Booted, delta: Delta) -> None:
     """
     if delta.template != template.address:
         raise VmmError(f"the delta is of template {delta.template}, not {template.address}")
-    with sealed_files.opened(delta.stream, delta.offset) as source:
+    with sealed_files.reopen(delta.stream, delta.offset) as source:
         await receive(shell, source, has_memory=delta.is_full)
 
 
-async def _take_pages(
-    pause: Pause, template: Booted, stream: TemplateStream, buffer: PageBuffer
-) -> Delta:
+async def _save_dirty_pages(
+    pause: GuestPause, template: BootedState, stream: TemplateStream, buffer: PageBuffer
+) -> VmDelta:
     async with buffer.lock:
         state = await device_state(pause.vm)
         try:
             async with pause:
                 await state.save()
                 # On this thread: the switch to another one takes longer than the read.
-                pages = changed_pages(pause.vm.pid, template.memory, buffer)
-            saved = sealed_files.filled("delta", splice(stream, state.content(), pages))
+                pages = read_dirty_pages(pause.vm.pid, template.memory, buffer)
+            saved = sealed_files.create_sealed("delta", splice(stream, state.content(), pages))
         finally:
             await state.close()
-    return Delta(
+    return VmDelta(
         template=template.address,
         is_full=False,
         stream=saved,

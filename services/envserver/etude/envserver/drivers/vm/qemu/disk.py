@@ -17,8 +17,8 @@ from pathlib import Path
 
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import Jail
-from etude.envserver.drivers.vm.qemu.qmp import hand_over
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.qmp import pass_file
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 
 _PROGRAM = "qemu-img"
 _LIMIT_S = 60.0
@@ -28,7 +28,7 @@ _MAX_LAYERS = 40
 
 
 @dataclass(slots=True)
-class Disk:
+class QemuDisk:
     """Layers of one VM's disk. It owns its file descriptors."""
 
     folder: Path
@@ -50,7 +50,7 @@ class Disk:
             os.close(descriptor)
 
 
-def over(base: Sequence[int], *, folder: Path, jail: Jail) -> Disk:
+def layered_disk(base: Sequence[int], *, folder: Path, jail: Jail) -> QemuDisk:
     """Make a disk with an empty layer on top of others.
 
     Args:
@@ -65,10 +65,10 @@ def over(base: Sequence[int], *, folder: Path, jail: Jail) -> Disk:
         raise VmmError(f"a disk has {_MAX_LAYERS} layers at most")
     size_bytes = os.fstat(base[-1]).st_size
     top = _empty_layer(folder, size_bytes, jail)
-    return Disk(folder, size_bytes, top, tuple(os.dup(each) for each in base))
+    return QemuDisk(folder, size_bytes, top, tuple(os.dup(each) for each in base))
 
 
-def first(upper: Path, *, folder: Path, jail: Jail) -> Disk:
+def boot_disk(upper: Path, *, folder: Path, jail: Jail) -> QemuDisk:
     """Make the disk that a template boots with.
 
     Raises:
@@ -76,12 +76,12 @@ def first(upper: Path, *, folder: Path, jail: Jail) -> Disk:
     """
     raw = os.open(upper, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return over([raw], folder=folder, jail=jail)
+        return layered_disk([raw], folder=folder, jail=jail)
     finally:
         os.close(raw)
 
 
-def frozen(disk: Disk) -> tuple[int, ...]:
+def freeze_layers(disk: QemuDisk) -> tuple[int, ...]:
     """Freeze all layers of a VM that has ended or has a newer layer; returns them read-only."""
     # Owned by this process: VMs of other users read it.
     os.fchown(disk.top, os.geteuid(), os.getegid())
@@ -89,10 +89,10 @@ def frozen(disk: Disk) -> tuple[int, ...]:
     return (_read_only(disk.top), *(os.dup(each) for each in disk.base))
 
 
-class Layering:
+class NextLayer:
     """New layer for a running VM, put on top during a pause."""
 
-    def __init__(self, vm: Vm, disk: Disk, jail: Jail) -> None:
+    def __init__(self, vm: QemuVm, disk: QemuDisk, jail: Jail) -> None:
         self._vm, self._disk, self._jail = vm, disk, jail
         self._next, self._node, self._below = -1, "", ""
 
@@ -107,13 +107,13 @@ class Layering:
         qmp = self._vm.qmp
         self._below = _top_node(await qmp.execute("query-block"))
         self._next = _empty_layer(self._disk.folder, self._disk.size_bytes, self._jail)
-        handed = await hand_over(qmp, self._next)
+        handed = await pass_file(qmp, self._next)
         self._node = f"layer-{len(self._disk.chain)}"
         file = {"driver": "file", "filename": f"/proc/self/fd/{handed.descriptor}"}
         node = {"driver": "qcow2", "node-name": self._node, "file": file, "backing": None}
         await qmp.execute("blockdev-add", node)
 
-    async def put(self) -> None:
+    async def activate(self) -> None:
         """Write to the new layer from here on. The guest is paused.
 
         Raises:
@@ -121,11 +121,11 @@ class Layering:
         """
         nodes = {"node": self._below, "overlay": self._node}
         await self._vm.qmp.execute("blockdev-snapshot", nodes)
-        below = frozen(self._disk)
+        below = freeze_layers(self._disk)
         self._disk.close()
         self._disk.top, self._disk.base = self._next, below
 
-    def shared(self) -> tuple[int, ...]:
+    def shared_layers(self) -> tuple[int, ...]:
         """Duplicate the layers below the new one, read-only."""
         return tuple(os.dup(each) for each in self._disk.base)
 

@@ -12,20 +12,20 @@ from functools import partial
 
 from typing_extensions import override
 
-from etude.envserver.drivers.base import Strength
-from etude.envserver.drivers.vm.driver import STOCK, MachineDriver
+from etude.envserver.drivers.base import IsolationStrength
+from etude.envserver.drivers.vm.driver import WARM_POOL, VmDriver
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.interface import Base
-from etude.envserver.drivers.vm.prewarm import warm_up
+from etude.envserver.drivers.vm.interface import VmTemplate
+from etude.envserver.drivers.vm.prewarm import prewarm_template
 from etude.envserver.drivers.vm.qemu import boot
-from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
+from etude.envserver.drivers.vm.qemu.command_line import Accelerator, QemuConfig
 from etude.envserver.drivers.vm.qemu.fork_server import preload_library
-from etude.envserver.drivers.vm.qemu.fork_server.snapshot_servers import Branches
-from etude.envserver.drivers.vm.qemu.fork_server.supervisor import StemKeeper
-from etude.envserver.drivers.vm.qemu.template import Template
-from etude.envserver.drivers.vm.qemu.template_cache import Kept
-from etude.envserver.drivers.vm.start.cpu_budget import Work
-from etude.envserver.drivers.vm.start.starter import Starter
+from etude.envserver.drivers.vm.qemu.fork_server.snapshot_servers import SnapshotForkServers
+from etude.envserver.drivers.vm.qemu.fork_server.supervisor import ForkServerSupervisor
+from etude.envserver.drivers.vm.qemu.template import QemuTemplate
+from etude.envserver.drivers.vm.qemu.template_cache import QemuTemplateCache
+from etude.envserver.drivers.vm.start.cpu_budget import StartWork
+from etude.envserver.drivers.vm.start.starter import VmStarter
 from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.images.built_image import BuiltImage
 
@@ -33,30 +33,30 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class QemuDriver(MachineDriver):
+class QemuDriver(VmDriver):
     """Its templates are sealed in memory, and cached on disk for the next process."""
 
-    machine: Machine
+    machine: QemuConfig
     name: str = "qemu-microvm"
-    strength: Strength = field(init=False)
-    _stems: list[StemKeeper] = field(default_factory=list)
-    _branches: list[Branches] = field(default_factory=list)
+    strength: IsolationStrength = field(init=False)
+    _stems: list[ForkServerSupervisor] = field(default_factory=list)
+    _branches: list[SnapshotForkServers] = field(default_factory=list)
     _fresh: set[str] = field(default_factory=set)
     """Addresses of templates that this process booted."""
 
     @override
     def __post_init__(self) -> None:
-        MachineDriver.__post_init__(self)
+        VmDriver.__post_init__(self)
         is_kvm = self.machine.accelerator is Accelerator.KVM
-        self.strength = Strength.STRONG if is_kvm else Strength.WEAK
+        self.strength = IsolationStrength.STRONG if is_kvm else IsolationStrength.WEAK
 
     @override
     async def start(self) -> None:
-        await MachineDriver.start(self)
+        await VmDriver.start(self)
         # After adopted VMs, whose leases may be waiting. A template that was just booted has none,
         # and its first burst is worth half a second more.
         for keeper in self._stems:
-            growing = keeper.tend()
+            growing = keeper.ensure_started()
             if growing is not None and keeper.address in self._fresh:
                 await growing
 
@@ -66,54 +66,59 @@ class QemuDriver(MachineDriver):
             await self._branches.pop().close()
         while self._stems:
             await self._stems.pop().close()
-        await MachineDriver.stop(self)
+        await VmDriver.stop(self)
 
     @override
-    async def base(self, image: BuiltImage) -> Template:
-        kept = Kept(folder=self._estate.templates, key=self._estate.key)
+    async def load_template(self, image: BuiltImage) -> QemuTemplate:
+        kept = QemuTemplateCache(folder=self._registry.templates, key=self._registry.key)
         began_s = time.monotonic()
-        found = await asyncio.to_thread(kept.find, image, self.machine, self._estate.lenders())
+        found = await asyncio.to_thread(
+            kept.find, image, self.machine, self._registry.memory_sharers()
+        )
         if found is not None:
             took_s = time.monotonic() - began_s
             log.info("template of image %s was loaded in %.2f s", image.name, took_s)
             return found
-        made = await self._booted(image)
+        made = await self._boot(image)
         try:
-            await asyncio.to_thread(kept.keep, made)
+            await asyncio.to_thread(kept.store, made)
         except OSError as error:
             log.warning("template of image %s cannot be cached: %s", image.name, error)
         return made
 
     @override
-    def _starter(self, base: Base) -> Starter:
-        starter = MachineDriver._starter(self, base)
+    def _make_starter(self, base: VmTemplate) -> VmStarter:
+        starter = VmDriver._make_starter(self, base)
         # With KVM nothing can be forked, and a disk has one writer.
         can_split = self.machine.accelerator is Accelerator.TCG and not self.machine.has_disk
-        if not can_split or not isinstance(base, Template):
+        if not can_split or not isinstance(base, QemuTemplate):
             return starter
-        library, stock = partial(preload_library.library, self.scratch), self.scratch / STOCK
-        keeper = StemKeeper(
+        library, stock = (
+            partial(preload_library.preload_library, self.scratch),
+            self.scratch / WARM_POOL,
+        )
+        keeper = ForkServerSupervisor(
             base,
             library=library,
             folder=stock / f"{base.address[:12]}-stem",
             jail=self.jail,
-            lanes=self.lanes,
+            lanes=self.scheduler,
         )
         self._stems.append(keeper)
-        branches = Branches(
-            base=base, library=library, folder=stock, jail=self.jail, lanes=self.lanes
+        branches = SnapshotForkServers(
+            base=base, library=library, folder=stock, jail=self.jail, lanes=self.scheduler
         )
         self._branches.append(branches)
-        return replace(starter, stems=keeper, branches=branches)
+        return replace(starter, spawner=keeper, snapshot_spawners=branches)
 
-    async def _booted(self, image: BuiltImage) -> Template:
+    async def _boot(self, image: BuiltImage) -> QemuTemplate:
         folder = self._boot_folder()
         try:
-            async with self.lanes.turn(Work.BOOT):
-                made = await boot.booted(
-                    image, self.machine, folder=folder, jail=self.jail, warm_up=warm_up
+            async with self.scheduler.acquire_start(StartWork.BOOT):
+                made = await boot.boot_template(
+                    image, self.machine, folder=folder, jail=self.jail, warm_up=prewarm_template
                 )
         except (VmmError, GuestLostError) as error:
-            raise self._unbootable(image, error) from error
+            raise self._boot_error(image, error) from error
         self._fresh.add(made.address)
         return made

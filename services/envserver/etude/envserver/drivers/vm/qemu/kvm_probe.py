@@ -15,7 +15,7 @@ from pathlib import Path
 from etude.envserver.drivers.base import SandboxError
 from etude.envserver.drivers.vm.jail import KVM, Jail
 from etude.envserver.drivers.vm.qemu import boot
-from etude.envserver.drivers.vm.qemu.command_line import Accelerator, Machine
+from etude.envserver.drivers.vm.qemu.command_line import Accelerator, QemuConfig
 from etude.envserver.drivers.vm.qemu.compatibility import qemu_version
 from etude.envserver.images.built_image import BuiltImage
 
@@ -26,7 +26,7 @@ _MAX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class KvmProbeResult:
     """Result of the probe."""
 
     works: bool
@@ -34,16 +34,18 @@ class Verdict:
     """Explanation in one line."""
 
 
-async def kvm(image: BuiltImage, machine: Machine, *, jail: Jail, scratch: Path) -> Verdict:
+async def probe_kvm(
+    image: BuiltImage, machine: QemuConfig, *, jail: Jail, scratch: Path
+) -> KvmProbeResult:
     """Probe this machine, VMM and kernel, or read the cached result in scratch.
 
     Raises:
         VmmError: QEMU is not installed.
         OSError: the cache cannot be written.
     """
-    facts = _facts(image, jail)
+    facts = _dependencies(image, jail)
     path = scratch / "kvm.json"
-    if (known := _known(path, facts)) is not None:
+    if (known := _load_cached(path, facts)) is not None:
         return known
     verdict = await _boot(image, replace(machine, accelerator=Accelerator.KVM), jail, scratch)
     row = {"facts": facts, "works": verdict.works, "why": verdict.why}
@@ -51,7 +53,7 @@ async def kvm(image: BuiltImage, machine: Machine, *, jail: Jail, scratch: Path)
     return verdict
 
 
-def _facts(image: BuiltImage, jail: Jail) -> dict[str, str]:
+def _dependencies(image: BuiltImage, jail: Jail) -> dict[str, str]:
     """List what the result depends on."""
     return {
         "boot": _BOOT_ID.read_text(encoding="ascii").strip(),
@@ -69,35 +71,37 @@ def _write(path: Path, text: str) -> None:
     partial.rename(path)
 
 
-async def _boot(image: BuiltImage, machine: Machine, jail: Jail, scratch: Path) -> Verdict:
+async def _boot(
+    image: BuiltImage, machine: QemuConfig, jail: Jail, scratch: Path
+) -> KvmProbeResult:
     if not os.access(KVM, os.R_OK | os.W_OK):
-        return Verdict(works=False, why=f"{KVM} cannot be opened")
+        return KvmProbeResult(works=False, why=f"{KVM} cannot be opened")
     folder = Path(tempfile.mkdtemp(prefix="probe-", dir=scratch))
     try:
         booting = await boot.boot(image, machine, folder=folder, jail=jail)
     except SandboxError as error:
-        return Verdict(works=False, why=str(error))
+        return KvmProbeResult(works=False, why=str(error))
     try:
         return await _first_word(booting)
     finally:
         await booting.abandon()
 
 
-async def _first_word(booting: boot.Booting) -> Verdict:
+async def _first_word(booting: boot.BootingVm) -> KvmProbeResult:
     try:
         with await booting.vm.agent() as agent:
             async with asyncio.timeout(BOOT_LIMIT_S):
                 said = await asyncio.get_running_loop().sock_recv(agent, 1)
     except TimeoutError:
-        return Verdict(works=False, why=f"the guest did not answer in {BOOT_LIMIT_S:g} s")
+        return KvmProbeResult(works=False, why=f"the guest did not answer in {BOOT_LIMIT_S:g} s")
     except (OSError, SandboxError) as cause:
-        return Verdict(works=False, why=str(cause))
+        return KvmProbeResult(works=False, why=str(cause))
     if not said:
-        return Verdict(works=False, why="the VMM ended while the guest was booting")
-    return Verdict(works=True, why="the guest answered")
+        return KvmProbeResult(works=False, why="the VMM ended while the guest was booting")
+    return KvmProbeResult(works=True, why="the guest answered")
 
 
-def _known(path: Path, facts: Mapping[str, str]) -> Verdict | None:
+def _load_cached(path: Path, facts: Mapping[str, str]) -> KvmProbeResult | None:
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(_MAX_BYTES))
@@ -105,6 +109,6 @@ def _known(path: Path, facts: Mapping[str, str]) -> Verdict | None:
         return None  # missing, or truncated by a crash: the probe is repeated
     match found:
         case {"facts": known, "works": bool(works), "why": str(why)} if known == facts:
-            return Verdict(works=works, why=why)
+            return KvmProbeResult(works=works, why=why)
         case _:
             return None

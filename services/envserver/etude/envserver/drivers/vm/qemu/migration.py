@@ -5,8 +5,8 @@ import os
 
 from etude.envserver.drivers.vm import sealed_files
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.qemu.qmp import Event, Qmp, hand_over
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.qmp import Event, QmpClient, pass_file
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 
 LIMIT_S = 120.0
 """A full stream of a large machine on a busy host; device states take milliseconds."""
@@ -19,7 +19,7 @@ _MAX_DEVICE_BYTES = 4 << 20
 """200 times the usual size. A compromised VMM may write anything."""
 
 
-async def send(vm: Vm, target: int, *, leaves_memory: bool) -> None:
+async def send(vm: QemuVm, target: int, *, leaves_memory: bool) -> None:
     """Write the state of a paused VM to a file.
 
     Args:
@@ -36,15 +36,15 @@ async def send(vm: Vm, target: int, *, leaves_memory: bool) -> None:
         await vm.qmp.execute("migrate-set-parameters", {"max-bandwidth": _UNLIMITED})
         await vm.qmp.execute("getfd", {"fdname": _NAME}, descriptors=(target,))
         await vm.qmp.execute("migrate", {"uri": f"fd:{_NAME}"})
-        await _completed(ended)
-        await settled(vm.qmp)
+        await _wait_completed(ended)
+        await wait_until_settled(vm.qmp)
     except VmmError as error:
-        raise await vm.explained(error) from error
+        raise await vm.with_last_output(error) from error
     finally:
         ended.cancel()
 
 
-async def receive(vm: Vm, source: int, *, has_memory: bool) -> None:
+async def receive(vm: QemuVm, source: int, *, has_memory: bool) -> None:
     """Load a state into a waiting VMM; the VM ends paused, always.
 
     Args:
@@ -62,21 +62,21 @@ async def receive(vm: Vm, source: int, *, has_memory: bool) -> None:
             vm.qmp.execute("migrate-set-capabilities", _capabilities(leaves_memory=not has_memory)),
             vm.qmp.execute("getfd", {"fdname": _NAME}, descriptors=(source,)),
             vm.qmp.execute("migrate-incoming", {"uri": f"fd:{_NAME}"}),
-            _completed(ended),
+            _wait_completed(ended),
         )
         await _check_paused(vm.qmp)
     except VmmError as error:
-        raise await vm.explained(error) from error
+        raise await vm.with_last_output(error) from error
     finally:
         ended.cancel()
 
 
-async def device_state(vm: Vm) -> "DeviceState":
+async def device_state(vm: QemuVm) -> "DeviceState":
     """Prepare the VMM to write its device state, which then takes one command."""
     file = sealed_files.create("device-state")
     writer = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_CLOEXEC)
     try:
-        handed = await hand_over(vm.qmp, writer)
+        handed = await pass_file(vm.qmp, writer)
     except BaseException:
         os.close(file)
         raise
@@ -88,7 +88,7 @@ async def device_state(vm: Vm) -> "DeviceState":
 class DeviceState:
     """File for the state of a VM's devices, without the memory."""
 
-    def __init__(self, qmp: Qmp, file: int, number: int) -> None:
+    def __init__(self, qmp: QmpClient, file: int, number: int) -> None:
         self._qmp, self._file, self._number = qmp, file, number
 
     async def save(self) -> None:
@@ -106,7 +106,7 @@ class DeviceState:
         """
         if (size := os.fstat(self._file).st_size) > _MAX_DEVICE_BYTES:
             raise VmmError(f"the device state has {size} bytes")
-        return sealed_files.content(self._file)
+        return sealed_files.read_all(self._file)
 
     async def close(self) -> None:
         """Close the files."""
@@ -124,7 +124,7 @@ def _status(event: Event) -> str | None:
     return status if isinstance(status, str) else None
 
 
-async def _completed(ended: "asyncio.Future[Event]") -> None:
+async def _wait_completed(ended: "asyncio.Future[Event]") -> None:
     try:
         async with asyncio.timeout(LIMIT_S):
             event = await ended
@@ -134,7 +134,7 @@ async def _completed(ended: "asyncio.Future[Event]") -> None:
         raise VmmError("the VMM failed to migrate its state")
 
 
-async def settled(qmp: Qmp) -> None:
+async def wait_until_settled(qmp: QmpClient) -> None:
     """Wait until a VMM that has written a state allows its VM to continue.
 
     It reports completion a moment before, and refuses `cont` until then.
@@ -150,13 +150,13 @@ async def settled(qmp: Qmp) -> None:
         raise VmmError(f"the VMM was not done in {LIMIT_S:g} s") from cause
 
 
-async def _check_paused(qmp: Qmp) -> None:
+async def _check_paused(qmp: QmpClient) -> None:
     found = await _run_state(qmp)
     if found != "paused":
         raise VmmError(f"a restored VM is {str(found)[:100]} instead of paused")
 
 
-async def _run_state(qmp: Qmp) -> object:
+async def _run_state(qmp: QmpClient) -> object:
     """Ask the VMM for its VM's run state; a compromised one may answer anything."""
     answer = await qmp.execute("query-status")
     return answer.get("status") if isinstance(answer, dict) else answer

@@ -22,7 +22,7 @@ COMMAND_LIMIT_S = 30.0
 Event = Mapping[str, Any]
 
 
-class Qmp:
+class QmpClient:
     """One connection; commands may overlap, and are executed in order."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
@@ -132,7 +132,7 @@ class Qmp:
             raise VmmError(f"the VMM sent a line of more than {LINE_BYTES} bytes")
         self._buffer = rest
         for line in lines:
-            self._dispatch(_decoded(line))
+            self._dispatch(_decode(line))
 
     def _dispatch(self, message: Mapping[str, Any]) -> None:
         number = message.get("id")
@@ -162,7 +162,7 @@ class Qmp:
                 future.exception()  # marked as retrieved: there may be no waiter
 
 
-def _decoded(line: bytes | bytearray) -> Mapping[str, Any]:
+def _decode(line: bytes | bytearray) -> Mapping[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as cause:
@@ -180,7 +180,7 @@ def _description(error: object) -> str:
             return "refused without a reason"
 
 
-class Handed(NamedTuple):
+class PassedFile(NamedTuple):
     """A file as the VMM knows it."""
 
     fdset: int
@@ -189,7 +189,7 @@ class Handed(NamedTuple):
     """Descriptor number in the VMM's process."""
 
 
-async def hand_over(qmp: Qmp, descriptor: int) -> Handed:
+async def pass_file(qmp: QmpClient, descriptor: int) -> PassedFile:
     """Pass a file to the VMM.
 
     Raises:
@@ -197,6 +197,6 @@ async def hand_over(qmp: Qmp, descriptor: int) -> Handed:
     """
     match await qmp.execute("add-fd", descriptors=(descriptor,)):
         case {"fdset-id": int(fdset), "fd": int(number)} if fdset >= 0 and number >= 0:
-            return Handed(fdset, number)
+            return PassedFile(fdset, number)
         case other:
             raise VmmError(f"add-fd: the answer {str(other)[:100]} has no numbers")

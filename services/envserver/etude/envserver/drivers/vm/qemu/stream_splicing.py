@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, Pages
+from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, GuestPages
 from etude.envserver.drivers.vm.errors import FormatError
 
 MAGIC = b"QEVM\0\0\0\3"
@@ -164,7 +164,7 @@ class _Reader:
 
 
 def splice(
-    template: TemplateStream, device_state: bytes, pages: Pages
+    template: TemplateStream, device_state: bytes, pages: GuestPages
 ) -> Iterator[bytes | memoryview]:
     """Splice a stream that restores a VM on the template's memory.
 
@@ -187,7 +187,7 @@ def splice(
     yield memoryview(device_state)[len(MAGIC) :]
 
 
-def _section(template: TemplateStream, pages: Pages) -> Iterator[bytes | memoryview]:
+def _section(template: TemplateStream, pages: GuestPages) -> Iterator[bytes | memoryview]:
     yield struct.pack(">BI", SECTION_PART, template.section_id)
     name = bytes([len(template.block)]) + template.block
     for index, number in enumerate(pages.numbers):

@@ -11,20 +11,20 @@ from etude.envserver.drivers.process_identity import ProcessId
 from etude.envserver.drivers.vm import sealed_files
 from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, PageBuffer
 from etude.envserver.drivers.vm.errors import FormatError
-from etude.envserver.drivers.vm.interface import Base, Delta, Monitor, own
+from etude.envserver.drivers.vm.interface import VmDelta, Vmm, VmTemplate, downcast
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import command_line as machines
 from etude.envserver.drivers.vm.qemu import delta, vm
-from etude.envserver.drivers.vm.qemu.booted_state import Booted
+from etude.envserver.drivers.vm.qemu.booted_state import BootedState
 from etude.envserver.drivers.vm.qemu.command_line import (
     SHARED_TRANSLATION_MIB,
     TRANSLATION_MIB,
-    Machine,
-    Wiring,
+    QemuConfig,
+    VmmFiles,
 )
 from etude.envserver.drivers.vm.qemu.migration import receive
 from etude.envserver.drivers.vm.qemu.stream_splicing import TemplateStream, parse
-from etude.envserver.drivers.vm.qemu.vm import Vm
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 
 MEMORY_NAME = "template"
 """Name of the file with a template's memory, as VMMs see it."""
@@ -33,13 +33,13 @@ MAX_DEVICE_BYTES = 16 << 20
 
 
 async def spawn_shell(
-    template: Booted,
+    template: BootedState,
     *,
     folder: Path,
     jail: Jail,
     disk: Sequence[int] = (),
-    preload: vm.Preload | None = None,
-) -> vm.Vm:
+    preload: vm.ForkPreload | None = None,
+) -> vm.QemuVm:
     """Start a VMM that waits for the template's state or a delta of it.
 
     Args:
@@ -53,8 +53,8 @@ async def spawn_shell(
         VmmError: it did not start.
     """
 
-    def arguments(sockets: vm.Sockets) -> Sequence[str]:
-        wiring = Wiring(
+    def arguments(sockets: vm.VmmSockets) -> Sequence[str]:
+        wiring = VmmFiles(
             memory=template.memory,
             qmp=sockets.qmp,
             agent=sockets.agent,
@@ -76,41 +76,41 @@ async def spawn_shell(
     )
 
 
-async def restore(shell: vm.Vm, template: Booted) -> None:
+async def restore_template(shell: vm.QemuVm, template: BootedState) -> None:
     """Restore the template's state in an idle VMM, paused.
 
     Raises:
         VmmError: the state was refused; the VMM is gone.
     """
-    with sealed_files.opened(template.devices) as source:
+    with sealed_files.reopen(template.devices) as source:
         await receive(shell, source, has_memory=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Template(Booted, Base):
+class QemuTemplate(BootedState, VmTemplate):
     """Template of clones in QEMU."""
 
     @override
-    async def spawn(self, folder: Path, jail: Jail) -> vm.Vm:
+    async def spawn(self, folder: Path, jail: Jail) -> vm.QemuVm:
         return await spawn_shell(self, folder=folder, jail=jail)
 
     @override
-    async def restore(self, shell: Monitor, saved: Delta | None) -> None:
+    async def restore(self, shell: Vmm, saved: VmDelta | None) -> None:
         if saved is None:
-            await restore(own(shell, Vm), self)
+            await restore_template(downcast(shell, QemuVm), self)
         else:
-            await delta.restore(own(shell, Vm), self, saved)
+            await delta.restore_delta(downcast(shell, QemuVm), self, saved)
 
     @override
-    async def take(self, vm: Monitor, buffer: PageBuffer, *, keep_running: bool) -> Delta:
-        return await delta.take(own(vm, Vm), self, buffer, keep_running=keep_running)
+    async def save(self, vm: Vmm, buffer: PageBuffer, *, keep_running: bool) -> VmDelta:
+        return await delta.save_delta(downcast(vm, QemuVm), self, buffer, keep_running=keep_running)
 
     @override
-    async def adopt(self, folder: Path, process: ProcessId) -> vm.Vm:
+    async def adopt(self, folder: Path, process: ProcessId) -> vm.QemuVm:
         return await vm.adopt(self.machine, folder, process)
 
 
-def taken_apart(data: bytes, machine: Machine) -> TemplateStream | FormatError:
+def parse_device_state(data: bytes, machine: QemuConfig) -> TemplateStream | FormatError:
     """Parse a device state for deltas, or return the reason why that is not possible."""
     try:
         stream = parse(data)
@@ -132,7 +132,7 @@ def address_of(key: str, memory: int, devices: bytes) -> str:
         devices: the device state.
     """
     numbers, contents = blake3(), blake3()
-    for offset, pages in sealed_files.pages(memory):
+    for offset, pages in sealed_files.nonzero_pages(memory):
         numbers.update((offset // PAGE_BYTES).to_bytes(8, "big"))
         numbers.update((len(pages) // PAGE_BYTES).to_bytes(8, "big"))
         contents.update(pages)

@@ -23,21 +23,21 @@ from blake3 import blake3
 
 from etude.envserver.drivers.vm import sealed_files
 from etude.envserver.drivers.vm.errors import IntegrityError
-from etude.envserver.drivers.vm.qemu.command_line import Machine
+from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
 from etude.envserver.drivers.vm.qemu.compatibility import compat_key
 from etude.envserver.drivers.vm.qemu.template import (
     MAX_DEVICE_BYTES,
     MEMORY_NAME,
-    Template,
+    QemuTemplate,
     address_of,
-    taken_apart,
+    parse_device_state,
 )
 from etude.envserver.images.built_image import BuiltImage
 
 log = logging.getLogger(__name__)
 
 _STATE, _MEMORY = "state", "memory"
-_MAX_LENDERS = 3
+_MAX_SHARERS = 3
 """A wrong one costs as much as reading a file."""
 _MAGIC = b"ETUDETP1"
 _CODE_BYTES = 32
@@ -49,10 +49,10 @@ _LINK = f"/memfd:{MEMORY_NAME} "
 """Name of such a file in /proc."""
 
 
-Lenders = Mapping[str, Sequence[int]]
+MemorySharers = Mapping[str, Sequence[int]]
 
 
-class _State(NamedTuple):
+class _CachedState(NamedTuple):
     """State of a template without the memory."""
 
     address: str
@@ -60,7 +60,7 @@ class _State(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class QemuTemplateCache:
     """Cached templates of one host."""
 
     folder: Path
@@ -68,7 +68,7 @@ class Kept:
     key: bytes
     """Secret key of the host."""
 
-    def keep(self, template: Template) -> None:
+    def store(self, template: QemuTemplate) -> None:
         """Write a template to the cache. Takes 1 ms a MiB: call it on a thread.
 
         Raises:
@@ -82,16 +82,18 @@ class Kept:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         with (partial / _MEMORY).open("wb") as file:
-            for offset, part in sealed_files.pages(template.memory):
+            for offset, part in sealed_files.nonzero_pages(template.memory):
                 file.write(_SEGMENT.pack(offset, len(part)))
                 file.write(part)
-        body = bytes.fromhex(template.address) + sealed_files.content(template.devices)
+        body = bytes.fromhex(template.address) + sealed_files.read_all(template.devices)
         code = blake3(template.compat_key.encode() + body, key=self.key).digest()
         (partial / _STATE).write_bytes(_MAGIC + code + body)
         shutil.rmtree(self.folder / template.compat_key, ignore_errors=True)
         partial.rename(self.folder / template.compat_key)
 
-    def find(self, image: BuiltImage, machine: Machine, lenders: Lenders) -> Template | None:
+    def find(
+        self, image: BuiltImage, machine: QemuConfig, lenders: MemorySharers
+    ) -> QemuTemplate | None:
         """Find and verify the template of an image for a VM. Call it on a thread.
 
         Args:
@@ -107,25 +109,25 @@ class Kept:
         folder = self.folder / key
         try:
             state = self._state(folder, key)
-            memory = _lent(lenders.get(state.address, ()), state, machine, key)
+            memory = _shared_memory(lenders.get(state.address, ()), state, machine, key)
             if memory is None:
-                memory = _loaded(folder / _MEMORY, state, machine, key)
+                memory = _load_memory(folder / _MEMORY, state, machine, key)
         except FileNotFoundError:
             return None
         except IntegrityError as error:
             log.warning("template is booted again: %s", error)
             return None
-        return Template(
+        return QemuTemplate(
             address=state.address,
             compat_key=key,
             machine=machine,
             memory=memory,
-            devices=sealed_files.filled("devices", [state.devices]),
-            stream=taken_apart(state.devices, machine),
+            devices=sealed_files.create_sealed("devices", [state.devices]),
+            stream=parse_device_state(state.devices, machine),
             root=os.open(image.root, os.O_RDONLY | os.O_CLOEXEC),
         )
 
-    def _state(self, folder: Path, key: str) -> _State:
+    def _state(self, folder: Path, key: str) -> _CachedState:
         """Load the state without the memory.
 
         Raises:
@@ -138,13 +140,15 @@ class Kept:
         wanted = blake3(key.encode() + body, key=self.key).digest()
         if not data.startswith(_MAGIC) or not hmac.compare_digest(code, wanted):
             raise IntegrityError(f"{folder / _STATE}: was not written by this host")
-        return _State(body[:_ADDRESS_BYTES].hex(), body[_ADDRESS_BYTES:])
+        return _CachedState(body[:_ADDRESS_BYTES].hex(), body[_ADDRESS_BYTES:])
 
 
-def _lent(lenders: Sequence[int], state: _State, machine: Machine, key: str) -> int | None:
+def _shared_memory(
+    lenders: Sequence[int], state: _CachedState, machine: QemuConfig, key: str
+) -> int | None:
     """Open the template's memory from a VMM that shares it."""
-    for pid in lenders[:_MAX_LENDERS]:
-        for memory in _memories(pid, machine):
+    for pid in lenders[:_MAX_SHARERS]:
+        for memory in _open_memories(pid, machine):
             # Sealed, so it cannot change after the check, whatever its source.
             if (
                 sealed_files.is_sealed(memory)
@@ -155,7 +159,7 @@ def _lent(lenders: Sequence[int], state: _State, machine: Machine, key: str) -> 
     return None
 
 
-def _memories(pid: int, machine: Machine) -> Iterator[int]:
+def _open_memories(pid: int, machine: QemuConfig) -> Iterator[int]:
     """Iterate over a VMM's open files that have the size of the guest's memory."""
     with contextlib.suppress(OSError):  # it has ended meanwhile
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -167,7 +171,7 @@ def _memories(pid: int, machine: Machine) -> Iterator[int]:
                     os.close(memory)
 
 
-def _loaded(path: Path, state: _State, machine: Machine, key: str) -> int:
+def _load_memory(path: Path, state: _CachedState, machine: QemuConfig, key: str) -> int:
     """Load the template's memory from its file.
 
     Raises:

@@ -20,23 +20,23 @@ from etude.envserver.drivers.process_identity import (
     EXIT_LIMIT_S,
     MARK,
     ProcessId,
-    handle,
     identify,
-    name_of,
+    mark_value,
+    open_pidfd,
 )
 from etude.envserver.drivers.vm import vm_record
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.interface import Monitor
+from etude.envserver.drivers.vm.interface import Vmm
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu.command_line import (
     CONSOLE,
     CONSOLE_BYTES,
+    FORK_SERVER_SANDBOX,
     PROGRAM,
     SANDBOX,
-    STEM_SANDBOX,
-    Machine,
+    QemuConfig,
 )
-from etude.envserver.drivers.vm.qemu.qmp import Qmp
+from etude.envserver.drivers.vm.qemu.qmp import QmpClient
 from etude.envserver.drivers.vm.vm_record import VmRecord
 
 _SET, _GET = 41, 42
@@ -67,20 +67,20 @@ _DISK_BYTES = 64 << 30
 
 
 @dataclass(slots=True)
-class Vm(Monitor):
+class QemuVm(Vmm):
     """A running VMM. Its folder is private to the host and removed with it."""
 
     keeps_channel: ClassVar[bool] = True
-    machine: Machine
+    machine: QemuConfig
     folder: Path
     pid: int
     pidfd: int
     exited: "asyncio.Future[int | None]"
     """Exit code, negative for a signal; None for a process that is not our child."""
-    _qmp: Qmp | None = None
+    _qmp: QmpClient | None = None
 
     @property
-    def qmp(self) -> Qmp:
+    def qmp(self) -> QmpClient:
         """QMP connection.
 
         Raises:
@@ -96,11 +96,11 @@ class Vm(Monitor):
         Raises:
             VmmError: the VMM has ended; the message has its last output.
         """
-        self._qmp = Qmp(_dial(self.folder, "qmp"), str(self.pid))
+        self._qmp = QmpClient(_dial(self.folder, "qmp"), str(self.pid))
         try:
             await self._qmp.greet()
         except VmmError as error:
-            raise await self.explained(error) from error
+            raise await self.with_last_output(error) from error
 
     @override
     async def agent(self) -> socket.socket:
@@ -154,7 +154,7 @@ class Vm(Monitor):
         await asyncio.wait([self.exited], timeout=EXIT_LIMIT_S)
         await self.disconnect()
 
-    async def explained(self, error: VmmError) -> VmmError:
+    async def with_last_output(self, error: VmmError) -> VmmError:
         """Add the VMM's last output to an error, if it has ended."""
         await asyncio.wait([self.exited], timeout=1.0)
         if not self.exited.done():
@@ -167,7 +167,7 @@ class Vm(Monitor):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sockets:
+class VmmSockets:
     """Descriptors of listening sockets that the VMM inherits."""
 
     qmp: int
@@ -175,7 +175,7 @@ class Sockets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preload:
+class ForkPreload:
     """Descriptors that make a VMM a fork server."""
 
     library: int
@@ -185,15 +185,15 @@ class Preload:
 
 
 async def start(  # noqa: PLR0913 - what it starts is five things
-    machine: Machine,
-    arguments: Callable[[Sockets], Sequence[str]],
+    machine: QemuConfig,
+    arguments: Callable[[VmmSockets], Sequence[str]],
     *,
     descriptors: Sequence[int],
     folder: Path,
     jail: Jail,
     template: str = "",
-    preload: Preload | None = None,
-) -> Vm:
+    preload: ForkPreload | None = None,
+) -> QemuVm:
     """Start a VMM in a jail and connect to it.
 
     Args:
@@ -208,13 +208,18 @@ async def start(  # noqa: PLR0913 - what it starts is five things
     Raises:
         VmmError: it did not start; the message has its last output.
     """
-    name = name_of(folder)
+    name = mark_value(folder)
     with listening(folder, "qmp") as qmp, listening(folder, "agent") as agent:
-        sockets = Sockets(qmp=qmp.fileno(), agent=agent.fileno())
+        sockets = VmmSockets(qmp=qmp.fileno(), agent=agent.fileno())
         program = (PROGRAM, *arguments(sockets), *SANDBOX)
         inherited = (*descriptors, sockets.qmp, sockets.agent)
         if preload is not None:
-            program = (*_preloaded(preload, sockets), PROGRAM, *arguments(sockets), *STEM_SANDBOX)
+            program = (
+                *_preloaded(preload, sockets),
+                PROGRAM,
+                *arguments(sockets),
+                *FORK_SERVER_SANDBOX,
+            )
             inherited = (*inherited, preload.library, preload.control)
             name = name.ljust(_NAME_BYTES, os.sep)
         command = jail.command(
@@ -223,10 +228,10 @@ async def start(  # noqa: PLR0913 - what it starts is five things
             file_bytes=2 * machine.memory_bytes + (_DISK_BYTES if machine.has_disk else 0),
             inherited=inherited,
         )
-        process = _spawned(command, inherited, folder, name)
-    vm = _watched(machine, folder, process.pid, os.pidfd_open(process.pid), process.wait)
+        process = _start_process(command, inherited, folder, name)
+    vm = _watch(machine, folder, process.pid, os.pidfd_open(process.pid), process.wait)
     try:
-        _note(vm, jail, template)
+        _save_record(vm, jail, template)
         await vm.connect()
     except BaseException:
         await vm.destroy()
@@ -234,7 +239,9 @@ async def start(  # noqa: PLR0913 - what it starts is five things
     return vm
 
 
-async def taken(machine: Machine, folder: Path, pid: int, *, jail: Jail, template: str) -> Vm:
+async def connect_child(
+    machine: QemuConfig, folder: Path, pid: int, *, jail: Jail, template: str
+) -> QemuVm:
     """Connect to a VMM that a fork server has forked as a child of this process.
 
     Raises:
@@ -244,9 +251,9 @@ async def taken(machine: Machine, folder: Path, pid: int, *, jail: Jail, templat
     def reap() -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-    vm = _watched(machine, folder, pid, os.pidfd_open(pid), reap)
+    vm = _watch(machine, folder, pid, os.pidfd_open(pid), reap)
     try:
-        _note(vm, jail, template)
+        _save_record(vm, jail, template)
         await vm.connect()
     except BaseException:
         await vm.destroy()
@@ -254,16 +261,16 @@ async def taken(machine: Machine, folder: Path, pid: int, *, jail: Jail, templat
     return vm
 
 
-async def adopt(machine: Machine, folder: Path, process: ProcessId) -> Vm:
+async def adopt(machine: QemuConfig, folder: Path, process: ProcessId) -> QemuVm:
     """Adopt a VMM that an earlier process of this host started, and connect to it.
 
     Raises:
         VmmError: it has ended or does not answer; then it is killed, and its folder stays.
     """
-    pidfd = handle(process)
+    pidfd = open_pidfd(process)
     if pidfd is None:
         raise VmmError(f"VM {process.pid} has ended")
-    vm = _watched(machine, folder, process.pid, pidfd, lambda: None)
+    vm = _watch(machine, folder, process.pid, pidfd, lambda: None)
     try:
         await vm.connect()
     except BaseException:
@@ -272,7 +279,7 @@ async def adopt(machine: Machine, folder: Path, process: ProcessId) -> Vm:
     return vm
 
 
-def _note(vm: Vm, jail: Jail, template: str) -> None:
+def _save_record(vm: QemuVm, jail: Jail, template: str) -> None:
     """Record the process before the guest runs, so that a successor finds it.
 
     Raises:
@@ -289,13 +296,13 @@ def _note(vm: Vm, jail: Jail, template: str) -> None:
         raise VmmError(f"record of VM {vm.pid} cannot be written: {cause}") from cause
 
 
-def _preloaded(preload: Preload, sockets: Sockets) -> Sequence[str]:
+def _preloaded(preload: ForkPreload, sockets: VmmSockets) -> Sequence[str]:
     """Prefix of a fork server's command line: env(1) sets the preload for QEMU alone."""
     library = f"LD_PRELOAD=/proc/self/fd/{preload.library}"
     return ("/usr/bin/env", library, f"ETUDE_FORK={preload.control} {sockets.qmp} {sockets.agent}")
 
 
-def _spawned(
+def _start_process(
     command: Sequence[str], inherited: Sequence[int], folder: Path, name: str
 ) -> "subprocess.Popen[bytes]":
     """Start a process in a session of its own. Blocks for the milliseconds of a vfork.
@@ -321,17 +328,17 @@ def _spawned(
         raise VmmError(f"{PROGRAM} cannot be started: {cause}") from cause
 
 
-def _watched(
-    machine: Machine, folder: Path, pid: int, pidfd: int, reap: Callable[[], int | None]
-) -> Vm:
-    exited = process_identity.exit_of(pidfd, reap)
-    return Vm(machine, folder, pid, pidfd, exited)
+def _watch(
+    machine: QemuConfig, folder: Path, pid: int, pidfd: int, reap: Callable[[], int | None]
+) -> QemuVm:
+    exited = process_identity.exit_future(pidfd, reap)
+    return QemuVm(machine, folder, pid, pidfd, exited)
 
 
 @contextlib.contextmanager
 def listening(folder: Path, name: str) -> Iterator[socket.socket]:
     """Listen on a socket in a VM's folder, for its VMM."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _opened(folder) as at:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _short_path(folder) as at:
         listener.bind(f"{at}/{name}")
         listener.listen(1)
         yield listener
@@ -340,7 +347,7 @@ def listening(folder: Path, name: str) -> Iterator[socket.socket]:
 def _dial(folder: Path, name: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        with _opened(folder) as at:
+        with _short_path(folder) as at:
             connection.connect(f"{at}/{name}")
     except OSError as cause:
         connection.close()
@@ -349,7 +356,7 @@ def _dial(folder: Path, name: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[str]:
+def _short_path(folder: Path) -> Iterator[str]:
     """Open a short name for a folder: a socket's path has at most 107 bytes."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:

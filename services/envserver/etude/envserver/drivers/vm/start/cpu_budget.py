@@ -13,7 +13,7 @@ _NEWEST = 0.1
 """Weight of the newest measurement in the moving average."""
 
 
-class Work(Enum):
+class StartWork(Enum):
     """Kinds of work that are charged to the budget."""
 
     BOOT = "boot"
@@ -27,36 +27,36 @@ class Work(Enum):
     """Resume a paused clone."""
 
 
-ESTIMATES_MS: Mapping[Work, float] = MappingProxyType(
+ESTIMATES_MS: Mapping[StartWork, float] = MappingProxyType(
     {
-        Work.BOOT: 2_400.0,
-        Work.RESTORE: 45.0,
-        Work.SPAWN: 20.0,
-        Work.SHELL: 25.0,
-        Work.PAUSED_CLONE: 2.0,
+        StartWork.BOOT: 2_400.0,
+        StartWork.RESTORE: 45.0,
+        StartWork.SPAWN: 20.0,
+        StartWork.SHELL: 25.0,
+        StartWork.PAUSED_CLONE: 2.0,
     }
 )
 """CPU time of each, until it was measured here."""
 
 
 @dataclass(slots=True)
-class Costs:
+class StartCosts:
     """Moving averages of what work costs, in CPU-ms."""
 
-    _measured: dict[Work, float] = field(default_factory=dict)
+    _measured: dict[StartWork, float] = field(default_factory=dict)
 
-    def of(self, work: Work) -> float:
+    def estimate_ms(self, work: StartWork) -> float:
         """Estimate the cost of one."""
         return self._measured.get(work, ESTIMATES_MS[work])
 
-    def measured(self, work: Work, cpu_ms: float) -> None:
+    def add_measurement(self, work: StartWork, cpu_ms: float) -> None:
         """Add a measurement."""
         before = self._measured.get(work, cpu_ms)
         self._measured[work] = before + _NEWEST * (cpu_ms - before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class CpuTokenBucket:
     """Token bucket of CPU time. It fills with time, and one start may overdraw it."""
 
     cores: int
@@ -72,7 +72,7 @@ class Bucket:
     def _rate(self) -> float:
         return _CPU_MS_PER_CORE_SECOND * self.cores
 
-    def at(self, now_s: float) -> "Bucket":
+    def refilled(self, now_s: float) -> "CpuTokenBucket":
         """Refill the bucket up to a time."""
         grown = self.level_ms + self._rate * max(now_s - self.at_s, 0.0)
         return replace(self, level_ms=min(grown, self.burst_ms), at_s=max(now_s, self.at_s))
@@ -81,21 +81,21 @@ class Bucket:
         """Time until a cost may be spent; a cost above the capacity waits for a full bucket."""
         return max(0.0, min(cost_ms, self.burst_ms) - self.level_ms) / self._rate
 
-    def paid_s(self, cost_ms: float) -> float:
+    def refill_s(self, cost_ms: float) -> float:
         """Time until a cost is refilled, regardless of the capacity."""
         return max(0.0, cost_ms - self.level_ms) / self._rate
 
-    def spent(self, cost_ms: float) -> "Bucket":
+    def minus(self, cost_ms: float) -> "CpuTokenBucket":
         """Spend a cost; the level may become negative."""
         return replace(self, level_ms=self.level_ms - cost_ms)
 
 
-def full_bucket(cores: int) -> Bucket:
+def full_bucket(cores: int) -> CpuTokenBucket:
     """Create a full bucket."""
-    return Bucket(cores=cores, level_ms=_BURST_MS_PER_CORE * cores)
+    return CpuTokenBucket(cores=cores, level_ms=_BURST_MS_PER_CORE * cores)
 
 
-class Admission(NamedTuple):
+class StartAdmission(NamedTuple):
     """Tickets of starts that may begin now, and when to ask again."""
 
     tickets: tuple[int, ...]
@@ -104,61 +104,61 @@ class Admission(NamedTuple):
 
 
 class _Ask(NamedTuple):
-    work: Work
+    work: StartWork
     is_urgent: bool
     needs_room: bool
 
 
 @dataclass(slots=True)
-class Line:
+class StartQueue:
     """Queue of starts: urgent ones first, then those made ahead of demand."""
 
-    lanes: int
+    max_concurrent: int
     """Limit of concurrent starts."""
     room: int
     """Limit of VMs in memory."""
-    bucket: Bucket
-    costs: Costs = field(default_factory=Costs)
+    bucket: CpuTokenBucket
+    costs: StartCosts = field(default_factory=StartCosts)
     busy: int = 0
     live: int = 0
     _waiting: dict[int, _Ask] = field(default_factory=dict)
     _making: int = 0
     """Starts in progress that will add a VM."""
 
-    def ask(self, ticket: int, work: Work, *, is_urgent: bool) -> None:
+    def enqueue(self, ticket: int, work: StartWork, *, is_urgent: bool) -> None:
         """Enqueue a start. Idle VMMs and paused clones are counted as VMs already."""
-        needs_room = work not in {Work.SHELL, Work.PAUSED_CLONE}
+        needs_room = work not in {StartWork.SHELL, StartWork.PAUSED_CLONE}
         self._waiting[ticket] = _Ask(work, is_urgent, needs_room)
 
-    def leave(self, ticket: int) -> None:
+    def dequeue(self, ticket: int) -> None:
         """Remove a start from the queue."""
         self._waiting.pop(ticket, None)
 
-    def admit(self, *, now_s: float) -> Admission:
+    def admit(self, *, now_s: float) -> StartAdmission:
         """Admit starts in order; none overtakes one that waits for budget."""
-        self.bucket = self.bucket.at(now_s)
+        self.bucket = self.bucket.refilled(now_s)
         admitted: list[int] = []
-        while self.busy < self.lanes and (ticket := self._next()) is not None:
+        while self.busy < self.max_concurrent and (ticket := self._first_admissible()) is not None:
             ask = self._waiting[ticket]
-            wait_s = self.bucket.wait_s(self.costs.of(ask.work))
+            wait_s = self.bucket.wait_s(self.costs.estimate_ms(ask.work))
             if wait_s > 0:
-                return Admission(tuple(admitted), wait_s)
+                return StartAdmission(tuple(admitted), wait_s)
             del self._waiting[ticket]
-            self.bucket = self.bucket.spent(self.costs.of(ask.work))
+            self.bucket = self.bucket.minus(self.costs.estimate_ms(ask.work))
             self.busy += 1
             self._making += ask.needs_room
             admitted.append(ticket)
-        return Admission(tuple(admitted), None)
+        return StartAdmission(tuple(admitted), None)
 
-    def ended(self, work: Work) -> None:
+    def finish(self, work: StartWork) -> None:
         """Finish a start; the VM it made was counted before."""
         self.busy -= 1
-        self._making -= work not in {Work.SHELL, Work.PAUSED_CLONE}
+        self._making -= work not in {StartWork.SHELL, StartWork.PAUSED_CLONE}
 
-    def undone(self, work: Work) -> None:
+    def refund(self, work: StartWork) -> None:
         """Finish a start that did nothing, and refund its cost."""
-        self.bucket = self.bucket.spent(-self.costs.of(work))
-        self.ended(work)
+        self.bucket = self.bucket.minus(-self.costs.estimate_ms(work))
+        self.finish(work)
 
     @property
     def free(self) -> int:
@@ -168,8 +168,10 @@ class Line:
     @property
     def queue_ms(self) -> float:
         """Time until the budget covers all urgent starts."""
-        asked = sum(self.costs.of(ask.work) for ask in self._waiting.values() if ask.is_urgent)
-        return 1000 * self.bucket.paid_s(asked)
+        asked = sum(
+            self.costs.estimate_ms(ask.work) for ask in self._waiting.values() if ask.is_urgent
+        )
+        return 1000 * self.bucket.refill_s(asked)
 
     @property
     def is_crowded(self) -> bool:
@@ -181,7 +183,7 @@ class Line:
     def _is_full(self) -> bool:
         return self.live + self._making >= self.room
 
-    def _next(self) -> int | None:
+    def _first_admissible(self) -> int | None:
         """Find the first start that fits, urgent ones first."""
         for is_urgent in (True, False):
             for ticket, ask in self._waiting.items():

@@ -21,7 +21,7 @@ class QuarantinedError(SandboxError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class StartHistory:
     """Record of one template's last starts."""
 
     failures: int = 0
@@ -33,7 +33,7 @@ class Health:
     until_s: float = 0.0
     """Time of the next trial, on a monotonic clock."""
 
-    def failed(self, why: str, *, is_trial: bool, threshold: int, now_s: float) -> "Health":
+    def failed(self, why: str, *, is_trial: bool, threshold: int, now_s: float) -> "StartHistory":
         """Count one more failed start."""
         if is_trial:
             trials = self.trials + 1
@@ -47,12 +47,12 @@ class Health:
 
 
 @dataclass(slots=True)
-class Quarantine:
+class StartQuarantine:
     """Counts the starts of each template."""
 
     threshold: int = THRESHOLD
     clock: Callable[[], float] = time.monotonic
-    _health: dict[str, Health] = field(default_factory=dict)
+    _health: dict[str, StartHistory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.threshold < 1:
@@ -72,7 +72,7 @@ class Quarantine:
         Raises:
             QuarantinedError: it is quarantined; the message has the last error.
         """
-        health = self._health.get(template, Health())
+        health = self._health.get(template, StartHistory())
         wait_s = health.until_s - self.clock()
         if health.failures >= self.threshold and wait_s > 0:
             raise QuarantinedError(
@@ -91,7 +91,7 @@ class Quarantine:
             UnavailableError: the start failed; it is counted.
         """
         self.check(template)
-        before = self._health.get(template, Health())
+        before = self._health.get(template, StartHistory())
         is_trial = before.failures >= self.threshold
         if is_trial:
             self._health[template] = replace(before, until_s=self.clock() + FIRST_S)
@@ -99,7 +99,7 @@ class Quarantine:
             yield
         except UnavailableError as error:
             why = "\n".join([str(error), *getattr(error, "__notes__", ())])
-            self._health[template] = self._health.get(template, Health()).failed(
+            self._health[template] = self._health.get(template, StartHistory()).failed(
                 why, is_trial=is_trial, threshold=self.threshold, now_s=self.clock()
             )
             raise

@@ -9,20 +9,25 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from etude.envserver.drivers.vm.interface import Monitor
-from etude.envserver.drivers.vm.start.cpu_budget import Costs, Line, Work, full_bucket
+from etude.envserver.drivers.vm.interface import Vmm
+from etude.envserver.drivers.vm.start.cpu_budget import (
+    StartCosts,
+    StartQueue,
+    StartWork,
+    full_bucket,
+)
 
-MACHINE_BYTES = 18 << 20
+VM_BYTES = 18 << 20
 """Private memory of a frozen VM, on top of what it shares with its template."""
 RESERVE_BYTES = 1 << 30
 """Memory kept free for this process, templates, and guests at work."""
 _RUNNING_PER_CORE = 2
 """More only slow each other down: 32 running guests on two cores took three times as long."""
-PATIENCE_S = 1.0
+SLOT_WAIT_S = 1.0
 """A read of a millisecond must not wait for commands that last minutes."""
 
 
-class Lanes:
+class StartScheduler:
     """Schedules VM starts: as many at a time as cores, within a CPU budget."""
 
     def __init__(
@@ -30,7 +35,7 @@ class Lanes:
         *,
         cores: int,
         room: int,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = SLOT_WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without running VMs.
@@ -41,8 +46,10 @@ class Lanes:
             patience_s: time after which a waiting guest runs without a slot.
             clock: in seconds.
         """
-        self.places = Places(_RUNNING_PER_CORE * cores, patience_s)
-        self._line = Line(lanes=cores, room=room, bucket=full_bucket(cores).at(clock()))
+        self.run_slots = RunSlots(_RUNNING_PER_CORE * cores, patience_s)
+        self._queue = StartQueue(
+            max_concurrent=cores, room=room, bucket=full_bucket(cores).refilled(clock())
+        )
         self._clock = clock
         self._tickets = itertools.count()
         self._waiting: dict[int, asyncio.Future[None]] = {}
@@ -50,26 +57,28 @@ class Lanes:
         self._crowded: list[Callable[[], None]] = []
 
     @property
-    def costs(self) -> Costs:
+    def costs(self) -> StartCosts:
         """Measured costs of work."""
-        return self._line.costs
+        return self._queue.costs
 
     @property
     def free_bytes(self) -> int:
         """Memory left for more VMs."""
-        return self._line.free * MACHINE_BYTES
+        return self._queue.free * VM_BYTES
 
     @property
     def queue_ms(self) -> float:
         """Time until all who wait now have started, by the CPU budget."""
-        return self._line.queue_ms
+        return self._queue.queue_ms
 
-    def when_crowded(self, ask: Callable[[], None]) -> None:
+    def on_crowded(self, ask: Callable[[], None]) -> None:
         """Register a callback for when a start waits for another VM to end."""
         self._crowded.append(ask)
 
     @contextlib.asynccontextmanager
-    async def turn(self, work: Work, *, is_urgent: bool = True) -> AsyncIterator[None]:
+    async def acquire_start(
+        self, work: StartWork, *, is_urgent: bool = True
+    ) -> AsyncIterator[None]:
         """Hold a start slot, paid from the CPU budget.
 
         Args:
@@ -82,34 +91,34 @@ class Lanes:
         ticket = next(self._tickets)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = granted
-        self._line.ask(ticket, work, is_urgent=is_urgent)
+        self._queue.enqueue(ticket, work, is_urgent=is_urgent)
         self._admit()
         try:
             await granted
         except asyncio.CancelledError:
             if self._waiting.pop(ticket, None) is None:
-                self._line.undone(work)
-            self._line.leave(ticket)
+                self._queue.refund(work)
+            self._queue.dequeue(ticket)
             self._admit()
             raise
         try:
             yield
         finally:
-            self._line.ended(work)
+            self._queue.finish(work)
             self._admit()
 
-    def watch(self, vm: Monitor) -> None:
+    def watch(self, vm: Vmm) -> None:
         """Count a VM until it has exited."""
-        self._line.live += 1
+        self._queue.live += 1
 
         def ended(_: object) -> None:
-            self._line.live -= 1
+            self._queue.live -= 1
             self._admit()
 
         vm.exited.add_done_callback(ended)
 
     def _admit(self) -> None:
-        admission = self._line.admit(now_s=self._clock())
+        admission = self._queue.admit(now_s=self._clock())
         for ticket in admission.tickets:
             granted = self._waiting.pop(ticket)
             if granted.cancelled():
@@ -121,12 +130,12 @@ class Lanes:
         if admission.again_s is not None:
             loop = asyncio.get_running_loop()
             self._again = loop.call_later(admission.again_s, self._admit)
-        if self._line.is_crowded:
+        if self._queue.is_crowded:
             for ask in self._crowded:
                 ask()
 
 
-class Places:
+class RunSlots:
     """Slots for running VMs, in order; a waiter runs without a free slot after a time limit."""
 
     def __init__(self, count: int, patience_s: float) -> None:
@@ -149,13 +158,13 @@ class Places:
         try:
             await asyncio.wait([granted], timeout=self.patience_s)
         except asyncio.CancelledError:
-            self._leave(granted)
+            self._cancel_wait(granted)
             raise
         if not granted.done():
             self._waiting.remove(granted)
             self.taken += 1
 
-    def enter(self) -> None:
+    def take_now(self) -> None:
         """Take a slot for a guest that runs already, ahead of all who wait."""
         self.taken += 1
 
@@ -166,7 +175,7 @@ class Places:
             self.taken += 1
             self._waiting.popleft().set_result(None)
 
-    def _leave(self, granted: "asyncio.Future[None]") -> None:
+    def _cancel_wait(self, granted: "asyncio.Future[None]") -> None:
         if granted.done():
             self.give()
         else:
@@ -183,4 +192,4 @@ def host_room() -> int:
     sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError, ValueError):
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return max(1, (min(sizes) - RESERVE_BYTES) // MACHINE_BYTES)
+    return max(1, (min(sizes) - RESERVE_BYTES) // VM_BYTES)

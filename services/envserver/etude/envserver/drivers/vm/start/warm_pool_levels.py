@@ -11,7 +11,7 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.25, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class WarmPoolTarget:
     """Target of one template's warm pool."""
 
     paused: int = 0
@@ -39,13 +39,13 @@ class Watermark:
     since_s: float = 0.0
     """Time of the last take or halving, on any monotonic clock."""
 
-    def taken(self, target: Target, *, is_drained: bool, now_s: float) -> "Watermark":
+    def after_take(self, target: WarmPoolTarget, *, is_drained: bool, now_s: float) -> "Watermark":
         """Raise the level after a start; a drained pool found no idle VMM for it."""
         kept = max(self.shells, target.shells)
         grown = max(FEWEST, 2 * kept) if is_drained else kept
         return Watermark(shells=min(grown, target.max_shells), since_s=now_s)
 
-    def rested(self, target: Target, *, now_s: float) -> "Watermark":
+    def after_rest(self, target: WarmPoolTarget, *, now_s: float) -> "Watermark":
         """Lower the level after a time without takes."""
         kept = min(max(self.shells, target.shells), target.max_shells)
         since_s = self.since_s
@@ -53,27 +53,27 @@ class Watermark:
             kept, since_s = max(kept // 2, target.shells), since_s + REST_S
         return Watermark(shells=kept, since_s=since_s)
 
-    def next_s(self, target: Target) -> float | None:
+    def next_s(self, target: WarmPoolTarget) -> float | None:
         """Time of the next halving; None at the target."""
         return self.since_s + REST_S if self.shells > target.shells else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
+class RefillBackoff:
     """Exponential backoff of failing refills."""
 
     failures: int = 0
     """Consecutive failures."""
     until_s: float = 0.0
 
-    def failed(self, *, now_s: float) -> "Backoff":
+    def failed(self, *, now_s: float) -> "RefillBackoff":
         """Double the delay after one more failure."""
         delay_s = min(_FIRST_DELAY_S * 2**self.failures, _LONGEST_DELAY_S)
         # Bounded: the delay is at its limit long before.
         return replace(self, failures=min(self.failures + 1, 32), until_s=now_s + delay_s)
 
 
-class Step(Enum):
+class WarmPoolStep(Enum):
     """One change of the pool."""
 
     MAKE_PAUSED = "make a paused clone"
@@ -83,25 +83,27 @@ class Step(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class WarmPoolLevel:
     """Present content of a pool."""
 
     paused: int
     shells: int
 
 
-def step(held: Held, target: Target, watermark: Watermark) -> Step | None:
+def next_step(
+    held: WarmPoolLevel, target: WarmPoolTarget, watermark: Watermark
+) -> WarmPoolStep | None:
     """Decide the next change of the pool, or None at the target.
 
     Memory is freed before more is taken, and paused clones come before idle VMMs, since they save
     more time.
     """
     if held.paused > target.paused:
-        return Step.DROP_PAUSED
+        return WarmPoolStep.DROP_PAUSED
     if held.shells > watermark.shells:
-        return Step.DROP_SHELL
+        return WarmPoolStep.DROP_SHELL
     if held.paused < target.paused:
-        return Step.MAKE_PAUSED
+        return WarmPoolStep.MAKE_PAUSED
     if held.shells < watermark.shells:
-        return Step.MAKE_SHELL
+        return WarmPoolStep.MAKE_SHELL
     return None

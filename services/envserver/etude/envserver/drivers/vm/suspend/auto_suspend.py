@@ -14,17 +14,22 @@ from typing_extensions import override
 from etude.common.errors import CorruptError, UnavailableError
 from etude.envserver import metrics
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.start.start_scheduler import Places
-from etude.envserver.drivers.vm.suspend.idle_policy import Idleness, Patience, State, Step
+from etude.envserver.drivers.vm.start.start_scheduler import RunSlots
+from etude.envserver.drivers.vm.suspend.idle_policy import (
+    Idleness,
+    IdleTimeouts,
+    PowerState,
+    PowerStep,
+)
 from etude.envserver.guest.calls import GuestCaller, GuestReply, GuestRequest
 from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)
 
-_NONE = Patience(linger_s=0.0, job_s=0.0, frozen_s=0.0)
+_NO_TIMEOUTS = IdleTimeouts(linger_s=0.0, job_s=0.0, frozen_s=0.0)
 
 
-class Sleeper(GuestCaller, Protocol):
+class SuspendableVm(GuestCaller, Protocol):
     """A VM that can be frozen and suspended between calls. Steps raise UnavailableError."""
 
     on_jobs: Callable[[int], None]
@@ -40,7 +45,7 @@ class Sleeper(GuestCaller, Protocol):
         """
         ...
 
-    async def keep(self) -> None:
+    async def record_use(self) -> None:
         """Let a successor of this process adopt it from here on."""
         ...
 
@@ -69,7 +74,7 @@ class Sleeper(GuestCaller, Protocol):
         """Restore it from disk, running; after an error it is still on disk."""
         ...
 
-    def shut(self) -> None:
+    def close_egress(self) -> None:
         """Close its egress; safe to repeat."""
         return
 
@@ -78,16 +83,16 @@ class Sleeper(GuestCaller, Protocol):
         ...
 
 
-class RestingGuest(GuestCaller):
+class AutoSuspendingVm(GuestCaller):
     """Freezes an idle VM, suspends it to disk later, and resumes it for calls."""
 
     def __init__(
         self,
-        machine: Sleeper,
-        places: Places,
+        machine: SuspendableVm,
+        places: RunSlots,
         *,
-        state: State = State.RUNNING,
-        patience: Patience | None = None,
+        state: PowerState = PowerState.RUNNING,
+        patience: IdleTimeouts | None = None,
     ) -> None:
         """Start watching a VM.
 
@@ -97,12 +102,12 @@ class RestingGuest(GuestCaller):
             state: its present state: running, frozen or saved.
             patience: idle timeouts.
         """
-        self.machine = machine
+        self.vm = machine
         machine.on_jobs = self._count_jobs
-        self._places, self._patience = places, patience or Patience()
+        self._places, self._patience = places, patience or IdleTimeouts()
         now_s = time.monotonic()
-        self._seen = Idleness(state=state, quiet_s=now_s, frozen_s=now_s, stopped_s=now_s)
-        self._has_place = state is State.RUNNING
+        self._idleness = Idleness(state=state, quiet_s=now_s, frozen_s=now_s, stopped_s=now_s)
+        self._has_place = state is PowerState.RUNNING
         self._hurries = False
         self._step: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -111,45 +116,45 @@ class RestingGuest(GuestCaller):
         self._act()
 
     @property
-    def state(self) -> State:
+    def state(self) -> PowerState:
         """Present power state."""
-        return self._seen.state
+        return self._idleness.state
 
     @property
     def has_jobs(self) -> bool:
         """True if background commands are known to run in it."""
-        return self._seen.num_jobs > 0
+        return self._idleness.num_jobs > 0
 
     @property
     def is_lost(self) -> bool:
         """True if it has ended or no longer answers."""
-        in_memory = {State.RUNNING, State.FREEZING, State.FROZEN, State.THAWING}
-        state = self._seen.state
-        return state is State.ENDED or (state in in_memory and self.machine.is_lost)
+        in_memory = {PowerState.RUNNING, PowerState.FREEZING, PowerState.FROZEN, PowerState.THAWING}
+        state = self._idleness.state
+        return state is PowerState.ENDED or (state in in_memory and self.vm.is_lost)
 
     @override
     async def call(self, request: GuestRequest) -> GuestReply:
-        async with self.awake():
-            return await self.machine.call(request)
+        async with self.keep_running():
+            return await self.vm.call(request)
 
     @contextlib.asynccontextmanager
-    async def awake(self) -> AsyncIterator[None]:
+    async def keep_running(self) -> AsyncIterator[None]:
         """Keep it running during the block.
 
         Raises:
             GuestLostError: it has ended, or could not be resumed.
         """
-        self._seen, self._hurries = self._seen.called(), False
+        self._idleness, self._hurries = self._idleness.begin_call(), False
         try:
-            while self._seen.state is not State.RUNNING:
+            while self._idleness.state is not PowerState.RUNNING:
                 await self._next_change()
             yield
         finally:
-            self._seen = self._seen.answered(now_s=time.monotonic())
-            if self._seen.num_calls == 0:
+            self._idleness = self._idleness.end_call(now_s=time.monotonic())
+            if self._idleness.num_calls == 0:
                 self._act()
 
-    async def rest(self) -> None:
+    async def suspend(self) -> None:
         """Suspend it to disk now. Nothing calls it meanwhile.
 
         Raises:
@@ -160,19 +165,19 @@ class RestingGuest(GuestCaller):
         while self._step is not None:
             await asyncio.wait([self._step])
         self._hurries = False
-        if self._seen.state is not State.SAVED:
+        if self._idleness.state is not PowerState.SAVED:
             raise VmmError(self._why or "the VM was called while it was being suspended")
 
     async def destroy(self) -> None:
         """End it; safe to repeat."""
-        self._seen = replace(self._seen, state=State.ENDED)
+        self._idleness = replace(self._idleness, state=PowerState.ENDED)
         self._why = self._why or "the VM of this lease has ended"
         if self._step is not None:
             self._step.cancel()
             await asyncio.wait([self._step])
             self._step = None
-        self._settle(self._why)
-        await self.machine.destroy()
+        self._wake_waiters(self._why)
+        await self.vm.destroy()
 
     async def _next_change(self) -> None:
         """Wait for a change of state.
@@ -180,7 +185,7 @@ class RestingGuest(GuestCaller):
         Raises:
             GuestLostError: it could not be resumed.
         """
-        if self._seen.state is State.ENDED:
+        if self._idleness.state is PowerState.ENDED:
             raise GuestLostError(self._why)
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
@@ -198,54 +203,54 @@ class RestingGuest(GuestCaller):
             self._timer = None
         if self._step is not None:
             return
-        patience = _NONE if self._hurries else self._patience
-        due = self._seen.due(patience, now_s=time.monotonic())
+        patience = _NO_TIMEOUTS if self._hurries else self._patience
+        due = self._idleness.next_step(patience, now_s=time.monotonic())
         if due.step is not None:
-            self._seen = self._seen.begun(due.step)
+            self._idleness = self._idleness.begin_step(due.step)
             self._step = asyncio.create_task(self._take(due.step), name=f"{due.step.value} a guest")
         elif due.again_s is not None:
             self._timer = asyncio.get_running_loop().call_later(due.again_s, self._act)
 
-    async def _take(self, step: Step) -> None:
+    async def _take(self, step: PowerStep) -> None:
         try:
             await self._perform(step)
         except (UnavailableError, CorruptError, OSError) as error:
-            self._seen = self._seen.failed(step, now_s=time.monotonic())
+            self._idleness = self._idleness.fail_step(step, now_s=time.monotonic())
             self._failed(step, error)
         else:
-            self._seen = self._seen.done(step, now_s=time.monotonic())
+            self._idleness = self._idleness.complete_step(step, now_s=time.monotonic())
             metrics.suspensions.labels(step.value).inc()
             self._step = None
-            self._settle("")
+            self._wake_waiters("")
             self._act()
 
-    async def _perform(self, step: Step) -> None:
+    async def _perform(self, step: PowerStep) -> None:
         match step:
-            case Step.FREEZE:
-                await self.machine.freeze()
-            case Step.THAW:
+            case PowerStep.FREEZE:
+                await self.vm.freeze()
+            case PowerStep.THAW:
                 await self._take_place()
-                behind_s = time.monotonic() - self._seen.stopped_s
-                await self.machine.thaw(sets_clock=behind_s > self._patience.drift_s)
-            case Step.SAVE:
-                await self.machine.save()
-            case Step.RESTORE:
+                behind_s = time.monotonic() - self._idleness.stopped_s
+                await self.vm.thaw(sets_clock=behind_s > self._patience.drift_s)
+            case PowerStep.SAVE:
+                await self.vm.save()
+            case PowerStep.RESTORE:
                 await self._take_place()
-                await self.machine.restore()
+                await self.vm.restore()
 
-    def _failed(self, step: Step, error: Exception) -> None:
+    def _failed(self, step: PowerStep, error: Exception) -> None:
         self._hurries = False
         self._why = f"VM cannot {step.value}: {error}"
         log.warning("%s", self._why)
         self._step = None
-        self._settle("" if step is Step.SAVE else self._why)
-        if step is not Step.RESTORE:
+        self._wake_waiters("" if step is PowerStep.SAVE else self._why)
+        if step is not PowerStep.RESTORE:
             self._act()
         # Else those who waited get the error; the next call tries again.
 
-    def _settle(self, why: str) -> None:
+    def _wake_waiters(self, why: str) -> None:
         """Wake those who wait for a change, and give the run slot back unless it runs."""
-        if self._has_place and self._seen.state is not State.RUNNING:
+        if self._has_place and self._idleness.state is not PowerState.RUNNING:
             self._has_place = False
             self._places.give()
         changed, self._changed = self._changed, None
@@ -257,5 +262,5 @@ class RestingGuest(GuestCaller):
         self._has_place = True
 
     def _count_jobs(self, count: int) -> None:
-        self._seen = replace(self._seen, num_jobs=count)
+        self._idleness = replace(self._idleness, num_jobs=count)
         self._act()

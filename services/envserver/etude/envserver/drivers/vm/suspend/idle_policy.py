@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class IdleTimeouts:
     """Idle timeouts."""
 
     linger_s: float = 0.05
@@ -19,7 +19,7 @@ class Patience:
     """Clock lag above which the guest's clock is set on resume."""
 
 
-class State(Enum):
+class PowerState(Enum):
     """Power state of a guest."""
 
     RUNNING = "running"
@@ -34,11 +34,13 @@ class State(Enum):
     ENDED = "ended"
 
 
-MOVING = frozenset({State.FREEZING, State.THAWING, State.SAVING, State.RESTORING})
+TRANSITIONAL = frozenset(
+    {PowerState.FREEZING, PowerState.THAWING, PowerState.SAVING, PowerState.RESTORING}
+)
 """States between two others."""
 
 
-class Step(Enum):
+class PowerStep(Enum):
     """Change of a guest's power state."""
 
     FREEZE = "freeze"
@@ -47,24 +49,24 @@ class Step(Enum):
     RESTORE = "restore"
 
 
-class Due(NamedTuple):
+class DueStep(NamedTuple):
     """Step that is due now, or the time until one is; neither: none until something happens."""
 
-    step: Step | None = None
+    step: PowerStep | None = None
     again_s: float | None = None
     """Seconds from now."""
 
 
-class _Way(NamedTuple):
-    through: State
-    to: State
+class _Transition(NamedTuple):
+    through: PowerState
+    to: PowerState
 
 
-_WAYS = {
-    Step.FREEZE: _Way(State.FREEZING, State.FROZEN),
-    Step.THAW: _Way(State.THAWING, State.RUNNING),
-    Step.SAVE: _Way(State.SAVING, State.SAVED),
-    Step.RESTORE: _Way(State.RESTORING, State.RUNNING),
+_TRANSITIONS = {
+    PowerStep.FREEZE: _Transition(PowerState.FREEZING, PowerState.FROZEN),
+    PowerStep.THAW: _Transition(PowerState.THAWING, PowerState.RUNNING),
+    PowerStep.SAVE: _Transition(PowerState.SAVING, PowerState.SAVED),
+    PowerStep.RESTORE: _Transition(PowerState.RESTORING, PowerState.RUNNING),
 }
 
 
@@ -72,7 +74,7 @@ _WAYS = {
 class Idleness:
     """Idleness of a guest; each change makes a new value."""
 
-    state: State = State.RUNNING
+    state: PowerState = PowerState.RUNNING
     num_calls: int = 0
     """Calls that run or wait for the guest."""
     num_jobs: int = 0
@@ -84,59 +86,61 @@ class Idleness:
     stopped_s: float = 0.0
     """Time at which its clock stopped."""
 
-    def called(self) -> "Idleness":
+    def begin_call(self) -> "Idleness":
         """Count a call that begins."""
         return replace(self, num_calls=self.num_calls + 1)
 
-    def answered(self, *, now_s: float) -> "Idleness":
+    def end_call(self, *, now_s: float) -> "Idleness":
         """Count a call that has ended, in any way."""
         return replace(self, num_calls=self.num_calls - 1, quiet_s=now_s)
 
-    def begun(self, step: Step) -> "Idleness":
+    def begin_step(self, step: PowerStep) -> "Idleness":
         """Enter the transitional state of a step."""
-        return replace(self, state=_WAYS[step].through)
+        return replace(self, state=_TRANSITIONS[step].through)
 
-    def done(self, step: Step, *, now_s: float) -> "Idleness":
+    def complete_step(self, step: PowerStep, *, now_s: float) -> "Idleness":
         """Complete a step."""
-        after = replace(self, state=_WAYS[step].to)
+        after = replace(self, state=_TRANSITIONS[step].to)
         match step:
-            case Step.FREEZE:
+            case PowerStep.FREEZE:
                 return replace(after, frozen_s=now_s, stopped_s=now_s)
-            case Step.THAW | Step.RESTORE:
+            case PowerStep.THAW | PowerStep.RESTORE:
                 # It has not run yet, even if its caller has gone.
                 return replace(after, quiet_s=max(after.quiet_s, now_s))
-            case Step.SAVE:
+            case PowerStep.SAVE:
                 return after
 
-    def failed(self, step: Step, *, now_s: float) -> "Idleness":
+    def fail_step(self, step: PowerStep, *, now_s: float) -> "Idleness":
         """Fail a step: in memory the guest is lost with its VMM, on disk it is not."""
         match step:
-            case Step.FREEZE | Step.THAW:
-                return replace(self, state=State.ENDED)
-            case Step.SAVE:
-                return replace(self, state=State.FROZEN, frozen_s=now_s)
-            case Step.RESTORE:
-                return replace(self, state=State.SAVED)
+            case PowerStep.FREEZE | PowerStep.THAW:
+                return replace(self, state=PowerState.ENDED)
+            case PowerStep.SAVE:
+                return replace(self, state=PowerState.FROZEN, frozen_s=now_s)
+            case PowerStep.RESTORE:
+                return replace(self, state=PowerState.SAVED)
 
-    def due(self, patience: Patience, *, now_s: float) -> Due:
+    def next_step(self, patience: IdleTimeouts, *, now_s: float) -> DueStep:
         """Decide the next step."""
         match self.state:
-            case State.RUNNING if self.num_calls == 0:
+            case PowerState.RUNNING if self.num_calls == 0:
                 limit_s = patience.job_s if self.num_jobs else patience.linger_s
-                return _after(self.quiet_s + limit_s, Step.FREEZE, now_s)
-            case State.FROZEN if self.num_calls > 0:
-                return Due(step=Step.THAW)
-            case State.FROZEN:
-                return _after(self.frozen_s + patience.frozen_s, Step.SAVE, now_s)
-            case State.SAVED if self.num_calls > 0:
-                return Due(step=Step.RESTORE)
-            case State.RUNNING | State.SAVED | State.ENDED:
-                return Due()
-            case State.FREEZING | State.THAWING | State.SAVING | State.RESTORING:
-                return Due()
+                return _due_at(self.quiet_s + limit_s, PowerStep.FREEZE, now_s)
+            case PowerState.FROZEN if self.num_calls > 0:
+                return DueStep(step=PowerStep.THAW)
+            case PowerState.FROZEN:
+                return _due_at(self.frozen_s + patience.frozen_s, PowerStep.SAVE, now_s)
+            case PowerState.SAVED if self.num_calls > 0:
+                return DueStep(step=PowerStep.RESTORE)
+            case PowerState.RUNNING | PowerState.SAVED | PowerState.ENDED:
+                return DueStep()
+            case (
+                PowerState.FREEZING | PowerState.THAWING | PowerState.SAVING | PowerState.RESTORING
+            ):
+                return DueStep()
 
 
-def _after(at_s: float, step: Step, now_s: float) -> Due:
+def _due_at(at_s: float, step: PowerStep, now_s: float) -> DueStep:
     # Compared as a difference: an instant that was computed twice may differ in its last bit.
     left_s = at_s - now_s
-    return Due(step=step) if left_s <= 0 else Due(again_s=left_s)
+    return DueStep(step=step) if left_s <= 0 else DueStep(again_s=left_s)

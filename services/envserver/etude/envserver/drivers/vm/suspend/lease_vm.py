@@ -18,19 +18,19 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError
 from etude.envserver import metrics
-from etude.envserver.drivers.base import Begun
-from etude.envserver.drivers.running_jobs import LiveJobs
+from etude.envserver.drivers.base import SandboxStart
+from etude.envserver.drivers.running_jobs import RunningJobs
 from etude.envserver.drivers.vm import delta_file, guest_vm, vm_record
-from etude.envserver.drivers.vm.delta_file import Proven
+from etude.envserver.drivers.vm.delta_file import VerifiedFiles
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.guest_vm import Guest
-from etude.envserver.drivers.vm.interface import Delta
-from etude.envserver.drivers.vm.start.start_scheduler import Places
-from etude.envserver.drivers.vm.start.starter import Started, Starter
-from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest, Sleeper
-from etude.envserver.drivers.vm.suspend.idle_policy import Patience, State
-from etude.envserver.drivers.vm.vmm_processes import MACHINE
+from etude.envserver.drivers.vm.guest_vm import GuestVm
+from etude.envserver.drivers.vm.interface import VmDelta
+from etude.envserver.drivers.vm.start.start_scheduler import RunSlots
+from etude.envserver.drivers.vm.start.starter import StartedVm, VmStarter
+from etude.envserver.drivers.vm.suspend.auto_suspend import AutoSuspendingVm, SuspendableVm
+from etude.envserver.drivers.vm.suspend.idle_policy import IdleTimeouts, PowerState
+from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER
 from etude.envserver.egress.environment_egress import EnvironmentEgress
 from etude.envserver.guest.calls import GuestReply, GuestRequest
 from etude.envserver.guest.egress_listener import GuestEgressListener
@@ -42,21 +42,21 @@ _T = TypeVar("_T")
 _FILE = re.compile(r"asleep\.(\d{1,18})")
 _PING_LIMIT_S = 10.0
 """A guest answers in a millisecond; the machine may be busy."""
-TOUCHED_BYTES = 4 << 20
+BUFFER_BYTES = 4 << 20
 """Initial size for a little-used clone; the buffer grows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bed:
+class SuspendStore:
     """Store of suspended VMs: authenticated files of this host."""
 
     key: bytes
     """Secret key that authenticates files written by this host."""
     buffer: PageBuffer
-    proven: Proven = field(default_factory=Proven)
+    verified: VerifiedFiles = field(default_factory=VerifiedFiles)
 
 
-def asleep(lease: Path) -> Path | None:
+def suspended_file(lease: Path) -> Path | None:
     """Find the suspended VM's file of a lease; None if there is none."""
     try:
         found = [path for path in lease.iterdir() if _FILE.fullmatch(path.name)]
@@ -65,7 +65,7 @@ def asleep(lease: Path) -> Path | None:
     return found[0] if found else None
 
 
-class Clone(Sleeper):
+class LeaseVm(SuspendableVm):
     """A clone of a template that serves one lease."""
 
     on_jobs: Callable[[int], None]
@@ -73,9 +73,9 @@ class Clone(Sleeper):
     def __init__(
         self,
         lease: Path,
-        starter: Callable[[], Starter],
-        bed: Bed,
-        guest: Guest | None,
+        starter: Callable[[], VmStarter],
+        bed: SuspendStore,
+        guest: GuestVm | None,
         gate: EnvironmentEgress | None = None,
     ) -> None:
         """Wrap a running VM, or one that is suspended.
@@ -88,23 +88,23 @@ class Clone(Sleeper):
             gate: its egress, if it has any.
         """
         self._gate = gate
-        self._door: GuestEgressListener | None = None
+        self._egress: GuestEgressListener | None = None
         self._lease, self._starter, self._bed = lease, starter, bed
         self._guest = guest
-        self._jobs = LiveJobs(guest.jobs if guest is not None else ())
+        self._jobs = RunningJobs(guest.jobs if guest is not None else ())
         self.generation = guest.identity.generation if guest is not None else _generation(lease)
         self.on_jobs = lambda _: None
         if guest is not None:
-            guest.channel.on_event = self._told
-            if guest.is_met:
-                self._open_door(guest)
+            guest.channel.on_event = self._on_event
+            if guest.is_connected:
+                self._open_egress(guest)
 
     @override
-    async def keep(self) -> None:
-        guest = self._awake
+    async def record_use(self) -> None:
+        guest = self._in_memory
         try:
             await asyncio.to_thread(
-                vm_record.begin,
+                vm_record.record_use,
                 guest.vm.folder,
                 env_id=guest.identity.env_id,
                 generation=guest.identity.generation,
@@ -115,9 +115,9 @@ class Clone(Sleeper):
     @override
     async def call(self, request: GuestRequest) -> GuestReply:
         call = request.operation
-        with self._jobs.watching(call):
-            reply = await self._awake.channel.call(request)
-            self._jobs.answered(call, reply.result)
+        with self._jobs.span_call(call):
+            reply = await self._in_memory.channel.call(request)
+            self._jobs.add_answer(call, reply.result)
         self.on_jobs(len(self._jobs.running))
         return reply
 
@@ -127,54 +127,54 @@ class Clone(Sleeper):
         guest = self._guest
         if guest is None:
             return False
-        return guest.vm.exited.done() or (guest.is_met and guest.channel.is_lost)
+        return guest.vm.exited.done() or (guest.is_connected and guest.channel.is_lost)
 
     @override
     async def freeze(self) -> None:
-        await self._awake.vm.freeze()
+        await self._in_memory.vm.freeze()
 
     @override
     async def thaw(self, *, sets_clock: bool) -> None:
-        guest = self._awake
+        guest = self._in_memory
         await guest.vm.thaw()
-        if not guest.is_met:
-            meet = guest_vm.met if guest.vm.keeps_channel else guest_vm.met_again
-            self._take(await meet(guest))
+        if not guest.is_connected:
+            meet = guest_vm.reset_guest if guest.vm.keeps_channel else guest_vm.reconnect_guest
+            self._continue_with(await meet(guest))
         elif sets_clock:
             # Host name and machine id stay, and are not written again.
             await guest.channel.sync(replace(guest.identity, hostname="", machine_id=b""))
 
     @override
     async def copy(self, path: Path, *, max_bytes: int) -> None:
-        guest, base = self._awake, self._starter().base
+        guest, base = self._in_memory, self._starter().template
         # After the answer the channel is at a frame boundary.
         if not await guest.channel.ping(timeout_s=_PING_LIMIT_S):
             raise VmmError(f"guest of VM {guest.vm.pid} does not answer")
         try:
-            saved = await base.take(guest.vm, self._bed.buffer, keep_running=True)
+            saved = await base.save(guest.vm, self._bed.buffer, keep_running=True)
         finally:
             if not guest.vm.keeps_channel:  # whether it was written or not
-                self._take(await guest_vm.met_again(guest))
+                self._continue_with(await guest_vm.reconnect_guest(guest))
         try:
             metrics.pause_seconds.observe(saved.pause_s)
             size = os.fstat(saved.stream).st_size
             if size > max_bytes:
                 raise TooLargeError(f"the VM has {size} bytes of changes")
-            await _finished(partial(delta_file.save, saved, path, key=self._bed.key))
+            await _run_to_end(partial(delta_file.save, saved, path, key=self._bed.key))
         finally:
             saved.close()
 
     @override
     async def save(self) -> None:
-        guest, base = self._awake, self._starter().base
+        guest, base = self._in_memory, self._starter().template
         if not guest.vm.keeps_channel:
             # If it cannot be written, it continues and is connected again.
             await guest.channel.close()
-            guest = self._guest = replace(guest, is_met=False)
-        saved = await base.take(guest.vm, self._bed.buffer, keep_running=False)
+            guest = self._guest = replace(guest, is_connected=False)
+        saved = await base.save(guest.vm, self._bed.buffer, keep_running=False)
         path = self._lease / f"asleep.{self.generation}"
         try:
-            await _finished(partial(delta_file.save, saved, path, key=self._bed.key))
+            await _run_to_end(partial(delta_file.save, saved, path, key=self._bed.key))
         finally:
             saved.close()
         await guest.destroy()
@@ -182,14 +182,14 @@ class Clone(Sleeper):
 
     @override
     async def restore(self) -> None:
-        path = asleep(self._lease)
+        path = suspended_file(self._lease)
         if path is None:
             raise VmmError(f"suspended VM of lease {self._lease.name} has no file")
-        name, folder = self._lease.name, self._lease / MACHINE
-        address = self._starter().base.address
+        name, folder = self._lease.name, self._lease / VM_FOLDER
+        address = self._starter().template.address
         bed = self._bed
-        saved = await loaded(
-            partial(delta_file.load, path, key=bed.key, template=address, proven=bed.proven)
+        saved = await load_delta(
+            partial(delta_file.load, path, key=bed.key, template=address, proven=bed.verified)
         )
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -201,121 +201,121 @@ class Clone(Sleeper):
             saved.close()
         self._guest = started.guest
         try:
-            await self.keep()
+            await self.record_use()
             path.unlink()
         except BaseException:
             self._guest = None
             await started.guest.destroy()
             raise
-        self._take(started.guest)
+        self._continue_with(started.guest)
 
     @override
-    def shut(self) -> None:
+    def close_egress(self) -> None:
         self._gate = None
-        if self._door is not None:
-            self._door.close()
+        if self._egress is not None:
+            self._egress.close()
 
     @override
     async def destroy(self) -> None:
-        self.shut()
+        self.close_egress()
         guest, self._guest = self._guest, None
         if guest is not None:
             await guest.destroy()
 
     @property
-    def _awake(self) -> Guest:
+    def _in_memory(self) -> GuestVm:
         if self._guest is None:
             raise VmmError("the VM is not in memory")
         return self._guest
 
-    def _take(self, guest: Guest) -> None:
+    def _continue_with(self, guest: GuestVm) -> None:
         """Continue with a guest as of its last RESET."""
         self._guest = guest
-        self._jobs = LiveJobs(guest.jobs)
-        guest.channel.on_event = self._told
-        self._open_door(guest)
+        self._jobs = RunningJobs(guest.jobs)
+        guest.channel.on_event = self._on_event
+        self._open_egress(guest)
         self.on_jobs(len(self._jobs.running))
 
-    def _open_door(self, guest: Guest) -> None:
+    def _open_egress(self, guest: GuestVm) -> None:
         """Serve its egress connections; earlier ones ended with its last RESET."""
-        if self._door is not None:
-            self._door.close()
-        self._door = (
+        if self._egress is not None:
+            self._egress.close()
+        self._egress = (
             GuestEgressListener(guest.channel, self._gate) if self._gate is not None else None
         )
 
-    def _told(self, event: guest_pb2.GuestEvent) -> None:
-        self._jobs.told(event)
+    def _on_event(self, event: guest_pb2.GuestEvent) -> None:
+        self._jobs.add_event(event)
         self.on_jobs(len(self._jobs.running))
 
 
-class Launched(NamedTuple):
+class LaunchedVm(NamedTuple):
     """VM of a lease, and the kind of its start."""
 
-    guest: RestingGuest
-    begun: Begun
+    guest: AutoSuspendingVm
+    sandbox_start: SandboxStart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
+class VmContext:
     """Context of one lease's VM: how it is started, found again, suspended and resumed."""
 
     lease: Path
     """The lease folder."""
-    start: Callable[[Path], Awaitable[Started]]
+    start: Callable[[Path], Awaitable[StartedVm]]
     """Starts the VM in an empty folder."""
-    starter: Callable[[], Starter]
+    starter: Callable[[], VmStarter]
     """Starter of its template; raises SandboxError while there is none."""
-    bed: Bed
-    places: Places
+    suspend_store: SuspendStore
+    run_slots: RunSlots
     """Slots for running VMs."""
-    patience: Patience
+    idle_timeouts: IdleTimeouts
     gate: EnvironmentEgress | None = None
     """Its egress, if it has any."""
 
-    async def launch(self, folder: Path) -> Launched:
+    async def launch(self, folder: Path) -> LaunchedVm:
         """Start a VM that runs and answers, in an empty folder."""
         asked_s = time.monotonic()
-        await self.places.take()
+        await self.run_slots.take()
         try:
             started = await self.start(folder)
         except BaseException:
-            self.places.give()
+            self.run_slots.give()
             raise
-        begun = Begun(started.start, time.monotonic() - asked_s)
-        return Launched(self._resting(started.guest), begun)
+        begun = SandboxStart(started.kind, time.monotonic() - asked_s)
+        return LaunchedVm(self._auto_suspending(started.guest), begun)
 
-    def find(self, guest: Guest | None) -> RestingGuest | None:
+    def find(self, guest: GuestVm | None) -> AutoSuspendingVm | None:
         """Find the VM that an earlier process started; None if it started none.
 
         Args:
             guest: the VM, if it still runs.
         """
-        path = asleep(self.lease)
+        path = suspended_file(self.lease)
         if guest is not None:
             # No call has come since its suspend, if there was one.
             if path is not None:
                 path.unlink()
-            if guest.is_met:
-                self.places.enter()
-            return self._resting(guest)
-        return self._resting(None) if path is not None else None
+            if guest.is_connected:
+                self.run_slots.take_now()
+            return self._auto_suspending(guest)
+        return self._auto_suspending(None) if path is not None else None
 
-    def _resting(self, guest: Guest | None) -> RestingGuest:
-        machine = Clone(self.lease, self.starter, self.bed, guest, self.gate)
-        state = State.SAVED
+    def _auto_suspending(self, guest: GuestVm | None) -> AutoSuspendingVm:
+        machine = LeaseVm(self.lease, self.starter, self.suspend_store, guest, self.gate)
+        state = PowerState.SAVED
         if guest is not None:
-            state = State.RUNNING if guest.is_met else State.FROZEN
-        return RestingGuest(machine, self.places, state=state, patience=self.patience)
+            state = PowerState.RUNNING if guest.is_connected else PowerState.FROZEN
+        return AutoSuspendingVm(machine, self.run_slots, state=state, patience=self.idle_timeouts)
 
 
 def _generation(lease: Path) -> int:
-    path = asleep(lease)
+    path = suspended_file(lease)
     match = _FILE.fullmatch(path.name) if path is not None else None
     return int(match[1]) if match else 0
 
 
-async def loaded(load: Callable[[], Delta]) -> Delta:
+async def load_delta(load: Callable[[], VmDelta]) -> VmDelta:
     """Load a saved VM on a thread.
 
     Raises:
@@ -331,7 +331,7 @@ async def loaded(load: Callable[[], Delta]) -> Delta:
         raise
 
 
-async def _finished(work: Callable[[], _T]) -> _T:
+async def _run_to_end(work: Callable[[], _T]) -> _T:
     """Run on a thread; a cancelled caller waits for its end too, since it uses open files."""
     thread = asyncio.create_task(asyncio.to_thread(work), name="asleep")
     try:

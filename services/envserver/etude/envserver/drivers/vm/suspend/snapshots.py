@@ -10,12 +10,12 @@ from pathlib import Path
 
 from etude.agent.workspace import notes
 from etude.envserver.drivers import folder_snapshots
-from etude.envserver.drivers.base import Saved
+from etude.envserver.drivers.base import SavedSandbox
 from etude.envserver.drivers.vm import delta_file
 from etude.envserver.drivers.vm.errors import IntegrityError
-from etude.envserver.drivers.vm.suspend.auto_suspend import RestingGuest
-from etude.envserver.drivers.vm.suspend.idle_policy import State
-from etude.envserver.drivers.vm.suspend.lease_vm import Bed, asleep
+from etude.envserver.drivers.vm.suspend.auto_suspend import AutoSuspendingVm
+from etude.envserver.drivers.vm.suspend.idle_policy import PowerState
+from etude.envserver.drivers.vm.suspend.lease_vm import SuspendStore, suspended_file
 from etude.envserver.storage import folders
 from etude.envserver.storage.folders import FolderLimits, TooLargeError
 
@@ -25,7 +25,9 @@ _CODE_DIGITS = 64
 """Length of the VM's part of a digest; that of the tools' notes follows."""
 
 
-async def save(guest: RestingGuest, lease: Path, target: Path, limits: FolderLimits) -> Saved:
+async def save(
+    guest: AutoSuspendingVm, lease: Path, target: Path, limits: FolderLimits
+) -> SavedSandbox:
     """Save a VM and its tools' notes to an empty folder; it continues.
 
     Raises:
@@ -33,24 +35,24 @@ async def save(guest: RestingGuest, lease: Path, target: Path, limits: FolderLim
         SandboxError: the VM failed.
         OSError: a file cannot be written.
     """
-    path, sleeps = target / DELTA, asleep(lease)
-    if guest.state is State.SAVED and sleeps is not None:
+    path, sleeps = target / DELTA, suspended_file(lease)
+    if guest.state is PowerState.SAVED and sleeps is not None:
         os.link(sleeps, path)
     else:
-        async with guest.awake():
-            await guest.machine.copy(path, max_bytes=limits.max_bytes)
+        async with guest.keep_running():
+            await guest.vm.copy(path, max_bytes=limits.max_bytes)
     left = limits.max_bytes - path.stat().st_size
     if left < 0:
         raise TooLargeError(f"the VM takes {path.stat().st_size} bytes")
     rest = limits._replace(max_bytes=left)
     noted = await asyncio.to_thread(folder_snapshots.save, lease, _parts(), target, rest)
-    return Saved(
+    return SavedSandbox(
         num_bytes=path.stat().st_size + noted.num_bytes,
         digest=delta_file.digest(path) + noted.digest,
     )
 
 
-def check(source: Path, saved: Saved, bed: Bed, template: str) -> None:
+def check(source: Path, saved: SavedSandbox, bed: SuspendStore, template: str) -> None:
     """Check that a file is the snapshot that was saved, and can be restored. Call it on a thread.
 
     Raises:
@@ -58,28 +60,28 @@ def check(source: Path, saved: Saved, bed: Bed, template: str) -> None:
         OSError: it cannot be read.
     """
     path = source / DELTA
-    delta_file.load(path, key=bed.key, template=template, proven=bed.proven).close()
+    delta_file.load(path, key=bed.key, template=template, proven=bed.verified).close()
     if delta_file.digest(path) != saved.digest[:_CODE_DIGITS]:
         raise IntegrityError(f"{source}: is another snapshot than the requested one")
 
 
-def prepare(source: Path, saved: Saved, lease: Path) -> None:
+def prepare(source: Path, saved: SavedSandbox, lease: Path) -> None:
     """Copy a snapshot into a lease's folder; put() and replace_notes() activate it.
 
     Raises:
         CorruptError: the notes are not those that were saved.
         OSError: something cannot be read or written.
     """
-    noted = Saved(num_bytes=0, digest=saved.digest[_CODE_DIGITS:])
+    noted = SavedSandbox(num_bytes=0, digest=saved.digest[_CODE_DIGITS:])
     folder_snapshots.prepare(source, _parts(), lease, noted)
     partial = lease / _PARTIAL
     partial.unlink(missing_ok=True)
     os.link(source / DELTA, partial)
 
 
-def put(lease: Path, generation: int) -> None:
+def activate(lease: Path, generation: int) -> None:
     """Make the prepared VM the lease's, suspended."""
-    present = asleep(lease)
+    present = suspended_file(lease)
     (lease / _PARTIAL).rename(present or lease / f"asleep.{generation}")
 
 
@@ -88,5 +90,5 @@ def replace_notes(lease: Path) -> None:
     folder_snapshots.replace(_parts(), lease)
 
 
-def _parts() -> folder_snapshots.Parts:
+def _parts() -> folder_snapshots.FolderOwners:
     return {notes.FOLDER: folders.current_owner()}

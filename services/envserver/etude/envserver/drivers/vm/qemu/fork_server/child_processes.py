@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from etude.envserver.drivers.process_identity import MARK, identify, name_of
+from etude.envserver.drivers.process_identity import MARK, identify, mark_value
 from etude.envserver.drivers.vm.errors import VmmError
 
 _NAMED_LIMIT_S = 20.0
@@ -21,7 +21,7 @@ _PARENT, _GROUP = 1, 2
 """Field numbers in /proc/PID/stat, counted after the program's name."""
 
 
-async def at_rest(pid: int) -> None:
+async def wait_until_idle(pid: int) -> None:
     """Wait until all threads of a VMM sleep, after its last connection was closed.
 
     A thread that is forked while it holds a lock cannot release it: the lock has the id of the
@@ -39,13 +39,13 @@ async def at_rest(pid: int) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-async def named(pid: int, folder: Path) -> None:
+async def wait_until_named(pid: int, folder: Path) -> None:
     """Wait until a child has replaced its parent's folder name in its environment by its own.
 
     Raises:
         VmmError: it has ended, or has another folder.
     """
-    wanted = f"{MARK}={name_of(folder)}".encode()
+    wanted = f"{MARK}={mark_value(folder)}".encode()
     limit_s = time.monotonic() + _NAMED_LIMIT_S
     while wanted not in _environment(pid):
         if identify(pid) is None:
@@ -56,16 +56,16 @@ async def named(pid: int, folder: Path) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-def end(group: int, spared: Collection[int]) -> None:
+def kill_children(group: int, spared: Collection[int]) -> None:
     """Kill all children of this process in a process group, except some. Blocks.
 
     A VMM leads a group, and what it forks stays in it.
     """
     while found := [each for each in _children(group) if each not in spared]:
-        _killed(found)
+        _kill(found)
 
 
-def _killed(pids: Collection[int]) -> None:
+def _kill(pids: Collection[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)

@@ -11,15 +11,15 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.envserver.drivers.process_identity import name_of
+from etude.envserver.drivers.process_identity import mark_value
 from etude.envserver.drivers.vm import guest_vm
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import template, vm
 from etude.envserver.drivers.vm.qemu.fork_server import child_processes
-from etude.envserver.drivers.vm.qemu.template import Template
-from etude.envserver.drivers.vm.qemu.vm import Preload, Vm
+from etude.envserver.drivers.vm.qemu.template import QemuTemplate
+from etude.envserver.drivers.vm.qemu.vm import ForkPreload, QemuVm
 
 _SPLIT_LIMIT_S = 20.0
 """It takes milliseconds; a busy machine may have no core free."""
@@ -27,15 +27,15 @@ _ANSWER_BYTES = 4
 
 
 @dataclass(slots=True)
-class Stem:
+class ForkServer:
     """The server's process, and the socket over which it is told to fork."""
 
-    vm: Vm
+    vm: QemuVm
     _control: socket.socket
     _jail: Jail
     _template: str
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _parts: set[int] = field(default_factory=set)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _children: set[int] = field(default_factory=set)
     """Child processes in use."""
     _is_over: bool = False
 
@@ -44,7 +44,7 @@ class Stem:
         """True if it can fork."""
         return not self._is_over and not self.vm.exited.done()
 
-    async def split(self, folder: Path) -> Vm:
+    async def spawn(self, folder: Path) -> QemuVm:
         """Spawn a paused child VM without identity.
 
         A server that fails once is ended, with all children that are not in use.
@@ -56,13 +56,13 @@ class Stem:
             VmmError: the process was not forked, or its child does not answer.
             CancelledError: the caller was cancelled; there is no child.
         """
-        splitting = asyncio.create_task(self._split(folder), name=f"split {self.vm.pid}")
+        splitting = asyncio.create_task(self._spawn(folder), name=f"split {self.vm.pid}")
         try:
             return await asyncio.shield(splitting)
         except asyncio.CancelledError:
             # An order cannot be cancelled, and its answer must be read. Shielded again: a second
             # cancellation leaves no child either.
-            await asyncio.shield(asyncio.create_task(_given_up(splitting)))
+            await asyncio.shield(asyncio.create_task(_discard_child(splitting)))
             raise
 
     async def destroy(self) -> None:
@@ -70,33 +70,33 @@ class Stem:
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)  # a waiter for an answer gets none
         await self.vm.kill()
-        async with self._turn:
+        async with self._lock:
             await self._end()
 
-    async def _split(self, folder: Path) -> Vm:
-        async with self._turn:
+    async def _spawn(self, folder: Path) -> QemuVm:
+        async with self._lock:
             if self._is_over:
                 raise VmmError(f"VM {self.vm.pid} was not forked: it has failed before")
             try:
-                pid = await self._forked(folder)
-                await child_processes.named(pid, folder)
+                pid = await self._fork(folder)
+                await child_processes.wait_until_named(pid, folder)
             except BaseException:
                 # A late answer would be taken for that of a later order.
                 self._is_over = True
                 await self._end()
                 raise
-            self._parts.add(pid)
+            self._children.add(pid)
         try:
-            found = await vm.taken(
+            found = await vm.connect_child(
                 self.vm.machine, folder, pid, jail=self._jail, template=self._template
             )
         except BaseException as cause:
-            self._parts.discard(pid)
+            self._children.discard(pid)
             if isinstance(cause, OSError):  # it cannot be watched: it ends with its parent
                 await self.destroy()
                 raise VmmError(f"child VM {pid} cannot be adopted: {cause}") from cause
             raise
-        found.exited.add_done_callback(lambda _: self._parts.discard(pid))
+        found.exited.add_done_callback(lambda _: self._children.discard(pid))
         return found
 
     async def _end(self) -> None:
@@ -104,9 +104,11 @@ class Stem:
         await self.vm.destroy()
         self._control.close()
         # After its end it forks no more.
-        await asyncio.to_thread(child_processes.end, self.vm.pid, frozenset(self._parts))
+        await asyncio.to_thread(
+            child_processes.kill_children, self.vm.pid, frozenset(self._children)
+        )
 
-    async def _forked(self, folder: Path) -> int:
+    async def _fork(self, folder: Path) -> int:
         with (
             (folder / "stderr").open("wb") as words,
             vm.listening(folder, "qmp") as qmp,
@@ -114,7 +116,7 @@ class Stem:
         ):
             files = [qmp.fileno(), agent.fileno(), words.fileno()]
             try:
-                socket.send_fds(self._control, [os.fsencode(name_of(folder))], files)
+                socket.send_fds(self._control, [os.fsencode(mark_value(folder))], files)
                 async with asyncio.timeout(_SPLIT_LIMIT_S):
                     loop = asyncio.get_running_loop()
                     answer = await loop.sock_recv(self._control, _ANSWER_BYTES)
@@ -128,15 +130,15 @@ class Stem:
         return outcome
 
 
-async def _given_up(splitting: "asyncio.Task[Vm]") -> None:
+async def _discard_child(splitting: "asyncio.Task[QemuVm]") -> None:
     await asyncio.wait([splitting])
     if not splitting.cancelled() and splitting.exception() is None:
         await splitting.result().destroy()
 
 
-async def grown(
-    base: Template, library: Path, *, folder: Path, jail: Jail, saved: Delta | None = None
-) -> Stem:
+async def start_fork_server(
+    base: QemuTemplate, library: Path, *, folder: Path, jail: Jail, saved: VmDelta | None = None
+) -> ForkServer:
     """Start a fork server: a clone that has done what environments do first.
 
     Args:
@@ -154,24 +156,24 @@ async def grown(
     ours.settimeout(0)
     try:
         with theirs, library.open("rb") as file:
-            preload = Preload(library=file.fileno(), control=theirs.fileno())
+            preload = ForkPreload(library=file.fileno(), control=theirs.fileno())
             shell = await template.spawn_shell(base, folder=folder, jail=jail, preload=preload)
         try:
             await _check_loaded(shell, library)
-            found = await guest_vm.rehearsed(shell, base, saved)
+            found = await guest_vm.start_fork_parent(shell, base, saved)
             await found.channel.close()
             await shell.disconnect()
-            await child_processes.at_rest(shell.pid)
+            await child_processes.wait_until_idle(shell.pid)
         except BaseException:
             await shell.destroy()
             raise
     except BaseException:
         ours.close()
         raise
-    return Stem(shell, ours, jail, base.address)
+    return ForkServer(shell, ours, jail, base.address)
 
 
-async def _check_loaded(shell: Vm, library: Path) -> None:
+async def _check_loaded(shell: QemuVm, library: Path) -> None:
     """Check that the library is loaded: the loader ignores one that fails, and so its filter.
 
     Raises:

@@ -18,7 +18,7 @@ _BUILD = ("-O2", "-shared", "-fPIC")
 _LIMIT_S = 120.0
 
 
-def library(folder: Path, *, limit_s: float = _LIMIT_S) -> Path | None:
+def preload_library(folder: Path, *, limit_s: float = _LIMIT_S) -> Path | None:
     """Build the library in a folder of the host, or find it; None where it cannot be built.
 
     Building blocks for half a second. Concurrent calls are safe.
@@ -36,7 +36,7 @@ def library(folder: Path, *, limit_s: float = _LIMIT_S) -> Path | None:
     with tempfile.TemporaryDirectory(dir=folder, prefix="stem-") as name:
         partial = Path(name) / found.name
         words = (compiler, *_BUILD, "-o", str(partial), str(SOURCE))
-        if not _is_built(words, limit_s):
+        if not _build(words, limit_s):
             return None
         # It is used by other users.
         partial.chmod(0o644)
@@ -44,7 +44,7 @@ def library(folder: Path, *, limit_s: float = _LIMIT_S) -> Path | None:
     return found
 
 
-def _is_built(words: Sequence[str], limit_s: float) -> bool:
+def _build(words: Sequence[str], limit_s: float) -> bool:
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=limit_s)
     except subprocess.TimeoutExpired as cause:

@@ -12,31 +12,31 @@ from pathlib import Path
 from etude.common.errors import UnavailableError
 from etude.envserver import metrics
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.interface import Delta
+from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu.fork_server import fork_server as stems
-from etude.envserver.drivers.vm.qemu.fork_server.fork_server import Stem
-from etude.envserver.drivers.vm.qemu.template import Template
-from etude.envserver.drivers.vm.qemu.vm import Vm
-from etude.envserver.drivers.vm.start.cpu_budget import Work
-from etude.envserver.drivers.vm.start.start_scheduler import Lanes
-from etude.envserver.drivers.vm.start.warm_pool_levels import Backoff
+from etude.envserver.drivers.vm.qemu.fork_server.fork_server import ForkServer
+from etude.envserver.drivers.vm.qemu.template import QemuTemplate
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
+from etude.envserver.drivers.vm.start.cpu_budget import StartWork
+from etude.envserver.drivers.vm.start.start_scheduler import StartScheduler
+from etude.envserver.drivers.vm.start.warm_pool_levels import RefillBackoff
 
 log = logging.getLogger(__name__)
 
 
-class StemKeeper:
+class ForkServerSupervisor:
     """Supervises one fork server and spawns child VMs of it."""
 
     def __init__(
         self,
-        base: Template,
+        base: QemuTemplate,
         *,
         library: Callable[[], Path | None],
         folder: Path,
         jail: Jail,
-        lanes: Lanes,
-        saved: Delta | None = None,
+        lanes: StartScheduler,
+        saved: VmDelta | None = None,
     ) -> None:
         """Start nothing before the first ensure_started().
 
@@ -50,30 +50,30 @@ class StemKeeper:
         """
         self._base, self._library, self._folder, self._saved = base, library, folder, saved
         self._jail, self._lanes = jail, lanes
-        self._stem: Stem | None = None
-        self._backoff = Backoff()
-        self._growing: asyncio.Task[None] | None = None
+        self._server: ForkServer | None = None
+        self._backoff = RefillBackoff()
+        self._starting: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
         """True if a child VM can be spawned now."""
-        return self._stem is not None and self._stem.is_alive
+        return self._server is not None and self._server.is_alive
 
     @property
     def address(self) -> str:
         """Address of the template."""
         return self._base.address
 
-    def tend(self) -> "asyncio.Task[None] | None":
+    def ensure_started(self) -> "asyncio.Task[None] | None":
         """Start a server unless there is one or one is being started; returns the task, if any."""
-        is_busy = self._growing is not None and not self._growing.done()
+        is_busy = self._starting is not None and not self._starting.done()
         if not self.is_ready and not is_busy and time.monotonic() >= self._backoff.until_s:
             name = f"grow a stem of {self._base.address[:12]}"
-            self._growing = asyncio.create_task(self._grow(), name=name)
-            return self._growing
+            self._starting = asyncio.create_task(self._start(), name=name)
+            return self._starting
         return None
 
-    async def split(self, folder: Path) -> Vm | None:
+    async def split(self, folder: Path) -> QemuVm | None:
         """Spawn a paused child VM in an empty folder; None if that is not possible.
 
         Without a child the folder stays, and is empty.
@@ -81,60 +81,62 @@ class StemKeeper:
         Raises:
             VmmError: the server failed and cannot be ended, so the folder cannot be used.
         """
-        stem = self._stem
+        stem = self._server
         if stem is None or not stem.is_alive:
             if self._saved is None:  # else the caller may have closed the state's files
-                self.tend()
+                self.ensure_started()
             return None
         try:
-            found = await stem.split(folder)
+            found = await stem.spawn(folder)
         except VmmError as error:
-            if self._stem is stem:
-                self._stem = None
+            if self._server is stem:
+                self._server = None
             await self._failed(error, stem)
             if not stem.vm.exited.done():
                 # It may still fork, and its child would use this folder.
                 raise
-            _emptied(folder)
+            _empty_folder(folder)
             return None
         self._lanes.watch(found)
         return found
 
     async def distrust(self, error: Exception) -> None:
         """End the server: a child did not answer."""
-        stem, self._stem = self._stem, None
+        stem, self._server = self._server, None
         if stem is not None:  # else another child has reported it
             await self._failed(error, stem)
 
     async def close(self) -> None:
         """End the server; its children go on."""
-        if self._growing is not None and not self._growing.done():
-            self._growing.cancel()
-            await asyncio.wait([self._growing])
-        stem, self._stem = self._stem, None
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        stem, self._server = self._server, None
         if stem is not None:
             await stem.destroy()
 
-    async def _grow(self) -> None:
+    async def _start(self) -> None:
         try:
             library = await asyncio.to_thread(self._library)
             if library is None:
-                self._backoff = Backoff(until_s=float("inf"))
+                self._backoff = RefillBackoff(until_s=float("inf"))
                 return
-            async with self._lanes.turn(Work.RESTORE, is_urgent=self._saved is not None):
+            async with self._lanes.acquire_start(
+                StartWork.RESTORE, is_urgent=self._saved is not None
+            ):
                 # An earlier server may still be removing its folder.
                 folder = self._folder.with_name(f"{self._folder.name}-{secrets.token_hex(4)}")
-                _emptied(folder)
-                self._stem = await stems.grown(
+                _empty_folder(folder)
+                self._server = await stems.start_fork_server(
                     self._base, library, folder=folder, jail=self._jail, saved=self._saved
                 )
-                self._lanes.watch(self._stem.vm)
+                self._lanes.watch(self._server.vm)
         except (UnavailableError, OSError) as error:
             await self._failed(error, None)
         else:
-            self._backoff = Backoff()
+            self._backoff = RefillBackoff()
 
-    async def _failed(self, error: Exception, stem: Stem | None) -> None:
+    async def _failed(self, error: Exception, stem: ForkServer | None) -> None:
         self._backoff = self._backoff.failed(now_s=time.monotonic())
         metrics.fork_failures.inc()
         log.warning("VMs are started without the fork server for a while: %s", error)
@@ -143,6 +145,6 @@ class StemKeeper:
                 await stem.destroy()
 
 
-def _emptied(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
