@@ -53,7 +53,7 @@ test-long: $(READY) ## what takes longer: tests marked so, the demo on three see
 	$(RUN) python -m tests.chaos
 
 fuzz-frames: $(READY) ## 1,000,000 hostile frames at a node's parser, its channels and a live node, and more at the guest's agent (SEED=0)
-	$(RUN) python -m tests.fuzz --seed $(SEED)
+	$(RUN) python -m tests.harness.fuzz --seed $(SEED)
 
 chaos-weights: $(READY) ## 1,000 versions under faults on a folder and on MinIO, 100 on real engines; each check broken once
 	$(RUN) python hack/minio.py --if-possible
@@ -88,7 +88,7 @@ test-operator: $(READY) ## crash plans, faults of the API server, mutated manife
 e2e: $(READY) ## a run on a real node from helm install to helm uninstall, its pods killed: a transcript with times (needs Go, root)
 	$(RUN) python hack/testbed/build.py
 	$(RUN) python hack/minio.py
-	$(RUN) python -m tests.e2e_cluster
+	$(RUN) python -m tests.harness.e2e_cluster
 
 microvms: $(READY) ## the tests of real microVMs, which nothing may skip (QEMU, Go, root)
 	ETUDE_REQUIRE=qemu $(RUN) pytest tests/integration/qemu

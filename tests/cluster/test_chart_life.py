@@ -144,7 +144,7 @@ def test_every_part_can_be_switched_on_and_off_again(helm: Program, kubectl: Pro
         kubectl("apply", "-f", "-", text=json.dumps(loose(kind)))
         kubectl("wait", "--for=condition=Established", f"crd/{kind.lower()}s.monitoring.coreos.com")
     everything = yaml.safe_load(EFFECTS.read_text())["context"]
-    del everything["minio"]  # its hook waits for a node: tests/e2e_cluster has one
+    del everything["minio"]  # its hook waits for a node: tests/harness/e2e_cluster has one
     install(helm)
     plain = objects(kubectl)
     install(helm, **everything)

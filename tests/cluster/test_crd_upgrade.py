@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.mutations import cases, schema
-from tests.mutations.api import Api, path_of
-from tests.mutations.compared import lacking
+from tests.harness.mutations import cases, schema
+from tests.harness.mutations.api import Api, path_of
+from tests.harness.mutations.compared import lacking
 from tests.support import testbeds
 from tests.support.testbeds import Program
 

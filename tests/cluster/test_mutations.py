@@ -13,11 +13,11 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.mutations import cases, process, schema
-from tests.mutations.api import Api
-from tests.mutations.crew import Crew, outcomes
-from tests.mutations.lab import Outcome, Verdict
-from tests.mutations.process import Running
+from tests.harness.mutations import cases, process, schema
+from tests.harness.mutations.api import Api
+from tests.harness.mutations.crew import Crew, outcomes
+from tests.harness.mutations.lab import Outcome, Verdict
+from tests.harness.mutations.process import Running
 from tests.support import figures
 
 from etude.common.api.schema import crd

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.mutations import process, produced, rights, walls
-from tests.mutations.api import Api
-from tests.mutations.life import Life
-from tests.mutations.process import HOME
-from tests.mutations.rights import FORBIDDEN, Right
+from tests.harness.mutations import process, produced, rights, walls
+from tests.harness.mutations.api import Api
+from tests.harness.mutations.life import Life
+from tests.harness.mutations.process import HOME
+from tests.harness.mutations.rights import FORBIDDEN, Right
 from tests.support import figures, helm, testbeds
 from tests.support.helm import ROOT
 from tests.support.renders import renders

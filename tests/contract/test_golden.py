@@ -1,18 +1,18 @@
 """The golden run gives the same bytes wherever it is played.
 
 What a stage leaves out is listed in the test's report (-rA). Where a tool's results were meant to
-change, `python -m tests.golden --write` writes the transcript anew; review the diff.
+change, `python -m tests.harness.golden --write` writes the transcript anew; review the diff.
 """
 
 import os
 from pathlib import Path
 
 import pytest
-from tests.golden.calls import ALL, Need
-from tests.golden.script import NUM_CALLS, TURNS
-from tests.golden.stages import STAGES
-from tests.golden.transcript import FILE, differences, left_out, paragraphs, play
-from tests.golden.tree import TREE
+from tests.harness.golden.calls import ALL, Need
+from tests.harness.golden.script import NUM_CALLS, TURNS
+from tests.harness.golden.stages import STAGES
+from tests.harness.golden.transcript import FILE, differences, left_out, paragraphs, play
+from tests.harness.golden.tree import TREE
 
 from etude.agent.toolsets import toolset
 from etude.envserver.drivers.base import DriverUnavailableError

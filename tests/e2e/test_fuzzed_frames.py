@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.fuzz import agents, live
+from tests.harness.fuzz import agents, live
 from tests.support import guests
 
 

@@ -7,11 +7,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from tests.chaos import result, runner
-from tests.chaos.engines import mutations as engine_mutations
-from tests.chaos.engines import run as engines
-from tests.chaos.mutations import MUTATIONS
-from tests.chaos.result import Result
+from tests.harness.chaos import result, runner
+from tests.harness.chaos.engines import mutations as engine_mutations
+from tests.harness.chaos.engines import run as engines
+from tests.harness.chaos.mutations import MUTATIONS
+from tests.harness.chaos.result import Result
 from tests.support import s3_servers
 
 OUT = Path(__file__).parents[2] / "bench" / "out" / "chaos_weights.json"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tests.chaos.crew import Crew, Message
-from tests.chaos.publisher import retained
-from tests.chaos.schedule import REPLICAS
-from tests.chaos.settings import Settings
+from tests.harness.chaos.crew import Crew, Message
+from tests.harness.chaos.publisher import retained
+from tests.harness.chaos.schedule import REPLICAS
+from tests.harness.chaos.settings import Settings
 
 from etude.common import weights
 from etude.common.blobs import Store

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from tests.chaos import keeper, publisher, replica, spawning
-from tests.chaos.publisher import FENCED
-from tests.chaos.replica import FAILED
-from tests.chaos.schedule import REPLICAS
-from tests.chaos.settings import Settings
-from tests.chaos.spawning import Role
+from tests.harness.chaos import keeper, publisher, replica, spawning
+from tests.harness.chaos.publisher import FENCED
+from tests.harness.chaos.replica import FAILED
+from tests.harness.chaos.schedule import REPLICAS
+from tests.harness.chaos.settings import Settings
+from tests.harness.chaos.spawning import Role
 
 from etude.common.weights import VersionId
 

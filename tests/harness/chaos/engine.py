@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.chaos import layout, spawning
-from tests.chaos.journal import Journal
-from tests.chaos.stores import ChaosStore
+from tests.harness.chaos import layout, spawning
+from tests.harness.chaos.journal import Journal
+from tests.harness.chaos.stores import ChaosStore
 from typing_extensions import override
 
 from etude.common.errors import CorruptError, UnavailableError

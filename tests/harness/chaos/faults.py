@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.chaos import schedule
-from tests.chaos.conductor import Conductor
-from tests.chaos.mutations import MUTATIONS
-from tests.chaos.publisher import FENCED, retained
-from tests.chaos.schedule import REPLICAS, Event
-from tests.chaos.spawning import Role
+from tests.harness.chaos import schedule
+from tests.harness.chaos.conductor import Conductor
+from tests.harness.chaos.mutations import MUTATIONS
+from tests.harness.chaos.publisher import FENCED, retained
+from tests.harness.chaos.schedule import REPLICAS, Event
+from tests.harness.chaos.spawning import Role
 from typing_extensions import override
 
 from etude.common import weights

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from tests.chaos import mutations
-from tests.chaos.publisher import retained
-from tests.chaos.settings import RUN, Settings
-from tests.chaos.stores import faulty
+from tests.harness.chaos import mutations
+from tests.harness.chaos.publisher import retained
+from tests.harness.chaos.settings import RUN, Settings
+from tests.harness.chaos.stores import faulty
 from typing_extensions import override
 
 from etude.common.api.run.spec import Storage

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tests.chaos.model import TENSORS, Bits, Tensor
+from tests.harness.chaos.model import TENSORS, Bits, Tensor
 
 from etude.common.weights.replicas.regions import Region, slice_regions
 from etude.common.weights.tensors.schema import Schema

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-from tests.chaos.model import TENSORS, Bits
+from tests.harness.chaos.model import TENSORS, Bits
 
 from etude.common.blobs import Store
 from etude.common.weights.protocol.manifest import Stats

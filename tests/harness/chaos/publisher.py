@@ -8,12 +8,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
-from tests.chaos import model, mutations
-from tests.chaos.journal import Journal
-from tests.chaos.model import Bits, Trainer
-from tests.chaos.policy import SCHEMA, Step, receipts
-from tests.chaos.settings import RUN, Settings
-from tests.chaos.stores import faulty
+from tests.harness.chaos import model, mutations
+from tests.harness.chaos.journal import Journal
+from tests.harness.chaos.model import Bits, Trainer
+from tests.harness.chaos.policy import SCHEMA, Step, receipts
+from tests.harness.chaos.settings import RUN, Settings
+from tests.harness.chaos.stores import faulty
 
 from etude.common import weights
 from etude.common.blobs import Store

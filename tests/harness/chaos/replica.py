@@ -10,11 +10,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import layout, model, mutations
-from tests.chaos.engine import INJECTED, ChaosEngine, ChaosRanks
-from tests.chaos.journal import Journal
-from tests.chaos.settings import RUN, Settings
-from tests.chaos.stores import faulty
+from tests.harness.chaos import layout, model, mutations
+from tests.harness.chaos.engine import INJECTED, ChaosEngine, ChaosRanks
+from tests.harness.chaos.journal import Journal
+from tests.harness.chaos.settings import RUN, Settings
+from tests.harness.chaos.stores import faulty
 from typing_extensions import override
 
 from etude.common.errors import EtudeError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import schedule
+from tests.harness.chaos import schedule
 
 
 @dataclass(slots=True, kw_only=True)

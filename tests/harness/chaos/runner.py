@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.conductor import Outage, StuckError
-from tests.chaos.faults import FaultyRun
-from tests.chaos.result import Result
-from tests.chaos.settings import Settings
-from tests.chaos.sweep import sweep
-from tests.chaos.verdict import judge
+from tests.harness.chaos.conductor import Outage, StuckError
+from tests.harness.chaos.faults import FaultyRun
+from tests.harness.chaos.result import Result
+from tests.harness.chaos.settings import Settings
+from tests.harness.chaos.sweep import sweep
+from tests.harness.chaos.verdict import judge
 from tests.support import s3_servers
 from typing_extensions import override
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.journal import Journal
+from tests.harness.chaos.journal import Journal
 
 from etude.common.blobs import Store, open_store
 from etude.common.blobs.factory import Deadlines

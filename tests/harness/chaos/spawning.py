@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.chaos.settings import Settings
+from tests.harness.chaos.settings import Settings
 
 _PR_SET_PDEATHSIG = 1
 
@@ -55,7 +55,7 @@ class Role:
 def start(target: Callable[..., None], settings: Settings, who: str, *args: object) -> Role:
     """Fork a role from a server that has imported and compiled everything already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.chaos.warm"])
+    context.set_forkserver_preload(["tests.harness.chaos.warm"])
     ours, theirs = context.Pipe()
     process = context.Process(target=_main, args=(target, theirs, (settings, who, *args)))
     process.start()

@@ -4,8 +4,8 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from tests.chaos.journal import Journal
-from tests.chaos.settings import Settings
+from tests.harness.chaos.journal import Journal
+from tests.harness.chaos.settings import Settings
 from tests.support.faults import Fault, FaultyStore, Schedule
 from typing_extensions import Buffer, override
 

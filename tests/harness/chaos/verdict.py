@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tests.chaos import journal
-from tests.chaos.journal import Line
-from tests.chaos.settings import Settings
+from tests.harness.chaos import journal
+from tests.harness.chaos.journal import Line
+from tests.harness.chaos.settings import Settings
 
 from etude.common.weights import VersionId
 

@@ -3,10 +3,10 @@
 import tempfile
 from pathlib import Path
 
-from tests.chaos import keeper, publisher, replica, runner
-from tests.chaos.model import Trainer
-from tests.chaos.policy import SCHEMA, Step, receipts
-from tests.chaos.settings import RUN
+from tests.harness.chaos import keeper, publisher, replica, runner
+from tests.harness.chaos.model import Trainer
+from tests.harness.chaos.policy import SCHEMA, Step, receipts
+from tests.harness.chaos.settings import RUN
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore

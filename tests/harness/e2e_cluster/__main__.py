@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from tests.e2e_cluster import (
+from tests.harness.e2e_cluster import (
     bed,
     evidence,
     install,
@@ -21,8 +21,8 @@ from tests.e2e_cluster import (
     upgrade,
     weights,
 )
-from tests.e2e_cluster.scene import HOME, LAB, Scene
-from tests.e2e_cluster.transcript import OUT, Transcript
+from tests.harness.e2e_cluster.scene import HOME, LAB, Scene
+from tests.harness.e2e_cluster.transcript import OUT, Transcript
 
 Stage = Callable[[Scene], None]
 STAGES: dict[str, Stage] = {
@@ -70,7 +70,9 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.e2e_cluster", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.harness.e2e_cluster", description=__doc__
+    )
     parser.add_argument("--keep", action="store_true", help="leave the cluster, to look at it")
     parser.add_argument("--index", help="go on with this cluster, which was left")
     parser.add_argument(

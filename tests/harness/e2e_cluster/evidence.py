@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from tests.e2e_cluster.bed import Bed, RefusedError
+from tests.harness.e2e_cluster.bed import Bed, RefusedError
 
 KINDS = "rlr,envp,ckpt,pods,statefulsets,jobs,events"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.e2e_cluster.bed import Bed
+from tests.harness.e2e_cluster.bed import Bed
 
 
 class Change(NamedTuple):

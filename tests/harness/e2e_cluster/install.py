@@ -7,8 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from tests.e2e_cluster import bed
-from tests.e2e_cluster.scene import BUCKET, ENDPOINT, HOME, LAB, PREFIX, RUN, Object, Scene, step_of
+from tests.harness.e2e_cluster import bed
+from tests.harness.e2e_cluster.scene import (
+    BUCKET,
+    ENDPOINT,
+    HOME,
+    LAB,
+    PREFIX,
+    RUN,
+    Object,
+    Scene,
+    step_of,
+)
 from tests.support.cut_demo import cut_demo, make_data
 
 CHART = bed.ROOT / "helm" / "etude"

@@ -1,7 +1,7 @@
 """Pods killed one after the other: what dies comes back, and nothing else restarts."""
 
-from tests.e2e_cluster import weights
-from tests.e2e_cluster.scene import LAB, Object, Scene, step_of
+from tests.harness.e2e_cluster import weights
+from tests.harness.e2e_cluster.scene import LAB, Object, Scene, step_of
 
 
 def kill_the_trainer(scene: Scene) -> None:

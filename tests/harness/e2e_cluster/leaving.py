@@ -1,7 +1,7 @@
 """The release goes, and what it leaves is taken up by the next one."""
 
-from tests.e2e_cluster.install import install
-from tests.e2e_cluster.scene import HOME, LAB, PREFIX, RUN, Object, Scene
+from tests.harness.e2e_cluster.install import install
+from tests.harness.e2e_cluster.scene import HOME, LAB, PREFIX, RUN, Object, Scene
 
 from etude.common.checkpoints.manifest import CHECKPOINTS, MANIFEST
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.e2e_cluster.bed import Bed, RefusedError
-from tests.e2e_cluster.history import History
-from tests.e2e_cluster.transcript import Transcript
+from tests.harness.e2e_cluster.bed import Bed, RefusedError
+from tests.harness.e2e_cluster.history import History
+from tests.harness.e2e_cluster.transcript import Transcript
 
 from etude.common.blobs import Store
 from etude.common.blobs.factory import open_store

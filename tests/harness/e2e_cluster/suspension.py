@@ -1,7 +1,7 @@
 """Suspended, resumed, and trained to the end."""
 
-from tests.e2e_cluster.history import Change
-from tests.e2e_cluster.scene import LAB, PREFIX, RUN, Object, Scene, condition, step_of
+from tests.harness.e2e_cluster.history import Change
+from tests.harness.e2e_cluster.scene import LAB, PREFIX, RUN, Object, Scene, condition, step_of
 
 from etude.common.run_folder.record import open_record
 

@@ -1,8 +1,8 @@
 """A new release of the chart while the run trains."""
 
-from tests.e2e_cluster.install import CHART
-from tests.e2e_cluster.kills import same
-from tests.e2e_cluster.scene import HOME, Scene, step_of
+from tests.harness.e2e_cluster.install import CHART
+from tests.harness.e2e_cluster.kills import same
+from tests.harness.e2e_cluster.scene import HOME, Scene, step_of
 
 OPERATORS = ("-l", "app.kubernetes.io/component=operator")
 

@@ -1,6 +1,6 @@
 """What the engine serves, held against what is in the store."""
 
-from tests.e2e_cluster.scene import PREFIX, Scene
+from tests.harness.e2e_cluster.scene import PREFIX, Scene
 
 from etude.common.weights import VersionId, is_accepted, newest_version, read_manifest
 from etude.common.weights.protocol.versions import DELTAS

@@ -1,4 +1,4 @@
-"""A million hostile frames, from `python -m tests.fuzz`.
+"""A million hostile frames, from `python -m tests.harness.fuzz`.
 
 Most of them go to a node's parser and channels in this process, the others to a live node.
 bench/out/fuzz.json says what they came to.
@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fuzz import agents, channels, live, parsing
-from tests.fuzz.counts import Counts
+from tests.harness.fuzz import agents, channels, live, parsing
+from tests.harness.fuzz.counts import Counts
 from tests.support.guests import ROOT
 
 OUT = ROOT / "bench" / "out" / "fuzz.json"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from tests.fuzz import mutator, wire
-from tests.fuzz.counts import Counts
-from tests.fuzz.mutator import Mutator
+from tests.harness.fuzz import mutator, wire
+from tests.harness.fuzz.counts import Counts
+from tests.harness.fuzz.mutator import Mutator
 from tests.support import guests
 
 from etude.envserver.guest import calls, frames

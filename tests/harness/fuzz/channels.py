@@ -7,9 +7,9 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tests.fuzz import mutator
-from tests.fuzz.counts import Counts
-from tests.fuzz.mutator import Mutator
+from tests.harness.fuzz import mutator
+from tests.harness.fuzz.counts import Counts
+from tests.harness.fuzz.mutator import Mutator
 from typing_extensions import override
 
 from etude.agent.patterns import GrepQuery

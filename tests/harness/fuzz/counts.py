@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.mutator import CORPUS
+from tests.harness.fuzz.mutator import CORPUS
 
 _SHOWN = 20
 

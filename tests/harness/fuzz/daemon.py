@@ -1,4 +1,4 @@
-"""python -m tests.fuzz.daemon SEED: a node as `etude-envserver node`, whose guests are hostile.
+"""python -m tests.harness.fuzz.daemon SEED: a node as `etude-envserver node`, whose guests are hostile.
 
 All of it is the real one, but for what starts a machine: a process stands for it that serves a
 monitor's and an agent's socket and says what it likes.
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Never
 
-from tests.fuzz.channels import Counting
-from tests.fuzz.hostile import HONEST
+from tests.harness.fuzz.channels import Counting
+from tests.harness.fuzz.hostile import HONEST
 from typing_extensions import override
 
 from etude.agent.workspace.interface import Runner
@@ -87,7 +87,7 @@ class HostileDriver(Driver):
 
     @override
     async def start(self) -> None:
-        command = (sys.executable, "-m", "tests.fuzz.hostile")
+        command = (sys.executable, "-m", "tests.harness.fuzz.hostile")
         with (self.scratch / "guests.log").open("ab") as log:
             self._maker = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=log

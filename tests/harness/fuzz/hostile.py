@@ -1,4 +1,4 @@
-"""python -m tests.fuzz.hostile: guests that say what they like, one process each.
+"""python -m tests.harness.fuzz.hostile: guests that say what they like, one process each.
 
 Each line on the input, `FOLDER SEED`, is answered with the id of a process that stands for a
 machine: in the folder it serves one monitor and one agent. The seed `honest` is a good guest's.
@@ -16,8 +16,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz import mutator
-from tests.fuzz.mutator import Mutator
+from tests.harness.fuzz import mutator
+from tests.harness.fuzz.mutator import Mutator
 
 from etude.envserver.guest import frames
 from etude.envserver.guest.frames import Frame, FrameFlag, FrameKind, FrameParser

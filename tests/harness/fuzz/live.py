@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-from tests.fuzz import daemon
-from tests.fuzz.counts import Counts
+from tests.harness.fuzz import daemon
+from tests.harness.fuzz.counts import Counts
 from tests.support.guests import ROOT
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
@@ -67,7 +67,7 @@ class HostileNode(Processes):
             return super().start(role, changes)
         with (self.folder / "node.log").open("ab") as log:
             self.running[role] = subprocess.Popen(
-                [sys.executable, "-m", "tests.fuzz.daemon", str(self.seed)],
+                [sys.executable, "-m", "tests.harness.fuzz.daemon", str(self.seed)],
                 env=self.environment(role),
                 cwd=ROOT,
                 stderr=log,

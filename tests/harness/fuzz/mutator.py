@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from google.protobuf.message import Message
-from tests.fuzz import wire
+from tests.harness.fuzz import wire
 
 from etude.envserver.guest import frames
 from etude.envserver.guest.frames import Frame, FrameFlag, FrameKind, FrameParser
@@ -14,7 +14,7 @@ from etude.v1 import environments_pb2, guest_pb2
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "frames"
 GUEST, HOST = CORPUS / "guest.frames", CORPUS / "host.frames"
-"""Frames of a golden run, as `python -m tests.fuzz.recording` keeps them."""
+"""Frames of a golden run, as `python -m tests.harness.fuzz.recording` keeps them."""
 _ANSWERS: list[tuple[int, bytes | Message]] = [
     (0, b"content"),
     (1, b"output"),

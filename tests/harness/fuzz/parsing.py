@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from tests.fuzz import mutator
-from tests.fuzz.counts import Counts
-from tests.fuzz.mutator import Mutator
+from tests.harness.fuzz import mutator
+from tests.harness.fuzz.counts import Counts
+from tests.harness.fuzz.mutator import Mutator
 
 from etude.envserver.guest import frames
 from etude.envserver.guest.frames import BadFrameError, FrameParser

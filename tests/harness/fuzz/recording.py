@@ -1,4 +1,4 @@
-"""python -m tests.fuzz.recording: keep frames of every shape that a golden run sends."""
+"""python -m tests.harness.fuzz.recording: keep frames of every shape that a golden run sends."""
 
 import asyncio
 import shlex
@@ -10,10 +10,10 @@ from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 
 from google.protobuf.message import Message
-from tests.fuzz import mutator
-from tests.golden.calls import ALL, Need
-from tests.golden.transcript import Stage, play
-from tests.golden.tree import TREE
+from tests.harness.fuzz import mutator
+from tests.harness.golden.calls import ALL, Need
+from tests.harness.golden.transcript import Stage, play
+from tests.harness.golden.tree import TREE
 from tests.support import guests
 
 from etude.envserver.guest import frames, workspace_files

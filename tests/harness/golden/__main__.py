@@ -1,4 +1,4 @@
-"""python -m tests.golden [STAGE] [--write]: play the golden run, compare it, or write it anew."""
+"""python -m tests.harness.golden [STAGE] [--write]: play the golden run, compare it, or write it anew."""
 
 import argparse
 import asyncio
@@ -6,9 +6,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.golden.stages import STAGES
-from tests.golden.transcript import FILE, Row, differences, left_out, paragraphs, play, written
-from tests.golden.tree import TREE
+from tests.harness.golden.stages import STAGES
+from tests.harness.golden.transcript import (
+    FILE,
+    Row,
+    differences,
+    left_out,
+    paragraphs,
+    play,
+    written,
+)
+from tests.harness.golden.tree import TREE
 
 
 async def played(stage: str) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.golden.calls import Turn, step
+from tests.harness.golden.calls import Turn, step
 
 _PATCH = """--- a/shop/core.py
 +++ b/shop/core.py

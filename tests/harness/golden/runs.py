@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.golden.calls import Need, Turn, step
+from tests.harness.golden.calls import Need, Turn, step
 
 _PATIENCE_S = 600
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tests.golden import edits, runs, views
-from tests.golden.calls import Turn
+from tests.harness.golden import edits, runs, views
+from tests.harness.golden.calls import Turn
 
 
 def turns() -> Iterator[Turn]:

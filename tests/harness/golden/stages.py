@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from tests.golden.calls import ALL, Need
-from tests.golden.transcript import Stage
-from tests.golden.tree import TREE
+from tests.harness.golden.calls import ALL, Need
+from tests.harness.golden.transcript import Stage
+from tests.harness.golden.tree import TREE
 from tests.support import guests
 
 from etude.agent.workspace import ExecResult, FolderWorkspace, MemoryWorkspace

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.golden.calls import Need, Step
-from tests.golden.script import TURNS
+from tests.harness.golden.calls import Need, Step
+from tests.harness.golden.script import TURNS
 
 from etude.agent.search.codebase import Codebase
 from etude.agent.search.shared_index import SharedIndex

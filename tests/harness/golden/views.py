@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.golden.calls import Turn, raw, step
+from tests.harness.golden.calls import Turn, raw, step
 
 
 def reads() -> Iterator[Turn]:

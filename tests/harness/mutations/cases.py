@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tests.mutations import kubernetes_values, schema
-from tests.mutations.schema import Place, Steps
-from tests.mutations.values import ABSENT, Raw, values
+from tests.harness.mutations import kubernetes_values, schema
+from tests.harness.mutations.schema import Place, Steps
+from tests.harness.mutations.values import ABSENT, Raw, values
 from typing_extensions import override
 
 from etude.common.api.schema import crd

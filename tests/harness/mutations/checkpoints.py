@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.mutations import shown, state
-from tests.mutations.api import path_of
-from tests.mutations.cases import Mutation
-from tests.mutations.lab import Bench, NeverError, Outcome, Verdict
+from tests.harness.mutations import shown, state
+from tests.harness.mutations.api import path_of
+from tests.harness.mutations.cases import Mutation
+from tests.harness.mutations.lab import Bench, NeverError, Outcome, Verdict
 from typing_extensions import override
 
 FIXED = ("runRef", "source", "reason", "parentRef")

@@ -6,10 +6,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tests.mutations.api import Api
-from tests.mutations.cases import Mutation
-from tests.mutations.checkpoints import CheckpointBench
-from tests.mutations.lab import Bench, Outcome, Verdict
+from tests.harness.mutations.api import Api
+from tests.harness.mutations.cases import Mutation
+from tests.harness.mutations.checkpoints import CheckpointBench
+from tests.harness.mutations.lab import Bench, Outcome, Verdict
 
 from etude.common.api.schema import crd
 

@@ -4,8 +4,8 @@ wrong: the schema of our kinds knows little of these."""
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.mutations.schema import Steps
-from tests.mutations.values import Raw
+from tests.harness.mutations.schema import Steps
+from tests.harness.mutations.values import Raw
 
 HUGE = "x" * 200 * 1_024
 NODE_AFFINITY = {

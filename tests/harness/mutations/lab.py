@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from tests.mutations import schema, shown, state
-from tests.mutations.api import MERGE, Api, Reply, path_of
-from tests.mutations.cases import Mutation, changed, dumped
-from tests.mutations.state import Manifest
+from tests.harness.mutations import schema, shown, state
+from tests.harness.mutations.api import MERGE, Api, Reply, path_of
+from tests.harness.mutations.cases import Mutation, changed, dumped
+from tests.harness.mutations.state import Manifest
 
 from etude.common.api.schema import crd
 

@@ -10,9 +10,9 @@ from concurrent import futures
 from typing import Any
 
 import grpc
-from tests.mutations import schema
-from tests.mutations.api import MERGE, Api, path_of
-from tests.mutations.state import conditions
+from tests.harness.mutations import schema
+from tests.harness.mutations.api import MERGE, Api, path_of
+from tests.harness.mutations.state import conditions
 from typing_extensions import override
 
 from etude.common.api.schema import crd

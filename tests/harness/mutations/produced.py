@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tests.mutations import cases, schema
-from tests.mutations.walls import pods
+from tests.harness.mutations import cases, schema
+from tests.harness.mutations.walls import pods
 
 from etude.common.api.kinds import Checkpoint
 from etude.common.api.schema import crd

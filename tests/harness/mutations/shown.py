@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from tests.mutations.compared import lacking, same_amount, unequal
+from tests.harness.mutations.compared import lacking, same_amount, unequal
 
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.operator.manifests import has_fields_of, parse_quantity

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.mutations.api import Api
+from tests.harness.mutations.api import Api
 
 KINDS = (
     *("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy", "Job", "Pod"),

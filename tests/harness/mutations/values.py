@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.mutations.schema import Node, minimal
+from tests.harness.mutations.schema import Node, minimal
 
 ABSENT = object()
 """Takes a field away."""

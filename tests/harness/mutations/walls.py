@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tests.mutations.api import Api
+from tests.harness.mutations.api import Api
 
 Manifest = dict[str, Any]
 CLASSES: Mapping[str, tuple[str, Manifest]] = {

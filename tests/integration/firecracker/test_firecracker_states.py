@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.golden.calls import ALL, Need
-from tests.golden.stages import leased
-from tests.golden.transcript import FILE, differences, paragraphs, play
-from tests.golden.tree import TREE
+from tests.harness.golden.calls import ALL, Need
+from tests.harness.golden.stages import leased
+from tests.harness.golden.transcript import FILE, differences, paragraphs, play
+from tests.harness.golden.tree import TREE
 from tests.support.firecracker.install import Make
 from tests.support.sandbox_states import CHECKS, States
 

@@ -1,10 +1,10 @@
 """The golden run in a container of gVisor."""
 
 import pytest
-from tests.golden.calls import ALL, Need
-from tests.golden.stages import leased
-from tests.golden.transcript import FILE, differences, left_out, paragraphs, play
-from tests.golden.tree import TREE
+from tests.harness.golden.calls import ALL, Need
+from tests.harness.golden.stages import leased
+from tests.harness.golden.transcript import FILE, differences, left_out, paragraphs, play
+from tests.harness.golden.tree import TREE
 
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 

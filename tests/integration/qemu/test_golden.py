@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.golden.calls import ALL, Need
-from tests.golden.stages import leased
-from tests.golden.transcript import FILE, differences, left_out, paragraphs, play
-from tests.golden.tree import TREE
+from tests.harness.golden.calls import ALL, Need
+from tests.harness.golden.stages import leased
+from tests.harness.golden.transcript import FILE, differences, left_out, paragraphs, play
+from tests.harness.golden.tree import TREE
 from tests.support import microvms
 
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver

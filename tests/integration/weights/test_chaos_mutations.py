@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.chaos.mutations import MUTATIONS
+from tests.harness.chaos.mutations import MUTATIONS
 
 ROOT = Path(__file__).parents[3]
 

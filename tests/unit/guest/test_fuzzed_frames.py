@@ -5,9 +5,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.fuzz import channels, mutator, parsing
-from tests.fuzz.counts import Counts
-from tests.fuzz.mutator import Mutator
+from tests.harness.fuzz import channels, mutator, parsing
+from tests.harness.fuzz.counts import Counts
+from tests.harness.fuzz.mutator import Mutator
 
 from etude.envserver.guest.calls import OpenCall
 from etude.envserver.guest.frames import Frame

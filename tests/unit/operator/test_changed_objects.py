@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.mutations import cases, produced, schema, shown
-from tests.mutations.cases import Mutation
-from tests.mutations.lab import OPEN, names
+from tests.harness.mutations import cases, produced, schema, shown
+from tests.harness.mutations.cases import Mutation
+from tests.harness.mutations.lab import OPEN, names
 
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.common.api.meta import BrokenRulesError

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.chaos.engines.verdict import wrongs
-from tests.chaos.verdict import Epoch
+from tests.harness.chaos.engines.verdict import wrongs
+from tests.harness.chaos.verdict import Epoch
 
 from etude.common.weights import VersionId
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.chaos import journal
-from tests.chaos.engines import fresh
-from tests.chaos.engines.fresh import Answers, Export
-from tests.chaos.engines.process import EngineProcess
-from tests.chaos.engines.sampling import generated
-from tests.chaos.settings import Settings
+from tests.harness.chaos import journal
+from tests.harness.chaos.engines import fresh
+from tests.harness.chaos.engines.fresh import Answers, Export
+from tests.harness.chaos.engines.process import EngineProcess
+from tests.harness.chaos.engines.sampling import generated
+from tests.harness.chaos.settings import Settings
 
 from etude.common.weights import VersionId
 

@@ -1,6 +1,6 @@
 """What a fresh engine says that was started on an exported folder and knows of no version.
 
-python -m tests.chaos.engines.fresh FOLDER PROMPT
+python -m tests.harness.chaos.engines.fresh FOLDER PROMPT
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tests.chaos.engines.policy import CONTEXT, sha256
-from tests.chaos.engines.process import CONCURRENT, ROOT
-from tests.chaos.settings import Settings
+from tests.harness.chaos.engines.policy import CONTEXT, sha256
+from tests.harness.chaos.engines.process import CONCURRENT, ROOT
+from tests.harness.chaos.settings import Settings
 
 from etude.common.weights import VersionId
 from etude.common.weights.replicas.mirror import Mirror
@@ -65,7 +65,7 @@ def answers(folder: Path, prompt: Sequence[int]) -> Answers:
     Raises:
         subprocess.CalledProcessError: it failed.
     """
-    command = [sys.executable, "-m", "tests.chaos.engines.fresh", str(folder)]
+    command = [sys.executable, "-m", "tests.harness.chaos.engines.fresh", str(folder)]
     done = subprocess.run(
         [*command, json.dumps([*prompt])], cwd=ROOT, capture_output=True, text=True, check=True
     )

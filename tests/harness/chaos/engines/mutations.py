@@ -1,6 +1,6 @@
 """Checks of a real engine that can be broken on purpose: the run must then fail."""
 
-from tests.chaos.mutations import Mutation
+from tests.harness.chaos.mutations import Mutation
 
 from etude.inference.worker.rank import Rank
 

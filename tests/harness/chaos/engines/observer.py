@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tests.chaos.engines.policy import FUSED, SHAPES
-from tests.chaos.journal import Journal
+from tests.harness.chaos.engines.policy import FUSED, SHAPES
+from tests.harness.chaos.journal import Journal
 
 _PLACES = {
     name: (fused, sum(rows for _, rows in parts[:place]))

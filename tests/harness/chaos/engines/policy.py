@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tests.chaos.model import Bits
+from tests.harness.chaos.model import Bits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY, HIDDEN, INNER, LAYERS = 320, 128, 256, 3

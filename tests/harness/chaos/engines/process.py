@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from tests.chaos.engines.policy import CONTEXT
-from tests.chaos.engines.role import to_file
-from tests.chaos.settings import RUN, Settings
+from tests.harness.chaos.engines.policy import CONTEXT
+from tests.harness.chaos.engines.role import to_file
+from tests.harness.chaos.settings import RUN, Settings
 
 from etude.common.rpc.channels import dial
 from etude.common.weights import VersionId
@@ -142,7 +142,13 @@ class EngineProcess:
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
         }
-        command = [sys.executable, "-m", "tests.chaos.engines.role", str(settings_file), self.who]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.harness.chaos.engines.role",
+            str(settings_file),
+            self.who,
+        ]
         with (folder / f"{self.who}.err").open("wb") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env={**os.environ, **variables}, stdout=log, stderr=log

@@ -4,11 +4,11 @@ import random
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-from tests.chaos.engines.policy import SHAPES, Trainer, sha256, state
-from tests.chaos.journal import Journal
-from tests.chaos.publisher import FENCED, checkpoint, retained, retried
-from tests.chaos.settings import RUN, Settings
-from tests.chaos.stores import faulty
+from tests.harness.chaos.engines.policy import SHAPES, Trainer, sha256, state
+from tests.harness.chaos.journal import Journal
+from tests.harness.chaos.publisher import FENCED, checkpoint, retained, retried
+from tests.harness.chaos.settings import RUN, Settings
+from tests.harness.chaos.stores import faulty
 from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights

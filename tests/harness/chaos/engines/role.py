@@ -1,6 +1,6 @@
 """The inference role as a run of chaos starts it: the real one, on a faulty store and observed.
 
-python -m tests.chaos.engines.role SETTINGS WHO, with the environment that the role reads.
+python -m tests.harness.chaos.engines.role SETTINGS WHO, with the environment that the role reads.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import spawning, stores
-from tests.chaos.engines.mutations import MUTATIONS
-from tests.chaos.journal import Journal
-from tests.chaos.settings import Settings
-from tests.chaos.stores import ChaosStore, faulty
+from tests.harness.chaos import spawning, stores
+from tests.harness.chaos.engines.mutations import MUTATIONS
+from tests.harness.chaos.journal import Journal
+from tests.harness.chaos.settings import Settings
+from tests.harness.chaos.stores import ChaosStore, faulty
 
 from etude.common import role_inputs
 from etude.common.errors import CorruptError
@@ -41,7 +41,7 @@ def _from_file(path: Path) -> Settings:
 
 
 def _observe(engine: Any, journal: Journal, store: ChaosStore) -> None:
-    from tests.chaos.engines.observer import Observer  # noqa: PLC0415 - imports torch
+    from tests.harness.chaos.engines.observer import Observer  # noqa: PLC0415 - imports torch
 
     core = engine.llm.engine_core._core
     model = core.model_executor.driver_worker.worker.model_runner.get_model()

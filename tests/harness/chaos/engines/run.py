@@ -8,13 +8,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.chaos.engines import policy
-from tests.chaos.engines.schedule import KILLS
-from tests.chaos.engines.script import Script
-from tests.chaos.engines.site import Site, StuckError
-from tests.chaos.engines.verdict import judge
-from tests.chaos.result import Result
-from tests.chaos.settings import Settings
+from tests.harness.chaos.engines import policy
+from tests.harness.chaos.engines.schedule import KILLS
+from tests.harness.chaos.engines.script import Script
+from tests.harness.chaos.engines.site import Site, StuckError
+from tests.harness.chaos.engines.verdict import judge
+from tests.harness.chaos.result import Result
+from tests.harness.chaos.settings import Settings
 
 VERSIONS, QUICK_VERSIONS = 100, 12
 LEAST = {

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from tests.chaos.engines.policy import CONTEXT, VOCABULARY
-from tests.chaos.engines.process import CALL_S, CutOffError, EngineProcess, cut_off
-from tests.chaos.journal import Journal
+from tests.harness.chaos.engines.policy import CONTEXT, VOCABULARY
+from tests.harness.chaos.engines.process import CALL_S, CutOffError, EngineProcess, cut_off
+from tests.harness.chaos.journal import Journal
 
 from etude.common.weights import VersionId
 from etude.v1 import inference_pb2

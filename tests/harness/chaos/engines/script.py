@@ -5,10 +5,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.engines.comparing import Comparison
-from tests.chaos.engines.schedule import Event, events
-from tests.chaos.engines.site import LOOK_S, START_S, Site, StuckError
-from tests.chaos.publisher import retained
+from tests.harness.chaos.engines.comparing import Comparison
+from tests.harness.chaos.engines.schedule import Event, events
+from tests.harness.chaos.engines.site import LOOK_S, START_S, Site, StuckError
+from tests.harness.chaos.publisher import retained
 
 from etude.common import weights
 from etude.common.errors import EtudeError

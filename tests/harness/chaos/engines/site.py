@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
-from tests.chaos import keeper, spawning
-from tests.chaos.engines import publisher
-from tests.chaos.engines.process import CutOffError, EngineProcess
-from tests.chaos.engines.sampling import AT_ONCE, Client
-from tests.chaos.journal import Journal
-from tests.chaos.publisher import retained
-from tests.chaos.settings import Settings
-from tests.chaos.spawning import Role
+from tests.harness.chaos import keeper, spawning
+from tests.harness.chaos.engines import publisher
+from tests.harness.chaos.engines.process import CutOffError, EngineProcess
+from tests.harness.chaos.engines.sampling import AT_ONCE, Client
+from tests.harness.chaos.journal import Journal
+from tests.harness.chaos.publisher import retained
+from tests.harness.chaos.settings import Settings
+from tests.harness.chaos.spawning import Role
 
 from etude.common.blobs import Store
 from etude.common.weights import VersionId

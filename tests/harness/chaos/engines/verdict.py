@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from tests.chaos import journal, verdict
-from tests.chaos.journal import Line
-from tests.chaos.settings import Settings
-from tests.chaos.verdict import Epoch, Judgement
+from tests.harness.chaos import journal, verdict
+from tests.harness.chaos.journal import Line
+from tests.harness.chaos.settings import Settings
+from tests.harness.chaos.verdict import Epoch, Judgement
 
 from etude.common.weights import VersionId
 
