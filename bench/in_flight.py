@@ -40,8 +40,8 @@ from etude.common.weights.tensors.model_folder import write_folder
 from etude.common.weights.tensors.schema import parse_schema
 from etude.inference.engine.interface import PolicyEngine, SampleRequest
 from etude.inference.settings import EngineOptions
-from etude.inference.status import Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.status import ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Engine(NamedTuple):
     """A replica that follows a run's store, moved by hand."""
 
     replica: "Replica"
-    receiver: Receiver
+    receiver: VersionFollower
 
     async def stream(self, prompt: Sequence[int], seed: int) -> Streamed:
         """One request that is long enough for several swaps."""
@@ -102,7 +102,7 @@ def build(model: Path, dtype: str, *, follows_store: bool) -> "Replica":
     os.environ.update(chosen.environment())
     from etude.inference.engine import replica  # noqa: PLC0415 - vLLM reads its environment at import
 
-    return replica.build(chosen)
+    return replica.build_replica(chosen)
 
 
 def options(model: Path, dtype: str, *, follows_store: bool) -> EngineOptions:
@@ -180,7 +180,7 @@ async def replay(
     pauses: list[float] = []
     for version in versions:
         await asyncio.sleep(0.25)
-        status = await engine.receiver.commit(version)
+        status = await engine.receiver.activate(version)
         pauses.append(status.last_pause_s * 1e3)
     return [await each for each in running], pauses
 
@@ -246,14 +246,14 @@ async def measured(run: Path, count: int, scratch: Path) -> dict[str, float]:
     dtype = {"F32": "float32", "BF16": "bfloat16"}[_dtype(store, manifest)]
     replica = build(model, dtype, follows_store=True)
     stager = Stager(store, manifest.run, scratch / "staged")
-    status = Status(replica="bench")
-    engine = Engine(replica, Receiver(stager=stager, engine=replica, status=status))
+    status = ReplicaStatus(replica="bench")
+    engine = Engine(replica, VersionFollower(stager=stager, engine=replica, status=status))
     compared = Table("version", "as a fresh engine on its export", box=None)
     wrong = 0
 
     async def compare(version: VersionId) -> None:
         nonlocal wrong
-        await engine.receiver.commit(version)
+        await engine.receiver.activate(version)
         folder = await asyncio.to_thread(exported, store, version, model, scratch)
         same = await asyncio.to_thread(fresh_answers, folder, dtype, prompt) == await probe(
             replica, prompt

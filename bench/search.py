@@ -25,12 +25,12 @@ from search_bench.questions import Answer
 from typing_extensions import override
 
 from etude.agent.search import ranking
-from etude.agent.search.embedders.hashed import HashedNull
+from etude.agent.search.embedders.hashed import HashedEmbedder
 from etude.agent.search.embedders.interface import Bytes, Embedder
-from etude.agent.search.embedders.minilm import MiniLm
-from etude.agent.search.embedders.trained import TrainedTable
-from etude.agent.search.index import Index, build, entries
-from etude.agent.search.tokens import Passage, passage
+from etude.agent.search.embedders.minilm import MiniLmEmbedder
+from etude.agent.search.embedders.trained import TrainedEmbedder
+from etude.agent.search.index import ChunkIndex, build_index, index_chunks
+from etude.agent.search.tokens import Passage, count_words
 from etude.common.errors import UserError
 
 OUT = Path(__file__).parent / "out" / "search.json"
@@ -99,13 +99,13 @@ def repositories(names: Sequence[str], most: int) -> Iterator[Repository]:
         yield Repository(name, texts, asked[:most])
 
 
-def rank(index: Index, answer: Answer, embedder: Embedder, *, alone: bool) -> int:
+def rank(index: ChunkIndex, answer: Answer, embedder: Embedder, *, alone: bool) -> int:
     """The place of the answer's chunk."""
-    found = index.matches(passage(answer.question), embedder, index.postings)
+    found = index.score(count_words(answer.question), embedder, index.postings)
     places = np.arange(len(index.chunks))
     kinds = [found.meaning] if alone else [found.words, found.meaning]
-    orders = [ranking.order(scores, places) for scores in kinds]
-    for at, chosen in enumerate(ranking.fused(orders, places, DEPTH), 1):
+    orders = [ranking.rank_documents(scores, places) for scores in kinds]
+    for at, chosen in enumerate(ranking.fuse_ranks(orders, places, DEPTH), 1):
         chunk = index.chunks[chosen]
         if chunk.path == answer.path and chunk.start <= answer.line <= chunk.end:
             return at
@@ -119,7 +119,7 @@ def measure(known: Sequence[Repository], embedder: Embedder) -> list[Line]:
     lines += [] if is_bm25 else [Line(name=f"{embedder.id} alone")]
     for repository in known:
         started_s = cpu_s()
-        index = build(entries(repository.files, embedder), embedder.num_components)
+        index = build_index(index_chunks(repository.files, embedder), embedder.num_components)
         spent_s = cpu_s() - started_s
         for line in lines:
             line.chunks += len(index.chunks)
@@ -142,12 +142,12 @@ def cpu_s() -> float:
 def embedders(models: Path, *, slow: bool) -> Iterator[Embedder]:
     """Every kind of vectors that this machine has."""
     yield Nothing()
-    yield HashedNull()
+    yield HashedEmbedder()
     for path in sorted(models.glob("*.npz")):
-        yield TrainedTable.load(path)
+        yield TrainedEmbedder.load(path)
     try:
         if slow:
-            yield MiniLm.load()
+            yield MiniLmEmbedder.load()
     except UserError as error:
         Console().print(f"left out: {error}")
 

@@ -29,14 +29,14 @@ from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import INITIAL, LocalEnvironment
 from etude.agent.toolsets import toolset
-from etude.agent.trajectory import Span
-from etude.agent.turns import Limits, RolloutTask, Sampler, run_rollout
+from etude.agent.trajectory import PolicySpan
+from etude.agent.turns import RolloutLimits, RolloutTask, Sampler, run_rollout
 from etude.agent.workspace import ExecResult, MemoryWorkspace
 from etude.cli.verbs.serve import newest_model
 from etude.common.run_folder.record import FolderRecord, latest_rows
 
 OUT = Path(__file__).parent / "out" / "spine.json"
-LIMITS = Limits(max_turns=8, max_turn_tokens=80, max_tokens=480, timeout_s=600)
+LIMITS = RolloutLimits(max_turns=8, max_turn_tokens=80, max_tokens=480, timeout_s=600)
 PROMPTS, SIBLINGS = 16, 8
 BATCH = 64
 """As many as the demo's engine runs at once."""
@@ -73,7 +73,7 @@ class GenerateLoop(Sampler):
         self.flush()
         ids = await answer
         finish = FinishReason.STOP if ids[-1] == self.chat.end_id else FinishReason.LENGTH
-        span = Span(0, len(ids), INITIAL, INITIAL)
+        span = PolicySpan(0, len(ids), INITIAL, INITIAL)
         return Completion(ids, [0.0] * len(ids), [span], finish)
 
     def flush(self) -> None:

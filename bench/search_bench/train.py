@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from etude.agent.search.embedders.registry import file_of
-from etude.agent.search.embedders.trained import TrainedTable
+from etude.agent.search.embedders.registry import table_path
+from etude.agent.search.embedders.trained import TrainedEmbedder
 from search_bench import corpus, questions, training
 from search_bench.questions import Answer
 from search_bench.training import Pair, Recipe
@@ -65,9 +65,9 @@ def main() -> None:
         print(f"loss {loss:.4f}, {time.process_time():.0f} CPU-s", flush=True)
 
     table = training.train(learnt, Recipe(seed=given.seed), tell)
-    made = TrainedTable.of(table.words, table.rows)
+    made = TrainedEmbedder.quantise_rows(table.words, table.rows)
     given.out.mkdir(parents=True, exist_ok=True)
-    path = file_of(made.id, given.out)
+    path = table_path(made.id, given.out)
     made.save(path)
     print(f"{path}: {len(made.ids)} words, {path.stat().st_size} bytes")
 

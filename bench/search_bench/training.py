@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from etude.agent.search.tokens import words
+from etude.agent.search.tokens import split_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def weight(count: int) -> float:
 
 def pair(question: str, answer: str) -> Pair:
     """Texts, as training sees them."""
-    return Pair(Counter(words(question)), Counter(words(answer)))
+    return Pair(Counter(split_words(question)), Counter(split_words(answer)))
 
 
 def vocabulary(pairs: Iterable[Pair], recipe: Recipe) -> Counter[str]:

@@ -2,9 +2,16 @@
 
 from etude.agent import messages
 from etude.agent.completions import FinishReason
-from etude.agent.tool_calls import Call, from_json
+from etude.agent.tool_calls import ParsedCall, call_from_json
 from etude.agent.tools.base import ErrorKind, ToolOutcome
-from etude.agent.trajectory import CallRecord, Costs, Ending, Link, Span, Trajectory
+from etude.agent.trajectory import (
+    CallRecord,
+    ContextLink,
+    Ending,
+    PolicySpan,
+    RolloutCosts,
+    Trajectory,
+)
 from etude.agent.turns import ToolCall
 from etude.common.weights import VersionId
 from etude.v1 import environments_pb2, inference_pb2, rollout_pb2
@@ -37,8 +44,8 @@ def test_finish_reasons_have_the_numbers_of_the_wire() -> None:
 def test_a_call_arrives_as_it_was_sent() -> None:
     message = messages.to_call_message(ToolCall("0.1", "grep", '{"pattern":"é"}'))
     assert message.call_id == "0.1"
-    call = Call(name="grep", arguments={"pattern": "é"})
-    assert from_json(message.name, message.arguments_json) == call
+    call = ParsedCall(name="grep", arguments={"pattern": "é"})
+    assert call_from_json(message.name, message.arguments_json) == call
 
 
 def test_a_result_arrives_as_it_was_sent() -> None:
@@ -52,16 +59,18 @@ def test_a_result_arrives_as_it_was_sent() -> None:
 
 def test_a_trajectory_is_written_down_completely() -> None:
     old, new = VersionId(1, 3), VersionId(2, 4)
-    link = Link(
+    link = ContextLink(
         token_ids=[1, 2, 3],
         loss_mask=b"\0\1\1",
         sampler_logprobs=[0.0, -0.5, -0.25],
-        spans=[Span(1, 2, old, old), Span(2, 3, new, old)],
+        spans=[PolicySpan(1, 2, old, old), PolicySpan(2, 3, new, old)],
     )
     record = CallRecord(
         turn=0, name="grep", arguments_json="{}", result="x", is_error=True, is_malformed=True
     )
-    costs = Costs(completion_tokens=2, turns=1, tool_calls=1, malformed_calls=1, tool_seconds=0.5)
+    costs = RolloutCosts(
+        completion_tokens=2, turns=1, tool_calls=1, malformed_calls=1, tool_seconds=0.5
+    )
     message = messages.to_rollout_message(
         Trajectory(
             links=(link,),
@@ -89,6 +98,6 @@ def test_a_trajectory_is_written_down_completely() -> None:
 
 def test_a_trajectory_without_samples_has_no_versions() -> None:
     message = messages.to_rollout_message(
-        Trajectory(links=(), costs=Costs(), ending=Ending.TIME_LIMIT)
+        Trajectory(links=(), costs=RolloutCosts(), ending=Ending.TIME_LIMIT)
     )
     assert not message.HasField("oldest")

@@ -11,7 +11,7 @@ from etude.agent import tool_calls
 from etude.agent.chat import CHAT_TEMPLATE, ChatFormat
 
 MODEL = Path(__file__).parents[1] / "unit" / "agent" / "model"
-CALL = tool_calls.render("read_file", {"path": "a.py"}) + tool_calls.render(
+CALL = tool_calls.render_call("read_file", {"path": "a.py"}) + tool_calls.render_call(
     "grep", {"pattern": "\nx"}
 )
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etude.agent.search.embedders.hashed import HashedNull
+from etude.agent.search.embedders.hashed import HashedEmbedder
 from etude.agent.search.embedders.interface import Embedder, cosines
-from etude.agent.search.embedders.minilm import PACKAGE, MiniLm
-from etude.agent.search.embedders.registry import SearchBackendError, backend, file_of
-from etude.agent.search.embedders.trained import TrainedTable
-from etude.agent.search.index import base
-from etude.agent.search.tokens import passage
+from etude.agent.search.embedders.minilm import PACKAGE, MiniLmEmbedder
+from etude.agent.search.embedders.registry import SearchBackendError, table_path
+from etude.agent.search.embedders.registry import load_embedder as backend
+from etude.agent.search.embedders.trained import TrainedEmbedder
+from etude.agent.search.index import build_base_index
+from etude.agent.search.tokens import count_words
 from etude.common.api.pool.spec import SearchSettings, StoreAccess
 from etude.common.errors import CorruptError, UserError
 from etude.envserver.host.workspace_sources import load_embedder
@@ -25,9 +26,11 @@ TEXTS = ["def open_file(): return file", "close the door", "parse an HTTP header
 HAS_MINILM = importlib.util.find_spec(PACKAGE) is not None
 
 
-def table() -> TrainedTable:
+def table() -> TrainedEmbedder:
     chance = np.random.default_rng(4)
-    return TrainedTable.of(WORDS, chance.normal(size=(len(WORDS), 32)).astype(np.float32))
+    return TrainedEmbedder.quantise_rows(
+        WORDS, chance.normal(size=(len(WORDS), 32)).astype(np.float32)
+    )
 
 
 @pytest.fixture(
@@ -46,15 +49,15 @@ def table() -> TrainedTable:
 def made(request: pytest.FixtureRequest) -> Embedder:
     match request.param:
         case "hashed":
-            return HashedNull()
+            return HashedEmbedder()
         case "trained":
             return table()
         case _:
-            return MiniLm.load()
+            return MiniLmEmbedder.load()
 
 
 def test_a_vector_is_the_same_alone_and_among_others(made: Embedder) -> None:
-    texts = [passage(text) for text in TEXTS]
+    texts = [count_words(text) for text in TEXTS]
     together = made.embed(texts)
     assert together.dtype == np.int8
     assert together.shape == (len(TEXTS), made.num_components)
@@ -66,9 +69,9 @@ def test_a_vector_is_the_same_alone_and_among_others(made: Embedder) -> None:
 
 
 def test_a_text_is_nearest_to_itself(made: Embedder) -> None:
-    rows = made.embed([passage(text) for text in TEXTS[:3]])
+    rows = made.embed([count_words(text) for text in TEXTS[:3]])
     for index, text in enumerate(TEXTS[:3]):
-        found = cosines(rows, made.embed_query(passage(text)))
+        found = cosines(rows, made.embed_query(count_words(text)))
         assert found.argmax() == index
         assert found[index] > 0.99
 
@@ -76,14 +79,14 @@ def test_a_text_is_nearest_to_itself(made: Embedder) -> None:
 def test_a_text_without_a_known_word_is_near_nothing(made: Embedder) -> None:
     if made.id == "minilm-l6-v2":
         pytest.skip("it knows parts of every word")
-    (row,) = made.embed([passage("")])
+    (row,) = made.embed([count_words("")])
     assert not row.any()
-    assert cosines(np.array([row]), made.embed_query(passage(TEXTS[0]))).tolist() == [0.0]
+    assert cosines(np.array([row]), made.embed_query(count_words(TEXTS[0]))).tolist() == [0.0]
 
 
 def test_the_hashed_directions_are_these_for_ever() -> None:
     # Indices and policies rely on them: another value here is another backend, with another id.
-    row = HashedNull().embed_query(passage("open the file"))
+    row = HashedEmbedder().embed_query(count_words("open the file"))
     assert row[:8].tolist() == [92, 35, -41, -5, -30, -65, 10, -21]
 
 
@@ -105,19 +108,19 @@ def test_threads_change_no_bit(threads: str) -> None:
 
 def test_a_table_survives_its_file(tmp_path: Path) -> None:
     first = table()
-    path = file_of(first.id, tmp_path)
+    path = table_path(first.id, tmp_path)
     first.save(path)
     data = path.read_bytes()
     again = backend(first.id, tmp_path)
-    texts = [passage(text) for text in TEXTS]
+    texts = [count_words(text) for text in TEXTS]
     assert again.embed(texts).tobytes() == first.embed(texts).tobytes()
-    TrainedTable.load(path).save(path)
+    TrainedEmbedder.load(path).save(path)
     assert path.read_bytes() == data
 
 
 def test_a_table_under_another_name_is_refused(tmp_path: Path) -> None:
     other = "trained-" + "0" * 16
-    table().save(file_of(other, tmp_path))
+    table().save(table_path(other, tmp_path))
     with pytest.raises(SearchBackendError, match=f"holds {table().id}"):
         backend(other, tmp_path)
 
@@ -145,26 +148,26 @@ def test_a_spoilt_table_is_refused(spoil: str, tmp_path: Path) -> None:
         case _:
             path.write_bytes(b"")
     with pytest.raises(CorruptError, match="no table of words"):
-        TrainedTable.load(path)
+        TrainedEmbedder.load(path)
 
 
 def test_a_node_without_the_pools_table_does_not_start(tmp_path: Path) -> None:
     settings = SearchSettings(backend="trained-" + "0" * 16, models=tmp_path.as_uri())
     with pytest.raises(UserError, match="make search-model"):
         load_embedder(settings, tmp_path, StoreAccess())
-    table().save(file_of(table().id, tmp_path))
+    table().save(table_path(table().id, tmp_path))
     settings = SearchSettings(backend=table().id, models=tmp_path.as_uri())
     found = load_embedder(settings, tmp_path, StoreAccess())
     assert found is not None
     assert found.id == table().id
     assert load_embedder(SearchSettings(), tmp_path, StoreAccess()) is None
-    assert base({}, None).embedder.id == SearchSettings().backend
+    assert build_base_index({}, None).embedder.id == SearchSettings().backend
 
 
 @pytest.mark.skipif(HAS_MINILM, reason="the extra search-minilm is installed")
 def test_the_sentence_model_says_how_to_get_it() -> None:
     with pytest.raises(UserError, match=r"pip install 'etude\[search-minilm\]'"):
-        MiniLm.load()
+        MiniLmEmbedder.load()
 
 
 @pytest.mark.skipif(not HAS_MINILM, reason="the extra search-minilm is not installed")
@@ -177,11 +180,11 @@ def test_the_sentence_model_is_what_torch_makes_of_the_same_files() -> None:
     folder = str(Path(found.submodule_search_locations[0]) / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
-    ours = MiniLm.load()
+    ours = MiniLmEmbedder.load()
     for text in [*TEXTS[:3], "def f(x):\n    return x + 1\n" * 60]:
         asked = tokenizer(text, return_tensors="pt", truncation=True, max_length=256)
         with torch.no_grad():
             theirs = model(**asked).last_hidden_state.mean(dim=1)[0].numpy()
-        row = ours.embed_query(passage(text)).astype(float)
+        row = ours.embed_query(count_words(text)).astype(float)
         likeness = row @ theirs / np.linalg.norm(row) / np.linalg.norm(theirs)
         assert likeness > 0.9995, text

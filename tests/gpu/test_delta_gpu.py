@@ -12,7 +12,7 @@ from etude.kernels import delta as deltas
 from etude.kernels import delta_reference, dispatch
 from etude.kernels.digest import digest_scan, reference
 from etude.kernels.tiles import contiguous_tiles, even_bounds
-from etude.kernels.words import words
+from etude.kernels.words import raw_words
 
 KERNELS = Path(__file__).parents[1] / "unit" / "kernels"
 LAWS = (
@@ -50,7 +50,7 @@ def test_bodies_and_reference_agree_on_a_layer_three_times_over(density: float) 
     assert not dispatch.FORCED
     old, new = pair(20_000_000, density)
     tiles = contiguous_tiles(even_bounds(old.numel()), bits=16, first_lane=3, device="cuda")
-    before, after = words(old, name="old"), words(new, name="new")
+    before, after = raw_words(old, name="old"), raw_words(new, name="new")
     right = delta_reference.scan(before, after, tiles=tiles, capacity=old.numel())
     total = int(right.counts.sum())
     change = reference(after, first_lane=3) - reference(before, first_lane=3)

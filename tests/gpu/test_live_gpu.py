@@ -65,12 +65,12 @@ def test_a_commit_waits_for_the_device_once_and_undo_too() -> None:
     }
     live = DeviceLiveWeights(SCHEMA, memory, identity_regions(SCHEMA))
     prepared = live.prepare(blocks(old, new))
-    assert live.commit(prepared)  # compiles
+    assert live.write(prepared)  # compiles
     assert live.undo(prepared)
     torch.cuda.set_sync_debug_mode("error")
     try:
         with pytest.raises(RuntimeError, match="synchroniz"):
-            live.commit(prepared)
+            live.write(prepared)
         # Everything was launched before that one wait.
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -97,5 +97,5 @@ def test_preparing_beside_forward_passes_changes_nothing_that_they_read() -> Non
         matrix = (matrix @ matrix).tanh()
     prepared = live.prepare(blocks(old, new))
     assert live.scan() == before
-    assert live.commit(prepared)
+    assert live.write(prepared)
     assert live.scan() == before.plus(prepared.digest)

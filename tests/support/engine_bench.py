@@ -17,7 +17,7 @@ from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words
 from etude.inference.engine.interface import Finish, LabelSpan, SampleRequest
 from etude.inference.engine.replica import Replica
-from etude.inference.updates.follower import Receiver
+from etude.inference.updates.follower import VersionFollower
 
 PROMPT = [20, 21, 22, 23, 24]
 TOLERANCE = 1e-4
@@ -68,7 +68,7 @@ class Bench:
     """A real engine, the store that it follows, and what is published there."""
 
     engine: Replica
-    receiver: Receiver
+    receiver: VersionFollower
     policy: TrainedPolicy
     oracle: Oracle
     store: MemoryStore

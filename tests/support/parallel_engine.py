@@ -23,8 +23,8 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import UnavailableError
 from etude.inference.engine import replica
 from etude.inference.settings import EngineOptions
-from etude.inference.status import Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.status import ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 
 RUN = "uid-run"
@@ -56,7 +56,7 @@ def build(kind: str, options: EngineOptions) -> replica.Replica:
         return {**of_one(options), **ranks}
 
     replica.engine_args = of_two
-    return replica.build(options)
+    return replica.build_replica(options)
 
 
 def half_a_commit(worker: Any) -> None:
@@ -123,7 +123,7 @@ async def main() -> None:
     oracle, store = Oracle(options.model), MemoryStore()
     weights.claim_epoch(store, holder="t", parent=None, reason="start")
     stager = Stager(store, RUN, Path(sys.argv[3]))
-    receiver = Receiver(stager=stager, engine=engine, status=Status(replica="r-0"))
+    receiver = VersionFollower(stager=stager, engine=engine, status=ReplicaStatus(replica="r-0"))
     policy = TrainedPolicy(oracle.schema(), oracle.words())
     journey = Journey(kind, Bench(engine, receiver, policy, oracle, store))
     for number in range(1 + DELTAS):

@@ -79,14 +79,14 @@ async def a_saved_sandbox_goes_on_and_another_becomes_what_was_saved(states: Sta
 
 async def a_restored_sandbox_forgets_what_came_after(states: States) -> None:
     sandbox = await states.begun("one")
-    sandbox.workspace.notes.put("todo", b"first")
+    sandbox.workspace.notes.store("todo", b"first")
     folder, saved = await states.saved(sandbox, "s")
     for number in range(2):
         await sandbox.workspace.write("README", b"changed")
         await sandbox.workspace.delete("run.sh")
         await sandbox.workspace.write(f"new-{number}", b"")
-        sandbox.workspace.notes.put("todo", b"second")
-        sandbox.workspace.notes.put("more", b"")
+        sandbox.workspace.notes.store("todo", b"second")
+        sandbox.workspace.notes.store("more", b"")
 
         await sandbox.restore(folder, saved)
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from etude.kernels import delta_checks, delta_reference
-from etude.kernels.delta_changes import Changes
+from etude.kernels.delta_changes import WordChanges
 from etude.kernels.dispatch import uses_triton
 from etude.kernels.tiles import Tiles
-from etude.kernels.words import Axis, words
+from etude.kernels.words import Axis, raw_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delta(Changes):
+class Delta(WordChanges):
     """Changes, and their difference to the state digest."""
 
     digest: Tensor
@@ -36,7 +36,7 @@ class CastScan(NamedTuple):
     delta: Delta
 
 
-class Resolved(NamedTuple):
+class ResolvedDelta(NamedTuple):
     """A delta of differences, resolved against the live words."""
 
     delta: Delta
@@ -45,7 +45,7 @@ class Resolved(NamedTuple):
     """The live values that it replaces, in the order of its entries; also the undo record. [k]"""
 
 
-class Prepared(NamedTuple):
+class PreparedDelta(NamedTuple):
     """Effect of a delta on live words. k changes."""
 
     old: Tensor
@@ -68,7 +68,7 @@ def delta_scan(old: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> Delt
     """
     if old.shape != new.shape or old.dtype != new.dtype:
         raise ValueError(f"old is {old.dtype} {old.shape}, new is {new.dtype} {new.shape}")
-    before, after = words(old, name="old"), words(new, name="new")
+    before, after = raw_words(old, name="old"), raw_words(new, name="new")
     delta_checks.fit_for_scan(before, after, tiles=tiles, capacity=capacity)
     if uses_triton(before):
         from etude.kernels import delta_scan_triton
@@ -99,7 +99,7 @@ def cast_scan(master: Tensor, old: Tensor, *, tiles: Tiles, capacity: int) -> Ca
             f"master is {master.dtype} {master.shape}, old is {old.dtype} {old.shape}: "
             "float32 and bfloat16 of one shape"
         )
-    source, before = words(master, name="master"), words(old, name="old")
+    source, before = raw_words(master, name="master"), raw_words(old, name="old")
     delta_checks.fit_for_scan(before, source, tiles=tiles, capacity=capacity)
     if uses_triton(before):
         from etude.kernels import delta_scan_triton
@@ -130,7 +130,7 @@ def staged_delta(tiles: Tiles, *, counts: Tensor, index: Tensor, value: Tensor) 
         counts=counts,
         starts=ends - counts,
         index=index,
-        value=words(value, name="value"),
+        value=raw_words(value, name="value"),
         overflow=torch.zeros((), dtype=torch.bool, device=device),
         digest=torch.zeros(2, dtype=torch.int64, device=device),
     )
@@ -138,7 +138,7 @@ def staged_delta(tiles: Tiles, *, counts: Tensor, index: Tensor, value: Tensor) 
     return delta
 
 
-def delta_resolve(live: Tensor, *, delta: Delta, axis: Axis) -> Resolved:
+def delta_resolve(live: Tensor, *, delta: Delta, axis: Axis) -> ResolvedDelta:
     """Prepare a delta whose values are differences from the live words; writes nothing.
 
     Differences can be folded and inverted without weights, but must not be applied twice.
@@ -153,7 +153,7 @@ def delta_resolve(live: Tensor, *, delta: Delta, axis: Axis) -> Resolved:
     """
     if axis is Axis.ABSOLUTE:
         raise ValueError("axis is ABSOLUTE: the values are new raw bits already")
-    raw, total = _target(live, delta)
+    raw, total = _check_target(live, delta)
     if uses_triton(raw):
         from etude.kernels import delta_triton
 
@@ -161,10 +161,10 @@ def delta_resolve(live: Tensor, *, delta: Delta, axis: Axis) -> Resolved:
     else:
         old, new, digest = delta_reference.resolve(raw, delta, total=total, axis=axis)
     absolute = replace(delta, index=delta.index[:total], value=new, digest=digest, total=total)
-    return Resolved(absolute, old)
+    return ResolvedDelta(absolute, old)
 
 
-def delta_prepare(live: Tensor, *, delta: Delta) -> Prepared:
+def delta_prepare(live: Tensor, *, delta: Delta) -> PreparedDelta:
     """Gather what a delta would overwrite and predict the digest; writes nothing.
 
     Waits for the device once, to learn the number of changes, unless `check_delta` did.
@@ -174,17 +174,17 @@ def delta_prepare(live: Tensor, *, delta: Delta) -> Prepared:
     Raises:
         ValueError: live does not fit the delta, or the delta overflowed.
     """
-    raw, total = _target(live, delta)
-    return Prepared(*_visit(raw, delta, total=total, writes=False))
+    raw, total = _check_target(live, delta)
+    return PreparedDelta(*_visit(raw, delta, total=total, writes=False))
 
 
-def checked(live: Tensor, *, delta: Delta) -> Delta:
+def check_delta(live: Tensor, *, delta: Delta) -> Delta:
     """Check that a delta fits; later calls with the result do not wait for the device.
 
     Raises:
         ValueError: live does not fit the delta, or the delta overflowed.
     """
-    _, total = _target(live, delta)
+    _, total = _check_target(live, delta)
     return replace(delta, index=delta.index[:total], value=delta.value[:total], total=total)
 
 
@@ -200,7 +200,7 @@ def delta_apply(live: Tensor, *, delta: Delta) -> Tensor:
     Raises:
         ValueError: live does not fit the delta, or the delta overflowed.
     """
-    raw, total = _target(live, delta)
+    raw, total = _check_target(live, delta)
     return _visit(raw, delta, total=total, writes=True)[0]
 
 
@@ -213,7 +213,7 @@ def delta_undo(live: Tensor, *, delta: Delta, old: Tensor) -> Tensor:
     Raises:
         ValueError: live or old does not fit the delta, or the delta overflowed.
     """
-    raw, total = _target(live, delta)
+    raw, total = _check_target(live, delta)
     if old.dtype != raw.dtype or old.shape != (total,) or old.device != raw.device:
         raise ValueError(
             f"old is {old.dtype} {old.shape} on {old.device}, not {raw.dtype} [{total}]"
@@ -221,7 +221,7 @@ def delta_undo(live: Tensor, *, delta: Delta, old: Tensor) -> Tensor:
     return _visit(raw, replace(delta, value=old), total=total, writes=True)[0]
 
 
-def _with_digest(before: Tensor, changes: Changes) -> Delta:
+def _with_digest(before: Tensor, changes: WordChanges) -> Delta:
     """The delta of a scan; gathers the old words again, at the changes only."""
     if uses_triton(before):
         from etude.kernels import delta_triton
@@ -241,13 +241,13 @@ def _visit(raw: Tensor, delta: Delta, *, total: int, writes: bool) -> tuple[Tens
     return delta_reference.visit(raw, delta, total=total, writes=writes)
 
 
-def _target(live: Tensor, delta: Delta) -> tuple[Tensor, int]:
+def _check_target(live: Tensor, delta: Delta) -> tuple[Tensor, int]:
     """The live words, and the number of the delta's entries.
 
     Raises:
         ValueError: the delta overflowed, or does not fit these words.
     """
-    raw = words(live, name="live")
+    raw = raw_words(live, name="live")
     delta_checks.fit_tiles(raw, delta.tiles, name="live")
     delta_checks.fit_columns(delta)
     if delta.total is not None:

@@ -10,7 +10,7 @@ from etude.kernels.tiles import Tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class WordChanges:
     """The words that differ, as absolute new values. N tiles.
 
     Tile t's changes are entries [starts[t], starts[t] + counts[t]) of index and value; entries
@@ -30,7 +30,7 @@ class Changes:
     """True if there are more changes than capacity: send dense blocks instead. bool []"""
 
 
-class Entries(NamedTuple):
+class ChangePositions(NamedTuple):
     """Positions of single changes. k changes."""
 
     place: Tensor
@@ -41,7 +41,7 @@ class Entries(NamedTuple):
     """True where the index lies in its tile. bool [k]"""
 
 
-class Steps(NamedTuple):
+class ResolvedWords(NamedTuple):
     """Live words and the words that differences lead to. k entries."""
 
     old: Tensor
@@ -52,7 +52,7 @@ class Steps(NamedTuple):
     """Difference to the state digest. int64 [2]"""
 
 
-def entries(changes: Changes, *, total: int) -> Entries:
+def change_positions(changes: WordChanges, *, total: int) -> ChangePositions:
     """Positions of the first `total` entries."""
     tiles = changes.tiles
     tile = torch.repeat_interleave(
@@ -68,4 +68,4 @@ def entries(changes: Changes, *, total: int) -> Entries:
     step = max(1, tiles.bits // 16)
     place = tiles.base[tile] + row * tiles.pitch[tile] + column
     lane = tiles.lane[tile] + row * tiles.lane_pitch[tile] + column * step
-    return Entries(torch.where(inside, place, 0), torch.where(inside, lane, 0), inside)
+    return ChangePositions(torch.where(inside, place, 0), torch.where(inside, lane, 0), inside)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from etude.kernels import dispatch
-from etude.kernels.delta_changes import Changes, entries
+from etude.kernels.delta_changes import WordChanges, change_positions
 from etude.kernels.tiles import Tiles
 from etude.kernels.words import UNSIGNED
 
@@ -39,7 +39,7 @@ def fit_tiles(raw: Tensor, tiles: Tiles, *, name: str) -> None:
         raise ValueError(f"{name} has {raw.numel()} elements, its tiles end at {tiles.end}")
 
 
-def fit_columns(changes: Changes) -> None:
+def fit_columns(changes: WordChanges) -> None:
     """Refuse changes whose columns do not belong together; looks at no value.
 
     Raises:
@@ -59,7 +59,7 @@ def fit_columns(changes: Changes) -> None:
             raise ValueError(f"{name} is on {column.device}, tiles on {tiles.base.device}")
 
 
-def fit_values(changes: Changes, *, total: int) -> None:
+def fit_values(changes: WordChanges, *, total: int) -> None:
     """Look at every count and index, if ETUDE_KERNELS_CHECK=1; waits for the device.
 
     Raises:
@@ -71,7 +71,7 @@ def fit_values(changes: Changes, *, total: int) -> None:
     counts = changes.counts.to(torch.int64)
     if not torch.equal(changes.starts, counts.cumsum(0) - counts):
         raise ValueError("counts and starts are not those of tiles that follow each other")
-    if not bool(entries(changes, total=total).inside.all()):
+    if not bool(change_positions(changes, total=total).inside.all()):
         raise ValueError("index has an entry outside its tile")
     rises = changes.index[1:total] > changes.index[: max(total - 1, 0)]
     opens = torch.zeros(total + 1, dtype=torch.bool, device=counts.device)

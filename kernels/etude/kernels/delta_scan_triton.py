@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from etude.kernels.delta_changes import Changes
+from etude.kernels.delta_changes import WordChanges
 from etude.kernels.dispatch import on_device
 from etude.kernels.tiles import CHUNK, Tiles
 
@@ -104,20 +104,22 @@ def _compact(
         tl.store(value + entry, numbers, mask=changed)
 
 
-def scan(old: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> Changes:
+def scan(old: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> WordChanges:
     """Find the differences, tile after tile."""
     return _scanned(old, new, new, tiles=tiles, capacity=capacity)
 
 
 def cast_scan(
     master: Tensor, old: Tensor, *, tiles: Tiles, capacity: int
-) -> tuple[Tensor, Changes]:
+) -> tuple[Tensor, WordChanges]:
     """Round and compare; the master is given as words."""
     new = torch.empty_like(old)
     return new, _scanned(old, master, new, tiles=tiles, capacity=capacity)
 
 
-def _scanned(old: Tensor, source: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> Changes:
+def _scanned(
+    old: Tensor, source: Tensor, new: Tensor, *, tiles: Tiles, capacity: int
+) -> WordChanges:
     """Scan `source` (fp32 if it is wider than `old`, and rounded into `new` then) against `old`."""
     device, chunks = old.device, tiles.chunk_tile.numel()
     mask = torch.empty(chunks, CHUNK // WORD, dtype=torch.int32, device=device)
@@ -137,7 +139,7 @@ def _scanned(old: Tensor, source: Tensor, new: Tensor, *, tiles: Tiles, capacity
             flag = overflow.view(torch.uint8)
             _compact[(chunks,)](new, mask, ends, flag, index, value, *table, **cut)
     bounds = ends[tiles.first_chunk]
-    return Changes(
+    return WordChanges(
         tiles=tiles,
         counts=bounds.diff().to(torch.int32),
         starts=bounds[:-1],

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from etude.kernels.delta_changes import Changes, Steps
+from etude.kernels.delta_changes import ResolvedWords, WordChanges
 from etude.kernels.digest_triton import SEED_A, SEED_B, element_mix
 from etude.kernels.dispatch import on_device
 from etude.kernels.words import Axis, lanes_per_element
@@ -109,12 +109,12 @@ def _visit(
         tl.store(partial + 2 * tile + 1, tl.sum(sum_b, 0).to(tl.int64))
 
 
-def digest(old: Tensor, changes: Changes) -> Tensor:
+def digest(old: Tensor, changes: WordChanges) -> Tensor:
     """Difference of the changes to the state digest; zero after an overflow."""
     return _launch(old, changes, _Visit(limit=changes.index.numel()))
 
 
-def visit(raw: Tensor, changes: Changes, *, total: int, writes: bool) -> tuple[Tensor, Tensor]:
+def visit(raw: Tensor, changes: WordChanges, *, total: int, writes: bool) -> tuple[Tensor, Tensor]:
     """Gather what the first `total` entries name, and overwrite it if asked to.
 
     Returns:
@@ -124,12 +124,12 @@ def visit(raw: Tensor, changes: Changes, *, total: int, writes: bool) -> tuple[T
     return old, _launch(raw, changes, _Visit(limit=total, old=old, writes=writes))
 
 
-def resolve(raw: Tensor, changes: Changes, *, total: int, axis: Axis) -> Steps:
+def resolve(raw: Tensor, changes: WordChanges, *, total: int, axis: Axis) -> ResolvedWords:
     """Resolve the first `total` entries, whose values are differences."""
     old = torch.empty(total, dtype=raw.dtype, device=raw.device)
     fresh = torch.empty_like(old)
     what = _Visit(limit=total, old=old, fresh=fresh, axis=axis)
-    return Steps(old, fresh, _launch(raw, changes, what))
+    return ResolvedWords(old, fresh, _launch(raw, changes, what))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class _Visit:
     """True to overwrite; no digest is computed then."""
 
 
-def _launch(raw: Tensor, changes: Changes, what: _Visit) -> Tensor:
+def _launch(raw: Tensor, changes: WordChanges, what: _Visit) -> Tensor:
     """Launch one program per tile; returns the digest's change, zero if words are overwritten."""
     tiles = changes.tiles
     programs = tiles.base.numel()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from etude.kernels.dispatch import uses_triton
-from etude.kernels.words import lanes_per_element, widened, words
+from etude.kernels.words import lanes_per_element, raw_words, widen
 
 SEEDS = (0, 0xA5A5A5A5A5A5A5A5)
 LANE_FACTOR = 0x9E3779B97F4A7C15
@@ -34,7 +34,7 @@ def digest_scan(tensor: Tensor, *, first_lane: int = 0) -> Tensor:
     """
     if not 0 <= first_lane < 1 << 62:
         raise ValueError(f"first_lane is {first_lane}: it is at least 0 and below 2^62")
-    raw = words(tensor, name="tensor")
+    raw = raw_words(tensor, name="tensor")
     if uses_triton(raw):
         from etude.kernels.digest_triton import digest_scan as launch
 
@@ -55,7 +55,7 @@ def reference(raw: Tensor, *, first_lane: int) -> Tensor:
     for start in range(0, raw.numel(), PIECE):
         piece = raw[start : start + PIECE]
         places = torch.arange(start, start + piece.numel(), device=raw.device)
-        total += element_sums(widened(piece), first_lane + places * step, lanes=step)
+        total += element_sums(widen(piece), first_lane + places * step, lanes=step)
     return total
 
 
@@ -69,17 +69,17 @@ def element_sums(numbers: Tensor, lane: Tensor, *, lanes: int) -> Tensor:
 
 
 def _mix(lane: Tensor, word: Tensor, seed: int) -> Tensor:
-    z = _wrapped(seed) + lane * _wrapped(LANE_FACTOR) + word * _wrapped(WORD_FACTOR)
-    z = (z ^ _shifted(z, 30)) * _wrapped(MULTIPLIERS[0])
-    z = (z ^ _shifted(z, 27)) * _wrapped(MULTIPLIERS[1])
-    return z ^ _shifted(z, 31)
+    z = _wrap(seed) + lane * _wrap(LANE_FACTOR) + word * _wrap(WORD_FACTOR)
+    z = (z ^ _shift_right(z, 30)) * _wrap(MULTIPLIERS[0])
+    z = (z ^ _shift_right(z, 27)) * _wrap(MULTIPLIERS[1])
+    return z ^ _shift_right(z, 31)
 
 
-def _wrapped(number: int) -> int:
+def _wrap(number: int) -> int:
     """The int64 with these 64 bits."""
     return number - (1 << 64) if number >> 63 else number
 
 
-def _shifted(z: Tensor, places: int) -> Tensor:
+def _shift_right(z: Tensor, places: int) -> Tensor:
     """Right shift that fills with zeros; torch's fills with the sign."""
     return (z >> places) & ((1 << (64 - places)) - 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 CHOICES = ("", "reference", "triton")
 
 
-def body(env: Mapping[str, str] = os.environ) -> str:
+def forced_body(env: Mapping[str, str] = os.environ) -> str:
     """The body that ETUDE_KERNELS forces; empty: Triton for CUDA tensors, else the reference.
 
     Raises:
@@ -22,7 +22,7 @@ def body(env: Mapping[str, str] = os.environ) -> str:
     return chosen
 
 
-FORCED = body()
+FORCED = forced_body()
 """Read once: an engine does not change its arithmetic while it runs."""
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

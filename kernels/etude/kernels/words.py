@@ -12,7 +12,7 @@ SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 """Signed types of the same width, which every torch operation supports."""
 
 
-def words(tensor: Tensor, *, name: str) -> Tensor:
+def raw_words(tensor: Tensor, *, name: str) -> Tensor:
     """The elements' raw bits, flat, sharing the tensor's memory.  [...] -> [n].
 
     Raises:
@@ -35,7 +35,7 @@ def unsigned(tensor: Tensor) -> Tensor:
     return tensor.view(UNSIGNED[tensor.itemsize])
 
 
-def widened(tensor: Tensor) -> Tensor:
+def widen(tensor: Tensor) -> Tensor:
     """Words as numbers in int64."""
     return signed(tensor).to(torch.int64) & ((1 << (8 * tensor.itemsize)) - 1)
 

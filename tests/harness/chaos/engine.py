@@ -21,11 +21,11 @@ from etude.common.weights import VersionId
 from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import word_type
-from etude.inference.engine.interface import EngineInfo, Piece, PolicyEngine, SampleRequest
-from etude.inference.swap.coordinator import Swap
-from etude.inference.swap.forward_gate import Steps
+from etude.inference.engine.interface import EngineInfo, PolicyEngine, SampleRequest, TokenChunk
+from etude.inference.swap.coordinator import SwapCoordinator
+from etude.inference.swap.forward_gate import ForwardGate
 from etude.inference.swap.ranks import Ranks
-from etude.inference.worker.pending_change import Undoable
+from etude.inference.worker.pending_change import UndoableChange
 from etude.inference.worker.rank import Rank
 
 INJECTED = "no memory for what is prepared (injected)"
@@ -37,9 +37,9 @@ class ChaosRank(Rank):
     def commit_half(self) -> bool:
         """Write some of what was prepared, and fail."""
         change = self._change
-        assert isinstance(change, Undoable)
+        assert isinstance(change, UndoableChange)
         some = change.prepared.patches[: len(change.prepared.patches) // 2]
-        change.live.commit(change.prepared._replace(patches=some))
+        change.live.write(change.prepared._replace(patches=some))
         return False
 
 
@@ -157,7 +157,7 @@ class ChaosRanks(Ranks):
             raise UnavailableError(f"engine: {self.gone}") from cause
 
 
-class TalkingSwap(Swap):
+class TalkingSwap(SwapCoordinator):
     """Writes down what it refuses: the receiver may find another way, and say nothing."""
 
     journal: Journal
@@ -172,7 +172,7 @@ class TalkingSwap(Swap):
 
 
 @dataclass(slots=True)
-class ChaosEngine(PolicyEngine, Steps):
+class ChaosEngine(PolicyEngine, ForwardGate):
     """Labels and locks; the forward passes are the server's."""
 
     info: EngineInfo
@@ -215,5 +215,5 @@ class ChaosEngine(PolicyEngine, Steps):
         self.step.release()
 
     @override
-    def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
+    def generate(self, request: SampleRequest) -> AsyncGenerator[TokenChunk, None]:
         raise NotImplementedError("the server hashes instead")

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from etude.common.weights.protocol.garbage_collector import GarbageCollector
 from etude.common.weights.replicas import block_reader, staged_file
-from etude.inference.swap.coordinator import Swap
-from etude.inference.updates.updater import Mover
+from etude.inference.swap.coordinator import SwapCoordinator
+from etude.inference.updates.updater import Updater
 from etude.inference.worker.rank import Rank
 
 SLOW_S = 0.05
@@ -34,10 +34,10 @@ class _Whatever(str):
 
 
 def _skip_epochs() -> None:
-    async def believes(_self: Mover, _version: object) -> None:
+    async def believes(_self: Updater, _version: object) -> None:
         """Does not ask for newer epochs."""
 
-    broken: Any = Mover
+    broken: Any = Updater
     broken._check_accepted = believes
 
 
@@ -60,17 +60,19 @@ def _skip_prediction() -> None:
     )
 
 
-def _change_prepare(change: Callable[[Swap, Any, Any], tuple[Any, Any]]) -> None:
-    prepare = Swap.prepare
+def _change_prepare(change: Callable[[SwapCoordinator, Any, Any], tuple[Any, Any]]) -> None:
+    prepare = SwapCoordinator.prepare
 
-    async def other(self: Swap, path: Any, target: Any, *, base: Any, keep_old: bool = True) -> int:
+    async def other(
+        self: SwapCoordinator, path: Any, target: Any, *, base: Any, keep_old: bool = True
+    ) -> int:
         told, base = change(self, target, base)
         size = await prepare(self, path, told, base=base, keep_old=keep_old)
-        if self._next is not None:
-            self._next = self._next._replace(target=target)
+        if self._pending is not None:
+            self._pending = self._pending._replace(target=target)
         return size
 
-    broken: Any = Swap
+    broken: Any = SwapCoordinator
     broken.prepare = other
 
 
@@ -79,7 +81,7 @@ def _with_state(ref: Any, state: str) -> Any:
 
 
 def _apply_twice() -> None:
-    prepare, once = Rank.prepare, Rank.commit
+    prepare, once = Rank.prepare, Rank.activate
     paths: dict[int, str] = {}
 
     def remember(self: Rank, path: str, *args: Any) -> None:
@@ -87,22 +89,22 @@ def _apply_twice() -> None:
         prepare(self, path, *args)
 
     def commit(self: Rank) -> bool:
-        done, live = once(self), self._baked()
-        return done and live.commit(live.prepare(staged_file.read_staged(Path(paths[id(self)]))))
+        done, live = once(self), self._mapped_live()
+        return done and live.write(live.prepare(staged_file.read_staged(Path(paths[id(self)]))))
 
     broken: Any = Rank
     broken.prepare, broken.commit = remember, commit
 
 
 def _label_first() -> None:
-    commit = Swap._commit
+    commit = SwapCoordinator._activate
 
-    async def early(self: Swap, prepared: Any) -> float:
-        await self.steps.relabel(prepared.target.version, drop_cache=False)
+    async def early(self: SwapCoordinator, prepared: Any) -> float:
+        await self.gate.relabel(prepared.target.version, drop_cache=False)
         time.sleep(SLOW_S)  # noqa: ASYNC251 - the engine's own thread goes on
         return await commit(self, prepared)
 
-    Swap._commit = early  # type: ignore[method-assign]
+    SwapCoordinator._activate = early  # type: ignore[method-assign]
 
 
 def _skip_tombstone() -> None:

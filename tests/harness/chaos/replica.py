@@ -20,9 +20,9 @@ from typing_extensions import override
 from etude.common.errors import EtudeError
 from etude.common.weights import VersionId
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.status import Status
+from etude.inference.status import ReplicaStatus
 from etude.inference.updates import updater
-from etude.inference.updates.follower import Receiver
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 
 LOOK_S = 0.25
@@ -45,13 +45,13 @@ class LateStager(Stager):
     _is_late: bool = True
 
     @override
-    def blocks(self, *args: Any, **kwargs: Any) -> Path:
+    def stage_blocks(self, *args: Any, **kwargs: Any) -> Path:
         if self._is_late:
             self._is_late = False
             before, end = _text(self.marker), time.monotonic() + LATE_S
             while _text(self.marker) == before and time.monotonic() < end:
                 time.sleep(0.01)
-        return super(LateStager, self).blocks(*args, **kwargs)
+        return super(LateStager, self).stage_blocks(*args, **kwargs)
 
 
 def _text(file: Path) -> str:
@@ -97,7 +97,7 @@ class Server:
 class Replica:
     """One incarnation."""
 
-    receiver: Receiver
+    receiver: VersionFollower
     engine: ChaosEngine
     server: Server
     journal: Journal
@@ -113,15 +113,15 @@ class Replica:
             self.orders.put_nowait(first)
         while not self.engine.failed:
             version = await self._next()
-            undone = self.engine.swap.undone
+            undone = self.engine.swap.num_undone
             try:
                 if version is None:
                     await self.receiver.catch_up()
                 else:
-                    await self.receiver.commit(version)
+                    await self.receiver.activate(version)
             except EtudeError as error:
                 self._refused(error, version)
-            for _ in range(self.engine.swap.undone - undone):
+            for _ in range(self.engine.swap.num_undone - undone):
                 self.journal.write("seen", fault="rank fails in commit")
             self._tell()
 
@@ -186,7 +186,7 @@ def run(
 ) -> None:
     """Follow the chain, until told to end or until the engine fails; then a new one must start."""
     mutations.apply(settings.mutation)
-    updater.RENEW_S = RENEW_S
+    updater.LEASE_RENEWAL_S = RENEW_S
     journal = settings.journal(who)
     journal.write("start", first=first)
     folder = settings.folder / "scratch" / who
@@ -195,12 +195,12 @@ def run(
     store = faulty(settings, who, journal)
     info = EngineInfo(model="m", vocab_size=2, max_model_len=2, max_concurrent=1)
     engine = ChaosEngine(info, processes, journal, store)
-    receiver = Receiver(
+    receiver = VersionFollower(
         stager=Stager(store, RUN, folder)
         if first is None
         else LateStager(store, RUN, folder, marker=settings.collected),
         engine=engine,
-        status=Status(replica=who.partition("-")[0]),
+        status=ReplicaStatus(replica=who.partition("-")[0]),
         audit_every=AUDIT_EVERY,
     )
     server = Server(engine, journal)

@@ -10,7 +10,7 @@ from tests.harness.golden.script import TURNS
 
 from etude.agent.search.codebase import Codebase
 from etude.agent.search.shared_index import SharedIndex
-from etude.agent.tool_calls import from_json
+from etude.agent.tool_calls import call_from_json
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import Workspace
@@ -70,7 +70,7 @@ async def play(stage: Stage, tree: Tree) -> list[Row]:
     rows: list[Row] = []
     for turn, steps in enumerate(TURNS, 1):
         able = [step for step in steps if step.needs <= stage.has]
-        calls = [from_json(step.name, step.arguments_json) for step in able]
+        calls = [call_from_json(step.name, step.arguments_json) for step in able]
         outcomes = iter(await run_calls(tools, stage.workspace, calls))
         for step in steps:
             missing = step.needs - stage.has

@@ -5,7 +5,7 @@ import json
 import time
 from pathlib import Path
 
-from etude.agent.tool_calls import Call
+from etude.agent.tool_calls import ParsedCall
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult
@@ -35,7 +35,7 @@ async def begun(driver: ProcessDriver, name: str) -> Sandbox:
 
 
 async def call(sandbox: Sandbox, name: str, **arguments: object) -> ToolOutcome:
-    calls = [Call(name=name, arguments=arguments)]
+    calls = [ParsedCall(name=name, arguments=arguments)]
     (done,) = await run_calls(toolset("Standard"), sandbox.workspace, calls)
     return done
 
@@ -132,7 +132,7 @@ async def test_a_sandbox_whose_jobs_died_with_the_server_is_not_whole(
     await sandbox.close()
     assert not sandbox.is_intact
     successor = driver.sandbox(driver.leases / "a", _never, template="t")
-    assert not successor.is_whole
+    assert not successor.is_intact
 
 
 async def _never(command: str, timeout_s: float) -> ExecResult:

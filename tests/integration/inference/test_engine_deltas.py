@@ -30,13 +30,13 @@ from etude.common.probes import Probes
 from etude.common.role_inputs import ResolvedRun
 from etude.common.weights import VersionId
 from etude.inference.engine import replica as replicas
-from etude.inference.engine.interface import Finish, Piece, SampleRequest
-from etude.inference.engine.prefix_cache import PrefixCache, Salts
+from etude.inference.engine.interface import Finish, SampleRequest, TokenChunk
+from etude.inference.engine.prefix_cache import PrefixCache, PrefixCacheSalts
 from etude.inference.settings import EngineOptions, Settings
-from etude.inference.status import Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.status import ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
-from etude.inference.wiring import Role
+from etude.inference.wiring import InferenceRole
 from etude.inference.worker.rank import Rank
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -86,13 +86,15 @@ async def bench(
     )
     os.environ.update(options.environment())
     torch._dynamo.config.disable = True
-    engine = replicas.build(options)
+    engine = replicas.build_replica(options)
     oracle = Oracle(options.model)
     store = MemoryStore()
     weights.claim_epoch(store, holder="t", parent=None, reason="start")
     policy = TrainedPolicy(oracle.schema(), oracle.words())
-    receiver = Receiver(
-        stager=Stager(store, RUN, folder / "scratch"), engine=engine, status=Status(replica="r-0")
+    receiver = VersionFollower(
+        stager=Stager(store, RUN, folder / "scratch"),
+        engine=engine,
+        status=ReplicaStatus(replica="r-0"),
     )
     yield Bench(engine, receiver, policy, oracle, store)
     engine.shutdown()
@@ -144,7 +146,7 @@ async def test_a_commit_that_fails_half_way_is_undone(
     assert before is not None
     learn(bench.policy)
     version = bench.publish()
-    commit = Rank.commit
+    commit = Rank.activate
     monkeypatch.setattr(Rank, "commit", lambda rank: commit(rank) and False)
     with pytest.raises(UnavailableError, match="rank 0"):
         await bench.receiver.catch_up()
@@ -157,7 +159,7 @@ async def test_a_commit_that_fails_half_way_is_undone(
 async def test_going_back_is_exact_and_leaves_no_old_keys_and_values(bench: Bench) -> None:
     running = asyncio.create_task(bench.sample("back", count=200, temperature=1.0), name="back")
     await asyncio.sleep(0.2)
-    await bench.engine.swap.revert()
+    await bench.engine.swap.restore()
     older = bench.engine.live
     assert older is not None
     assert (await running).finish is Finish.LENGTH
@@ -225,19 +227,19 @@ LONG_PROMPT = PROMPT * 20
 """Several blocks of the prefix cache."""
 
 
-async def turn(bench: Bench, name: str, episode: str = "") -> Piece:
+async def turn(bench: Bench, name: str, episode: str = "") -> TokenChunk:
     request = SampleRequest(
         request_id=name,
         prompt_token_ids=LONG_PROMPT,
         max_tokens=8,
         temperature=0.0,
-        episode=episode,
+        rollout=episode,
     )
     [piece] = [piece async for piece in bench.engine.generate(request)]
     return piece
 
 
-def is_exact(bench: Bench, piece: Piece) -> bool:
+def is_exact(bench: Bench, piece: TokenChunk) -> bool:
     """Whether no key or value that it attended to was of older weights."""
     words = bench.policy.published[VersionId(1, bench.number)]
     rest = [*LONG_PROMPT[len(PROMPT) :], *piece.token_ids]
@@ -256,7 +258,7 @@ async def swapped(bench: Bench) -> VersionId:
 async def test_a_sticky_episode_reads_what_it_cached_under_older_weights_and_says_so(
     bench: Bench,
 ) -> None:
-    bench.engine.salts = Salts("Sticky", 2)
+    bench.engine.prefix_cache = PrefixCacheSalts("Sticky", 2)
     first = await swapped(bench)
     assert (await turn(bench, "turn-1", "episode")).admitted == first
     second = await swapped(bench)
@@ -273,13 +275,13 @@ async def test_a_sticky_episode_reads_what_it_cached_under_older_weights_and_say
 async def test_no_prefix_is_shared_across_a_swap_unless_it_is_sticky(
     bench: Bench, mode: PrefixCache
 ) -> None:
-    bench.engine.salts = Salts(mode)
+    bench.engine.prefix_cache = PrefixCacheSalts(mode)
     for number in range(2):
         version = await swapped(bench)
         for again in range(2):
             found = await turn(bench, f"{mode}-{number}-{again}", "episode")
             assert (found.admitted, is_exact(bench, found)) == (version, True)
-    bench.engine.salts = Salts()
+    bench.engine.prefix_cache = PrefixCacheSalts()
 
 
 async def test_each_option_reaches_the_part_of_the_engine_that_it_is_for(
@@ -298,15 +300,15 @@ async def test_each_option_reaches_the_part_of_the_engine_that_it_is_for(
     )
     other = replicas.Replica(bench.engine.llm, options)
     assert (other.swap.may_load, other.swap.max_undo) == (False, 6)
-    assert other.salts == Salts("Sticky", 5)
-    assert (other.info.recomputes_kv, bench.engine.info.recomputes_kv) == (True, False)
+    assert other.prefix_cache == PrefixCacheSalts("Sticky", 5)
+    assert (other.info.recomputes_kv_cache, bench.engine.info.recomputes_kv_cache) == (True, False)
     spec = yaml.safe_load((ROOT / "examples" / "demo" / "rlrun.yaml").read_text())["spec"]
     run = ResolvedRun.model_validate(
         {"name": "tiny", "uid": RUN, "spec": {**spec, "storage": {"uri": tmp_path.as_uri()}}}
     )
     settings = Settings(run_file=tmp_path, scratch=tmp_path, threads=1, port=0, http_port=0)
-    role = Role(settings=settings, run=run, replica=other, probes=Probes(0))
-    assert role.receiver.audit_every == 7
+    role = InferenceRole(settings=settings, run=run, replica=other, probes=Probes(0))
+    assert role.follower.audit_every == 7
 
 
 async def test_weights_that_come_past_the_store_are_refused_and_it_serves_on(bench: Bench) -> None:

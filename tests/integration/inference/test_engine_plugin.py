@@ -99,6 +99,6 @@ def test_a_parameter_that_loading_rewrote_is_refused_by_name(
 
     monkeypatch.setattr(plugin, "_process", reorders)
     model = torch.nn.Sequential(Linear(packs=False), Linear(packs=False))
-    plugin._watched_processing(model)
+    plugin._process_and_compare(model)
     with pytest.raises(RuntimeError, match=r"\['0\.weight'\]"):
         plugin.refuse_packed(model)

@@ -35,7 +35,7 @@ def test_a_model_that_vllm_does_not_know_is_the_users_mistake(options: EngineOpt
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"architectures": ["TapeForCausalLM"]}))
     with pytest.raises(UserError, match="TapeForCausalLM") as refusal:
-        replica.build(options)
+        replica.build_replica(options)
     assert "\n" not in refusal.value.problem.what
 
 

@@ -17,9 +17,9 @@ from etude.common.rpc.server import Server
 from etude.common.weights import WeightManifest
 from etude.inference.engine.fake import MemoryEngine
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.service import SERVICES, Inference, Weights
-from etude.inference.status import Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.service import SERVICES, InferenceServicer, WeightServicer
+from etude.inference.status import ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 
@@ -31,7 +31,7 @@ class Replica:
     """A replica and its clients."""
 
     engine: MemoryEngine
-    receiver: Receiver
+    receiver: VersionFollower
     store: MemoryStore
     policy: TrainedPolicy
     inference: "inference_pb2_grpc.InferenceServiceAsyncStub"
@@ -64,14 +64,16 @@ async def replica(tmp_path: Path) -> AsyncIterator[Replica]:
     weights.claim_epoch(store, holder="t", parent=None, reason="start")
     info = EngineInfo(model="tiny", vocab_size=50, max_model_len=4_096, max_concurrent=4)
     engine = MemoryEngine(info)
-    receiver = Receiver(
-        stager=Stager(store, "run-1", tmp_path), engine=engine, status=Status(replica="r-0")
+    receiver = VersionFollower(
+        stager=Stager(store, "run-1", tmp_path), engine=engine, status=ReplicaStatus(replica="r-0")
     )
     server = Server(SERVICES)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-        Inference(engine=engine, http_port=7011), server.grpc_server
+        InferenceServicer(engine=engine, http_port=7011), server.grpc_server
     )
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(Weights(receiver), server.grpc_server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(
+        WeightServicer(receiver), server.grpc_server
+    )
     await server.start()
     async with dial(f"127.0.0.1:{server.port}") as channel:
         yield Replica(

@@ -128,7 +128,7 @@ def read_by_slice(store: Store, manifest: WeightManifest, folder: Path) -> list[
     for rank in range(2):
         counting = CountingStore({item.key: store.get(item.key) for item in manifest.objects})
         stager = Stager(counting, RUN_UID, folder / f"slice-{rank}")
-        stager.blocks(edge, schema, select_slice(schema, rank, 2))
+        stager.stage_blocks(edge, schema, select_slice(schema, rank, 2))
         found.append(counting.asked_bytes)
     return found
 

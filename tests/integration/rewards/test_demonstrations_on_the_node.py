@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from etude.agent.tool_calls import Call, Malformed
+from etude.agent.tool_calls import MalformedCall, ParsedCall
 from etude.common.rpc import channels
 from etude.demo import demonstrations, intentions
 from etude.v1 import (
@@ -34,10 +34,10 @@ class Leased:
     lease: environments_pb2.Lease
     num_calls: int = 0
 
-    async def execute(self, requested: Sequence[Call | Malformed]) -> list[str]:
+    async def execute(self, requested: Sequence[ParsedCall | MalformedCall]) -> list[str]:
         calls = []
         for call in requested:
-            assert isinstance(call, Call)
+            assert isinstance(call, ParsedCall)
             self.num_calls += 1
             calls.append(
                 environments_pb2.ToolCall(

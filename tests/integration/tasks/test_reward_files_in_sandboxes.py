@@ -11,7 +11,7 @@ from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.result_cache import ResultCache
-from etude.rewards.functions.verifier import Broken, result
+from etude.rewards.functions.verifier import BrokenVerifier, parse_answer
 from etude.v1 import environments_pb2
 
 
@@ -33,7 +33,7 @@ async def grader(scratch: Path) -> AsyncIterator[Grader]:
     await driver.stop()
 
 
-async def graded(grader: Grader, script: str) -> float | Broken:
+async def graded(grader: Grader, script: str) -> float | BrokenVerifier:
     """The reward of a script that is run as Harbor runs tests/test.sh."""
     job = environments_pb2.GradeJob(
         files=[environments_pb2.WorkspaceFile(path="test.sh", content=script.encode())],
@@ -41,8 +41,8 @@ async def graded(grader: Grader, script: str) -> float | Broken:
         timeout_seconds=60,
         reward_path=task.REWARD_PATH,
     )
-    found = result(await grader.grade({}, job, template="t"))
-    assert isinstance(found, float | Broken)
+    found = parse_answer(await grader.grade({}, job, template="t"))
+    assert isinstance(found, float | BrokenVerifier)
     return found
 
 
@@ -102,4 +102,4 @@ NOT_REWARDS = {
 async def test_anything_else_is_a_broken_verifier_and_never_a_reward(
     case: str, grader: Grader
 ) -> None:
-    assert isinstance(await graded(grader, NOT_REWARDS[case]), Broken)
+    assert isinstance(await graded(grader, NOT_REWARDS[case]), BrokenVerifier)

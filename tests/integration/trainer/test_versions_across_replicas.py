@@ -15,9 +15,9 @@ from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.service import SERVICES, Weights
-from etude.inference.status import Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.service import SERVICES, WeightServicer
+from etude.inference.status import ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
 from etude.v1 import weights_pb2_grpc
@@ -43,25 +43,27 @@ def policy() -> TrainedPolicy:
 
 
 @pytest.fixture
-def receivers(store: MemoryStore, tmp_path: Path) -> list[Receiver]:
+def receivers(store: MemoryStore, tmp_path: Path) -> list[VersionFollower]:
     info = EngineInfo(model="tiny", vocab_size=100, max_model_len=32, max_concurrent=4)
     return [
-        Receiver(
+        VersionFollower(
             stager=Stager(store, "uid-run", tmp_path / str(place)),
             engine=MemoryEngine(info, MemoryRanks(2)),
-            status=Status(replica=f"inference-{place}"),
+            status=ReplicaStatus(replica=f"inference-{place}"),
         )
         for place in range(REPLICAS)
     ]
 
 
 @pytest.fixture
-async def targets(receivers: list[Receiver]) -> AsyncIterator[list[str]]:
+async def targets(receivers: list[VersionFollower]) -> AsyncIterator[list[str]]:
     """Every replica listens, and follows by itself."""
     servers, following = [], []
     for receiver in receivers:
         server = Server(SERVICES)
-        weights_pb2_grpc.add_WeightServiceServicer_to_server(Weights(receiver), server.grpc_server)
+        weights_pb2_grpc.add_WeightServiceServicer_to_server(
+            WeightServicer(receiver), server.grpc_server
+        )
         await server.start()
         servers.append(server)
         following.append(asyncio.create_task(receiver.follow(), name="follow"))
@@ -76,7 +78,7 @@ def engines_of(targets: list[str], **advanced: object) -> Engines:
     return Engines.of(targets, WeightsSpec.model_validate({"advanced": advanced}))
 
 
-def live(receivers: list[Receiver]) -> list[VersionId | None]:
+def live(receivers: list[VersionFollower]) -> list[VersionId | None]:
     return [receiver.engine.live for receiver in receivers]
 
 
@@ -93,7 +95,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_replicas_that_follow_do_not_run_ahead_of_those_they_swap_with(
-    receivers: list[Receiver], targets: list[str], policy: TrainedPolicy, store: MemoryStore
+    receivers: list[VersionFollower], targets: list[str], policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     serving = engines_of(targets, commit="Together", commitTimeoutSeconds=20)
     policy.publish(store, 0, complete=True)
@@ -102,7 +104,7 @@ async def test_replicas_that_follow_do_not_run_ahead_of_those_they_swap_with(
         policy.step()
         policy.publish(store, number)
         for receiver in receivers:
-            receiver.hear_of(V[number])
+            receiver.notify(V[number])
         await asyncio.sleep(0.3)
         assert live(receivers) == [V[number - 1]] * REPLICAS
         await serving.activate(V[number])
@@ -112,7 +114,7 @@ async def test_replicas_that_follow_do_not_run_ahead_of_those_they_swap_with(
 
 
 async def test_a_version_whose_content_is_wrong_is_left_by_all_and_its_successor_served(
-    receivers: list[Receiver], targets: list[str], policy: TrainedPolicy, store: MemoryStore
+    receivers: list[VersionFollower], targets: list[str], policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     serving = engines_of(targets)
     policy.publish(store, 0, complete=True)
@@ -135,7 +137,7 @@ async def test_a_version_whose_content_is_wrong_is_left_by_all_and_its_successor
 
 
 async def test_a_replica_that_alone_finds_a_version_wrong_does_not_stop_the_others(
-    receivers: list[Receiver], targets: list[str], policy: TrainedPolicy, store: MemoryStore
+    receivers: list[VersionFollower], targets: list[str], policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     serving = engines_of(targets, commit="Together", commitTimeoutSeconds=2)
     policy.publish(store, 0, complete=True)
@@ -153,7 +155,7 @@ async def test_a_replica_that_alone_finds_a_version_wrong_does_not_stop_the_othe
 
 
 async def test_an_announced_version_is_taken_up_without_a_commit(
-    receivers: list[Receiver], targets: list[str], policy: TrainedPolicy, store: MemoryStore
+    receivers: list[VersionFollower], targets: list[str], policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     serving = engines_of(targets)
     policy.publish(store, 0, complete=True)

@@ -14,8 +14,8 @@ from etude.common.weights.coding.container import TRAILER
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.status import Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.status import ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 
 FLIPS = 1_000
@@ -68,11 +68,13 @@ def published(policy: TrainedPolicy, version: VersionId) -> dict[str, bytes]:
     return {name: words.tobytes() for name, words in policy.published[version].items()}
 
 
-async def serving_the_good_one(flipped: Flipped, scratch: Path) -> tuple[MemoryEngine, Receiver]:
+async def serving_the_good_one(
+    flipped: Flipped, scratch: Path
+) -> tuple[MemoryEngine, VersionFollower]:
     engine = MemoryEngine(INFO, MemoryRanks(1))
     stager = Stager(flipped.store, "uid-run", scratch)
-    receiver = Receiver(stager=stager, engine=engine, status=Status(replica="r"))
-    await receiver.commit(GOOD)
+    receiver = VersionFollower(stager=stager, engine=engine, status=ReplicaStatus(replica="r"))
+    await receiver.activate(GOOD)
     return engine, receiver
 
 
@@ -88,11 +90,11 @@ async def test_a_version_with_one_wrong_bit_is_refused_and_the_last_good_one_ser
         bit = chance.randrange(flipped.read_by_replicas(key))
         flipped.flip(key, bit)
         with pytest.raises(CorruptError):
-            await receiver.commit(NEXT)
+            await receiver.activate(NEXT)
         assert engine.live == GOOD
         assert held(engine) == good, f"bit {bit} of {key}"
     flipped.store.objects.update(flipped.sound)
-    await receiver.commit(NEXT)
+    await receiver.activate(NEXT)
     assert held(engine) == published(flipped.policy, NEXT)
 
 
@@ -102,5 +104,5 @@ async def test_a_wrong_bit_that_only_tools_read_changes_no_weight(tmp_path: Path
     for bit in range(8 * (item.size - TRAILER.size), 8 * item.size, 7):
         flipped.flip(item.key, bit)
         engine, receiver = await serving_the_good_one(flipped, tmp_path)
-        await receiver.commit(NEXT)
+        await receiver.activate(NEXT)
         assert held(engine) == published(flipped.policy, NEXT)

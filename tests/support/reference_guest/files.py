@@ -17,7 +17,7 @@ from etude.agent.workspace import (
     FolderWorkspace,
     PathFault,
     WorkspaceError,
-    relative,
+    relative_path,
 )
 from etude.envserver.storage import folders, trees
 from etude.envserver.storage.folders import FolderLimits, TooLargeError
@@ -52,7 +52,7 @@ def _workspace(call: Call, *, search_limit_s: float = 20.0) -> FolderWorkspace:
 
 def _clean(path: str) -> str:
     try:
-        is_clean = relative(path) == path
+        is_clean = relative_path(path) == path
     except WorkspaceError:
         is_clean = False
     if not is_clean:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.agent.tool_calls import Call
+from etude.agent.tool_calls import ParsedCall
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult, FolderWorkspace
 
@@ -26,8 +26,8 @@ def workspace(root: Path, *, path: str = "/usr/bin:/bin") -> FolderWorkspace:
 
 async def lints_after(made: FolderWorkspace, name: str, content: str) -> str:
     calls = [
-        Call(name="write_file", arguments={"path": name, "content": content}),
-        Call(name="read_lints", arguments={"paths": [name]}),
+        ParsedCall(name="write_file", arguments={"path": name, "content": content}),
+        ParsedCall(name="read_lints", arguments={"paths": [name]}),
     ]
     return (await run_calls(toolset("Standard"), made, calls))[1].content
 

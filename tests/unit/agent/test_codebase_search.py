@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from etude.agent.tool_calls import Call
+from etude.agent.tool_calls import ParsedCall
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import Workspace
 
@@ -33,7 +33,7 @@ def remove_expired(sessions, now):
 
 async def search(workspace: Workspace, query: str, *folders: str) -> str:
     arguments = {"query": query, "target_directories": list(folders)}
-    call = Call(name="codebase_search", arguments=arguments)
+    call = ParsedCall(name="codebase_search", arguments=arguments)
     (outcome,) = await run_calls(toolset("Standard"), workspace, [call])
     return outcome.content
 
@@ -97,7 +97,7 @@ async def test_edits_are_seen_at_once(make_workspace: MakeWorkspace) -> None:
 async def test_calls_of_one_turn_search_at_the_same_time(make_workspace: MakeWorkspace) -> None:
     workspace = make_workspace(SHOP)
     queries = ["total price", "expired sessions", "put an article into the basket"]
-    calls = [Call(name="codebase_search", arguments={"query": query}) for query in queries]
+    calls = [ParsedCall(name="codebase_search", arguments={"query": query}) for query in queries]
     together = await run_calls(toolset("Standard"), workspace, calls)
     assert [o.content for o in together] == [await search(workspace, query) for query in queries]
 

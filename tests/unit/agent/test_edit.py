@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.agent.tool_calls import Call
+from etude.agent.tool_calls import ParsedCall
 from etude.agent.tools import search_replace
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
@@ -19,7 +19,7 @@ async def no_shell(command: str, timeout_s: float) -> ExecResult:
 
 
 async def change(workspace: MemoryWorkspace, **arguments: object) -> ToolOutcome:
-    call = Call(name="search_replace", arguments=arguments)
+    call = ParsedCall(name="search_replace", arguments=arguments)
     (outcome,) = await run_calls(toolset("Standard"), workspace, [call])
     return outcome
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from etude.agent.jail.client import Jailed
+from etude.agent.jail.client import JailedProgram
 from etude.common.errors import UnavailableError
 
 Run = Callable[[str], str]
@@ -21,10 +21,10 @@ def has_landlock() -> bool:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    made: list[Jailed] = []
+    made: list[JailedProgram] = []
 
     def shell(script: str) -> str:
-        jailed = Jailed(("/bin/sh", "-c", f"exec 2>&1; {script}"))
+        jailed = JailedProgram(("/bin/sh", "-c", f"exec 2>&1; {script}"))
         made.append(jailed)
         output = jailed.run("name", b"")
         assert output is not None
@@ -36,7 +36,7 @@ def run() -> Iterator[Run]:
 
 
 def test_it_gets_the_content_and_the_name() -> None:
-    jailed = Jailed(("/bin/sh", "-c", 'printf "%s|" "$0"; cat'))
+    jailed = JailedProgram(("/bin/sh", "-c", 'printf "%s|" "$0"; cat'))
     assert jailed.run("é", b"\0content") == "--stdin-filename=é|".encode() + b"\0content"
     assert jailed.run("b", b"") == b"--stdin-filename=b|"
     jailed.close()
@@ -75,20 +75,20 @@ def test_it_sees_no_environment(run: Run) -> None:
 
 
 def test_one_that_says_too_much_is_ended() -> None:
-    flooding = Jailed(("/bin/sh", "-c", "exec cat /usr/bin/* /usr/bin/*"))
+    flooding = JailedProgram(("/bin/sh", "-c", "exec cat /usr/bin/* /usr/bin/*"))
     assert flooding.run("a", b"") is None
     flooding.close()
 
 
 def test_one_that_does_not_read_does_no_harm() -> None:
-    jailed = Jailed(("/bin/sh", "-c", "echo done"))
+    jailed = JailedProgram(("/bin/sh", "-c", "echo done"))
     assert jailed.run("a", bytes(1 << 20)) == b"done\n"
     assert jailed.run("a", bytes(1 << 20)) == b"done\n"
     jailed.close()
 
 
 def test_a_jail_that_died_is_made_again() -> None:
-    jailed = Jailed(("/bin/sh", "-c", "cat"))
+    jailed = JailedProgram(("/bin/sh", "-c", "cat"))
     assert jailed.run("a", b"one") == b"one"
     process = jailed._process
     assert process is not None
@@ -100,4 +100,4 @@ def test_a_jail_that_died_is_made_again() -> None:
 
 def test_a_linter_that_is_not_there_is_the_platforms_fault() -> None:
     with pytest.raises(UnavailableError, match="jail"):
-        Jailed(("/no/such/linter",)).run("a", b"")
+        JailedProgram(("/no/such/linter",)).run("a", b"")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from etude.agent.tool_calls import Call
+from etude.agent.tool_calls import ParsedCall
 from etude.agent.tools import lints
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult, FolderNotes, MemoryWorkspace
@@ -14,17 +14,17 @@ async def no_shell(command: str, timeout_s: float) -> ExecResult:
     raise AssertionError(f"no command should run: {command} {timeout_s}")
 
 
-async def answers(workspace: MemoryWorkspace, *calls: Call) -> list[str]:
+async def answers(workspace: MemoryWorkspace, *calls: ParsedCall) -> list[str]:
     return [outcome.content for outcome in await run_calls(toolset("Standard"), workspace, calls)]
 
 
-def edit(old: str, new: str) -> Call:
-    return Call(
+def edit(old: str, new: str) -> ParsedCall:
+    return ParsedCall(
         name="search_replace", arguments={"path": "a.py", "old_string": old, "new_string": new}
     )
 
 
-READ = Call(name="read_lints", arguments={"paths": "a.py"})
+READ = ParsedCall(name="read_lints", arguments={"paths": "a.py"})
 
 
 async def test_an_edit_shows_what_it_brought_in_and_nothing_older() -> None:
@@ -62,7 +62,7 @@ async def test_the_file_before_the_first_edit_is_known_to_a_successor(tmp_path: 
 
 async def test_a_file_that_does_not_parse_says_where() -> None:
     workspace = MemoryWorkspace({}, no_shell)
-    write = Call(name="write_file", arguments={"path": "a.py", "content": "def f(:\n"})
+    write = ParsedCall(name="write_file", arguments={"path": "a.py", "content": "def f(:\n"})
     (shown,) = await answers(workspace, write)
     assert "a.py:1:7: " in shown
 
@@ -70,7 +70,7 @@ async def test_a_file_that_does_not_parse_says_where() -> None:
 async def test_other_languages_and_huge_files_have_no_lints() -> None:
     assert await lints.new_lints("a.txt", b"", b"x = a") == []
     workspace = MemoryWorkspace({}, no_shell)
-    write = Call(name="write_file", arguments={"path": "a.py", "content": "x" * 100})
+    write = ParsedCall(name="write_file", arguments={"path": "a.py", "content": "x" * 100})
     await answers(workspace, write)
     workspace.files["a.py"] = b"x = a\n" * (1 << 18)
     assert await answers(workspace, READ) == ["Error: no lints: a.py is larger than 1 MiB"]

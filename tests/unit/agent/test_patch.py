@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from etude.agent.tool_calls import Call
+from etude.agent.tool_calls import ParsedCall
 from etude.agent.tools.base import ToolError, ToolOutcome
-from etude.agent.tools.hunks import applied
-from etude.agent.tools.unified_diff import parse
+from etude.agent.tools.hunks import apply_hunks
+from etude.agent.tools.unified_diff import parse_diff
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult, MemoryWorkspace, PathFault, WorkspaceError
 
@@ -46,15 +46,15 @@ def workspace(**files: bytes) -> MemoryWorkspace:
 
 
 async def apply(made: MemoryWorkspace, patch: str) -> ToolOutcome:
-    call = Call(name="apply_patch", arguments={"patch": patch})
+    call = ParsedCall(name="apply_patch", arguments={"patch": patch})
     (outcome,) = await run_calls(toolset("Standard"), made, [call])
     return outcome
 
 
 def ours(patch: str, before: bytes) -> bytes | None:
     try:
-        (found,) = parse(patch)
-        return applied(found, before)
+        (found,) = parse_diff(patch)
+        return apply_hunks(found, before)
     except ToolError:
         return None
 
@@ -215,7 +215,7 @@ async def test_a_patch_that_cannot_be_written_is_taken_back() -> None:
 
 def test_an_empty_file_is_made_and_taken_away_without_a_hunk() -> None:
     header = "diff --git a/e e b/e e\n{} file mode 100644\nindex e69de29..0000000\n"
-    (made,), (gone,) = (parse(header.format(what)) for what in ("new", "deleted"))
+    (made,), (gone,) = (parse_diff(header.format(what)) for what in ("new", "deleted"))
     assert (made.path, made.is_new, gone.path, gone.is_deleted) == ("e e", True, "e e", True)
 
 
@@ -223,4 +223,4 @@ def test_names_that_git_quotes_are_read() -> None:
     patch = FIX.replace("a/shop/core.py", '"a/\\303\\251\\t.py"').replace(
         "b/shop/core.py", '"b/\\303\\251\\t.py"'
     )
-    assert parse(patch)[0].path == "é\t.py"
+    assert parse_diff(patch)[0].path == "é\t.py"

@@ -40,7 +40,7 @@ def test_a_glob_matches_what_pathlib_matches(pattern: str) -> None:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).touch()
         theirs = {str(p.relative_to(root)) for p in root.glob(pattern) if p.is_file()}
-    assert set(patterns.globbed(pattern, PATHS)) == theirs
+    assert set(patterns.match_glob(pattern, PATHS)) == theirs
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_a_glob_matches_what_pathlib_matches(pattern: str) -> None:
     ],
 )
 def test_a_glob_means_what_a_shell_user_expects(pattern: str, expected: list[str]) -> None:
-    assert patterns.globbed(pattern, PATHS) == expected
+    assert patterns.match_glob(pattern, PATHS) == expected
 
 
 def test_hidden_paths_are_for_globs_that_name_them() -> None:
     paths = [".git/config", "a/.env", "a/b"]
-    assert patterns.globbed("**", paths) == ["a/b"]
-    assert patterns.globbed("**/.env", paths) == ["a/.env"]
-    assert patterns.globbed(".git/**", paths) == [".git/config"]
+    assert patterns.match_glob("**", paths) == ["a/b"]
+    assert patterns.match_glob("**/.env", paths) == ["a/.env"]
+    assert patterns.match_glob(".git/**", paths) == [".git/config"]
 
 
 @given(
@@ -121,7 +121,7 @@ def test_binary_files_hold_no_text() -> None:
 
 def test_a_limit_keeps_lines_of_the_first_matches_and_every_count() -> None:
     files = [grep("x\nx\n", pattern="x"), grep("x\n", pattern="x")]
-    kept = patterns.limited([file for file in files if file], 1)
+    kept = patterns.limit_matches([file for file in files if file], 1)
     assert [len(file.lines) for file in kept] == [1, 0]
     assert [file.num_matches for file in kept] == [2, 1]
 
@@ -129,7 +129,7 @@ def test_a_limit_keeps_lines_of_the_first_matches_and_every_count() -> None:
 def test_a_pattern_bomb_costs_time_in_proportion_to_the_text() -> None:
     started = time.process_time()
     assert grep("a" * 100_000, pattern="(a+)+$x|(a|aa)*b") is None
-    assert not patterns.globbed("*a" * 20 + "b", ["a" * 200])
+    assert not patterns.match_glob("*a" * 20 + "b", ["a" * 200])
     assert grep("a\n" * 20_000, pattern="a(?:[^x]*x)?", multiline=True) is not None
     assert grep("a\n" * 50_000, pattern="a(?:[^x]*x)?") is not None
     # Backtracking would take longer than the age of the universe; this takes milliseconds.

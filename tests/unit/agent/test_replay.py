@@ -56,9 +56,9 @@ def test_what_is_repeated_leads_to_the_state_that_was_lost_and_only_reads_nothin
         calls = [ToolCall(f"{number}.{i}", *call) for i, call in enumerate(turn)]
         log.add(calls, model.run(calls))
 
-    again, repeated = Model(), log.repeated()
+    again, repeated = Model(), log.calls_to_replay()
     for logged in repeated:
-        replay.check(logged, again.run([each.call for each in logged]))
+        replay.check_replay(logged, again.run([each.call for each in logged]))
     assert again.state == model.state
     assert all(each.call.name not in READS for logged in repeated for each in logged)
 
@@ -71,18 +71,18 @@ def test_whatever_was_answered_is_answered_again_without_an_environment(
     told: dict[str, ToolOutcome] = {}
     for number, turn in enumerate(episode):
         calls = [ToolCall(f"{number}.{i}", *call) for i, call in enumerate(turn)]
-        assert log.answered(calls) == {}
+        assert log.known_outcomes(calls) == {}
         outcomes = model.run(calls)
         log.add(calls, outcomes)
         told |= {call.call_id: each for call, each in zip(calls, outcomes, strict=True)}
-        assert log.answered(calls) == {call.call_id: told[call.call_id] for call in calls}
+        assert log.known_outcomes(calls) == {call.call_id: told[call.call_id] for call in calls}
 
 
 def test_a_call_with_the_id_of_another_is_refused() -> None:
     log = CallLog(TOOLS)
     log.add([ToolCall("1", "read_file", "{}")], [ToolOutcome(content="x")])
     with pytest.raises(ReusedIdError, match="'1' was another call"):
-        log.answered([ToolCall("1", "grep", "{}")])
+        log.known_outcomes([ToolCall("1", "grep", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,16 @@ def test_a_call_with_the_id_of_another_is_refused() -> None:
 def test_another_result_is_told_from_the_one_before(now: ToolOutcome) -> None:
     log = CallLog(TOOLS)
     log.add([ToolCall("1", "run_terminal", "{}")], [ToolOutcome(content="1 passed", wall_ms=7)])
-    (turn,) = log.repeated()
-    replay.check(turn, [ToolOutcome(content="1 passed", wall_ms=900, cpu_ms=3)])
+    (turn,) = log.calls_to_replay()
+    replay.check_replay(turn, [ToolOutcome(content="1 passed", wall_ms=900, cpu_ms=3)])
     with pytest.raises(DivergedError, match=r"call 1 \(run_terminal\)"):
-        replay.check(turn, [now])
+        replay.check_replay(turn, [now])
 
 
 def test_a_log_that_grew_too_large_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "MAX_LOG_BYTES", 10)
     log = CallLog(TOOLS)
     log.add([ToolCall("1", "read_file", "{}")], [ToolOutcome(content="x" * 8)])
-    assert log.is_whole
+    assert log.is_complete
     log.add([ToolCall("2", "read_file", "{}")], [ToolOutcome(content="x")])
-    assert not log.is_whole
+    assert not log.is_complete

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.agent.search import chunks
-from etude.agent.search.chunks import is_searched, pieces
+from etude.agent.search.chunks import chunk_files, is_searched
 from etude.agent.search.parsing import worker
 from etude.agent.search.parsing.grammars import GRAMMARS, grammar_of
-from etude.agent.search.parsing.line_ranges import MAX_LINES, Span, windows
+from etude.agent.search.parsing.line_ranges import MAX_LINES, LineRange, windows
 from etude.common.errors import UnavailableError
 
 
 def spans_of(files: dict[str, bytes]) -> list[tuple[str, int, int]]:
-    return [(c.path, c.start, c.end) for c, _ in pieces(files)]
+    return [(c.path, c.start, c.end) for c, _ in chunk_files(files)]
 
 
 def body(num_lines: int, indent: str = "    ") -> str:
@@ -145,7 +145,7 @@ def check(found: Sequence[tuple[str, int, int]], lines: Sequence[bytes]) -> None
 )
 def test_no_line_of_any_file_is_lost(lines: list[str], grammar: str) -> None:
     data = "\n".join(lines).encode()
-    found = worker.cut(grammar, data) if data else []
+    found = worker.cut_file(grammar, data) if data else []
     assert found is not None
     cut_lines = [line.encode() for line in lines]
     shown = [(grammar, s.start + 1, s.end) for s in found if s.end > s.start]
@@ -156,9 +156,9 @@ def test_a_file_that_is_too_much_for_the_parser_is_cut_into_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "STEPS", -200)
-    assert worker.cut("python", f"def f():\n{body(800)}".encode()) is None
+    assert worker.cut_file("python", f"def f():\n{body(800)}".encode()) is None
     monkeypatch.undo()
-    assert worker.cut("python", b"def f():\n    pass\n") == [Span(0, 2)]
+    assert worker.cut_file("python", b"def f():\n    pass\n") == [LineRange(0, 2)]
 
 
 def test_a_file_that_ends_its_worker_costs_only_itself(
@@ -227,7 +227,7 @@ def test_what_people_write_is_searched(path: str, data: bytes, *, expected: bool
 
 @given(st.integers(0, 500), st.integers(0, 500))
 def test_windows_cover_their_span(start: int, length: int) -> None:
-    found = windows(Span(start, start + length))
+    found = windows(LineRange(start, start + length))
     assert found[0].start == start
     assert found[-1].end == start + length
     assert all(one.end >= other.start for one, other in itertools.pairwise(found))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from etude.agent.search import codebase
 from etude.agent.search.chunks import Chunk
-from etude.agent.search.codebase import Codebase, Files
-from etude.agent.search.contents import Content, digest
-from etude.agent.search.embedders.hashed import HashedNull
-from etude.agent.search.index import Base, base, build, entries
+from etude.agent.search.codebase import Codebase, SearchedFiles
+from etude.agent.search.contents import FileContent, content_digest
+from etude.agent.search.embedders.hashed import HashedEmbedder
+from etude.agent.search.index import BaseIndex, build_base_index, build_index, index_chunks
 from etude.agent.search.overlay import Overlay
 from etude.agent.search.shared_index import SharedIndex
 
@@ -28,21 +28,21 @@ QUESTIONS = ["open the door", "parse header", "file", "the"]
 
 
 def changed(overlay: Overlay, tree: Mapping[str, bytes]) -> None:
-    digests = {path: digest(data) for path, data in tree.items()}
+    digests = {path: content_digest(data) for path, data in tree.items()}
     fresh = {
         path: None
         if overlay.num_bytes(path, digests[path]) is not None
-        else Content(digests[path], tree[path])
+        else FileContent(digests[path], tree[path])
         for path in overlay.changed(digests)
     }
     overlay.update(digests, fresh)
 
 
-def rebuilt(first: Base, tree: Mapping[str, bytes]) -> Overlay:
+def rebuilt(first: BaseIndex, tree: Mapping[str, bytes]) -> Overlay:
     """An index of all present files, with the weights of words that the first had."""
-    index = build(entries(tree, first.embedder), first.embedder.num_components)
-    digests = {path: digest(data) for path, data in tree.items()}
-    present = Base(embedder=first.embedder, index=index, digests=digests)
+    index = build_index(index_chunks(tree, first.embedder), first.embedder.num_components)
+    digests = {path: content_digest(data) for path, data in tree.items()}
+    present = BaseIndex(embedder=first.embedder, index=index, digests=digests)
     return Overlay(present, first.index.postings)
 
 
@@ -55,7 +55,7 @@ def rebuilt(first: Base, tree: Mapping[str, bytes]) -> Overlay:
 def test_an_overlay_is_an_index_of_the_present_files_up_to_the_weights_of_words(
     first: Tree, steps: list[Tree], folders: tuple[str, ...]
 ) -> None:
-    began = base(first, HashedNull())
+    began = build_base_index(first, HashedEmbedder())
     overlay = Overlay(began)
     for tree in steps:
         changed(overlay, tree)
@@ -67,7 +67,7 @@ def test_an_overlay_is_an_index_of_the_present_files_up_to_the_weights_of_words(
 
 
 def test_an_unchanged_workspace_answers_as_its_base_whatever_came_between() -> None:
-    overlay = Overlay(base(FIRST, HashedNull()))
+    overlay = Overlay(build_base_index(FIRST, HashedEmbedder()))
     before = [overlay.search(question, (), 10) for question in QUESTIONS]
     changed(overlay, {"new.txt": b"open the door", "b.txt": b"gone"})
     assert [overlay.search(question, (), 10) for question in QUESTIONS] != before
@@ -82,14 +82,14 @@ def test_the_order_in_which_files_are_given_changes_nothing() -> None:
     found = []
     for _ in range(3):
         chance.shuffle(paths)
-        overlay = Overlay(base({path: texts[path] for path in paths}, HashedNull()))
+        overlay = Overlay(build_base_index({path: texts[path] for path in paths}, HashedEmbedder()))
         found.append([overlay.search(question, (), 60) for question in QUESTIONS])
     assert found[0] == found[1] == found[2]
 
 
 def test_equal_scores_are_ordered_by_path() -> None:
     files = {f"{letter}/x.txt": b"open door" for letter in "dbca"}
-    overlay = Overlay(base(files, HashedNull()))
+    overlay = Overlay(build_base_index(files, HashedEmbedder()))
     changed(overlay, {**files, "bb/x.txt": b"open door"})
     found = [chunk.path for chunk in overlay.search("door", ("a", "b", "c", "d"), 10)]
     assert found == ["a/x.txt", "b/x.txt", "c/x.txt", "d/x.txt"]
@@ -106,8 +106,10 @@ class Workspace:
         self.reads.append(path)
         return self.tree.get(path)
 
-    def files(self) -> Files:
-        return Files({path: digest(data) for path, data in self.tree.items()}, self.read)
+    def files(self) -> SearchedFiles:
+        return SearchedFiles(
+            {path: content_digest(data) for path, data in self.tree.items()}, self.read
+        )
 
 
 async def test_only_what_is_new_is_read() -> None:
@@ -135,7 +137,7 @@ async def test_a_workspace_without_a_template_is_its_own() -> None:
 async def test_a_file_that_changes_while_it_is_read_is_read_again() -> None:
     workspace = Workspace(dict(FIRST))
     made = Codebase(SharedIndex(FIRST))
-    stale = Files({**workspace.files().digests, "a.txt": b"another digest"}, workspace.read)
+    stale = SearchedFiles({**workspace.files().digests, "a.txt": b"another digest"}, workspace.read)
     workspace.tree["a.txt"] = b"first version"
     await made.search(stale, "version", (), 10)
     workspace.tree["a.txt"] = b"second version"

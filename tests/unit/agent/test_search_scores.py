@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as np_st
 from numpy.typing import NDArray
 
 from etude.agent.search import ranking
-from etude.agent.search.embedders.interface import cosines, quantised
-from etude.agent.search.tokens import words
+from etude.agent.search.embedders.interface import cosines, quantise
+from etude.agent.search.tokens import split_words
 
 WORDS = [f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"] + ["the", "of", "self"]
 
@@ -48,32 +48,35 @@ QUERIES = [["worda", "wordz"], ["the", "of"], ["self"], ["nothing"], ["wordc", "
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_scores_are_those_of_the_book(documents: list[list[str]], query: list[str]) -> None:
-    held = ranking.postings(map(Counter, documents))
-    assert ranking.scores(held, query, held) == pytest.approx(by_the_book(documents, query))
+    held = ranking.build_postings(map(Counter, documents))
+    assert ranking.bm25_scores(held, query, held) == pytest.approx(by_the_book(documents, query))
 
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_the_order_is_that_of_bm25s(documents: list[list[str]], query: list[str]) -> None:
     other = bm25s.BM25(k1=ranking.K1, b=ranking.B, method="lucene")
     other.index([[*document] for document in documents], show_progress=False)
-    held = ranking.postings(map(Counter, documents))
-    ours = ranking.scores(held, query, held)
+    held = ranking.build_postings(map(Counter, documents))
+    ours = ranking.bm25_scores(held, query, held)
     theirs = other.get_scores(query) if query != ["nothing"] else np.zeros(len(documents))
     places = np.arange(len(documents))
-    assert ranking.order(ours, places).tolist() == ranking.order(theirs, places).tolist()
+    assert (
+        ranking.rank_documents(ours, places).tolist()
+        == ranking.rank_documents(theirs, places).tolist()
+    )
 
 
 def test_a_word_that_no_document_holds_weighs_most_and_changes_nothing() -> None:
-    held = ranking.postings([Counter("ab"), Counter("a")])
+    held = ranking.build_postings([Counter("ab"), Counter("a")])
     assert held.idf("z") > held.idf("b") > held.idf("a") > 0
-    one, other = (ranking.scores(held, query, held) for query in ("ab", "abz"))
+    one, other = (ranking.bm25_scores(held, query, held) for query in ("ab", "abz"))
     assert one.tolist() == other.tolist()
 
 
 def test_no_documents_have_no_scores() -> None:
-    held = ranking.postings([])
-    assert ranking.scores(held, ["a"], held).shape == (0,)
-    assert ranking.postings([Counter()]).mean_length == 1.0
+    held = ranking.build_postings([])
+    assert ranking.bm25_scores(held, ["a"], held).shape == (0,)
+    assert ranking.build_postings([Counter()]).mean_length == 1.0
 
 
 @given(st.lists(st.text("abc", max_size=6), min_size=1, max_size=8), st.randoms())
@@ -82,10 +85,10 @@ def test_the_order_of_documents_and_words_changes_no_score(
 ) -> None:
     order = list(range(len(texts)))
     chance.shuffle(order)
-    one = ranking.postings(map(Counter, texts))
-    other = ranking.postings(Counter("".join(reversed(texts[index]))) for index in order)
+    one = ranking.build_postings(map(Counter, texts))
+    other = ranking.build_postings(Counter("".join(reversed(texts[index]))) for index in order)
     first, second = (
-        ranking.scores(held, query, held) for held, query in ((one, "abc"), (other, "cba"))
+        ranking.bm25_scores(held, query, held) for held, query in ((one, "abc"), (other, "cba"))
     )
     assert first[order].tobytes() == second.tobytes()
 
@@ -94,13 +97,13 @@ def test_ranks_are_fused_as_by_hand() -> None:
     words_order, meaning_order = np.array([2, 0, 1]), np.array([0, 3])
     expected = {0: 1 / 62 + 1 / 61, 1: 1 / 63, 2: 1 / 61, 3: 1 / 62}
     by_hand = sorted(expected, key=lambda index: -expected[index])
-    assert ranking.fused([words_order, meaning_order], np.arange(5), 10).tolist() == by_hand
-    assert ranking.fused([words_order, meaning_order], np.arange(5), 2).tolist() == by_hand[:2]
+    assert ranking.fuse_ranks([words_order, meaning_order], np.arange(5), 10).tolist() == by_hand
+    assert ranking.fuse_ranks([words_order, meaning_order], np.arange(5), 2).tolist() == by_hand[:2]
 
 
 def test_scores_that_differ_by_less_than_a_step_are_equal_and_ordered_by_place() -> None:
     scores = np.array([0.50001, 0.50002, 0.5002, 0.0, -1.0, 0.00004])
-    assert ranking.order(scores, np.array([1, 0, 2, 3, 4, 5])).tolist() == [2, 1, 0]
+    assert ranking.rank_documents(scores, np.array([1, 0, 2, 3, 4, 5])).tolist() == [2, 1, 0]
 
 
 @given(np_st.arrays(np.int8, st.tuples(st.integers(1, 40), st.just(256))), st.randoms())
@@ -126,10 +129,10 @@ def test_vectors_too_long_for_exact_sums_are_refused() -> None:
 def test_directions_survive_their_way_to_whole_numbers() -> None:
     chance = np.random.default_rng(3)
     sums = chance.normal(size=(50, 256)) * chance.uniform(1, 1e6, size=(50, 1))
-    rows = quantised(sums)
+    rows = quantise(sums)
     norms = np.linalg.norm(sums, axis=1) * np.linalg.norm(rows.astype(float), axis=1)
     assert ((sums * rows).sum(axis=1) / norms).min() > 0.999
-    assert quantised(np.zeros((1, 4))).tolist() == [[0, 0, 0, 0]]
+    assert quantise(np.zeros((1, 4))).tolist() == [[0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -144,4 +147,4 @@ def test_directions_survive_their_way_to_whole_numbers() -> None:
     ],
 )
 def test_identifiers_are_cut_where_their_case_changes(text: str, expected: list[str]) -> None:
-    assert words(text) == expected
+    assert split_words(text) == expected

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from etude.agent.search.embedders.interface import cosines
-from etude.agent.search.embedders.trained import TrainedTable
-from etude.agent.search.tokens import passage
+from etude.agent.search.embedders.trained import TrainedEmbedder
+from etude.agent.search.tokens import count_words
 
 BENCH = Path(__file__).parents[3] / "bench"
 Import = Callable[[str], ModuleType]
@@ -60,20 +60,20 @@ def lessons() -> list[tuple[str, str]]:
     return found
 
 
-def trained(bench: Import, seed: int) -> TrainedTable:
+def trained(bench: Import, seed: int) -> TrainedEmbedder:
     training = bench("training")
     recipe = training.Recipe(
         seed=seed, num_words=200, num_components=32, batch=64, epochs=12, dropout=0.0
     )
     table = training.train([training.pair(*each) for each in lessons()], recipe, lambda loss: None)
-    return TrainedTable.of(table.words, table.rows)
+    return TrainedEmbedder.quantise_rows(table.words, table.rows)
 
 
 def test_a_question_finds_an_answer_that_shares_no_word_with_it(bench: Import) -> None:
     table, known = trained(bench, 0), lessons()[:100]
-    rows = table.embed([passage(answer) for _, answer in known])
+    rows = table.embed([count_words(answer) for _, answer in known])
     hits = [
-        index in np.argsort(-cosines(rows, table.embed_query(passage(question))))[:3]
+        index in np.argsort(-cosines(rows, table.embed_query(count_words(question))))[:3]
         for index, (question, _) in enumerate(known)
     ]
     assert sum(hits) > 90

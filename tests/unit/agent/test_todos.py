@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.agent.tool_calls import Call, parse, render
+from etude.agent.tool_calls import ParsedCall, parse_calls, render_call
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult, FolderNotes, MemoryWorkspace
@@ -23,7 +23,7 @@ def workspace() -> MemoryWorkspace:
 
 
 async def write(made: MemoryWorkspace, *todos: object, **more: object) -> ToolOutcome:
-    call = Call(name="todo_write", arguments={"todos": list(todos), **more})
+    call = ParsedCall(name="todo_write", arguments={"todos": list(todos), **more})
     (outcome,) = await run_calls(toolset("Standard"), made, [call])
     return outcome
 
@@ -84,11 +84,13 @@ async def test_a_merged_list_has_the_same_limit() -> None:
 
 
 async def test_completions_give_the_list_as_json() -> None:
-    text = render("todo_write", {"todos": json.dumps([todo("1", content="a")]), "merge": "true"})
-    outcomes = await run_calls(toolset("Standard"), workspace(), parse(text).calls)
+    text = render_call(
+        "todo_write", {"todos": json.dumps([todo("1", content="a")]), "merge": "true"}
+    )
+    outcomes = await run_calls(toolset("Standard"), workspace(), parse_calls(text).calls)
     assert outcomes[0].content == "1 todos, 1 open:\n[ ] 1: a"
-    text = render("todo_write", {"todos": "1. a"})
-    outcomes = await run_calls(toolset("Standard"), workspace(), parse(text).calls)
+    text = render_call("todo_write", {"todos": "1. a"})
+    outcomes = await run_calls(toolset("Standard"), workspace(), parse_calls(text).calls)
     assert outcomes[0].content == "Error: todo_write: argument 'todos': is no JSON list"
     assert outcomes[0].kind is ErrorKind.INVALID
 
@@ -125,4 +127,4 @@ def test_merging_is_an_update_of_a_dictionary(first: dict[str, str], then: dict[
 
 def test_a_note_without_a_usable_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a valid name of a note"):
-        FolderNotes(tmp_path).put("../x", b"")
+        FolderNotes(tmp_path).store("../x", b"")

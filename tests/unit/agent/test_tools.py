@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from etude.agent.tool_calls import Call
+from etude.agent.tool_calls import ParsedCall
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import ExecResult, MemoryWorkspace, Workspace
@@ -21,7 +21,7 @@ FILES = {
 
 async def use(workspace: Workspace, name: str, **arguments: object) -> ToolOutcome:
     (outcome,) = await run_calls(
-        toolset("Standard"), workspace, [Call(name=name, arguments=arguments)]
+        toolset("Standard"), workspace, [ParsedCall(name=name, arguments=arguments)]
     )
     return outcome
 

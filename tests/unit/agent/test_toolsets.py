@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from etude.agent.tool_calls import Call, Malformed
+from etude.agent.tool_calls import MalformedCall, ParsedCall
 from etude.agent.tools.base import ErrorKind
-from etude.agent.toolsets import run_calls, schema, toolset
+from etude.agent.toolsets import run_calls, tool_schema, toolset
 from etude.agent.workspace import ExecResult, MemoryWorkspace, Workspace, WorkspaceLostError
 from etude.common.errors import InvalidFieldError
 
@@ -26,8 +26,8 @@ SHOP = {
 }
 
 
-def call(name: str, **arguments: object) -> Call:
-    return Call(name=name, arguments=arguments)
+def call(name: str, **arguments: object) -> ParsedCall:
+    return ParsedCall(name=name, arguments=arguments)
 
 
 async def no_shell(command: str, timeout_s: float) -> ExecResult:
@@ -67,7 +67,7 @@ def test_the_standard_prompt_tells_every_tool_and_argument() -> None:
 
 def test_schemas_are_in_the_form_of_chat_endpoints() -> None:
     name, tool = next(iter(toolset("Compact").tools.items()))
-    assert schema(name, tool) == {
+    assert tool_schema(name, tool) == {
         "type": "function",
         "function": {
             "name": "read_file",
@@ -125,11 +125,11 @@ def test_an_unknown_toolset_is_refused_by_name() -> None:
         (call("fly"), "Error: bad call"),
         (call("read_file"), "Error: bad call"),
         (call("read_file", path="a", offset="1"), "Error: bad call"),
-        (Malformed(reason="whatever"), "Error: bad call"),
+        (MalformedCall(reason="whatever"), "Error: bad call"),
     ],
 )
 async def test_compact_results_are_terse(
-    make_workspace: MakeWorkspace, made: Call | Malformed, text: str
+    make_workspace: MakeWorkspace, made: ParsedCall | MalformedCall, text: str
 ) -> None:
     (outcome,) = await run_calls(toolset("Compact"), make_workspace(SHOP), [made])
     assert outcome.content == text
@@ -174,7 +174,7 @@ async def test_a_failed_call_stops_no_other() -> None:
         MemoryWorkspace({"a": b"x"}, no_shell),
         [
             call("read_file", path="none"),
-            Malformed(reason="<tool_call> without </tool_call>"),
+            MalformedCall(reason="<tool_call> without </tool_call>"),
             call("grep", pattern="("),
             call("read_file", path="a"),
         ],
@@ -275,7 +275,7 @@ any_call = st.one_of(
 
 
 @given(st.lists(any_call, max_size=8))
-def test_a_turn_gives_the_results_of_its_calls_one_by_one(calls: list[Call]) -> None:
+def test_a_turn_gives_the_results_of_its_calls_one_by_one(calls: list[ParsedCall]) -> None:
     async def both() -> None:
         tools = toolset("Standard")
         together, alone = SlowWorkspace({"a": b"x"}, no_shell), SlowWorkspace({"a": b"x"}, no_shell)

@@ -10,14 +10,14 @@ from typing_extensions import override
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import LocalEnvironment, ScriptedSampler
-from etude.agent.tool_calls import render
+from etude.agent.tool_calls import render_call
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import toolset
-from etude.agent.trajectory import Span, Trajectory
+from etude.agent.trajectory import PolicySpan, Trajectory
 from etude.agent.turns import (
-    Environment,
-    Limits,
     PlatformFaultError,
+    RolloutEnvironment,
+    RolloutLimits,
     RolloutTask,
     Sampler,
     ToolCall,
@@ -28,7 +28,7 @@ from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
 
 COMPACT = toolset("Compact")
-READ = render("read_file", {"path": "a.py"})
+READ = render_call("read_file", {"path": "a.py"})
 V0, V1 = VersionId(1, 0), VersionId(1, 1)
 
 
@@ -36,13 +36,15 @@ async def no_shell(command: str, timeout_s: float) -> ExecResult:
     raise AssertionError(f"no command should run: {command} {timeout_s}")
 
 
-async def roll_out(chat: ChatFormat, sampler: Sampler, environment: Environment) -> Trajectory:
-    limits = Limits(max_turns=8, max_turn_tokens=200, max_tokens=2000, timeout_s=60)
+async def roll_out(
+    chat: ChatFormat, sampler: Sampler, environment: RolloutEnvironment
+) -> Trajectory:
+    limits = RolloutLimits(max_turns=8, max_turn_tokens=200, max_tokens=2000, timeout_s=60)
     task = RolloutTask(instruction="Fix add.")
     return await run_rollout(sampler, environment, chat, COMPACT, limits, task)
 
 
-def working() -> Environment:
+def working() -> RolloutEnvironment:
     return LocalEnvironment(COMPACT, MemoryWorkspace({}, no_shell))
 
 
@@ -60,7 +62,7 @@ class Answering(Sampler):
 
 
 def completion(ids: Sequence[int], *, finish: FinishReason = FinishReason.STOP) -> Completion:
-    return Completion(ids, [-0.25] * len(ids), [Span(0, len(ids), V0, V0)], finish)
+    return Completion(ids, [-0.25] * len(ids), [PolicySpan(0, len(ids), V0, V0)], finish)
 
 
 def broken_completions(chat: ChatFormat) -> dict[str, Completion]:
@@ -80,10 +82,10 @@ def broken_completions(chat: ChatFormat) -> dict[str, Completion]:
         "finish: STOP without": completion(ids[:-1]),
         "finish: ABORT without": completion(ids[:-1], finish=FinishReason.ABORT),
         "spans: 0 of": good._replace(spans=[]),
-        "spans: [1, ": good._replace(spans=[Span(1, size, V0, V0)]),
-        "spans: [0, 0)": good._replace(spans=[Span(0, 0, V0, V0)]),
-        f"spans: {size + 1} of": good._replace(spans=[Span(0, size + 1, V0, V0)]),
-        "spans: context 1.1 is newer": good._replace(spans=[Span(0, size, V0, V1)]),
+        "spans: [1, ": good._replace(spans=[PolicySpan(1, size, V0, V0)]),
+        "spans: [0, 0)": good._replace(spans=[PolicySpan(0, 0, V0, V0)]),
+        f"spans: {size + 1} of": good._replace(spans=[PolicySpan(0, size + 1, V0, V0)]),
+        "spans: context 1.1 is newer": good._replace(spans=[PolicySpan(0, size, V0, V1)]),
     }
 
 
@@ -99,7 +101,7 @@ class Refusal(grpc.RpcError):
 
 
 @dataclass(slots=True)
-class Failing(Sampler, Environment):
+class Failing(Sampler, RolloutEnvironment):
     """Fails in one way, as sampler and as environment."""
 
     error: Exception
@@ -133,7 +135,7 @@ async def test_a_partner_that_fails_is_a_platform_fault_and_no_ending(
 
 
 @dataclass(slots=True)
-class Forgetful(Environment):
+class Forgetful(RolloutEnvironment):
     """Answers all calls but the last."""
 
     @override

@@ -15,13 +15,13 @@ from typing_extensions import override
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import LocalEnvironment, ScriptedSampler
-from etude.agent.tool_calls import render
+from etude.agent.tool_calls import render_call
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import toolset
-from etude.agent.trajectory import Ending, Span, Trajectory
+from etude.agent.trajectory import Ending, PolicySpan, Trajectory
 from etude.agent.turns import (
-    Environment,
-    Limits,
+    RolloutEnvironment,
+    RolloutLimits,
     RolloutTask,
     Sampler,
     ToolCall,
@@ -32,11 +32,11 @@ from etude.common.errors import UserError
 from etude.common.weights import VersionId
 
 COMPACT = toolset("Compact")
-READ = render("read_file", {"path": "shop/core.py"})
-EDIT = render(
+READ = render_call("read_file", {"path": "shop/core.py"})
+EDIT = render_call(
     "search_replace", {"path": "shop/core.py", "old_string": "a - b", "new_string": "a + b"}
 )
-RUN = render("run_terminal", {"command": "pytest -q"})
+RUN = render_call("run_terminal", {"command": "pytest -q"})
 BAD = "Error: bad call"
 V0, V1 = VersionId(1, 0), VersionId(1, 1)
 
@@ -51,14 +51,14 @@ def shop() -> MemoryWorkspace:
 
 def limits(
     *, turns: int = 8, turn_tokens: int = 200, tokens: int = 8000, timeout_s: float = 60
-) -> Limits:
-    return Limits(
+) -> RolloutLimits:
+    return RolloutLimits(
         max_turns=turns, max_turn_tokens=turn_tokens, max_tokens=tokens, timeout_s=timeout_s
     )
 
 
 async def roll_out(
-    chat: ChatFormat, *turns: str, at: Limits | None = None, tools: str = "Compact"
+    chat: ChatFormat, *turns: str, at: RolloutLimits | None = None, tools: str = "Compact"
 ) -> Trajectory:
     workspace = shop()
     return await run_rollout(
@@ -125,11 +125,14 @@ class Recorder(Sampler):
 def completion(
     ids: Sequence[int], *, finish: FinishReason = FinishReason.STOP, version: VersionId = V0
 ) -> Completion:
-    return Completion(ids, [-0.25] * len(ids), [Span(0, len(ids), version, version)], finish)
+    return Completion(ids, [-0.25] * len(ids), [PolicySpan(0, len(ids), version, version)], finish)
 
 
 async def answered(
-    chat: ChatFormat, *completions: Completion, at: Limits | None = None, seed: int | None = None
+    chat: ChatFormat,
+    *completions: Completion,
+    at: RolloutLimits | None = None,
+    seed: int | None = None,
 ) -> tuple[Trajectory, Recorder]:
     sampler = Recorder(list(completions))
     task = RolloutTask(instruction="Fix add.", temperature=0.5, seed=seed)
@@ -161,14 +164,14 @@ def test_an_unusual_tokenisation_is_kept_as_it_was_sampled(chat: ChatFormat, tex
 async def test_spans_count_the_tokens_of_the_link(chat: ChatFormat) -> None:
     first = chat.completion(READ)
     cut = len(first) // 2
-    spans = [Span(0, cut, V0, V0), Span(cut, len(first), V1, V0)]
+    spans = [PolicySpan(0, cut, V0, V0), PolicySpan(cut, len(first), V1, V0)]
     turn = Completion(first, [-0.1] * len(first), spans, FinishReason.STOP)
     done, sampler = await answered(chat, turn, completion(chat.completion("Done."), version=V1))
     start, last = len(sampler.prompts[0]), len(sampler.prompts[1])
     assert list(done.links[0].spans) == [
-        Span(start, start + cut, V0, V0),
-        Span(start + cut, start + len(first), V1, V0),
-        Span(last, len(done.links[0].token_ids), V1, V1),
+        PolicySpan(start, start + cut, V0, V0),
+        PolicySpan(start + cut, start + len(first), V1, V0),
+        PolicySpan(last, len(done.links[0].token_ids), V1, V1),
     ]
     assert (done.oldest, done.newest) == (V0, V1)
 
@@ -202,8 +205,8 @@ async def test_a_malformed_call_is_answered_recorded_and_counted(chat: ChatForma
 async def test_an_unknown_tool_counts_as_malformed_and_a_failed_one_does_not(
     chat: ChatFormat,
 ) -> None:
-    missing = render("read_file", {"path": "none.py"})
-    done = await roll_out(chat, render("fly", {}) + missing, "Done.")
+    missing = render_call("read_file", {"path": "none.py"})
+    done = await roll_out(chat, render_call("fly", {}) + missing, "Done.")
     assert [(call.is_malformed, call.is_error) for call in done.calls] == [
         (True, True),
         (False, True),
@@ -211,7 +214,7 @@ async def test_an_unknown_tool_counts_as_malformed_and_a_failed_one_does_not(
 
 
 async def test_finish_ends_the_rollout_after_the_calls_beside_it(chat: ChatFormat) -> None:
-    finish = render("finish", {"message": "Fixed add."})
+    finish = render_call("finish", {"message": "Fixed add."})
     done = await roll_out(chat, EDIT + finish, tools="Standard")
     assert (done.ending, done.final_message) == (Ending.STOPPED, "Fixed add.")
     assert [call.name for call in done.calls] == ["search_replace", "finish"]
@@ -278,7 +281,7 @@ async def test_a_rollout_out_of_time_keeps_what_it_has(chat: ChatFormat) -> None
 
 
 @dataclass(slots=True)
-class Wordy(Environment):
+class Wordy(RolloutEnvironment):
     """Keeps the calls and answers each with a long text."""
 
     text: str

@@ -13,8 +13,8 @@ from etude.common.blobs import MemoryStore
 from etude.common.weights import WeightManifest
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.status import Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.status import ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 
 RUN = "uid-run"
@@ -40,11 +40,11 @@ def engine(info: EngineInfo) -> MemoryEngine:
 
 
 @pytest.fixture
-def receiver(store: MemoryStore, engine: MemoryEngine, tmp_path: Path) -> Receiver:
-    return Receiver(
+def receiver(store: MemoryStore, engine: MemoryEngine, tmp_path: Path) -> VersionFollower:
+    return VersionFollower(
         stager=Stager(store, RUN, tmp_path),
         engine=engine,
-        status=Status(replica="tiny-inference-0"),
+        status=ReplicaStatus(replica="tiny-inference-0"),
     )
 
 

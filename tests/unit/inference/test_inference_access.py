@@ -15,7 +15,7 @@ from etude.common.blobs import (
     StoreRefusedError,
 )
 from etude.common.errors import StoreError
-from etude.inference.updates.store_access import require_readable
+from etude.inference.updates.store_access import require_readable_store
 
 
 class Guarded(MemoryStore):
@@ -46,7 +46,7 @@ def test_a_store_that_can_be_read_is_taken_and_nothing_is_written(*, has_version
     if has_versions:
         weights.claim_epoch(store, holder="t", parent=None, reason="start")
     before = dict(store.objects)
-    require_readable(store)
+    require_readable_store(store)
     assert store.objects == before
 
 
@@ -62,12 +62,12 @@ def test_a_store_that_can_be_read_is_taken_and_nothing_is_written(*, has_version
 def test_a_refusal_names_the_call_and_the_way_out(call: str, error: StoreError, fix: str) -> None:
     store = Guarded(error, call)
     with pytest.raises(StoreError, match=f"{store.url}: {call}: {error}; .*{fix}"):
-        require_readable(store)
+        require_readable_store(store)
 
 
 @pytest.mark.parametrize("call", ["list", "get"])
 def test_a_store_that_is_away_is_waited_for_by_the_replica(
     call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    require_readable(Guarded(StoreError("no route to host"), call))
+    require_readable_store(Guarded(StoreError("no route to host"), call))
     assert f"{call}: no route to host; the replica retries later" in caplog.text

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError
 from etude.common.weights.tensors.schema import Schema, TensorSpec, split_of
-from etude.inference.worker.coverage import ComputedError, counting, rows
+from etude.inference.worker.coverage import ComputedParameterError, assign_counted, region_rows
 from etude.inference.worker.tensors import NAMES, as_words
-from etude.inference.worker.weight_map import Map, bake
+from etude.inference.worker.weight_map import WeightMap, build_weight_map
 
 HIDDEN, HEADS, VOCABULARY, PADDED, EXPERTS = 6, 4, 5, 8, 3
 
@@ -97,7 +97,7 @@ def checkpoint(dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     return {**found, "norm": torch.randn(HIDDEN)}
 
 
-def read_through(found: Map, schema: Schema) -> dict[str, list[int]]:
+def read_through(found: WeightMap, schema: Schema) -> dict[str, list[int]]:
     """The checkpoint, gathered from the parameters element by element."""
     read = {}
     parameters = found.parameters
@@ -122,7 +122,7 @@ def oracle(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
 def test_a_checkpoint_reads_back_bit_for_bit_through_the_map(dtype: torch.dtype) -> None:
     engine, tensors = Engine(dtype), checkpoint(dtype)
     schema = schema_of(tensors)
-    found = bake(engine, engine.load_weights, schema)
+    found = build_weight_map(engine, engine.load_weights, schema)
     engine.load_weights(tensors.items())
     assert read_through(found, schema) == oracle(tensors)
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_reads_back_bit_for_bit_through_the_map(dtype: torch.dtype)
 def test_regions_are_few() -> None:
     engine, tensors = Engine(), checkpoint()
     schema = schema_of(tensors)
-    regions = bake(engine, engine.load_weights, schema).regions
+    regions = build_weight_map(engine, engine.load_weights, schema).regions
     count = {spec.name: len(regions[place]) for place, spec in enumerate(schema.tensors)}
     assert (count.pop("turned"), count.pop("turned_rows")) == (HEADS, HIDDEN)
     assert set(count.values()) == {1}
@@ -138,16 +138,18 @@ def test_regions_are_few() -> None:
 
 def test_padding_keeps_what_the_loader_gave_it() -> None:
     engine, tensors = Engine(), checkpoint()
-    bake(engine, engine.load_weights, schema_of(tensors))
+    build_weight_map(engine, engine.load_weights, schema_of(tensors))
     assert not engine.embed[VOCABULARY:].any()
 
 
 def test_a_rank_that_holds_half_of_a_tensor_is_refused_where_none_holds_the_other() -> None:
     engine, tensors = Half(), checkpoint()
     schema = schema_of(tensors)
-    found = bake(engine, engine.load_weights, schema)
-    with pytest.raises(ComputedError, match=r"take all elements of tensor 'o_proj\.weight'"):
-        counting(schema, [rows(found.regions)])
+    found = build_weight_map(engine, engine.load_weights, schema)
+    with pytest.raises(
+        ComputedParameterError, match=r"take all elements of tensor 'o_proj\.weight'"
+    ):
+        assign_counted(schema, [region_rows(found.regions)])
 
 
 def test_a_tensor_that_the_loader_ignores_is_refused_by_name() -> None:
@@ -158,16 +160,16 @@ def test_a_tensor_that_the_loader_ignores_is_refused_by_name() -> None:
 
     tensors["head"] = tensors["embed"]
     schema = schema_of(tensors)
-    found = bake(engine, load, schema)
-    with pytest.raises(ComputedError, match="elements of tensor 'head'"):
-        counting(schema, [rows(found.regions)])
+    found = build_weight_map(engine, load, schema)
+    with pytest.raises(ComputedParameterError, match="elements of tensor 'head'"):
+        assign_counted(schema, [region_rows(found.regions)])
 
 
 def test_a_tensor_that_the_loader_does_not_know_is_refused() -> None:
     engine, tensors = Engine(), checkpoint()
     tensors["stranger"] = torch.zeros(3)
     with pytest.raises(CorruptError, match=r"do not fit the model.*stranger"):
-        bake(engine, engine.load_weights, schema_of(tensors))
+        build_weight_map(engine, engine.load_weights, schema_of(tensors))
 
 
 @pytest.mark.parametrize("missing", ["norm", "k", "experts.1.up"])
@@ -176,7 +178,7 @@ def test_a_parameter_that_no_tensor_fills_is_refused_by_name(missing: str) -> No
     del tensors[missing]
     parameter = {"norm": "norm", "k": "qkv", "experts.1.up": "w13"}[missing]
     with pytest.raises(CorruptError, match=f"leaves parameter '{parameter}' unfilled"):
-        bake(engine, engine.load_weights, schema_of(tensors))
+        build_weight_map(engine, engine.load_weights, schema_of(tensors))
 
 
 @pytest.mark.parametrize(
@@ -194,14 +196,14 @@ def test_a_parameter_that_the_loader_computes_is_refused_by_name(
         )
 
     schema = schema_of(tensors)
-    with pytest.raises(ComputedError, match="'norm'"):
-        counting(schema, [rows(bake(engine, load, schema).regions)])
+    with pytest.raises(ComputedParameterError, match="'norm'"):
+        assign_counted(schema, [region_rows(build_weight_map(engine, load, schema).regions)])
 
 
 def test_versions_in_another_format_than_the_engines_are_refused() -> None:
     engine, tensors = Engine(torch.bfloat16), checkpoint(torch.float32)
     with pytest.raises(CorruptError, match=r"is BF16.*spec\.weights\.dtype"):
-        bake(engine, engine.load_weights, schema_of(tensors))
+        build_weight_map(engine, engine.load_weights, schema_of(tensors))
 
 
 @given(st.data())
@@ -219,6 +221,6 @@ def test_any_order_of_elements_is_found(data: st.DataObject) -> None:
 
     tensors = {"w": torch.from_numpy(np.arange(size, dtype=np.float32))}
     schema = schema_of(tensors)
-    found = bake(model, load, schema)
+    found = build_weight_map(model, load, schema)
     load(tensors.items())
     assert read_through(found, schema) == oracle(tensors)

@@ -13,25 +13,25 @@ from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.protocol.reader_leases import observe_leases
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.status import State, Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.status import ReplicaState, ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 
 
 async def test_a_fresh_replica_comes_to_the_newest_version_over_the_whole_chain(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     versions: list[WeightManifest],
 ) -> None:
     await receiver.catch_up()
     assert_serves(engine, policy, VersionId(1, 2))
-    assert receiver.status.state is State.SERVING
+    assert receiver.status.state is ReplicaState.SERVING
     assert receiver.status.manifest_sha256.hex() == versions[-1].sha256
 
 
 async def test_each_version_is_exact_when_they_come_one_by_one(
-    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
+    receiver: VersionFollower, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     policy.publish(store, 0, complete=True)
     await receiver.catch_up()
@@ -44,7 +44,7 @@ async def test_each_version_is_exact_when_they_come_one_by_one(
 
 
 async def test_a_version_in_which_nothing_changed_is_only_a_name(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -59,7 +59,7 @@ async def test_a_version_in_which_nothing_changed_is_only_a_name(
 
 
 async def test_the_lease_names_what_is_served(
-    receiver: Receiver, store: MemoryStore, versions: list[WeightManifest]
+    receiver: VersionFollower, store: MemoryStore, versions: list[WeightManifest]
 ) -> None:
     await receiver.catch_up()
     [lease] = observe_leases(store)
@@ -67,14 +67,14 @@ async def test_the_lease_names_what_is_served(
 
 
 async def test_a_rollback_to_the_version_before_reads_no_payload(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
     versions: list[WeightManifest],
 ) -> None:
     for number in range(3):
-        await receiver.commit(VersionId(1, number))
+        await receiver.activate(VersionId(1, number))
     weights.claim_epoch(store, holder="t", parent=VersionId(1, 1), reason="rollback")
     engine.ranks.calls.clear()
     await receiver.catch_up()
@@ -88,7 +88,7 @@ async def test_a_rollback_to_the_version_before_reads_no_payload(
 
 
 async def test_a_rollback_over_several_versions_starts_from_a_complete_one(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -101,7 +101,7 @@ async def test_a_rollback_over_several_versions_starts_from_a_complete_one(
 
 
 async def test_a_resume_that_repeats_the_same_steps_moves_no_bytes(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -120,19 +120,19 @@ async def test_a_resume_that_repeats_the_same_steps_moves_no_bytes(
 
 
 async def test_a_version_of_a_dead_epoch_is_refused(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     store: MemoryStore,
     versions: list[WeightManifest],
 ) -> None:
     weights.claim_epoch(store, holder="t", parent=VersionId(1, 1), reason="takeover")
     with pytest.raises(FencedError):
-        await receiver.commit(VersionId(1, 2))
+        await receiver.activate(VersionId(1, 2))
     assert engine.live is None
 
 
 async def test_a_quarantined_version_is_not_followed(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -144,7 +144,7 @@ async def test_a_quarantined_version_is_not_followed(
 
 
 async def test_a_restart_drops_what_was_staged_and_catches_up(
-    receiver: Receiver,
+    receiver: VersionFollower,
     info: EngineInfo,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -155,10 +155,10 @@ async def test_a_restart_drops_what_was_staged_and_catches_up(
     left = tmp_path / "staged" / "1-7"
     left.write_bytes(b"half of it")
     fresh = MemoryEngine(info, MemoryRanks(2))
-    again = Receiver(
+    again = VersionFollower(
         stager=Stager(store, "uid-run", tmp_path),
         engine=fresh,
-        status=Status(replica="tiny-inference-0"),
+        status=ReplicaStatus(replica="tiny-inference-0"),
     )
     assert not left.exists()
     await again.catch_up()

@@ -10,13 +10,13 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import VersionId, WeightManifest
 from etude.inference.engine.fake import MemoryEngine
-from etude.inference.status import State, Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.status import ReplicaState, ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 
 
 async def test_a_damaged_delta_leaves_the_old_version_serving_and_says_so(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -28,11 +28,11 @@ async def test_a_damaged_delta_leaves_the_old_version_serving_and_says_so(
     with pytest.raises(CorruptError, match="blake3"):
         await receiver.catch_up()
     assert_serves(engine, policy, VersionId(1, 2))
-    assert (receiver.status.state, receiver.status.reason) == (State.CATCHING_UP, "Corrupt")
+    assert (receiver.status.state, receiver.status.reason) == (ReplicaState.CATCHING_UP, "Corrupt")
 
 
 async def test_damage_on_the_way_is_read_again(
-    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
+    receiver: VersionFollower, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     manifest = policy.publish(store, 0, complete=True)
     receiver.stager.store = FlipsOnce(objects=store.objects, victim=manifest.objects[0].key)
@@ -41,7 +41,7 @@ async def test_damage_on_the_way_is_read_again(
 
 
 async def test_a_damaged_delta_is_gone_around_by_a_keyframe(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -58,7 +58,7 @@ async def test_a_damaged_delta_is_gone_around_by_a_keyframe(
 
 
 async def test_a_manifest_that_lies_about_its_state_is_refused_before_the_first_write(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -75,7 +75,7 @@ async def test_a_manifest_that_lies_about_its_state_is_refused_before_the_first_
 
 
 async def test_a_rank_that_fails_is_undone_and_the_next_try_succeeds(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -94,7 +94,7 @@ async def test_a_rank_that_fails_is_undone_and_the_next_try_succeeds(
 
 
 async def test_an_undo_that_fails_makes_the_replica_not_ready_and_ends_it(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -106,7 +106,7 @@ async def test_an_undo_that_fails_makes_the_replica_not_ready_and_ends_it(
     engine.ranks.fail |= {"commit": 1, "undo": 0}
     with pytest.raises(UnavailableError):
         await receiver.catch_up()
-    assert receiver.status.state is State.NOT_READY
+    assert receiver.status.state is ReplicaState.NOT_READY
     with pytest.raises(UnavailableError, match="could not be undone"):
         await receiver.follow()
 
@@ -118,10 +118,10 @@ async def test_damaged_memory_is_found_by_the_audit_and_ends_the_replica(
     store: MemoryStore,
     versions: list[WeightManifest],
 ) -> None:
-    receiver = Receiver(
+    receiver = VersionFollower(
         stager=Stager(store, "uid-run", tmp_path),
         engine=engine,
-        status=Status(replica="r-0"),
+        status=ReplicaStatus(replica="r-0"),
         audit_every=1,
     )
     await receiver.catch_up()
@@ -130,11 +130,11 @@ async def test_damaged_memory_is_found_by_the_audit_and_ends_the_replica(
     policy.publish(store, 3)
     with pytest.raises(UnavailableError, match="live words"):
         await receiver.catch_up()
-    assert receiver.status.state is State.NOT_READY
+    assert receiver.status.state is ReplicaState.NOT_READY
 
 
 async def test_a_full_or_broken_scratch_disk_leaves_the_live_version_serving(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from etude.inference.serving.openai import Door, HttpServer, Receive, Scope, Send
+from etude.inference.serving.openai import HttpServer, PolicyVersionMiddleware, Receive, Scope, Send
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -30,7 +30,7 @@ async def versions() -> list[str | None]:
 
 @pytest.fixture
 async def client(versions: list[str | None]) -> AsyncIterator[httpx.AsyncClient]:
-    server = HttpServer(Door(hello, lambda: versions[0]), "127.0.0.1", 0)
+    server = HttpServer(PolicyVersionMiddleware(hello, lambda: versions[0]), "127.0.0.1", 0)
     await server.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
         yield client

@@ -12,61 +12,61 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import EtudeError, StoreError, UnavailableError
 from etude.common.weights import VersionId, WeightManifest
 from etude.inference.engine.fake import MemoryEngine
-from etude.inference.status import State
+from etude.inference.status import ReplicaState
 from etude.inference.swap.ranks import RankError
 from etude.inference.updates import updater
-from etude.inference.updates.follower import Receiver
-from etude.inference.updates.retry_policy import Failures, Remedy
+from etude.inference.updates.follower import VersionFollower
+from etude.inference.updates.retry_policy import UpdateFailures, UpdateRemedy
 
 V = [VersionId(1, number) for number in range(9)]
 
 EVENTS = st.lists(st.sampled_from(["prepare", "commit", "way"]))
 
 
-def after(*events: str) -> Failures:
-    found = Failures()
+def after(*events: str) -> UpdateFailures:
+    found = UpdateFailures()
     for event in events:
         match event:
             case "prepare":
-                found = found.in_prepare()
+                found = found.add_prepare()
             case "commit":
-                found = found.in_commit()
+                found = found.add_activation()
             case _:
-                found = found.on_the_way()
+                found = found.add_path()
     return found
 
 
 @pytest.mark.parametrize(
     ("events", "remedy"),
     [
-        ((), Remedy.RETRY),
-        (("prepare", "prepare"), Remedy.RETRY),
-        (("prepare", "prepare", "prepare"), Remedy.RESEED),
-        (("commit",), Remedy.RETRY),
-        (("commit", "commit"), Remedy.RESEED),
-        (("prepare", "prepare", "commit"), Remedy.RETRY),
-        (("way", "way", "way", "way"), Remedy.RETRY),
-        (("commit", "commit", "prepare"), Remedy.GIVE_UP),
-        (("commit", "commit", "way"), Remedy.GIVE_UP),
-        (("prepare", "prepare", "prepare", "commit", "commit"), Remedy.GIVE_UP),
+        ((), UpdateRemedy.RETRY),
+        (("prepare", "prepare"), UpdateRemedy.RETRY),
+        (("prepare", "prepare", "prepare"), UpdateRemedy.RESEED),
+        (("commit",), UpdateRemedy.RETRY),
+        (("commit", "commit"), UpdateRemedy.RESEED),
+        (("prepare", "prepare", "commit"), UpdateRemedy.RETRY),
+        (("way", "way", "way", "way"), UpdateRemedy.RETRY),
+        (("commit", "commit", "prepare"), UpdateRemedy.GIVE_UP),
+        (("commit", "commit", "way"), UpdateRemedy.GIVE_UP),
+        (("prepare", "prepare", "prepare", "commit", "commit"), UpdateRemedy.GIVE_UP),
     ],
 )
 def test_the_third_prepare_and_the_second_commit_that_fail_ask_for_a_complete_version(
-    events: tuple[str, ...], remedy: Remedy
+    events: tuple[str, ...], remedy: UpdateRemedy
 ) -> None:
     assert after(*events).remedy is remedy
 
 
 @given(events=EVENTS, more=EVENTS)
 def test_more_failures_never_ask_for_less(events: list[str], more: list[str]) -> None:
-    order = list(Remedy)
+    order = list(UpdateRemedy)
     before, then = after(*events), after(*events, *more)
     assert order.index(then.remedy) >= order.index(before.remedy)
-    if before.remedy is not Remedy.RETRY:
+    if before.remedy is not UpdateRemedy.RETRY:
         assert then.reason == before.reason
 
 
-async def fails(receiver: Receiver, engine: MemoryEngine, method: str, words: str) -> None:
+async def fails(receiver: VersionFollower, engine: MemoryEngine, method: str, words: str) -> None:
     engine.ranks.fail[method] = 1
     with pytest.raises(RankError, match=words):
         await receiver.catch_up()
@@ -79,7 +79,7 @@ def reseeds(reason: str) -> float:
 
 @pytest.fixture
 async def behind(
-    receiver: Receiver,
+    receiver: VersionFollower,
     policy: TrainedPolicy,
     store: MemoryStore,
     versions: list[WeightManifest],
@@ -111,22 +111,22 @@ def unprepared(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> list[st
 
 
 async def test_ranks_that_fail_to_commit_twice_are_given_a_complete_version(
-    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, behind: WeightManifest
+    receiver: VersionFollower, engine: MemoryEngine, policy: TrainedPolicy, behind: WeightManifest
 ) -> None:
     before = reseeds("commit_failed")
     for _ in range(2):
         await fails(receiver, engine, "commit", "rank 1")
         assert_serves(engine, policy, V[2])
-        assert (receiver.status.state, receiver.status.is_ready) == (State.CATCHING_UP, True)
+        assert (receiver.status.state, receiver.status.is_ready) == (ReplicaState.CATCHING_UP, True)
     assert reseeds("commit_failed") == before
     await receiver.catch_up()
     assert reseeds("commit_failed") == before + 1
     assert_serves(engine, policy, V[3])
-    assert (receiver.status.state, receiver.status.reason) == (State.SERVING, "")
+    assert (receiver.status.state, receiver.status.reason) == (ReplicaState.SERVING, "")
 
 
 async def test_ranks_that_fail_to_prepare_three_times_are_given_a_complete_version(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     behind: WeightManifest,
@@ -145,22 +145,25 @@ async def test_ranks_that_fail_to_prepare_three_times_are_given_a_complete_versi
 
 
 async def test_a_replica_that_cannot_load_a_complete_version_either_is_not_ready_until_it_can(
-    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, behind: WeightManifest
+    receiver: VersionFollower, engine: MemoryEngine, policy: TrainedPolicy, behind: WeightManifest
 ) -> None:
     for _ in range(3):
         await fails(receiver, engine, "commit", "rank 1")
     assert_serves(engine, policy, V[2])
-    assert (receiver.status.state, receiver.status.reason) == (State.NOT_READY, "Unavailable")
+    assert (receiver.status.state, receiver.status.reason) == (
+        ReplicaState.NOT_READY,
+        "Unavailable",
+    )
     assert "rank 1" in receiver.status.message
     await fails(receiver, engine, "commit", "rank 1")
-    assert receiver.status.state is State.NOT_READY
+    assert receiver.status.state is ReplicaState.NOT_READY
     await receiver.catch_up()
     assert_serves(engine, policy, V[3])
-    assert (receiver.status.state, receiver.status.reason) == (State.SERVING, "")
+    assert (receiver.status.state, receiver.status.reason) == (ReplicaState.SERVING, "")
 
 
 async def test_without_a_newer_complete_version_an_older_one_is_brought_up_on_disk(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -171,15 +174,15 @@ async def test_without_a_newer_complete_version_an_older_one_is_brought_up_on_di
     policy.publish(store, 3)
     for _ in range(2):
         await fails(receiver, engine, "commit", "rank 1")
-    engine.committed.clear()
+    engine.activated.clear()
     await receiver.catch_up()
-    assert engine.committed == [V[3]]
+    assert engine.activated == [V[3]]
     assert_serves(engine, policy, V[3])
-    assert receiver.status.state is State.SERVING
+    assert receiver.status.state is ReplicaState.SERVING
 
 
 async def test_no_complete_version_that_is_sound_leaves_a_replica_not_ready_and_says_so(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -194,11 +197,11 @@ async def test_no_complete_version_that_is_sound_leaves_a_replica_not_ready_and_
     with pytest.raises(EtudeError, match="blake3"):
         await receiver.catch_up()
     assert_serves(engine, policy, V[2])
-    assert (receiver.status.state, receiver.status.reason) == (State.NOT_READY, "Corrupt")
+    assert (receiver.status.state, receiver.status.reason) == (ReplicaState.NOT_READY, "Corrupt")
 
 
 async def test_failures_of_versions_that_went_live_since_do_not_add_up(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -216,7 +219,7 @@ async def test_failures_of_versions_that_went_live_since_do_not_add_up(
 
 
 async def test_a_store_that_is_away_is_no_failure_of_ranks(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     behind: WeightManifest,
     store: MemoryStore,
@@ -233,13 +236,13 @@ async def test_a_store_that_is_away_is_no_failure_of_ranks(
 
 
 async def test_replicas_that_swap_together_are_given_a_complete_version_too(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     behind: WeightManifest,
     unprepared: list[str],
 ) -> None:
-    receiver.aim_at(V[2])
+    receiver.set_target(V[2])
     for _ in range(3):
         unprepared.append("no memory")
         with pytest.raises(RankError):
@@ -250,17 +253,17 @@ async def test_replicas_that_swap_together_are_given_a_complete_version_too(
     with pytest.raises(RankError):
         await receiver.stage(V[3])
     await receiver.catch_up()
-    assert (receiver.status.live, receiver.status.state) == (V[2], State.NOT_READY)
+    assert (receiver.status.live, receiver.status.state) == (V[2], ReplicaState.NOT_READY)
     status = await receiver.stage(V[3])
     assert (status.live, status.staged) == (V[2], V[3])
     assert reseeds("prepare_failed") == before + 2
-    await receiver.commit(V[3])
+    await receiver.activate(V[3])
     assert receiver.status.is_ready
     assert_serves(engine, policy, V[3])
 
 
 async def test_a_complete_version_too_large_to_be_undone_that_fails_half_way_ends_the_engine(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     behind: WeightManifest,
     monkeypatch: pytest.MonkeyPatch,
@@ -271,7 +274,7 @@ async def test_a_complete_version_too_large_to_be_undone_that_fails_half_way_end
     await fails(receiver, engine, "commit", "rank 1")
     assert "too large to keep the old words" in engine.failed
     assert not engine.is_thawed  # no forward pass sees what is half one version, half another
-    assert receiver.status.state is State.NOT_READY
+    assert receiver.status.state is ReplicaState.NOT_READY
     with pytest.raises(UnavailableError, match="too large to keep the old words"):
         await receiver.follow()
 

@@ -29,11 +29,11 @@ from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words, word_type
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.swap.coordinator import Swap
+from etude.inference.swap.coordinator import SwapCoordinator
 from etude.inference.swap.ranks import Ranks
 from etude.inference.updates.staging import Stager
 from etude.inference.worker import coverage
-from etude.inference.worker.coverage import ComputedError
+from etude.inference.worker.coverage import ComputedParameterError
 from etude.inference.worker.device.live_weights import DeviceLiveWeights
 from etude.inference.worker.rank import Rank
 
@@ -48,8 +48,8 @@ SCHEMA = Schema(
 
 
 def flags(ranks: int) -> list[list[bool]]:
-    maps = [coverage.rows(slice_regions(SCHEMA, rank, ranks)) for rank in range(ranks)]
-    return [[bool(flag) for flag in each] for each in coverage.counting(SCHEMA, maps)]
+    maps = [coverage.region_rows(slice_regions(SCHEMA, rank, ranks)) for rank in range(ranks)]
+    return [[bool(flag) for flag in each] for each in coverage.assign_counted(SCHEMA, maps)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -64,7 +64,7 @@ def region(start: int, stop: int, parameter: str = "bias") -> Region:
 
 def counted(*ranks: Sequence[Region]) -> list[bytes]:
     schema = Schema(grid=1, tensors=SCHEMA.tensors[:1])
-    return coverage.counting(schema, [coverage.rows({0: held}) for held in ranks])
+    return coverage.assign_counted(schema, [coverage.region_rows({0: held}) for held in ranks])
 
 
 def test_a_region_that_a_lower_rank_holds_in_part_is_refused_by_name() -> None:
@@ -73,7 +73,7 @@ def test_a_region_that_a_lower_rank_holds_in_part_is_refused_by_name() -> None:
 
 
 def test_an_element_that_no_rank_holds_is_refused_by_name() -> None:
-    with pytest.raises(ComputedError, match="elements of tensor 'bias'"):
+    with pytest.raises(ComputedParameterError, match="elements of tensor 'bias'"):
         counted([region(0, 2)], [region(3, 5)])
 
 
@@ -84,7 +84,9 @@ def test_copies_on_one_rank_are_left_to_that_rank() -> None:
 
 def test_a_map_crosses_a_process_unchanged() -> None:
     regions = slice_regions(SCHEMA, 1, 2)
-    assert np.array_equal(coverage.decoded(coverage.encoded(regions)), coverage.rows(regions))
+    assert np.array_equal(
+        coverage.decode_regions(coverage.encode_regions(regions)), coverage.region_rows(regions)
+    )
 
 
 def ref(policy: TrainedPolicy, number: int) -> VersionRef:
@@ -99,16 +101,16 @@ async def test_a_group_follows_versions_bit_for_bit_whoever_counts(
     policy = TrainedPolicy(SCHEMA)
     engine = MemoryEngine(info, MemoryRanks(ranks))
     swap = engine.swap
-    await swap.bake(SCHEMA)
+    await swap.build_map(SCHEMA)
     policy.stage(tmp_path / "staged", None)
     await swap.prepare(tmp_path / "staged", ref(policy, 0), base=None, keep_old=False)
-    await swap.commit()
+    await swap.activate()
     for number in range(1, 5):
         old = {name: words.copy() for name, words in policy.words.items()}
         policy.step()
         policy.stage(tmp_path / "staged", old)
         await swap.prepare(tmp_path / "staged", ref(policy, number), base=swap.live)
-        await swap.commit()
+        await swap.activate()
         assert (await swap.scan()) == policy.state()
         assert all(
             np.array_equal(words["bias"], policy.words["bias"]) for words in engine.ranks.words
@@ -150,24 +152,26 @@ def on_device(schema: Schema, rank: int, ranks: int) -> DeviceLiveWeights:
     return DeviceLiveWeights(schema, tensors, regions)
 
 
-async def follow(swap: Swap, policy: TrainedPolicy, path: Path, *, keep_old: bool) -> None:
+async def follow(
+    swap: SwapCoordinator, policy: TrainedPolicy, path: Path, *, keep_old: bool
+) -> None:
     policy.stage(path, None)
     await swap.prepare(path, ref(policy, 0), base=None, keep_old=False)
-    await swap.commit()
+    await swap.activate()
     for number in range(1, 4):
         old = {name: words.copy() for name, words in policy.words.items()}
         policy.step(0.4)
         policy.stage(path, old)
         base = swap.live
         await swap.prepare(path, ref(policy, number), base=base, keep_old=keep_old)
-        await swap.commit()
+        await swap.activate()
         assert await swap.scan() == policy.state()
         if keep_old:
-            await swap.revert()
+            await swap.restore()
             assert (await swap.audit(), swap.live) == (True, base)
             policy.stage(path, old)
             await swap.prepare(path, ref(policy, number), base=swap.live)
-            await swap.commit()
+            await swap.activate()
 
 
 @pytest.mark.parametrize("keep_old", [True, False])
@@ -175,8 +179,8 @@ async def test_a_group_on_devices_follows_versions_and_takes_them_back(
     *, keep_old: bool, info: EngineInfo, tmp_path: Path
 ) -> None:
     ranks = Places(*(lambda schema, _, n=n: on_device(schema, n, 2) for n in range(2)))
-    swap = Swap(ranks, MemoryEngine(info))
-    await swap.bake(SCHEMA)
+    swap = SwapCoordinator(ranks, MemoryEngine(info))
+    await swap.build_map(SCHEMA)
     await follow(swap, TrainedPolicy(SCHEMA), tmp_path / "staged", keep_old=keep_old)
 
 
@@ -190,7 +194,7 @@ def behind_a_loader(schema: Schema, rank: int, *, loads: bool) -> LiveWeights:
         regions = identity_regions(schema)
         return LiveWeights(schema, zeros(regions), regions)
     if rank == 1:
-        raise ComputedError("tensor 'q' is computed")
+        raise ComputedParameterError("tensor 'q' is computed")
     return in_place(schema, rank, 2)
 
 
@@ -202,8 +206,8 @@ async def test_all_ranks_load_what_one_of_them_computes(info: EngineInfo, tmp_pa
         return behind_a_loader(schema, rank, loads=loads)
 
     ranks = Places(*(functools.partial(opener, rank=n) for n in range(2)))
-    swap = Swap(ranks, MemoryEngine(info))
-    await swap.bake(SCHEMA)
+    swap = SwapCoordinator(ranks, MemoryEngine(info))
+    await swap.build_map(SCHEMA)
     assert asked == [(0, False), (1, False), (0, True), (1, True)]
     await follow(swap, TrainedPolicy(SCHEMA), tmp_path / "staged", keep_old=True)
 
@@ -214,9 +218,9 @@ async def test_what_a_rank_computes_is_refused_where_loading_is_not_wanted(
     ranks = Places(
         *(lambda schema, loads, n=n: behind_a_loader(schema, n, loads=loads) for n in range(2))
     )
-    swap = Swap(ranks, MemoryEngine(info), may_load=False)
-    with pytest.raises(ComputedError, match="rank 1: tensor 'q' is computed"):
-        await swap.bake(SCHEMA)
+    swap = SwapCoordinator(ranks, MemoryEngine(info), may_load=False)
+    with pytest.raises(ComputedParameterError, match="rank 1: tensor 'q' is computed"):
+        await swap.build_map(SCHEMA)
 
 
 LARGE = Schema(
@@ -247,7 +251,7 @@ def test_each_of_several_receivers_fetches_and_counts_little_more_than_its_share
     stager = Stager(store, "uid-run", tmp_path)
     for rank in range(receivers):
         store.num_bytes, before = 0, fetched(edge.kind)
-        stager.blocks(edge, LARGE, select_slice(LARGE, rank, receivers))
+        stager.stage_blocks(edge, LARGE, select_slice(LARGE, rank, receivers))
         assert 0 < store.num_bytes <= 1.1 / receivers * edge.num_bytes
         assert fetched(edge.kind) - before == store.num_bytes
 

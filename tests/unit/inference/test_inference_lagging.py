@@ -16,10 +16,10 @@ from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import CorruptError, StoreError, UnavailableError
 from etude.common.weights import MAX_LAG, VersionId
 from etude.inference.engine.fake import MemoryEngine
-from etude.inference.status import State, Status
+from etude.inference.status import ReplicaState, ReplicaStatus
 from etude.inference.updates import lag as updates_lag
-from etude.inference.updates.follower import Receiver
-from etude.inference.updates.lag import JOIN_LAG
+from etude.inference.updates.follower import VersionFollower
+from etude.inference.updates.lag import READY_LAG
 
 NUMBERS = st.integers(0, 60)
 
@@ -29,14 +29,14 @@ def test_the_lag_is_counted_along_the_chain_and_never_above_the_numbers(
     numbers: set[int], live: int, wanted: int
 ) -> None:
     chain = [VersionId(1, number) for number in sorted(numbers)]
-    found = updates_lag.lag(VersionId(1, live), VersionId(1, wanted), chain)
+    found = updates_lag.lag_versions(VersionId(1, live), VersionId(1, wanted), chain)
     assert found == len(numbers & set(range(live + 1, wanted + 1)))
     assert found <= max(0, wanted - live)
 
 
 @given(lag=NUMBERS)
 def test_it_takes_more_to_leave_than_to_join(lag: int) -> None:
-    assert updates_lag.is_near(lag, was_near=False) == (lag <= JOIN_LAG)
+    assert updates_lag.is_near(lag, was_near=False) == (lag <= READY_LAG)
     assert updates_lag.is_near(lag, was_near=True) == (lag <= MAX_LAG)
 
 
@@ -47,10 +47,10 @@ def publish(policy: TrainedPolicy, store: MemoryStore, numbers: range) -> None:
 
 
 async def seen_while(
-    receiver: Receiver, last: VersionId, move: Callable[[], Awaitable[object]] | None = None
-) -> list[Status]:
+    receiver: VersionFollower, last: VersionId, move: Callable[[], Awaitable[object]] | None = None
+) -> list[ReplicaStatus]:
     """Every status up to a version being live, by following unless told otherwise."""
-    seen: list[Status] = []
+    seen: list[ReplicaStatus] = []
 
     async def watch() -> None:
         async for status in receiver.watch():
@@ -65,26 +65,28 @@ async def seen_while(
     return seen
 
 
-def far_behind(seen: list[Status], tip: int, limit: int) -> list[Status]:
+def far_behind(seen: list[ReplicaStatus], tip: int, limit: int) -> list[ReplicaStatus]:
     return [each for each in seen if each.live and tip - each.live.number > limit]
 
 
 async def test_a_joiner_is_ready_only_when_it_is_near(
-    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
+    receiver: VersionFollower, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     publish(policy, store, range(30))
     seen = await seen_while(receiver, VersionId(1, 29))
-    far = far_behind(seen, 29, JOIN_LAG)
+    far = far_behind(seen, 29, READY_LAG)
     assert far
     assert not any(each.is_ready for each in far)
-    assert {(each.state, each.reason) for each in far} == {(State.NOT_READY, "ReplicaLagging")}
+    assert {(each.state, each.reason) for each in far} == {
+        (ReplicaState.NOT_READY, "ReplicaLagging")
+    }
     assert "too far behind version 1.29" in far[0].message
     assert (receiver.status.is_ready, receiver.status.reason) == (True, "")
     assert_serves(engine, policy, VersionId(1, 29))
 
 
 async def test_a_replica_stays_ready_up_to_a_larger_lag(
-    receiver: Receiver, policy: TrainedPolicy, store: MemoryStore
+    receiver: VersionFollower, policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     publish(policy, store, range(3))
     await receiver.catch_up()
@@ -93,13 +95,13 @@ async def test_a_replica_stays_ready_up_to_a_larger_lag(
     publish(policy, store, range(3 + MAX_LAG, 4 + 2 * MAX_LAG))
     tip = 3 + 2 * MAX_LAG
     seen = await seen_while(receiver, VersionId(1, tip))
-    near = [each for each in seen if each.live and tip - each.live.number <= JOIN_LAG]
+    near = [each for each in seen if each.live and tip - each.live.number <= READY_LAG]
     assert not any(each.is_ready for each in seen[1:] if each not in near)
     assert near[-1].is_ready
 
 
 async def test_a_replica_that_cannot_go_on_is_not_ready_once_it_is_far_behind(
-    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
+    receiver: VersionFollower, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     publish(policy, store, range(3))
     await receiver.catch_up()
@@ -115,12 +117,12 @@ async def test_a_replica_that_cannot_go_on_is_not_ready_once_it_is_far_behind(
     assert REGISTRY.get_sample_value("etude_weights_lag_versions", labels) == 9
     receiver.stager.scratch = sound
     await receiver.catch_up()
-    assert (receiver.status.state, receiver.status.reason) == (State.SERVING, "")
+    assert (receiver.status.state, receiver.status.reason) == (ReplicaState.SERVING, "")
     assert REGISTRY.get_sample_value("etude_weights_lag_versions", labels) == 0
 
 
 async def test_replicas_whose_store_is_away_stay_ready(
-    receiver: Receiver, policy: TrainedPolicy, store: MemoryStore
+    receiver: VersionFollower, policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     publish(policy, store, range(3))
     await receiver.catch_up()
@@ -133,7 +135,7 @@ async def test_replicas_whose_store_is_away_stay_ready(
 
 
 async def test_numbers_that_a_resume_left_out_are_no_lag(
-    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
+    receiver: VersionFollower, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     publish(policy, store, range(3))
     await receiver.catch_up()
@@ -148,29 +150,29 @@ async def test_numbers_that_a_resume_left_out_are_no_lag(
 
 
 async def test_a_replica_that_stages_what_is_far_ahead_is_not_ready_until_it_is_near(
-    receiver: Receiver, policy: TrainedPolicy, store: MemoryStore
+    receiver: VersionFollower, policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     publish(policy, store, range(3))
     await receiver.catch_up()
     publish(policy, store, range(3, 30))
     seen = await seen_while(receiver, VersionId(1, 28), lambda: receiver.stage(VersionId(1, 29)))
-    far = far_behind(seen[1:], 29, JOIN_LAG)
+    far = far_behind(seen[1:], 29, READY_LAG)
     assert far
     assert not any(each.is_ready for each in far)
     assert (receiver.status.is_ready, receiver.status.staged) == (True, VersionId(1, 29))
 
 
 async def test_a_replica_that_is_told_to_serve_what_it_has_is_near_it(
-    receiver: Receiver, policy: TrainedPolicy, store: MemoryStore
+    receiver: VersionFollower, policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     publish(policy, store, range(30))
     damage(store, weights.read_manifest(store, VersionId(1, 5)))
     with pytest.raises(CorruptError):
         await receiver.catch_up()
     assert (receiver.status.live, receiver.status.is_ready) == (VersionId(1, 4), False)
-    receiver.aim_at(VersionId(1, 4))
+    receiver.set_target(VersionId(1, 4))
     await receiver.catch_up()
-    assert (receiver.status.state, receiver.status.reason) == (State.SERVING, "")
+    assert (receiver.status.state, receiver.status.reason) == (ReplicaState.SERVING, "")
     receiver.stager.store = Away()
     with pytest.raises(StoreError):
         await receiver.catch_up()
@@ -178,14 +180,14 @@ async def test_a_replica_that_is_told_to_serve_what_it_has_is_near_it(
 
 
 async def test_a_replica_that_is_pinned_does_not_lag(
-    receiver: Receiver, policy: TrainedPolicy, store: MemoryStore
+    receiver: VersionFollower, policy: TrainedPolicy, store: MemoryStore
 ) -> None:
     publish(policy, store, range(3))
     await receiver.catch_up()
-    receiver.aim_at(VersionId(1, 2))
+    receiver.set_target(VersionId(1, 2))
     publish(policy, store, range(3, 30))
     await receiver.catch_up()
-    assert (receiver.status.state, receiver.status.live) == (State.SERVING, VersionId(1, 2))
+    assert (receiver.status.state, receiver.status.live) == (ReplicaState.SERVING, VersionId(1, 2))
 
 
 class Away(MemoryStore):

@@ -16,9 +16,9 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import Edge, VersionId, VersionRef, WeightManifest
 from etude.inference.engine.fake import MemoryEngine
-from etude.inference.status import State
-from etude.inference.updates.follower import Receiver
-from etude.inference.updates.update_steps import legs_of
+from etude.inference.status import ReplicaState
+from etude.inference.updates.follower import VersionFollower
+from etude.inference.updates.update_steps import split_path
 
 V = [VersionId(1, number) for number in range(9)]
 
@@ -42,7 +42,7 @@ def ways(draw: st.DrawFn) -> list[Edge]:
 def test_nothing_but_the_end_of_a_way_goes_live_below_what_is_served(
     way: list[Edge], live: int
 ) -> None:
-    legs = legs_of(way, ref(live))
+    legs = split_path(way, ref(live))
     assert [part for leg in legs for part in leg.parts] == way
     assert all(leg.edge.target == leg.parts[-1].target for leg in legs)
     shown = [leg.edge.target.number for leg in legs]
@@ -52,19 +52,19 @@ def test_nothing_but_the_end_of_a_way_goes_live_below_what_is_served(
 
 @given(way=ways())
 def test_a_replica_that_serves_nothing_takes_each_step_by_itself(way: list[Edge]) -> None:
-    assert [leg.parts for leg in legs_of(way, None)] == [(edge,) for edge in way]
+    assert [leg.parts for leg in split_path(way, None)] == [(edge,) for edge in way]
 
 
 @given(way=ways(), live=st.integers(0, 20))
 def test_a_way_that_builds_on_what_is_live_is_taken_step_by_step(
     way: list[Edge], live: int
 ) -> None:
-    assert [leg.parts for leg in legs_of(way[1:], ref(live))] == [(edge,) for edge in way[1:]]
+    assert [leg.parts for leg in split_path(way[1:], ref(live))] == [(edge,) for edge in way[1:]]
 
 
 @pytest.fixture
 async def published(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -72,7 +72,7 @@ async def published(
 ) -> list[WeightManifest]:
     """Versions 0 to 4; 2 is live, 3 is damaged, and only what begins at 1 leads around it."""
     await receiver.catch_up()
-    engine.committed.clear()
+    engine.activated.clear()
     found = list(versions)
     for number in (3, 4):
         policy.step()
@@ -84,22 +84,22 @@ async def published(
 
 
 async def test_a_way_around_damage_goes_live_as_a_whole(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     published: list[WeightManifest],
     tmp_path: Path,
 ) -> None:
     await receiver.catch_up()
-    assert engine.committed == [V[4]]
+    assert engine.activated == [V[4]]
     assert_serves(engine, policy, V[4])
     assert engine.dropped_caches == 0
-    assert receiver.status.state is State.SERVING
+    assert receiver.status.state is ReplicaState.SERVING
     assert list((tmp_path / "staged").iterdir()) == []
 
 
 async def test_what_follows_a_way_around_damage_is_taken_step_by_step_again(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -109,12 +109,12 @@ async def test_what_follows_a_way_around_damage_is_taken_step_by_step_again(
         policy.step()
         policy.publish(store, number)
     await receiver.catch_up()
-    assert engine.committed == V[4:7]
+    assert engine.activated == V[4:7]
     assert_serves(engine, policy, V[6])
 
 
 async def test_damage_inside_a_way_around_leaves_the_live_version_serving(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -126,18 +126,18 @@ async def test_damage_inside_a_way_around_leaves_the_live_version_serving(
     store.objects[skip.objects[0].key] = bytes([sound[0] ^ 1]) + sound[1:]
     with pytest.raises(CorruptError, match="blake3"):
         await receiver.catch_up()
-    assert engine.committed == []
+    assert engine.activated == []
     assert_serves(engine, policy, V[2])
-    assert (receiver.status.state, receiver.status.reason) == (State.CATCHING_UP, "Corrupt")
+    assert (receiver.status.state, receiver.status.reason) == (ReplicaState.CATCHING_UP, "Corrupt")
     assert not (tmp_path / "staged" / "copy").exists()
     store.objects[skip.objects[0].key] = sound
     await receiver.catch_up()
-    assert engine.committed == [V[4]]
+    assert engine.activated == [V[4]]
     assert_serves(engine, policy, V[4])
 
 
 async def test_a_damaged_complete_version_on_the_way_around_gives_way_to_an_older_one(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -146,12 +146,12 @@ async def test_a_damaged_complete_version_on_the_way_around_gives_way_to_an_olde
     keyframe = weights.read_keyframe(store, V[1])
     store.objects[keyframe.objects[0].key] = bytes(keyframe.objects[0].size)
     await receiver.catch_up()
-    assert engine.committed == [V[4]]
+    assert engine.activated == [V[4]]
     assert_serves(engine, policy, V[4])
 
 
 async def test_a_scratch_disk_that_takes_no_copy_leaves_the_live_version_serving(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     published: list[WeightManifest],
@@ -168,7 +168,7 @@ async def test_a_scratch_disk_that_takes_no_copy_leaves_the_live_version_serving
 
 
 async def test_a_scratch_disk_that_fills_up_under_the_copy_leaves_the_live_version_serving(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     published: list[WeightManifest],
@@ -192,7 +192,7 @@ def mapped_files() -> str:
 
 
 async def test_a_copy_that_is_given_up_takes_no_disk_while_its_error_is_told(
-    receiver: Receiver, store: MemoryStore, published: list[WeightManifest], tmp_path: Path
+    receiver: VersionFollower, store: MemoryStore, published: list[WeightManifest], tmp_path: Path
 ) -> None:
     skip = weights.read_skip(store, V[1], V[4])
     store.objects[skip.objects[0].key] = bytes(skip.objects[0].size)
@@ -202,7 +202,7 @@ async def test_a_copy_that_is_given_up_takes_no_disk_while_its_error_is_told(
 
 
 async def test_a_rollback_over_versions_that_are_not_complete_shows_none_between(
-    receiver: Receiver,
+    receiver: VersionFollower,
     engine: MemoryEngine,
     policy: TrainedPolicy,
     store: MemoryStore,
@@ -211,8 +211,8 @@ async def test_a_rollback_over_versions_that_are_not_complete_shows_none_between
     policy.step()
     policy.publish(store, 3)
     await receiver.catch_up()
-    engine.committed.clear()
+    engine.activated.clear()
     weights.claim_epoch(store, holder="t", parent=V[1], reason="rollback")
     await receiver.catch_up()
-    assert engine.committed == [V[1]]
+    assert engine.activated == [V[1]]
     assert_serves(engine, policy, V[1])

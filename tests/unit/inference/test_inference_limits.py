@@ -19,10 +19,10 @@ from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.status import State, Status
+from etude.inference.status import ReplicaState, ReplicaStatus
 from etude.inference.swap import deadlines
-from etude.inference.swap.deadlines import PAUSE_S, Pace
-from etude.inference.updates.follower import Receiver
+from etude.inference.swap.deadlines import MIN_PAUSE_LIMIT_S, PhaseLimits
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 
 SECONDS = st.floats(0, 10_000)
@@ -87,10 +87,12 @@ def engine(info: EngineInfo) -> BusyEngine:
 @pytest.fixture
 async def serving(
     engine: BusyEngine, store: MemoryStore, policy: TrainedPolicy, tmp_path: Path
-) -> Receiver:
+) -> VersionFollower:
     """Version 0 is live, and version 1 is published."""
-    receiver = Receiver(
-        stager=Stager(store, "uid-run", tmp_path), engine=engine, status=Status(replica="r-0")
+    receiver = VersionFollower(
+        stager=Stager(store, "uid-run", tmp_path),
+        engine=engine,
+        status=ReplicaStatus(replica="r-0"),
     )
     policy.publish(store, 0, complete=True)
     await receiver.catch_up()
@@ -113,7 +115,10 @@ def short_beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_requests_may_take_longer_to_end_than_anything_else_in_a_swap(
-    serving: Receiver, engine: BusyEngine, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
+    serving: VersionFollower,
+    engine: BusyEngine,
+    policy: TrainedPolicy,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deadlines, "FREEZE_LIMIT_S", 0.05)
     engine.may_end.clear()
@@ -126,7 +131,7 @@ async def test_requests_may_take_longer_to_end_than_anything_else_in_a_swap(
 
 
 async def test_requests_that_do_not_end_put_a_version_off_and_harm_nothing(
-    serving: Receiver, engine: BusyEngine, policy: TrainedPolicy
+    serving: VersionFollower, engine: BusyEngine, policy: TrainedPolicy
 ) -> None:
     engine.swap.drain_s = 0.01
     engine.may_end.clear()
@@ -134,7 +139,7 @@ async def test_requests_that_do_not_end_put_a_version_off_and_harm_nothing(
         with pytest.raises(UnavailableError, match=r"did not end within 0\.01 s"):
             await serving.catch_up()
     assert (engine.failed, engine.is_thawed, engine.drains) == ("", True, 6)
-    assert (serving.status.state, serving.status.is_ready) == (State.CATCHING_UP, True)
+    assert (serving.status.state, serving.status.is_ready) == (ReplicaState.CATCHING_UP, True)
     engine.may_end.set()
     await serving.catch_up()
     assert_serves(engine, policy, VersionId(1, 1))
@@ -143,7 +148,7 @@ async def test_requests_that_do_not_end_put_a_version_off_and_harm_nothing(
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("phase", ["freeze", "relabel", "thaw"])
 async def test_a_phase_around_a_swap_that_hangs_ends_the_engine(
-    serving: Receiver, engine: BusyEngine, phase: str
+    serving: VersionFollower, engine: BusyEngine, phase: str
 ) -> None:
     engine.hangs = phase
     await ends(serving, engine)
@@ -151,7 +156,7 @@ async def test_a_phase_around_a_swap_that_hangs_ends_the_engine(
 
 @pytest.mark.usefixtures("short")
 async def test_a_rank_that_hangs_in_commit_ends_the_engine_and_is_not_told_to_undo(
-    serving: Receiver, engine: BusyEngine
+    serving: VersionFollower, engine: BusyEngine
 ) -> None:
     assert isinstance(engine.ranks, HangingRanks)
     engine.ranks.hangs = "commit"
@@ -163,7 +168,7 @@ async def test_a_rank_that_hangs_in_commit_ends_the_engine_and_is_not_told_to_un
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("call", ["undo", "scan"])
 async def test_a_rank_that_hangs_in_undo_ends_the_engine(
-    serving: Receiver, engine: BusyEngine, call: str
+    serving: VersionFollower, engine: BusyEngine, call: str
 ) -> None:
     assert isinstance(engine.ranks, HangingRanks)
     engine.ranks.fail["commit"] = 1
@@ -175,7 +180,7 @@ async def test_a_rank_that_hangs_in_undo_ends_the_engine(
 @pytest.mark.usefixtures("short_beside")
 @pytest.mark.parametrize("call", ["prepare", "prepared"])
 async def test_a_rank_that_hangs_in_prepare_ends_the_engine(
-    serving: Receiver, engine: BusyEngine, call: str
+    serving: VersionFollower, engine: BusyEngine, call: str
 ) -> None:
     assert isinstance(engine.ranks, HangingRanks)
     engine.ranks.hangs = call
@@ -186,7 +191,7 @@ async def test_a_rank_that_hangs_in_prepare_ends_the_engine(
 @pytest.mark.usefixtures("short_beside")
 @pytest.mark.parametrize("call", ["start_scan", "scanned"])
 async def test_a_rank_that_hangs_in_an_audit_ends_the_engine(
-    serving: Receiver, engine: BusyEngine, call: str
+    serving: VersionFollower, engine: BusyEngine, call: str
 ) -> None:
     assert isinstance(engine.ranks, HangingRanks)
     serving._auditor.every = 1
@@ -196,7 +201,7 @@ async def test_a_rank_that_hangs_in_an_audit_ends_the_engine(
 
 
 async def test_what_is_prepared_for_a_caller_that_is_gone_is_asked_for_no_longer(
-    serving: Receiver, engine: BusyEngine, policy: TrainedPolicy
+    serving: VersionFollower, engine: BusyEngine, policy: TrainedPolicy
 ) -> None:
     assert isinstance(engine.ranks, HangingRanks)
     engine.ranks.hangs = "prepared"
@@ -212,20 +217,20 @@ async def test_what_is_prepared_for_a_caller_that_is_gone_is_asked_for_no_longer
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "swap-phase"]
 
 
-async def ends(receiver: Receiver, engine: BusyEngine, *, is_thawed: bool = False) -> None:
+async def ends(receiver: VersionFollower, engine: BusyEngine, *, is_thawed: bool = False) -> None:
     """Nothing goes on, and the process is told why."""
     with pytest.raises(UnavailableError, match="took over"):
         await receiver.catch_up()
     assert "took over" in engine.failed
     assert engine.is_thawed == is_thawed
-    assert receiver.status.state is State.NOT_READY
+    assert receiver.status.state is ReplicaState.NOT_READY
     with pytest.raises(UnavailableError, match="took over"):
         await receiver.follow()
 
 
 @pytest.mark.usefixtures("short")
 async def test_a_hang_is_told_although_the_caller_is_gone(
-    serving: Receiver, engine: BusyEngine
+    serving: VersionFollower, engine: BusyEngine
 ) -> None:
     assert isinstance(engine.ranks, HangingRanks)
     engine.ranks.hangs = "commit"
@@ -259,11 +264,14 @@ async def test_a_limit_is_kept_as_a_whole() -> None:
 
 
 async def test_a_large_model_has_the_time_that_its_own_work_took(
-    serving: Receiver, engine: BusyEngine, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
+    serving: VersionFollower,
+    engine: BusyEngine,
+    policy: TrainedPolicy,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deadlines, "PAUSE_S", 0.0)
     monkeypatch.setattr(deadlines, "SLACK", 1e9)
-    assert engine.swap._pace.bake_s > 0
+    assert engine.swap._limits.map_s > 0
     assert isinstance(engine.ranks, HangingRanks)
     engine.ranks.slow = "commit"
     await serving.catch_up()
@@ -283,17 +291,17 @@ async def test_a_process_that_was_stopped_for_longer_than_the_limit_has_not_hung
 def test_a_limit_is_never_below_the_pause_nor_below_what_was_measured(
     prepares: list[float], bake: float, *, loads: bool
 ) -> None:
-    found = Pace(bake_s=bake, loads=loads)
-    assert found.write_limit_s >= PAUSE_S
+    found = PhaseLimits(map_s=bake, uses_loader=loads)
+    assert found.write_limit_s >= MIN_PAUSE_LIMIT_S
     for took_s in prepares:
-        found.prepared(took_s)
-    assert found.write_limit_s >= max(PAUSE_S, prepares[-1])
-    assert found.undo_limit_s >= max(PAUSE_S, bake, *prepares)
+        found.record_prepare(took_s)
+    assert found.write_limit_s >= max(MIN_PAUSE_LIMIT_S, prepares[-1])
+    assert found.undo_limit_s >= max(MIN_PAUSE_LIMIT_S, bake, *prepares)
     assert found.undo_limit_s >= found.write_limit_s
 
 
 def test_a_small_version_of_a_model_that_is_mapped_has_the_shortest_limit() -> None:
-    found = Pace(bake_s=100.0)
+    found = PhaseLimits(map_s=100.0)
     for took_s in (60.0, 0.3):
-        found.prepared(took_s)
-    assert found.write_limit_s == PAUSE_S
+        found.record_prepare(took_s)
+    assert found.write_limit_s == MIN_PAUSE_LIMIT_S

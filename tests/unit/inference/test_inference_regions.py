@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from etude.inference.worker.rectangles import Rectangle, rectangles
+from etude.inference.worker.rectangles import MapRectangle, rectangles
 
 SOURCES = [-2, -1, *range(39), *range(40, 99)]
 """Numbers of two tensors, with the gap between them, and what is none."""
 STARTS = np.array([0, 40, 100], np.int64)
 
 
-def spread(found: list[Rectangle], size: int) -> list[int]:
+def spread(found: list[MapRectangle], size: int) -> list[int]:
     """Source of each element, by plain loops; -1 where there is none."""
     sources = [-1] * size
     for each in found:
@@ -35,18 +35,18 @@ def test_any_placement_is_kept(numbers: np.ndarray) -> None:
 
 
 def test_a_whole_tensor_is_one_rectangle() -> None:
-    assert rectangles(np.arange(40, 99), STARTS) == [Rectangle(0, 40, 1, 59, 59, 59)]
+    assert rectangles(np.arange(40, 99), STARTS) == [MapRectangle(0, 40, 1, 59, 59, 59)]
 
 
 def test_a_cut_along_columns_is_one_rectangle() -> None:
     grid = np.arange(40).reshape(4, 10)
-    assert rectangles(grid[:, 5:].reshape(-1), STARTS) == [Rectangle(0, 5, 4, 5, 5, 10)]
+    assert rectangles(grid[:, 5:].reshape(-1), STARTS) == [MapRectangle(0, 5, 4, 5, 5, 10)]
 
 
 def test_padding_between_rows_is_left_out() -> None:
     grid = np.full((4, 12), -1)
     grid[:, :10] = np.arange(40).reshape(4, 10)
-    assert rectangles(grid.reshape(-1), STARTS) == [Rectangle(0, 0, 4, 10, 12, 10)]
+    assert rectangles(grid.reshape(-1), STARTS) == [MapRectangle(0, 0, 4, 10, 12, 10)]
 
 
 def test_tensors_of_one_size_beside_each_other_stay_apart() -> None:

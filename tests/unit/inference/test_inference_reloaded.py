@@ -13,7 +13,7 @@ from etude.common.errors import CorruptError
 from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
-from etude.inference.worker.coverage import ComputedError, counting, rows
+from etude.inference.worker.coverage import ComputedParameterError, assign_counted, region_rows
 from etude.inference.worker.extension import open_live
 from etude.inference.worker.rank import Rank
 from etude.inference.worker.reloaded_weights import ReloadedWeights
@@ -65,10 +65,10 @@ def policy() -> TrainedPolicy:
 
 def served(rank: Rank, policy: TrainedPolicy, path: Path, *, keep_old: bool) -> None:
     rank.prepare(str(path), keep_old)
-    while (answer := rank.prepared()) is None:
+    while (answer := rank.poll_prepared()) is None:
         continue
     assert answer["error"] == ""
-    assert rank.commit()
+    assert rank.activate()
     assert rank.scan() == policy.state().hex()
 
 
@@ -76,8 +76,10 @@ def test_every_version_computes_as_if_freshly_loaded_and_is_undone(
     policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     model = Decaying()
-    rank = Rank(lambda schema, loads: open_live(model, model.load_weights, schema, loads=loads))
-    assert rank.bake(SCHEMA.to_bytes(), SCHEMA.sha256, loads=True)["error"] == ""
+    rank = Rank(
+        lambda schema, loads: open_live(model, model.load_weights, schema, uses_loader=loads)
+    )
+    assert rank.build_map(SCHEMA.to_bytes(), SCHEMA.sha256, uses_loader=True)["error"] == ""
     policy.stage(tmp_path / "0", None)
     served(rank, policy, tmp_path / "0", keep_old=False)
     assert_computes(model, policy)
@@ -89,15 +91,15 @@ def test_every_version_computes_as_if_freshly_loaded_and_is_undone(
         assert_computes(model, policy)
         assert rank.undo()
         assert_computes(model, old)
-        assert rank.commit()
+        assert rank.activate()
         assert_computes(model, policy)
 
 
 def test_a_model_that_computes_is_refused_where_loading_is_not_wanted() -> None:
     model = Decaying()
-    live = open_live(model, model.load_weights, SCHEMA, loads=False)
-    with pytest.raises(ComputedError, match="a_log"):
-        counting(SCHEMA, [rows(live.regions)])
+    live = open_live(model, model.load_weights, SCHEMA, uses_loader=False)
+    with pytest.raises(ComputedParameterError, match="a_log"):
+        assign_counted(SCHEMA, [region_rows(live.regions)])
 
 
 def test_only_tensors_that_changed_are_loaded(policy: TrainedPolicy, tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_a_model_that_copies_its_tensors_is_written_in_place() -> None:
             model.weight.data.copy_(tensor)
 
     schema = Schema(grid=1, tensors=SCHEMA.tensors[1:])
-    live = open_live(model, load, schema, loads=False)
+    live = open_live(model, load, schema, uses_loader=False)
     assert type(live) is LiveWeights
 
 

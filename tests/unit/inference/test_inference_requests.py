@@ -22,13 +22,13 @@ def request(
 
 def test_a_valid_request_keeps_every_field(info: EngineInfo) -> None:
     wire = request(temperature=0.5, stop_token_ids=[7], seed=0)
-    found = messages.checked(wire, info)
+    found = messages.sample_request(wire, info)
     assert (found.prompt_token_ids, found.max_tokens, found.temperature) == ([1, 2, 3], 4, 0.5)
     assert (found.stop_token_ids, found.seed, found.stream) == ((7,), 0, False)
 
 
 def test_an_unset_seed_stays_unset(info: EngineInfo) -> None:
-    assert messages.checked(request(), info).seed is None
+    assert messages.sample_request(request(), info).seed is None
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_what_cannot_be_sampled_is_named(
     info: EngineInfo, wire: inference_pb2.GenerateRequest, field: str, complaint: str
 ) -> None:
     with pytest.raises(InvalidFieldError) as caught:
-        messages.checked(wire, info)
+        messages.sample_request(wire, info)
     assert caught.value.field == field
     assert complaint in caught.value.what
 
 
 def test_a_request_that_fills_the_context_exactly_is_taken(info: EngineInfo) -> None:
-    assert messages.checked(request(prompt=[1] * 28, max_tokens=4), info).max_tokens == 4
+    assert messages.sample_request(request(prompt=[1] * 28, max_tokens=4), info).max_tokens == 4

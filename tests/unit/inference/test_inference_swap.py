@@ -17,7 +17,7 @@ from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.swap.coordinator import Swap
+from etude.inference.swap.coordinator import SwapCoordinator
 
 SCHEMA = Schema(
     grid=2,
@@ -71,25 +71,31 @@ def policy() -> TrainedPolicy:
 
 
 async def take(
-    swap: Swap, policy: TrainedPolicy, target: VersionRef, folder: Path, old: dict[str, Words]
+    swap: SwapCoordinator,
+    policy: TrainedPolicy,
+    target: VersionRef,
+    folder: Path,
+    old: dict[str, Words],
 ) -> None:
     policy.stage(folder / "staged", old)
     await swap.prepare(folder / "staged", target, base=swap.live)
-    await swap.commit()
+    await swap.activate()
 
 
 @pytest.fixture
-async def swap(engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path) -> Swap:
+async def swap(engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path) -> SwapCoordinator:
     """An engine that serves version 1.0."""
-    await engine.swap.bake(SCHEMA)
+    await engine.swap.build_map(SCHEMA)
     policy.stage(tmp_path / "first", None)
     first = ref(policy, 0)
     await engine.swap.prepare(tmp_path / "first", first, base=None, keep_old=False)
-    await engine.swap.commit()
+    await engine.swap.activate()
     return engine.swap
 
 
-async def next_version(swap: Swap, policy: TrainedPolicy, folder: Path, number: int) -> VersionRef:
+async def next_version(
+    swap: SwapCoordinator, policy: TrainedPolicy, folder: Path, number: int
+) -> VersionRef:
     """Prepare a version that changes a tenth of the words."""
     old = {name: words.copy() for name, words in policy.words.items()}
     policy.step()
@@ -100,18 +106,18 @@ async def next_version(swap: Swap, policy: TrainedPolicy, folder: Path, number: 
 
 
 async def test_after_a_commit_every_word_on_every_rank_is_the_trainers(
-    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+    swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     for number in range(1, 6):
         target = await next_version(swap, policy, tmp_path, number)
-        await swap.commit()
+        await swap.activate()
         assert_holds(engine.ranks, policy)
         assert (swap.live, engine.live) == (target, target.version)
         assert await swap.audit()
 
 
 async def test_preparing_writes_nothing(
-    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+    swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     before = [{n: w.copy() for n, w in words.items()} for words in engine.ranks.words]
     await next_version(swap, policy, tmp_path, 1)
@@ -120,7 +126,7 @@ async def test_preparing_writes_nothing(
 
 
 async def test_a_version_that_would_lead_elsewhere_is_refused_before_the_first_write(
-    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+    swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     old = {name: words.copy() for name, words in policy.words.items()}
     policy.step()
@@ -129,13 +135,13 @@ async def test_a_version_that_would_lead_elsewhere_is_refused_before_the_first_w
     with pytest.raises(CorruptError, match="would lead to state"):
         await swap.prepare(tmp_path / "staged", target, base=swap.live)
     with pytest.raises(RuntimeError, match="prepare"):
-        await swap.commit()
+        await swap.activate()
     assert "commit" not in engine.ranks.calls[-2:]
     assert await swap.audit()
 
 
 async def test_a_version_on_another_base_is_never_applied(
-    swap: Swap, policy: TrainedPolicy, tmp_path: Path
+    swap: SwapCoordinator, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     policy.step()
     policy.stage(tmp_path / "staged", policy.words)
@@ -145,41 +151,43 @@ async def test_a_version_on_another_base_is_never_applied(
 
 
 async def test_a_rank_that_fails_to_commit_leaves_the_old_version_on_all(
-    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+    swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     before = TrainedPolicy(SCHEMA, policy.words)
     old = swap.live
     await next_version(swap, policy, tmp_path, 1)
     engine.ranks.fail["commit"] = len(engine.ranks.words) - 1
     with pytest.raises(UnavailableError, match="rank"):
-        await swap.commit()
+        await swap.activate()
     assert_holds(engine.ranks, before)
-    assert (swap.live, swap.undone, swap.failed) == (old, 1, "")
+    assert (swap.live, swap.num_undone, swap.failed) == (old, 1, "")
     assert await swap.audit()
 
 
 async def test_an_undo_that_fails_ends_the_engine(
-    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+    swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     await next_version(swap, policy, tmp_path, 1)
     engine.ranks.fail |= {"commit": 0, "undo": 0}
     with pytest.raises(UnavailableError):
-        await swap.commit()
+        await swap.activate()
     assert "could not be undone" in engine.failed
     assert not engine.is_thawed
 
 
 async def test_live_words_that_changed_behind_our_back_are_noticed_and_end_the_engine(
-    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+    swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     await next_version(swap, policy, tmp_path, 1)
     engine.ranks.words[0]["a.q_proj.weight"] ^= 0x4000
     with pytest.raises(UnavailableError):
-        await swap.commit()
+        await swap.activate()
     assert "could not be undone" in engine.failed
 
 
-async def test_an_audit_notices_one_flipped_bit(swap: Swap, engine: MemoryEngine) -> None:
+async def test_an_audit_notices_one_flipped_bit(
+    swap: SwapCoordinator, engine: MemoryEngine
+) -> None:
     assert await swap.audit()
     engine.ranks.words[-1]["b.o_proj.weight"][3] ^= 1
     assert not await swap.audit()
@@ -187,21 +195,21 @@ async def test_an_audit_notices_one_flipped_bit(swap: Swap, engine: MemoryEngine
 
 
 async def test_going_back_one_version_restores_every_word_and_drops_the_cache(
-    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+    swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     before, old = TrainedPolicy(SCHEMA, policy.words), swap.live
     await next_version(swap, policy, tmp_path, 1)
-    await swap.commit()
-    await swap.revert()
+    await swap.activate()
+    await swap.restore()
     assert_holds(engine.ranks, before)
     assert (swap.live, engine.dropped_caches) == (old, 1)
     assert await swap.audit()
     with pytest.raises(RuntimeError, match="no older version can be restored"):
-        await swap.revert()
+        await swap.restore()
 
 
 async def test_the_same_words_under_a_new_name_are_not_written(
-    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy
+    swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy
 ) -> None:
     renamed = ref(policy, 3, epoch=2)
     engine.ranks.calls.clear()
@@ -213,28 +221,28 @@ async def test_the_same_words_under_a_new_name_are_not_written(
 
 
 async def test_a_complete_version_too_large_to_undo_is_exact_too(
-    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+    swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     policy.step(0.9)
     policy.stage(tmp_path / "staged", None)
     target = ref(policy, 7)
     held = await swap.prepare(tmp_path / "staged", target, base=None, keep_old=False)
-    await swap.commit()
+    await swap.activate()
     assert_holds(engine.ranks, policy)
-    assert (held, swap.olders.newest) == (0, None)
+    assert (held, swap.undo_stack.newest) == (0, None)
 
 
-async def test_another_schema_is_refused_while_something_is_served(swap: Swap) -> None:
+async def test_another_schema_is_refused_while_something_is_served(swap: SwapCoordinator) -> None:
     other = Schema(grid=1, tensors=SCHEMA.tensors)
     with pytest.raises(UnavailableError, match="restart"):
-        await swap.bake(other)
+        await swap.build_map(other)
 
 
 async def test_a_caller_that_is_cancelled_leaves_no_half_swap(
-    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+    swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     target = await next_version(swap, policy, tmp_path, 1)
-    commit = asyncio.create_task(swap.commit(), name="commit")
+    commit = asyncio.create_task(swap.activate(), name="commit")
     await asyncio.sleep(0)
     commit.cancel()
     while swap.live != target:  # noqa: ASYNC110 - the swap tells only its caller, who is gone
@@ -250,7 +258,7 @@ class UnevenRanks(MemoryRanks):
         if method != "prepared" or self.calls[-1] == "prepared":
             return await super().call(method, *args)
         self.calls.append(method)
-        while (answer := self._ranks[0].prepared()) is None:  # noqa: ASYNC110 - it tells nobody
+        while (answer := self._ranks[0].poll_prepared()) is None:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
         return [answer, None]
 
@@ -259,9 +267,9 @@ async def test_ranks_that_are_prepared_one_after_the_other_swap_together(
     policy: TrainedPolicy, info: EngineInfo, tmp_path: Path
 ) -> None:
     engine = MemoryEngine(info, UnevenRanks(2))
-    await engine.swap.bake(SCHEMA)
+    await engine.swap.build_map(SCHEMA)
     policy.stage(tmp_path / "first", None)
     async with asyncio.timeout(30):
         await engine.swap.prepare(tmp_path / "first", ref(policy, 0), base=None)
-        await engine.swap.commit()
+        await engine.swap.activate()
     assert_holds(engine.ranks, policy)

@@ -39,7 +39,7 @@ async def test_an_engine_does_not_say_that_it_failed_while_it_swaps(
     ranks = AskedRanks(1)
     ranks.engine, ranks.said = MemoryEngine(info, ranks), []
     swap, policy = ranks.engine.swap, TrainedPolicy(SCHEMA)
-    await swap.bake(SCHEMA)
+    await swap.build_map(SCHEMA)
     old = None
     for number in range(2):
         policy.stage(tmp_path / "staged", old)
@@ -47,9 +47,9 @@ async def test_an_engine_does_not_say_that_it_failed_while_it_swaps(
             epoch=1, number=number, manifest_sha256=f"{number:064x}", state=policy.state().hex()
         )
         await swap.prepare(tmp_path / "staged", target, base=swap.live)
-        await swap.commit()
+        await swap.activate()
         old = {name: words.copy() for name, words in policy.words.items()}
         policy.step(1.0)
     if goes_back:
-        await swap.revert()
+        await swap.restore()
     assert ranks.said == [""] * (3 if goes_back else 2)

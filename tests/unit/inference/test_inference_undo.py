@@ -12,10 +12,10 @@ from etude.common.weights import Edge, VersionRef
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.swap.coordinator import Swap
-from etude.inference.updates.follower import Receiver
-from etude.inference.updates.staging import Ahead
-from etude.inference.updates.update_steps import Leg
+from etude.inference.swap.coordinator import SwapCoordinator
+from etude.inference.updates.follower import VersionFollower
+from etude.inference.updates.staging import Prefetcher
+from etude.inference.updates.update_steps import UpdateStep
 from etude.inference.worker import pending_change as changes
 
 SCHEMA = Schema(
@@ -36,14 +36,14 @@ class Chain:
         self.refs: list[VersionRef] = []
 
     @property
-    def swap(self) -> Swap:
+    def swap(self) -> SwapCoordinator:
         return self.engine.swap
 
     async def start(self) -> None:
-        await self.swap.bake(SCHEMA)
+        await self.swap.build_map(SCHEMA)
         self.policy.stage(self.path, None)
         await self.swap.prepare(self.path, self.ref(), base=None, keep_old=False)
-        await self.swap.commit()
+        await self.swap.activate()
 
     def ref(self, *, epoch: int = 1) -> VersionRef:
         number = len(self.refs)
@@ -64,7 +64,7 @@ class Chain:
 
     async def step(self) -> int:
         held = await self.prepare()
-        await self.swap.commit()
+        await self.swap.activate()
         return held
 
 
@@ -78,23 +78,23 @@ async def chain(request: pytest.FixtureRequest, info: EngineInfo, tmp_path: Path
 
 async def test_as_many_versions_are_taken_back_as_are_kept(chain: Chain) -> None:
     held = [await chain.step() for _ in range(5)]
-    assert (chain.swap.olders.depth, chain.swap.olders.num_bytes) == (3, sum(held[2:]))
+    assert (chain.swap.undo_stack.depth, chain.swap.undo_stack.num_bytes) == (3, sum(held[2:]))
     for number in (4, 3, 2):
-        await chain.swap.revert()
+        await chain.swap.restore()
         assert chain.swap.live == chain.refs[number]
         assert (await chain.swap.scan()).hex() == chain.refs[number].state
     with pytest.raises(RuntimeError, match="no older version can be restored"):
-        await chain.swap.revert()
+        await chain.swap.restore()
 
 
 async def test_several_versions_are_taken_back_in_one_pause(chain: Chain) -> None:
     for _ in range(4):
         await chain.step()
-    labels = len(chain.engine.committed)
-    await chain.swap.revert(chain.refs[2])
-    assert (chain.swap.live, len(chain.engine.committed)) == (chain.refs[2], labels + 1)
+    labels = len(chain.engine.activated)
+    await chain.swap.restore(chain.refs[2])
+    assert (chain.swap.live, len(chain.engine.activated)) == (chain.refs[2], labels + 1)
     assert await chain.swap.audit()
-    assert chain.swap.olders.depth == 1
+    assert chain.swap.undo_stack.depth == 1
 
 
 async def test_words_that_are_held_serve_under_the_name_that_a_new_epoch_gives_them(
@@ -103,7 +103,7 @@ async def test_words_that_are_held_serve_under_the_name_that_a_new_epoch_gives_t
     for _ in range(3):
         await chain.step()
     renamed = chain.refs[1].model_copy(update={"epoch": 2, "number": 9})
-    await chain.swap.revert(renamed)
+    await chain.swap.restore(renamed)
     assert chain.swap.live == renamed
     assert await chain.swap.audit()
 
@@ -114,7 +114,7 @@ async def test_what_was_prepared_and_refused_does_not_stand_between_older_versio
     for _ in range(2):
         await chain.step()
     await chain.prepare()
-    await chain.swap.revert(chain.refs[1])
+    await chain.swap.restore(chain.refs[1])
     assert (await chain.swap.scan()).hex() == chain.refs[1].state
     assert await chain.swap.audit()
 
@@ -125,9 +125,9 @@ async def test_a_half_commit_is_undone_and_older_versions_stay_in_reach(chain: C
     await chain.prepare()
     chain.engine.ranks.fail["commit"] = 0
     with pytest.raises(UnavailableError, match="rank 0"):
-        await chain.swap.commit()
+        await chain.swap.activate()
     assert await chain.swap.audit()
-    await chain.swap.revert(chain.refs[1])
+    await chain.swap.restore(chain.refs[1])
     assert (await chain.swap.scan()).hex() == chain.refs[1].state
 
 
@@ -143,7 +143,7 @@ async def test_a_version_above_the_limit_is_written_piece_by_piece_and_says_its_
     with caplog.at_level(logging.WARNING):
         assert await chain.step() == 0
     assert "needs up to" in caplog.text
-    assert (chain.swap.live, chain.swap.olders.newest) == (chain.refs[1], None)
+    assert (chain.swap.live, chain.swap.undo_stack.newest) == (chain.refs[1], None)
     assert await chain.swap.audit()
 
 
@@ -154,13 +154,13 @@ async def test_a_version_above_the_limit_that_fails_half_way_ends_the_engine_and
     await chain.prepare()
     chain.engine.ranks.fail["commit"] = 0
     with pytest.raises(UnavailableError):
-        await chain.swap.commit()
+        await chain.swap.activate()
     assert "too large to keep the old words" in chain.engine.failed
     assert not chain.engine.is_thawed
 
 
 async def test_a_full_disk_leaves_the_live_version_serving_and_says_what_is_needed(
-    receiver: Receiver, engine: MemoryEngine, store: MemoryStore
+    receiver: VersionFollower, engine: MemoryEngine, store: MemoryStore
 ) -> None:
     policy = TrainedPolicy(SCHEMA)
     policy.publish(store, 0, complete=True)
@@ -178,45 +178,45 @@ async def test_a_full_disk_leaves_the_live_version_serving_and_says_what_is_need
     assert str(engine.live) == "1.1"
 
 
-def leg(number: int) -> Leg:
+def leg(number: int) -> UpdateStep:
     target = VersionRef(epoch=1, number=number, manifest_sha256="0" * 64, state="0" * 32)
     edge = Edge("delta", None, target, "0" * 64, ())
-    return Leg(edge, (edge,))
+    return UpdateStep(edge, (edge,))
 
 
 async def test_two_versions_are_staged_ahead_and_no_more(tmp_path: Path) -> None:
     begun: list[int] = []
 
-    def stage(each: Leg) -> Path:
+    def stage(each: UpdateStep) -> Path:
         begun.append(each.edge.target.number)
         return tmp_path / str(each.edge.target.number)
 
-    ahead = Ahead()
-    with ahead.along([leg(number) for number in range(6)]):
-        assert await ahead.staged(0, stage) == tmp_path / "0"
-        assert [version.number for version in ahead.versions()] == [1, 2]
-        assert await ahead.staged(2, stage) == tmp_path / "2"
-        assert [version.number for version in ahead.versions()] == [3, 4]
-        assert await ahead.staged(4, stage) == tmp_path / "4"
+    ahead = Prefetcher()
+    with ahead.prefetching([leg(number) for number in range(6)]):
+        assert await ahead.wait_staged(0, stage) == tmp_path / "0"
+        assert [version.number for version in ahead.pending_versions()] == [1, 2]
+        assert await ahead.wait_staged(2, stage) == tmp_path / "2"
+        assert [version.number for version in ahead.pending_versions()] == [3, 4]
+        assert await ahead.wait_staged(4, stage) == tmp_path / "4"
     assert begun[:5] == [0, 1, 2, 3, 4]
-    assert ahead.versions() == []
+    assert ahead.pending_versions() == []
 
 
 async def test_a_version_that_cannot_be_staged_ahead_fails_in_its_own_turn(tmp_path: Path) -> None:
-    def stage(each: Leg) -> Path:
+    def stage(each: UpdateStep) -> Path:
         if each.edge.target.number == 1:
             raise CorruptError("version 1.1 is damaged")
         return tmp_path
 
-    ahead = Ahead()
-    with ahead.along([leg(0), leg(1)]):
-        await ahead.staged(0, stage)
+    ahead = Prefetcher()
+    with ahead.prefetching([leg(0), leg(1)]):
+        await ahead.wait_staged(0, stage)
         with pytest.raises(CorruptError, match=r"1\.1 is damaged"):
-            await ahead.staged(1, stage)
+            await ahead.wait_staged(1, stage)
 
 
 async def test_a_replica_that_is_behind_leaves_nothing_staged_once_it_has_caught_up(
-    receiver: Receiver, engine: MemoryEngine, store: MemoryStore
+    receiver: VersionFollower, engine: MemoryEngine, store: MemoryStore
 ) -> None:
     policy = TrainedPolicy(SCHEMA)
     policy.publish(store, 0, complete=True)

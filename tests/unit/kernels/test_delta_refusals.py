@@ -153,8 +153,8 @@ def test_tiles_far_beyond_two_to_the_31_keep_their_places() -> None:
 
 def test_an_unknown_body_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="ETUDE_KERNELS='cuda'"):
-        dispatch.body({"ETUDE_KERNELS": "cuda"})
-    assert dispatch.body({}) == ""
+        dispatch.forced_body({"ETUDE_KERNELS": "cuda"})
+    assert dispatch.forced_body({}) == ""
 
 
 def test_starts_beyond_the_entries_reach_no_other_memory(tiles: Tiles, device) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from etude.common.harbor import task as harbor_task
-from etude.rewards.grading import Job
+from etude.rewards.grading import GradingJob
 from etude.v1 import environments_pb2, rollout_pb2
 
 
@@ -27,9 +27,9 @@ def task_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def job(task_folder: Path) -> Job:
+def job(task_folder: Path) -> GradingJob:
     task = harbor_task.read_task(task_folder)
-    return Job(task, task_folder.as_uri(), "repos", task.tests(), 5.0, time.monotonic() + 60)
+    return GradingJob(task, task_folder.as_uri(), "repos", task.tests(), 5.0, time.monotonic() + 60)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing_extensions import override
 
 from etude.common.rpc import server as rpc_server
-from etude.rewards.grading import BrokerSandboxes, Handed, Job, Lost
+from etude.rewards.grading import BrokerSandboxes, GradeInput, GradingJob, LostGrade
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 
@@ -71,7 +71,7 @@ async def serving_of(broker: Broker, node: Node) -> AsyncIterator[BrokerSandboxe
     await server.stop(0)
 
 
-async def test_a_grade_that_does_not_come_takes_none_of_its_siblings_along(job: Job) -> None:
+async def test_a_grade_that_does_not_come_takes_none_of_its_siblings_along(job: GradingJob) -> None:
     broker, node = Broker(), Node()  # type: ignore[abstract]  # the other calls never come
     diffs = [
         environments_pb2.WorkspaceDiff(),
@@ -81,25 +81,25 @@ async def test_a_grade_that_does_not_come_takes_none_of_its_siblings_along(job: 
 
     hurried = job._replace(limit_s=0.5, deadline_s=time.monotonic() + 2.0)
     async with serving_of(broker, node) as sandboxes:
-        answers = await sandboxes.grade(hurried, [Handed(diff) for diff in diffs])
+        answers = await sandboxes.grade(hurried, [GradeInput(diff) for diff in diffs])
 
-    assert [isinstance(answer, Lost) for answer in answers] == [False, True, False]
+    assert [isinstance(answer, LostGrade) for answer in answers] == [False, True, False]
     assert sorted(broker.released) == ["lease-0", "lease-1", "lease-2"]
     assert {job.timeout_seconds for job in node.jobs} == {1}
     assert broker.asked[0].queue_timeout_seconds == 0, "the pool's own"
     assert {job.mode for job in node.jobs} == {environments_pb2.GRADE_MODE_CLEAN}
 
 
-async def test_a_grade_runs_in_the_image_that_its_task_names(job: Job) -> None:
+async def test_a_grade_runs_in_the_image_that_its_task_names(job: GradingJob) -> None:
     broker, node = Broker(), Node()  # type: ignore[abstract]  # the other calls never come
     task = replace(job.task, image="django-4")
     async with serving_of(broker, node) as sandboxes:
         timely = job._replace(task=task, deadline_s=time.monotonic() + 30.0)
-        await sandboxes.grade(timely, [Handed(environments_pb2.WorkspaceDiff())])
+        await sandboxes.grade(timely, [GradeInput(environments_pb2.WorkspaceDiff())])
     assert [each.image for each in broker.asked] == ["django-4"]
 
 
-async def test_what_is_graded_in_a_fork_starts_from_its_own_snapshot(job: Job) -> None:
+async def test_what_is_graded_in_a_fork_starts_from_its_own_snapshot(job: GradingJob) -> None:
     broker, node = Broker(), Node()  # type: ignore[abstract]  # the other calls never come
     nothing = environments_pb2.WorkspaceDiff()
     task = replace(job.task, is_graded_in_fork=True)
@@ -107,10 +107,10 @@ async def test_what_is_graded_in_a_fork_starts_from_its_own_snapshot(job: Job) -
     async with serving_of(broker, node) as sandboxes:
         answers = await sandboxes.grade(
             job._replace(task=task, deadline_s=time.monotonic() + 30.0),
-            [Handed(nothing, "end-1"), Handed(nothing), Handed(nothing, "end-2")],
+            [GradeInput(nothing, "end-1"), GradeInput(nothing), GradeInput(nothing, "end-2")],
         )
 
-    assert not any(isinstance(answer, Lost) for answer in answers)
+    assert not any(isinstance(answer, LostGrade) for answer in answers)
     asked = sorted((each.snapshot_id, each.count) for each in broker.asked)
     assert asked == [("", 1), ("end-1", 1), ("end-2", 1)]
     assert {job.mode for job in node.jobs} == {environments_pb2.GRADE_MODE_FORK}

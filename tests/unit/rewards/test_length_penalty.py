@@ -41,17 +41,17 @@ def _of_length(tokens: int) -> rollout_pb2.Rollout:
     ],
 )
 def test_the_curve_has_the_published_check_values(q: float, x: float, expected: float) -> None:
-    assert length_penalty.bend(x, k=0.1, q=q) == pytest.approx(expected, rel=2e-3)
+    assert length_penalty.length_cost(x, k=0.1, q=q) == pytest.approx(expected, rel=2e-3)
 
 
 @pytest.mark.parametrize("q", [-1, 0, 0.5, 1, 1 + 1e-12, 3])
 def test_the_curve_starts_at_zero_with_slope_one(q: float) -> None:
-    assert length_penalty.bend(0, k=0.1, q=q) == 0
-    assert length_penalty.bend(1e-6, k=0.1, q=q) == pytest.approx(1e-6, rel=1e-5)
+    assert length_penalty.length_cost(0, k=0.1, q=q) == 0
+    assert length_penalty.length_cost(1e-6, k=0.1, q=q) == pytest.approx(1e-6, rel=1e-5)
 
 
 def test_the_curve_is_continuous_in_its_bend_at_the_logarithm() -> None:
-    at, beside = (length_penalty.bend(500, k=0.1, q=q) for q in (1, 1 + 1e-9))
+    at, beside = (length_penalty.length_cost(500, k=0.1, q=q) for q in (1, 1 + 1e-9))
     assert at == pytest.approx(beside, rel=1e-6)
 
 
@@ -73,4 +73,4 @@ def test_every_cost_weight_counts() -> None:
     zero = dict.fromkeys(names, 0.0)
     for count, name in enumerate(names, start=1):
         chosen = LengthPenaltyParameters.model_validate({"weights": zero | {name: 10.0}})
-        assert length_penalty.weighted(costs, chosen.weights) == 10 * count
+        assert length_penalty.weighted_costs(costs, chosen.weights) == 10 * count

@@ -18,7 +18,7 @@ from etude.common.api.run.spec import Storage
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.rewards.functions.verifier import Verifier
-from etude.rewards.grading import Answer, Lost, MemorySandboxes
+from etude.rewards.grading import GradeAnswer, LostGrade, MemorySandboxes
 from etude.rewards.rubric import Rubric
 from etude.rewards.scoring import Scorer
 from etude.rewards.service import RewardService
@@ -30,10 +30,10 @@ if TYPE_CHECKING:  # the stubs know an async class that the generated module lac
     Stub = rewards_pb2_grpc.RewardServiceAsyncStub
 
 
-def _answer(diff: environments_pb2.WorkspaceDiff) -> Answer:
+def _answer(diff: environments_pb2.WorkspaceDiff) -> GradeAnswer:
     name = diff.written[0].content.decode() if diff.written else ""
     if name == "lost":
-        return Lost("gone")
+        return LostGrade("gone")
     return environments_pb2.GradeResponse(reward_file=b"1" if name == "right" else b"0")
 
 
@@ -45,7 +45,7 @@ async def stub(tmp_path: Path) -> AsyncIterator["Stub"]:
     ]
     verifier = Verifier(VerifierParameters(), MemorySandboxes(_answer))
     storage = Storage(uri=tmp_path.as_uri())
-    scorer = Scorer(Rubric.of(functions), verifier, storage, tmp_path / "scratch")
+    scorer = Scorer(Rubric.from_functions(functions), verifier, storage, tmp_path / "scratch")
     server = rpc_server.Server(["etude.v1.RewardService"])
     service = RewardService(scorer, {"repos"})
     rewards_pb2_grpc.add_RewardServiceServicer_to_server(service, server.grpc_server)

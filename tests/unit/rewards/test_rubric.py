@@ -30,7 +30,7 @@ def _function(name: str, function: str, **rest: object) -> RewardFunction:
 
 @pytest.fixture
 def demo() -> Rubric:
-    return Rubric.of(
+    return Rubric.from_functions(
         [
             _function("tests", "Verifier", parameters={"onlyWhenFinished": True}),
             _function("length", "LengthPenalty", weight="0.05", parameters=LENGTH),
@@ -72,7 +72,7 @@ def test_the_demo_rubric_gives_its_recipe(
 
 
 def test_a_reward_beyond_all_bounds_is_a_fault() -> None:
-    rubric = Rubric.of(
+    rubric = Rubric.from_functions(
         [
             _function("tests", "Verifier"),
             _function("length", "LengthPenalty", parameters={"q": -4, "k": 1000, "scale": 1}),
@@ -104,19 +104,19 @@ def test_a_wrong_parameter_is_refused_by_name(
 def test_a_wrong_parameter_of_a_run_is_found_with_its_place() -> None:
     functions = [_function("tests", "Verifier"), _function("b", "BrokenCalls", parameters={"x": 1})]
     with pytest.raises(UserError, match=r"spec\.roles\.rewards\.functions\[1\].*parameters\.x"):
-        Rubric.of(functions)
+        Rubric.from_functions(functions)
 
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]])
 def test_a_rubric_needs_exactly_one_verifier(names: list[str]) -> None:
     functions = [_function(name, "Verifier") for name in names]
     with pytest.raises(UserError, match="exactly one entry"):
-        Rubric.of([*functions, _function("z", "Unfinished")])
+        Rubric.from_functions([*functions, _function("z", "Unfinished")])
 
 
 def test_the_digest_names_everything_that_decides_a_reward() -> None:
     def digest(**rest: object) -> str:
-        return Rubric.of([_function("tests", "Verifier", **rest)]).digest()
+        return Rubric.from_functions([_function("tests", "Verifier", **rest)]).digest()
 
     assert digest() == digest()
     assert len({digest(), digest(weight="2"), digest(parameters={"onlyWhenFinished": True})}) == 3

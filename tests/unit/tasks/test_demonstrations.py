@@ -127,9 +127,9 @@ def test_every_transcript_is_turns_of_well_formed_calls_and_an_end(
         assert roles[2:] == ["assistant", "tool"] * ((len(roles) - 3) // 2) + ["assistant"]
         assert each.messages[-1]["content"] == DONE
         for turn, results in zip(each.messages[2:-1:2], each.messages[3:-1:2], strict=True):
-            parsed = tool_calls.parse(str(turn["content"]))
+            parsed = tool_calls.parse_calls(str(turn["content"]))
             assert not parsed.message
-            assert all(isinstance(call, tool_calls.Call) for call in parsed.calls)
+            assert all(isinstance(call, tool_calls.ParsedCall) for call in parsed.calls)
             assert len(results["content"]) == len(parsed.calls)
             assert "Error: bad call" not in results["content"]
 

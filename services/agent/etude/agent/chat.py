@@ -74,7 +74,7 @@ class Message(TypedDict):
     content: str | Sequence[str]
 
 
-class Supervised(NamedTuple):
+class SupervisedTokens(NamedTuple):
     """A finished transcript with its authorship."""
 
     token_ids: list[int]
@@ -146,7 +146,7 @@ class ChatFormat:
         text: str = self._tagged.decode(ids, skip_special_tokens=False)
         return text
 
-    def encode_messages(self, messages: Sequence[Message]) -> Supervised:
+    def encode_messages(self, messages: Sequence[Message]) -> SupervisedTokens:
         """A whole transcript for supervised training.
 
         Raises:
@@ -159,7 +159,7 @@ class ChatFormat:
             token_ids += ids
             # The opening tag is the harness's even in a turn that the assistant wrote.
             written += [False, *[author] * (len(ids) - 1)]
-        return Supervised(token_ids, written)
+        return SupervisedTokens(token_ids, written)
 
     def _message(self, message: Message, index: int) -> tuple[list[int], bool]:
         match message:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from etude.agent.trajectory import Span
+from etude.agent.trajectory import PolicySpan
 
 _LOGPROB_ROUNDING = 1e-3
 """A log-probability is at most 0, up to the rounding of a softmax in bfloat16."""
@@ -29,12 +29,14 @@ class Completion(NamedTuple):
     """<|end|> included. [N]"""
     logprobs: Sequence[float]
     """Of each token, under the weights and the temperature it was sampled with. [N]"""
-    spans: Sequence[Span]
+    spans: Sequence[PolicySpan]
     """Cover [0, N) in order."""
     finish: FinishReason
 
 
-def nonsense(completion: Completion, *, max_tokens: int, vocab_size: int, end_id: int) -> str:
+def find_inconsistency(
+    completion: Completion, *, max_tokens: int, vocab_size: int, end_id: int
+) -> str:
     """Find the first inconsistency of a completion, with its field; empty if there is none."""
     ids, logprobs = completion.token_ids, completion.logprobs
     if not 0 < len(ids) <= max_tokens:
@@ -58,7 +60,7 @@ def _wrong_end(completion: Completion, end_id: int) -> str:
     return ""
 
 
-def _wrong_spans(spans: Sequence[Span], num_tokens: int) -> str:
+def _wrong_spans(spans: Sequence[PolicySpan], num_tokens: int) -> str:
     at = 0
     for span in spans:
         if span.start != at or span.end <= at:

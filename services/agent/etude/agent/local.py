@@ -7,11 +7,11 @@ from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
-from etude.agent.tool_calls import from_json
+from etude.agent.tool_calls import call_from_json
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import Toolset, run_calls
-from etude.agent.trajectory import Span
-from etude.agent.turns import Environment, Sampler, ToolCall
+from etude.agent.trajectory import PolicySpan
+from etude.agent.turns import RolloutEnvironment, Sampler, ToolCall
 from etude.agent.workspace import Workspace
 from etude.common.weights import VersionId
 
@@ -19,7 +19,7 @@ INITIAL = VersionId(1, 0)
 
 
 @dataclass(slots=True)
-class LocalEnvironment(Environment):
+class LocalEnvironment(RolloutEnvironment):
     """Runs calls on a workspace of this process."""
 
     tools: Toolset
@@ -27,7 +27,7 @@ class LocalEnvironment(Environment):
 
     @override
     async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
-        parsed = [from_json(call.name, call.arguments_json) for call in calls]
+        parsed = [call_from_json(call.name, call.arguments_json) for call in calls]
         return await run_calls(self.tools, self.workspace, parsed)
 
 
@@ -47,5 +47,5 @@ class ScriptedSampler(Sampler):
         ids = self.chat.completion(next(self.turns))
         finish = FinishReason.STOP if len(ids) <= max_tokens else FinishReason.LENGTH
         ids = ids[:max_tokens]
-        span = Span(0, len(ids), self.version, self.version)
+        span = PolicySpan(0, len(ids), self.version, self.version)
         return Completion(ids, [self.logprob] * len(ids), [span], finish)

@@ -3,7 +3,7 @@
 from typing import cast
 
 from etude.agent.tools.base import ErrorKind, ToolOutcome
-from etude.agent.trajectory import Link, Trajectory
+from etude.agent.trajectory import ContextLink, Trajectory
 from etude.agent.turns import ToolCall
 from etude.v1 import environments_pb2, rollout_pb2, weights_pb2
 
@@ -74,7 +74,7 @@ def to_rollout_message(trajectory: Trajectory) -> rollout_pb2.Rollout:
     return message
 
 
-def _link_message(link: Link) -> rollout_pb2.Link:
+def _link_message(link: ContextLink) -> rollout_pb2.Link:
     return rollout_pb2.Link(
         token_ids=link.token_ids,
         loss_mask=link.loss_mask,

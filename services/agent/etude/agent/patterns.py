@@ -25,7 +25,7 @@ class PatternError(EtudeError, ValueError):
     """A pattern does not parse; the text has the reason."""
 
 
-class Matcher(Protocol):
+class PatternMatcher(Protocol):
     """The part of a compiled RE2 pattern that is used here."""
 
     def search(self, text: bytes, /) -> object | None: ...
@@ -76,7 +76,7 @@ def is_hidden(path: str) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def glob_matcher(pattern: str) -> Matcher:
+def glob_matcher(pattern: str) -> PatternMatcher:
     """Matches whole paths: `*` and `?` within a segment, `**` over segments, `[…]`, `{a,b}`.
 
     Raises:
@@ -91,7 +91,7 @@ def glob_matcher(pattern: str) -> Matcher:
             expression += "(?:.*)" if is_last else "(?:[^/]+/)*"
         else:
             expression += part if is_last else part + "/"
-    return _compiled(f"(?s){expression}", pattern)
+    return _compile(f"(?s){expression}", pattern)
 
 
 def names_hidden(pattern: str) -> bool:
@@ -99,7 +99,7 @@ def names_hidden(pattern: str) -> bool:
     return is_hidden(pattern.removeprefix("./"))
 
 
-def grep_matcher(query: GrepQuery) -> Matcher:
+def grep_matcher(query: GrepQuery) -> PatternMatcher:
     """The query's pattern; `^` and `$` match at line ends.
 
     Raises:
@@ -107,10 +107,10 @@ def grep_matcher(query: GrepQuery) -> Matcher:
     """
     flags = "m" + "i" * query.ignore_case + "s" * query.multiline
     body = re.escape(query.pattern) if query.is_literal else query.pattern
-    return _compiled(f"(?{flags})(?:{body})", query.pattern)
+    return _compile(f"(?{flags})(?:{body})", query.pattern)
 
 
-def globbed(pattern: str, paths: Iterable[str]) -> list[str]:
+def match_glob(pattern: str, paths: Iterable[str]) -> list[str]:
     """The paths that match a glob, in their order.
 
     Raises:
@@ -140,7 +140,9 @@ def is_searched(query: GrepQuery, start: str, path: str, size: int) -> bool:
     )
 
 
-def file_matches(matcher: Matcher, query: GrepQuery, path: str, data: bytes) -> FileMatches | None:
+def file_matches(
+    matcher: PatternMatcher, query: GrepQuery, path: str, data: bytes
+) -> FileMatches | None:
     """The lines of one file that match, without the limit; None for none and for binary files."""
     if b"\0" in data[:_SNIFFED_BYTES]:
         return None
@@ -152,15 +154,15 @@ def file_matches(matcher: Matcher, query: GrepQuery, path: str, data: bytes) -> 
     if not lines[-1]:
         lines.pop()
     if query.multiline:
-        hits = _crossing(matcher, data)
+        hits = _multiline_matches(matcher, data)
     else:
-        hits = _within(matcher, lines, block=1 if has_ends else _BLOCK_LINES)
+        hits = _matching_lines(matcher, lines, block=1 if has_ends else _BLOCK_LINES)
     if not hits:
         return None
     return FileMatches(path, tuple(_with_context(lines, hits, query)), len(hits))
 
 
-def limited(found: Sequence[FileMatches], limit: int) -> list[FileMatches]:
+def limit_matches(found: Sequence[FileMatches], limit: int) -> list[FileMatches]:
     """The same matches, with the lines of the first `limit` matching lines only."""
     kept: list[FileMatches] = []
     for file in found:
@@ -174,7 +176,7 @@ def limited(found: Sequence[FileMatches], limit: int) -> list[FileMatches]:
     return kept
 
 
-def _within(matcher: Matcher, lines: Sequence[bytes], *, block: int) -> list[int]:
+def _matching_lines(matcher: PatternMatcher, lines: Sequence[bytes], *, block: int) -> list[int]:
     """Matching lines; blocks without a match are skipped by one search."""
     hits: list[int] = []
     for start in range(0, len(lines), block):
@@ -184,7 +186,7 @@ def _within(matcher: Matcher, lines: Sequence[bytes], *, block: int) -> list[int
     return hits
 
 
-def _crossing(matcher: Matcher, data: bytes) -> list[int]:
+def _multiline_matches(matcher: PatternMatcher, data: bytes) -> list[int]:
     hits: set[int] = set()
     line, at = 0, 0
     # Each match may scan all that follows, so their number is bounded: the policy chooses both.
@@ -232,12 +234,12 @@ def _piece(part: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(expression: str, shown: str) -> Matcher:
+def _compile(expression: str, shown: str) -> PatternMatcher:
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
     try:
-        compiled: Matcher = re2.compile(expression.encode(), options=options)
+        compiled: PatternMatcher = re2.compile(expression.encode(), options=options)
     except re2.error as error:
         detail = error.args[0] if error.args else ""
         text = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)

@@ -23,7 +23,7 @@ class DivergedError(EtudeError):
     reason = "ReplayDiverged"
 
 
-class Logged(NamedTuple):
+class LoggedCall(NamedTuple):
     """One call with its result."""
 
     call: ToolCall
@@ -38,16 +38,16 @@ class CallLog:
 
     tools: Mapping[str, type[Tool]]
     """Tools by name."""
-    _turns: list[Sequence[Logged]] = field(default_factory=list)
-    _by_id: dict[str, Logged] = field(default_factory=dict)
+    _turns: list[Sequence[LoggedCall]] = field(default_factory=list)
+    _by_id: dict[str, LoggedCall] = field(default_factory=dict)
     _num_bytes: int = 0
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True while the log is complete, so that an environment can be rebuilt from it."""
         return self._num_bytes <= MAX_LOG_BYTES
 
-    def answered(self, calls: Sequence[ToolCall]) -> dict[str, ToolOutcome]:
+    def known_outcomes(self, calls: Sequence[ToolCall]) -> dict[str, ToolOutcome]:
         """Stored results of those calls that have one, by id.
 
         Raises:
@@ -59,14 +59,14 @@ class CallLog:
     def add(self, calls: Sequence[ToolCall], outcomes: Sequence[ToolOutcome]) -> None:
         """Record an answered turn."""
         turn = [
-            Logged(call, outcome, self._is_repeated(call, outcome))
+            LoggedCall(call, outcome, self._is_repeated(call, outcome))
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
         self._turns.append(turn)
         self._by_id |= {logged.call.call_id: logged for logged in turn}
         self._num_bytes += sum(map(_size, turn))
 
-    def repeated(self) -> Sequence[Sequence[Logged]]:
+    def calls_to_replay(self) -> Sequence[Sequence[LoggedCall]]:
         """Calls to replay in a fresh environment, turn by turn; other results come from the log."""
         again = ([each for each in turn if each.is_repeated] for turn in self._turns)
         return [turn for turn in again if turn]
@@ -85,7 +85,7 @@ class CallLog:
         return tool is None or tool.access not in _ONLY_READS
 
 
-def check(turn: Sequence[Logged], outcomes: Sequence[ToolOutcome]) -> None:
+def check_replay(turn: Sequence[LoggedCall], outcomes: Sequence[ToolOutcome]) -> None:
     """Check that replayed calls had their earlier results.
 
     Raises:
@@ -109,5 +109,5 @@ def _excerpt(before: str, now: str) -> str:
     return f"from character {same} on {before[same : same + 40]!r} was {now[same : same + 40]!r}"
 
 
-def _size(logged: Logged) -> int:
+def _size(logged: LoggedCall) -> int:
     return len(logged.call.arguments_json) + len(logged.outcome.content)

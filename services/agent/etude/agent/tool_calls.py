@@ -23,7 +23,7 @@ _OPEN, _CLOSE, _FUNCTION_CLOSE = "<tool_call>", "</tool_call>", "</function>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ParsedCall:
     """One well-formed call; the toolset checks that its tool exists."""
 
     name: str
@@ -35,7 +35,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Malformed:
+class MalformedCall:
     """An attempt at a call that does not parse."""
 
     reason: str
@@ -44,17 +44,17 @@ class Malformed:
     start: int = field(default=0, compare=False)
 
 
-class Parsed(NamedTuple):
+class ParsedCompletion(NamedTuple):
     """A completion's text, taken apart without loss: message plus each call's raw text."""
 
-    calls: tuple[Call | Malformed, ...]
+    calls: tuple[ParsedCall | MalformedCall, ...]
     message: str
     """The text outside of calls."""
 
 
-def parse(text: str) -> Parsed:
+def parse_calls(text: str) -> ParsedCompletion:
     """Split a completion's text into its calls and the message around them, in linear time."""
-    calls: list[Call | Malformed] = []
+    calls: list[ParsedCall | MalformedCall] = []
     message: list[str] = []
     at = 0
     while tag := _TAG.search(text, at):
@@ -63,28 +63,28 @@ def parse(text: str) -> Parsed:
         at = _end_of_attempt(text, start)
         calls.append(_read(text[start:at], start))
     message.append(text[at:])
-    return Parsed(tuple(calls), "".join(message))
+    return ParsedCompletion(tuple(calls), "".join(message))
 
 
-def render(name: str, arguments: Mapping[str, str]) -> str:
+def render_call(name: str, arguments: Mapping[str, str]) -> str:
     """The text that `parse` reads as this call; values must not hold <tool_call> tags."""
     parameters = "".join(
-        f"<parameter={key}>{_guarded(arguments[key])}</parameter>" for key in arguments
+        f"<parameter={key}>{_guard_newlines(arguments[key])}</parameter>" for key in arguments
     )
     return f"<tool_call><function={name}>{parameters}</function></tool_call>"
 
 
-def from_json(name: str, arguments_json: str) -> Call | Malformed:
+def call_from_json(name: str, arguments_json: str) -> ParsedCall | MalformedCall:
     """Parse a call from the wire: a tool's name and one JSON object."""
     try:
         arguments = json.loads(arguments_json, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return Malformed(reason=f"the arguments are not JSON: {error}", raw=arguments_json)
+        return MalformedCall(reason=f"the arguments are not JSON: {error}", raw=arguments_json)
     if "\\ud" in arguments_json.lower() and not _is_unicode(arguments):
-        return Malformed(reason="the arguments are not Unicode text", raw=arguments_json)
+        return MalformedCall(reason="the arguments are not Unicode text", raw=arguments_json)
     if not isinstance(arguments, dict):
-        return Malformed(reason="the arguments are not a JSON object", raw=arguments_json)
-    return Call(name=name, arguments=arguments, raw=arguments_json)
+        return MalformedCall(reason="the arguments are not a JSON object", raw=arguments_json)
+    return ParsedCall(name=name, arguments=arguments, raw=arguments_json)
 
 
 def _refuse_constant(name: str) -> object:
@@ -100,7 +100,7 @@ def _is_unicode(value: object) -> bool:
     return True
 
 
-def _guarded(value: str) -> str:
+def _guard_newlines(value: str) -> str:
     # A value's own newline at either end would be taken for layout.
     return f"\n{value}\n" if value.startswith("\n") or value.endswith("\n") else value
 
@@ -113,20 +113,20 @@ def _end_of_attempt(text: str, start: int) -> int:
     return boundary.end() if boundary[0] == _CLOSE else boundary.start()
 
 
-def _read(raw: str, start: int) -> Call | Malformed:
+def _read(raw: str, start: int) -> ParsedCall | MalformedCall:
     if not raw.startswith(_OPEN):
         return _malformed(raw, start, "a tag outside of <tool_call>")
     if not raw.endswith(_CLOSE):
         return _malformed(raw, start, "<tool_call> without </tool_call>")
-    body = _trimmed(raw[len(_OPEN) : -len(_CLOSE)])
+    body = _trim_newlines(raw[len(_OPEN) : -len(_CLOSE)])
     function = _FUNCTION.match(body)
     if function is None or not body.endswith(_FUNCTION_CLOSE):
         return _malformed(raw, start, "<tool_call> must hold one <function=NAME>…</function>")
     arguments: dict[str, object] = {}
-    wrong = _fill(arguments, _trimmed(body[function.end() : -len(_FUNCTION_CLOSE)]))
+    wrong = _fill(arguments, _trim_newlines(body[function.end() : -len(_FUNCTION_CLOSE)]))
     if wrong:
         return _malformed(raw, start, wrong)
-    return Call(name=function[1], arguments=arguments, raw=raw, start=start)
+    return ParsedCall(name=function[1], arguments=arguments, raw=raw, start=start)
 
 
 def _fill(arguments: dict[str, object], text: str) -> str:
@@ -141,14 +141,14 @@ def _fill(arguments: dict[str, object], text: str) -> str:
             return f"<parameter={opening[1]}> without </parameter>"
         if opening[1] in arguments:
             return f"parameter {opening[1]} is given twice"
-        arguments[opening[1]] = _trimmed(text[opening.end() : closing.start()])
+        arguments[opening[1]] = _trim_newlines(text[opening.end() : closing.start()])
         at = closing.end()
     return ""
 
 
-def _trimmed(text: str) -> str:
+def _trim_newlines(text: str) -> str:
     return text.removeprefix("\n").removesuffix("\n")
 
 
-def _malformed(raw: str, start: int, reason: str) -> Malformed:
-    return Malformed(reason=reason, raw=raw, start=start)
+def _malformed(raw: str, start: int, reason: str) -> MalformedCall:
+    return MalformedCall(reason=reason, raw=raw, start=start)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from pydantic import ValidationError
 
 from etude.agent.patterns import PatternError
-from etude.agent.tool_calls import Call, Malformed
+from etude.agent.tool_calls import MalformedCall, ParsedCall
 from etude.agent.tools import (
     compact,
     files,
@@ -25,7 +25,7 @@ from etude.agent.tools import (
 )
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolError, ToolOutcome
 from etude.agent.tools.codebase_search import CodebaseSearch
-from etude.agent.workspace import JobError, Workspace, WorkspaceError, relative
+from etude.agent.workspace import JobError, Workspace, WorkspaceError, relative_path
 from etude.common.errors import InvalidFieldError
 
 ToolsetName = Literal["Standard", "Compact"]
@@ -70,9 +70,9 @@ class Toolset:
         """Outcome for the policy of a call that cannot run."""
         return ToolOutcome(content=self.bad_call or f"Error: {why}", kind=ErrorKind.INVALID)
 
-    def bind(self, call: Call | Malformed) -> Tool | ToolOutcome:
+    def bind(self, call: ParsedCall | MalformedCall) -> Tool | ToolOutcome:
         """Check a call's arguments: the bound tool, or the refusal to answer with."""
-        if isinstance(call, Malformed):
+        if isinstance(call, MalformedCall):
             return self.refusal(f"malformed call: {call.reason}")
         tool = self.tools.get(call.name)
         if tool is None:
@@ -86,9 +86,9 @@ class Toolset:
         try:
             return tool.model_validate(call.arguments)
         except ValidationError as error:
-            return self.refusal(f"{call.name}: {_wrong(error, tool)}")
+            return self.refusal(f"{call.name}: {_first_error(error, tool)}")
 
-    def bind_turn(self, calls: Sequence[Call | Malformed]) -> list[Tool | ToolOutcome]:
+    def bind_turn(self, calls: Sequence[ParsedCall | MalformedCall]) -> list[Tool | ToolOutcome]:
         """`bind` for the calls of one turn, with the limit on their number."""
         most = self.limits.max_calls
         late = self.refusal(f"at most {most} calls in one turn; this one was not run")
@@ -129,7 +129,7 @@ def _standard() -> Toolset:
         "todo_write": todos.TodoWrite,
         "finish": terminal.Finish,
     }
-    rows = [json.dumps(schema(name, tool)["function"]) for name, tool in tools.items()]
+    rows = [json.dumps(tool_schema(name, tool)["function"]) for name, tool in tools.items()]
     return Toolset(
         name="Standard",
         system_prompt=_GUIDE + "\n".join(rows),
@@ -156,36 +156,36 @@ def _compact() -> Toolset:
     )
 
 
-def schema(name: str, tool: type[Tool]) -> dict[str, object]:
+def tool_schema(name: str, tool: type[Tool]) -> dict[str, object]:
     """One tool as a JSON schema of its function."""
     parameters = tool.model_json_schema()
     description = parameters.pop("description", "")
-    told = _inlined(parameters, parameters.pop("$defs", {}))
+    told = _inline_schema(parameters, parameters.pop("$defs", {}))
     return {
         "type": "function",
         "function": {"name": name, "description": description, "parameters": told},
     }
 
 
-def _inlined(value: object, parts: Mapping[str, object]) -> object:
+def _inline_schema(value: object, parts: Mapping[str, object]) -> object:
     """A schema without titles and with its parts inlined, to keep the prompt short."""
     if isinstance(value, list):
-        return [_inlined(each, parts) for each in value]
+        return [_inline_schema(each, parts) for each in value]
     if not isinstance(value, dict):
         return value
     if "$ref" in value:
         part = parts[str(value["$ref"]).rpartition("/")[2]]
         rest = {key: each for key, each in value.items() if key != "$ref"}
-        return _inlined({**part, **rest} if isinstance(part, dict) else rest, parts)
+        return _inline_schema({**part, **rest} if isinstance(part, dict) else rest, parts)
     return {
-        key: _inlined(each, parts)
+        key: _inline_schema(each, parts)
         for key, each in value.items()
         if key != "title" or not isinstance(each, str)
     }
 
 
 async def run_calls(
-    tools: Toolset, workspace: Workspace, calls: Sequence[Call | Malformed]
+    tools: Toolset, workspace: Workspace, calls: Sequence[ParsedCall | MalformedCall]
 ) -> list[ToolOutcome]:
     """Run the calls of one turn; results come in call order, and a failed call stops no other.
 
@@ -196,12 +196,12 @@ async def run_calls(
         WorkspaceLostError: the platform failed, and there are no results.
     """
     outcomes: dict[int, ToolOutcome] = {}
-    wave: list[_Step] = []
+    wave: list[_BoundCall] = []
     for index, bound in enumerate(tools.bind_turn(calls)):
         if isinstance(bound, ToolOutcome):
             outcomes[index] = bound
             continue
-        step = _Step(index, bound, _target(bound))
+        step = _BoundCall(index, bound, _target(bound))
         if any(_conflict(step, other) for other in wave):
             outcomes |= await _run(wave, workspace)
             wave = []
@@ -210,7 +210,7 @@ async def run_calls(
     return [outcomes[index] for index in range(len(calls))]
 
 
-class _Step(NamedTuple):
+class _BoundCall(NamedTuple):
     position: int
     """Index in the turn."""
     tool: Tool
@@ -219,12 +219,12 @@ class _Step(NamedTuple):
 
 def _target(tool: Tool) -> str:
     try:
-        return relative(tool.target)
+        return relative_path(tool.target)
     except WorkspaceError:
         return tool.target
 
 
-def _conflict(one: _Step, other: _Step) -> bool:
+def _conflict(one: _BoundCall, other: _BoundCall) -> bool:
     """True if the order of the two can change a result."""
     pair = {one.tool.access, other.tool.access}
     if pair & {Access.ALL, Access.END}:
@@ -236,7 +236,7 @@ def _conflict(one: _Step, other: _Step) -> bool:
     return Access.TREE in pair or one.target == other.target
 
 
-async def _run(steps: Sequence[_Step], workspace: Workspace) -> dict[int, ToolOutcome]:
+async def _run(steps: Sequence[_BoundCall], workspace: Workspace) -> dict[int, ToolOutcome]:
     if len(steps) <= 1:
         return {step.position: await _outcome(step.tool, workspace) for step in steps}
     try:
@@ -265,7 +265,7 @@ async def _answer(tool: Tool, workspace: Workspace) -> ToolOutcome:
         return ToolOutcome(content=f"Error: {error}", kind=ErrorKind.TOOL)
 
 
-def _wrong(error: ValidationError, tool: type[Tool]) -> str:
+def _first_error(error: ValidationError, tool: type[Tool]) -> str:
     """The first error of the arguments, worded for the policy."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if not first["loc"]:

@@ -21,7 +21,7 @@ class Ending(IntEnum):
     TIME_LIMIT = 4
 
 
-class Span(NamedTuple):
+class PolicySpan(NamedTuple):
     """Tokens [start, end) and the weights that sampled them."""
 
     start: int
@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class ContextLink:
     """One context: a token sequence in which nothing was ever re-tokenised. T tokens."""
 
     token_ids: Sequence[int]
@@ -44,7 +44,7 @@ class Link:
     """1 where the policy sampled the token, else 0. [T]"""
     sampler_logprobs: Sequence[float]
     """Read only where the mask is 1. [T]"""
-    spans: Sequence[Span]
+    spans: Sequence[PolicySpan]
     """Cover exactly the sampled tokens."""
 
 
@@ -63,7 +63,7 @@ class CallRecord:
 
 
 @dataclass(slots=True, kw_only=True)
-class Costs:
+class RolloutCosts:
     """Costs of the rollout so far; the three token counts add up to its transcript."""
 
     prompt_tokens: int = 0
@@ -80,8 +80,8 @@ class Costs:
 class Trajectory:
     """One finished rollout."""
 
-    links: tuple[Link, ...]
-    costs: Costs
+    links: tuple[ContextLink, ...]
+    costs: RolloutCosts
     ending: Ending
     final_message: str = ""
     """The last completion's text, or the message of finish."""
@@ -105,23 +105,23 @@ class LinkDraft:
     token_ids: list[int]
     loss_mask: bytearray
     sampler_logprobs: list[float]
-    spans: list[Span]
+    spans: list[PolicySpan]
 
     @classmethod
-    def opened_with(cls, prompt: Sequence[int]) -> "LinkDraft":
+    def start(cls, prompt: Sequence[int]) -> "LinkDraft":
         """A link that starts with the harness's prompt."""
         draft = cls([], bytearray(), [], [])
-        draft.read(prompt)
+        draft.append_read(prompt)
         return draft
 
-    def read(self, token_ids: Sequence[int]) -> None:
+    def append_read(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the policy reads."""
         self.token_ids += token_ids
         self.loss_mask += bytes(len(token_ids))
         self.sampler_logprobs += [0.0] * len(token_ids)
 
-    def sampled(
-        self, token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Span]
+    def append_sampled(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[PolicySpan]
     ) -> None:
         """Append tokens that the policy sampled; the spans count from the first of them."""
         offset = len(self.token_ids)
@@ -131,9 +131,9 @@ class LinkDraft:
         for span in spans:
             self.spans.append(span._replace(start=span.start + offset, end=span.end + offset))
 
-    def closed(self) -> Link:
+    def finish(self) -> ContextLink:
         """The finished link."""
-        return Link(
+        return ContextLink(
             token_ids=self.token_ids,
             loss_mask=bytes(self.loss_mask),
             sampler_logprobs=self.sampler_logprobs,

@@ -17,16 +17,16 @@ from opentelemetry import trace
 from etude.agent import completions
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion
-from etude.agent.tool_calls import Call, Malformed, parse
+from etude.agent.tool_calls import MalformedCall, ParsedCall, parse_calls
 from etude.agent.tools.base import ErrorKind, Tool, ToolOutcome
 from etude.agent.tools.terminal import Finish
 from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import (
     MAX_RESULT_BYTES,
     CallRecord,
-    Costs,
     Ending,
     LinkDraft,
+    RolloutCosts,
     Trajectory,
 )
 from etude.common.errors import EtudeError, Problem, UnavailableError, UserError
@@ -57,7 +57,7 @@ class Sampler(Protocol):
         ...
 
 
-class Environment(Protocol):
+class RolloutEnvironment(Protocol):
     """The files and tools of one task."""
 
     async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
@@ -72,7 +72,7 @@ class PlatformFaultError(UnavailableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RolloutLimits:
     """Limits that end a rollout if the policy does not."""
 
     max_turns: int
@@ -117,10 +117,10 @@ def first_prompt(
 
 async def run_rollout(
     sampler: Sampler,
-    environment: Environment,
+    environment: RolloutEnvironment,
     chat: ChatFormat,
     tools: Toolset,
-    limits: Limits,
+    limits: RolloutLimits,
     task: RolloutTask,
 ) -> Trajectory:
     """Run one rollout from the first prompt to its end.
@@ -133,16 +133,16 @@ async def run_rollout(
         UserError: the first prompt leaves no room for a completion.
     """
     opening = first_prompt(chat, tools, task.instruction, max_tokens=limits.max_tokens)
-    link = LinkDraft.opened_with(opening)
-    costs = Costs(prompt_tokens=len(opening))
+    link = LinkDraft.start(opening)
+    costs = RolloutCosts(prompt_tokens=len(opening))
     rollout = _Rollout(sampler, environment, chat, tools, limits, task, link, costs)
     try:
         async with asyncio.timeout(limits.timeout_s):
-            ending = await rollout.to_its_end()
+            ending = await rollout.run()
     except TimeoutError:
         ending = Ending.TIME_LIMIT
     return Trajectory(
-        links=(link.closed(),),
+        links=(link.finish(),),
         costs=rollout.costs,
         ending=ending,
         final_message=rollout.final_message,
@@ -155,17 +155,17 @@ class _Rollout:
     """A running rollout."""
 
     sampler: Sampler
-    environment: Environment
+    environment: RolloutEnvironment
     chat: ChatFormat
     tools: Toolset
-    limits: Limits
+    limits: RolloutLimits
     task: RolloutTask
     link: LinkDraft
-    costs: Costs
+    costs: RolloutCosts
     records: list[CallRecord] = field(default_factory=list)
     final_message: str = ""
 
-    async def to_its_end(self) -> Ending:
+    async def run(self) -> Ending:
         for turn in range(self.limits.max_turns):
             ending = await self._turn(turn)
             if ending is not None:
@@ -178,11 +178,11 @@ class _Rollout:
         ids = completion.token_ids
         self.costs.turns += 1
         self.costs.completion_tokens += len(ids)
-        self.link.sampled(ids, completion.logprobs, completion.spans)
+        self.link.append_sampled(ids, completion.logprobs, completion.spans)
         if ids[-1] != self.chat.end_id:
             self.final_message = self.chat.decode(ids)
             return Ending.LENGTH_LIMIT
-        calls, message = parse(self.chat.decode(ids[:-1]))
+        calls, message = parse_calls(self.chat.decode(ids[:-1]))
         if not calls:
             self.final_message = message
             return Ending.STOPPED
@@ -203,7 +203,7 @@ class _Rollout:
         if len(self.link.token_ids) + len(results) >= self.limits.max_tokens:
             return Ending.LENGTH_LIMIT
         self.costs.tool_output_tokens += len(results)
-        self.link.read(results)
+        self.link.append_read(results)
         return None
 
     async def _sample(self, turn: int) -> Completion:
@@ -220,7 +220,7 @@ class _Rollout:
                 )
             except (EtudeError, OSError, TimeoutError, grpc.RpcError) as error:
                 raise PlatformFaultError(f"sampler: {error}") from error
-            wrong = completions.nonsense(
+            wrong = completions.find_inconsistency(
                 completion,
                 max_tokens=room,
                 vocab_size=self.chat.vocab_size,
@@ -233,13 +233,16 @@ class _Rollout:
         return completion
 
     async def _run(
-        self, turn: int, calls: Sequence[Call | Malformed], bound: Sequence[Tool | ToolOutcome]
+        self,
+        turn: int,
+        calls: Sequence[ParsedCall | MalformedCall],
+        bound: Sequence[Tool | ToolOutcome],
     ) -> list[ToolOutcome]:
         """Results of all calls; only those that can run are sent to the environment."""
         sent = [
-            ToolCall(f"{turn}.{index}", call.name, _dumped(call.arguments))
+            ToolCall(f"{turn}.{index}", call.name, _to_json(call.arguments))
             for index, (call, tool) in enumerate(zip(calls, bound, strict=True))
-            if isinstance(call, Call) and isinstance(tool, Tool)
+            if isinstance(call, ParsedCall) and isinstance(tool, Tool)
         ]
         started = time.monotonic()
         answers = iter(await self._answers(sent) if sent else ())
@@ -261,21 +264,24 @@ class _Rollout:
         return answers
 
     def _record(
-        self, turn: int, calls: Sequence[Call | Malformed], outcomes: Sequence[ToolOutcome]
+        self,
+        turn: int,
+        calls: Sequence[ParsedCall | MalformedCall],
+        outcomes: Sequence[ToolOutcome],
     ) -> None:
         for call, outcome in zip(calls, outcomes, strict=True):
-            record = _recorded(turn, call, outcome)
+            record = _call_record(turn, call, outcome)
             self.costs.tool_calls += 1
             self.costs.malformed_calls += record.is_malformed
             self.records.append(record)
 
 
-def _recorded(turn: int, call: Call | Malformed, outcome: ToolOutcome) -> CallRecord:
-    arguments = call.arguments if isinstance(call, Call) else {"raw": _start(call.raw)}
+def _call_record(turn: int, call: ParsedCall | MalformedCall, outcome: ToolOutcome) -> CallRecord:
+    arguments = call.arguments if isinstance(call, ParsedCall) else {"raw": _start(call.raw)}
     return CallRecord(
         turn=turn,
-        name=call.name if isinstance(call, Call) else "",
-        arguments_json=_dumped(arguments),
+        name=call.name if isinstance(call, ParsedCall) else "",
+        arguments_json=_to_json(arguments),
         result=_start(outcome.content),
         is_error=outcome.is_error,
         is_malformed=outcome.kind is ErrorKind.INVALID,
@@ -291,7 +297,7 @@ def _turn_seed(seed: int | None, turn: int) -> int | None:
     return None if seed is None else (seed * 1_000_003 + turn) % 2**63
 
 
-def _dumped(arguments: Mapping[str, object]) -> str:
+def _to_json(arguments: Mapping[str, object]) -> str:
     return _JSON.encode(arguments)
 
 

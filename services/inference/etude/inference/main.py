@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from etude.common import process
 from etude.common.errors import EtudeError, UserError
-from etude.inference.engine.build import build_engine, leave
+from etude.inference.engine.build import build_engine, exit_process
 from etude.inference.settings import Settings
 
 
@@ -27,7 +27,7 @@ async def _serve_and_leave() -> NoReturn:
         code = _report(error, process.EXIT_CONFIGURATION)
     except (EtudeError, OSError, RuntimeError) as error:
         code = _report(error, 1)
-    leave(code)
+    exit_process(code)
 
 
 def _report(error: Exception, code: int) -> int:
@@ -40,14 +40,14 @@ async def serve(settings: Settings) -> None:
     from etude.common import role_inputs, telemetry
     from etude.common.probes import Probes
     from etude.inference.settings import engine_options
-    from etude.inference.updates.store_access import require_readable
+    from etude.inference.updates.store_access import require_readable_store
 
     run = role_inputs.read_run(settings.run_file)
     options = engine_options(run, scratch=settings.scratch, threads=settings.threads)
     for port in (settings.port, settings.http_port):
         # Building the engine takes many seconds: report a port in use before.
         socket.create_server((settings.host, port)).close()
-    require_readable(role_inputs.open_run_store(run.spec.storage.uri, run.spec.storage))
+    require_readable_store(role_inputs.open_run_store(run.spec.storage.uri, run.spec.storage))
     provider = telemetry.setup_tracing(
         "etude-inference",
         otlp_endpoint=run.spec.observability.otlp_endpoint,
@@ -63,10 +63,10 @@ async def serve(settings: Settings) -> None:
             replica = await build_engine(options, stop)
             if replica is None:
                 return
-            from etude.inference.wiring import Role
+            from etude.inference.wiring import InferenceRole
 
             closing.callback(replica.shutdown)
-            role = Role(settings=settings, run=run, replica=replica, probes=probes)
+            role = InferenceRole(settings=settings, run=run, replica=replica, probes=probes)
             await role.start()
             closing.push_async_callback(role.stop)
             await role.run_until(stop)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from etude.common.errors import EtudeError, UserError
 from etude.common.process import shutdown_signals
-from etude.inference.engine.build import build_engine, leave
-from etude.inference.serving.openai import Door, HttpServer
+from etude.inference.engine.build import build_engine, exit_process
+from etude.inference.serving.openai import HttpServer, PolicyVersionMiddleware
 from etude.inference.settings import (
     DEFAULT_KV_CACHE_MIB,
     EngineOptions,
@@ -77,17 +77,21 @@ async def serve(args: argparse.Namespace) -> None:
     with shutdown_signals(stop):
         replica = await build_engine(chosen, stop)
         if replica is None:
-            leave()
-        from etude.inference.serving.openai_app import openai_app  # noqa: PLC0415 - vLLM is heavy
+            exit_process()
+        from etude.inference.serving.openai_app import build_openai_app  # noqa: PLC0415 - vLLM is heavy
 
-        http = HttpServer(Door(await openai_app(replica), lambda: ""), args.host, args.port)
+        http = HttpServer(
+            PolicyVersionMiddleware(await build_openai_app(replica), lambda: ""),
+            args.host,
+            args.port,
+        )
         await http.start()
         sys.stdout.write(f"serving {chosen.served_name} at http://{args.host}:{http.port}/v1\n")
         sys.stdout.flush()
         await stop.wait()
         await http.stop(STOP_GRACE_S)
         replica.shutdown()
-        leave()
+        exit_process()
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ from typing_extensions import override
 from etude.common import telemetry
 from etude.common.errors import ReusedIdError, UnavailableError
 from etude.common.weights import VersionId
-from etude.inference.engine.interface import Finish, Piece, PolicyEngine
+from etude.inference.engine.interface import Finish, PolicyEngine, TokenChunk
 from etude.inference.serving import messages
 from etude.inference.serving.messages import policy_spans
-from etude.inference.updates.follower import Receiver
+from etude.inference.updates.follower import VersionFollower
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 
 SERVICES = (
@@ -33,7 +33,7 @@ _tracer = trace.get_tracer("etude.inference")
 
 
 @dataclass(slots=True, kw_only=True)
-class Inference(inference_pb2_grpc.InferenceServiceServicer):
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Samples from the live version; refuses while none is live."""
 
     engine: PolicyEngine
@@ -54,7 +54,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
             raise UnavailableError("no verified policy version is loaded yet")
         if self.engine.failed:
             raise UnavailableError(f"engine: {self.engine.failed}")
-        sample = messages.checked(request, self.engine.info)
+        sample = messages.sample_request(request, self.engine.info)
         with (
             self._slot(sample.request_id),
             _model_call(request, self, context) as call,
@@ -100,7 +100,7 @@ class _ModelCall:
     instance: str
     num_tokens: int = 0
 
-    def response(self, piece: Piece) -> inference_pb2.GenerateResponse:
+    def response(self, piece: TokenChunk) -> inference_pb2.GenerateResponse:
         """The chunk as a message; the last one with spans and finish reason."""
         self.num_tokens += len(piece.token_ids)
         response = inference_pb2.GenerateResponse(
@@ -125,7 +125,7 @@ class _ModelCall:
 @contextlib.contextmanager
 def _model_call(
     request: inference_pb2.GenerateRequest,
-    service: Inference,
+    service: InferenceServicer,
     context: grpc.aio.ServicerContext[
         inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
     ],
@@ -145,16 +145,16 @@ def _model_call(
             },
         )
     try:
-        yield _ModelCall(span, info.recomputes_kv, service.instance)
+        yield _ModelCall(span, info.recomputes_kv_cache, service.instance)
     finally:
         span.end()
 
 
 @dataclass(slots=True)
-class Weights(weights_pb2_grpc.WeightServiceServicer):
+class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
     """Reports and changes the version that the replica serves."""
 
-    receiver: Receiver
+    follower: VersionFollower
 
     @override
     async def GetWeightStatus(
@@ -164,7 +164,7 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
             weights_pb2.GetWeightStatusRequest, weights_pb2.GetWeightStatusResponse
         ],
     ) -> weights_pb2.GetWeightStatusResponse:
-        return weights_pb2.GetWeightStatusResponse(status=self.receiver.status.to_proto())
+        return weights_pb2.GetWeightStatusResponse(status=self.follower.status.to_proto())
 
     @override
     async def WatchWeightStatus(
@@ -174,7 +174,7 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
             weights_pb2.WatchWeightStatusRequest, weights_pb2.WatchWeightStatusResponse
         ],
     ) -> AsyncIterator[weights_pb2.WatchWeightStatusResponse]:
-        async for status in self.receiver.watch():
+        async for status in self.follower.watch():
             yield weights_pb2.WatchWeightStatusResponse(status=status.to_proto())
 
     @override
@@ -187,7 +187,7 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
     ) -> weights_pb2.CommitVersionResponse:
         with telemetry.continue_trace(context.invocation_metadata()):
             version = VersionId.from_proto(request.version)
-            status = await self.receiver.commit(version)
+            status = await self.follower.activate(version)
         return weights_pb2.CommitVersionResponse(status=status.to_proto())
 
     @override
@@ -198,7 +198,7 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
             weights_pb2.AnnounceVersionRequest, weights_pb2.AnnounceVersionResponse
         ],
     ) -> weights_pb2.AnnounceVersionResponse:
-        self.receiver.hear_of(VersionId.from_proto(request.version))
+        self.follower.notify(VersionId.from_proto(request.version))
         return weights_pb2.AnnounceVersionResponse()
 
     @override
@@ -210,7 +210,7 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
         ],
     ) -> weights_pb2.StageVersionResponse:
         with telemetry.continue_trace(context.invocation_metadata()):
-            status = await self.receiver.stage(VersionId.from_proto(request.version))
+            status = await self.follower.stage(VersionId.from_proto(request.version))
         return weights_pb2.StageVersionResponse(status=status.to_proto())
 
     @override
@@ -222,7 +222,7 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
         ],
     ) -> weights_pb2.RollbackVersionResponse:
         with telemetry.continue_trace(context.invocation_metadata()):
-            status = await self.receiver.roll_back(VersionId.from_proto(request.version))
+            status = await self.follower.roll_back(VersionId.from_proto(request.version))
         return weights_pb2.RollbackVersionResponse(status=status.to_proto())
 
     @override
@@ -235,4 +235,4 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
     ) -> weights_pb2.SetTargetResponse:
         is_pinned = request.HasField("version")
         target = VersionId.from_proto(request.version) if is_pinned else None
-        return weights_pb2.SetTargetResponse(status=self.receiver.aim_at(target).to_proto())
+        return weights_pb2.SetTargetResponse(status=self.follower.set_target(target).to_proto())

@@ -175,7 +175,7 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
     )
 
 
-class FolderFacts(NamedTuple):
+class ModelFolderFacts(NamedTuple):
     """Serving limits from a model folder's config.json."""
 
     position_limit: int | None
@@ -184,7 +184,7 @@ class FolderFacts(NamedTuple):
     """Number format of its weights; auto if it is not given."""
 
 
-def read_folder(model: Path) -> FolderFacts:
+def read_folder(model: Path) -> ModelFolderFacts:
     """The facts of a Hugging Face folder.
 
     Raises:
@@ -210,7 +210,7 @@ def read_folder(model: Path) -> FolderFacts:
                 "save the tokenizer into the model folder",
             )
         )
-    return FolderFacts(
+    return ModelFolderFacts(
         position_limit=limit if type(limit) is int else None,
         # vLLM's own "auto" turns float32 weights into bfloat16.
         dtype=dtype if dtype in {"float32", "float16", "bfloat16"} else "auto",

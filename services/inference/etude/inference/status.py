@@ -7,7 +7,7 @@ from etude.common.weights import VersionId
 from etude.v1 import weights_pb2
 
 
-class State(Enum):
+class ReplicaState(Enum):
     """State of a replica with respect to the weights."""
 
     LOADING = weights_pb2.REPLICA_STATE_LOADING
@@ -17,11 +17,11 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class ReplicaStatus:
     """Versions of a replica, and the reason if it does not serve."""
 
     replica: str
-    state: State = State.LOADING
+    state: ReplicaState = ReplicaState.LOADING
     live: VersionId | None = None
     manifest_sha256: bytes = b""
     last_pause_s: float = 0.0
@@ -42,7 +42,7 @@ class Status:
     @property
     def is_ready(self) -> bool:
         """True while a verified version is served (health of the replica)."""
-        return self.state in {State.SERVING, State.CATCHING_UP}
+        return self.state in {ReplicaState.SERVING, ReplicaState.CATCHING_UP}
 
     def to_proto(self) -> weights_pb2.WeightStatus:
         """This status on the wire."""

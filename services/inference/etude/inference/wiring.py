@@ -8,25 +8,25 @@ from etude.common.probes import Probes
 from etude.common.role_inputs import ResolvedRun, open_run_store
 from etude.common.rpc.server import Server
 from etude.inference.engine.replica import Replica
-from etude.inference.service import SERVICES, Inference, Weights
-from etude.inference.serving.openai import Door, HttpServer
-from etude.inference.serving.openai_app import openai_app
+from etude.inference.service import SERVICES, InferenceServicer, WeightServicer
+from etude.inference.serving.openai import HttpServer, PolicyVersionMiddleware
+from etude.inference.serving.openai_app import build_openai_app
 from etude.inference.settings import Settings
-from etude.inference.status import Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.status import ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 from etude.v1 import inference_pb2_grpc, weights_pb2_grpc
 
 
 @dataclass(slots=True, kw_only=True)
-class Role:
+class InferenceRole:
     """Listens, follows the run's versions, and publishes readiness."""
 
     settings: Settings
     run: ResolvedRun
     replica: Replica
     probes: Probes
-    receiver: Receiver = field(init=False)
+    follower: VersionFollower = field(init=False)
     _instance: str = field(init=False)
     _server: Server = field(init=False)
     _http: HttpServer = field(init=False)
@@ -34,14 +34,14 @@ class Role:
     def __post_init__(self) -> None:
         # A process that replaces another has the same address, but not its memory.
         self._instance = f"{self.settings.pod}.{secrets.token_hex(4)}"
-        self.receiver = Receiver(
+        self.follower = VersionFollower(
             stager=Stager(
                 open_run_store(self.run.spec.storage.uri, self.run.spec.storage),
                 self.run.uid,
                 self.settings.scratch,
             ),
             engine=self.replica,
-            status=Status(replica=self.settings.pod),
+            status=ReplicaStatus(replica=self.settings.pod),
             audit_every=self.replica.options.audit_every,
             instance=self._instance,
         )
@@ -53,19 +53,21 @@ class Role:
         Raises:
             OSError: a port is taken.
         """
-        app = await openai_app(self.replica)
+        app = await build_openai_app(self.replica)
         self._http = HttpServer(
-            Door(app, self._version), self.settings.host, self.settings.http_port
+            PolicyVersionMiddleware(app, self._live_version),
+            self.settings.host,
+            self.settings.http_port,
         )
         await self._http.start()
-        inference = Inference(
+        inference = InferenceServicer(
             engine=self.replica, http_port=self._http.port, instance=self._instance
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             inference, self._server.grpc_server
         )
         weights_pb2_grpc.add_WeightServiceServicer_to_server(
-            Weights(self.receiver), self._server.grpc_server
+            WeightServicer(self.follower), self._server.grpc_server
         )
         await self._server.start()
 
@@ -77,7 +79,7 @@ class Role:
         """
         tasks = [
             asyncio.create_task(stop.wait(), name="stop"),
-            asyncio.create_task(self.receiver.follow(), name="follow-versions"),
+            asyncio.create_task(self.follower.follow(), name="follow-versions"),
             asyncio.create_task(self._show_readiness(), name="show-readiness"),
         ]
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -95,11 +97,11 @@ class Role:
         await asyncio.gather(self._server.stop(grace_s), self._http.stop(grace_s))
 
     async def _show_readiness(self) -> None:
-        async for status in self.receiver.watch():
+        async for status in self.follower.watch():
             if status.is_ready != self.probes.ready:
                 await self._server.set_ready(is_ready=status.is_ready)
                 self.probes.ready = status.is_ready
 
-    def _version(self) -> str | None:
+    def _live_version(self) -> str | None:
         live = self.replica.live
         return None if live is None else str(live)

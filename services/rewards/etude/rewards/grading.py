@@ -25,7 +25,7 @@ LEASE_MARGIN_S = 60.0
 """A lease for grading is not renewed: it outlasts the deadline by this."""
 
 
-class Job(NamedTuple):
+class GradingJob(NamedTuple):
     """Inputs of grading that all diffs of a group share."""
 
     task: HarborTask
@@ -44,7 +44,7 @@ class Job(NamedTuple):
         return self.deadline_s - time.monotonic()
 
 
-class Handed(NamedTuple):
+class GradeInput(NamedTuple):
     """The graded result of one rollout."""
 
     diff: environments_pb2.WorkspaceDiff
@@ -52,37 +52,37 @@ class Handed(NamedTuple):
     """Snapshot of its environment, if the task is graded in a fork; empty for the base."""
 
 
-class Lost(NamedTuple):
+class LostGrade(NamedTuple):
     """The platform gave no answer."""
 
     message: str
 
 
-Answer = environments_pb2.GradeResponse | Lost
+GradeAnswer = environments_pb2.GradeResponse | LostGrade
 
 
-class Sandboxes(Protocol):
+class GradingSandboxes(Protocol):
     """Grades results, each in an environment without an agent; answers in order."""
 
-    async def grade(self, job: Job, handed: Sequence[Handed]) -> list[Answer]: ...
+    async def grade(self, job: GradingJob, handed: Sequence[GradeInput]) -> list[GradeAnswer]: ...
 
 
 @dataclass(slots=True)
-class MemorySandboxes(Sandboxes):
+class MemorySandboxes(GradingSandboxes):
     """Answers by a function of the diff, for tests."""
 
-    answer: Callable[[environments_pb2.WorkspaceDiff], Answer]
+    answer: Callable[[environments_pb2.WorkspaceDiff], GradeAnswer]
     graded: list[environments_pb2.WorkspaceDiff] = field(default_factory=list)
 
     @override
-    async def grade(self, job: Job, handed: Sequence[Handed]) -> list[Answer]:
+    async def grade(self, job: GradingJob, handed: Sequence[GradeInput]) -> list[GradeAnswer]:
         diffs = [each.diff for each in handed]
         self.graded += diffs
         return [self.answer(diff) for diff in diffs]
 
 
 @dataclass(slots=True)
-class BrokerSandboxes(Sandboxes):
+class BrokerSandboxes(GradingSandboxes):
     """Leases environments of the run's pools: one queue entry for all diffs of a snapshot."""
 
     brokers: Mapping[str, str]
@@ -93,17 +93,17 @@ class BrokerSandboxes(Sandboxes):
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
     @override
-    async def grade(self, job: Job, handed: Sequence[Handed]) -> list[Answer]:
+    async def grade(self, job: GradingJob, handed: Sequence[GradeInput]) -> list[GradeAnswer]:
         target = broker_target(self.run_id, self.brokers[job.pool])
         broker = environments_pb2_grpc.EnvBrokerServiceStub(self.channel(target))
         places: dict[str, list[int]] = {}
         for place, each in enumerate(handed):
             places.setdefault(each.snapshot_id, []).append(place)
-        answers: dict[int, Answer] = {}
+        answers: dict[int, GradeAnswer] = {}
 
         async def grade(snapshot_id: str, mine: list[int]) -> None:
             batch = _Batch(self, broker, job, snapshot_id, [handed[place].diff for place in mine])
-            answers.update(zip(mine, await batch.graded(), strict=True))
+            answers.update(zip(mine, await batch.grade_all(), strict=True))
 
         async with asyncio.TaskGroup() as group:
             for snapshot_id, mine in places.items():
@@ -121,7 +121,9 @@ class BrokerSandboxes(Sandboxes):
         for channel in self._channels.values():
             await channel.close()
 
-    def launch(self, job: Job, count: int, snapshot_id: str) -> environments_pb2.LaunchBatchRequest:
+    def launch(
+        self, job: GradingJob, count: int, snapshot_id: str
+    ) -> environments_pb2.LaunchBatchRequest:
         """Queue entry for `count` environments."""
         return environments_pb2.LaunchBatchRequest(
             run_id=self.run_id,
@@ -137,8 +139,8 @@ class BrokerSandboxes(Sandboxes):
         )
 
 
-_NO_LEASE = Lost("the broker ended without a lease")
-_LATE = Lost("not graded within the deadline of its group")
+_NO_LEASE = LostGrade("the broker ended without a lease")
+_LATE = LostGrade("not graded within the deadline of its group")
 
 
 @dataclass(slots=True)
@@ -147,15 +149,15 @@ class _Batch:
 
     sandboxes: BrokerSandboxes
     broker: "environments_pb2_grpc.EnvBrokerServiceAsyncStub"
-    job: Job
+    job: GradingJob
     snapshot_id: str
     diffs: Sequence[environments_pb2.WorkspaceDiff]
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, GradeAnswer] = field(default_factory=dict)
     _held: set[str] = field(default_factory=set)
     _waiting: int = 0
     """Diffs that have no lease yet."""
 
-    async def graded(self) -> list[Answer]:
+    async def grade_all(self) -> list[GradeAnswer]:
         """One answer for each diff, in order, by the deadline."""
         missing = _NO_LEASE
         try:
@@ -175,7 +177,9 @@ class _Batch:
                 await self._receive(group)
             except grpc.aio.AioRpcError as error:
                 for index in range(len(self.diffs)):
-                    self.answers.setdefault(index, Lost(f"the broker failed: {error.details()}"))
+                    self.answers.setdefault(
+                        index, LostGrade(f"the broker failed: {error.details()}")
+                    )
 
     async def _receive(self, group: asyncio.TaskGroup) -> None:
         request = self.sandboxes.launch(self.job, len(self.diffs), self.snapshot_id)
@@ -202,7 +206,7 @@ class _Batch:
                 self._held.add(launched.lease.lease_id)
                 group.create_task(self._use(launched), name=f"grade {launched.lease.lease_id}")
             else:
-                self.answers[launched.index] = Lost(launched.failure.message)
+                self.answers[launched.index] = LostGrade(launched.failure.message)
 
     async def _use(self, launched: environments_pb2.LaunchBatchResponse) -> None:
         self.answers[launched.index] = await self._grade(launched.lease, self.diffs[launched.index])
@@ -213,7 +217,7 @@ class _Batch:
 
     async def _grade(
         self, lease: environments_pb2.Lease, diff: environments_pb2.WorkspaceDiff
-    ) -> Answer:
+    ) -> GradeAnswer:
         node = environments_pb2_grpc.EnvNodeServiceStub(self.sandboxes.channel(lease.endpoint))
         try:
             return await node.Grade(
@@ -226,7 +230,7 @@ class _Batch:
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 # Diff or tests are refused: no reward file, so the base decides whose fault.
                 return environments_pb2.GradeResponse(output=(error.details() or "").encode())
-            return Lost(f"node {lease.endpoint}: {error.code().name}: {error.details()}")
+            return LostGrade(f"node {lease.endpoint}: {error.code().name}: {error.details()}")
 
     async def release(self) -> None:
         """Release the leases that are still held."""
@@ -246,7 +250,7 @@ class _Batch:
 
 
 def _requests(
-    lease: environments_pb2.Lease, job: Job, diff: environments_pb2.WorkspaceDiff
+    lease: environments_pb2.Lease, job: GradingJob, diff: environments_pb2.WorkspaceDiff
 ) -> Iterator[environments_pb2.GradeRequest]:
     encoded = environments_pb2.GradeJob(
         diff=diff,

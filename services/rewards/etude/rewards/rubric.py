@@ -34,7 +34,7 @@ VERSIONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RubricEntry:
     """One configured reward function."""
 
     name: str
@@ -54,7 +54,7 @@ class Entry:
         return json.dumps(self.parameters.to_json(), sort_keys=True)
 
 
-class Part(NamedTuple):
+class RewardPart(NamedTuple):
     """One function's part of a reward: penalties are negative; the reward is Σ weight · value."""
 
     name: str
@@ -67,17 +67,17 @@ class RewardValue(NamedTuple):
 
     reward: float
     success: float
-    parts: tuple[Part, ...]
+    parts: tuple[RewardPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rubric:
     """R = weight · verifier, less the sum of weight · penalty."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[RubricEntry, ...]
 
     @classmethod
-    def of(cls, functions: Sequence[RewardFunction]) -> Self:
+    def from_functions(cls, functions: Sequence[RewardFunction]) -> Self:
         """The rubric of a run.
 
         Raises:
@@ -89,7 +89,7 @@ class Rubric:
         return cls(entries=entries)
 
     @property
-    def verifier(self) -> Entry:
+    def verifier(self) -> RubricEntry:
         """The entry that runs the hidden tests."""
         return next(entry for entry in self.entries if entry.function == "Verifier")
 
@@ -103,7 +103,7 @@ class Rubric:
     def score(self, rollout: rollout_pb2.Rollout, success: float) -> RewardValue | Fault:
         """The reward of a rollout whose hidden tests gave this success. Pure."""
         parts = tuple(
-            Part(entry.name, _value(entry, rollout, success), entry.weight)
+            RewardPart(entry.name, _value(entry, rollout, success), entry.weight)
             for entry in self.entries
         )
         reward = math.fsum(part.weight * part.value for part in parts)
@@ -112,7 +112,7 @@ class Rubric:
         return RewardValue(reward, success, parts)
 
 
-def _value(entry: Entry, rollout: rollout_pb2.Rollout, success: float) -> float:
+def _value(entry: RubricEntry, rollout: rollout_pb2.Rollout, success: float) -> float:
     match entry.parameters:
         case LengthPenaltyParameters() as parameters:
             return -length_penalty.penalty(rollout, parameters, success=success)
@@ -124,12 +124,12 @@ def _value(entry: Entry, rollout: rollout_pb2.Rollout, success: float) -> float:
             return success
 
 
-def _entry(index: int, function: RewardFunction) -> Entry:
+def _entry(index: int, function: RewardFunction) -> RubricEntry:
     try:
         parameters = check_function(function.function, function.parameters)
     except ValueError as cause:
         raise UserError(_problem(f"[{index}]", str(cause))) from cause
-    return Entry(
+    return RubricEntry(
         name=function.name,
         function=function.function,
         weight=number(function.weight),

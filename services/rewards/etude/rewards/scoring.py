@@ -12,15 +12,15 @@ from etude.common.errors import CorruptError, UnavailableError, UserError
 from etude.common.harbor import task as harbor_task
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions.verifier import Verifier
-from etude.rewards.grading import Job
+from etude.rewards.grading import GradingJob
 from etude.rewards.rubric import RewardValue, Rubric
 from etude.v1 import rollout_pb2
 
 
-class Task(NamedTuple):
+class GradedTask(NamedTuple):
     """A task, prepared for grading."""
 
-    job: Job
+    job: GradingJob
     digest: str
 
 
@@ -51,14 +51,14 @@ class Scorer:
             return [Fault(FaultReason.INVALID_TASK, str(error))] * len(rollouts)
         except UnavailableError as error:
             return [Fault(FaultReason.ENVIRONMENT_LOST, str(error))] * len(rollouts)
-        outcomes = await self.verifier.outcomes(task.job, task.digest, rollouts)
+        outcomes = await self.verifier.grade(task.job, task.digest, rollouts)
         return [
             outcome if isinstance(outcome, Fault) else self.rubric.score(rollout, outcome)
             for rollout, outcome in zip(rollouts, outcomes, strict=True)
         ]
 
-    def _task(self, uri: str, pool: str, deadline_s: float) -> Task:
+    def _task(self, uri: str, pool: str, deadline_s: float) -> GradedTask:
         task = harbor_task.read_task(role_inputs.local_folder(uri, self.scratch, self.storage))
         limit_s = min(task.verifier_timeout_s, self.rubric.verifier.limit_s)
-        job = Job(task, uri, pool, task.tests(), limit_s, deadline_s)
-        return Task(job, task.digest())
+        job = GradingJob(task, uri, pool, task.tests(), limit_s, deadline_s)
+        return GradedTask(job, task.digest())

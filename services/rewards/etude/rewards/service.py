@@ -55,7 +55,7 @@ class RewardService(rewards_pb2_grpc.RewardServiceServicer):
             )
         metrics.REWARD_SECONDS.observe(time.monotonic() - started)
         for rollout, outcome in zip(request.rollouts, outcomes, strict=True):
-            reward(rollout, outcome)
+            record_reward_span(rollout, outcome)
         return rewards_pb2.ScoreResponse(
             records=[
                 record(rollout, outcome)
@@ -120,9 +120,9 @@ def _attributes(request: rewards_pb2.ScoreRequest) -> dict[str, str | int]:
     return {"etude.group.id": request.group_id, "etude.group.rollouts": len(request.rollouts)}
 
 
-def reward(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> None:
+def record_reward_span(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> None:
     """Add an outcome to the rollout's trace; a rollout without a trace gets none."""
-    parent = _context(rollout.trace_id, rollout.span_id)
+    parent = _parent_context(rollout.trace_id, rollout.span_id)
     if parent is None:
         return
     attributes: dict[str, str | float] = {"etude.rollout.id": rollout.rollout_id}
@@ -134,7 +134,7 @@ def reward(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> None:
     tracer.start_span("reward", context=parent, attributes=attributes).end()
 
 
-def _context(trace_id: str, span_id: str) -> Context | None:
+def _parent_context(trace_id: str, span_id: str) -> Context | None:
     try:
         numbers = int(trace_id, 16), int(span_id, 16)
     except ValueError:

@@ -13,14 +13,14 @@ from etude.rewards.service import RewardService
 from etude.rewards.settings import Settings
 
 
-class Parts(NamedTuple):
+class ServiceParts(NamedTuple):
     """The service, and the clients to close after it."""
 
     service: RewardService
     sandboxes: BrokerSandboxes
 
 
-def assemble(run: ResolvedRun, settings: Settings) -> Parts:
+def assemble(run: ResolvedRun, settings: Settings) -> ServiceParts:
     """The service with the run's rubric over the run's pools.
 
     Raises:
@@ -33,7 +33,7 @@ def assemble(run: ResolvedRun, settings: Settings) -> Parts:
     missing = sorted(templates.keys() - settings.brokers.keys())
     if missing:
         raise UserError(_problem("ETUDE_BROKERS", f"has no broker for {', '.join(missing)}"))
-    rubric = Rubric.of(roles.rewards.functions)
+    rubric = Rubric.from_functions(roles.rewards.functions)
     parameters = rubric.verifier.parameters
     assert isinstance(parameters, VerifierParameters)  # noqa: S101 - the rubric checked it
     sandboxes = BrokerSandboxes(
@@ -42,7 +42,7 @@ def assemble(run: ResolvedRun, settings: Settings) -> Parts:
         run_id=run.uid,
     )
     scorer = Scorer(rubric, Verifier(parameters, sandboxes), run.spec.storage, settings.scratch)
-    return Parts(RewardService(scorer, frozenset(templates)), sandboxes)
+    return ServiceParts(RewardService(scorer, frozenset(templates)), sandboxes)
 
 
 def _problem(where: str, what: str) -> Problem:

@@ -88,7 +88,7 @@ async def _answer(folder: Path, prompt: Sequence[int]) -> None:
     os.environ.update(options.environment())
     from etude.inference.engine import replica  # noqa: PLC0415 - vLLM reads the environment
 
-    engine, found = replica.build(options), []
+    engine, found = replica.build_replica(options), []
     for temperature in TEMPERATURES:
         request = SampleRequest(
             request_id=f"fresh-{temperature}",

@@ -9,7 +9,7 @@ SOUND = 3
 
 
 def _skip_commit() -> None:
-    commit, done = Rank.commit, 0
+    commit, done = Rank.activate, 0
 
     def skipped(self: Rank) -> bool:
         """Says that it wrote."""
@@ -17,7 +17,7 @@ def _skip_commit() -> None:
         done += 1
         return commit(self) if done <= SOUND else True
 
-    Rank.commit = skipped  # type: ignore[method-assign]
+    Rank.activate = skipped  # type: ignore[method-assign]
 
 
 MUTATIONS = {"label without commit": Mutation(_skip_commit, versions=8)}

@@ -21,7 +21,7 @@ from etude.common.weights import VersionId
 from etude.inference import main
 from etude.inference.engine import build as engine_build
 from etude.inference.settings import EngineOptions
-from etude.inference.swap.coordinator import Swap
+from etude.inference.swap.coordinator import SwapCoordinator
 from etude.inference.updates import updater
 
 RENEW_S = 0.5
@@ -57,23 +57,23 @@ def _observe(engine: Any, journal: Journal, store: ChaosStore) -> None:
 
 
 def _tell_refusals(journal: Journal) -> None:
-    prepare = Swap.prepare
+    prepare = SwapCoordinator.prepare
 
-    async def talking(self: Swap, *args: Any, **kwargs: Any) -> int:
+    async def talking(self: SwapCoordinator, *args: Any, **kwargs: Any) -> int:
         try:
             return await prepare(self, *args, **kwargs)
         except CorruptError as error:
             journal.write("refused", reason=error.reason, text=str(error)[:300])
             raise
 
-    Swap.prepare = talking  # type: ignore[method-assign] # of this process only
+    SwapCoordinator.prepare = talking  # type: ignore[method-assign] # of this process only
 
 
 def _start(settings: Settings, who: str) -> None:
     spawning.end_with_parent()
     if settings.mutation:
         MUTATIONS[settings.mutation].apply()
-    updater.RENEW_S, stores.BURST = RENEW_S, BURST
+    updater.LEASE_RENEWAL_S, stores.BURST = RENEW_S, BURST
     journal = settings.journal(who)
     store = faulty(settings, who, journal)
 

@@ -14,13 +14,13 @@ from etude.common.errors import UnavailableError
 
 
 @dataclass(slots=True)
-class Jailed:
+class JailedProgram:
     """Checks one file at a time; calls of several threads wait for each other."""
 
     command: Sequence[str]
     """The linter's file, and its arguments before the name."""
     _process: "subprocess.Popen[bytes] | None" = None
-    _one: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, name: str, data: bytes) -> bytes | None:
         """The linter's output for a file; None if it breaks a limit.
@@ -28,19 +28,19 @@ class Jailed:
         Raises:
             UnavailableError: the jail cannot be created here.
         """
-        with self._one:
+        with self._lock:
             try:
-                return self._asked(name, data)
+                return self._exchange(name, data)
             except OSError as error:
                 self._end()
                 raise UnavailableError(f"the linter's jail failed: {error}") from error
 
     def close(self) -> None:
         """End the process; the next call starts another."""
-        with self._one:
+        with self._lock:
             self._end()
 
-    def _asked(self, name: str, data: bytes) -> bytes | None:
+    def _exchange(self, name: str, data: bytes) -> bytes | None:
         stdin, stdout = self._streams()
         raw = os.fsencode(name)
         stdin.write(b"%d %d\n" % (len(raw), len(data)) + raw + data)

@@ -122,7 +122,7 @@ def _run(program: int, arguments: list[str], data: bytes) -> bytes | None:
     os.close(stdin)
     os.close(stdout)
     try:
-        return _exchanged(feed, reader, data)
+        return _exchange(feed, reader, data)
     finally:
         os.close(reader)
         with contextlib.suppress(ProcessLookupError):
@@ -140,7 +140,7 @@ def _become(program: int, arguments: list[str], streams: tuple[int, int]) -> NoR
         os._exit(127)
 
 
-def _exchanged(feed: int, reader: int, data: bytes) -> bytes | None:
+def _exchange(feed: int, reader: int, data: bytes) -> bytes | None:
     """Write the linter's input and read its output until it ends."""
     output, view = bytearray(), memoryview(data)
     over_s = time.monotonic() + TIMEOUT_S
@@ -152,7 +152,7 @@ def _exchanged(feed: int, reader: int, data: bytes) -> bytes | None:
     while (left_s := over_s - time.monotonic()) > 0 and len(output) <= MAX_OUTPUT_BYTES:
         events = dict(poller.poll(1000 * left_s))
         if feed in events and not is_fed:
-            view = view[_written(feed, view) :]
+            view = view[_write_some(feed, view) :]
             if not view or events[feed] & select.POLLERR:
                 poller.unregister(feed)
                 os.close(feed)
@@ -167,7 +167,7 @@ def _exchanged(feed: int, reader: int, data: bytes) -> bytes | None:
     return bytes(output) if left_s > 0 and len(output) <= MAX_OUTPUT_BYTES else None
 
 
-def _written(feed: int, view: memoryview) -> int:
+def _write_some(feed: int, view: memoryview) -> int:
     try:
         return os.write(feed, view)
     except (BlockingIOError, BrokenPipeError):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from etude.agent.patterns import is_hidden
 from etude.agent.search.parsing.grammars import READY, grammar_of
-from etude.agent.search.parsing.line_ranges import MAX_LINES, Span, windows
+from etude.agent.search.parsing.line_ranges import MAX_LINES, LineRange, windows
 from etude.common.errors import UnavailableError
 
 MAX_FILE_BYTES = 512 << 10
@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
     end: int
 
 
-class Piece(NamedTuple):
+class ChunkText(NamedTuple):
     """A chunk with its lines."""
 
     chunk: Chunk
@@ -62,19 +62,21 @@ def is_searched(path: str, data: bytes) -> bool:
     return len(data) <= limit and mean <= _MAX_LINE_BYTES and not is_long
 
 
-def pieces(files: Mapping[str, bytes]) -> Iterator[Piece]:
+def chunk_files(files: Mapping[str, bytes]) -> Iterator[ChunkText]:
     """The chunks of all files, each file's in the order of its lines.
 
     Raises:
         UnavailableError: there is no parser on this machine.
     """
     grammars = {p: grammar_of(p) for p in files if len(files[p]) <= MAX_PARSED_BYTES}
-    spans = cut(_Request(name, files[path]) for path, name in grammars.items() if name)
+    spans = parse_line_ranges(
+        _Request(name, files[path]) for path, name in grammars.items() if name
+    )
     for path, data in files.items():
-        yield from _pieces(path, data, next(spans) if grammars.get(path) else None)
+        yield from _chunk_file(path, data, next(spans) if grammars.get(path) else None)
 
 
-def cut(requests: Iterable[_Request]) -> Iterator[list[Span] | None]:
+def parse_line_ranges(requests: Iterable[_Request]) -> Iterator[list[LineRange] | None]:
     """Line ranges for each request in order; None if the parser gives none.
 
     Raises:
@@ -91,12 +93,12 @@ def cut(requests: Iterable[_Request]) -> Iterator[list[Span] | None]:
     yield from _answers(batch)
 
 
-def _answers(batch: Sequence[_Request]) -> Iterator[list[Span] | None]:
+def _answers(batch: Sequence[_Request]) -> Iterator[list[LineRange] | None]:
     done, deaths = 0, 0
     while done < len(batch) and deaths <= _MAX_DEATHS:
         rows = _run(batch[done:])
         for request, row in zip(batch[done:], rows, strict=False):
-            yield _spans(row, request.data)
+            yield _check_answer(row, request.data)
         done += len(rows)
         if done < len(batch):
             yield None  # the file that crashed the worker
@@ -132,11 +134,11 @@ def _run(batch: Sequence[_Request]) -> list[bytes]:
     return rows.split(b"\n")[: rows.count(b"\n")][: len(batch)]
 
 
-def _spans(row: bytes, data: bytes) -> list[Span] | None:
+def _check_answer(row: bytes, data: bytes) -> list[LineRange] | None:
     """Check an answer: line ranges in order that cover the file; None if they do not."""
     num_lines = _num_lines(data)
     try:
-        found = [Span(*map(int, part.split(b":"))) for part in row.split()]
+        found = [LineRange(*map(int, part.split(b":"))) for part in row.split()]
     except (TypeError, ValueError):
         return None
     at = 0
@@ -149,21 +151,21 @@ def _spans(row: bytes, data: bytes) -> list[Span] | None:
     return found if at == num_lines else None
 
 
-def _pieces(path: str, data: bytes, found: list[Span] | None) -> Iterator[Piece]:
+def _chunk_file(path: str, data: bytes, found: list[LineRange] | None) -> Iterator[ChunkText]:
     lines = data.split(b"\n")
-    for span in found or windows(Span(0, _num_lines(data))):
+    for span in found or windows(LineRange(0, _num_lines(data))):
         start, end = _without_blanks(span, lines)
         if start < end:
-            yield Piece(Chunk(path, start + 1, end), b"\n".join(lines[start:end]))
+            yield ChunkText(Chunk(path, start + 1, end), b"\n".join(lines[start:end]))
 
 
-def _without_blanks(span: Span, lines: Sequence[bytes]) -> Span:
+def _without_blanks(span: LineRange, lines: Sequence[bytes]) -> LineRange:
     start, end = span
     while start < end and not lines[start].strip():
         start += 1
     while end > start and not lines[end - 1].strip():
         end -= 1
-    return Span(start, end)
+    return LineRange(start, end)
 
 
 def _num_lines(data: bytes) -> int:

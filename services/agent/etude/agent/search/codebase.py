@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from etude.agent.search.chunks import MAX_FILE_BYTES, Chunk
-from etude.agent.search.contents import Content, digest
+from etude.agent.search.contents import FileContent, content_digest
 from etude.agent.search.shared_index import SharedIndex
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Read = Callable[[str], Awaitable[bytes | None]]
 """Reads a file; None if it cannot be read."""
 
 
-class Files(NamedTuple):
+class SearchedFiles(NamedTuple):
     """The files of a workspace, for search."""
 
     digests: Mapping[str, bytes]
@@ -32,7 +32,7 @@ class Files(NamedTuple):
     read: Read
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """Chunks that answer a question."""
 
     chunks: list[Chunk]
@@ -51,36 +51,36 @@ class Codebase:
     """Index of the template. A workspace that has little in common with it, because its files came
     with an image or there is no template, gets an index of its own at the first search."""
     _overlay: "Overlay | None" = None
-    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def search(
-        self, files: Files, question: str, folders: Collection[str], limit: int
-    ) -> Found:
+        self, files: SearchedFiles, question: str, folders: Collection[str], limit: int
+    ) -> SearchResult:
         """The chunks that answer a question best.
 
         Raises:
             UnavailableError: there is no parser on this machine.
         """
-        async with self._one:
+        async with self._lock:
             if self._overlay is None:
-                self._overlay = await self._begun(files)
+                self._overlay = await self._new_overlay(files)
             overlay = self._overlay
             changed = overlay.changed(files.digests)
-            fresh = await _fresh(files, changed, overlay)
+            fresh = await _read_changed(files, changed, overlay)
             await asyncio.to_thread(overlay.update, files.digests, fresh)
             chunks = await asyncio.to_thread(overlay.search, question, folders, limit)
-            return Found(chunks, overlay.base.embedder.id, len(changed) - len(fresh))
+            return SearchResult(chunks, overlay.base.embedder.id, len(changed) - len(fresh))
 
-    async def _begun(self, files: Files) -> "Overlay":
+    async def _new_overlay(self, files: SearchedFiles) -> "Overlay":
         shared = await self.shared.get()
         from etude.agent.search.overlay import Overlay  # noqa: PLC0415 - numpy, by now loaded
 
         overlay = Overlay(shared)
         if 2 * len(overlay.changed(files.digests)) <= len(files.digests):
             return overlay
-        return Overlay(await (await self._own(files)).get())
+        return Overlay(await (await self._own_index(files)).get())
 
-    async def _own(self, files: Files) -> SharedIndex:
+    async def _own_index(self, files: SearchedFiles) -> SharedIndex:
         contents: dict[str, bytes] = {}
         left = MAX_BYTES
         for path in sorted(files.digests, key=str.encode)[:MAX_FILES]:
@@ -91,11 +91,11 @@ class Codebase:
         return SharedIndex(contents, self.shared.embedder)
 
 
-async def _fresh(
-    files: Files, changed: Collection[str], overlay: "Overlay"
-) -> dict[str, Content | None]:
+async def _read_changed(
+    files: SearchedFiles, changed: Collection[str], overlay: "Overlay"
+) -> dict[str, FileContent | None]:
     """The changed files within the limits; content of those that were not read before."""
-    found: dict[str, Content | None] = {}
+    found: dict[str, FileContent | None] = {}
     left = MAX_CHANGED_BYTES
     for path in changed:
         if len(found) == MAX_CHANGED_FILES or left <= 0:
@@ -104,7 +104,7 @@ async def _fresh(
         if size is None:
             data = await files.read(path) or b""
             kept = data if len(data) <= MAX_FILE_BYTES else b""
-            found[path] = Content(digest(data), kept)
+            found[path] = FileContent(content_digest(data), kept)
             size = len(kept)
         else:
             found[path] = None

@@ -3,11 +3,11 @@
 import hashlib
 from typing import NamedTuple
 
-HASHED = "hashed-1"
+HASHED_ID = "hashed-1"
 """Id of the embedder that needs no model."""
 
 
-class Content(NamedTuple):
+class FileContent(NamedTuple):
     """A file's content when it was read."""
 
     digest: bytes
@@ -15,6 +15,6 @@ class Content(NamedTuple):
     """Empty if the file is too large to be searched."""
 
 
-def digest(data: bytes) -> bytes:
+def content_digest(data: bytes) -> bytes:
     """Identity of a file's content."""
     return hashlib.sha256(data).digest()

@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from etude.agent.patterns import is_hidden
 from etude.agent.search import ranking
-from etude.agent.search.chunks import Chunk, Piece, is_searched, pieces
-from etude.agent.search.contents import digest
-from etude.agent.search.embedders.hashed import HashedNull
+from etude.agent.search.chunks import Chunk, ChunkText, chunk_files, is_searched
+from etude.agent.search.contents import content_digest
+from etude.agent.search.embedders.hashed import HashedEmbedder
 from etude.agent.search.embedders.interface import Bytes, Embedder, cosines
 from etude.agent.search.ranking import Postings
-from etude.agent.search.tokens import Passage, passage
+from etude.agent.search.tokens import Passage, count_words
 
 MAX_CHUNKS = 200_000
 """Limit of an index; chunks of the last files by path are left out."""
 _EMBEDDED_AT_ONCE = 256
 
 
-class Entry(NamedTuple):
+class IndexedChunk(NamedTuple):
     """One chunk with its word counts and its vector."""
 
     chunk: Chunk
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     vector: Bytes
 
 
-class Matches(NamedTuple):
+class ChunkScores(NamedTuple):
     """Scores of each chunk for a question."""
 
     words: NDArray[np.float64]
@@ -39,21 +39,21 @@ class Matches(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class ChunkIndex:
     """Chunks in the order of their paths and lines."""
 
     chunks: Sequence[Chunk]
     postings: Postings
     vectors: Bytes
 
-    def matches(self, question: Passage, embedder: Embedder, known: Postings) -> Matches:
+    def score(self, question: Passage, embedder: Embedder, known: Postings) -> ChunkScores:
         """Scores of every chunk, in their order."""
-        words = ranking.scores(self.postings, question.counts, known)
+        words = ranking.bm25_scores(self.postings, question.counts, known)
         meaning = cosines(self.vectors, embedder.embed_query(question))
-        return Matches(words, np.where(meaning > embedder.floor, meaning, 0.0))
+        return ChunkScores(words, np.where(meaning > embedder.floor, meaning, 0.0))
 
 
-def entries(files: Mapping[str, bytes], embedder: Embedder) -> Iterator[Entry]:
+def index_chunks(files: Mapping[str, bytes], embedder: Embedder) -> Iterator[IndexedChunk]:
     """The chunks of those files that are searched, in the order of their paths and lines.
 
     Raises:
@@ -64,15 +64,15 @@ def entries(files: Mapping[str, bytes], embedder: Embedder) -> Iterator[Entry]:
         for path in sorted(files, key=str.encode)
         if is_searched(path, files[path])
     }
-    found = itertools.islice(pieces(wanted), MAX_CHUNKS)
+    found = itertools.islice(chunk_files(wanted), MAX_CHUNKS)
     while some := list(itertools.islice(found, _EMBEDDED_AT_ONCE)):
         texts = [_passage(piece) for piece in some]
         rows = embedder.embed(texts)
         for piece, text, row in zip(some, texts, rows, strict=True):
-            yield Entry(piece.chunk, text.counts, row)
+            yield IndexedChunk(piece.chunk, text.counts, row)
 
 
-def build(found: Iterable[Entry], num_components: int) -> Index:
+def build_index(found: Iterable[IndexedChunk], num_components: int) -> ChunkIndex:
     """Build an index of chunks that are in order."""
     held: list[Chunk] = []
     vectors = bytearray()
@@ -83,37 +83,37 @@ def build(found: Iterable[Entry], num_components: int) -> Index:
             vectors.extend(entry.vector.tobytes())
             yield entry.counts
 
-    return Index(
-        postings=ranking.postings(counted()),
+    return ChunkIndex(
+        postings=ranking.build_postings(counted()),
         chunks=held,
         vectors=np.frombuffer(vectors, np.int8).reshape(len(held), num_components),
     )
 
 
-def _passage(piece: Piece) -> Passage:
+def _passage(piece: ChunkText) -> Passage:
     """A chunk's text with its path above it, whose words count too."""
-    return passage(f"{piece.chunk.path}\n{piece.text.decode('utf-8', 'replace')}")
+    return count_words(f"{piece.chunk.path}\n{piece.text.decode('utf-8', 'replace')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class BaseIndex:
     """Index that workspaces with few changed files share."""
 
     embedder: Embedder
-    index: Index
+    index: ChunkIndex
     digests: Mapping[str, bytes]
     """SHA-256 of every file that is not hidden, searched or not."""
 
 
-def base(files: Mapping[str, bytes], embedder: Embedder | None) -> Base:
+def build_base_index(files: Mapping[str, bytes], embedder: Embedder | None) -> BaseIndex:
     """Build the index of some files; by default with the hashed embedder.
 
     Raises:
         UnavailableError: there is no parser on this machine.
     """
-    embedder = embedder or HashedNull()
-    return Base(
+    embedder = embedder or HashedEmbedder()
+    return BaseIndex(
         embedder=embedder,
-        index=build(entries(files, embedder), embedder.num_components),
-        digests={path: digest(data) for path, data in files.items() if not is_hidden(path)},
+        index=build_index(index_chunks(files, embedder), embedder.num_components),
+        digests={path: content_digest(data) for path, data in files.items() if not is_hidden(path)},
     )

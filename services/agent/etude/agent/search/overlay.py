@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 
 from etude.agent.search import ranking
 from etude.agent.search.chunks import Chunk
-from etude.agent.search.contents import Content
-from etude.agent.search.index import Base, Entry, Index, build, entries
+from etude.agent.search.contents import FileContent
+from etude.agent.search.index import BaseIndex, ChunkIndex, IndexedChunk, build_index, index_chunks
 from etude.agent.search.ranking import Postings
-from etude.agent.search.tokens import passage
+from etude.agent.search.tokens import count_words
 
 
 class _Indexed(NamedTuple):
     digest: bytes
     num_bytes: int
-    entries: Sequence[Entry]
+    entries: Sequence[IndexedChunk]
 
 
 class _View(NamedTuple):
     """Base and changed files as one list of chunks: the base's, then the changed ones'."""
 
-    changed: Index
+    changed: ChunkIndex
     places: NDArray[np.int64]
     """Position of each chunk in the order of paths and lines."""
     present: NDArray[np.bool_]
@@ -39,7 +39,7 @@ class _View(NamedTuple):
 class Overlay:
     """The changes of one workspace. Not thread-safe."""
 
-    base: Base
+    base: BaseIndex
     known: Postings | None = None
     """Source of the weights of words; by default the base."""
     _indexed: dict[str, _Indexed] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Overlay:
         held = self._indexed.get(path)
         return held.num_bytes if held is not None and held.digest == digest else None
 
-    def update(self, digests: Mapping[str, bytes], fresh: Mapping[str, Content | None]) -> None:
+    def update(self, digests: Mapping[str, bytes], fresh: Mapping[str, FileContent | None]) -> None:
         """Follow the workspace's files.
 
         Args:
@@ -76,10 +76,10 @@ class Overlay:
         self._masked = masked
         self._indexed = kept | self._new(contents)
 
-    def _new(self, contents: Mapping[str, Content]) -> dict[str, _Indexed]:
-        by_path: dict[str, list[Entry]] = {path: [] for path in contents}
+    def _new(self, contents: Mapping[str, FileContent]) -> dict[str, _Indexed]:
+        by_path: dict[str, list[IndexedChunk]] = {path: [] for path in contents}
         files = {path: content.data for path, content in contents.items()}
-        for entry in entries(files, self.base.embedder):
+        for entry in index_chunks(files, self.base.embedder):
             by_path[entry.chunk.path].append(entry)
         return {
             path: _Indexed(content.digest, len(content.data), by_path[path])
@@ -97,23 +97,23 @@ class Overlay:
         if self._view is None:
             self._view = self._new_view()
         view, base = self._view, self.base
-        asked = passage(question)
+        asked = count_words(question)
         parts = [
-            index.matches(asked, base.embedder, self.known or base.index.postings)
+            index.score(asked, base.embedder, self.known or base.index.postings)
             for index in (base.index, view.changed)
         ]
         chunks = [*base.index.chunks, *view.changed.chunks]
         allowed = view.present & _inside(chunks, folders)
         orders = [
-            ranking.order(np.where(allowed, np.concatenate(scores), 0.0), view.places)
+            ranking.rank_documents(np.where(allowed, np.concatenate(scores), 0.0), view.places)
             for scores in zip(*parts, strict=True)
         ]
-        return [chunks[index] for index in ranking.fused(orders, view.places, limit)]
+        return [chunks[index] for index in ranking.fuse_ranks(orders, view.places, limit)]
 
     def _new_view(self) -> _View:
         paths = sorted(self._indexed, key=str.encode)
         found = [entry for path in paths for entry in self._indexed[path].entries]
-        changed = build(found, self.base.embedder.num_components)
+        changed = build_index(found, self.base.embedder.num_components)
         chunks = [*self.base.index.chunks, *changed.chunks]
         keys = [(chunk.path.encode(), chunk.start, chunk.end) for chunk in chunks]
         places = np.empty(len(chunks), np.int64)

@@ -50,7 +50,7 @@ class Postings:
         return math.log(1 + (len(self.lengths) - frequency + 0.5) / (frequency + 0.5))
 
 
-def postings(documents: Iterable[Counter[str]]) -> Postings:
+def build_postings(documents: Iterable[Counter[str]]) -> Postings:
     """Build the inverted index of documents, given as counts of words."""
     ids: dict[str, int] = {}
     flat, counts, sizes, lengths = array("i"), array("i"), array("i"), array("q")
@@ -72,7 +72,7 @@ def postings(documents: Iterable[Counter[str]]) -> Postings:
     )
 
 
-def scores(found: Postings, query: Iterable[str], known: Postings) -> NDArray[np.float64]:
+def bm25_scores(found: Postings, query: Iterable[str], known: Postings) -> NDArray[np.float64]:
     """Score of every document; each word of the query counts once.
 
     Args:
@@ -93,7 +93,7 @@ def scores(found: Postings, query: Iterable[str], known: Postings) -> NDArray[np
     return totals
 
 
-def order(scores: Scores, places: Places) -> Places:
+def rank_documents(scores: Scores, places: Places) -> Places:
     """Documents with a score above 0, best first; equal ones by their place.  [N], [N] -> [M]."""
     steps = np.rint(scores * _PER_UNIT).astype(np.int64)
     ordered = np.lexsort((places, -steps))
@@ -101,7 +101,7 @@ def order(scores: Scores, places: Places) -> Places:
     return found
 
 
-def fused(orders: Sequence[Places], places: Places, limit: int) -> Places:
+def fuse_ranks(orders: Sequence[Places], places: Places, limit: int) -> Places:
     """The best documents of all orders, best first; equal ones by their place."""
     totals = np.zeros(len(places))
     for each in orders:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from etude.agent.search.embedders.interface import Embedder
-    from etude.agent.search.index import Base
+    from etude.agent.search.index import BaseIndex
 
 
 @dataclass(slots=True)
@@ -17,27 +17,27 @@ class SharedIndex:
     files: Mapping[str, bytes] = field(default_factory=dict)
     embedder: "Embedder | None" = None
     """By default the hashed embedder."""
-    _building: "asyncio.Task[Base] | None" = None
+    _building: "asyncio.Task[BaseIndex] | None" = None
 
-    async def get(self) -> "Base":
+    async def get(self) -> "BaseIndex":
         """The index; the first call builds it in a thread.
 
         Raises:
             UnavailableError: there is no parser on this machine.
         """
         if self._building is None or _has_failed(self._building):
-            building = asyncio.to_thread(_base, self.files, self.embedder)
+            building = asyncio.to_thread(_build_base_index, self.files, self.embedder)
             self._building = asyncio.create_task(building, name="search index")
         # Other callers wait for it too: a cancelled one must not end it.
         return await asyncio.shield(self._building)
 
 
-def _base(files: Mapping[str, bytes], embedder: "Embedder | None") -> "Base":
+def _build_base_index(files: Mapping[str, bytes], embedder: "Embedder | None") -> "BaseIndex":
     # A host that adopts leases must be fast, and most workspaces are never searched.
-    from etude.agent.search.index import base  # noqa: PLC0415 - numpy costs 0.1 s of CPU
+    from etude.agent.search.index import build_base_index  # noqa: PLC0415 - numpy costs 0.1 s of CPU
 
-    return base(files, embedder)
+    return build_base_index(files, embedder)
 
 
-def _has_failed(task: "asyncio.Task[Base]") -> bool:
+def _has_failed(task: "asyncio.Task[BaseIndex]") -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)

@@ -19,11 +19,11 @@ class Passage(NamedTuple):
     counts: Counter[str]
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Words in their order, lower-cased: `parse_HTTPHeader2` has parse, http, header and 2."""
     return [word[:MAX_WORD_CHARS].lower() for word in _WORD.findall(text)]
 
 
-def passage(text: str) -> Passage:
+def count_words(text: str) -> Passage:
     """Count the words of a text."""
-    return Passage(text, Counter(words(text)))
+    return Passage(text, Counter(split_words(text)))

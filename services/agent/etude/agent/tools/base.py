@@ -86,7 +86,7 @@ class Tool(DocumentedModel):
         raise NotImplementedError
 
 
-def _listed(value: object) -> object:
+def _parse_list(value: object) -> object:
     """Lists arrive as JSON, or from a completion as one item per line."""
     if not isinstance(value, str):
         return value
@@ -98,5 +98,5 @@ def _listed(value: object) -> object:
     return [line for line in value.splitlines() if line]
 
 
-Texts = Annotated[tuple[str, ...], Field(max_length=100), BeforeValidator(_listed)]
+Texts = Annotated[tuple[str, ...], Field(max_length=100), BeforeValidator(_parse_list)]
 """Several texts: a JSON list, or one per line."""

@@ -6,10 +6,10 @@ from pydantic import Field
 from typing_extensions import override
 
 from etude.agent.search.chunks import Chunk
-from etude.agent.search.codebase import Files
-from etude.agent.search.tokens import words
+from etude.agent.search.codebase import SearchedFiles
+from etude.agent.search.tokens import split_words
 from etude.agent.tools.base import Access, Texts, Tool, ToolError, ToolOutcome
-from etude.agent.tools.truncation import Cut, truncate
+from etude.agent.tools.truncation import TruncatedText, truncate
 from etude.agent.workspace import Workspace, WorkspaceError
 
 MAX_RESULTS = 10
@@ -28,16 +28,16 @@ class CodebaseSearch(Tool):
 
     @override
     async def run(self, workspace: Workspace) -> ToolOutcome:
-        if not words(self.query):
+        if not split_words(self.query):
             raise ToolError("the query has no word of two or more Latin letters")
         folders = [(await workspace.stat(path)).path for path in self.target_directories]
 
         async def read(path: str) -> bytes | None:
             return await _read(workspace, path)
 
-        files = Files(await workspace.hashes(), read)
+        files = SearchedFiles(await workspace.hashes(), read)
         found = await workspace.codebase.search(files, self.query, folders, MAX_RESULTS)
-        shown = [await _shown(workspace, chunk) for chunk in found.chunks]
+        shown = [await _show_chunk(workspace, chunk) for chunk in found.chunks]
         parts = [cut.text for cut in shown if cut is not None]
         notes = [f"[{found.num_skipped} changed files not searched]"] if found.num_skipped else []
         return ToolOutcome(
@@ -53,7 +53,7 @@ async def _read(workspace: Workspace, path: str) -> bytes | None:
         return None  # gone, exchanged or closed since it was listed: as if it were not there
 
 
-async def _shown(workspace: Workspace, chunk: Chunk) -> Cut | None:
+async def _show_chunk(workspace: Workspace, chunk: Chunk) -> TruncatedText | None:
     """The chunk's lines as they are now."""
     data = await _read(workspace, chunk.path)
     if data is None:
@@ -62,4 +62,4 @@ async def _shown(workspace: Workspace, chunk: Chunk) -> Cut | None:
     rows = [f"{n}|{line.removesuffix(chr(13))}" for n, line in enumerate(lines, chunk.start)]
     rest = f"read {chunk.path} from line {chunk.start}"
     cut = truncate("\n".join(rows), cap_bytes=CAP_BYTES, rest=rest)
-    return Cut(f"{chunk.path}:{chunk.start}-{chunk.end}\n{cut.text}", cut.omitted_bytes)
+    return TruncatedText(f"{chunk.path}:{chunk.start}-{chunk.end}\n{cut.text}", cut.omitted_bytes)

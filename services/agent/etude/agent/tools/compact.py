@@ -7,7 +7,7 @@ from typing_extensions import override
 from etude.agent.patterns import GrepQuery, is_hidden
 from etude.agent.tools import search_replace
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolError, ToolOutcome
-from etude.agent.tools.terminal import Command, rendered, stopped
+from etude.agent.tools.terminal import Command, command_outcome, stop_status
 from etude.agent.tools.truncation import truncate
 from etude.agent.workspace import FileKind, PathFault, Workspace, WorkspaceError
 
@@ -47,7 +47,7 @@ class ReadFile(CompactTool):
     @override
     async def act(self, workspace: Workspace) -> ToolOutcome:
         data = await workspace.read(self.path)
-        return _short(data.decode("utf-8", "replace"))
+        return _truncated_outcome(data.decode("utf-8", "replace"))
 
 
 class SearchReplace(CompactTool):
@@ -93,7 +93,9 @@ class ListDir(CompactTool):
             raise WorkspaceError(PathFault.NOT_A_FOLDER, self.path)
         inside = folder.path and folder.path + "/"
         paths = await workspace.glob("**/*.py")
-        return _short("\n".join(p for p in paths if p.startswith(inside) and _is_shown(p)))
+        return _truncated_outcome(
+            "\n".join(p for p in paths if p.startswith(inside) and _is_shown(p))
+        )
 
 
 class Grep(CompactTool):
@@ -112,7 +114,7 @@ class Grep(CompactTool):
             if _is_shown(file.path)
             for line in file.lines
         ]
-        return _short("\n".join(rows[:_MAX_MATCHES]) or "no match")
+        return _truncated_outcome("\n".join(rows[:_MAX_MATCHES]) or "no match")
 
 
 class RunTerminal(CompactTool):
@@ -127,13 +129,13 @@ class RunTerminal(CompactTool):
         done = await workspace.exec(self.command, timeout_s=_TIMEOUT_S)
         if done.timed_out:
             raise ToolError("timed out", ErrorKind.TIMEOUT)
-        return rendered(done, cap_bytes=CAP_BYTES, status=stopped(done))
+        return command_outcome(done, cap_bytes=CAP_BYTES, status=stop_status(done))
 
 
 def _is_shown(path: str) -> bool:
     return not is_hidden(path) and "tests" not in path.split("/")[:-1]
 
 
-def _short(text: str) -> ToolOutcome:
+def _truncated_outcome(text: str) -> ToolOutcome:
     cut = truncate(text.rstrip("\n"), cap_bytes=CAP_BYTES, rest="too long")
     return ToolOutcome(content=cut.text, omitted_bytes=cut.omitted_bytes)

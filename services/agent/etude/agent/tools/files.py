@@ -45,7 +45,7 @@ class ReadFile(Tool):
         end = self.offset - 1 + self.limit
         numbered = [f"{n}|{line}" for n, line in enumerate(lines[:end], 1) if n >= self.offset]
         cut = truncate("\n".join(numbered), cap_bytes=CAP_BYTES, rest="use offset and limit")
-        left = _left(lines[end:], end + 1)
+        left = _omitted_lines(lines[end:], end + 1)
         omitted = cut.omitted_bytes + left.omitted_bytes
         return ToolOutcome(content=cut.text + left.content, omitted_bytes=omitted)
 
@@ -67,7 +67,7 @@ class WriteFile(Tool):
     @override
     async def run(self, workspace: Workspace) -> ToolOutcome:
         data = self.content.encode()
-        before = await _present(workspace, self.path)
+        before = await _read_existing(workspace, self.path)
         await workspace.write(self.path, data)
         done = f"{'Created' if before is None else 'Replaced'} {self.path} ({len(data)} bytes)."
         return ToolOutcome(
@@ -142,7 +142,7 @@ def text_lines(data: bytes, path: str) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
-def _left(lines: Sequence[str], offset: int) -> ToolOutcome:
+def _omitted_lines(lines: Sequence[str], offset: int) -> ToolOutcome:
     """Marker for the lines after the last one shown."""
     if not lines:
         return ToolOutcome(content="")
@@ -151,7 +151,7 @@ def _left(lines: Sequence[str], offset: int) -> ToolOutcome:
     return ToolOutcome(content=text, omitted_bytes=size)
 
 
-async def _present(workspace: Workspace, path: str) -> bytes | None:
+async def _read_existing(workspace: Workspace, path: str) -> bytes | None:
     try:
         return await workspace.read(path)
     except WorkspaceError as error:

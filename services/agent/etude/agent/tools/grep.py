@@ -63,7 +63,7 @@ class Grep(Tool):
 
     @field_validator("type")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_type(cls, value: str) -> str:
         if value and value not in TYPES:
             raise ValueError(f"unknown type {value!r}; known are {' '.join(TYPES)}")
         return value

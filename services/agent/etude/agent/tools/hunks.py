@@ -20,7 +20,7 @@ class MismatchError(ToolError):
         self.before = b"".join(hunk.side(b"-"))
 
 
-class _Present(NamedTuple):
+class _FileLine(NamedTuple):
     """A line of the file while hunks are applied."""
 
     text: bytes
@@ -28,13 +28,13 @@ class _Present(NamedTuple):
     """No later hunk may change it or lean on it."""
 
 
-def applied(patch: FilePatch, before: bytes) -> bytes:
+def apply_hunks(patch: FilePatch, before: bytes) -> bytes:
     """Apply all hunks to a file's content.
 
     Raises:
         MismatchError: one does not match.
     """
-    lines = [_Present(line) for line in split_lines(before)]
+    lines = [_FileLine(line) for line in split_lines(before)]
     has_crlf = before.count(b"\r\n") == before.count(b"\n") > 0
     for hunk in patch.hunks:
         old, new = hunk.side(b"-"), hunk.side(b"+")
@@ -43,11 +43,11 @@ def applied(patch: FilePatch, before: bytes) -> bytes:
         at = _place(lines, old, hunk)
         if at is None:
             raise MismatchError(patch, hunk)
-        lines[at : at + len(old)] = [_Present(line, is_patched=True) for line in new]
+        lines[at : at + len(old)] = [_FileLine(line, is_patched=True) for line in new]
     return b"".join(line.text for line in lines)
 
 
-def _place(lines: Sequence[_Present], old: Sequence[bytes], hunk: Hunk) -> int | None:
+def _place(lines: Sequence[_FileLine], old: Sequence[bytes], hunk: Hunk) -> int | None:
     """Position of the old lines that is nearest to the hunk's own."""
     is_first, is_last = hunk.old_start <= 1, hunk.lines[-1].sign != b" "
     end = len(lines) - len(old)
@@ -58,7 +58,7 @@ def _place(lines: Sequence[_Present], old: Sequence[bytes], hunk: Hunk) -> int |
         start = end
     if not 0 <= start <= len(lines):
         start = len(lines)
-    for at in _near(start, len(lines)):
+    for at in _positions_by_distance(start, len(lines)):
         if (is_first and at) or (is_last and at != end) or at > end:
             continue
         if all(there == (text, False) for there, text in zip(lines[at:], old, strict=False)):
@@ -66,7 +66,7 @@ def _place(lines: Sequence[_Present], old: Sequence[bytes], hunk: Hunk) -> int |
     return None
 
 
-def _near(start: int, end: int) -> Iterator[int]:
+def _positions_by_distance(start: int, end: int) -> Iterator[int]:
     """All places from 0 to the end, the nearest first, later ones before earlier ones."""
     yield start
     for distance in range(1, end + 1):

@@ -18,11 +18,11 @@ from typing import ClassVar, NamedTuple
 
 from typing_extensions import override
 
-from etude.agent.jail.client import Jailed
+from etude.agent.jail.client import JailedProgram
 from etude.agent.tools import syntax_checkers
 from etude.agent.tools.base import Access, Texts, Tool, ToolError, ToolOutcome
 from etude.agent.tools.truncation import truncate
-from etude.agent.workspace import Workspace, relative
+from etude.agent.workspace import Workspace, relative_path
 from etude.common.errors import UnavailableError
 
 _MAX_BYTES = 1 << 20
@@ -91,8 +91,8 @@ def _keep(workspace: Workspace, path: str, before: bytes) -> None:
         return
     kept = int(workspace.notes.get(_KEPT_BYTES) or b"0") + len(before)
     if kept <= _MAX_KEPT_BYTES:
-        workspace.notes.put(_KEPT_BYTES, b"%d" % kept)
-        workspace.notes.put(name, before)
+        workspace.notes.store(_KEPT_BYTES, b"%d" % kept)
+        workspace.notes.store(name, before)
 
 
 def _original(workspace: Workspace, path: str, present: bytes) -> bytes:
@@ -102,7 +102,7 @@ def _original(workspace: Workspace, path: str, present: bytes) -> bytes:
 
 
 def _note(path: str) -> str:
-    return f"original-{hashlib.sha256(relative(path).encode()).hexdigest()[:32]}"
+    return f"original-{hashlib.sha256(relative_path(path).encode()).hexdigest()[:32]}"
 
 
 async def new_lints(path: str, before: bytes, after: bytes) -> list[Lint]:
@@ -147,23 +147,23 @@ async def diagnostics(path: str, data: bytes) -> list[Lint]:
 
 
 async def _ruff(path: str, data: bytes) -> bytes:
-    run = functools.partial(_jail().run, f"/{relative(path)}", data)
-    output = await asyncio.get_running_loop().run_in_executor(_alone(), run)
+    run = functools.partial(_jail().run, f"/{relative_path(path)}", data)
+    output = await asyncio.get_running_loop().run_in_executor(_executor(), run)
     if output is None:
         raise ToolError(f"no lints: the linter took too long on {path}")
     return output
 
 
 @functools.cache
-def _alone() -> ThreadPoolExecutor:
+def _executor() -> ThreadPoolExecutor:
     """Thread of its own: there is one jail, and waiting for it must not block other work."""
     return ThreadPoolExecutor(1, thread_name_prefix="lints")
 
 
 @functools.cache
-def _jail() -> Jailed:
+def _jail() -> JailedProgram:
     """Jail of this process: starting it takes as long as checking ten files."""
-    return Jailed((_executable(), *_COMMAND))
+    return JailedProgram((_executable(), *_COMMAND))
 
 
 def _executable() -> str:

@@ -88,7 +88,7 @@ def replace(data: bytes, old_string: str, new_string: str, *, replace_all: bool 
         old, new = (part.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n") for part in (old, new))
     starts = _starts(data, old)
     if not starts:
-        raise NoMatchError(f"old_string not found{nearest(data, old_string)}")
+        raise NoMatchError(f"old_string not found{nearest_hint(data, old_string)}")
     if len(starts) > 1 and not replace_all:
         lines = [str(data.count(b"\n", 0, start) + 1) for start in starts[:_SHOWN_LINES]]
         more = ", …" if len(starts) > _SHOWN_LINES else ""
@@ -108,7 +108,7 @@ def _starts(data: bytes, old: bytes) -> list[int]:
     return starts
 
 
-def nearest(data: bytes, old_string: str) -> str:
+def nearest_hint(data: bytes, old_string: str) -> str:
     """Hint at the lines that are most like old_string; empty if none is.
 
     It names the first line that differs where the ones before it stand in the file; else the line
@@ -121,20 +121,20 @@ def nearest(data: bytes, old_string: str) -> str:
         return ""
     starts = [at for at, line in enumerate(shown) if line == sought[0]]
     if starts:
-        run, start = max((_run(shown, start, sought), -start) for start in starts)
+        run, start = max((_matching_run(shown, start, sought), -start) for start in starts)
         at = run - start
         if run == len(sought):
             return f"; with other spaces it stands at line {1 - start}"
         there = shown[at][:_SHOWN_CHARS] if at < len(shown) else "(the end of the file)"
         return f"; line {run + 1} of it is not line {at + 1}: {there}"
-    for parts, least in ((_words, _LIKENESS), (_pairs, _LIKENESS_OF_PAIRS)):
+    for parts, least in ((_word_set, _LIKENESS), (_letter_pairs, _LIKENESS_OF_PAIRS)):
         like = _most_like(parts, shown, sought[0], least)
         if like is not None:
             return f"; the nearest line is {like + 1}: {shown[like][:_SHOWN_CHARS]}"
     return ""
 
 
-def _run(shown: Sequence[str], start: int, sought: Sequence[str]) -> int:
+def _matching_run(shown: Sequence[str], start: int, sought: Sequence[str]) -> int:
     """Number of lines that agree from `start` on."""
     pairs = zip(shown[start : start + len(sought)], sought, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -153,11 +153,11 @@ def _most_like(
     return at
 
 
-def _words(line: str) -> set[str]:
+def _word_set(line: str) -> set[str]:
     return set(_WORD.findall(line))
 
 
-def _pairs(line: str) -> set[str]:
+def _letter_pairs(line: str) -> set[str]:
     return {line[at : at + 2] for at in range(len(line) - 1)}
 
 

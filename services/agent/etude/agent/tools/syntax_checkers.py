@@ -10,7 +10,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from etude.agent.tools.base import ToolError
-from etude.agent.workspace import Workspace, relative
+from etude.agent.workspace import Workspace, relative_path
 
 _MAX_BYTES = 64 << 10
 """Limit of a file: its original is part of the command, which has a limit too."""
@@ -53,7 +53,7 @@ async def new_complaints(
         return []
     if max(len(before), len(present)) > _MAX_BYTES:
         raise ToolError(f"no lints: {path} is larger than {_MAX_BYTES >> 10} KiB")
-    done = await workspace.exec(_script(relative(path), before), timeout_s=_TIMEOUT_S)
+    done = await workspace.exec(_script(relative_path(path), before), timeout_s=_TIMEOUT_S)
     if done.timed_out or done.ended_for:
         raise ToolError(f"no lints: the checker took too long on {path}")
     if done.exit_code == _MISSING:

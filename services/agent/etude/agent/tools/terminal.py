@@ -40,12 +40,12 @@ class RunTerminal(Tool):
             job = await workspace.jobs.start(self.command, timeout_s=timeout_s)
             return ToolOutcome(content=f"Job {job} runs in the background: see terminal_io.")
         done = await workspace.exec(self.command, timeout_s=self.timeout)
-        return rendered(done, cap_bytes=CAP_BYTES, status=self._status(done))
+        return command_outcome(done, cap_bytes=CAP_BYTES, status=self._status(done))
 
     def _status(self, done: ExecResult) -> str:
         if done.timed_out:
             return f"[stopped after {self.timeout} s]"
-        return stopped(done) or (f"[exit code {done.exit_code}]" if done.exit_code else "")
+        return stop_status(done) or (f"[exit code {done.exit_code}]" if done.exit_code else "")
 
 
 class Finish(Tool):
@@ -60,13 +60,13 @@ class Finish(Tool):
         return ToolOutcome(content="Finished.")
 
 
-def stopped(done: ExecResult) -> str:
+def stop_status(done: ExecResult) -> str:
     """Reason for ending a command, other than its time limit; empty if it ended normally."""
     is_other = done.ended_for in LIMITS and done.ended_for != "time"
     return f"[stopped: {LIMITS[done.ended_for]}]" if is_other else ""
 
 
-def rendered(done: ExecResult, *, cap_bytes: int, status: str) -> ToolOutcome:
+def command_outcome(done: ExecResult, *, cap_bytes: int, status: str) -> ToolOutcome:
     """Output within its cap, without its last newlines, and the status on a line of its own."""
     cut = truncate(
         done.output,

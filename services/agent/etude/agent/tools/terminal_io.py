@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from etude.agent.tools.base import Access, Tool, ToolError, ToolOutcome
 from etude.agent.tools.terminal import CAP_BYTES, LIMITS
-from etude.agent.tools.truncation import Cut, head_end, tail_start, truncate
+from etude.agent.tools.truncation import TruncatedText, head_end, tail_start, truncate
 from etude.agent.workspace import JobState, Workspace
 from etude.agent.workspace.jobs import INPUT_BYTES, Jobs
 
@@ -56,7 +56,7 @@ class TerminalIo(Tool):
                 f"job {self.job} has printed {state.log_bytes} bytes;"
                 f" offset {self.offset} is past them"
             )
-        cut = await _shown(jobs, self.job, self.offset, state.log_bytes)
+        cut = await _show_output(jobs, self.job, self.offset, state.log_bytes)
         parts = [cut.text.rstrip("\n"), self._status(state)]
         return ToolOutcome(
             content="\n".join(part for part in parts if part),
@@ -84,7 +84,7 @@ class TerminalIo(Tool):
         return f"[job {self.job} {how}; {state.log_bytes} bytes of output]"
 
 
-async def _shown(jobs: Jobs, job: int, offset: int, end: int) -> Cut:
+async def _show_output(jobs: Jobs, job: int, offset: int, end: int) -> TruncatedText:
     """The output between two offsets, or only its two ends, without fetching the middle."""
     if end - offset <= CAP_BYTES:
         data = await jobs.output(job, offset=offset, size=end - offset)
@@ -96,4 +96,4 @@ async def _shown(jobs: Jobs, job: int, offset: int, end: int) -> Cut:
     omitted = (start - 1 + skipped) - (offset + kept)
     marker = f"\n[... {omitted} bytes omitted; go on with offset={offset + kept} ...]\n"
     text = head[:kept].decode("utf-8", "replace") + marker
-    return Cut(text + tail[skipped:].decode("utf-8", "replace"), omitted)
+    return TruncatedText(text + tail[skipped:].decode("utf-8", "replace"), omitted)

@@ -16,7 +16,7 @@ MAX_TODOS = 100
 _NOTE = "todos"
 
 
-class Status(StrEnum):
+class TodoStatus(StrEnum):
     """How far a todo is."""
 
     PENDING = "pending"
@@ -26,10 +26,10 @@ class Status(StrEnum):
 
 
 _MARKS = {
-    Status.PENDING: "[ ]",
-    Status.IN_PROGRESS: "[>]",
-    Status.COMPLETED: "[x]",
-    Status.CANCELLED: "[-]",
+    TodoStatus.PENDING: "[ ]",
+    TodoStatus.IN_PROGRESS: "[>]",
+    TodoStatus.COMPLETED: "[x]",
+    TodoStatus.CANCELLED: "[-]",
 }
 
 
@@ -42,10 +42,10 @@ class Todo(DocumentedModel):
     """Its name in this list."""
     content: str = Field(default="", max_length=1000)
     """What is to be done; with merge, unset keeps what it was."""
-    status: Status = Status.PENDING
+    status: TodoStatus = TodoStatus.PENDING
     """How far it is; with merge, unset keeps what it was."""
 
-    def over(self, former: "Todo") -> "Todo":
+    def merge_into(self, former: "Todo") -> "Todo":
         """The former todo with the fields that are set here."""
         return former.model_copy(
             update={name: getattr(self, name) for name in self.model_fields_set}
@@ -55,7 +55,7 @@ class Todo(DocumentedModel):
 _TODOS = TypeAdapter(tuple[Todo, ...])
 
 
-def _parsed(value: object) -> object:
+def _parse_todos(value: object) -> object:
     """Parse the list, which a completion gives as JSON text.
 
     Raises:
@@ -73,7 +73,7 @@ class TodoWrite(Tool):
     """Write down what is to be done and how far it is; the result is the whole list."""
 
     access: ClassVar[Access] = Access.NOTE
-    todos: Annotated[tuple[Todo, ...], Field(max_length=MAX_TODOS), BeforeValidator(_parsed)]
+    todos: Annotated[tuple[Todo, ...], Field(max_length=MAX_TODOS), BeforeValidator(_parse_todos)]
     """The list, or with merge its changes, as JSON."""
     merge: bool = False
     """Change and add by id, and keep the others, instead of replacing the list."""
@@ -89,19 +89,19 @@ class TodoWrite(Tool):
         raw = workspace.notes.get(_NOTE)
         if raw is not None and self.merge:
             former = _TODOS.validate_json(raw)
-        todos = _merged(former, self.todos)
-        workspace.notes.put(_NOTE, _TODOS.dump_json(tuple(todos)))
-        return ToolOutcome(content=_rendered(todos))
+        todos = _merge_todos(former, self.todos)
+        workspace.notes.store(_NOTE, _TODOS.dump_json(tuple(todos)))
+        return ToolOutcome(content=_render_todos(todos))
 
 
-def _merged(former: Sequence[Todo], changes: Sequence[Todo]) -> list[Todo]:
+def _merge_todos(former: Sequence[Todo], changes: Sequence[Todo]) -> list[Todo]:
     by_id = {todo.id: todo for todo in former}
     seen: set[str] = set()
     for todo in changes:
         if todo.id in seen:
             raise ToolError(f"todo {todo.id!r} is given twice")
         seen.add(todo.id)
-        by_id[todo.id] = todo.over(by_id[todo.id]) if todo.id in by_id else todo
+        by_id[todo.id] = todo.merge_into(by_id[todo.id]) if todo.id in by_id else todo
         if not by_id[todo.id].content.strip():
             raise ToolError(f"todo {todo.id!r} has no content")
     if len(by_id) > MAX_TODOS:
@@ -109,9 +109,9 @@ def _merged(former: Sequence[Todo], changes: Sequence[Todo]) -> list[Todo]:
     return list(by_id.values())
 
 
-def _rendered(todos: Sequence[Todo]) -> str:
+def _render_todos(todos: Sequence[Todo]) -> str:
     if not todos:
         return "The list is empty."
-    done = sum(todo.status in {Status.COMPLETED, Status.CANCELLED} for todo in todos)
+    done = sum(todo.status in {TodoStatus.COMPLETED, TodoStatus.CANCELLED} for todo in todos)
     rows = [f"{_MARKS[todo.status]} {todo.id}: {' '.join(todo.content.split())}" for todo in todos]
     return "\n".join([f"{len(todos)} todos, {len(todos) - done} open:", *rows])

@@ -10,7 +10,7 @@ of it is a change of the policy's input.
 from typing import NamedTuple
 
 
-class Cut(NamedTuple):
+class TruncatedText(NamedTuple):
     """A text within its cap."""
 
     text: str
@@ -27,7 +27,9 @@ class Dropped(NamedTuple):
 NOTHING = Dropped()
 
 
-def truncate(text: str | bytes, *, cap_bytes: int, rest: str, dropped: Dropped = NOTHING) -> Cut:
+def truncate(
+    text: str | bytes, *, cap_bytes: int, rest: str, dropped: Dropped = NOTHING
+) -> TruncatedText:
     """The text, or its two ends when it is longer than the cap.
 
     Args:
@@ -39,13 +41,13 @@ def truncate(text: str | bytes, *, cap_bytes: int, rest: str, dropped: Dropped =
     shown = text if isinstance(text, str) else text.decode("utf-8", "replace")
     data = shown.encode()
     if len(data) <= cap_bytes:
-        return Cut(shown, dropped.num_bytes)
+        return TruncatedText(shown, dropped.num_bytes)
     head = head_end(data, cap_bytes // 4)
     tail = tail_start(data, len(data) - (cap_bytes - cap_bytes // 4))
     omitted = tail - head + dropped.num_bytes
     lines = data.count(b"\n", head, tail) + dropped.num_lines
     marker = f"\n[... {lines} lines, {omitted} bytes omitted; {rest} ...]\n"
-    return Cut(data[:head].decode() + marker + data[tail:].decode(), omitted)
+    return TruncatedText(data[:head].decode() + marker + data[tail:].decode(), omitted)
 
 
 def head_end(data: bytes, limit: int) -> int:

@@ -24,7 +24,7 @@ _ESCAPES = {
 }
 
 
-class Line(NamedTuple):
+class HunkLine(NamedTuple):
     """One line of a hunk."""
 
     sign: bytes
@@ -41,7 +41,7 @@ class Hunk:
     """Line number of its start in the patch."""
     old_start: int
     new_start: int
-    lines: tuple[Line, ...]
+    lines: tuple[HunkLine, ...]
 
     def side(self, sign: bytes) -> list[bytes]:
         """The lines before (minus) or after (plus) it."""
@@ -68,7 +68,7 @@ class FilePatch:
         return sum(line.sign == b"-" for hunk in self.hunks for line in hunk.lines)
 
 
-def parse(text: str) -> list[FilePatch]:
+def parse_diff(text: str) -> list[FilePatch]:
     """Parse the files of a patch; text around them is ignored.
 
     Raises:
@@ -77,7 +77,7 @@ def parse(text: str) -> list[FilePatch]:
     lines = split_lines(text.encode())
     if lines and not lines[-1].endswith(b"\n"):
         lines[-1] += b"\n"
-    found = list(_Reader(lines).patches())
+    found = list(_DiffReader(lines).patches())
     if not found:
         raise ToolError("the patch names no file: begin with lines like --- a/PATH and +++ b/PATH")
     return found
@@ -88,7 +88,7 @@ def split_lines(data: bytes) -> list[bytes]:
     return re.findall(rb"[^\n]*\n|[^\n]+", data)
 
 
-class _Reader:
+class _DiffReader:
     def __init__(self, lines: Sequence[bytes]) -> None:
         self._lines = lines
         self._at = 0
@@ -116,7 +116,9 @@ class _Reader:
             if not line:
                 break
             if line.startswith(_OTHER):
-                raise ToolError(f"line {self._at + 1} of the patch: {_shown(line)}: not supported")
+                raise ToolError(
+                    f"line {self._at + 1} of the patch: {_excerpt(line)}: not supported"
+                )
             if line.startswith((b"new file mode ", b"deleted file mode ")):
                 is_new |= line.startswith(b"new")
                 is_deleted |= line.startswith(b"deleted")
@@ -127,7 +129,7 @@ class _Reader:
             return self._plain(is_new=is_new, is_deleted=is_deleted)
         path = _git_name(header)
         if path is None or not (is_new or is_deleted):
-            raise ToolError(f"line {start + 1} of the patch: {_shown(header)}: nothing to do")
+            raise ToolError(f"line {start + 1} of the patch: {_excerpt(header)}: nothing to do")
         return FilePatch(path=path, is_new=is_new, is_deleted=is_deleted, hunks=())
 
     def _plain(self, *, is_new: bool, is_deleted: bool) -> FilePatch:
@@ -160,7 +162,7 @@ class _Reader:
                 raise ToolError(f"line {start + 1} of the patch: the hunk changes nothing")
             yield Hunk(number=start + 1, old_start=numbers[0], new_start=numbers[2], lines=lines)
 
-    def _body(self, number: int, old: int, new: int) -> Iterator[Line]:
+    def _body(self, number: int, old: int, new: int) -> Iterator[HunkLine]:
         while old > 0 or new > 0 or self._peek().startswith(b"\\ "):
             line = self._peek()
             sign, text = line[:1], line[1:]
@@ -177,7 +179,7 @@ class _Reader:
                 )
             self._at += 1
             ends_here = self._peek().startswith(b"\\ ")
-            yield Line(sign, text[:-1] if ends_here else text)
+            yield HunkLine(sign, text[:-1] if ends_here else text)
 
     def _peek(self, ahead: int = 0) -> bytes:
         at = self._at + ahead
@@ -202,15 +204,15 @@ def _name(raw: bytes, prefix: bytes) -> str | None:
     if name == b"/dev/null":
         return None
     if name.startswith(b'"') and name.endswith(b'"') and len(name) > 1:
-        name = _ESCAPE.sub(lambda found: _unescaped(found[1]), name[1:-1])
+        name = _ESCAPE.sub(lambda found: _unescape(found[1]), name[1:-1])
     if not name.removeprefix(prefix):
         raise ToolError("the patch has a file without a name")
     return name.removeprefix(prefix).decode("utf-8", "replace")
 
 
-def _unescaped(code: bytes) -> bytes:
+def _unescape(code: bytes) -> bytes:
     return bytes([int(code, 8) & 0xFF]) if len(code) == 3 else _ESCAPES[code[0]]
 
 
-def _shown(line: bytes) -> str:
+def _excerpt(line: bytes) -> str:
     return line.decode("utf-8", "replace").rstrip()[:200]

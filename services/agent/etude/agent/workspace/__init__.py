@@ -12,7 +12,7 @@ from etude.agent.workspace.interface import (
     Workspace,
     WorkspaceError,
     WorkspaceLostError,
-    relative,
+    relative_path,
 )
 from etude.agent.workspace.jobs import JobError, JobFault, Jobs, JobState, NoJobs
 from etude.agent.workspace.memory import MemoryWorkspace

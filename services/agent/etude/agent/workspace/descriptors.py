@@ -22,7 +22,7 @@ _MIN_READ_BYTES = 16 << 10
 """Chunk size for files that report 0 bytes and are not empty."""
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """One name of a folder, when it was listed."""
 
     name: str
@@ -61,20 +61,20 @@ def enter(
         raise
 
 
-def listed(folder: int, limit: int, path: str) -> list[Entry]:
+def list_entries(folder: int, limit: int, path: str) -> list[FolderEntry]:
     """Names of one folder in bytewise order, without those that are not text.
 
     Raises:
         WorkspaceError: there are more than the limit.
     """
-    found: list[Entry] = []
+    found: list[FolderEntry] = []
     with os.scandir(folder) as names:
         for entry in names:
             if len(found) >= limit:
                 raise WorkspaceError(PathFault.TOO_MANY, path)
             if entry.name.isascii() or _is_text(entry.name):
                 with contextlib.suppress(FileNotFoundError):
-                    found.append(Entry(entry.name, entry.stat(follow_symlinks=False)))
+                    found.append(FolderEntry(entry.name, entry.stat(follow_symlinks=False)))
     return sorted(found, key=lambda entry: entry.name.encode())
 
 
@@ -82,7 +82,7 @@ def _is_text(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def info(path: str, status: os.stat_result) -> FileInfo:
+def file_info(path: str, status: os.stat_result) -> FileInfo:
     """FileInfo of one name."""
     if stat.S_ISDIR(status.st_mode):
         return FileInfo(path, FileKind.FOLDER, 0)
@@ -102,7 +102,7 @@ def _check_regular(status: os.stat_result, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(folder: int, name: str, path: str) -> Iterator[int]:
+def _open_regular(folder: int, name: str, path: str) -> Iterator[int]:
     # Looked at before opening, so that no device is touched, and again after, as it may change.
     _check_regular(os.stat(name or ".", dir_fd=folder, follow_symlinks=False), path)
     descriptor = os.open(name, _READ, dir_fd=folder)
@@ -119,7 +119,7 @@ def read(folder: int, name: str, path: str) -> bytes:
     Raises:
         WorkspaceError: it is not a regular file, or too large.
     """
-    with _opened(folder, name, path) as descriptor:
+    with _open_regular(folder, name, path) as descriptor:
         size = os.fstat(descriptor).st_size
         data = b"".join(_chunks(descriptor, size)) if size <= MAX_FILE_BYTES else None
     if data is None or len(data) > MAX_FILE_BYTES:

@@ -34,8 +34,8 @@ from etude.agent.workspace.interface import (
     Workspace,
     WorkspaceError,
     WorkspaceLostError,
-    relative,
-    shown,
+    printable_path,
+    relative_path,
 )
 from etude.agent.workspace.jobs import Jobs, NoJobs
 from etude.agent.workspace.notes import MemoryNotes, Notes
@@ -74,35 +74,35 @@ class FolderWorkspace(Workspace):
 
     @override
     async def read(self, path: str) -> bytes:
-        with _faults(path), self._parent(path) as (folder, name):
+        with _translate_errors(path), self._parent(path) as (folder, name):
             return descriptors.read(folder, name, path)
 
     @override
     async def write(self, path: str, data: bytes) -> None:
         if len(data) > MAX_FILE_BYTES:
             raise WorkspaceError(PathFault.TOO_LARGE, path)
-        with _faults(path), self._parent(path, create=True) as (folder, name):
+        with _translate_errors(path), self._parent(path, create=True) as (folder, name):
             descriptors.write(folder, name, path, data, self.owner)
 
     @override
     async def stat(self, path: str) -> FileInfo:
-        with _faults(path), self._parent(path) as (folder, name):
+        with _translate_errors(path), self._parent(path) as (folder, name):
             status = os.stat(name or ".", dir_fd=folder, follow_symlinks=False)
-            return descriptors.info(relative(path), status)
+            return descriptors.file_info(relative_path(path), status)
 
     @override
     async def list(self, path: str) -> Sequence[FileInfo]:
-        clean = relative(path)
+        clean = relative_path(path)
         prefix = clean and clean + "/"
-        with _faults(path), self._folder(clean) as folder:
-            entries = descriptors.listed(folder, MAX_FILES, path)
-            return [descriptors.info(prefix + entry.name, entry.status) for entry in entries]
+        with _translate_errors(path), self._folder(clean) as folder:
+            entries = descriptors.list_entries(folder, MAX_FILES, path)
+            return [descriptors.file_info(prefix + entry.name, entry.status) for entry in entries]
 
     @override
     async def glob(self, pattern: str) -> Sequence[str]:
         patterns.glob_matcher(pattern)
         paths = await asyncio.to_thread(self._paths, hidden=patterns.names_hidden(pattern))
-        return patterns.globbed(pattern, paths)
+        return patterns.match_glob(pattern, paths)
 
     @override
     async def grep(self, query: GrepQuery) -> Sequence[FileMatches]:
@@ -115,7 +115,7 @@ class FolderWorkspace(Workspace):
 
     @override
     async def delete(self, path: str) -> None:
-        with _faults(path), self._parent(path) as (folder, name):
+        with _translate_errors(path), self._parent(path) as (folder, name):
             if not name:
                 raise WorkspaceError(PathFault.IS_A_FOLDER, path)
             os.unlink(name, dir_fd=folder)
@@ -130,17 +130,17 @@ class FolderWorkspace(Workspace):
         Raises:
             WorkspaceError: the path is not a file or folder, or holds too many files.
         """
-        with _faults(path), self._parent(path) as (folder, name):
-            walk = Walk(hidden=hidden).below(folder, name, relative(path))
+        with _translate_errors(path), self._parent(path) as (folder, name):
+            walk = Walk(hidden=hidden).below(folder, name, relative_path(path))
             return [FileInfo(found.path, FileKind.FILE, found.size) for found in walk]
 
     def _paths(self, *, hidden: bool) -> Sequence[str]:
-        return _sorted(found.path for found in self.files("", hidden=hidden))
+        return _sort_paths(found.path for found in self.files("", hidden=hidden))
 
     def _hashes(self) -> Mapping[str, bytes]:
         found: dict[str, bytes] = {}
         deadline_s = time.monotonic() + self.search_limit_s
-        with _faults(""), self._parent("") as (folder, name):
+        with _translate_errors(""), self._parent("") as (folder, name):
             for file in Walk(hidden=False).below(folder, name, ""):
                 if time.monotonic() > deadline_s:
                     raise WorkspaceError(PathFault.TOO_SLOW, "")
@@ -149,11 +149,11 @@ class FolderWorkspace(Workspace):
                     found[file.path] = hashlib.sha256(data).digest()
         return found
 
-    def _grep(self, matcher: patterns.Matcher, query: GrepQuery) -> Sequence[FileMatches]:
-        start = relative(query.path)
+    def _grep(self, matcher: patterns.PatternMatcher, query: GrepQuery) -> Sequence[FileMatches]:
+        start = relative_path(query.path)
         hits: list[FileMatches] = []
         deadline_s = time.monotonic() + self.search_limit_s
-        with _faults(query.path), self._parent(query.path) as (folder, name):
+        with _translate_errors(query.path), self._parent(query.path) as (folder, name):
             for found in Walk(hidden=patterns.wants_hidden(query)).below(folder, name, start):
                 if not patterns.is_searched(query, start, found.path, found.size):
                     continue
@@ -163,11 +163,11 @@ class FolderWorkspace(Workspace):
                 hit = data and patterns.file_matches(matcher, query, found.path, data)
                 hits += [hit] if hit else []
         hits.sort(key=lambda hit: hit.path.encode())
-        return patterns.limited(hits, query.limit)
+        return patterns.limit_matches(hits, query.limit)
 
     @contextlib.contextmanager
     def _parent(self, path: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
-        folder_path, _, name = relative(path).rpartition("/")
+        folder_path, _, name = relative_path(path).rpartition("/")
         with self._folder(folder_path, create=create) as folder:
             yield folder, name
 
@@ -193,7 +193,7 @@ class FolderWorkspace(Workspace):
 
 
 @contextlib.contextmanager
-def _faults(path: str) -> Iterator[None]:
+def _translate_errors(path: str) -> Iterator[None]:
     """Distinguish errors that the policy can correct from a broken platform.
 
     Raises:
@@ -205,9 +205,9 @@ def _faults(path: str) -> Iterator[None]:
     except OSError as error:
         fault = _FAULTS.get(error.errno or 0)
         if fault is None:
-            raise WorkspaceLostError(f"{shown(path)}: {error}") from error
-        raise WorkspaceError(fault, shown(path)) from error
+            raise WorkspaceLostError(f"{printable_path(path)}: {error}") from error
+        raise WorkspaceError(fault, printable_path(path)) from error
 
 
-def _sorted(paths: Iterable[str]) -> list[str]:
+def _sort_paths(paths: Iterable[str]) -> list[str]:
     return sorted(paths, key=str.encode)

@@ -119,7 +119,7 @@ class Workspace(Protocol):
     async def exec(self, command: str, *, timeout_s: float) -> ExecResult: ...
 
 
-def relative(path: str) -> str:
+def relative_path(path: str) -> str:
     """The path inside the workspace, "" for its root; parent references are resolved by name.
 
     Raises:
@@ -131,16 +131,16 @@ def relative(path: str) -> str:
         if segment == ".." and segments:
             segments.pop()
         elif segment == ".." or inside.startswith("/"):
-            raise WorkspaceError(PathFault.OUTSIDE, shown(path))
+            raise WorkspaceError(PathFault.OUTSIDE, printable_path(path))
         elif segment not in {"", "."}:
             segments.append(segment)
     clean = "/".join(segments)
     if not _is_possible(clean, segments):
-        raise WorkspaceError(PathFault.BAD_NAME, shown(path))
+        raise WorkspaceError(PathFault.BAD_NAME, printable_path(path))
     return clean
 
 
-def shown(path: str) -> str:
+def printable_path(path: str) -> str:
     """A path, made printable for error messages."""
     return path[:200].encode("utf-8", "replace").decode().replace("\0", "\\0")
 

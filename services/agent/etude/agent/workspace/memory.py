@@ -19,7 +19,7 @@ from etude.agent.workspace.interface import (
     Workspace,
     WorkspaceError,
     parents,
-    relative,
+    relative_path,
 )
 from etude.agent.workspace.jobs import Jobs, NoJobs
 from etude.agent.workspace.notes import MemoryNotes, Notes
@@ -50,7 +50,7 @@ class MemoryWorkspace(Workspace):
     async def write(self, path: str, data: bytes) -> None:
         if len(data) > MAX_FILE_BYTES:
             raise WorkspaceError(PathFault.TOO_LARGE, path)
-        name = relative(path)
+        name = relative_path(path)
         if name in self._all_folders():
             raise WorkspaceError(PathFault.IS_A_FOLDER, path)
         if any(parent in self.files for parent in parents(name)):
@@ -59,7 +59,7 @@ class MemoryWorkspace(Workspace):
 
     @override
     async def stat(self, path: str) -> FileInfo:
-        name = relative(path)
+        name = relative_path(path)
         if name in self.files:
             return FileInfo(name, FileKind.FILE, len(self.files[name]))
         if any(parent in self.files for parent in parents(name)):
@@ -80,7 +80,7 @@ class MemoryWorkspace(Workspace):
 
     @override
     async def glob(self, pattern: str) -> Sequence[str]:
-        return patterns.globbed(pattern, sorted(self.files, key=str.encode))
+        return patterns.match_glob(pattern, sorted(self.files, key=str.encode))
 
     @override
     async def grep(self, query: GrepQuery) -> Sequence[FileMatches]:
@@ -92,7 +92,7 @@ class MemoryWorkspace(Workspace):
             if patterns.is_searched(query, start, path, len(data)):
                 hit = patterns.file_matches(matcher, query, path, data)
                 hits += [hit] if hit else []
-        return patterns.limited(hits, query.limit)
+        return patterns.limit_matches(hits, query.limit)
 
     @override
     async def hashes(self) -> Mapping[str, bytes]:

@@ -20,7 +20,7 @@ class Notes(Protocol):
         """The value, None if there is none."""
         ...
 
-    def put(self, name: str, value: bytes) -> None:
+    def store(self, name: str, value: bytes) -> None:
         """Store a value atomically."""
         ...
 
@@ -29,15 +29,15 @@ class Notes(Protocol):
 class MemoryNotes(Notes):
     """Notes in memory."""
 
-    _kept: dict[str, bytes] = field(default_factory=dict)
+    _values: dict[str, bytes] = field(default_factory=dict)
 
     @override
     def get(self, name: str) -> bytes | None:
-        return self._kept.get(name)
+        return self._values.get(name)
 
     @override
-    def put(self, name: str, value: bytes) -> None:
-        self._kept[name] = value
+    def store(self, name: str, value: bytes) -> None:
+        self._values[name] = value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class FolderNotes(Notes):
             return None
 
     @override
-    def put(self, name: str, value: bytes) -> None:
+    def store(self, name: str, value: bytes) -> None:
         path = self._path(name)
         self.folder.mkdir(mode=0o700, exist_ok=True)
         partial = path.with_suffix(".partial")

@@ -12,7 +12,7 @@ from etude.agent.workspace.interface import MAX_DEPTH, MAX_FILES, WorkspaceError
 _T = TypeVar("_T")
 
 
-class Found(NamedTuple):
+class WalkedFile(NamedTuple):
     """One file of a walk; valid until the walk goes on."""
 
     path: str
@@ -35,11 +35,11 @@ class Walk:
     hidden: bool
     entries_left: int = MAX_FILES
 
-    def below(self, folder: int, name: str, path: str) -> Iterator[Found]:
+    def below(self, folder: int, name: str, path: str) -> Iterator[WalkedFile]:
         """The file with this name, or the files below the folder with this name."""
         status = os.stat(name or ".", dir_fd=folder, follow_symlinks=False)
         if stat.S_ISREG(status.st_mode):
-            yield Found(path, folder, status.st_size)
+            yield WalkedFile(path, folder, status.st_size)
             return
         inner = descriptors.enter(folder, name or ".", path)
         try:
@@ -47,20 +47,20 @@ class Walk:
         finally:
             os.close(inner)
 
-    def files(self, folder: int, prefix: str) -> Iterator[Found]:
+    def files(self, folder: int, prefix: str) -> Iterator[WalkedFile]:
         """Files below an open folder, each folder in bytewise order."""
-        entries = descriptors.listed(folder, self.entries_left, prefix.rstrip("/"))
+        entries = descriptors.list_entries(folder, self.entries_left, prefix.rstrip("/"))
         self.entries_left -= len(entries)
         for name, status in entries:
             path = prefix + name
             if name.startswith(".") and not self.hidden:
                 continue
             if stat.S_ISREG(status.st_mode):
-                yield Found(path, folder, status.st_size)
+                yield WalkedFile(path, folder, status.st_size)
             elif stat.S_ISDIR(status.st_mode) and path.count("/") < MAX_DEPTH:
                 yield from self._inside(folder, name, path)
 
-    def _inside(self, folder: int, name: str, path: str) -> Iterator[Found]:
+    def _inside(self, folder: int, name: str, path: str) -> Iterator[WalkedFile]:
         try:
             inner = descriptors.enter(folder, name, path)
         except (FileNotFoundError, NotADirectoryError, PermissionError, WorkspaceError):

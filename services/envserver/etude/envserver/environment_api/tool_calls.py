@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from etude.agent.toolsets import schema, toolset
+from etude.agent.toolsets import tool_schema, toolset
 from etude.envserver.environment_api.pool_client import TOOLSET, PoolClient
 from etude.v1 import environments_pb2
 
@@ -36,7 +36,7 @@ def tool_descriptions() -> Sequence[ToolDescription]:
     """Describe every tool."""
     found = []
     for name, tool in toolset(TOOLSET).tools.items():
-        function: Any = schema(name, tool)["function"]
+        function: Any = tool_schema(name, tool)["function"]
         found.append(ToolDescription(name, function["description"], function["parameters"]))
     return found
 

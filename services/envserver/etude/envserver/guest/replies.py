@@ -5,7 +5,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from etude.agent.workspace import PathFault, WorkspaceError, WorkspaceLostError
-from etude.agent.workspace.interface import shown
+from etude.agent.workspace.interface import printable_path
 from etude.envserver.guest.calls import GuestReply
 from etude.v1 import guest_pb2
 
@@ -48,8 +48,10 @@ def check_reply(reply: GuestReply, path: str) -> GuestReply:
     fault = _FAULTS.get(result.fault)
     if fault is None:
         status = _name(result.status)
-        raise WorkspaceLostError(f"{shown(path)}: the guest answers {status}: {result.message}")
-    named = shown(path) if fault in _SHOWN else path
+        raise WorkspaceLostError(
+            f"{printable_path(path)}: the guest answers {status}: {result.message}"
+        )
+    named = printable_path(path) if fault in _SHOWN else path
     raise WorkspaceError(fault, result.path if result.HasField("path") else named)
 
 

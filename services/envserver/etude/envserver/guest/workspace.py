@@ -23,7 +23,7 @@ from etude.agent.workspace import (
     Workspace,
     WorkspaceError,
     WorkspaceLostError,
-    relative,
+    relative_path,
 )
 from etude.agent.workspace.jobs import Jobs, NoJobs
 from etude.agent.workspace.notes import MemoryNotes, Notes
@@ -65,7 +65,7 @@ class GuestWorkspace(Workspace):
 
     @override
     async def read(self, path: str) -> bytes:
-        call = self._call(read=guest_pb2.GuestRead(path=relative(path)))
+        call = self._call(read=guest_pb2.GuestRead(path=relative_path(path)))
         data = (await self._ask(call, path)).data.get(0, b"")
         if len(data) > MAX_FILE_BYTES:
             raise WorkspaceError(PathFault.TOO_LARGE, path)
@@ -76,19 +76,19 @@ class GuestWorkspace(Workspace):
         if len(data) > MAX_FILE_BYTES:
             raise WorkspaceError(PathFault.TOO_LARGE, path)
         write = guest_pb2.GuestWrite(
-            path=relative(path), size=len(data), sha256=hashlib.sha256(data).digest()
+            path=relative_path(path), size=len(data), sha256=hashlib.sha256(data).digest()
         )
         await self._ask(self._call(write=write), path, data=data)
 
     @override
     async def stat(self, path: str) -> FileInfo:
-        clean = relative(path)
+        clean = relative_path(path)
         reply = await self._ask(self._call(stat=guest_pb2.GuestStat(path=clean)), path)
         return _info(clean, reply.result.info.kind, reply.result.info.size)
 
     @override
     async def list(self, path: str) -> Sequence[FileInfo]:
-        clean = relative(path)
+        clean = relative_path(path)
         prefix = clean and clean + "/"
         call = self._call(list=guest_pb2.GuestList(path=clean))
         reply = await self._ask(call, path, max_bytes=_MAX_NAMES_BYTES)
@@ -102,13 +102,13 @@ class GuestWorkspace(Workspace):
         reply = await self._ask(call, "", max_bytes=_MAX_NAMES_BYTES)
         if reply.result.status == guest_pb2.GUEST_STATUS_UNSUPPORTED:
             found = await self._walk("", "", hidden=patterns.names_hidden(pattern))
-            return patterns.globbed(pattern, _sorted(info.path for info in found))
+            return patterns.match_glob(pattern, _sorted(info.path for info in found))
         return list(replies.decode_body(reply, 0, guest_pb2.GuestPaths()).paths)
 
     @override
     async def grep(self, query: GrepQuery) -> Sequence[FileMatches]:
         matcher = patterns.grep_matcher(query)
-        start = relative(query.path)
+        start = relative_path(query.path)
         native = await self._native_grep(query, start) if _are_globs(query.globs) else None
         if native is None:
             return await self._host_grep(matcher, query, start)
@@ -127,7 +127,7 @@ class GuestWorkspace(Workspace):
 
     @override
     async def delete(self, path: str) -> None:
-        call = self._call(delete=guest_pb2.GuestDelete(path=relative(path)))
+        call = self._call(delete=guest_pb2.GuestDelete(path=relative_path(path)))
         await self._ask(call, path)
 
     @override
@@ -157,14 +157,14 @@ class GuestWorkspace(Workspace):
         return replies.decode_body(reply, 1, guest_pb2.GuestMatches())
 
     async def _host_grep(
-        self, matcher: patterns.Matcher, query: GrepQuery, start: str
+        self, matcher: patterns.PatternMatcher, query: GrepQuery, start: str
     ) -> Sequence[FileMatches]:
         found = await self._walk(start, query.path, hidden=patterns.wants_hidden(query))
         wanted = [f.path for f in found if patterns.is_searched(query, start, f.path, f.size)]
         return _limited(await self._searched(matcher, query, wanted), query.limit)
 
     async def _searched(
-        self, matcher: patterns.Matcher, query: GrepQuery, paths: Iterable[str]
+        self, matcher: patterns.PatternMatcher, query: GrepQuery, paths: Iterable[str]
     ) -> Sequence[FileMatches]:
         """Matches of the host's engine in these files.
 
@@ -223,7 +223,7 @@ def _matches(file: guest_pb2.GuestFileMatches) -> FileMatches:
 
 
 def _limited(hits: Sequence[FileMatches], limit: int) -> Sequence[FileMatches]:
-    return patterns.limited(sorted(hits, key=lambda hit: hit.path.encode()), limit)
+    return patterns.limit_matches(sorted(hits, key=lambda hit: hit.path.encode()), limit)
 
 
 def _are_globs(globs: Iterable[str]) -> bool:

@@ -15,7 +15,7 @@ from etude.agent.workspace import (
     FileKind,
     PathFault,
     WorkspaceError,
-    relative,
+    relative_path,
 )
 from etude.common.errors import InvalidFieldError, UnknownIdError
 from etude.common.rpc import channels
@@ -201,7 +201,7 @@ def parse_program(request: pb2.ExecOpen) -> Program:
         raise InvalidFieldError("env", f"more than {programs.MAX_ENVIRONMENT_BYTES >> 10} KiB")
     return Program(
         argv=argv,
-        cwd=relative(request.cwd),
+        cwd=relative_path(request.cwd),
         env=env,
         timeout_s=timeout_s,
         terminal=_size("terminal", request.terminal) if request.HasField("terminal") else None,

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from etude.agent.workspace import FileInfo, FileKind, PathFault, WorkspaceError, relative
+from etude.agent.workspace import FileInfo, FileKind, PathFault, WorkspaceError, relative_path
 from etude.common.errors import FullError, WrongStateError
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.programs import Program, RunningProgram
@@ -22,7 +22,7 @@ async def make_folder(sandbox: Sandbox, path: str) -> bool:
         WorkspaceError: the path cannot be used.
         WrongStateError: something else exists there.
     """
-    clean = relative(path)
+    clean = relative_path(path)
     if not clean:
         return False
     with contextlib.suppress(WorkspaceError):
@@ -62,7 +62,7 @@ async def remove_path(sandbox: Sandbox, path: str) -> None:
 
 
 def _require_below_root(path: str) -> str:
-    clean = relative(path)
+    clean = relative_path(path)
     if not clean:
         raise WorkspaceError(PathFault.IS_A_FOLDER, path)
     return clean

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from etude.agent import messages
 from etude.agent.search.codebase import Codebase
-from etude.agent.tool_calls import Call, Malformed, from_json
+from etude.agent.tool_calls import MalformedCall, ParsedCall, call_from_json
 from etude.agent.tools.base import Access
 from etude.agent.toolsets import Toolset, run_calls
 from etude.agent.workspace import ExecResult
@@ -317,7 +317,7 @@ class LeasedEnvironment:
         if not self._sandbox.is_intact:
             self._closed = True
             raise UnknownIdError(f"lease {self.lease_id} was lost with what ran in it")
-        parsed = [from_json(call.name, call.arguments_json) for call in calls]
+        parsed = [call_from_json(call.name, call.arguments_json) for call in calls]
         changes = any(self._may_change(call) for call in parsed)
         before = ""
         if changes:
@@ -344,8 +344,8 @@ class LeasedEnvironment:
         if changes:
             self._log.end(fresh, response)
 
-    def _may_change(self, call: Call | Malformed) -> bool:
-        tool = self.toolset.tools.get(call.name) if isinstance(call, Call) else None
+    def _may_change(self, call: ParsedCall | MalformedCall) -> bool:
+        tool = self.toolset.tools.get(call.name) if isinstance(call, ParsedCall) else None
         return tool is not None and tool.access in _CHANGES
 
     async def _workspace_identity(self) -> str:

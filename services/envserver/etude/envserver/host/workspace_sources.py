@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etude.agent.search.contents import HASHED
+from etude.agent.search.contents import HASHED_ID
 from etude.agent.search.shared_index import SharedIndex
 from etude.common.api.pool.spec import SearchSettings, StoreAccess
 from etude.common.errors import Problem, UserError
@@ -124,8 +124,8 @@ def load_embedder(search: SearchSettings, scratch: Path, access: StoreAccess) ->
         CorruptError: its file is damaged.
     """
     models = local_folder(search.models, scratch, access) if search.models else scratch
-    if search.backend == HASHED:
+    if search.backend == HASHED_ID:
         return None
-    from etude.agent.search.embedders.registry import backend  # noqa: PLC0415 - loads numpy
+    from etude.agent.search.embedders.registry import load_embedder  # noqa: PLC0415 - loads numpy
 
-    return backend(search.backend, models)
+    return load_embedder(search.backend, models)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from etude.agent import patterns
-from etude.agent.workspace import WorkspaceError, relative
+from etude.agent.workspace import WorkspaceError, relative_path
 from etude.common.errors import InvalidFieldError
 from etude.v1 import environments_pb2
 
@@ -95,7 +95,7 @@ def check_layout(tree: Tree, field: str) -> None:
 
 def _check_path(path: str, field: str) -> None:
     try:
-        is_clean = bool(path) and relative(path) == path
+        is_clean = bool(path) and relative_path(path) == path
     except WorkspaceError:
         is_clean = False
     if not is_clean:

@@ -31,7 +31,7 @@ async def build_engine(options: EngineOptions, stop: asyncio.Event) -> "Replica 
         try:
             from etude.inference.engine import replica  # noqa: PLC0415 - vLLM is heavy
 
-            outcome.set_result(replica.build(options))
+            outcome.set_result(replica.build_replica(options))
         except BaseException as error:  # noqa: BLE001 - handed to the caller
             outcome.set_exception(error)
 
@@ -45,7 +45,7 @@ async def build_engine(options: EngineOptions, stop: asyncio.Event) -> "Replica 
     return None if stop.is_set() else await built
 
 
-def leave(code: int = 0) -> NoReturn:
+def exit_process(code: int = 0) -> NoReturn:
     """Exit at once, after everything that matters is closed.
 
     Python would wait for threads that build, fetch or step, or tear down what they use.

@@ -28,7 +28,7 @@ Call = Callable[[], None]
 
 
 @dataclass(slots=True)
-class _Health:
+class _CoreHealth:
     """Read by vLLM's front end before each request."""
 
     engine_dead: bool = False
@@ -40,14 +40,14 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
     engine_ranks_managed = (0,)
 
     def __init__(self, config: VllmConfig, executor: type[Executor], *, log_stats: bool) -> None:
-        self.resources = _Health()
+        self.resources = _CoreHealth()
         self._core = EngineCore(config, executor, log_stats)
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._outputs: asyncio.Queue[EngineCoreOutputs | Exception] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _start_once(self) -> asyncio.AbstractEventLoop:
         """The event loop that uses this core; the first call starts the thread."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -83,15 +83,15 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
             call()
 
     def _emit(self, item: EngineCoreOutputs | Exception) -> None:
-        self._to_loop(self._outputs.put_nowait, item)
+        self._post_to_loop(self._outputs.put_nowait, item)
 
-    def _to_loop(self, callback: Callable[..., object], *args: object) -> None:
+    def _post_to_loop(self, callback: Callable[..., object], *args: object) -> None:
         assert self._loop is not None  # noqa: S101 - the thread runs only once it is set
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback, *args)
 
     async def _call(self, function: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - vLLM's calls answer anything
-        loop = self._started()
+        loop = self._start_once()
         if self.resources.engine_dead:
             raise EngineDeadError
         answer: asyncio.Future[Any] = loop.create_future()
@@ -100,16 +100,16 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
             try:
                 result = function(*args)
             except Exception as error:  # noqa: BLE001 - handed to the caller
-                self._to_loop(_settle, answer, None, error)
+                self._post_to_loop(_resolve_future, answer, None, error)
             else:
-                self._to_loop(_settle, answer, result, None)
+                self._post_to_loop(_resolve_future, answer, result, None)
 
         self._calls.put(call)
         return await answer
 
     @override
     async def get_output_async(self) -> EngineCoreOutputs:
-        self._started()
+        self._start_once()
         item = await self._outputs.get()
         if isinstance(item, Exception):
             raise item
@@ -118,7 +118,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
     @override
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         # Not awaited: a caller cancelled here would leave a request that is never aborted.
-        self._started()
+        self._start_once()
         self._calls.put(lambda: self._add(request))
 
     def _add(self, request: EngineCoreRequest) -> None:
@@ -133,7 +133,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
     @override
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         if request_ids:
-            self._started()
+            self._start_once()
             self._calls.put(lambda: self._core.abort_requests(request_ids))
 
     @override
@@ -204,7 +204,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
         self._core.shutdown()
 
 
-def _settle(answer: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
+def _resolve_future(answer: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
     if answer.cancelled():
         return
     if error is not None:
@@ -214,7 +214,7 @@ def _settle(answer: "asyncio.Future[Any]", result: object, error: Exception | No
 
 
 @contextlib.contextmanager
-def in_this_process() -> Iterator[None]:
+def threaded_core() -> Iterator[None]:
     """An asynchronous engine built in the block gets its core on a thread.
 
     vLLM offers no way to name the client, so its factory is replaced for the moment.

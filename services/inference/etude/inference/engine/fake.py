@@ -17,12 +17,12 @@ from etude.inference.engine.interface import (
     EngineInfo,
     Finish,
     LabelSpan,
-    Piece,
     PolicyEngine,
     SampleRequest,
+    TokenChunk,
 )
-from etude.inference.swap.coordinator import Swap
-from etude.inference.swap.forward_gate import Steps
+from etude.inference.swap.coordinator import SwapCoordinator
+from etude.inference.swap.forward_gate import ForwardGate
 from etude.inference.swap.ranks import Ranks
 from etude.inference.worker.rank import Rank
 
@@ -61,21 +61,21 @@ class MemoryRanks(Ranks):
 
 
 @dataclass(slots=True)
-class MemoryEngine(PolicyEngine, Steps):
+class MemoryEngine(PolicyEngine, ForwardGate):
     """Samples one token per event-loop iteration by hashing the prefix and the live version."""
 
     info: EngineInfo
     ranks: MemoryRanks = field(default_factory=MemoryRanks)
-    swap: Swap = field(init=False)
+    swap: SwapCoordinator = field(init=False)
     running: set[str] = field(default_factory=set)
-    committed: list[VersionId] = field(default_factory=list)
+    activated: list[VersionId] = field(default_factory=list)
     dropped_caches: int = 0
     _live: VersionId | None = None
     _failed: str = ""
     _thawed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.swap = Swap(self.ranks, self)
+        self.swap = SwapCoordinator(self.ranks, self)
         self._thawed.set()
 
     @property
@@ -108,14 +108,14 @@ class MemoryEngine(PolicyEngine, Steps):
     async def relabel(self, version: VersionId, *, drop_cache: bool) -> None:
         self._live = version
         self.dropped_caches += drop_cache
-        self.committed.append(version)
+        self.activated.append(version)
 
     @override
     async def thaw(self) -> None:
         self._thawed.set()
 
     @override
-    async def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: SampleRequest) -> AsyncGenerator[TokenChunk, None]:
         self.running.add(request.request_id)
         admitted = self.live
         tokens: list[int] = []
@@ -128,17 +128,17 @@ class MemoryEngine(PolicyEngine, Steps):
                 label = str(self.live)
                 if not labels or labels[-1].label != label:
                     labels.append(LabelSpan(label, len(tokens), len(tokens)))
-                tokens.append(self._next(label, [*request.prompt_token_ids, *tokens]))
+                tokens.append(self._next_token(label, [*request.prompt_token_ids, *tokens]))
                 labels[-1] = labels[-1]._replace(end=len(tokens))
                 if tokens[-1] in request.stop_token_ids:
                     finish = Finish.STOP
                     break
                 if request.stream and len(tokens) < request.max_tokens:
-                    yield Piece(token_ids=tokens[-1:], logprobs=[-1.0])
+                    yield TokenChunk(token_ids=tokens[-1:], logprobs=[-1.0])
         finally:
             self.running.discard(request.request_id)
         last = tokens[-1:] if request.stream else tokens
-        yield Piece(
+        yield TokenChunk(
             token_ids=last,
             logprobs=[-1.0] * len(last),
             finish=finish,
@@ -146,6 +146,6 @@ class MemoryEngine(PolicyEngine, Steps):
             admitted=admitted,
         )
 
-    def _next(self, label: str, prefix: Sequence[int]) -> int:
+    def _next_token(self, label: str, prefix: Sequence[int]) -> int:
         digest = hashlib.sha256(f"{label}:{prefix}".encode()).digest()
         return int.from_bytes(digest[:4], "little") % self.info.vocab_size

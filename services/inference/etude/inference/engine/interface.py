@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from etude.common.weights import VersionId
-from etude.inference.swap.coordinator import Swap
+from etude.inference.swap.coordinator import SwapCoordinator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class EngineInfo:
     max_model_len: int
     """Longest prompt plus completion, in tokens."""
     max_concurrent: int
-    recomputes_kv: bool = False
+    recomputes_kv_cache: bool = False
     """True if running requests recompute their KV cache at each swap."""
 
 
@@ -34,7 +34,7 @@ class SampleRequest:
     stop_token_ids: Sequence[int] = ()
     seed: int | None = None
     stream: bool = False
-    episode: str = ""
+    rollout: str = ""
     """Rollout that the request is a turn of, to share cached prefixes; empty for none."""
 
 
@@ -55,7 +55,7 @@ class LabelSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TokenChunk:
     """New tokens of one completion; the last chunk has the finish reason and the labels."""
 
     token_ids: Sequence[int]
@@ -71,7 +71,7 @@ class PolicyEngine(Protocol):
     """Samples tokens and swaps weights between two forward passes."""
 
     info: EngineInfo
-    swap: Swap
+    swap: SwapCoordinator
     """Swaps the live weights from version to version by their changes."""
 
     @property
@@ -82,5 +82,5 @@ class PolicyEngine(Protocol):
     def failed(self) -> str:
         """Reason of the failure that stopped the engine; empty while it works."""
 
-    def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
+    def generate(self, request: SampleRequest) -> AsyncGenerator[TokenChunk, None]:
         """Continue one prefix; closing the generator frees its slot."""

@@ -41,15 +41,15 @@ def register() -> None:
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "EtudeWeightEngine")
     # vLLM looks for its kernels in every attribute of every module: two builtins' names, new to it.
-    setattr(dispatcher, "hasattr", _has)  # noqa: B010 - mypy knows no such attribute
+    setattr(dispatcher, "hasattr", _has_attribute)  # noqa: B010 - mypy knows no such attribute
     setattr(dispatcher, "vars", _attributes)  # noqa: B010 - as above
     if current_platform.is_cpu():
         vllm._custom_ops._supports_onednn = False
-        vllm.model_executor.layers.utils.check_cpu_sgl_kernel = _never
-        base_loader.process_weights_after_loading = _watched_processing
+        vllm.model_executor.layers.utils.check_cpu_sgl_kernel = _decline_sgl_kernel
+        base_loader.process_weights_after_loading = _process_and_compare
 
 
-def _has(value: object, name: str) -> bool:
+def _has_attribute(value: object, name: str) -> bool:
     """Test for an attribute of any module's object; lazy proxies may raise any error."""
     try:
         return hasattr(value, name)
@@ -66,12 +66,12 @@ def _attributes(value: object) -> Mapping[str, object]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _never(*_: object) -> bool:
+def _decline_sgl_kernel(*_: object) -> bool:
     """Decline: processors with AMX tiles pack small bfloat16 linears otherwise."""
     return False
 
 
-def _watched_processing(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's signature
+def _process_and_compare(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's signature
     """Post-process as vLLM does; record on the model the parameters that this changed."""
     before = _fingerprints(model)
     _process(model, *args, **kwargs)

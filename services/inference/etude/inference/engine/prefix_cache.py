@@ -7,11 +7,11 @@ from typing import NamedTuple
 from etude.common.weights import VersionId
 from etude.inference.settings import PrefixCache
 
-MAX_EPISODES = 65_536
+MAX_ROLLOUTS = 65_536
 """Rollouts whose salt is kept, newest first; a turn of an older one starts a new salt."""
 
 
-class Admission(NamedTuple):
+class CacheAdmission(NamedTuple):
     """Cache salt of a request, and the oldest weights behind it."""
 
     oldest: VersionId
@@ -21,7 +21,7 @@ class Admission(NamedTuple):
 
 
 @dataclass(slots=True)
-class Salts:
+class PrefixCacheSalts:
     """Cache salts of one engine."""
 
     mode: PrefixCache = "Salted"
@@ -29,24 +29,24 @@ class Salts:
     Reset: shared by all, and the cache is dropped at each swap."""
     sticky_lag: int = 4
     """Versions after which a rollout's cached prefixes are dropped."""
-    _first: "OrderedDict[str, VersionId]" = field(default_factory=OrderedDict)
+    _first_version: "OrderedDict[str, VersionId]" = field(default_factory=OrderedDict)
     """Version whose salt each rollout has."""
 
-    def admit(self, live: VersionId, episode: str = "") -> Admission:
+    def admit(self, live: VersionId, rollout: str = "") -> CacheAdmission:
         """Salt of a request of a rollout that enters now; an empty name is no rollout."""
         if self.mode == "Reset":
-            return Admission(live, "")
-        if self.mode == "Salted" or not episode:
-            return Admission(live, str(live))
-        first = self._first.get(episode, live)
+            return CacheAdmission(live, "")
+        if self.mode == "Salted" or not rollout:
+            return CacheAdmission(live, str(live))
+        first = self._first_version.get(rollout, live)
         if not 0 <= live.number - first.number < self.sticky_lag:
             first = live
-        self._first[episode] = first
-        self._first.move_to_end(episode)
-        while len(self._first) > MAX_EPISODES:
-            self._first.popitem(last=False)
-        return Admission(first, str(first))
+        self._first_version[rollout] = first
+        self._first_version.move_to_end(rollout)
+        while len(self._first_version) > MAX_ROLLOUTS:
+            self._first_version.popitem(last=False)
+        return CacheAdmission(first, str(first))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget all salts, after the cache was dropped."""
-        self._first.clear()
+        self._first_version.clear()

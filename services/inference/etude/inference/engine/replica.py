@@ -17,20 +17,20 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from etude.common.errors import Problem, UnavailableError, UserError
 from etude.common.weights import VersionId
-from etude.inference.engine.core import in_this_process
+from etude.inference.engine.core import threaded_core
 from etude.inference.engine.interface import (
     EngineInfo,
     Finish,
     LabelSpan,
-    Piece,
     PolicyEngine,
     SampleRequest,
+    TokenChunk,
 )
 from etude.inference.engine.plugin import BACKEND
-from etude.inference.engine.prefix_cache import Salts
+from etude.inference.engine.prefix_cache import PrefixCacheSalts
 from etude.inference.settings import EngineOptions
-from etude.inference.swap.coordinator import Swap
-from etude.inference.swap.forward_gate import Steps
+from etude.inference.swap.coordinator import SwapCoordinator
+from etude.inference.swap.forward_gate import ForwardGate
 from etude.inference.swap.ranks import Ranks
 from etude.inference.worker.extension import WeightWorker
 
@@ -41,7 +41,7 @@ whole blocks."""
 
 WORKER_EXTENSION = f"{WeightWorker.__module__}.{WeightWorker.__qualname__}"
 
-DRAIN_LOOK_S = 0.01
+DRAIN_POLL_S = 0.01
 """Polling interval of a draining engine for the end of its requests."""
 
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
@@ -52,7 +52,7 @@ class _GatedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
 
     salt: str = ""
     """Default cache salt of requests."""
-    chosen: dict[str, str] | None = None
+    salt_by_request: dict[str, str] | None = None
     """Salts of requests that are being admitted, by request id."""
     gate: asyncio.Event | None = None
     """Clear while new requests must wait; None or set while they are admitted."""
@@ -61,7 +61,7 @@ class _GatedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
     async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         if self.gate is not None:
             await self.gate.wait()
-        salt = (self.chosen or {}).get(request_id, self.salt)
+        salt = (self.salt_by_request or {}).get(request_id, self.salt)
         if salt and isinstance(prompt, dict):
             own = prompt.get("cache_salt")
             prompt = {**prompt, "cache_salt": f"{salt}:{own}" if own else salt}
@@ -72,7 +72,7 @@ class _GatedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
         """Do nothing: vLLM's own shuts down again while the interpreter is torn down."""
 
 
-class WorkerRanks(Ranks):
+class VllmRanks(Ranks):
     """The workers of one vLLM engine, each extended by WeightWorker."""
 
     def __init__(self, llm: AsyncLLM) -> None:
@@ -80,19 +80,19 @@ class WorkerRanks(Ranks):
 
     @override
     async def call(self, method: str, *args: object) -> Sequence[Any]:
-        with _crossing():
+        with _vllm_errors():
             answers: Sequence[Any] = await self._llm.collective_rpc(method, args=args)
         return answers
 
 
-class Replica(PolicyEngine, Steps):
+class Replica(PolicyEngine, ForwardGate):
     """PolicyEngine on vLLM."""
 
     def __init__(self, llm: _GatedLLM, options: EngineOptions) -> None:
         self.llm = llm
         self.options = options
-        self.swap = Swap(
-            WorkerRanks(llm),
+        self.swap = SwapCoordinator(
+            VllmRanks(llm),
             self,
             may_load=options.may_load,
             max_undo=options.undo_depth,
@@ -104,11 +104,11 @@ class Replica(PolicyEngine, Steps):
             vocab_size=config.get_vocab_size(),
             max_model_len=config.max_model_len,
             max_concurrent=options.max_concurrent,
-            recomputes_kv=options.recompute_kv or options.prefix_cache == "Reset",
+            recomputes_kv_cache=options.recompute_kv or options.prefix_cache == "Reset",
         )
-        self.salts = Salts(options.prefix_cache, options.sticky_lag)
-        self._chosen: dict[str, str] = {}
-        self.llm.chosen = self._chosen
+        self.prefix_cache = PrefixCacheSalts(options.prefix_cache, options.sticky_lag)
+        self._salt_by_request: dict[str, str] = {}
+        self.llm.salt_by_request = self._salt_by_request
         self._gate = asyncio.Event()
         self._gate.set()
         self.llm.gate = self._gate
@@ -125,22 +125,22 @@ class Replica(PolicyEngine, Steps):
         return self.swap.failed or ("the engine's forward pass failed" if self.llm.errored else "")
 
     @override
-    async def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: SampleRequest) -> AsyncGenerator[TokenChunk, None]:
         # A request that waited is admitted under the version that is live afterwards.
         await self._gate.wait()
         oldest = None
         if self._label is not None:
-            oldest, salt = self.salts.admit(self._label, request.episode)
-            self._chosen[request.request_id] = salt
+            oldest, salt = self.prefix_cache.admit(self._label, request.rollout)
+            self._salt_by_request[request.request_id] = salt
         prompt = tokens_input(list(request.prompt_token_ids))
-        outputs = self.llm.generate(prompt, _sampling(request), request.request_id)
+        outputs = self.llm.generate(prompt, _sampling_params(request), request.request_id)
         try:
-            with _crossing():
+            with _vllm_errors():
                 async with contextlib.aclosing(outputs):
                     async for output in outputs:
-                        yield _piece(output, oldest)
+                        yield _token_chunk(output, oldest)
         finally:
-            self._chosen.pop(request.request_id, None)
+            self._salt_by_request.pop(request.request_id, None)
 
     @override
     async def drain(self) -> None:
@@ -150,7 +150,7 @@ class Replica(PolicyEngine, Steps):
         try:
             # vLLM has no event for the end of the last request; in a failed engine none ends.
             while self._unfinished() and not self.llm.errored:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(DRAIN_LOOK_S)
+                await asyncio.sleep(DRAIN_POLL_S)
         except BaseException:
             self._gate.set()
             raise
@@ -158,7 +158,7 @@ class Replica(PolicyEngine, Steps):
     @override
     async def freeze(self) -> None:
         # Not llm.pause_generation: it sleeps 20 ms after the pause, only to order its logs.
-        with _crossing():
+        with _vllm_errors():
             await self.llm.engine_core.pause_scheduler_async("keep", clear_cache=False)
             if self.options.pause == "Abort":
                 await self.llm.abort(self._unfinished(), internal=True)
@@ -169,18 +169,18 @@ class Replica(PolicyEngine, Steps):
     @override
     async def relabel(self, version: VersionId, *, drop_cache: bool) -> None:
         core = self.llm.engine_core
-        with _crossing():
-            if drop_cache or self.options.recompute_kv or self.salts.mode == "Reset":
+        with _vllm_errors():
+            if drop_cache or self.options.recompute_kv or self.prefix_cache.mode == "Reset":
                 # A reset skips blocks of running requests unless told to recompute them too.
                 await core.reset_prefix_cache_async(reset_running_requests=True)
-                self.salts.forget()
+                self.prefix_cache.clear()
             await core.set_weight_version_async(str(version))
         self._label = version
-        self.llm.salt = self.salts.admit(version).salt
+        self.llm.salt = self.prefix_cache.admit(version).salt
 
     @override
     async def thaw(self) -> None:
-        with _crossing():
+        with _vllm_errors():
             await self.llm.engine_core.resume_scheduler_async()
         self._gate.set()
 
@@ -190,7 +190,7 @@ class Replica(PolicyEngine, Steps):
 
 
 @contextlib.contextmanager
-def _crossing() -> Iterator[None]:
+def _vllm_errors() -> Iterator[None]:
     """Translate vLLM's errors.
 
     Raises:
@@ -202,7 +202,7 @@ def _crossing() -> Iterator[None]:
         raise UnavailableError(f"the engine failed: {cause!r}") from cause
 
 
-def _sampling(request: SampleRequest) -> SamplingParams:
+def _sampling_params(request: SampleRequest) -> SamplingParams:
     return SamplingParams(
         max_tokens=request.max_tokens,
         temperature=request.temperature,
@@ -217,7 +217,7 @@ def _sampling(request: SampleRequest) -> SamplingParams:
     )
 
 
-def _piece(output: RequestOutput, admitted: VersionId | None) -> Piece:
+def _token_chunk(output: RequestOutput, admitted: VersionId | None) -> TokenChunk:
     completion = output.outputs[0]
     token_ids: Sequence[int] = completion.token_ids
     finish = None
@@ -228,7 +228,7 @@ def _piece(output: RequestOutput, admitted: VersionId | None) -> Piece:
         finish = _FINISH[completion.finish_reason]
         spans = completion.weight_versions or []
         labels = [LabelSpan(span.version, span.start, span.end) for span in spans]
-    return Piece(
+    return TokenChunk(
         token_ids=token_ids,
         logprobs=completion.logprobs.logprobs if completion.logprobs is not None else [],
         finish=finish,
@@ -265,13 +265,13 @@ def engine_args(options: EngineOptions) -> Mapping[str, Any]:
     return common | {"tensor_parallel_size": options.gpus}
 
 
-def build(options: EngineOptions) -> Replica:
+def build_replica(options: EngineOptions) -> Replica:
     """Build the engine; takes seconds. Set the options' environment before.
 
     Raises:
         UserError: vLLM refuses the model or an option.
     """
-    place = in_this_process() if options.gpus == 0 else contextlib.nullcontext()
+    place = threaded_core() if options.gpus == 0 else contextlib.nullcontext()
     try:
         args = AsyncEngineArgs(**engine_args(options))
         config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)

@@ -11,7 +11,7 @@ from etude.v1 import inference_pb2, weights_pb2
 MAX_ID_CHARS = 256
 
 
-def checked(request: inference_pb2.GenerateRequest, info: EngineInfo) -> SampleRequest:
+def sample_request(request: inference_pb2.GenerateRequest, info: EngineInfo) -> SampleRequest:
     """The request with every field checked against the engine's limits.
 
     Raises:
@@ -48,7 +48,7 @@ def checked(request: inference_pb2.GenerateRequest, info: EngineInfo) -> SampleR
         stop_token_ids=tuple(sampling.stop_token_ids),
         seed=sampling.seed if sampling.HasField("seed") else None,
         stream=request.stream,
-        episode=request.episode,
+        rollout=request.episode,
     )
 
 

@@ -16,7 +16,7 @@ from etude.common.errors import UnavailableError
 
 VERSION_HEADER = b"x-policy-version"
 
-PATHS = frozenset(
+SERVED_PATHS = frozenset(
     {
         "/health",
         "/v1/models",
@@ -31,14 +31,14 @@ PATHS = frozenset(
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class PolicyVersionMiddleware:
     """Passes known paths on while a version is live, and adds its name to the response."""
 
-    app: App
+    app: AsgiApp
     version: Callable[[], str | None]
     """The live policy version; empty for a folder's own weights; None while nothing is loaded."""
 
@@ -48,15 +48,17 @@ class Door:
             await self.app(scope, receive, send)
             return
         version = self.version()
-        if scope["path"] not in PATHS:
-            await _refuse(send, 404, "not_found", f"no such path; try {', '.join(sorted(PATHS))}")
+        if scope["path"] not in SERVED_PATHS:
+            await _send_error(
+                send, 404, "not_found", f"no such path; try {', '.join(sorted(SERVED_PATHS))}"
+            )
         elif version is None:
-            await _refuse(send, 503, "unavailable", "no verified policy version is loaded yet")
+            await _send_error(send, 503, "unavailable", "no verified policy version is loaded yet")
         else:
-            await self.app(scope, receive, _labelled(send, version))
+            await self.app(scope, receive, _with_version_header(send, version))
 
 
-def _labelled(send: Send, version: str) -> Send:
+def _with_version_header(send: Send, version: str) -> Send:
     """Add the version that the request was admitted under; a swap may happen while it runs."""
 
     async def labelled(message: MutableMapping[str, Any]) -> None:
@@ -68,14 +70,14 @@ def _labelled(send: Send, version: str) -> Send:
     return labelled
 
 
-async def _refuse(send: Send, status: int, code: str, what: str) -> None:
+async def _send_error(send: Send, status: int, code: str, what: str) -> None:
     body = json.dumps({"error": {"message": what, "type": code, "param": None, "code": status}})
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body.encode()})
 
 
-class _Quiet(uvicorn.Server):
+class _SignalFreeServer(uvicorn.Server):
     """Leaves signals to the process's main."""
 
     @contextlib.contextmanager
@@ -88,11 +90,11 @@ class _Quiet(uvicorn.Server):
 class HttpServer:
     """Serves one application on one port."""
 
-    app: App
+    app: AsgiApp
     host: str
     port: int
     """0 picks a free port; after start() the real one."""
-    _server: _Quiet = field(init=False)
+    _server: _SignalFreeServer = field(init=False)
     _task: "asyncio.Task[None]" = field(init=False)
 
     async def start(self) -> None:
@@ -105,7 +107,7 @@ class HttpServer:
         listener = socket.create_server((self.host, self.port))
         self.port = listener.getsockname()[1]
         config = uvicorn.Config(self.app, log_level="warning", access_log=False)
-        self._server = _Quiet(config)
+        self._server = _SignalFreeServer(config)
         serving = self._server.serve(sockets=[listener])
         self._task = asyncio.create_task(serving, name="openai-http")
         while not self._server.started:

@@ -9,7 +9,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from etude.inference.engine.replica import Replica
-from etude.inference.serving.openai import App
+from etude.inference.serving.openai import AsgiApp
 
 
 def tool_parser(model: Path) -> str | None:
@@ -35,7 +35,7 @@ def _template(model: Path) -> str:
     return template if isinstance(template, str) else ""
 
 
-async def openai_app(replica: Replica) -> App:
+async def build_openai_app(replica: Replica) -> AsgiApp:
     """The application: models, completions, chat with tools, streaming, log-probs."""
     options = replica.options
     words = ["--model", str(options.model), "--served-model-name", options.served_name]
@@ -45,6 +45,6 @@ async def openai_app(replica: Replica) -> App:
         words += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
     tasks = await replica.llm.get_supported_tasks()
-    app: App = build_app(args, tasks, replica.llm.model_config)
+    app: AsgiApp = build_app(args, tasks, replica.llm.model_config)
     await init_app_state(replica.llm, app.state, args, tasks)  # type: ignore[attr-defined]  # FastAPI's
     return app

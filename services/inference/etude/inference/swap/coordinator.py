@@ -14,27 +14,27 @@ from etude.common.weights.replicas.regions import Regions
 from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.inference.swap import deadlines, forward_gate, ranks
-from etude.inference.swap.deadlines import HangsError, Pace
-from etude.inference.swap.forward_gate import Steps
-from etude.inference.swap.ranks import Prepared, RankError, Ranks
-from etude.inference.swap.undo_stack import Olders
+from etude.inference.swap.deadlines import HangsError, PhaseLimits
+from etude.inference.swap.forward_gate import ForwardGate
+from etude.inference.swap.ranks import PreparedSwap, RankError, Ranks
+from etude.inference.swap.undo_stack import UndoStack
 
 _T = TypeVar("_T")
 
 
-class _Next(NamedTuple):
+class _PendingSwap(NamedTuple):
     """The prepared change of all ranks, and its version."""
 
     target: VersionRef
-    found: Prepared
+    prepared: PreparedSwap
 
 
 @dataclass(slots=True)
-class Swap:
+class SwapCoordinator:
     """Coordinator of swaps; checks every one against the state digest."""
 
     ranks: Ranks
-    steps: Steps
+    gate: ForwardGate
     may_load: bool = True
     """True if ranks may load a changed tensor that cannot be written in place."""
     live: VersionRef | None = None
@@ -47,15 +47,15 @@ class Swap:
     """Reason why the live words are unreliable; empty while they are sound."""
     schema_sha256: str = ""
     """Digest of the schema that the ranks are mapped to."""
-    undone: int = 0
+    num_undone: int = 0
     """Swaps that failed half-way and were undone."""
     regions: Regions = field(default_factory=dict)
     """Parts of the tensors that all ranks together hold."""
-    olders: Olders = field(default_factory=Olders)
+    undo_stack: UndoStack = field(default_factory=UndoStack)
     """Versions that can be restored from memory."""
-    _pace: Pace = field(default_factory=Pace)
+    _limits: PhaseLimits = field(default_factory=PhaseLimits)
     _state: Digest = ZERO
-    _next: _Next | None = None
+    _pending: _PendingSwap | None = None
     _doubt: str = ""
     """Text for `failed` if the running swap does not succeed."""
 
@@ -64,7 +64,7 @@ class Swap:
         """Digest of all live words, as the sum of the applied changes."""
         return self._state.hex()
 
-    async def bake(self, schema: Schema) -> None:
+    async def build_map(self, schema: Schema) -> None:
         """Map a schema to the ranks; only before the first version.
 
         Raises:
@@ -76,9 +76,9 @@ class Swap:
             self.failed = "the tensors of the policy changed: restart the replica to map them"
             raise UnavailableError(f"engine: {self.failed}")
         began = time.perf_counter()
-        baked = await ranks.bake(self.ranks, schema, may_load=self.may_load)
+        baked = await ranks.build_map(self.ranks, schema, may_load=self.may_load)
         self.regions, self._state = baked.regions, baked.state
-        self._pace = Pace(bake_s=time.perf_counter() - began, loads=baked.loads)
+        self._limits = PhaseLimits(map_s=time.perf_counter() - began, uses_loader=baked.uses_loader)
         self.schema_sha256 = schema.sha256
 
     async def prepare(
@@ -100,33 +100,33 @@ class Swap:
             RankError: a rank has no memory for it, or fails.
             UnavailableError: the engine cannot go on, or a rank hangs, as `failed` says.
         """
-        self._next, began = None, time.perf_counter()
+        self._pending, began = None, time.perf_counter()
         if base is not None and base.state != self._state.hex():
             raise CorruptError(
                 f"version {target.version} builds on state {base.state} of {base.version}, "
                 f"the live state is {self._state.hex()}"
             )
-        depth = self.olders.depth
+        depth = self.undo_stack.depth
         kept = min(depth, self.max_undo - 1) if keep_old else 0
         with crossing(UnavailableError, f"version {target.version} is no longer staged"):
             num_bytes = (await asyncio.to_thread(staged.stat)).st_size
-        limit_s = self._pace.prepare_limit_s(num_bytes)
-        asked = self._asked("prepare", str(staged), keep_old, depth, kept)
-        await self._beside(limit_s, asked, f"preparing version {target.version}")
-        self.olders.keep(kept)
-        work = ranks.prepared(self.ranks)
-        found = await self._beside(limit_s, work, f"preparing version {target.version}")
-        self._pace.prepared(time.perf_counter() - began)
+        limit_s = self._limits.prepare_limit_s(num_bytes)
+        asked = self._call_ranks("prepare", str(staged), keep_old, depth, kept)
+        await self._run_concurrently(limit_s, asked, f"preparing version {target.version}")
+        self.undo_stack.trim(kept)
+        work = ranks.wait_prepared(self.ranks)
+        found = await self._run_concurrently(limit_s, work, f"preparing version {target.version}")
+        self._limits.record_prepare(time.perf_counter() - began)
         predicted = self._state.plus(found.change).hex()
         if predicted != target.state:
             raise CorruptError(
                 f"version {target.version} would lead to state {predicted}, "
                 f"its manifest says {target.state}"
             )
-        self._next = _Next(target, found)
+        self._pending = _PendingSwap(target, found)
         return found.num_bytes
 
-    async def commit(self) -> float:
+    async def activate(self) -> float:
         """Activate the prepared version on all ranks, or on none.
 
         Returns:
@@ -137,12 +137,12 @@ class Swap:
             UnavailableError: running requests did not end; or something hangs, as `failed` says.
             RuntimeError: nothing is prepared.
         """
-        if self._next is None:
+        if self._pending is None:
             raise RuntimeError("activate() needs a prepare() that succeeded")
-        prepared, self._next = self._next, None
-        return await self._whole(self._commit(prepared))
+        prepared, self._pending = self._pending, None
+        return await self._run_to_end(self._activate(prepared))
 
-    async def _commit(self, prepared: _Next) -> float:
+    async def _activate(self, prepared: _PendingSwap) -> float:
         target, found = prepared
         async with self._frozen() as began:
             # Not `failed` yet: requests that arrive meanwhile wait instead of being refused.
@@ -152,46 +152,46 @@ class Swap:
             await self._write(target)
             # Entries cached under a version that was rolled back must not be read again.
             is_back = self.live is not None and target.number < self.live.number
-            await self._name(target, drop_cache=is_back)
+            await self._relabel_engine(target, drop_cache=is_back)
             self._state = self._state.plus(found.change)
             if not found.is_undoable:
-                self.olders.keep(0)
+                self.undo_stack.trim(0)
             elif self.live is not None:
-                self.olders.push(self.live, found.num_bytes)
+                self.undo_stack.push(self.live, found.num_bytes)
             self.live = target
             self._doubt = ""
         return time.perf_counter() - began
 
     async def _write(self, target: VersionRef) -> None:
-        what, limit_s = f"writing version {target.version}", self._pace.write_limit_s
+        what, limit_s = f"writing version {target.version}", self._limits.write_limit_s
         try:
-            done = await deadlines.run_within(limit_s, self._asked("commit"), what)
+            done = await deadlines.run_within(limit_s, self._call_ranks("commit"), what)
         except HangsError:
             raise  # a rank that still writes cannot undo
         except Exception as error:
-            await self._take_back(target)
+            await self._undo(target)
             raise RankError(f"{what} failed: {error!r}") from error
         if not all(done):
-            await self._take_back(target)
+            await self._undo(target)
             raise RankError(
                 f"rank {list(done).index(False)} held other words than version "
                 f"{target.version} was prepared from"
             )
 
-    async def _take_back(self, target: VersionRef) -> None:
+    async def _undo(self, target: VersionRef) -> None:
         """Undo on all ranks, and verify it; requests stay frozen for ever if that fails."""
-        what, limit_s = f"undoing version {target.version}", self._pace.undo_limit_s
-        undo = self._asked("undo", self.olders.depth + 1)
+        what, limit_s = f"undoing version {target.version}", self._limits.undo_limit_s
+        undo = self._call_ranks("undo", self.undo_stack.depth + 1)
         undone = await deadlines.run_within(limit_s, undo, what)
         state = await deadlines.run_within(limit_s, ranks.scan(self.ranks), what)
         if self.live is None:
             # No version is live: any words are right.
             self._state, self._doubt = state, ""
         elif all(undone) and state == self._state:
-            self.undone += 1
+            self.num_undone += 1
             self._doubt = ""
 
-    async def revert(self, target: VersionRef | None = None) -> float:
+    async def restore(self, target: VersionRef | None = None) -> float:
         """Restore an older version whose words are still held.
 
         Args:
@@ -204,22 +204,22 @@ class Swap:
             UnavailableError: the restored words have a wrong digest.
             RuntimeError: the words are not held.
         """
-        older = target or self.olders.newest
-        if older is None or not self.olders.can_restore(older.state):
+        older = target or self.undo_stack.newest
+        if older is None or not self.undo_stack.can_restore(older.state):
             raise RuntimeError("no older version can be restored")
-        return await self._whole(self._revert(older))
+        return await self._run_to_end(self._restore(older))
 
-    async def _revert(self, older: VersionRef) -> float:
+    async def _restore(self, older: VersionRef) -> float:
         async with self._frozen() as began:
             self._doubt = f"restoring {older.version} failed half-way"
             restored = ""
-            what, limit_s = f"restoring {older.version}", self._pace.undo_limit_s
+            what, limit_s = f"restoring {older.version}", self._limits.undo_limit_s
             while restored != older.state:
-                undo = self._asked("undo", self.olders.depth)
+                undo = self._call_ranks("undo", self.undo_stack.depth)
                 if not all(await deadlines.run_within(limit_s, undo, what)):
                     raise UnavailableError(f"engine: {self._doubt}")
-                restored = self.olders.pop().state
-            await self._name(older, drop_cache=True)
+                restored = self.undo_stack.pop().state
+            await self._relabel_engine(older, drop_cache=True)
             self._state, self.live = Digest.parse(older.state), older
             self._doubt = ""
         return time.perf_counter() - began
@@ -235,12 +235,12 @@ class Swap:
         """
         if target.state != self._state.hex():
             raise ValueError(f"version {target.version} has other weights than the live ones")
-        return await self._whole(self._relabel(target))
+        return await self._run_to_end(self._relabel(target))
 
     async def _relabel(self, target: VersionRef) -> float:
         async with self._frozen() as began:
             self._doubt = f"naming version {target.version} failed"
-            await self._name(target, drop_cache=False)
+            await self._relabel_engine(target, drop_cache=False)
             self.live, self._doubt = target, ""
         return time.perf_counter() - began
 
@@ -253,8 +253,10 @@ class Swap:
         Raises:
             UnavailableError: a rank hangs, as `failed` says.
         """
-        work = ranks.scan_beside(self.ranks)
-        found = await self._beside(self._pace.scan_limit_s, work, "a scan of the live words")
+        work = ranks.scan_concurrently(self.ranks)
+        found = await self._run_concurrently(
+            self._limits.scan_limit_s, work, "a scan of the live words"
+        )
         if found == self._state:
             return True
         self.failed = f"the live words have state {found.hex()}, not {self._state.hex()}"
@@ -264,41 +266,43 @@ class Swap:
         """State digest of all ranks, from the live words; no forward pass runs meanwhile."""
         return await ranks.scan(self.ranks)
 
-    async def _whole(self, swap: Coroutine[Any, Any, float]) -> float:
+    async def _run_to_end(self, swap: Coroutine[Any, Any, float]) -> float:
         """Run a swap to its end, even if the caller is cancelled.
 
         Raises:
             UnavailableError: something hangs, as `failed` says.
         """
         # Recorded inside: a cancelled caller does not see the error.
-        return await deadlines.run_to_end(self._told(swap))
+        return await deadlines.run_to_end(self._record_hang(swap))
 
-    async def _beside(self, limit_s: float, work: Coroutine[Any, Any, _T], what: str) -> _T:
+    async def _run_concurrently(
+        self, limit_s: float, work: Coroutine[Any, Any, _T], what: str
+    ) -> _T:
         """Result of work that runs concurrently with forward passes; cancelled with the caller.
 
         Raises:
             UnavailableError: it hangs, as `failed` says.
         """
-        return await self._told(deadlines.run_within(limit_s, work, what))
+        return await self._record_hang(deadlines.run_within(limit_s, work, what))
 
-    async def _told(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def _record_hang(self, work: Coroutine[Any, Any, _T]) -> _T:
         try:
             return await work
         except HangsError as error:
             self.failed = str(error)
             raise UnavailableError(f"engine: {self.failed}") from error
 
-    async def _asked(self, method: str, *args: object) -> Sequence[Any]:
+    async def _call_ranks(self, method: str, *args: object) -> Sequence[Any]:
         return await self.ranks.call(method, *args)
 
-    async def _name(self, target: VersionRef, *, drop_cache: bool) -> None:
-        work = self.steps.relabel(target.version, drop_cache=drop_cache)
+    async def _relabel_engine(self, target: VersionRef, *, drop_cache: bool) -> None:
+        work = self.gate.relabel(target.version, drop_cache=drop_cache)
         await deadlines.run_within(
             deadlines.FREEZE_LIMIT_S, work, f"naming version {target.version}"
         )
 
     def _frozen(self) -> AbstractAsyncContextManager[float]:
-        return forward_gate.frozen(self.steps, drain_s=self.drain_s, may_thaw=self._is_sound)
+        return forward_gate.freeze_passes(self.gate, drain_s=self.drain_s, may_thaw=self._is_sound)
 
     def _is_sound(self) -> bool:
         self.failed = self.failed or self._doubt

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 from etude.common.errors import UnavailableError
 
-PAUSE_S = 5.0
+MIN_PAUSE_LIMIT_S = 5.0
 """Shortest limit: a swap in place takes milliseconds."""
 
-BESIDE_S = 120.0
+MIN_CONCURRENT_LIMIT_S = 120.0
 """Shortest limit for work that runs concurrently with forward passes."""
 
-BESIDE_BYTES_PER_S = 10 << 20
+MIN_PREPARE_BYTES_PER_S = 10 << 20
 """Slowest rate of preparing a version; one busy core reaches twenty times that."""
 
 SLACK = 4.0
@@ -35,40 +35,42 @@ class HangsError(UnavailableError):
 
 
 @dataclass(slots=True)
-class Pace:
+class PhaseLimits:
     """Time limits from the measured duration of work that grows with the model."""
 
-    bake_s: float = 0.0
+    map_s: float = 0.0
     """Duration of mapping the model and scanning all of it."""
-    loads: bool = False
+    uses_loader: bool = False
     """True if changes are written through the model's loader, as when it was mapped."""
     _last_s: float = 0.0
     _longest_s: float = 0.0
 
-    def prepared(self, took_s: float) -> None:
+    def record_prepare(self, took_s: float) -> None:
         """Record the duration of preparing a version."""
         self._last_s = took_s
         self._longest_s = max(self._longest_s, took_s)
 
     def prepare_limit_s(self, num_bytes: int) -> float:
         """Limit for preparing a version of this size, concurrently with forward passes."""
-        loading_s = self.bake_s if self.loads else 0.0
-        return BESIDE_S + num_bytes / BESIDE_BYTES_PER_S + SLACK * loading_s
+        loading_s = self.map_s if self.uses_loader else 0.0
+        return MIN_CONCURRENT_LIMIT_S + num_bytes / MIN_PREPARE_BYTES_PER_S + SLACK * loading_s
 
     @property
     def scan_limit_s(self) -> float:
         """Limit for a scan of the whole model, concurrently with forward passes."""
-        return BESIDE_S + SLACK * SLACK * self.bake_s
+        return MIN_CONCURRENT_LIMIT_S + SLACK * SLACK * self.map_s
 
     @property
     def write_limit_s(self) -> float:
         """Limit for writing the version that was prepared last."""
-        return max(PAUSE_S, SLACK * (self._last_s + (self.bake_s if self.loads else 0.0)))
+        return max(
+            MIN_PAUSE_LIMIT_S, SLACK * (self._last_s + (self.map_s if self.uses_loader else 0.0))
+        )
 
     @property
     def undo_limit_s(self) -> float:
         """Limit for undoing any version, or for a scan of the whole model."""
-        return max(PAUSE_S, SLACK * (self._longest_s + self.bake_s))
+        return max(MIN_PAUSE_LIMIT_S, SLACK * (self._longest_s + self.map_s))
 
 
 async def run_within(limit_s: float, work: Coroutine[Any, Any, _T], what: str) -> _T:

@@ -11,7 +11,7 @@ from etude.common.weights import VersionId
 from etude.inference.swap import deadlines
 
 
-class Steps(Protocol):
+class ForwardGate(Protocol):
     """Stops and restarts the forward passes of an engine."""
 
     async def drain(self) -> None:
@@ -32,13 +32,13 @@ class Steps(Protocol):
 
 
 @asynccontextmanager
-async def frozen(
-    steps: Steps, *, drain_s: float, may_thaw: Callable[[], bool]
+async def freeze_passes(
+    gate: ForwardGate, *, drain_s: float, may_thaw: Callable[[], bool]
 ) -> AsyncIterator[float]:
     """Run the block without forward passes; yields the start of the pause, by time.perf_counter().
 
     Args:
-        steps: the engine's forward passes.
+        gate: the engine's forward passes.
         drain_s: longest wait for running requests, in pause mode Drain.
         may_thaw: called at the end; passes stay frozen for ever if it returns False.
 
@@ -49,16 +49,16 @@ async def frozen(
     began = time.perf_counter()
     try:
         async with asyncio.timeout(drain_s):
-            await steps.drain()
+            await gate.drain()
     except TimeoutError:
         raise UnavailableError(
             f"requests did not end within {drain_s:g} s; the live version keeps serving"
         ) from None
-    await deadlines.run_within(deadlines.FREEZE_LIMIT_S, steps.freeze(), "stopping forward passes")
+    await deadlines.run_within(deadlines.FREEZE_LIMIT_S, gate.freeze(), "stopping forward passes")
     try:
         yield began
     finally:
         if may_thaw():
             await deadlines.run_within(
-                deadlines.FREEZE_LIMIT_S, steps.thaw(), "resuming forward passes"
+                deadlines.FREEZE_LIMIT_S, gate.thaw(), "resuming forward passes"
             )

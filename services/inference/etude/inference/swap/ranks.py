@@ -11,12 +11,12 @@ from etude.common.weights.replicas.regions import Regions
 from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.inference.worker import coverage
-from etude.inference.worker.coverage import ComputedError
+from etude.inference.worker.coverage import ComputedParameterError
 
 log = logging.getLogger(__name__)
 
-FIRST_LOOK_S = 0.002
-LAST_LOOK_S = 0.1
+FIRST_POLL_S = 0.002
+LAST_POLL_S = 0.1
 """Shortest and longest interval between polls of ranks that prepare or scan (backoff)."""
 
 
@@ -35,18 +35,18 @@ class Ranks(Protocol):
         """
 
 
-class Baked(NamedTuple):
+class MappedSchema(NamedTuple):
     """A schema mapped to the parameters of all ranks."""
 
     regions: Regions
     """Parts of the tensors that all ranks together hold."""
     state: Digest
     """Digest of the words in these regions."""
-    loads: bool
+    uses_loader: bool
     """True if changed tensors go through the loader instead of being written in place."""
 
 
-class Prepared(NamedTuple):
+class PreparedSwap(NamedTuple):
     """A change that all ranks are ready to write."""
 
     change: Digest
@@ -56,7 +56,7 @@ class Prepared(NamedTuple):
     """Memory that it holds on all ranks."""
 
 
-async def bake(ranks: Ranks, schema: Schema, *, may_load: bool) -> Baked:
+async def build_map(ranks: Ranks, schema: Schema, *, may_load: bool) -> MappedSchema:
     """Map a schema to the live parameters, which are overwritten.
 
     Args:
@@ -69,25 +69,25 @@ async def bake(ranks: Ranks, schema: Schema, *, may_load: bool) -> Baked:
         ComputedError: no map reaches all of the model, and nothing may be loaded.
     """
     try:
-        return await _bake(ranks, schema, loads=False)
-    except ComputedError as error:
+        return await _build_map(ranks, schema, uses_loader=False)
+    except ComputedParameterError as error:
         if not may_load:
             raise
         log.warning("changed tensors will be loaded, not written in place: %s", error)
-        return await _bake(ranks, schema, loads=True)
+        return await _build_map(ranks, schema, uses_loader=True)
 
 
-async def _bake(ranks: Ranks, schema: Schema, *, loads: bool) -> Baked:
+async def _build_map(ranks: Ranks, schema: Schema, *, uses_loader: bool) -> MappedSchema:
     """Map a schema, and assign counted elements to ranks: see coverage.assign_counted()."""
-    answers = await ranks.call("bake", schema.to_bytes(), schema.sha256, loads)
-    maps = [coverage.decoded(answer["regions"]) for answer in _checked(answers)]
-    flags = await asyncio.to_thread(coverage.counting, schema, maps)
+    answers = await ranks.call("bake", schema.to_bytes(), schema.sha256, uses_loader)
+    maps = [coverage.decode_regions(answer["regions"]) for answer in _raise_errors(answers)]
+    flags = await asyncio.to_thread(coverage.assign_counted, schema, maps)
     mine = {answer["identity"]: flag for answer, flag in zip(answers, flags, strict=True)}
-    state = _total(await ranks.call("count", mine))
-    return Baked(coverage.united(schema, maps), state, loads)
+    state = _sum_digests(await ranks.call("count", mine))
+    return MappedSchema(coverage.unite_regions(schema, maps), state, uses_loader)
 
 
-async def prepared(ranks: Ranks) -> Prepared:
+async def wait_prepared(ranks: Ranks) -> PreparedSwap:
     """Wait for the result of "prepare" on all ranks.
 
     Raises:
@@ -95,9 +95,9 @@ async def prepared(ranks: Ranks) -> Prepared:
         RankError: a rank has no memory for it, or fails.
         UnavailableError: the engine cannot go on.
     """
-    answers = _checked(await _answers(ranks, "prepared"))
-    return Prepared(
-        change=_total([answer["digest"] for answer in answers]),
+    answers = _raise_errors(await _poll_ranks(ranks, "prepared"))
+    return PreparedSwap(
+        change=_sum_digests([answer["digest"] for answer in answers]),
         is_undoable=all(answer["is_undoable"] for answer in answers),
         num_bytes=sum(int(answer["num_bytes"]) for answer in answers),
     )
@@ -105,18 +105,18 @@ async def prepared(ranks: Ranks) -> Prepared:
 
 async def scan(ranks: Ranks) -> Digest:
     """State digest of all ranks, from the live words; no forward pass runs meanwhile."""
-    return _total(await ranks.call("scan"))
+    return _sum_digests(await ranks.call("scan"))
 
 
-async def scan_beside(ranks: Ranks) -> Digest:
+async def scan_concurrently(ranks: Ranks) -> Digest:
     """State digest of all ranks, while forward passes run."""
     await ranks.call("start_scan")
-    return _total(await _answers(ranks, "scanned"))
+    return _sum_digests(await _poll_ranks(ranks, "scanned"))
 
 
-async def _answers(ranks: Ranks, method: str) -> Sequence[Any]:
+async def _poll_ranks(ranks: Ranks, method: str) -> Sequence[Any]:
     """Poll all ranks until each has answered."""
-    wait_s = FIRST_LOOK_S
+    wait_s = FIRST_POLL_S
     answers: Sequence[Any] = ()
     while True:
         now = await ranks.call(method)
@@ -125,18 +125,18 @@ async def _answers(ranks: Ranks, method: str) -> Sequence[Any]:
         if all(answer is not None for answer in answers):
             return answers
         await asyncio.sleep(wait_s)
-        wait_s = min(2 * wait_s, LAST_LOOK_S)
+        wait_s = min(2 * wait_s, LAST_POLL_S)
 
 
-def _checked(answers: Sequence[Any]) -> Sequence[Any]:
+def _raise_errors(answers: Sequence[Any]) -> Sequence[Any]:
     for rank, answer in enumerate(answers):
         if answer["error"]:
             error = CorruptError if answer["is_corrupt"] else RankError
             if answer.get("is_computed"):
-                error = ComputedError
+                error = ComputedParameterError
             raise error(f"rank {rank}: {answer['error']}")
     return answers
 
 
-def _total(digests: Sequence[str]) -> Digest:
+def _sum_digests(digests: Sequence[str]) -> Digest:
     return reduce(Digest.plus, map(Digest.parse, digests), ZERO)

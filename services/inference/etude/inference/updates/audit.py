@@ -11,11 +11,11 @@ from etude.common.weights import VersionId
 from etude.inference import metrics
 from etude.inference.engine.interface import PolicyEngine
 
-NEVER_SOUND = VersionId(0, 0)
+NEVER_AUDITED = VersionId(0, 0)
 """Version before the first audit: all samples of the process are suspect."""
 
-ACCUSATIONS = 10
-ACCUSE_EVERY_S = 1.0
+REPORT_ATTEMPTS = 10
+REPORT_RETRY_S = 1.0
 """Attempts to report damaged memory before the process ends without a report."""
 
 log = logging.getLogger(__name__)
@@ -33,17 +33,17 @@ class Auditor:
     """Versions between two audits."""
     suspect_since: VersionId | None = None
     """Set once an audit found damage: the version of the last one that did not."""
-    _sound: VersionId = NEVER_SOUND
-    _commits: int = 0
+    _sound: VersionId = NEVER_AUDITED
+    _activations: int = 0
 
-    async def committed(self, *, is_first: bool) -> None:
+    async def count_activation(self, *, is_first: bool) -> None:
         """Count an activation; audit the first one, then every `every`-th.
 
         Raises:
             UnavailableError: as audit().
         """
-        self._commits += 1
-        if is_first or self._commits % self.every == 0:
+        self._activations += 1
+        if is_first or self._activations % self.every == 0:
             await self.audit()
 
     async def audit(self) -> None:
@@ -55,18 +55,18 @@ class Auditor:
         sound = await self.engine.swap.audit()
         metrics.WEIGHTS_AUDIT.labels("sound" if sound else "damaged").inc()
         if sound:
-            self._sound = self.engine.live or NEVER_SOUND
+            self._sound = self.engine.live or NEVER_AUDITED
         else:
             self.suspect_since = self._sound
-            await self._accuse()
+            await self._report_suspect()
             raise UnavailableError(f"engine: {self.engine.failed}")
 
-    async def _accuse(self) -> None:
+    async def _report_suspect(self) -> None:
         """Exclude all samples of this process since its last sound audit from training.
 
         The record must outlive the process: an unreachable store is retried for 10 s.
         """
-        for attempt in range(ACCUSATIONS):
+        for attempt in range(REPORT_ATTEMPTS):
             try:
                 await asyncio.to_thread(
                     weights.mark_suspect,
@@ -77,6 +77,6 @@ class Auditor:
                 )
             except StoreError as error:
                 log.error("attempt %d to report damaged memory failed: %s", attempt + 1, error)  # noqa: TRY400 - it says all
-                await asyncio.sleep(ACCUSE_EVERY_S)
+                await asyncio.sleep(REPORT_RETRY_S)
             else:
                 return

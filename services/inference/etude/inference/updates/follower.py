@@ -11,12 +11,12 @@ from etude.common.errors import EtudeError, StoreError, UnavailableError, Unknow
 from etude.common.weights import ReaderLease, VersionId
 from etude.inference import metrics
 from etude.inference.engine.interface import PolicyEngine
-from etude.inference.status import State, Status
+from etude.inference.status import ReplicaState, ReplicaStatus
 from etude.inference.updates import lag
 from etude.inference.updates.audit import Auditor
-from etude.inference.updates.lag import Distance
+from etude.inference.updates.lag import VersionLag
 from etude.inference.updates.staging import Stager
-from etude.inference.updates.updater import Moved, Mover
+from etude.inference.updates.updater import ActivatedVersion, Updater
 
 POLL_S = 1.0
 """Polling interval for versions that were not announced."""
@@ -35,12 +35,12 @@ def backoff_s(failures: int, reason: str) -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class Receiver:
+class VersionFollower:
     """Keeps one engine at the newest or pinned version; verifies it before a weight changes."""
 
     stager: Stager
     engine: PolicyEngine
-    status: Status
+    status: ReplicaStatus
     audit_every: int = 50
     """Versions between two full scans of the live weights."""
     instance: str = ""
@@ -48,11 +48,11 @@ class Receiver:
     target: VersionId | None = None
     """Pinned version; None follows the newest."""
     _auditor: Auditor = field(init=False)
-    _mover: Mover = field(init=False)
-    _moving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _updater: Updater = field(init=False)
+    _update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set and replaced at each status change."""
-    _distance: Distance = field(default_factory=Distance)
+    _lag: VersionLag = field(default_factory=VersionLag)
     _tip: VersionId | None = None
     """Newest version at the last poll of the store."""
     _failures: int = 0
@@ -68,12 +68,12 @@ class Receiver:
             instance=self.instance or self.status.replica,
             every=self.audit_every,
         )
-        self._mover = Mover(
+        self._updater = Updater(
             engine=self.engine,
             stager=self.stager,
             lease=ReaderLease(self.stager.store, self.status.replica),
             auditor=self._auditor,
-            report=self._went_live,
+            on_live=self._record_live,
         )
 
     async def follow(self) -> None:
@@ -91,23 +91,23 @@ class Receiver:
                     await self._hinted.wait()
         raise UnavailableError(f"engine: {self.engine.failed}")
 
-    def hear_of(self, version: VersionId) -> None:
+    def notify(self, version: VersionId) -> None:
         """Poll without waiting, because a version was announced; an old one is ignored."""
         live = self.engine.live
         if live is None or version.number > live.number:
             self._hinted.set()
 
-    def aim_at(self, target: VersionId | None) -> Status:
+    def set_target(self, target: VersionId | None) -> ReplicaStatus:
         """Pin a version, or follow the newest one; follow() then activates it."""
         self.target = target
-        self._set(self.status)
+        self._set_status(self.status)
         self._hinted.set()
         return self.status
 
     async def catch_up(self) -> None:
         """Activate the newest accepted version, or the pinned one, if it is not live yet."""
-        async with self._moving:
-            with self._reported_here():
+        async with self._update_lock:
+            with self._errors_in_status():
                 newest = await asyncio.to_thread(self._newest)
                 if newest is None:
                     return
@@ -115,14 +115,16 @@ class Receiver:
                 self._observe_lag()
                 wanted = self.target or newest
                 if wanted != self.engine.live:
-                    await self._move_to(wanted)
+                    await self._activate(wanted)
                     return
-                await asyncio.to_thread(self._mover.renew_lease)
-                await self._aim(wanted)
-                if self.status.reason and not self._mover.is_stuck:
-                    self._set(replace(self.status, state=State.SERVING, reason="", message=""))
+                await asyncio.to_thread(self._updater.renew_lease)
+                await self._measure_lag(wanted)
+                if self.status.reason and not self._updater.is_stuck:
+                    self._set_status(
+                        replace(self.status, state=ReplicaState.SERVING, reason="", message="")
+                    )
 
-    async def commit(self, version: VersionId) -> Status:
+    async def activate(self, version: VersionId) -> ReplicaStatus:
         """Activate this version, or leave the old one serving.
 
         A version at or below the live one on the accepted chain is a no-op.
@@ -133,58 +135,58 @@ class Receiver:
             CorruptError: it is damaged or does not fit the model.
             StoreError: the store failed.
         """
-        async with self._moving:
+        async with self._update_lock:
             live = self.engine.live
             if version != live:
-                with self._reported_here():
+                with self._errors_in_status():
                     if not await self._is_behind(version, live):
-                        await self._move_to(version)
-            self._keep_at(version)
+                        await self._activate(version)
+            self._move_pin(version)
             return self.status
 
-    async def stage(self, version: VersionId) -> Status:
+    async def stage(self, version: VersionId) -> ReplicaStatus:
         """Prepare a version that a later activate() makes live; the old one serves.
 
         Raises:
             UnknownIdError: no such version is published.
             EtudeError: as commit().
         """
-        async with self._moving:
+        async with self._update_lock:
             live = self.engine.live
-            with self._reported_here():
+            with self._errors_in_status():
                 if version != live and not await self._is_behind(version, live):
-                    await self._aim(version)
-                    if not self._distance.is_near:
-                        self._set(self._on_the_way())
+                    await self._measure_lag(version)
+                    if not self._lag.is_near:
+                        self._set_status(self._updating_status())
                     try:
-                        await self._mover.stage(version)
+                        await self._updater.stage(version)
                     except MissingError as cause:
                         raise UnknownIdError(_unknown(version, cause)) from cause
                     self._failures = 0
-                    self._set(self.status)
+                    self._set_status(self.status)
             return self.status
 
-    async def roll_back(self, version: VersionId) -> Status:
+    async def roll_back(self, version: VersionId) -> ReplicaStatus:
         """Return to an older version, and drop what was cached under newer ones.
 
         Raises:
             EtudeError: as commit().
         """
-        async with self._moving:
+        async with self._update_lock:
             live = self.engine.live
             if live is not None and version.number < live.number:
-                with self._reported_here():
-                    await self._move_to(version)
-            self._keep_at(version)
+                with self._errors_in_status():
+                    await self._activate(version)
+            self._move_pin(version)
             return self.status
 
-    def _keep_at(self, version: VersionId) -> None:
+    def _move_pin(self, version: VersionId) -> None:
         """Move an existing pin to the version that the replica is told to serve."""
         if self.target is not None and self.target != version:
             self.target = version
-            self._set(self.status)
+            self._set_status(self.status)
 
-    async def watch(self) -> AsyncIterator[Status]:
+    async def watch(self) -> AsyncIterator[ReplicaStatus]:
         """The current status, then the latest after each change."""
         while True:
             changed = self._changed
@@ -201,28 +203,28 @@ class Receiver:
         chain = await asyncio.to_thread(weights.accepted_chain, self.stager.store)
         return version in chain and live in chain
 
-    async def _move_to(self, version: VersionId) -> None:
-        await self._aim(version)
-        if (status := self._on_the_way()) != self.status:
-            self._set(status)
+    async def _activate(self, version: VersionId) -> None:
+        await self._measure_lag(version)
+        if (status := self._updating_status()) != self.status:
+            self._set_status(status)
         try:
-            await self._mover.move_to(version)
+            await self._updater.activate(version)
         except MissingError as cause:
             raise UnknownIdError(_unknown(version, cause)) from cause
         self._failures = 0
-        self._set(replace(self.status, state=State.SERVING, reason="", message=""))
+        self._set_status(replace(self.status, state=ReplicaState.SERVING, reason="", message=""))
 
-    async def _aim(self, wanted: VersionId) -> None:
+    async def _measure_lag(self, wanted: VersionId) -> None:
         """Measure the lag behind a version."""
         live = self.engine.live
         chain: list[VersionId] = []
         if lag.may_lag(live, wanted):
             chain = await asyncio.to_thread(weights.accepted_chain, self.stager.store)
-        self._distance.aim(wanted, chain)
-        self._distance.stand_at(live)
+        self._lag.set_wanted(wanted, chain)
+        self._lag.update_live(live)
 
-    def _went_live(self, moved: Moved) -> None:
-        self._distance.stand_at(moved.live)
+    def _record_live(self, moved: ActivatedVersion) -> None:
+        self._lag.update_live(moved.live)
         self.status = replace(
             self.status,
             live=moved.live,
@@ -230,45 +232,47 @@ class Receiver:
             last_pause_s=moved.pause_s,
             last_commit_s=moved.took_s,
         )
-        self._set(self._on_the_way())
+        self._set_status(self._updating_status())
         self._observe_lag()
 
-    def _on_the_way(self) -> Status:
+    def _updating_status(self) -> ReplicaStatus:
         """Status while a newer version is loaded."""
         status = self.status
-        if status.live is None or self.engine.failed or self._mover.is_stuck:
+        if status.live is None or self.engine.failed or self._updater.is_stuck:
             return status
-        if not self._distance.is_near:
+        if not self._lag.is_near:
             return replace(
                 status,
-                state=State.NOT_READY,
+                state=ReplicaState.NOT_READY,
                 reason=lag.REASON,
-                message=f"serves {status.live}, {self._distance.message}",
+                message=f"serves {status.live}, {self._lag.message}",
             )
         if status.reason == lag.REASON:
             status = replace(status, reason="", message="")
-        return replace(status, state=State.CATCHING_UP)
+        return replace(status, state=ReplicaState.CATCHING_UP)
 
     @contextlib.contextmanager
-    def _reported_here(self) -> Iterator[None]:
+    def _errors_in_status(self) -> Iterator[None]:
         try:
             yield
         except EtudeError as error:
             self._failures += 1
-            is_lost = self.engine.failed or self._mover.is_stuck
-            is_usable = self.engine.live and self._distance.is_near and not is_lost
-            state = State.CATCHING_UP if is_usable else State.NOT_READY
-            self._set(replace(self.status, state=state, reason=error.reason, message=str(error)))
+            is_lost = self.engine.failed or self._updater.is_stuck
+            is_usable = self.engine.live and self._lag.is_near and not is_lost
+            state = ReplicaState.CATCHING_UP if is_usable else ReplicaState.NOT_READY
+            self._set_status(
+                replace(self.status, state=state, reason=error.reason, message=str(error))
+            )
             raise
 
-    def _set(self, status: Status) -> None:
-        swap, mover = self.engine.swap, self._mover
+    def _set_status(self, status: ReplicaStatus) -> None:
+        swap, mover = self.engine.swap, self._updater
         self.status = replace(
             status,
             staged=mover.staged,
             target=self.target,
             state_digest=bytes.fromhex(swap.state) if swap.live else b"",
-            undo_depth=swap.olders.depth,
+            undo_depth=swap.undo_stack.depth,
             suspect_since=self._auditor.suspect_since,
         )
         self._changed.set()

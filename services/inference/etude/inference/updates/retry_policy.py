@@ -6,11 +6,11 @@ from enum import Enum
 MAX_PREPARES = 3
 """A rank that lacks memory often has it a little later."""
 
-MAX_COMMITS = 2
+MAX_ACTIVATIONS = 2
 """Requests are frozen during each: one retry."""
 
 
-class Remedy(Enum):
+class UpdateRemedy(Enum):
     """The next attempt."""
 
     RETRY = "the same way again"
@@ -19,39 +19,41 @@ class Remedy(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class UpdateFailures:
     """Failures of ranks since the last version that went live without one."""
 
     prepares: int = 0
-    commits: int = 0
+    activations: int = 0
     reseeds: int = 0
     """Complete versions that could not be loaded either."""
 
     @property
-    def remedy(self) -> Remedy:
+    def remedy(self) -> UpdateRemedy:
         """The remedy for these failures."""
-        if self.prepares < MAX_PREPARES and self.commits < MAX_COMMITS:
-            return Remedy.RETRY
-        return Remedy.GIVE_UP if self.reseeds else Remedy.RESEED
+        if self.prepares < MAX_PREPARES and self.activations < MAX_ACTIVATIONS:
+            return UpdateRemedy.RETRY
+        return UpdateRemedy.GIVE_UP if self.reseeds else UpdateRemedy.RESEED
 
     @property
     def reason(self) -> str:
         """Label of the failure that led to a complete version."""
         return "prepare_failed" if self.prepares >= MAX_PREPARES else "commit_failed"
 
-    def in_prepare(self) -> "Failures":
+    def add_prepare(self) -> "UpdateFailures":
         """These and one failed prepare."""
-        return self._and(prepares=1)
+        return self._add(prepares=1)
 
-    def in_commit(self) -> "Failures":
+    def add_activation(self) -> "UpdateFailures":
         """These and one failed activation."""
-        return self._and(commits=1)
+        return self._add(commits=1)
 
-    def on_the_way(self) -> "Failures":
+    def add_path(self) -> "UpdateFailures":
         """These and one damaged or missing object on the update path: no rank's fault."""
-        return self._and()
+        return self._add()
 
-    def _and(self, *, prepares: int = 0, commits: int = 0) -> "Failures":
-        if self.remedy is not Remedy.RETRY:
+    def _add(self, *, prepares: int = 0, commits: int = 0) -> "UpdateFailures":
+        if self.remedy is not UpdateRemedy.RETRY:
             return replace(self, reseeds=self.reseeds + 1)
-        return replace(self, prepares=self.prepares + prepares, commits=self.commits + commits)
+        return replace(
+            self, prepares=self.prepares + prepares, activations=self.activations + commits
+        )

@@ -19,11 +19,11 @@ from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.inference import metrics
 from etude.inference.updates.path_folding import stage_path_end
-from etude.inference.updates.update_steps import Leg
+from etude.inference.updates.update_steps import UpdateStep
 
 UNPACKED = 5
 """Bytes on disk per byte in the store: indices of 4 bytes were packed into less than one."""
-AHEAD = 2
+PREFETCHED_STEPS = 2
 """Steps staged before their turn: each takes disk, and an earlier one may be damaged."""
 
 
@@ -36,7 +36,7 @@ class Stager:
     """UID that manifests must carry."""
     scratch: Path
 
-    def manifest(self, version: VersionId) -> WeightManifest:
+    def read_manifest(self, version: VersionId) -> WeightManifest:
         """The manifest of a version of this run.
 
         Raises:
@@ -47,7 +47,7 @@ class Stager:
         self._check_run(manifest)
         return manifest
 
-    def schema(self, sha256: str) -> Schema:
+    def read_schema(self, sha256: str) -> Schema:
         """Read the schema of a version's tensors.
 
         Raises:
@@ -57,7 +57,7 @@ class Stager:
         data = weights.read_schema_bytes(self.store, sha256)
         return parse_schema(data, sha256=sha256, where=f"{self.store.url}: schema {sha256}")
 
-    def blocks(self, edge: Edge, schema: Schema, wanted: BlockSelector = select_all) -> Path:
+    def stage_blocks(self, edge: Edge, schema: Schema, wanted: BlockSelector = select_all) -> Path:
         """Fetch and decode the blocks that lead to an edge's target.
 
         Args:
@@ -70,16 +70,16 @@ class Stager:
             MissingError: an object was deleted.
             UnavailableError: the scratch folder is full; the text says how much is needed.
         """
-        with self._placed(edge) as path:
+        with self._staging_path(edge) as path:
             num_bytes = block_reader.stage(self.store, edge, schema, path, wanted)
         metrics.WEIGHTS_BYTES.labels(edge.kind, "blocks").inc(num_bytes)
         return path
 
-    def end_of(self, leg: Leg, tensors: Collection[int]) -> Path:
+    def stage_merged(self, step: UpdateStep, tensors: Collection[int]) -> Path:
         """Apply all parts of a step to a copy of the whole model on disk; stage the result.
 
         Args:
-            leg: of several parts; the first one is complete.
+            step: of several parts; the first one is complete.
             tensors: schema indices of the tensors that this engine holds elements of.
 
         Raises:
@@ -88,34 +88,36 @@ class Stager:
             UnavailableError: the scratch folder is full: it needs room for two models.
         """
         copy = self.scratch / "staged" / "copy"
-        with self._placed(leg.edge) as path:
+        with self._staging_path(step.edge) as path:
             _remove(copy)
             try:
-                stage_path_end(leg.parts, Mirror(self.store, copy), path, tensors)
+                stage_path_end(step.parts, Mirror(self.store, copy), path, tensors)
             finally:
                 _remove(copy)
-        for part in leg.parts:
+        for part in step.parts:
             metrics.WEIGHTS_BYTES.labels(part.kind, "blocks").inc(part.num_bytes)
         return path
 
     @contextlib.contextmanager
-    def _placed(self, edge: Edge) -> Iterator[Path]:
+    def _staging_path(self, edge: Edge) -> Iterator[Path]:
         """Empty path to stage an edge's target at; removed again after a failure."""
         target = edge.target.version
         path = self._path(target)
         try:
-            with crossing(UnavailableError, f"cannot stage version {target}: {self._room(edge)}"):
+            with crossing(
+                UnavailableError, f"cannot stage version {target}: {self._describe_space(edge)}"
+            ):
                 _remove(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 yield path
         except Exception as error:
             # A partial file takes the room that the next attempt needs.
-            _let_go(error)
+            _release_frames(error)
             with contextlib.suppress(OSError):
                 staged_file.partial_path(path).unlink(missing_ok=True)
             raise
 
-    def _room(self, edge: Edge) -> str:
+    def _describe_space(self, edge: Edge) -> str:
         """Disk space that a step needs, about, and the space that is free."""
         folder = next((p for p in (self.scratch, *self.scratch.parents) if p.is_dir()), None)
         free = shutil.disk_usage(folder).free >> 20 if folder else 0
@@ -141,7 +143,7 @@ class Stager:
             )
 
 
-def _let_go(error: BaseException | None) -> None:
+def _release_frames(error: BaseException | None) -> None:
     """Free the locals of an error's frames: a file mapped there takes disk even when removed."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -156,39 +158,39 @@ def _remove(path: Path) -> None:
 
 
 @dataclass(slots=True)
-class Ahead:
+class Prefetcher:
     """Stages update steps in order, one at a time; a failure is raised at the step's turn."""
 
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="stage-weights")
     )
-    _legs: Sequence[Leg] = ()
+    _steps: Sequence[UpdateStep] = ()
     _turn: int = 0
     _staged: "dict[int, Future[Path]]" = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def along(self, legs: Sequence[Leg]) -> Iterator[None]:
+    def prefetching(self, steps: Sequence[UpdateStep]) -> Iterator[None]:
         """Prefetch these steps; downloads that have not started at the end are cancelled."""
-        self._legs, self._staged = legs, {}
+        self._steps, self._staged = steps, {}
         try:
             yield
         finally:
             for future in self._staged.values():
                 future.cancel()
-            self._legs, self._staged = (), {}
+            self._steps, self._staged = (), {}
 
-    async def staged(self, number: int, stage: Callable[[Leg], Path]) -> Path:
+    async def wait_staged(self, number: int, stage: Callable[[UpdateStep], Path]) -> Path:
         """The staged file of a step; downloads of the next ones are queued first.
 
         Raises:
             EtudeError: staging the step failed; see the function.
         """
         self._turn = number
-        for each in range(number, min(number + 1 + AHEAD, len(self._legs))):
+        for each in range(number, min(number + 1 + PREFETCHED_STEPS, len(self._steps))):
             if each not in self._staged:
-                self._staged[each] = self._pool.submit(stage, self._legs[each])
+                self._staged[each] = self._pool.submit(stage, self._steps[each])
         return await asyncio.wrap_future(self._staged[number])
 
-    def versions(self) -> list[VersionId]:
+    def pending_versions(self) -> list[VersionId]:
         """Targets of the steps that are staged, or being staged, before their turn."""
-        return [self._legs[each].edge.target.version for each in self._staged if each > self._turn]
+        return [self._steps[each].edge.target.version for each in self._staged if each > self._turn]

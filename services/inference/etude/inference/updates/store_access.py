@@ -12,7 +12,7 @@ _NO_BUCKET = "make the bucket with `etude storage init`, or correct the URL"
 _NO_RIGHTS = "give this role's credentials GetObject and ListBucket here, and PutObject for leases"
 
 
-def require_readable(store: Store) -> None:
+def require_readable_store(store: Store) -> None:
     """List and read as a replica does, and refuse a store that denies it.
 
     A store that does not answer is no error: the replica can wait for it.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from etude.common.weights import Edge, VersionRef
 
 
-class Leg(NamedTuple):
+class UpdateStep(NamedTuple):
     """One prepare and activation."""
 
     edge: Edge
@@ -15,7 +15,7 @@ class Leg(NamedTuple):
     """The edge itself, or several edges that are merged on disk and end in it."""
 
 
-def legs_of(edges: Sequence[Edge], live: VersionRef | None) -> list[Leg]:
+def split_path(edges: Sequence[Edge], live: VersionRef | None) -> list[UpdateStep]:
     """Split an update path into steps that may go live.
 
     Around damage a path may start at a complete version below the live one. The versions between
@@ -27,14 +27,17 @@ def legs_of(edges: Sequence[Edge], live: VersionRef | None) -> list[Leg]:
         live: the live version; None before the first.
     """
     if live is None or not edges or edges[0].base is not None:
-        return [Leg(edge, (edge,)) for edge in edges]
+        return [UpdateStep(edge, (edge,)) for edge in edges]
     numbers = [edge.target.number for edge in edges]
     reached = next((n for n, number in enumerate(numbers) if number > live.number), len(edges) - 1)
     parts = tuple(edges[: reached + 1])
-    return [Leg(_joined(parts), parts), *(Leg(edge, (edge,)) for edge in edges[reached + 1 :])]
+    return [
+        UpdateStep(_merge_edges(parts), parts),
+        *(UpdateStep(edge, (edge,)) for edge in edges[reached + 1 :]),
+    ]
 
 
-def _joined(parts: tuple[Edge, ...]) -> Edge:
+def _merge_edges(parts: tuple[Edge, ...]) -> Edge:
     if len(parts) == 1:
         return parts[0]
     objects = tuple(item for part in parts for item in part.objects)

@@ -20,20 +20,20 @@ from etude.inference import metrics
 from etude.inference.engine.interface import PolicyEngine
 from etude.inference.swap.ranks import RankError
 from etude.inference.updates.audit import Auditor
-from etude.inference.updates.retry_policy import Failures, Remedy
-from etude.inference.updates.staging import Ahead, Stager
-from etude.inference.updates.update_steps import Leg, legs_of
+from etude.inference.updates.retry_policy import UpdateFailures, UpdateRemedy
+from etude.inference.updates.staging import Prefetcher, Stager
+from etude.inference.updates.update_steps import UpdateStep, split_path
 
 UNDO_LIMIT_BYTES = 256 << 20
 """A complete version up to this size can be undone in memory; above it by reading the store."""
 
-RENEW_S = 30.0
+LEASE_RENEWAL_S = 30.0
 """Interval of lease renewals while no version is published."""
 
 _tracer = trace.get_tracer("etude.inference")
 
 
-class Moved(NamedTuple):
+class ActivatedVersion(NamedTuple):
     """One activation."""
 
     live: VersionId
@@ -43,14 +43,14 @@ class Moved(NamedTuple):
     """Fetch, verify and activate."""
 
 
-class _Held(NamedTuple):
+class _PreparedStep(NamedTuple):
     """An update step that is prepared on all ranks, but not live."""
 
     edge: Edge
     began: float
 
 
-class _Refused(NamedTuple):
+class _RefusedEdge(NamedTuple):
     """An update step that cannot be used."""
 
     edge: Edge
@@ -58,22 +58,22 @@ class _Refused(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Mover:
+class Updater:
     """Updates one engine along the chain; calls come one at a time."""
 
     engine: PolicyEngine
     stager: Stager
     lease: ReaderLease
     auditor: Auditor
-    report: Callable[[Moved], None]
+    on_live: Callable[[ActivatedVersion], None]
     """Called for each version that went live."""
-    _failures: Failures = field(default_factory=Failures)
-    _held: _Held | None = None
+    _failures: UpdateFailures = field(default_factory=UpdateFailures)
+    _prepared: _PreparedStep | None = None
     _renew_at: float = 0.0
     _schema: Schema | None = None
-    _ahead: Ahead = field(default_factory=Ahead)
+    _prefetcher: Prefetcher = field(default_factory=Prefetcher)
 
-    async def move_to(self, version: VersionId) -> None:
+    async def activate(self, version: VersionId) -> None:
         """Activate a version, or leave the old one serving.
 
         Raises:
@@ -84,13 +84,13 @@ class Mover:
             UnavailableError: the engine, or the scratch folder, failed.
             StoreError: the store failed.
         """
-        if self._held is not None and self._held.edge.target.version == version:
-            held, self._held = self._held, None
+        if self._prepared is not None and self._prepared.edge.target.version == version:
+            held, self._prepared = self._prepared, None
             await self._check_accepted(version)
-            await self._commit(held)
+            await self._activate_prepared(held)
         else:
-            await self._walk_to(version)
-        self._failures = Failures()
+            await self._update_to(version)
+        self._failures = UpdateFailures()
 
     async def stage(self, version: VersionId) -> None:
         """Stage and prepare a version; the steps before it go live.
@@ -103,25 +103,25 @@ class Mover:
         """
         if version in {self.staged, self.engine.live}:
             return
-        target = (await asyncio.to_thread(self.stager.manifest, version)).ref
+        target = (await asyncio.to_thread(self.stager.read_manifest, version)).ref
         swap = self.engine.swap
         is_near = swap.live is not None and swap.live.state == target.state
-        if not is_near and not swap.olders.can_restore(target.state):
-            await self._along(version, holds=True)
+        if not is_near and not swap.undo_stack.can_restore(target.state):
+            await self._follow_path(version, holds=True)
 
     @property
     def staged(self) -> VersionId | None:
         """Version that is prepared on all ranks, but not live."""
-        return None if self._held is None else self._held.edge.target.version
+        return None if self._prepared is None else self._prepared.edge.target.version
 
     @property
     def is_stuck(self) -> bool:
         """True if ranks keep failing even at complete versions."""
-        return self._failures.remedy is Remedy.GIVE_UP
+        return self._failures.remedy is UpdateRemedy.GIVE_UP
 
     @property
     def _reseeds(self) -> bool:
-        return self._failures.remedy is not Remedy.RETRY
+        return self._failures.remedy is not UpdateRemedy.RETRY
 
     def renew_lease(self) -> None:
         """Renew the reader lease if it is due.
@@ -131,22 +131,22 @@ class Mover:
         """
         if self.engine.swap.live is not None and time.monotonic() >= self._renew_at:
             self.lease.renew()
-            self._renew_at = time.monotonic() + RENEW_S
+            self._renew_at = time.monotonic() + LEASE_RENEWAL_S
 
-    async def _walk_to(self, version: VersionId) -> None:
+    async def _update_to(self, version: VersionId) -> None:
         began = time.perf_counter()
         swap = self.engine.swap
-        target = (await asyncio.to_thread(self.stager.manifest, version)).ref
+        target = (await asyncio.to_thread(self.stager.read_manifest, version)).ref
         if swap.live is not None and swap.live.state == target.state:
             await self._check_accepted(version)
-            await self._went_live(target, await swap.relabel(target), began)
-        elif swap.olders.can_restore(target.state):
+            await self._record_live(target, await swap.relabel(target), began)
+        elif swap.undo_stack.can_restore(target.state):
             await self._check_accepted(version)
-            await self._went_live(target, await swap.revert(target), began)
+            await self._record_live(target, await swap.restore(target), began)
         else:
-            await self._along(version)
+            await self._follow_path(version)
 
-    async def _along(self, version: VersionId, *, holds: bool = False) -> None:
+    async def _follow_path(self, version: VersionId, *, holds: bool = False) -> None:
         """Take the cheapest path; plan around objects that turn out to be damaged.
 
         Raises:
@@ -159,17 +159,17 @@ class Mover:
             try:
                 edges = await asyncio.to_thread(self._plan, version, avoid)
             except (MissingError, CorruptError):
-                self._failures = self._failures.on_the_way()
+                self._failures = self._failures.add_path()
                 if problem is None:
                     raise
                 raise problem from None
-            refused = await self._take(edges, is_detour=bool(avoid), holds=holds)
+            refused = await self._run_steps(edges, is_detour=bool(avoid), holds=holds)
             if refused is None:
                 return
             problem = problem or refused.error
             damaged = {item.key for item in refused.edge.objects}
             if damaged <= avoid:
-                self._failures = self._failures.on_the_way()
+                self._failures = self._failures.add_path()
                 raise problem
             avoid |= damaged
 
@@ -178,9 +178,11 @@ class Mover:
         self.lease.live = None if self._reseeds else self.engine.swap.live
         return self.lease.plan_path(version, avoid=avoid)
 
-    async def _take(self, edges: list[Edge], *, is_detour: bool, holds: bool) -> _Refused | None:
-        legs = legs_of(edges, self.engine.swap.live)
-        with self._ahead.along(legs):
+    async def _run_steps(
+        self, edges: list[Edge], *, is_detour: bool, holds: bool
+    ) -> _RefusedEdge | None:
+        legs = split_path(edges, self.engine.swap.live)
+        with self._prefetcher.prefetching(legs):
             for number, (edge, _) in enumerate(legs):
                 if edge.base is None and self.engine.swap.live is not None:
                     detour = "corrupt" if is_detour else "behind"
@@ -190,83 +192,83 @@ class Mover:
                     prepared = await self._prepare(number, edge)
                     await self._check_accepted(edge.target.version)
                     if holds and number == len(legs) - 1:
-                        self._held = prepared
+                        self._prepared = prepared
                     else:
-                        await self._commit(prepared)
+                        await self._activate_prepared(prepared)
                 except CorruptError as error:
                     metrics.WEIGHTS_CORRUPT.inc()
                     if self.engine.swap.live is not None:
                         # Damaged memory also makes a sound version lead to another state.
                         await self.auditor.audit()
                     damaged = error.edge if isinstance(error, DamagedEdgeError) else edge
-                    return _Refused(damaged, error)
+                    return _RefusedEdge(damaged, error)
         return None
 
-    async def _prepare(self, number: int, edge: Edge) -> _Held:
-        self._held = None
+    async def _prepare(self, number: int, edge: Edge) -> _PreparedStep:
+        self._prepared = None
         began = time.perf_counter()
         version, swap = edge.target.version, self.engine.swap
         is_first = swap.live is None
         with _tracer.start_as_current_span("stage", attributes=_attributes(version)):
             if swap.schema_sha256 != edge.schema_sha256:
-                await swap.bake(await asyncio.to_thread(self._schema_of, edge))
-            staged = await self._ahead.staged(number, self._stage)
+                await swap.build_map(await asyncio.to_thread(self._schema_of, edge))
+            staged = await self._prefetcher.wait_staged(number, self._stage)
             keep_old = edge.base is not None or edge.num_bytes <= UNDO_LIMIT_BYTES
             try:
                 await swap.prepare(
                     staged, edge.target, base=edge.base, keep_old=keep_old and not is_first
                 )
             except RankError:
-                self._failures = self._failures.in_prepare()
+                self._failures = self._failures.add_prepare()
                 raise
         metrics.WEIGHTS_STAGE_SECONDS.observe(time.perf_counter() - began)
-        return _Held(edge, began)
+        return _PreparedStep(edge, began)
 
-    async def _commit(self, held: _Held) -> None:
+    async def _activate_prepared(self, held: _PreparedStep) -> None:
         edge, began = held
         version, swap = edge.target.version, self.engine.swap
         is_first = swap.live is None
-        committing, undone = time.perf_counter(), swap.undone
+        committing, undone = time.perf_counter(), swap.num_undone
         try:
             with _tracer.start_as_current_span("commit", attributes=_attributes(version)):
-                pause_s = await swap.commit()
+                pause_s = await swap.activate()
         except RankError:
-            self._failures = self._failures.in_commit()
+            self._failures = self._failures.add_activation()
             raise
         finally:
-            metrics.WEIGHTS_UNDO.inc(swap.undone - undone)
+            metrics.WEIGHTS_UNDO.inc(swap.num_undone - undone)
         metrics.WEIGHTS_COMMIT_SECONDS.observe(time.perf_counter() - committing)
-        await self.auditor.committed(is_first=is_first)
-        await self._went_live(edge.target, pause_s, began)
+        await self.auditor.count_activation(is_first=is_first)
+        await self._record_live(edge.target, pause_s, began)
 
-    def _stage(self, leg: Leg) -> Path:
+    def _stage(self, leg: UpdateStep) -> Path:
         """Fetch the blocks of a step's target that the ranks hold, by their weight map."""
         regions = self.engine.swap.regions
         if len(leg.parts) > 1:
-            return self.stager.end_of(leg, regions.keys())
+            return self.stager.stage_merged(leg, regions.keys())
         schema = self._schema_of(leg.edge)
-        return self.stager.blocks(leg.edge, schema, select_regions(schema, regions))
+        return self.stager.stage_blocks(leg.edge, schema, select_regions(schema, regions))
 
     def _schema_of(self, edge: Edge) -> Schema:
         if self._schema is None or self._schema.sha256 != edge.schema_sha256:
-            self._schema = self.stager.schema(edge.schema_sha256)
+            self._schema = self.stager.read_schema(edge.schema_sha256)
         return self._schema
 
-    async def _went_live(self, target: VersionRef, pause_s: float, began: float) -> None:
+    async def _record_live(self, target: VersionRef, pause_s: float, began: float) -> None:
         if not self._reseeds:
-            self._failures = Failures()
-        self._say(target.version, bytes.fromhex(target.manifest_sha256), pause_s, began)
-        await asyncio.to_thread(self._settle, target)
+            self._failures = UpdateFailures()
+        self._report_live(target.version, bytes.fromhex(target.manifest_sha256), pause_s, began)
+        await asyncio.to_thread(self._finish_update, target)
 
-    def _settle(self, live: VersionRef) -> None:
-        self.stager.keep_only(*self._ahead.versions())
-        metrics.WEIGHTS_UNDO_BYTES.set(self.engine.swap.olders.num_bytes)
+    def _finish_update(self, live: VersionRef) -> None:
+        self.stager.keep_only(*self._prefetcher.pending_versions())
+        metrics.WEIGHTS_UNDO_BYTES.set(self.engine.swap.undo_stack.num_bytes)
         self.lease.record_live(live)
-        self._renew_at = time.monotonic() + RENEW_S
+        self._renew_at = time.monotonic() + LEASE_RENEWAL_S
 
-    def _say(self, live: VersionId, sha256: bytes, pause_s: float, began: float) -> None:
+    def _report_live(self, live: VersionId, sha256: bytes, pause_s: float, began: float) -> None:
         metrics.WEIGHTS_PAUSE_SECONDS.observe(pause_s)
-        self.report(Moved(live, sha256, pause_s, time.perf_counter() - began))
+        self.on_live(ActivatedVersion(live, sha256, pause_s, time.perf_counter() - began))
 
     async def _check_accepted(self, version: VersionId) -> None:
         """Check that a version is on the accepted chain; its manifest must have been read before.

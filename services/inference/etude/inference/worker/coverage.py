@@ -14,27 +14,27 @@ Numbers = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.bool_]
 
 
-class ComputedError(CorruptError):
+class ComputedParameterError(CorruptError):
     """A weight map does not cover the model: its loader computed some parameters."""
 
 
-def rows(regions: Regions) -> Numbers:
+def region_rows(regions: Regions) -> Numbers:
     """A rank's regions as numbers: index of the tensor, then Region.numbers().  [n, 7]."""
     found = [(tensor, *region[1:7]) for tensor in sorted(regions) for region in regions[tensor]]
     return np.array(found, np.int64).reshape(-1, 7)
 
 
-def encoded(regions: Regions) -> bytes:
+def encode_regions(regions: Regions) -> bytes:
     """A rank's regions as bytes, to send to another process."""
-    return rows(regions).astype("<i8").tobytes()
+    return region_rows(regions).astype("<i8").tobytes()
 
 
-def decoded(data: bytes) -> Numbers:
+def decode_regions(data: bytes) -> Numbers:
     """The rows that encode_regions() wrote, as region_rows() gives them.  [n, 7]."""
     return np.frombuffer(data, "<i8").reshape(-1, 7)
 
 
-def united(schema: Schema, ranks: Sequence[Numbers]) -> dict[int, list[Region]]:
+def unite_regions(schema: Schema, ranks: Sequence[Numbers]) -> dict[int, list[Region]]:
     """Union of the regions of all ranks, without their parameters; each region once."""
     found: dict[int, list[Region]] = {}
     for row in np.unique(np.concatenate(ranks), axis=0).tolist():
@@ -42,7 +42,7 @@ def united(schema: Schema, ranks: Sequence[Numbers]) -> dict[int, list[Region]]:
     return found
 
 
-def recounted(regions: Regions, flags: bytes) -> dict[int, list[Region]]:
+def mark_counted(regions: Regions, flags: bytes) -> dict[int, list[Region]]:
     """The same regions with their `counted` flags from assign_counted()."""
     flag = iter(flags)
     return {
@@ -51,7 +51,7 @@ def recounted(regions: Regions, flags: bytes) -> dict[int, list[Region]]:
     }
 
 
-def counting(schema: Schema, ranks: Sequence[Numbers]) -> list[bytes]:
+def assign_counted(schema: Schema, ranks: Sequence[Numbers]) -> list[bytes]:
     """Flags of the regions that each rank counts: those that no lower rank holds.
 
     Args:
@@ -72,18 +72,18 @@ def counting(schema: Schema, ranks: Sequence[Numbers]) -> list[bytes]:
         for rank, found in enumerate(ranks):
             here = np.flatnonzero(found[:, 0] == tensor)
             for row in here:
-                flags[rank][row] = _counts(held, found[row], spec, rank)
+                flags[rank][row] = _is_first_holder(held, found[row], spec, rank)
             for row in here:
                 _mark(held, found[row])
         if not held.all():
-            raise ComputedError(
+            raise ComputedParameterError(
                 f"the model does not take all elements of tensor {spec.name!r} as they are"
             )
     return [flag.tobytes() for flag in flags]
 
 
-def _counts(held: Marks, row: Numbers, spec: TensorSpec, rank: int) -> bool:
-    known = _known(held, row)
+def _is_first_holder(held: Marks, row: Numbers, spec: TensorSpec, rank: int) -> bool:
+    known = _num_marked(held, row)
     elements = int(row[3] * row[4])
     if 0 < known < elements:
         raise CorruptError(
@@ -94,7 +94,7 @@ def _counts(held: Marks, row: Numbers, spec: TensorSpec, rank: int) -> bool:
 
 
 @compiled
-def _known(held: Marks, row: Numbers) -> int:
+def _num_marked(held: Marks, row: Numbers) -> int:
     """Number of marked elements in a region."""
     known = 0
     for line in range(row[3]):

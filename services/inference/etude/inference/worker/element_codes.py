@@ -49,7 +49,7 @@ _ALPHABETS = {
 }
 
 
-def loads_for(dtypes: set[str], highest: int) -> int:
+def num_loads(dtypes: set[str], highest: int) -> int:
     """Number of loads that carry numbers up to the highest through all of the formats.
 
     The last one carries a check digit, a hash of the number: a computed element passes for a
@@ -59,33 +59,33 @@ def loads_for(dtypes: set[str], highest: int) -> int:
     return max(digits, default=1) + 1
 
 
-def written(numbers: Numbers, dtype: str, load: int, loads: int) -> Words:
+def encode_digits(numbers: Numbers, dtype: str, load: int, loads: int) -> Words:
     """The words that carry one digit of each number."""
     out = np.empty(len(numbers), word_type(dtype))
-    _write(readonly(numbers), out, _ALPHABETS[dtype], _place(dtype, load, loads))
+    _write(readonly(numbers), out, _ALPHABETS[dtype], _digit_position(dtype, load, loads))
     return out
 
 
 def digits(numbers: Numbers, dtype: str, load: int, loads: int) -> Numbers:
     """The digit of each number that one of the loads carries."""
-    return digits_of(written(numbers, dtype, load, loads), dtype)
+    return decode_digits(encode_digits(numbers, dtype, load, loads), dtype)
 
 
-def digits_of(words: Words, dtype: str) -> Numbers:
+def decode_digits(words: Words, dtype: str) -> Numbers:
     """The digit in each word; CONSTANT if it has none."""
     found = np.empty(len(words), np.int64)
     _digits_of(readonly(words), found, _ALPHABETS[dtype])
     return found
 
 
-def digits_seen(words: Words, dtype: str) -> npt.NDArray[np.bool_]:
+def digits_present(words: Words, dtype: str) -> npt.NDArray[np.bool_]:
     """Flags of the digits that occur in the words."""
     seen = np.zeros(1 << _ALPHABETS[dtype].bits, np.bool_)
-    _see(readonly(words), seen, _ALPHABETS[dtype])
+    _mark_present(readonly(words), seen, _ALPHABETS[dtype])
     return seen
 
 
-class Reader:
+class DigitReader:
     """Reassembles the numbers of one parameter's elements, load by load."""
 
     def __init__(self, dtype: str, elements: int, loads: int) -> None:
@@ -100,7 +100,7 @@ class Reader:
         """Read the parameter's words after one load; loads come in order."""
         if self._first is None:
             self._first = words.copy()
-        place = _place(self._dtype, load, self._loads)
+        place = _digit_position(self._dtype, load, self._loads)
         self._constant &= words == self._first
         _read(readonly(words), self._numbers, self._sound, _ALPHABETS[self._dtype], place)
 
@@ -116,7 +116,7 @@ _CHECK = -1
 """Bit position that stands for the check digit."""
 
 
-def _place(dtype: str, load: int, loads: int) -> int:
+def _digit_position(dtype: str, load: int, loads: int) -> int:
     """Lowest bit of the digit that a load carries."""
     return _CHECK if load == loads - 1 else min(_ALPHABETS[dtype].bits * load, 63)
 
@@ -139,7 +139,7 @@ def _write(numbers: Numbers, out: Words, alphabet: Alphabet, place: int) -> None
 
 
 @compiled
-def _letter(word: np.uint64, alphabet: Alphabet) -> int:
+def _decode_word(word: np.uint64, alphabet: Alphabet) -> int:
     """The digit of a word, or CONSTANT."""
     above = word - np.uint64(alphabet.lowest)  # wraps below the lowest
     digit = above >> np.uint64(alphabet.shift)
@@ -151,13 +151,13 @@ def _letter(word: np.uint64, alphabet: Alphabet) -> int:
 @compiled
 def _digits_of(words: Words, found: Numbers, alphabet: Alphabet) -> None:
     for i in range(words.size):
-        found[i] = _letter(np.uint64(words[i]), alphabet)
+        found[i] = _decode_word(np.uint64(words[i]), alphabet)
 
 
 @compiled
-def _see(words: Words, seen: npt.NDArray[np.bool_], alphabet: Alphabet) -> None:
+def _mark_present(words: Words, seen: npt.NDArray[np.bool_], alphabet: Alphabet) -> None:
     for i in range(words.size):
-        digit = _letter(np.uint64(words[i]), alphabet)
+        digit = _decode_word(np.uint64(words[i]), alphabet)
         if digit >= 0:
             seen[digit] = True
 
@@ -171,7 +171,7 @@ def _read(
     place: int,
 ) -> None:
     for i in range(words.size):
-        digit = _letter(np.uint64(words[i]), alphabet)
+        digit = _decode_word(np.uint64(words[i]), alphabet)
         if digit < 0:
             sound[i] = False
         elif place < 0:

@@ -8,9 +8,9 @@ import torch
 from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.inference.worker.device.live_weights import DeviceLiveWeights
-from etude.inference.worker.rank import Answer, Rank
+from etude.inference.worker.rank import Rank, RankAnswer
 from etude.inference.worker.reloaded_weights import ReloadedWeights
-from etude.inference.worker.weight_map import Load, bake
+from etude.inference.worker.weight_map import Load, build_weight_map
 
 
 class WeightWorker:
@@ -19,13 +19,13 @@ class WeightWorker:
     model_runner: Any
     _etude_rank: Rank | None = None
 
-    def bake(self, schema: bytes, sha256: str, loads: bool) -> Answer:  # noqa: FBT001 - as Rank
+    def build_map(self, schema: bytes, sha256: str, uses_loader: bool) -> RankAnswer:  # noqa: FBT001 - as Rank
         """Map the checkpoint to the live parameters, which are overwritten."""
-        return self._rank().bake(schema, sha256, loads)
+        return self._rank().build_map(schema, sha256, uses_loader)
 
-    def count(self, flags: Mapping[str, bytes]) -> str:
+    def set_counted(self, flags: Mapping[str, bytes]) -> str:
         """Count some regions, as the group agreed; the digest of those."""
-        return self._rank().count(flags)
+        return self._rank().set_counted(flags)
 
     def prepare(
         self,
@@ -37,13 +37,13 @@ class WeightWorker:
         """Start gathering the changes of a staged version."""
         self._rank().prepare(path, keep_old, committed, kept)
 
-    def prepared(self) -> Answer | None:
+    def poll_prepared(self) -> RankAnswer | None:
         """Result of prepare(); None while it runs."""
-        return self._rank().prepared()
+        return self._rank().poll_prepared()
 
-    def commit(self) -> bool:
+    def activate(self) -> bool:
         """Write the prepared change."""
-        return self._rank().commit()
+        return self._rank().activate()
 
     def undo(self, number: int) -> bool:
         """Write the old words of one version again."""
@@ -57,9 +57,9 @@ class WeightWorker:
         """Start a scan, concurrently with forward passes."""
         self._rank().start_scan()
 
-    def scanned(self) -> str | None:
+    def poll_scan(self) -> str | None:
         """Digest of start_scan(); None while it runs."""
-        return self._rank().scanned()
+        return self._rank().poll_scan()
 
     def _rank(self) -> Rank:
         if self._etude_rank is None:
@@ -72,11 +72,11 @@ class WeightWorker:
         loads: bool,  # noqa: FBT001 - as above
     ) -> LiveWeights | DeviceLiveWeights:
         model = self.model_runner.get_model()
-        return open_live(model, model.load_weights, schema, loads=loads)
+        return open_live(model, model.load_weights, schema, uses_loader=loads)
 
 
 def open_live(
-    model: torch.nn.Module, load: Load, schema: Schema, *, loads: bool
+    model: torch.nn.Module, load: Load, schema: Schema, *, uses_loader: bool
 ) -> LiveWeights | DeviceLiveWeights:
     """Open the live words of a model, or a copy behind its loader.
 
@@ -84,15 +84,15 @@ def open_live(
         model: the loaded model.
         load: its loader.
         schema: of the policy.
-        loads: whether changed tensors are to be loaded, not written in place.
+        uses_loader: whether changed tensors are to be loaded, not written in place.
 
     Raises:
         CorruptError: the schema does not describe the model.
         ComputedError: a map does not reach all of it.
     """
-    if loads:
+    if uses_loader:
         return ReloadedWeights(model, load, schema, counts=True)
-    found = bake(model, load, schema)
+    found = build_weight_map(model, load, schema)
     if any(flat.device.type != "cpu" for flat in found.tensors.values()):
         return DeviceLiveWeights(schema, found.tensors, found.regions)
     return LiveWeights(schema, found.parameters, found.regions)

@@ -28,7 +28,7 @@ BYTES_PER_ELEMENT = 2
 log = logging.getLogger(__name__)
 
 
-class Gathered(Protocol):
+class GatheredChange(Protocol):
     """Result of one prepare() of live words."""
 
     @property
@@ -39,10 +39,10 @@ class Gathered(Protocol):
     def num_bytes(self) -> int: ...
 
 
-_Found = TypeVar("_Found", bound=Gathered)
+_Found = TypeVar("_Found", bound=GatheredChange)
 
 
-class Live(Protocol[_Found]):
+class LiveWords(Protocol[_Found]):
     """Live words, in host memory or on a device."""
 
     regions: dict[int, tuple[Region, ...]]
@@ -50,11 +50,11 @@ class Live(Protocol[_Found]):
     def count(self, regions: Regions) -> None: ...
     def scan(self) -> Digest: ...
     def prepare(self, blocks: Iterable[StagedBlock]) -> _Found: ...
-    def commit(self, prepared: _Found) -> bool: ...
+    def write(self, prepared: _Found) -> bool: ...
     def undo(self, prepared: _Found) -> bool: ...
 
 
-class Change(Protocol):
+class PendingChange(Protocol):
     """The change from the live version to the next."""
 
     @property
@@ -63,15 +63,15 @@ class Change(Protocol):
     def changed(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
-    def commit(self) -> bool: ...
+    def write(self) -> bool: ...
     def undo(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Undoable(Generic[_Found]):
+class UndoableChange(Generic[_Found]):
     """Holds every old and new word."""
 
-    live: Live[_Found]
+    live: LiveWords[_Found]
     prepared: _Found
 
     @property
@@ -89,21 +89,21 @@ class Undoable(Generic[_Found]):
         """Memory that it holds."""
         return self.prepared.num_bytes
 
-    def commit(self) -> bool:
+    def write(self) -> bool:
         """Write the new words; harmless when repeated."""
-        return self.live.commit(self.prepared)
+        return self.live.write(self.prepared)
 
     def undo(self) -> bool:
         """Write the old words; harmless when repeated, and after half a commit."""
         return self.live.undo(self.prepared)
 
 
-class Piecewise(Generic[_Found]):
+class PiecewiseChange(Generic[_Found]):
     """Computes its words again, piece by piece, when it is written: too large to be held."""
 
     num_bytes = 0
 
-    def __init__(self, live: Live[_Found], path: Path) -> None:
+    def __init__(self, live: LiveWords[_Found], path: Path) -> None:
         self._live = live
         self._path = path
         self.digest = digest.ZERO
@@ -113,19 +113,19 @@ class Piecewise(Generic[_Found]):
             self.changed += prepared.changed
 
     def _pieces(self) -> Iterator[_Found]:
-        for piece in pieces(staged_file.read_staged(self._path)):
+        for piece in split_blocks(staged_file.read_staged(self._path)):
             yield self._live.prepare(piece)
 
-    def commit(self) -> bool:
+    def write(self) -> bool:
         """Write the new words."""
-        return all(self._live.commit(prepared) for prepared in self._pieces())
+        return all(self._live.write(prepared) for prepared in self._pieces())
 
     def undo(self) -> bool:
         """Fail: the old words are gone."""
         return False
 
 
-def pieces(blocks: list[StagedBlock]) -> Iterator[list[StagedBlock]]:
+def split_blocks(blocks: list[StagedBlock]) -> Iterator[list[StagedBlock]]:
     """Split blocks into pieces, in order; blocks of one tile stay together."""
     piece: list[StagedBlock] = []
     size = 0
@@ -139,7 +139,7 @@ def pieces(blocks: list[StagedBlock]) -> Iterator[list[StagedBlock]]:
         yield piece
 
 
-def prepared(live: Live[Any], path: Path, *, keep_old: bool) -> Change:
+def prepare_change(live: LiveWords[Any], path: Path, *, keep_old: bool) -> PendingChange:
     """The change of a staged version; undoable if requested and not too large.
 
     Raises:
@@ -147,9 +147,9 @@ def prepared(live: Live[Any], path: Path, *, keep_old: bool) -> Change:
         ValueError: a block that only old words decode is not whole on this rank.
     """
     if not keep_old:
-        return Piecewise(live, path)
+        return PiecewiseChange(live, path)
     blocks = staged_file.read_staged(path)
-    needed, limit = _needed(live, blocks), _limit(live)
+    needed, limit = _needed_bytes(live, blocks), _limit_bytes(live)
     if needed > limit:
         log.warning(
             "a version needs up to %d MiB besides the live weights, the limit is %d MiB: it is "
@@ -157,20 +157,20 @@ def prepared(live: Live[Any], path: Path, *, keep_old: bool) -> Change:
             needed >> 20,
             limit >> 20,
         )
-        return Piecewise(live, path)
-    return Undoable(live, live.prepare(blocks))
+        return PiecewiseChange(live, path)
+    return UndoableChange(live, live.prepare(blocks))
 
 
-def _elements(live: Live[Any]) -> int:
+def _num_elements(live: LiveWords[Any]) -> int:
     return sum(region.elements for held in live.regions.values() for region in held)
 
 
-def _limit(live: Live[Any]) -> int:
+def _limit_bytes(live: LiveWords[Any]) -> int:
     """Memory limit of one version, by the size of the rank's slice."""
-    return max(FREE_BYTES, int(_elements(live) * BYTES_PER_ELEMENT * SHARE))
+    return max(FREE_BYTES, int(_num_elements(live) * BYTES_PER_ELEMENT * SHARE))
 
 
-def _needed(live: Live[Any], blocks: Iterable[StagedBlock]) -> int:
+def _needed_bytes(live: LiveWords[Any], blocks: Iterable[StagedBlock]) -> int:
     """Upper bound of a version's memory: indices, old words and new ones."""
     changed: Counter[int] = Counter()
     for block in blocks:

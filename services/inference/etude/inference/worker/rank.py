@@ -15,11 +15,11 @@ from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.inference.worker import coverage
 from etude.inference.worker import pending_change as changes
-from etude.inference.worker.coverage import ComputedError
-from etude.inference.worker.pending_change import Change, Live, Undoable
+from etude.inference.worker.coverage import ComputedParameterError
+from etude.inference.worker.pending_change import LiveWords, PendingChange, UndoableChange
 
 
-class Answer(TypedDict, total=False):
+class RankAnswer(TypedDict, total=False):
     """Answer of a rank."""
 
     error: str
@@ -45,7 +45,7 @@ class Answer(TypedDict, total=False):
 class Rank:
     """One rank's part of every swap; calls come one at a time."""
 
-    open_live: Callable[[Schema, bool], Live[Any]]
+    open_live: Callable[[Schema, bool], LiveWords[Any]]
     """Maps the checkpoint to this rank's memory, which it may overwrite; the flag says whether
     changed tensors are to be loaded, not written in place.
 
@@ -53,30 +53,32 @@ class Rank:
         CorruptError: the schema does not describe the model.
         ComputedError: no map reaches all of it.
     """
-    _live: Live[Any] | None = None
+    _live: LiveWords[Any] | None = None
     _identity: str = field(default_factory=lambda: secrets.token_hex(8))
-    _preparing: "Future[Change] | None" = None
-    _answer: Answer | None = None
+    _preparing: "Future[PendingChange] | None" = None
+    _answer: RankAnswer | None = None
     """Result of the last prepare()."""
     _scanning: "Future[Digest] | None" = None
-    _changes: list[Change] = field(default_factory=list)
+    _changes: list[PendingChange] = field(default_factory=list)
     """Changes that can be undone, oldest first; the last may not be written yet."""
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="prepare-weights")
     )
 
-    def bake(self, schema: bytes, sha256: str, loads: bool) -> Answer:  # noqa: FBT001 - as above
+    def build_map(self, schema: bytes, sha256: str, uses_loader: bool) -> RankAnswer:  # noqa: FBT001 - as above
         """Map a schema to the live words, which are overwritten."""
         try:
-            self._live = self.open_live(parse_schema(schema, sha256=sha256, where="schema"), loads)
+            self._live = self.open_live(
+                parse_schema(schema, sha256=sha256, where="schema"), uses_loader
+            )
         except CorruptError as error:
-            is_computed = isinstance(error, ComputedError)
-            return Answer(error=str(error), is_corrupt=True, is_computed=is_computed)
+            is_computed = isinstance(error, ComputedParameterError)
+            return RankAnswer(error=str(error), is_corrupt=True, is_computed=is_computed)
         self._changes, self._preparing, self._answer = [], None, None
-        regions = coverage.encoded(self._live.regions)
-        return Answer(error="", identity=self._identity, regions=regions)
+        regions = coverage.encode_regions(self._live.regions)
+        return RankAnswer(error="", identity=self._identity, regions=regions)
 
-    def count(self, flags: Mapping[str, bytes]) -> str:
+    def set_counted(self, flags: Mapping[str, bytes]) -> str:
         """Count some regions, as the group agreed.
 
         Args:
@@ -85,8 +87,8 @@ class Rank:
         Returns:
             The digest of the elements that this rank counts.
         """
-        live = self._baked()
-        live.count(coverage.recounted(live.regions, flags[self._identity]))
+        live = self._mapped_live()
+        live.count(coverage.mark_counted(live.regions, flags[self._identity]))
         return live.scan().hex()
 
     def prepare(
@@ -104,41 +106,43 @@ class Rank:
             committed: number of changes that are written and held; later ones are dropped.
             kept: number of those to keep; the others are freed now.
         """
-        live = self._baked()
+        live = self._mapped_live()
         self._changes = self._changes[:committed][max(0, committed - kept) :]
         self._answer = None
-        self._preparing = self._pool.submit(changes.prepared, live, Path(path), keep_old=keep_old)
+        self._preparing = self._pool.submit(
+            changes.prepare_change, live, Path(path), keep_old=keep_old
+        )
 
-    def prepared(self) -> Answer | None:
+    def poll_prepared(self) -> RankAnswer | None:
         """Result of prepare(), at every call; None while it runs."""
         if self._answer is None and self._preparing is not None and self._preparing.done():
             self._answer = self._outcome(self._preparing)
         return self._answer
 
-    def _outcome(self, preparing: "Future[Change]") -> Answer:
+    def _outcome(self, preparing: "Future[PendingChange]") -> RankAnswer:
         try:
             change = preparing.result()
         except CorruptError as error:
-            return Answer(error=str(error), is_corrupt=True)
+            return RankAnswer(error=str(error), is_corrupt=True)
         except (MemoryError, OSError, RuntimeError, ValueError) as error:
-            return Answer(error=repr(error), is_corrupt=False)
+            return RankAnswer(error=repr(error), is_corrupt=False)
         self._changes.append(change)
-        return Answer(
+        return RankAnswer(
             error="",
             digest=change.digest.hex(),
             changed=change.changed,
             num_bytes=change.num_bytes,
-            is_undoable=isinstance(change, Undoable),
+            is_undoable=isinstance(change, UndoableChange),
         )
 
     @property
-    def _change(self) -> Change | None:
+    def _change(self) -> PendingChange | None:
         """The change that was prepared last, written or not."""
         return self._changes[-1] if self._changes else None
 
-    def commit(self) -> bool:
+    def activate(self) -> bool:
         """Write the prepared change; False if an overwritten word was unexpected."""
-        return self._change is not None and self._change.commit()
+        return self._change is not None and self._change.write()
 
     def undo(self, number: int | None = None) -> bool:
         """Write the old words of a version again: of the last one, or of the `number`-th.
@@ -152,19 +156,19 @@ class Rank:
 
     def scan(self) -> str:
         """State digest of the live words, by scanning them."""
-        return self._baked().scan().hex()
+        return self._mapped_live().scan().hex()
 
     def start_scan(self) -> None:
         """Start a scan, concurrently with forward passes; nothing may be written meanwhile."""
-        self._scanning = self._pool.submit(self._baked().scan)
+        self._scanning = self._pool.submit(self._mapped_live().scan)
 
-    def scanned(self) -> str | None:
+    def poll_scan(self) -> str | None:
         """Digest of start_scan(); None while it runs."""
         if self._scanning is None or not self._scanning.done():
             return None
         return self._scanning.result().hex()
 
-    def _baked(self) -> Live[Any]:
+    def _mapped_live(self) -> LiveWords[Any]:
         if self._live is None:
             raise RuntimeError("the weight map is not built: call build_map() first")
         return self._live

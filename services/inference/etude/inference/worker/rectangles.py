@@ -11,7 +11,7 @@ from etude.inference.worker.element_codes import Numbers
 FIELDS = 6
 
 
-class Rectangle(NamedTuple):
+class MapRectangle(NamedTuple):
     """Element (r, c) lies at parameter position offset + r * stride + c, as does its source."""
 
     parameter_offset: int
@@ -27,7 +27,7 @@ class Rectangle(NamedTuple):
         return self.rows * self.width
 
 
-def rectangles(numbers: Numbers, starts: Numbers) -> list[Rectangle]:
+def rectangles(numbers: Numbers, starts: Numbers) -> list[MapRectangle]:
     """The rectangles of a parameter whose elements come from consecutive numbers.
 
     Args:
@@ -35,7 +35,7 @@ def rectangles(numbers: Numbers, starts: Numbers) -> list[Rectangle]:
         starts: first number of each tensor, then one above the last; none is a source itself
             at the end of a tensor, so that no run crosses into the next. [t + 1]
     """
-    return [Rectangle(*map(int, row)) for row in _rectangles(numbers, starts)]
+    return [MapRectangle(*map(int, row)) for row in _rectangles(numbers, starts)]
 
 
 @compiled

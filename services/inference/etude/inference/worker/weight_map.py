@@ -19,7 +19,7 @@ from etude.common.weights.replicas.regions import Region
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words
 from etude.inference.worker import element_codes
-from etude.inference.worker.coverage import ComputedError
+from etude.inference.worker.coverage import ComputedParameterError
 from etude.inference.worker.rectangles import rectangles
 from etude.inference.worker.tensors import DTYPES, NAMES, as_flat, as_tensor, as_words
 
@@ -31,7 +31,7 @@ BATCH_ELEMENTS = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class WeightMap:
     """Position of each tensor of the checkpoint in the parameters."""
 
     tensors: Mapping[str, torch.Tensor]
@@ -50,7 +50,7 @@ class Map:
 
 
 @torch.no_grad()
-def bake(model: torch.nn.Module, load: Load, schema: Schema) -> Map:
+def build_weight_map(model: torch.nn.Module, load: Load, schema: Schema) -> WeightMap:
     """Build the map of a model; its floating-point parameters are overwritten.
 
     Raises:
@@ -58,7 +58,7 @@ def bake(model: torch.nn.Module, load: Load, schema: Schema) -> Map:
             of it is filled by no tensor.
         ComputedError: a part of it is filled by a computation on tensors.
     """
-    return _Baking(model, load, schema).map()
+    return _MapBuilder(model, load, schema).build()
 
 
 class _HostWords(Mapping[str, Words]):
@@ -80,7 +80,7 @@ class _HostWords(Mapping[str, Words]):
         return len(self.flat)
 
 
-class _Baking:
+class _MapBuilder:
     def __init__(self, model: torch.nn.Module, load: Load, schema: Schema) -> None:
         _check_formats(schema)
         self._load = load
@@ -91,7 +91,7 @@ class _Baking:
         self._formats = {name: NAMES[parameter.dtype] for name, parameter in live.items()}
         self._floating = {name for name, p in live.items() if p.is_floating_point()}
 
-    def map(self) -> Map:
+    def build(self) -> WeightMap:
         for name in self._floating:
             self._words.flat[name].view(torch.uint8).fill_(element_codes.BLANK_BYTE)
         sources = self._sources()
@@ -102,20 +102,20 @@ class _Baking:
                 for tensor, region in self._regions(name, numbers):
                     regions.setdefault(tensor, []).append(region)
         mapped = {region.parameter for found in regions.values() for region in found}
-        return Map({n: flat for n, flat in self._words.flat.items() if n in mapped}, regions)
+        return WeightMap({n: flat for n, flat in self._words.flat.items() if n in mapped}, regions)
 
     def _sources(self) -> dict[str, list[int]]:
         """Tensors that each parameter may hold elements of."""
         formats = {spec.dtype for spec in self._schema.tensors}
         places = range(len(self._schema.tensors))
         numbers = np.arange(len(places), dtype=np.int64)
-        loads = element_codes.loads_for(formats, len(places))
+        loads = element_codes.num_loads(formats, len(places))
         sources = {name: list(places) for name in self._words}
         for load in range(loads):
             self._write(places, lambda place: numbers[place : place + 1], load, loads)
             for name, words in self._words.items():
                 format_ = self._formats[name]
-                seen = element_codes.digits_seen(words, format_)
+                seen = element_codes.digits_present(words, format_)
                 expected = element_codes.digits(numbers, format_, load, loads)
                 sources[name] = [place for place in sources[name] if seen[expected[place]]]
         # A parameter without a trace of any tensor was computed: the numbers show it.
@@ -131,9 +131,11 @@ class _Baking:
         """Source of each element of some parameters."""
         places = sorted({place for name in batch for place in sources[name]})
         formats = {self._schema.tensors[place].dtype for place in places}
-        loads = element_codes.loads_for(formats, int(self._starts[-1]))
+        loads = element_codes.num_loads(formats, int(self._starts[-1]))
         readers = {
-            name: element_codes.Reader(self._formats[name], self._words.flat[name].numel(), loads)
+            name: element_codes.DigitReader(
+                self._formats[name], self._words.flat[name].numel(), loads
+            )
             for name in batch
         }
         for load in range(loads):
@@ -161,7 +163,7 @@ class _Baking:
         def tensors() -> Iterator[tuple[str, torch.Tensor]]:
             for place in places:
                 spec = self._schema.tensors[place]
-                words = element_codes.written(numbers_of(place), spec.dtype, load, loads)
+                words = element_codes.encode_digits(numbers_of(place), spec.dtype, load, loads)
                 whole = words if words.size == spec.elements else words.repeat(spec.elements)
                 yield spec.name, as_tensor(whole, spec.dtype, spec.shape)
 
@@ -173,7 +175,7 @@ class _Baking:
     def _check_filled(self, name: str, numbers: element_codes.Numbers) -> None:
         computed = numbers == element_codes.UNKNOWN
         if computed.any():
-            raise ComputedError(
+            raise ComputedParameterError(
                 f"parameter {name!r} is {self._formats[name]} and holds numbers that its loader "
                 "converted or computed from the version's tensors; spec.weights.dtype sets the "
                 "format of versions and of engines"

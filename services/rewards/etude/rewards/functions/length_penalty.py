@@ -8,7 +8,7 @@ from etude.v1 import rollout_pb2
 VERSION = "1"
 
 
-def bend(x: float, *, k: float, q: float) -> float:
+def length_cost(x: float, *, k: float, q: float) -> float:
     """C(x) = ((1 + kx)^(1-q) - 1) / (k(1 - q)), its limits for q = 1 and k = 0 included.
 
     C(0) = 0 and C'(x) = (1 + kx)^(-q). Written with expm1 and log1p: near q = 1 and k = 0 the
@@ -24,7 +24,7 @@ def bend(x: float, *, k: float, q: float) -> float:
     return math.expm1((1 - q) * grown) / (k * (1 - q))
 
 
-def weighted(costs: rollout_pb2.Costs, weights: CostWeights) -> float:
+def weighted_costs(costs: rollout_pb2.Costs, weights: CostWeights) -> float:
     """The rollout's costs as one amount."""
     return (
         weights.prompt_tokens * costs.prompt_tokens
@@ -41,7 +41,10 @@ def penalty(
     """Penalty of the rollout's length, before the function's weight; never negative."""
     if parameters.only_on_success and success < 1:
         return 0.0
-    x = max(0.0, weighted(rollout.costs, parameters.weights) - parameters.free) / parameters.scale
+    x = (
+        max(0.0, weighted_costs(rollout.costs, parameters.weights) - parameters.free)
+        / parameters.scale
+    )
     if parameters.cap is not None:
         x = min(parameters.cap, x)
-    return math.pow(bend(x, k=parameters.k, q=parameters.q), parameters.power)
+    return math.pow(length_cost(x, k=parameters.k, q=parameters.q), parameters.power)

@@ -13,7 +13,7 @@ from etude.common.api.run.rewards import VerifierParameters
 from etude.common.harbor import task
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions import unfinished
-from etude.rewards.grading import Answer, Handed, Job, Lost, Sandboxes
+from etude.rewards.grading import GradeAnswer, GradeInput, GradingJob, GradingSandboxes, LostGrade
 from etude.v1 import environments_pb2, rollout_pb2
 
 VERSION = "1"
@@ -33,30 +33,30 @@ class Grade(float):
         return made
 
 
-class Broken(NamedTuple):
+class BrokenVerifier(NamedTuple):
     """The verifier ran and left no valid reward."""
 
     what: str
     evidence: environments_pb2.GradeEvidence = environments_pb2.GradeEvidence()
 
 
-Result = Grade | Broken | Lost
+GradeResult = Grade | BrokenVerifier | LostGrade
 
 
-def result(answer: Answer) -> Result:
+def parse_answer(answer: GradeAnswer) -> GradeResult:
     """Parse an answer: one finite number from 0 to 1, or the reason that there is none."""
-    if isinstance(answer, Lost):
+    if isinstance(answer, LostGrade):
         return answer
     evidence = answer.evidence
     if answer.timed_out:
-        return Broken("the hidden tests did not end within their limit", evidence)
+        return BrokenVerifier("the hidden tests did not end within their limit", evidence)
     if not answer.HasField("reward_file"):
         output = answer.output[-200:].decode(errors="replace")
-        return Broken(f"no reward file was left: {output!r}", evidence)
+        return BrokenVerifier(f"no reward file was left: {output!r}", evidence)
     try:
         return Grade(task.parse_reward(answer.reward_file), evidence)
     except ValueError as error:
-        return Broken(str(error), evidence)
+        return BrokenVerifier(str(error), evidence)
 
 
 class _Key(NamedTuple):
@@ -71,10 +71,10 @@ class _Submission(NamedTuple):
     """The graded result of one rollout, with its digest."""
 
     digest: str
-    handed: Handed
+    handed: GradeInput
 
 
-def submission(diff: environments_pb2.WorkspaceDiff, snapshot_id: str = "") -> _Submission:
+def make_submission(diff: environments_pb2.WorkspaceDiff, snapshot_id: str = "") -> _Submission:
     """A diff in canonical order with its digest, so that equal changes are graded once.
 
     A snapshot that is graded in a fork equals only itself: the state of services is unknown.
@@ -84,10 +84,10 @@ def submission(diff: environments_pb2.WorkspaceDiff, snapshot_id: str = "") -> _
     ordered.deleted.extend(sorted(diff.deleted))
     digest = blake3(ordered.SerializeToString(deterministic=True))
     digest.update(snapshot_id.encode())
-    return _Submission(digest.hexdigest(), Handed(ordered, snapshot_id))
+    return _Submission(digest.hexdigest(), GradeInput(ordered, snapshot_id))
 
 
-BASE = submission(environments_pb2.WorkspaceDiff())
+BASE = make_submission(environments_pb2.WorkspaceDiff())
 """The empty diff: the unmodified repository."""
 
 
@@ -96,11 +96,11 @@ class Verifier:
     """Grades a group's distinct diffs, each once."""
 
     parameters: VerifierParameters
-    sandboxes: Sandboxes
-    _known: OrderedDict[_Key, Grade] = field(default_factory=OrderedDict)
+    sandboxes: GradingSandboxes
+    _grades: OrderedDict[_Key, Grade] = field(default_factory=OrderedDict)
 
-    async def outcomes(
-        self, job: Job, task_digest: str, rollouts: Sequence[rollout_pb2.Rollout]
+    async def grade(
+        self, job: GradingJob, task_digest: str, rollouts: Sequence[rollout_pb2.Rollout]
     ) -> list[float | Fault]:
         """Grade each rollout with the hidden tests, in order.
 
@@ -108,17 +108,19 @@ class Verifier:
         breaks there too, the fault is the platform's; else the changes broke it, which is 0.
         Otherwise a policy could learn to have its failures masked.
         """
-        settled = [self._settled(job, rollout) for rollout in rollouts]
+        settled = [self._outcome_or_submission(job, rollout) for rollout in rollouts]
         diffs = dict(found for found in settled if isinstance(found, _Submission))
         results = await self._results(job, task_digest, diffs)
-        if any(isinstance(found, Broken) for found in results.values()):
+        if any(isinstance(found, BrokenVerifier) for found in results.values()):
             results |= await self._results(job, task_digest, dict([BASE]))
         return [
             _outcome(found, results) if isinstance(found, _Submission) else found
             for found in settled
         ]
 
-    def _settled(self, job: Job, rollout: rollout_pb2.Rollout) -> float | Fault | _Submission:
+    def _outcome_or_submission(
+        self, job: GradingJob, rollout: rollout_pb2.Rollout
+    ) -> float | Fault | _Submission:
         """The outcome of a rollout that needs no test, else its submission."""
         if rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT:
             return Fault(FaultReason.ROLLOUT_FAULT, rollout.fault)
@@ -130,50 +132,50 @@ class Verifier:
             return Fault(FaultReason.ROLLOUT_FAULT, f"its diff cannot be read: {error}")
         if job.task.is_graded_in_fork and not rollout.snapshot_id:
             return Fault(FaultReason.ROLLOUT_FAULT, "its environment was not saved for a fork")
-        return submission(diff, rollout.snapshot_id if job.task.is_graded_in_fork else "")
+        return make_submission(diff, rollout.snapshot_id if job.task.is_graded_in_fork else "")
 
     async def _results(
-        self, job: Job, task_digest: str, handed: dict[str, Handed]
-    ) -> dict[str, Result]:
+        self, job: GradingJob, task_digest: str, handed: dict[str, GradeInput]
+    ) -> dict[str, GradeResult]:
         """Results by the diff's digest, from the cache if it was graded before."""
         keys = {digest: _Key(task_digest, digest, VERSION) for digest in handed}
-        results: dict[str, Result] = {d: self._known.get(keys[d], _NOT_YET) for d in handed}
+        results: dict[str, GradeResult] = {d: self._grades.get(keys[d], _NOT_YET) for d in handed}
         for _ in range(1 + self.parameters.retries):
-            missing = [digest for digest, found in results.items() if isinstance(found, Lost)]
+            missing = [digest for digest, found in results.items() if isinstance(found, LostGrade)]
             if not missing or job.left_s <= 0:
                 break
             answers = await self.sandboxes.grade(job, [handed[digest] for digest in missing])
             for digest, answer in zip(missing, answers, strict=True):
-                results[digest] = self._remember(keys[digest], result(answer))
+                results[digest] = self._remember(keys[digest], parse_answer(answer))
         return results
 
-    def _remember(self, key: _Key, found: Result) -> Result:
+    def _remember(self, key: _Key, found: GradeResult) -> GradeResult:
         # A verifier may break on an overloaded host: the next group grades again.
         if isinstance(found, Grade):
-            self._known[key] = found
-            if len(self._known) > CACHED_RESULTS:
-                self._known.popitem(last=False)
+            self._grades[key] = found
+            if len(self._grades) > CACHED_RESULTS:
+                self._grades.popitem(last=False)
         return found
 
 
-_NOT_YET = Lost("its group's deadline passed before it was graded")
+_NOT_YET = LostGrade("its group's deadline passed before it was graded")
 
 
-def _outcome(found: _Submission, results: Mapping[str, Result]) -> float | Fault:
+def _outcome(found: _Submission, results: Mapping[str, GradeResult]) -> float | Fault:
     match results[found.digest]:
         case Grade() as grade:
             return grade
-        case Lost(message):
+        case LostGrade(message):
             return Fault(FaultReason.ENVIRONMENT_LOST, message)
-        case Broken(_, evidence):
+        case BrokenVerifier(_, evidence):
             return _blame(results[BASE.digest], evidence)
 
 
-def _blame(base: Result, evidence: environments_pb2.GradeEvidence) -> float | Fault:
+def _blame(base: GradeResult, evidence: environments_pb2.GradeEvidence) -> float | Fault:
     match base:
         case Grade():
             return Grade(0.0, evidence)
-        case Broken(what):
+        case BrokenVerifier(what):
             return Fault(FaultReason.GRADER_ERROR, f"the unmodified repository too: {what}")
-        case Lost(message):
+        case LostGrade(message):
             return Fault(FaultReason.ENVIRONMENT_LOST, message)

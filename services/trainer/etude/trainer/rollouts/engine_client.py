@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from etude.agent.completions import Completion, FinishReason
-from etude.agent.trajectory import Span
+from etude.agent.trajectory import PolicySpan
 from etude.agent.turns import Sampler
 from etude.common import telemetry
 from etude.common.errors import UnavailableError
@@ -59,7 +59,7 @@ class EngineSampler(Sampler):
     async def _ask(self, target: str, request: inference_pb2.GenerateRequest) -> Completion:
         ids: list[int] = []
         logprobs: list[float] = []
-        spans: list[Span] = []
+        spans: list[PolicySpan] = []
         finish = FinishReason.ABORT
         # An engine that aborts, or hangs up without a finish reason, counts as unreachable.
         async for message in self.engine_of(target).Generate(
@@ -75,8 +75,8 @@ class EngineSampler(Sampler):
         return Completion(ids, logprobs, spans, finish)
 
 
-def _read_span(span: weights_pb2.PolicySpan) -> Span:
-    return Span(
+def _read_span(span: weights_pb2.PolicySpan) -> PolicySpan:
+    return PolicySpan(
         span.start,
         span.end,
         VersionId.from_proto(span.sampled),

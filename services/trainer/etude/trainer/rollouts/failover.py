@@ -20,7 +20,7 @@ from typing_extensions import override
 from etude.agent import replay
 from etude.agent.replay import CallLog
 from etude.agent.tools.base import ToolOutcome
-from etude.agent.turns import Environment, ToolCall
+from etude.agent.turns import RolloutEnvironment, ToolCall
 from etude.common.errors import UnavailableError
 from etude.trainer.rollouts.leases import Leases
 from etude.trainer.rollouts.outage import OutageBudget
@@ -65,7 +65,7 @@ class FailoverCounts:
 
 
 @dataclass(slots=True)
-class FailoverEnvironment(Environment):
+class FailoverEnvironment(RolloutEnvironment):
     """One rollout's environment, which moves to another lease after a loss.
 
     Its methods raise EnvironmentLostError after too many losses, DivergedError when a replay gave
@@ -92,7 +92,7 @@ class FailoverEnvironment(Environment):
 
     @override
     async def run(self, calls: Seq[ToolCall]) -> Seq[ToolOutcome]:
-        known = self.log.answered(calls)
+        known = self.log.known_outcomes(calls)
         fresh = [call for call in calls if call.call_id not in known]
         if fresh:
             self._unanswered = fresh
@@ -142,7 +142,7 @@ class FailoverEnvironment(Environment):
         Raises:
             UnavailableError: no lease was available, or the call log is incomplete.
         """
-        if not self.log.is_whole:
+        if not self.log.is_complete:
             raise UnavailableError(f"{cause}; its call log is too long to be replayed") from cause
         until_s = time.monotonic() + PLACEMENT_S
         self.leases.release([self.lease.lease_id])
@@ -168,10 +168,10 @@ class FailoverEnvironment(Environment):
 
     async def _replay_calls(self) -> int:
         """Replay the calls that may have side effects; return their number."""
-        turns = self.log.repeated()
+        turns = self.log.calls_to_replay()
         for turn in turns:
             outcomes = await self.current.run([logged.call for logged in turn])
-            replay.check(turn, outcomes)
+            replay.check_replay(turn, outcomes)
         num_calls = sum(map(len, turns))
         self.tally.recovered += 1
         self.tally.replayed += num_calls

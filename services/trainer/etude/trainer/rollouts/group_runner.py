@@ -16,7 +16,7 @@ from etude.agent.chat import ChatFormat
 from etude.agent.replay import CallLog, DivergedError
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import Ending, Trajectory
-from etude.agent.turns import Limits, PlatformFaultError, RolloutTask, run_rollout
+from etude.agent.turns import PlatformFaultError, RolloutLimits, RolloutTask, run_rollout
 from etude.common.errors import EtudeError, UnavailableError
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.engine_client import EngineSampler
@@ -225,7 +225,7 @@ class GroupRunner:
             environment,
             self.chat,
             toolset(limits.toolset),
-            Limits(
+            RolloutLimits(
                 max_turns=limits.max_turns,
                 max_turn_tokens=limits.max_turn_tokens,
                 max_tokens=limits.max_tokens,

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from etude.agent import messages
 from etude.agent.tools.base import ToolOutcome
-from etude.agent.turns import Environment, ToolCall
+from etude.agent.turns import RolloutEnvironment, ToolCall
 from etude.common import telemetry
 from etude.common.errors import EtudeError
 from etude.common.rpc import channels
@@ -44,7 +44,7 @@ class LeaseHolder(Protocol):
 
 
 @dataclass(slots=True)
-class SandboxClient(Environment):
+class SandboxClient(RolloutEnvironment):
     """Runs one rollout's tools in the environment that it leased.
 
     Every method raises UnavailableError when the host stayed away, and EnvironmentLostError when

@@ -16,9 +16,9 @@ from etude.common.rpc.server import Server
 from etude.common.weights import VersionId
 from etude.inference.engine.fake import MemoryEngine, MemoryRanks
 from etude.inference.engine.interface import EngineInfo
-from etude.inference.service import SERVICES, Weights
-from etude.inference.status import Status
-from etude.inference.updates.follower import Receiver
+from etude.inference.service import SERVICES, WeightServicer
+from etude.inference.status import ReplicaStatus
+from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.run import Run
@@ -50,11 +50,13 @@ class Damaging(Engines):
 
 
 @asynccontextmanager
-async def listening(receivers: list[Receiver]) -> AsyncIterator[list[str]]:
+async def listening(receivers: list[VersionFollower]) -> AsyncIterator[list[str]]:
     servers = []
     for receiver in receivers:
         server = Server(SERVICES)
-        weights_pb2_grpc.add_WeightServiceServicer_to_server(Weights(receiver), server.grpc_server)
+        weights_pb2_grpc.add_WeightServiceServicer_to_server(
+            WeightServicer(receiver), server.grpc_server
+        )
         await server.start()
         servers.append(server)
     yield [f"127.0.0.1:{server.port}" for server in servers]
@@ -69,10 +71,10 @@ async def test_a_run_goes_on_from_the_version_before_one_that_its_engines_refuse
     world = make_world()
     info = EngineInfo(model="tiny", vocab_size=100, max_model_len=32, max_concurrent=4)
     receivers = [
-        Receiver(
+        VersionFollower(
             stager=Stager(world.store, "run", tmp_path / str(place)),
             engine=MemoryEngine(info, MemoryRanks(1)),
-            status=Status(replica=f"inference-{place}"),
+            status=ReplicaStatus(replica=f"inference-{place}"),
         )
         for place in range(2)
     ]

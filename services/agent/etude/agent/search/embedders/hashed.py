@@ -13,8 +13,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from etude.agent.search.contents import HASHED
-from etude.agent.search.embedders.interface import Bytes, Embedder, quantised
+from etude.agent.search.contents import HASHED_ID
+from etude.agent.search.embedders.interface import Bytes, Embedder, quantise
 from etude.agent.search.tokens import COUNT_WEIGHTS, MAX_COUNT, Passage
 
 COMPONENTS = 256
@@ -24,7 +24,7 @@ _DICE = 4
 """Bytes whose sum is one component: bell-shaped, and integer."""
 
 
-class HashedNull(Embedder):
+class HashedEmbedder(Embedder):
     """The embedder that needs no model."""
 
     __slots__ = ()
@@ -32,7 +32,7 @@ class HashedNull(Embedder):
     @property
     @override
     def id(self) -> str:
-        return HASHED
+        return HASHED_ID
 
     @property
     @override
@@ -54,7 +54,7 @@ class HashedNull(Embedder):
                 )
                 weights = [_weight(word, count) for word, count in passage.counts.items()]
                 sums[index] = np.array(weights, np.float64) @ rows
-        return quantised(sums)
+        return quantise(sums)
 
     @override
     def embed_query(self, question: Passage) -> Bytes:

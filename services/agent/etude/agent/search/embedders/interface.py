@@ -45,7 +45,7 @@ class Embedder(Protocol):
         ...
 
 
-def quantised(sums: NDArray[np.float64]) -> Bytes:
+def quantise(sums: NDArray[np.float64]) -> Bytes:
     """The nearest directions with components of int8.  [N, C] -> [N, C]."""
     largest = np.abs(sums).max(axis=1, keepdims=True, initial=0.0)
     rows: Bytes = np.rint(sums * 127 / np.where(largest > 0, largest, 1)).astype(np.int8)

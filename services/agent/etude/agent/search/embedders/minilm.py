@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from etude.agent.search.embedders.interface import Bytes, Embedder, quantised
+from etude.agent.search.embedders.interface import Bytes, Embedder, quantise
 from etude.agent.search.tokens import Passage
 from etude.common.errors import CorruptError, Problem, UserError
 
@@ -37,7 +37,7 @@ _EPSILON = 1e-12
 Floats = NDArray[np.float32]
 
 
-class _About(TypedDict):
+class _TensorHeader(TypedDict):
     """Entry of a tensor in a safetensors header."""
 
     dtype: str
@@ -46,7 +46,7 @@ class _About(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MiniLm(Embedder):
+class MiniLmEmbedder(Embedder):
     """The model in memory; build it with `load`."""
 
     tensors: Mapping[str, Floats] = field(repr=False)
@@ -76,7 +76,7 @@ class MiniLm(Embedder):
         for start in range(0, len(order), _BATCH):
             some = order[start : start + _BATCH]
             rows[some] = self._means([encoded[index] for index in some])
-        return quantised(rows)
+        return quantise(rows)
 
     @override
     def embed_query(self, question: Passage) -> Bytes:
@@ -185,7 +185,7 @@ def _tensors(path: Path) -> dict[str, Floats]:
     if hashlib.sha256(data).hexdigest() != _SHA256:
         raise CorruptError(f"{path} does not hold the published weights of all-MiniLM-L6-v2")
     size = int.from_bytes(data[:8], "little")
-    header: dict[str, _About] = json.loads(data[8 : 8 + size])
+    header: dict[str, _TensorHeader] = json.loads(data[8 : 8 + size])
     found: dict[str, Floats] = {}
     for name, about in header.items():
         if name != "__metadata__" and about["dtype"] == "F32":

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from etude.agent.search.contents import HASHED
-from etude.agent.search.embedders.hashed import HashedNull
+from etude.agent.search.contents import HASHED_ID
+from etude.agent.search.embedders.hashed import HashedEmbedder
 from etude.agent.search.embedders.interface import Embedder
 from etude.agent.search.embedders.minilm import ID as MINILM
-from etude.agent.search.embedders.minilm import MiniLm
-from etude.agent.search.embedders.trained import TrainedTable
+from etude.agent.search.embedders.minilm import MiniLmEmbedder
+from etude.agent.search.embedders.trained import TrainedEmbedder
 from etude.common.errors import Problem, UserError
 
 _TRAINED = re.compile(r"trained-[0-9a-f]{16}")
@@ -22,12 +22,12 @@ class SearchBackendError(UserError):
         super().__init__(Problem(reason="SearchBackend", what=what, where=where, fix=fix))
 
 
-def file_of(name: str, folder: Path) -> Path:
+def table_path(name: str, folder: Path) -> Path:
     """Path of the trained table with this id."""
     return folder / f"{name}.npz"
 
 
-def backend(name: str, folder: Path) -> Embedder:
+def load_embedder(name: str, folder: Path) -> Embedder:
     """Load the embedder with this id.
 
     Args:
@@ -39,17 +39,17 @@ def backend(name: str, folder: Path) -> Embedder:
         UserError: the sentence model is not installed.
         CorruptError: the file is not a table.
     """
-    if name == HASHED:
-        return HashedNull()
+    if name == HASHED_ID:
+        return HashedEmbedder()
     if name == MINILM:
-        return MiniLm.load()
+        return MiniLmEmbedder.load()
     if not _TRAINED.fullmatch(name):
-        known = f"{HASHED}, {MINILM} and trained-… are known"
+        known = f"{HASHED_ID}, {MINILM} and trained-… are known"
         raise SearchBackendError(name, "there is no such backend", f"name one: {known}")
-    path = file_of(name, folder)
+    path = table_path(name, folder)
     if not path.is_file():
         raise SearchBackendError(name, f"{path} does not exist", "train it: make search-model")
-    found = TrainedTable.load(path)
+    found = TrainedEmbedder.load(path)
     if found.id != name:
         raise SearchBackendError(name, f"{path} holds {found.id}", "copy the file of that name")
     return found

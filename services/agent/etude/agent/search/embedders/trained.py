@@ -17,7 +17,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from etude.agent.search.embedders.interface import MAX_COMPONENTS, Bytes, Embedder, quantised
+from etude.agent.search.embedders.interface import MAX_COMPONENTS, Bytes, Embedder, quantise
 from etude.agent.search.tokens import COUNT_WEIGHTS, MAX_COUNT, Passage
 from etude.common.errors import CorruptError
 
@@ -27,7 +27,7 @@ _COUNT_WEIGHTS = np.array(COUNT_WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedTable(Embedder):
+class TrainedEmbedder(Embedder):
     """A table of words; build it with `of` or `load`."""
 
     digest: str
@@ -62,7 +62,7 @@ class TrainedTable(Embedder):
                 ids, counts = np.array(held).T
                 weights = _COUNT_WEIGHTS[np.minimum(counts, MAX_COUNT)] * self.scales[ids]
                 sums[index] = weights.astype(np.float64) @ self.rows[ids].astype(np.float64)
-        return quantised(sums)
+        return quantise(sums)
 
     @override
     def embed_query(self, question: Passage) -> Bytes:
@@ -70,11 +70,11 @@ class TrainedTable(Embedder):
         return row
 
     @classmethod
-    def of(cls, words: Sequence[str], rows: NDArray[np.float32]) -> Self:
+    def quantise_rows(cls, words: Sequence[str], rows: NDArray[np.float32]) -> Self:
         """The nearest table of whole numbers."""
         largest = np.abs(rows).max(axis=1)
         scales = np.rint(largest * _MAX_SCALE / largest.max()).astype(np.uint16)
-        return cls._made("\n".join(words).encode(), quantised(rows.astype(np.float64)), scales)
+        return cls._build("\n".join(words).encode(), quantise(rows.astype(np.float64)), scales)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -101,7 +101,7 @@ class TrainedTable(Embedder):
             or not 0 < rows.shape[1] <= MAX_COMPONENTS
         ):
             raise CorruptError(f"{path} is not a table of words: its parts do not fit together")
-        return cls._made(text, rows, scales)
+        return cls._build(text, rows, scales)
 
     def save(self, path: Path) -> None:
         """Write the table to a file, the same bytes for the same table."""
@@ -110,7 +110,7 @@ class TrainedTable(Embedder):
             np.savez(file, words=words, rows=self.rows, scales=self.scales)
 
     @classmethod
-    def _made(cls, text: bytes, rows: Bytes, scales: NDArray[np.uint16]) -> Self:
+    def _build(cls, text: bytes, rows: Bytes, scales: NDArray[np.uint16]) -> Self:
         digest = blake3(text + b"\0" + rows.tobytes() + scales.astype("<u2").tobytes()).hexdigest()
         words = text.decode("ascii", "replace").split("\n")
         ids = {word: index for index, word in enumerate(words)}

@@ -34,7 +34,7 @@ def _parser(name: str) -> Parser:
     return Parser(Language(getattr(importlib.import_module(grammar.module), grammar.function)()))
 
 
-def cut(name: str, data: bytes) -> list[line_ranges.Span] | None:
+def cut_file(name: str, data: bytes) -> list[line_ranges.LineRange] | None:
     """Line ranges of one file, or None if parsing takes too many steps."""
     steps, most = 0, STEPS + STEPS_PER_KIB * len(data) // 1024
 
@@ -52,7 +52,7 @@ def cut(name: str, data: bytes) -> list[line_ranges.Span] | None:
         _parser(name).reset()
         return None
     num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    return line_ranges.cut(tree.root_node, num_lines)
+    return line_ranges.cut_tree(tree.root_node, num_lines)
 
 
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
@@ -60,7 +60,7 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
     answers.write(READY)
     while header := requests.readline():
         name, _, size = header.decode().partition(" ")
-        found = cut(name, requests.read(int(size)))
+        found = cut_file(name, requests.read(int(size)))
         row = "-" if found is None else " ".join(f"{s.start}:{s.end}" for s in found)
         answers.write(row.encode() + b"\n")
         answers.flush()

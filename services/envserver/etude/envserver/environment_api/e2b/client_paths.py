@@ -1,6 +1,6 @@
 """Conversion between the paths of E2B's clients and those of a workspace."""
 
-from etude.agent.workspace import relative
+from etude.agent.workspace import relative_path
 from etude.agent.workspace.interface import HOME
 
 USER_HOME = "/home/user"
@@ -15,8 +15,8 @@ def workspace_path(path: str) -> str:
     """
     for home in (USER_HOME, HOME, "~"):
         if path == home or path.startswith(home + "/"):
-            return relative(path.removeprefix(home).lstrip("/"))
-    return relative(path)
+            return relative_path(path.removeprefix(home).lstrip("/"))
+    return relative_path(path)
 
 
 def client_path(path: str, *, like: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from etude.common.weights.replicas import gather_kernels
 from etude.common.weights.tensors.ulp import top_bit
 from etude.common.weights.tensors.words import Words
-from etude.inference.worker.device.parameter import Memory, host, split
+from etude.inference.worker.device.parameter import DeviceParameter, split_keys, to_host_words
 from etude.kernels import delta as deltas
 from etude.kernels.delta import Delta
 from etude.kernels.words import Axis, signed
@@ -19,7 +19,7 @@ from etude.kernels.words import Axis, signed
 Integers = npt.NDArray[np.int64]
 
 
-class Found(NamedTuple):
+class RegionElements(NamedTuple):
     """Elements of a block that lie in a region."""
 
     flats: Integers
@@ -28,7 +28,7 @@ class Found(NamedTuple):
     """Index in the block. [k]"""
 
 
-class Group:
+class ChangeGroup:
     """Changes of one parameter and one kind, collected block by block."""
 
     def __init__(self) -> None:
@@ -40,37 +40,37 @@ class Group:
         self._keys.append(keys)
         self._values.append(values)
 
-    def change(self, memory: Memory, axis: Axis) -> "Change":
+    def change(self, memory: DeviceParameter, axis: Axis) -> "KernelChange":
         """Gather the old words and compute the new ones; writes nothing."""
         keys, values = np.concatenate(self._keys), np.concatenate(self._values)
         if (keys[1:] < keys[:-1]).any():
             # Tiles of the checkpoint and of the region are not cut alike.
             order = np.argsort(keys, kind="stable")
             keys, values = keys[order], values[order]
-        counts, index = split(keys, memory.num_tiles)
+        counts, index = split_keys(keys, memory.num_tiles)
         delta = deltas.staged_delta(
             memory.tiles,
-            counts=_put(counts, memory),
-            index=_put(index, memory),
-            value=_put(values, memory),
+            counts=_to_device(counts, memory),
+            index=_to_device(index, memory),
+            value=_to_device(values, memory),
         )
         if axis is not Axis.ABSOLUTE:
             resolved = deltas.delta_resolve(memory.raw, delta=delta, axis=axis)
-            return Change(memory, resolved.delta, resolved.old)
-        delta = deltas.checked(memory.raw, delta=delta)
+            return KernelChange(memory, resolved.delta, resolved.old)
+        delta = deltas.check_delta(memory.raw, delta=delta)
         prepared = deltas.delta_prepare(memory.raw, delta=delta)
-        return Change(memory, replace(delta, digest=prepared.digest), prepared.old)
+        return KernelChange(memory, replace(delta, digest=prepared.digest), prepared.old)
 
 
-def _put(array: npt.NDArray[np.generic], memory: Memory) -> Tensor:
+def _to_device(array: npt.NDArray[np.generic], memory: DeviceParameter) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(memory.raw.device)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KernelChange:
     """Words that kernels write."""
 
-    memory: Memory
+    memory: DeviceParameter
     delta: Delta
     """New words."""
     old: Tensor
@@ -92,13 +92,15 @@ class Change:
 
     def apply(self) -> Tensor:
         """Write the new words; whether one that was overwritten was neither old nor new.  []."""
-        return self._strange(deltas.delta_apply(self.memory.raw, delta=self.delta))
+        return self._any_unexpected(deltas.delta_apply(self.memory.raw, delta=self.delta))
 
     def undo(self) -> Tensor:
         """Write the old words; as apply()."""
-        return self._strange(deltas.delta_undo(self.memory.raw, delta=self.delta, old=self.old))
+        return self._any_unexpected(
+            deltas.delta_undo(self.memory.raw, delta=self.delta, old=self.old)
+        )
 
-    def _strange(self, seen: Tensor) -> Tensor:
+    def _any_unexpected(self, seen: Tensor) -> Tensor:
         found = signed(seen)
         return ((found != signed(self.old)) & (found != signed(self.delta.value))).any()
 
@@ -107,15 +109,15 @@ class Change:
 class WideChange:
     """Words of 64 bits, written by torch."""
 
-    memory: Memory
+    memory: DeviceParameter
     at: Tensor
     old: Tensor
     new: Tensor
 
     @classmethod
-    def gathered(
+    def gather(
         cls,
-        memory: Memory,
+        memory: DeviceParameter,
         at: Integers,
         data: Words,
         *,
@@ -125,7 +127,7 @@ class WideChange:
     ) -> Self:
         """Gather the old words, and compute the new ones on the host."""
         gathered = memory.gather(at)
-        old = host(gathered, data)
+        old = to_host_words(gathered, data)
         new = np.empty_like(data)
         kind = gather_kernels.NEW if is_absolute else gather_kernels.ULP
         kind = gather_kernels.XOR if is_xor else kind

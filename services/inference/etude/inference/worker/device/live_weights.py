@@ -31,8 +31,13 @@ from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words, word_type
-from etude.inference.worker.device.changes import Change, Found, Group, WideChange
-from etude.inference.worker.device.parameter import Memory, Sums, host
+from etude.inference.worker.device.changes import (
+    ChangeGroup,
+    KernelChange,
+    RegionElements,
+    WideChange,
+)
+from etude.inference.worker.device.parameter import DeviceParameter, DigestSums, to_host_words
 from etude.kernels.words import Axis
 
 Integers = npt.NDArray[np.int64]
@@ -41,7 +46,7 @@ Integers = npt.NDArray[np.int64]
 class DevicePrepared(NamedTuple):
     """Gathered before anything is written, so that every write can be repeated and undone."""
 
-    patches: tuple[Change | WideChange, ...]
+    patches: tuple[KernelChange | WideChange, ...]
     digest: Digest
     """Difference to the state digest of the elements that this rank counts."""
     changed: int
@@ -72,18 +77,20 @@ class DeviceLiveWeights:
         """
         self._layout = BlockLayout(schema)
         self._flat = dict(parameters)
-        self._hold(regions)
+        self._set_regions(regions)
 
-    def _hold(self, regions: Regions) -> None:
+    def _set_regions(self, regions: Regions) -> None:
         self.regions = {tensor: tuple(found) for tensor, found in regions.items()}
-        self._held = {t: self._checked(t, found) for t, found in self.regions.items() if found}
+        self._held = {
+            t: self._check_regions(t, found) for t, found in self.regions.items() if found
+        }
         mine: dict[str, list[tuple[int, HeldRegion]]] = {name: [] for name in self._flat}
         for tensor, held in self._held.items():
             for holding in held:
                 mine[holding.region.parameter].append((tensor, holding))
         offsets = self._layout.schema.offsets
         self._memory = {
-            name: Memory(
+            name: DeviceParameter(
                 self._flat[name],
                 [(holding.window, offsets[tensor]) for tensor, holding in held],
             )
@@ -105,12 +112,12 @@ class DeviceLiveWeights:
         Raises:
             ValueError: a region does not fit its tensor or its parameter.
         """
-        self._hold(regions)
+        self._set_regions(regions)
 
     def scan(self) -> Digest:
         """The state digest of the elements that this rank counts."""
-        with self._beside():
-            sums = Sums()
+        with self._side_stream():
+            sums = DigestSums()
             for tensor, held in self._held.items():
                 for holding in held:
                     if holding.region.counted:
@@ -127,17 +134,17 @@ class DeviceLiveWeights:
             CorruptError: a block that its tensor cannot have, or two that overlap.
             ValueError: a block that only old words decode is not whole on this rank.
         """
-        with self._beside():
+        with self._side_stream():
             return self._prepare(self._layout.sort_blocks(list(blocks)))
 
-    def commit(self, prepared: DevicePrepared) -> bool:
+    def write(self, prepared: DevicePrepared) -> bool:
         """Write the new words; harmless when repeated. Waits for the device once, at the end.
 
         Returns:
             False if an overwritten word was neither the gathered one nor already the new one:
             the live words are then wrong, and must be undone.
         """
-        return _all_known([patch.apply() for patch in prepared.patches])
+        return _all_expected([patch.apply() for patch in prepared.patches])
 
     def undo(self, prepared: DevicePrepared) -> bool:
         """Write the old words back; harmless when repeated, and after half a commit.
@@ -145,10 +152,10 @@ class DeviceLiveWeights:
         Returns:
             False if a word that was overwritten was neither old nor new.
         """
-        return _all_known([patch.undo() for patch in prepared.patches])
+        return _all_expected([patch.undo() for patch in prepared.patches])
 
     @contextlib.contextmanager
-    def _beside(self) -> Iterator[None]:
+    def _side_stream(self) -> Iterator[None]:
         """Launch on a side stream, concurrently with forward passes; synchronise at the end."""
         if self._side is None:
             yield
@@ -157,7 +164,7 @@ class DeviceLiveWeights:
             yield
             self._side.synchronize()
 
-    def _checked(self, tensor: int, regions: Iterable[Region]) -> list[HeldRegion]:
+    def _check_regions(self, tensor: int, regions: Iterable[Region]) -> list[HeldRegion]:
         spec = self._layout.schema.tensors[tensor]
         found = list(regions)
         for region in found:
@@ -172,27 +179,27 @@ class DeviceLiveWeights:
         return held_regions(found)
 
     def _prepare(self, blocks: list[StagedBlock]) -> DevicePrepared:
-        groups: dict[tuple[str, Axis, bool], Group] = {}
-        patches: list[Change | WideChange] = []
-        sums = Sums()
+        groups: dict[tuple[str, Axis, bool], ChangeGroup] = {}
+        patches: list[KernelChange | WideChange] = []
+        sums = DigestSums()
         for block in blocks:
             held = self._held.get(block.tensor, [])
-            met = [(n, h) for n, h in enumerate(held) if self._meets(block, h)]
+            met = [(n, h) for n, h in enumerate(held) if self._overlaps(block, h)]
             known = self._decoded(block, held) if met else block
             for n, holding in met:
-                found = self._found(known, holding)
+                found = self._region_elements(known, holding)
                 if not found.flats.size:
                     continue
                 memory = self._memory[holding.region.parameter]
                 if memory.is_wide:
-                    patches.append(self._wide(known, holding, found, memory, sums))
+                    patches.append(self._wide_change(known, holding, found, memory, sums))
                     continue
                 first_tile = memory.first_tiles[self._place[block.tensor, n]]
                 axis, values = self._values(known, holding, found, memory)
                 keys = memory.keys(found.flats, holding.window, first_tile)
-                for counts, chosen in _counted(found.flats, holding):
+                for counts, chosen in _split_counted(found.flats, holding):
                     key = (holding.region.parameter, axis, counts)
-                    groups.setdefault(key, Group()).add(keys[chosen], values[chosen])
+                    groups.setdefault(key, ChangeGroup()).add(keys[chosen], values[chosen])
         for (parameter, axis, counts), group in groups.items():
             change = group.change(self._memory[parameter], axis)
             patches.append(change)
@@ -200,7 +207,7 @@ class DeviceLiveWeights:
                 sums.add(change.digest, change.changed)
         return DevicePrepared(tuple(patches), sums.digest(), sums.changed())
 
-    def _meets(self, block: StagedBlock, holding: HeldRegion) -> bool:
+    def _overlaps(self, block: StagedBlock, holding: HeldRegion) -> bool:
         grain = self._layout.tile_rows(block.tensor, block.tile)
         first, last = (
             grain.base + row * grain.stride + column
@@ -208,7 +215,7 @@ class DeviceLiveWeights:
         )
         return first < holding.region.source_stop and last >= holding.region.source_offset
 
-    def _found(self, block: StagedBlock, holding: HeldRegion) -> Found:
+    def _region_elements(self, block: StagedBlock, holding: HeldRegion) -> RegionElements:
         """Elements of a block that lie in a region.
 
         Raises:
@@ -223,27 +230,38 @@ class DeviceLiveWeights:
         if count < 0:
             where = self._layout.describe(block.tensor, block.tile)
             raise CorruptError(f"{where}: places do not increase inside the block")
-        return Found(flats[:count], picks[:count])
+        return RegionElements(flats[:count], picks[:count])
 
     def _values(
-        self, block: StagedBlock, holding: HeldRegion, found: Found, memory: Memory
+        self,
+        block: StagedBlock,
+        holding: HeldRegion,
+        found: RegionElements,
+        memory: DeviceParameter,
     ) -> tuple[Axis, Words]:
         """Values from which the device computes the new words, and their meaning."""
-        data = _data(block)[found.picks]
+        data = _block_data(block)[found.picks]
         if block.codec is Codec.XOR_ZSTD:
-            return Axis.ABSOLUTE, host(memory.gather(_positions(found, holding)), data) ^ data
+            return Axis.ABSOLUTE, to_host_words(
+                memory.gather(_positions(found, holding)), data
+            ) ^ data
         if block.index is None:
             return Axis.ABSOLUTE, data
         is_ordered = self._layout.schema.tensors[block.tensor].is_ordered
         return Axis.ORDERED if is_ordered else Axis.PLAIN, data
 
-    def _wide(
-        self, block: StagedBlock, holding: HeldRegion, found: Found, memory: Memory, sums: Sums
+    def _wide_change(
+        self,
+        block: StagedBlock,
+        holding: HeldRegion,
+        found: RegionElements,
+        memory: DeviceParameter,
+        sums: DigestSums,
     ) -> WideChange:
         """Change of 64-bit words: few, and computed on the host."""
         at = _positions(found, holding)
-        data = _data(block)[found.picks]
-        change = WideChange.gathered(
+        data = _block_data(block)[found.picks]
+        change = WideChange.gather(
             memory,
             at,
             data,
@@ -252,7 +270,7 @@ class DeviceLiveWeights:
             is_ordered=self._layout.schema.tensors[block.tensor].is_ordered,
         )
         if holding.region.counted:
-            old, new = host(change.old, data), host(change.new, data)
+            old, new = to_host_words(change.old, data), to_host_words(change.new, data)
             span = self._layout.span(block)
             sums.add_host(region_kernels.count_changes(old, new, found.flats, span, holding.others))
         return change
@@ -263,9 +281,9 @@ class DeviceLiveWeights:
     def _fill(
         self, block: StagedBlock, holding: HeldRegion, old: Words, seen: npt.NDArray[np.bool_]
     ) -> None:
-        found = self._found(block, holding)
+        found = self._region_elements(block, holding)
         memory = self._memory[holding.region.parameter]
-        old[found.picks] = host(memory.gather(_positions(found, holding)), old)
+        old[found.picks] = to_host_words(memory.gather(_positions(found, holding)), old)
         seen[found.picks] = True
 
 
@@ -275,7 +293,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch annotates half of it
 
 
-def _data(block: StagedBlock) -> Words:
+def _block_data(block: StagedBlock) -> Words:
     """The words of a block that is decoded.
 
     Raises:
@@ -286,14 +304,14 @@ def _data(block: StagedBlock) -> Words:
     return block.data
 
 
-def _positions(found: Found, holding: HeldRegion) -> Integers:
+def _positions(found: RegionElements, holding: HeldRegion) -> Integers:
     """Words of the parameter that hold the elements.  [k]."""
     at = np.empty(found.flats.size, np.int64)
     region_kernels.positions(found.flats, holding.window, 0, at)  # type: ignore[arg-type]  # compiled for any integers
     return at
 
 
-def _counted(
+def _split_counted(
     flats: Integers, holding: HeldRegion
 ) -> Iterator[tuple[bool, npt.NDArray[np.bool_] | slice]]:
     """Elements that count in the digest, then those that do not."""
@@ -303,20 +321,20 @@ def _counted(
     if not holding.others.shape[0]:
         yield True, slice(None)
         return
-    counts = _counts(flats, holding.others)
+    counts = _are_counted(flats, holding.others)
     for value in (True, False):
         if (counts == value).any():
             yield value, counts == value
 
 
 @compiled
-def _counts(flats: Integers, others: Integers) -> npt.NDArray[np.bool_]:
+def _are_counted(flats: Integers, others: Integers) -> npt.NDArray[np.bool_]:
     found = np.empty(flats.size, np.bool_)
     for i in range(flats.size):
         found[i] = region_kernels.is_counted(flats[i], others)
     return found
 
 
-def _all_known(strange: list[Tensor]) -> bool:
+def _all_expected(strange: list[Tensor]) -> bool:
     """True if no overwritten word was unexpected; the only wait for the device."""
     return not strange or not bool(torch.stack(strange).any())

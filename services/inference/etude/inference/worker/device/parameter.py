@@ -14,7 +14,7 @@ from etude.common.weights.tensors.jit import compiled
 from etude.common.weights.tensors.words import Words
 from etude.kernels.digest import digest_lanes, digest_scan, element_sums
 from etude.kernels.tiles import TILE_ELEMENTS, Rectangle, rectangle_tiles
-from etude.kernels.words import lanes_per_element, signed, widened, words
+from etude.kernels.words import lanes_per_element, raw_words, signed, widen
 
 Integers = npt.NDArray[np.int64]
 
@@ -22,7 +22,7 @@ _PIECE = 1 << 24
 """Elements of a strided region that are digested at a time: 8 bytes each, a few times over."""
 
 
-class Memory:
+class DeviceParameter:
     """One parameter."""
 
     def __init__(self, flat: Tensor, windows: Sequence[tuple[RegionWindow, int]]) -> None:
@@ -35,7 +35,7 @@ class Memory:
         self.is_wide = flat.itemsize == 8
         # Words of 64 bits have no kernels: as numbers for torch, as halves for the digest.
         self.raw = (
-            flat.detach().view(torch.int64) if self.is_wide else words(flat, name="parameter")
+            flat.detach().view(torch.int64) if self.is_wide else raw_words(flat, name="parameter")
         )
         self.first_tiles: list[int] = []
         rectangles: list[Rectangle] = []
@@ -59,12 +59,12 @@ class Memory:
     def _numbers(self) -> Tensor:
         return self.raw if self.is_wide else signed(self.raw)
 
-    def scan(self, sums: "Sums", holding: HeldRegion, first_lane: int) -> None:
+    def scan(self, sums: "DigestSums", holding: HeldRegion, first_lane: int) -> None:
         """Add the digest of the counted elements of a region."""
         window = holding.window
         raw = self._numbers()
         if self.is_wide:
-            raw, window = raw.view(torch.int32), _doubled(window)
+            raw, window = raw.view(torch.int32), _half_word_window(window)
         if window.rows == 1 and not holding.others.shape[0]:
             part = raw[window.parameter_offset : window.parameter_offset + window.width]
             lanes = lanes_per_element(8 * raw.itemsize)
@@ -74,15 +74,15 @@ class Memory:
         others = holding.others * (np.array([2, 2, 1, 2, 2, 2]) if self.is_wide else 1)
         band = max(1, _PIECE // window.width)
         for row in range(0, window.rows, band):
-            sums.add_lanes(_strided(raw, window, row, band, others, first_lane))
+            sums.add_lanes(_digest_rows(raw, window, row, band, others, first_lane))
 
 
-def _doubled(window: RegionWindow) -> RegionWindow:
+def _half_word_window(window: RegionWindow) -> RegionWindow:
     """The same place in words half as wide."""
     return RegionWindow(*(2 * n for n in window))._replace(rows=window.rows)
 
 
-def _strided(
+def _digest_rows(
     raw: Tensor, window: RegionWindow, row: int, band: int, others: Integers, first_lane: int
 ) -> Tensor:
     """Digest of some rows of a region, element by element.  [2]."""
@@ -94,7 +94,7 @@ def _strided(
     down = torch.arange(row, row + rows, device=raw.device)[:, None]
     along = torch.arange(window.width, device=raw.device)
     flats = (window.source_offset + down * window.source_stride + along).flatten()
-    numbers = widened(part.contiguous()).flatten()
+    numbers = widen(part.contiguous()).flatten()
     for other in others.tolist():
         place = flats - other[1]
         line = place.div(other[5], rounding_mode="floor")
@@ -151,18 +151,20 @@ def _keys(flats: Integers, window: RegionWindow, first_tile: int, keys: Integers
         keys[i] = first + at - start
 
 
-def split(keys: Integers, num_tiles: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def split_keys(
+    keys: Integers, num_tiles: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Number of changes per tile, and the index of each inside its tile.  [N], [k]."""
     counts = np.bincount(keys // TILE_ELEMENTS, minlength=num_tiles).astype(np.int32)
     return counts, (keys % TILE_ELEMENTS).astype(np.int32)
 
 
-def host(numbers: Tensor, like: Words) -> Words:
+def to_host_words(numbers: Tensor, like: Words) -> Words:
     """Signed integers on a device as words in host memory."""
     return numbers.cpu().numpy().view(like.dtype)
 
 
-class Sums:
+class DigestSums:
     """Digests and counts of many launches, read from the device once."""
 
     def __init__(self) -> None:
