@@ -14,7 +14,7 @@ from tests.harness.chaos.mutations import MUTATIONS
 from tests.harness.chaos.result import Result
 from tests.support import s3_servers
 
-OUT = Path(__file__).parents[2] / "bench" / "out" / "chaos_weights.json"
+OUT = Path(__file__).parents[3] / "bench" / "out" / "chaos_weights.json"
 VERSIONS, QUICK_VERSIONS = 1000, 60
 STORES = ("folder", "minio", "moto")
 ENGINES = "engines"

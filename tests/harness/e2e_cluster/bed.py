@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support import testbeds
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BASE = "localhost/etude-base:1"
 MINIO = "localhost/minio:1"
 DISK_GIB = 10

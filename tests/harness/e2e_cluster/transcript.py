@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-OUT = Path(__file__).parents[2] / "bench" / "out"
+OUT = Path(__file__).parents[3] / "bench" / "out"
 
 
 class Transcript:

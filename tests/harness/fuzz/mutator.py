@@ -12,7 +12,7 @@ from etude.envserver.guest import frames
 from etude.envserver.guest.frames import Frame, FrameFlag, FrameKind, FrameParser
 from etude.v1 import environments_pb2, guest_pb2
 
-CORPUS = Path(__file__).parents[1] / "corpus" / "frames"
+CORPUS = Path(__file__).parents[2] / "corpus" / "frames"
 GUEST, HOST = CORPUS / "guest.frames", CORPUS / "host.frames"
 """Frames of a golden run, as `python -m tests.harness.fuzz.recording` keeps them."""
 _ANSWERS: list[tuple[int, bytes | Message]] = [

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tests.support import testbeds
 from tests.support.testbeds import State
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOME = "etude-system"
 READY_S = 120
 VALUES: Mapping[str, Any] = {

@@ -23,7 +23,7 @@ from etude.common.rpc.channels import dial
 from etude.common.weights import VersionId
 from etude.v1 import inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 END_S = 60.0
 CALL_S = 60.0
 PROBE_S = 5.0
