@@ -33,7 +33,7 @@ def test_a_keyframe_is_written_after_so_many_steps(
     keeper = keep(trained.store, every=every, stepsPerVersion=steps)
     for number in range(1, 8):
         trained.publish(number)
-        keeper.round()
+        keeper.run_round()
     assert keyframes(trained.store) == [VersionId(1, 3), VersionId(1, 6)]
 
 
@@ -44,13 +44,13 @@ def test_a_keyframe_is_written_once_deltas_add_up_to_a_share_of_the_last(
     sizes = [trained.publish(number).num_bytes for number in range(1, 4)]
     whole = weights.read_manifest(trained.store, VersionId(1, 0)).num_bytes
     assert sum(sizes) < 0.2 * whole
-    keeper.round()
+    keeper.run_round()
     assert keyframes(trained.store) == []
     number = 3
     while sum(sizes) < 0.2 * whole:
         number += 1
         sizes.append(trained.publish(number).num_bytes)
-        keeper.round()
+        keeper.run_round()
     assert keyframes(trained.store) == [VersionId(1, number)]
 
 
@@ -61,7 +61,7 @@ def test_a_keyframe_is_the_version_bit_for_bit_in_parts_of_bounded_size(
     keeper = keep(trained.store, every=2, part_bytes=part_bytes)
     trained.publish(1)
     trained.publish(2)
-    report = keeper.round()
+    report = keeper.run_round()
     record = weights.read_keyframe(trained.store, VersionId(1, 2))
     dense = max(part_bytes, 2 * 128 * 2)
     assert all(item.size <= 1.1 * dense + 1000 for item in record.objects)
@@ -83,10 +83,10 @@ def test_a_skip_leads_from_one_version_to_another_bit_for_bit(
     keeper = keep(trained.store, skips=[4], codec=codec, part_bytes=part_bytes)
     reader = Mirror(trained.store, tmp_path / "reader")
     reader.move_to(VersionId(1, 0))
-    keeper.round()
+    keeper.run_round()
     for number in range(1, 10):
         trained.publish(number, density=0.02)
-        keeper.round()
+        keeper.run_round()
     assert skips(trained.store) == [(0, 4), (4, 8)]
     written = read_skip(trained.store, VersionId(1, 0), VersionId(1, 4)).stats.codecs
     cut = {"L1"} if part_bytes == 6_000 else set()  # a tile in two parts takes L1
@@ -101,30 +101,30 @@ def test_skips_of_all_strides_come_out_when_the_keeper_catches_up_at_once(
     for number in range(1, 18):
         trained.publish(number)
     keeper = keep(trained.store, skips=[4, 8])
-    keeper._copy().move_to(VersionId(1, 0))
-    keeper._arrived(keeper._copy())
-    keeper.round()
+    keeper._open_copy().move_to(VersionId(1, 0))
+    keeper._handle_arrival(keeper._open_copy())
+    keeper.run_round()
     assert skips(trained.store) == [(0, 4), (0, 8), (4, 8), (8, 12), (8, 16), (12, 16)]
 
 
 def test_a_skip_over_too_many_changes_is_given_up(trained: Any, keep: MakeKeeper) -> None:
     keeper = keep(trained.store, skips=[4, 8])
-    keeper.round()
+    keeper.run_round()
     for number in range(1, 9):
         trained.publish(number, density=0.04)
-        keeper.round()
+        keeper.run_round()
     assert skips(trained.store) == [(0, 4), (4, 8)]
     assert not (keeper._config.folder / "skips" / "8" / "old").stat().st_blocks
 
 
 def test_what_was_changed_and_changed_back_is_not_in_a_skip(trained: Any, keep: MakeKeeper) -> None:
     keeper = keep(trained.store, skips=[2])
-    keeper.round()
+    keeper.run_round()
     first = trained.of[VersionId(1, 0)]
     trained.publish(1, density=0.05)
-    keeper.round()
+    keeper.run_round()
     trained.publish(2, density=0.0)
-    keeper.round()
+    keeper.run_round()
     skip = weights.read_skip(trained.store, VersionId(1, 0), VersionId(1, 2))
     different = sum(int((first[n] != w).sum()) for n, w in trained.words.items())
     assert skip.stats.changed == different
@@ -132,10 +132,10 @@ def test_what_was_changed_and_changed_back_is_not_in_a_skip(trained: Any, keep: 
 
 def test_a_skip_that_changes_nothing_is_not_written(trained: Any, keep: MakeKeeper) -> None:
     keeper = keep(trained.store, skips=[2])
-    keeper.round()
+    keeper.run_round()
     for number in (1, 2):
         trained.publish(number, density=0.0)
-        keeper.round()
+        keeper.run_round()
     assert skips(trained.store) == []
 
 
@@ -143,18 +143,18 @@ def test_a_roll_back_breaks_the_skips_that_reach_over_it(
     trained: Any, keep: MakeKeeper, tmp_path: Path
 ) -> None:
     keeper = keep(trained.store, skips=[4])
-    keeper.round()
+    keeper.run_round()
     for number in (1, 2):
         trained.publish(number)
-        keeper.round()
+        keeper.run_round()
     trained.open(VersionId(1, 1), "rollback")
     trained.back_to(VersionId(1, 1))
     with pytest.raises(FencedError):
-        keeper.round()
+        keeper.run_round()
     successor = keep(trained.store, epoch=2, skips=[4])
     for number in range(3, 9):
         trained.publish(number, epoch=2)
-        assert successor.round().failures == ()
+        assert successor.run_round().failures == ()
     assert skips(trained.store) == [(4, 8)]
     reader = Mirror(trained.store, tmp_path / "reader")
     reader.move_to(VersionId(2, 8))
@@ -167,7 +167,7 @@ def test_a_version_without_a_base_needs_no_keyframe_and_breaks_no_rule(
     keeper = keep(trained.store, every=2, skips=[2])
     for number in range(1, 6):
         trained.publish(number, complete=True)
-        assert keeper.round().failures == ()
+        assert keeper.run_round().failures == ()
     assert keyframes(trained.store) == []
     assert skips(trained.store) == []
 
@@ -179,7 +179,7 @@ def test_the_newest_keyframes_are_kept_as_many_as_the_run_has_it(
     keeper = keep(trained.store, every=2, retainVersions=100, retainKeyframes=count)
     for number in range(1, 11):
         trained.publish(number)
-        assert keeper.round().failures == ()
+        assert keeper.run_round().failures == ()
     kept = [VersionId(1, number) for number in (2, 4, 6, 8, 10)][-count:]
     assert keyframes(trained.store) == kept
 
@@ -190,7 +190,7 @@ def test_versions_that_are_all_complete_are_collected_and_not_copied(
     keeper = keep(trained.store, encoding="Full", retainVersions=2)
     for number in range(1, 7):
         trained.publish(number, complete=True)
-        assert keeper.round().failures == ()
+        assert keeper.run_round().failures == ()
     assert sorted(take_listing(trained.store).payloads) == [VersionId(1, 5), VersionId(1, 6)]
     assert not (keeper._config.folder / "copy").exists()
 
@@ -205,7 +205,7 @@ def test_a_reader_far_behind_needs_few_objects(
         if number == 150:
             near.move_to(VersionId(1, 150))
         if number % 10 == 0:
-            assert keeper.round().failures == ()
+            assert keeper.run_round().failures == ()
     assert keyframes(trained.store) == [VersionId(1, 80), VersionId(1, 160)]
     # Up by deltas and ever larger strides, then down again: at most three of each size.
     for reader in (near, far):

@@ -24,7 +24,7 @@ def collected(trained: Any, keep: MakeKeeper) -> MemoryStore:
     keeper = keep(store, every=4, retainVersions=3, retainKeyframes=1)
     for number in range(1, 13):
         trained.publish(number)
-        assert keeper.round().failures == ()
+        assert keeper.run_round().failures == ()
     assert take_listing(store).keyframes.keys() == {KEYFRAME}
     return store
 

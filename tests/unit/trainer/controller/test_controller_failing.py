@@ -39,7 +39,7 @@ async def exit_code(world: Any, *, unread: str = "\0") -> int:
     """Of one life of a controller, as its host would have it."""
     run, sets, checkpoint = world.start()
     world.store.unread = unread
-    run.reports.state(run_pb2.RUN_STATE_LOADING)
+    run.reports.set_state(run_pb2.RUN_STATE_LOADING)
     with pytest.raises(ExceptionGroup) as caught:
         await train(run, sets, checkpoint=checkpoint)
     return report_failure(run, root_cause(caught.value))

@@ -81,7 +81,7 @@ async def test_the_controller_waits_for_engines_and_keyframes_as_the_run_says(
     settings: Settings, resolved: ResolvedRun, inputs: Inputs, world: Any
 ) -> None:
     before, _, _ = world.start()
-    parts = lifecycle.Backends(before.learners, before.rollouts, before.upkeep.keeping)
+    parts = lifecycle.Backends(before.learners, before.rollouts, before.compaction.client)
     phases = resolved.spec.phases
     opened = open_run(inputs.store, run_uid="run", phases=phases, holder="test")
     run = lifecycle._assemble(settings, resolved, inputs, opened, parts)

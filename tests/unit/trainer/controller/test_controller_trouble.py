@@ -123,7 +123,7 @@ async def test_a_stalled_controller_leaves_its_successors_checkpoint_alone(
     stalled.cursor.global_step = SFT_STEPS
     before = dict(world.store.objects)
     with pytest.raises(FencedError):
-        await stalled.save("PhaseEnd")
+        await stalled.save_checkpoint("PhaseEnd")
     assert world.store.objects == before
 
 

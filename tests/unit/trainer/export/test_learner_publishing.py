@@ -88,7 +88,7 @@ def test_weights_that_all_changed_are_moved_from_the_version_before(
 def test_weights_that_all_changed_and_are_too_many_to_be_kept_need_no_earlier_version(
     build: Build, chain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "Tracker", partial(ChangeTracker, most_kept_bytes=0))
+    monkeypatch.setattr(publisher, "ChangeTracker", partial(ChangeTracker, most_kept_bytes=0))
     learner = build(dtype="Float32")
     learner.start_phase(phase("1e-2"), 0)
     chain.publish(learner)

@@ -75,7 +75,7 @@ def test_a_rank_that_fails_while_it_packs_fails_all_of_them_at_once(
         return healthy(share, *arguments, **named)
 
     with ThreadPoolExecutor(2) as pool:
-        monkeypatch.setattr(ShardPacker, "packed", packed)
+        monkeypatch.setattr(ShardPacker, "pack", packed)
         errors = list(pool.map(encode, publishers))
         assert isinstance(errors[failing], MemoryError)
         assert isinstance(errors[1 - failing], PeerFailedError)

@@ -31,7 +31,7 @@ async def test_a_keeper_of_leases_that_ends_fails_whoever_needs_it(
     async def broken(_: Leases) -> None:
         raise RuntimeError("nobody renews")
 
-    monkeypatch.setattr(Leases, "keep", broken)
+    monkeypatch.setattr(Leases, "keep_alive", broken)
     made = peers()
     made.leases("repos")
     [keeper] = made._keepers.values()

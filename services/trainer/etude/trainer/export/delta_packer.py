@@ -28,7 +28,7 @@ from etude.trainer.export.tile_grouping import (
     tile_ranges,
 )
 
-__all__ = ["BlockWords", "PackStats", "Packed", "Packer", "Shard", "words_of"]
+__all__ = ["BlockWords", "PackStats", "PackedContainer", "Packer", "Shard", "shard_words"]
 
 _BATCH = 16
 """Blocks of one task: enough to make the hand-over to a thread cheap."""

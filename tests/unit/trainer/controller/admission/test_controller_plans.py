@@ -38,7 +38,7 @@ async def test_a_run_reports_the_waves_of_its_next_steps(
     planner = PlanReporter("run", {"repos": broker.endpoint}, {"repos": "python"})
 
     def plan_for(run: Any) -> None:
-        run.planner = planner
+        run.plans = planner
 
     assert await world.train(plan_for)
     await asyncio.gather(*planner._reports.values())
@@ -76,7 +76,7 @@ async def test_a_broker_that_is_away_costs_a_run_one_warning(
     planner = PlanReporter("run", {"repos": "127.0.0.1:1"}, {"repos": "python"})
 
     def plan_for(run: Any) -> None:
-        run.planner = planner
+        run.plans = planner
 
     with caplog.at_level(logging.WARNING):
         assert await world.train(plan_for)

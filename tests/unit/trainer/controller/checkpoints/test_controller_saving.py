@@ -54,9 +54,9 @@ async def test_a_controller_that_stalls_while_it_saves_deletes_nothing_of_its_su
     async with asyncio.timeout(10):
         if point == "manifest":
             with pytest.raises(FencedError):
-                await run.save("Scheduled")
+                await run.save_checkpoint("Scheduled")
         else:
-            await run.save("Scheduled")
+            await run.save_checkpoint("Scheduled")
             assert PREFIX + "000001/rest" not in store.objects
     journal.cancel()
     await asyncio.gather(journal, return_exceptions=True)

@@ -22,9 +22,9 @@ def _evaluator(world: Any, uri: str) -> Evaluator:
     added = {"name": "added", "tasks": task_set, "phase": "rl", "everySteps": 2}
     changed = RLRunSpec.model_validate({**world.spec, "evaluation": [added]})
     order = run_pb2.ConfigureRun(spec_json=changed.model_dump_json(by_alias=True), generation=2)
-    run.orders.take(run_pb2.CommandRequest(command_id="1", configure=order))
+    run.commands.accept(run_pb2.CommandRequest(command_id="1", configure=order))
     rl = run.resolved.spec.phases[1]
-    run.enter(rl)
+    run.enter_phase(rl)
     return Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations))
 
 
@@ -61,7 +61,7 @@ async def test_an_evaluation_whose_tasks_were_not_found_at_the_start_is_skipped(
     world = make_world()
     run, _, _ = world.start()
     rl = run.resolved.spec.phases[1]
-    run.enter(rl)
+    run.enter_phase(rl)
     assert await Evaluator(run=run, phase=rl, tasks={}).evaluate()
-    await run.recording.finish()
+    await run.recorder.finish()
     assert "EvaluationSkipped" in {row["reason"] for row in world.rows("event")}

@@ -217,7 +217,7 @@ def test_checkpoints_and_evaluations_have_limits_of_their_own(
     }
     run.reports.status.last_step_unix_ms = 1
     for state, limit_s in limits.items():
-        run.reports.state(state)
+        run.reports.set_state(state)
         assert current_silence_limit_s(run) == limit_s
 
 
