@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from tests.support import s3_servers, upstreams
-from tests.support.upstreams import World
+from tests.support.environments import upstreams
+from tests.support.environments.upstreams import World
+from tests.support.stores import s3_servers
 from typing_extensions import override
 from xdist.scheduler import LoadScopeScheduling
 

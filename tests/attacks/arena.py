@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-from tests.support.pool_client import Pool
-from tests.support.pool_processes import Processes
+from tests.support.environments.pool_client import Pool
+from tests.support.environments.pool_processes import Processes
 
 from etude.v1 import environments_pb2
 

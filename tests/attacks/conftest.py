@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from tests.attacks.arena import Arena
 from tests.attacks.proxied import PROXIED
-from tests.support import gvisors, needs
-from tests.support.pool_client import Pool
-from tests.support.pool_processes import Processes
+from tests.support import needs
+from tests.support.environments.pool_client import Pool
+from tests.support.environments.pool_processes import Processes
+from tests.support.vm import gvisors
 
 from etude.common.rpc import channels
 from etude.v1 import environments_pb2_grpc

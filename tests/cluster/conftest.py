@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.support import testbeds
 from tests.support.cut_demo import make_data
+from tests.support.kube import testbeds
 
 ROOT = Path(__file__).parents[2]
 # Tests dial pods by their addresses, in the clear as the chart below is installed.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support import testbeds
-from tests.support.testbeds import Program
+from tests.support.kube import testbeds
+from tests.support.kube.testbeds import Program
 
 from etude.cli.kubectl.verbs.checkpoint import checkpoint_request
 

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 from tests.cluster import conftest
 from tests.cluster.test_operator import RUN, eventually, get
-from tests.support import pki, testbeds
-from tests.support.cert_manager import CertManager, mounted
-from tests.support.testbeds import Program
+from tests.support import pki
+from tests.support.kube import testbeds
+from tests.support.kube.cert_manager import CertManager, mounted
+from tests.support.kube.testbeds import Program
 
 from etude.common.api.kinds import RLRun
 from etude.common.rpc.server import Server

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from tests.support import testbeds
-from tests.support.testbeds import Program
+from tests.support.kube import testbeds
+from tests.support.kube.testbeds import Program
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "etude"

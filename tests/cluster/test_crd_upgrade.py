@@ -13,8 +13,8 @@ import yaml
 from tests.harness.mutations import cases, schema
 from tests.harness.mutations.api import Api, path_of
 from tests.harness.mutations.compared import lacking
-from tests.support import testbeds
-from tests.support.testbeds import Program
+from tests.support.kube import testbeds
+from tests.support.kube.testbeds import Program
 
 from etude.common.api.schema import crd
 

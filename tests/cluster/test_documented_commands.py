@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support import testbeds
+from tests.support.kube import testbeds
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

@@ -15,9 +15,9 @@ from tests.cluster.test_encrypted_wire import restarts
 from tests.cluster.test_machines_on_the_node import pod_ip
 from tests.cluster.test_operator import eventually
 from tests.support import pki
-from tests.support.pool_client import Pool
-from tests.support.short_lives import LIFE_S, LIMIT_S, Release
-from tests.support.testbeds import Program
+from tests.support.environments.pool_client import Pool
+from tests.support.kube.short_certificates import LIFE_S, LIMIT_S, Release
+from tests.support.kube.testbeds import Program
 
 from etude.common.rpc.channels import dial
 from etude.common.tls.certificate_request import (

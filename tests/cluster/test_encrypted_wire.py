@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from tests.cluster.test_run_on_the_node import at_step, get, phase_of, wait_until
 from tests.support.cut_demo import cut_demo
-from tests.support.short_lives import Release
+from tests.support.kube.short_certificates import Release
 
 Kubectl = Callable[..., str]
 Store = Mapping[str, str]

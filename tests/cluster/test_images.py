@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import needs, testbeds
+from tests.support import needs
+from tests.support.kube import testbeds
 
 ROOT = Path(__file__).parents[2]
 UNAVAILABLE = 69

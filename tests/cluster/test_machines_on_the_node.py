@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support import microvms
-from tests.support.pool_client import Pool
+from tests.support.environments.pool_client import Pool
+from tests.support.vm import microvms
 
 from etude.common.broker_shards import shard_of
 from etude.common.rpc import channels

@@ -1,6 +1,6 @@
 """A run that loses its place in a queue to another one saves first: real trainers on a real node.
 
-Kueue and JobSet are played (tests/support/controllers); pods, signals and checkpoints are real.
+Kueue and JobSet are played (tests/support/kube/controllers); pods, signals and checkpoints are real.
 """
 
 import json
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.controllers.client import controllers
-from tests.support.controllers.jobset import jobset
-from tests.support.controllers.kueue import API, kueue
-from tests.support.controllers.objects import is_deleting, is_true
 from tests.support.cut_demo import cut_demo
-from tests.support.histories import History, history
+from tests.support.kube.controllers.client import controllers
+from tests.support.kube.controllers.jobset import jobset
+from tests.support.kube.controllers.kueue import API, kueue
+from tests.support.kube.controllers.objects import is_deleting, is_true
+from tests.support.kube.object_histories import History, history
 
 ROOT = Path(__file__).parents[2]
 CRDS = ROOT / "tests" / "data" / "crds"

@@ -18,9 +18,11 @@ from tests.harness.mutations.api import Api
 from tests.harness.mutations.life import Life
 from tests.harness.mutations.process import HOME
 from tests.harness.mutations.rights import FORBIDDEN, Right
-from tests.support import figures, helm, testbeds
-from tests.support.helm import ROOT
-from tests.support.renders import renders
+from tests.support import figures
+from tests.support.chart import helm
+from tests.support.chart.helm import ROOT
+from tests.support.chart.renders import renders
+from tests.support.kube import testbeds
 
 ACCOUNT = f"system:serviceaccount:{HOME}:etude-operator"
 CHANGED = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.helm import ROOT
+from tests.support.chart.helm import ROOT
 
 from etude.common.api.kinds import RLRun
 from etude.operator.builders.run import Platform, RunShape, run_children

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.crd_changes import breaks
+from tests.support.chart.crd_changes import breaks
 
 from etude.common.api.schema import crd
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 from tests.support import warm_etude
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 from typer.main import get_command
 
 from etude.cli.kubectl import flags

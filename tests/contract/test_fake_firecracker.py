@@ -7,8 +7,8 @@ docs/jailer.md (J), or the texts of faults in src/vmm/src/rpc_interface.rs (F).
 from typing import Any
 
 import pytest
-from tests.support.firecracker import jailer
-from tests.support.firecracker.rules import Phase, RefusedError, Rules
+from tests.support.vm.firecracker import jailer
+from tests.support.vm.firecracker.rules import Phase, RefusedError, Rules
 
 from etude.envserver.drivers.vm.firecracker import api_requests, jail
 from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.envserver.guest.calls import GuestReply, GuestRequest
 from etude.envserver.isolation.sandbox_layout import ENVIRONMENT

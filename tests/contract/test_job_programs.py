@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.common.errors import WrongStateError
 from etude.envserver.drivers import job_programs

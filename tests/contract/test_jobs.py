@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import INPUT_BYTES, LOG_BYTES, MAX_KNOWN, MAX_RUNNING

@@ -3,7 +3,8 @@
 import re
 import subprocess
 
-from tests.support import helm, needs
+from tests.support import needs
+from tests.support.chart import helm
 
 from etude.cli.kubectl.flags import SWITCHES, VALUED
 

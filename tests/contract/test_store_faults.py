@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.support import s3_servers
-from tests.support.fault_proxy import fault_proxy
-from tests.support.faults import Fault, Schedule
+from tests.support.stores import s3_servers
+from tests.support.stores.fault_proxy import fault_proxy
+from tests.support.stores.store_faults import Fault, Schedule
 
 from etude.cli.buckets import make_bucket
 from etude.common.blobs import (

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.support import swebench_rows, warm_etude
+from tests.support import warm_etude
+from tests.support.environments import swebench_rows
 
 from etude.common.blobs import open_store
 from etude.common.run_folder.state import LocalState, write_state

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support import seen_runs
-from tests.support.seen_runs import checkpoint, condition, event, pool, run, seen
+from tests.support.kube import observed_runs
+from tests.support.kube.observed_runs import checkpoint, condition, event, pool, run, seen
 from typer.main import get_command
 
 from etude.cli.kubectl.diagnose.advice import ADVICE, CONTROLLERS_OWN, FOUND_HERE
@@ -35,14 +35,14 @@ def of_pool(kind: str, status: str, reason: Reason) -> RunObjects:
 
 
 def leaving_checkpoint(reason: Reason) -> RunObjects:
-    leaving = checkpoint(3, deletionTimestamp=seen_runs.before(60))
+    leaving = checkpoint(3, deletionTimestamp=observed_runs.before(60))
     leaving["status"] = {"conditions": [condition("Ready", "False", reason, WORDS)]}
     return seen(leaving_run(), leaving)
 
 
-def leaving_run() -> seen_runs.Manifest:
+def leaving_run() -> observed_runs.Manifest:
     leaving = run()
-    leaving["metadata"]["deletionTimestamp"] = seen_runs.before(60)
+    leaving["metadata"]["deletionTimestamp"] = observed_runs.before(60)
     return leaving
 
 
@@ -52,7 +52,7 @@ def rolled_back() -> RunObjects:
 
 
 def suspending() -> RunObjects:
-    intent = {"type": "Suspend", "reason": "ByUser", "since": seen_runs.before(5)}
+    intent = {"type": "Suspend", "reason": "ByUser", "since": observed_runs.before(5)}
     return seen(run(condition("Suspended", "False", Reason.SUSPENDING, WORDS), intent=intent))
 
 
@@ -155,7 +155,7 @@ WELL = {
 
 
 def answer(what: RunObjects) -> Diagnosis:
-    return diagnose(what, seen_runs.NOW)
+    return diagnose(what, observed_runs.NOW)
 
 
 def test_every_reason_is_explained() -> None:
@@ -192,8 +192,10 @@ def test_a_spec_that_the_operator_cannot_read_is_no_role_that_failed(
     "reason", sorted(WELL - {Reason.FINISHED, Reason.ALL_PHASES_DONE, Reason.TARGET_REACHED})
 )
 def test_no_reason_of_a_run_that_is_well_is_taken_for_a_cause(reason: Reason) -> None:
-    kinds = [kind for kind, (_, usual) in seen_runs.FINE.items() if usual == reason] or ["Accepted"]
-    changed = [condition(kind, seen_runs.FINE[kind][0], reason, WORDS) for kind in kinds]
+    kinds = [kind for kind, (_, usual) in observed_runs.FINE.items() if usual == reason] or [
+        "Accepted"
+    ]
+    changed = [condition(kind, observed_runs.FINE[kind][0], reason, WORDS) for kind in kinds]
     assert answer(seen(run(*changed))).state is RunState.PROGRESSES
 
 

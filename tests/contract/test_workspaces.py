@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.agent.patterns import GrepQuery, PatternError
 from etude.agent.workspace import (

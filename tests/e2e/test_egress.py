@@ -7,8 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.support import microvms, needs, upstreams
-from tests.support.upstreams import World
+from tests.support import needs
+from tests.support.environments import upstreams
+from tests.support.environments.upstreams import World
+from tests.support.vm import microvms
 
 from etude.agent.workspace import ExecResult
 from etude.common.errors import UserError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.fuzz import agents, live
-from tests.support import guests
+from tests.support.vm import guests
 
 
 def test_a_node_takes_whatever_its_guests_send_and_serves_the_next_lease(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.api_servers import (
+from tests.support.kube.api_servers import (
     FORBIDDEN,
     KEY,
     LAB_PODS,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.api_servers import ApiServer, serving
+from tests.support.kube.api_servers import ApiServer, serving
 
 from etude.operator.kube.client import KubernetesCluster
 from etude.operator.kube.interface import ConflictError, NameTakenError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.served_pools import greeting
+from tests.support.environments.served_pools import greeting
 
 from etude.common.api.kinds import EnvPool
 from etude.common.rpc import channels

@@ -8,7 +8,7 @@ import pytest
 from tests.operator_faults.lab import Lab, laboratory
 from tests.operator_faults.planes import installed
 from tests.operator_faults.stories import References
-from tests.support import testbeds
+from tests.support.kube import testbeds
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support import testbeds
+from tests.support.kube import testbeds
 
 CRDS = Path(__file__).parents[2] / "helm" / "etude" / "files" / "crds"
 

@@ -13,7 +13,7 @@ from tests.operator_faults.lab import Lab, laboratory
 from tests.operator_faults.planes import installed
 from tests.operator_faults.stories import References, told
 from tests.operator_faults.workloads import CREATE, POOL, pool
-from tests.support import testbeds
+from tests.support.kube import testbeds
 
 COMPACT = """
 import json, sys, urllib.request

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
-from tests.support import gvisors, microvms
+from tests.support.vm import gvisors, microvms
 
 from etude.common.errors import UserError
 from etude.envserver.drivers.vm.qemu.command_line import PROGRAM

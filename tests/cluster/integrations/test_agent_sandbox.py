@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.controllers.agent_sandbox import agent_sandbox
-from tests.support.controllers.client import controllers
-from tests.support.controllers.kubelet import kubelet
-from tests.support.controllers.objects import is_true
+from tests.support.kube.controllers.agent_sandbox import agent_sandbox
+from tests.support.kube.controllers.client import controllers
+from tests.support.kube.controllers.kubelet import kubelet
+from tests.support.kube.controllers.objects import is_true
 
 TEMPLATE = {
     "apiVersion": "extensions.agents.x-k8s.io/v1beta1",

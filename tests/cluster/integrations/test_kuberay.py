@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.controllers.client import controllers
-from tests.support.controllers.kubelet import kubelet
-from tests.support.controllers.kuberay import kuberay
+from tests.support.kube.controllers.client import controllers
+from tests.support.kube.controllers.kubelet import kubelet
+from tests.support.kube.controllers.kuberay import kuberay
 
 RAY = {"workload": "RayCluster"}
 ROLES = {

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.controllers.client import controllers
-from tests.support.controllers.jobset import jobset
-from tests.support.controllers.kubelet import kubelet
-from tests.support.controllers.kueue import API, kueue
+from tests.support.kube.controllers.client import controllers
+from tests.support.kube.controllers.jobset import jobset
+from tests.support.kube.controllers.kubelet import kubelet
+from tests.support.kube.controllers.kueue import API, kueue
 
 QUOTA = 3
 """Processors: one run of the tests has three pods of one each."""

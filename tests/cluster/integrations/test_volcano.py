@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.controllers.client import controllers
-from tests.support.controllers.kubelet import kubelet
-from tests.support.controllers.volcano import volcano
+from tests.support.kube.controllers.client import controllers
+from tests.support.kube.controllers.kubelet import kubelet
+from tests.support.kube.controllers.volcano import volcano
 
 GANG = {"gang": {"provider": "Volcano", "timeoutSeconds": 1}}
 

@@ -1,7 +1,8 @@
 """Helm for the tests here; without it they skip, or fail where the testbed is required."""
 
 import pytest
-from tests.support import helm, needs
+from tests.support import needs
+from tests.support.chart import helm
 
 
 @pytest.fixture(scope="session", autouse=True)

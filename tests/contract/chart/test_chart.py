@@ -6,7 +6,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from tests.support.helm import (
+from tests.support.chart.helm import (
     CHART,
     IMAGE,
     KUBERNETES,

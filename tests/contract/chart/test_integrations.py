@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.helm import rendered
+from tests.support.chart.helm import rendered
 
 from etude.operator.integrations.apis import INTEGRATIONS
 from etude.operator.manifests import CLUSTER_SCOPED, CREATE_ONLY, IMMUTABLE, READ_ONLY, RESOURCES

@@ -9,9 +9,10 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from tests.support import helm, needs
-from tests.support.helm import ROOT
-from tests.support.renders import Render, renders
+from tests.support import needs
+from tests.support.chart import helm
+from tests.support.chart.helm import ROOT
+from tests.support.chart.renders import Render, renders
 
 from etude.common.api import yaml_documents
 from etude.common.api.schema import crd

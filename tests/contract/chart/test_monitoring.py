@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import promql_parser
 import pytest
 import yaml
-from tests.support.helm import CHART, NAMESPACE, ROOT, SERVED, Rendered, refusal, rendered
+from tests.support.chart.helm import CHART, NAMESPACE, ROOT, SERVED, Rendered, refusal, rendered
 
 BOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
 ALERTS: list[dict[str, Any]] = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.support.helm import IMAGE, Rendered, refusal, rendered
+from tests.support.chart.helm import IMAGE, Rendered, refusal, rendered
 
 from etude.operator.builders.addresses import PORTS
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from tests.support.helm import Manifest, Rendered, refusal, rendered
+from tests.support.chart.helm import Manifest, Rendered, refusal, rendered
 
 GIVEN: dict[str, Any] = {
     "nodeSelector": {"pool": "stores"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.helm import CHART, NAMESPACE, refusal, rendered, template
+from tests.support.chart.helm import CHART, NAMESPACE, refusal, rendered, template
 
 from etude.common.api.lint.linter import lint_text
 from etude.common.api.schema import crd

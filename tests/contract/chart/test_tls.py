@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from cryptography import x509
-from tests.support.helm import CHART, IMAGE, SERVED, Rendered, refusal, rendered, template
+from tests.support.chart.helm import CHART, IMAGE, SERVED, Rendered, refusal, rendered, template
 
 from etude.operator.builders.certificates import renewal_sidecar
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 from tests.support import needs
-from tests.support.helm import CHART, IMAGE, ROOT, SERVED, refusal, template
-from tests.support.value_schema import Place, places, put, schema
+from tests.support.chart.helm import CHART, IMAGE, ROOT, SERVED, refusal, template
+from tests.support.chart.value_schema import Place, places, put, schema
 
 README = CHART / "README.md"
 EFFECTS = yaml.safe_load(Path(__file__).with_name("effects.yaml").read_text())

@@ -12,7 +12,7 @@ from tests.harness.chaos.engines import mutations as engine_mutations
 from tests.harness.chaos.engines import run as engines
 from tests.harness.chaos.mutations import MUTATIONS
 from tests.harness.chaos.result import Result
-from tests.support import s3_servers
+from tests.support.stores import s3_servers
 
 OUT = Path(__file__).parents[3] / "bench" / "out" / "chaos_weights.json"
 VERSIONS, QUICK_VERSIONS = 1000, 60

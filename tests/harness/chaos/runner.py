@@ -17,7 +17,7 @@ from tests.harness.chaos.result import Result
 from tests.harness.chaos.settings import Settings
 from tests.harness.chaos.sweep import sweep
 from tests.harness.chaos.verdict import judge
-from tests.support import s3_servers
+from tests.support.stores import s3_servers
 from typing_extensions import override
 
 from etude.cli.buckets import make_bucket

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tests.harness.chaos.journal import Journal
 from tests.harness.chaos.settings import Settings
-from tests.support.faults import Fault, FaultyStore, Schedule
+from tests.support.stores.store_faults import Fault, FaultyStore, Schedule
 from typing_extensions import Buffer, override
 
 from etude.common.blobs import MissingError, Store

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support import testbeds
+from tests.support.kube import testbeds
 
 ROOT = Path(__file__).parents[3]
 BASE = "localhost/etude-base:1"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.harness.fuzz import agents, channels, live, parsing
 from tests.harness.fuzz.counts import Counts
-from tests.support.guests import ROOT
+from tests.support.vm.guests import ROOT
 
 OUT = ROOT / "bench" / "out" / "fuzz.json"
 _PARSED = 0.5

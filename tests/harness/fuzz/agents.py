@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from tests.harness.fuzz import mutator, wire
 from tests.harness.fuzz.counts import Counts
 from tests.harness.fuzz.mutator import Mutator
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.envserver.guest import calls, frames
 from etude.envserver.guest.frames import BadFrameError, Frame, FrameKind, FrameParser

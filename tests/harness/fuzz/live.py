@@ -14,9 +14,9 @@ from pathlib import Path
 import grpc
 from tests.harness.fuzz import daemon
 from tests.harness.fuzz.counts import Counts
-from tests.support.guests import ROOT
-from tests.support.pool_client import Pool
-from tests.support.pool_processes import Processes
+from tests.support.environments.pool_client import Pool
+from tests.support.environments.pool_processes import Processes
+from tests.support.vm.guests import ROOT
 from typing_extensions import override
 
 from etude.common.rpc import channels

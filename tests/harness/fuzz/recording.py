@@ -14,7 +14,7 @@ from tests.harness.fuzz import mutator
 from tests.harness.golden.calls import ALL, Need
 from tests.harness.golden.transcript import Stage, play
 from tests.harness.golden.tree import TREE
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.envserver.guest import frames, workspace_files
 from etude.envserver.guest.channel import GuestChannel, GuestIdentity

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.harness.golden.calls import ALL, Need
 from tests.harness.golden.transcript import Stage
 from tests.harness.golden.tree import TREE
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.agent.workspace import ExecResult, FolderWorkspace, MemoryWorkspace
 from etude.envserver.drivers.base import Driver

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support import testbeds
-from tests.support.testbeds import State
+from tests.support.kube import testbeds
+from tests.support.kube.testbeds import State
 
 ROOT = Path(__file__).parents[3]
 HOME = "etude-system"

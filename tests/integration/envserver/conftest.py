@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import needs
-from tests.support.pool_client import Pool
+from tests.support.environments.pool_client import Pool
 
 from etude.common.api.pool.spec import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
 from etude.common.rpc import channels, server

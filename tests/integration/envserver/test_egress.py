@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.support import guests, needs, upstreams
-from tests.support.upstreams import World
+from tests.support import needs
+from tests.support.environments import upstreams
+from tests.support.environments.upstreams import World
+from tests.support.vm import guests
 
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import DriverUnavailableError, Sandbox, Verification

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 import pytest
-from tests.support.upstreams import SHOP, World
+from tests.support.environments.upstreams import SHOP, World
 
 from etude.envserver.egress import limits
 from etude.envserver.egress.byte_streams import ByteStream, SocketStream

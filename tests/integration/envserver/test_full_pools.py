@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from tests.support.brokers import PATIENCE_S, pool, request, started
+from tests.support.environments.brokers import PATIENCE_S, pool, request, started
 
 from etude.common.broker_shards import BrokerShard, shard_of
 from etude.common.errors import UnavailableError

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import guests
-from tests.support.lost_environments import Episodes, episodes_of
-from tests.support.pool_processes import Processes
+from tests.support.environments.pool_processes import Processes
+from tests.support.trainer.lost_environments import Episodes, episodes_of
+from tests.support.vm import guests
 
 from etude.agent.replay import DivergedError
 from etude.agent.turns import ToolCall

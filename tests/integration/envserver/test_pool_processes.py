@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.pool_processes import START_TIMEOUT_S, Processes
+from tests.support.environments.pool_processes import START_TIMEOUT_S, Processes
 
 from etude.v1 import environments_pb2
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.support.sandbox_states import CHECKS, LIMITS, States
+from tests.support.environments.sandbox_states import CHECKS, LIMITS, States
 
 from etude.envserver.drivers.base import Driver
 from etude.envserver.drivers.in_memory import MemoryDriver

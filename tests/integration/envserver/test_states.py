@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import pytest
-from tests.support.pool_client import DEADLINE_S, Pool
+from tests.support.environments.pool_client import DEADLINE_S, Pool
 
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import needs
-from tests.support.firecracker.install import Make, install
+from tests.support.vm.firecracker.install import Make, install
 
 from etude.envserver.drivers.vm import vmm_processes
 from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig

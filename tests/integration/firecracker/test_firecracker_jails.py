@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.firecracker.install import Make
-from tests.support.sandbox_states import States
+from tests.support.environments.sandbox_states import States
+from tests.support.vm.firecracker.install import Make
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.drivers.base import (
@@ -43,7 +43,7 @@ async def states(driver: FirecrackerDriver, tmp_path: Path) -> AsyncIterator[Sta
 
 
 def monitor(sandbox: Sandbox) -> FirecrackerVm:
-    found = sandbox._running.machine._guest.vm  # type: ignore[attr-defined]
+    found = sandbox._running.vm._guest.vm  # type: ignore[attr-defined]
     assert isinstance(found, FirecrackerVm)
     return found
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import served_pools
-from tests.support.pool_client import Pool
-from tests.support.pool_processes import Processes
+from tests.support.environments import served_pools
+from tests.support.environments.pool_client import Pool
+from tests.support.environments.pool_processes import Processes
 
 from etude.envserver.drivers.vm.firecracker.jail import FirecrackerPrograms
 from etude.envserver.drivers.vm.jail import KVM

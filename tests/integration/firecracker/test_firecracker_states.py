@@ -9,8 +9,8 @@ from tests.harness.golden.calls import ALL, Need
 from tests.harness.golden.stages import leased
 from tests.harness.golden.transcript import FILE, differences, paragraphs, play
 from tests.harness.golden.tree import TREE
-from tests.support.firecracker.install import Make
-from tests.support.sandbox_states import CHECKS, States
+from tests.support.environments.sandbox_states import CHECKS, States
+from tests.support.vm.firecracker.install import Make
 
 from etude.envserver.drivers.base import SandboxError, Verification
 from etude.envserver.drivers.vm.errors import VmmError

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.support.firecracker.install import Make
-from tests.support.killed_nodes import WRITE, die, killed, looked, order, sh
-from tests.support.sandbox_states import LIMITS, nothing
+from tests.support.environments.killed_hosts import WRITE, die, killed, looked, order, sh
+from tests.support.environments.sandbox_states import LIMITS, nothing
+from tests.support.vm.firecracker.install import Make
 
 from etude.envserver.drivers.vm.firecracker import template
 from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import gvisors, needs
+from tests.support import needs
+from tests.support.vm import gvisors
 
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.images.built_image import BuiltImage

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.support.sandbox_states import MEMORY_CHECKS, States
+from tests.support.environments.sandbox_states import MEMORY_CHECKS, States
 
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from etude.agent.chat import CHAT_TEMPLATE

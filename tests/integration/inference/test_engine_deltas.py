@@ -20,8 +20,8 @@ import pytest_asyncio
 import safetensors.torch
 import torch
 import yaml
-from tests.support.engine_bench import PROMPT, TOLERANCE, Bench, Oracle, learn
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.followed_engine import PROMPT, TOLERANCE, Bench, Oracle, learn
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore

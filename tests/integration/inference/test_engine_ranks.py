@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.parallel_engine import options_of
+from tests.support.weights.parallel_engine import options_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,7 +25,7 @@ def seen(
     """What the engine went through: five versions, one that a rank refuses, the same again."""
     folder = tmp_path_factory.mktemp(request.param)
     model = make_model(folder / "model")
-    program = [sys.executable, "-m", "tests.support.parallel_engine", request.param]
+    program = [sys.executable, "-m", "tests.support.weights.parallel_engine", request.param]
     done = subprocess.run(
         [*program, str(model), str(folder / "scratch")],
         cwd=ROOT,

@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.support.model_tensors import schema_of, words_of
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.model_tensors import schema_of, words_of
+from tests.support.weights.publishing import TrainedPolicy
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from etude.common.rpc.channels import dial

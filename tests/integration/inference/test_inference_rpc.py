@@ -7,8 +7,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.support.followed_versions import SCHEMA, damage
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.followed_versions import SCHEMA, damage
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tests.support.counting_store import CountingStore
+from tests.support.stores.counting_store import CountingStore
 
 from etude.common import weights
 from etude.common.blobs import Store, open_store

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms, needs
-from tests.support.microvms import Lab
+from tests.support import needs
+from tests.support.vm import microvms
+from tests.support.vm.microvms import Lab
 
 from etude.envserver.drivers.vm.qemu.template import QemuTemplate
 from etude.envserver.images.built_image import BuiltImage

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.support import microvms
-from tests.support.sandbox_states import States
+from tests.support.environments.sandbox_states import States
+from tests.support.vm import microvms
 
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.drivers.vm.qemu.fork_server.supervisor import ForkServerSupervisor
@@ -41,7 +41,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[QemuVm]:
         found.extend([part] if part is not None else [])
         return part
 
-    monkeypatch.setattr(ForkServerSupervisor, "split", noted)
+    monkeypatch.setattr(ForkServerSupervisor, "spawn", noted)
     return found
 
 

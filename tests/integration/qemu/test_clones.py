@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
-from tests.support.microvms import Lab
+from tests.support.vm import microvms
+from tests.support.vm.microvms import Lab
 
 from etude.envserver.drivers.vm import sealed_files
 from etude.envserver.drivers.vm.errors import VmmError

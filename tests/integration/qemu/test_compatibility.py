@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from tests.support import microvms
+from tests.support.vm import microvms
 
 from etude.envserver.drivers.vm.qemu.command_line import Accelerator, QemuConfig
 from etude.envserver.drivers.vm.qemu.compatibility import compat_key, qemu_version

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.microvms import Guest, Lab
+from tests.support.vm.microvms import Guest, Lab
 
 from etude.envserver.drivers.vm import delta_file, sealed_files
 from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, read_dirty_pages

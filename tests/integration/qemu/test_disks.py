@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
-from tests.support.microvms import Lab
+from tests.support.vm import microvms
+from tests.support.vm.microvms import Lab
 
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import disk

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
+from tests.support.vm import microvms
 
 from etude.agent.workspace import ExecResult, WorkspaceLostError
 from etude.envserver.drivers.base import IsolationStrength, Sandbox, SandboxError, Verification
@@ -87,7 +87,7 @@ async def test_sandboxes_see_nothing_of_each_other_and_end_with_their_lease(
     one, other = await begun(driver, "a"), await begun(driver, "b")
     await one.run("echo canary > /tmp/canary; echo canary > canary", 60)
     assert (await other.run("cat /tmp/canary canary", 60)).exit_code == 1
-    machine = one._running.machine._guest.vm.exited  # type: ignore[attr-defined]
+    machine = one._running.vm._guest.vm.exited  # type: ignore[attr-defined]
     await one.close()
     assert machine.done()
     with pytest.raises(SandboxError, match="has ended"):
@@ -99,7 +99,7 @@ async def test_sandboxes_see_nothing_of_each_other_and_end_with_their_lease(
 async def test_a_machine_that_dies_is_a_fault_of_the_platform(driver: QemuDriver) -> None:
     sandbox = await begun(driver, "a")
     assert (await sandbox.run("kill -9 1; echo o > /proc/sysrq-trigger; reboot -f", 60)).exit_code
-    await sandbox._running.machine._guest.vm.destroy()  # type: ignore[attr-defined]
+    await sandbox._running.vm._guest.vm.destroy()  # type: ignore[attr-defined]
     with pytest.raises(WorkspaceLostError):
         await sandbox.run("true", 5)
     await sandbox.close()
@@ -112,7 +112,7 @@ async def test_a_call_ends_at_once_when_its_machine_dies(driver: QemuDriver, dea
     call = asyncio.create_task(sandbox.run("sleep 1000", LONG_S))
     guest = sandbox._running  # type: ignore[attr-defined]
     if death == "killed":
-        os.kill(guest.machine._guest.vm.pid, signal.SIGKILL)
+        os.kill(guest.vm._guest.vm.pid, signal.SIGKILL)
     else:
         root = GuestCommands(channel=guest, uid=0)
         with pytest.raises(WorkspaceLostError):
@@ -126,7 +126,7 @@ async def test_a_call_ends_at_once_when_its_machine_dies(driver: QemuDriver, dea
 
 async def test_a_machine_that_dies_while_nobody_calls_it_is_lost(driver: QemuDriver) -> None:
     sandbox = await begun(driver, "a")
-    vm = sandbox._running.machine._guest.vm  # type: ignore[attr-defined]
+    vm = sandbox._running.vm._guest.vm  # type: ignore[attr-defined]
     os.kill(vm.pid, signal.SIGKILL)
     await asyncio.wait([vm.exited])
     assert not sandbox.is_intact

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support import guests, microvms
-from tests.support.daemons import Daemon
-from tests.support.upstreams import World
+from tests.support.environments.upstreams import World
+from tests.support.vm import guests, microvms
+from tests.support.vm.daemons import Daemon
 
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import Sandbox, Verification

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.support import microvms, served_pools
-from tests.support.pool_client import Pool
-from tests.support.pool_processes import Processes
+from tests.support.environments import served_pools
+from tests.support.environments.pool_client import Pool
+from tests.support.environments.pool_processes import Processes
+from tests.support.vm import microvms
 
 from etude.common.rpc import channels
 from etude.envserver.images.built_image import BuiltImage

@@ -7,7 +7,7 @@ from tests.harness.golden.calls import ALL, Need
 from tests.harness.golden.stages import leased
 from tests.harness.golden.transcript import FILE, differences, left_out, paragraphs, play
 from tests.harness.golden.tree import TREE
-from tests.support import microvms
+from tests.support.vm import microvms
 
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.images.built_image import BuiltImage

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
+from tests.support.vm import microvms
 
 from etude.common.errors import UserError
 from etude.envserver.images import base_filesystem, oci

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import grpc
 import pytest
-from tests.support import served_pools
-from tests.support.pool_client import Pool
-from tests.support.pool_processes import START_TIMEOUT_S, Processes
+from tests.support.environments import served_pools
+from tests.support.environments.pool_client import Pool
+from tests.support.environments.pool_processes import START_TIMEOUT_S, Processes
 
 from etude.envserver.drivers.process_identity import MARK
 from etude.envserver.images.built_image import BuiltImage

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.support import served_pools
-from tests.support.lost_environments import Episodes, episodes_of
-from tests.support.pool_processes import Processes
+from tests.support.environments import served_pools
+from tests.support.environments.pool_processes import Processes
+from tests.support.trainer.lost_environments import Episodes, episodes_of
 
 from etude.agent.turns import ToolCall
 from etude.common.rpc import channels

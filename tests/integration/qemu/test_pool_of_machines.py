@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms, served_pools
-from tests.support.pool_client import Pool
-from tests.support.pool_processes import Processes
+from tests.support.environments import served_pools
+from tests.support.environments.pool_client import Pool
+from tests.support.environments.pool_processes import Processes
+from tests.support.vm import microvms
 
 from etude.envserver.images import built_image
 from etude.envserver.images.built_image import BuiltImage

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
+from tests.support.vm import microvms
 
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import kvm_probe

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
+from tests.support.vm import microvms
 
 from etude.agent.workspace import ExecResult
 from etude.common.errors import WrongStateError

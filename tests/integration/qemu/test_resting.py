@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
+from tests.support.vm import microvms
 
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.jail import Jail
@@ -88,7 +88,7 @@ async def test_a_machine_that_nobody_calls_stands_still_until_somebody_does(
 ) -> None:
     guest = await launched(home)
     await becomes(guest, PowerState.FROZEN)
-    vm = guest.vm._awake.vm  # type: ignore[attr-defined]
+    vm = guest.vm._in_memory.vm  # type: ignore[attr-defined]
     assert (await vm.qmp.execute("query-status"))["status"] == "paused"
     assert home.run_slots.taken == 0
     await asyncio.sleep(1.2)
@@ -146,7 +146,7 @@ async def test_a_successor_wakes_what_its_predecessor_put_to_sleep(home: VmConte
     assert found is not None
     assert found.state is PowerState.SAVED
     assert await sh(found, "cat /tmp/here") == "here"
-    assert found.vm._awake.identity.generation == 2  # type: ignore[attr-defined]
+    assert found.vm._in_memory.identity.generation == 2  # type: ignore[attr-defined]
     await found.suspend()
     assert await sh(found, "cat /tmp/here") == "here"
     await found.destroy()
@@ -189,7 +189,7 @@ async def test_a_machine_that_died_while_it_stood_still_is_lost_and_said_so(
 ) -> None:
     guest = await launched(home)
     await becomes(guest, PowerState.FROZEN)
-    await guest.vm._awake.vm.kill()  # type: ignore[attr-defined]
+    await guest.vm._in_memory.vm.kill()  # type: ignore[attr-defined]
     with pytest.raises(GuestLostError):
         await sh(guest, "true")
     assert guest.state is PowerState.ENDED

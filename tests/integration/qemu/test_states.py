@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.support import microvms
-from tests.support.sandbox_states import LIMITS, MEMORY_CHECKS, States
+from tests.support.environments.sandbox_states import LIMITS, MEMORY_CHECKS, States
+from tests.support.vm import microvms
 
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.images.built_image import BuiltImage
@@ -85,7 +85,7 @@ async def test_a_machine_that_died_can_be_put_back(states: States) -> None:
     sandbox = await states.begun("parent")
     folder, saved = await states.saved(sandbox, "s")
     assert sandbox._guest is not None  # type: ignore[attr-defined]
-    await sandbox._guest.machine.destroy()  # type: ignore[attr-defined]
+    await sandbox._guest.vm.destroy()  # type: ignore[attr-defined]
 
     await sandbox.restore(folder, saved)
 

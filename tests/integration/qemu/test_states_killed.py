@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
-from tests.support.killed_nodes import WRITE, die, killed, looked, order, sh
+from tests.support.environments.killed_hosts import WRITE, die, killed, looked, order, sh
+from tests.support.vm import microvms
 
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.drivers.vm.sandbox import VmSandbox

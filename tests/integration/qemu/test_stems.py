@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.microvms import Guest, Lab
-from tests.support.random_program import random_command
+from tests.support.vm.microvms import Guest, Lab
+from tests.support.vm.random_program import random_command
 
 from etude.envserver.drivers.vm import guest_vm, vmm_processes
 from etude.envserver.drivers.vm.errors import VmmError
@@ -175,7 +175,7 @@ async def test_a_stem_whose_answer_is_not_waited_for_is_ended_with_its_child(
             await asyncio.Event().wait()
             raise AssertionError("nobody sets it")
 
-        monkeypatch.setattr(ForkServer, "_forked", unheard)
+        monkeypatch.setattr(ForkServer, "_fork", unheard)
         splitting = asyncio.create_task(one._spawn(lab.new_folder()))
         await is_there.wait()
         assert len(children_of(one)) == 2
@@ -199,7 +199,7 @@ async def test_an_answer_with_another_machines_number_ends_the_stem_and_not_that
         async def shifted(_stem: ForkServer, _folder: Path) -> int:
             return a.vm.pid
 
-        monkeypatch.setattr(ForkServer, "_forked", shifted)
+        monkeypatch.setattr(ForkServer, "_fork", shifted)
         with pytest.raises(VmmError, match="is not that of"):
             await one.spawn(lab.new_folder())
         assert not one.is_alive

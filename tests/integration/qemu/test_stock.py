@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
+from tests.support.vm import microvms
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.drivers.base import StartKind

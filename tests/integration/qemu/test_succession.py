@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
-from tests.support.daemons import Daemon
+from tests.support.vm import microvms
+from tests.support.vm.daemons import Daemon
 
 from etude.envserver.drivers import process_identity
 from etude.envserver.drivers.vm import vmm_processes

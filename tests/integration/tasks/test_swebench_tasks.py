@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.support import needs, swebench_rows
+from tests.support import needs
+from tests.support.environments import swebench_rows
 
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.tasks import lint, verify

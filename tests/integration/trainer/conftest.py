@@ -6,8 +6,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.support.scripted_engine import Engine, Weights
-from tests.support.scripted_environments import Broker, Node
+from tests.support.trainer.scripted_engine import Engine, Weights
+from tests.support.trainer.scripted_environments import Broker, Node
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from typing_extensions import override
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.api.run.spec import Storage

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.support.lost_environments import Episodes, episodes_of
-from tests.support.pool_client import Pool
+from tests.support.environments.pool_client import Pool
+from tests.support.trainer.lost_environments import Episodes, episodes_of
 
 from etude.agent import replay
 from etude.agent.turns import ToolCall

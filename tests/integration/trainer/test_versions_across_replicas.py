@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.api.run.weights import Weights as WeightsSpec

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import yaml
-from tests.support.helm import CHART, ROOT, SERVED
-from tests.support.value_schema import put
+from tests.support.chart.helm import CHART, ROOT, SERVED
+from tests.support.chart.value_schema import put
 
 EFFECTS: dict[str, Any] = yaml.safe_load(
     (ROOT / "tests" / "contract" / "chart" / "effects.yaml").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import yaml
-from tests.support.helm import CHART
+from tests.support.chart.helm import CHART
 
 Node = dict[str, Any]
 ANY = "any"

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from tests.support.pool_client import Pool
-from tests.support.pool_processes import Processes
+from tests.support.environments.pool_client import Pool
+from tests.support.environments.pool_processes import Processes
 
 from etude.common.rpc import channels
 from etude.envserver.images.built_image import BuiltImage

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import pki
-from tests.support.testbeds import Program
+from tests.support.kube.testbeds import Program
 
 from etude.common.tls.identity import Identity
 

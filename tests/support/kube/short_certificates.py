@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.testbeds import Program
+from tests.support.kube.testbeds import Program
 
 CHART = Path(__file__).parents[2] / "helm" / "etude"
 LIFE_S = 120

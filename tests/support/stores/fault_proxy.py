@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote, urlparse
 
-from tests.support.faults import Fault, Schedule
+from tests.support.stores.store_faults import Fault, Schedule
 
 SLOW_DOWN = (
     b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: 73\r\n"

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from tests.support.pool_client import Pool
+from tests.support.environments.pool_client import Pool
 from typing_extensions import override
 
 from etude.agent.replay import CallLog

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.faults import Fault, FaultyStore, Schedule
+from tests.support.stores.store_faults import Fault, FaultyStore, Schedule
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore

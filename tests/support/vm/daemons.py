@@ -18,7 +18,7 @@ class Daemon:
     def __init__(self, image: BuiltImage, scratch: Path, *, tsc_khz: int, lines: int) -> None:
         arguments = [str(image.folder), str(scratch), str(tsc_khz), str(lines)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.machine_daemon", *arguments],
+            [sys.executable, "-m", "tests.support.vm.vm_daemon", *arguments],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

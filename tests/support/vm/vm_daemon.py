@@ -1,6 +1,6 @@
 """A node's driver of microVMs in a process of its own, which tests kill at any line.
 
-`python -m tests.support.machine_daemon IMAGE SCRATCH TSC_KHZ [LINES]` answers each line of JSON on
+`python -m tests.support.vm.vm_daemon IMAGE SCRATCH TSC_KHZ [LINES]` answers each line of JSON on
 its input with one. With LINES it kills itself before so many lines of the driver's code have run
 after a command that begins with "!".
 """
@@ -79,7 +79,7 @@ class Daemon:
         guest = self.sandboxes[name]._guest  # type: ignore[attr-defined]
         while guest.state is not PowerState.FROZEN:  # noqa: ASYNC110 - there is no event for tests
             await asyncio.sleep(0.01)
-        pid: int = guest.machine._awake.vm.pid
+        pid: int = guest.vm._in_memory.vm.pid
         return pid
 
     async def close(self, *names: str) -> int:

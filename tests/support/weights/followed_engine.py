@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.support.model_tensors import schema_of, words_of
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.model_tensors import schema_of, words_of
+from tests.support.weights.publishing import TrainedPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from etude.common.blobs import MemoryStore

@@ -1,6 +1,6 @@
 """Versions that an engine in memory follows: what it must serve, and damage to the store."""
 
-from tests.support.publishing import TrainedPolicy, payload
+from tests.support.weights.publishing import TrainedPolicy, payload
 from typing_extensions import override
 
 from etude.common import weights

@@ -1,6 +1,6 @@
 """A real engine on two worker processes, as a program: prints what it saw as one line of JSON.
 
-python -m tests.support.parallel_engine tensor|pipeline FOLDER_OF_MODEL SCRATCH
+python -m tests.support.weights.parallel_engine tensor|pipeline FOLDER_OF_MODEL SCRATCH
 
 A program, because vLLM spawns its workers, each of which imports the main module again; and
 because its environment must hold the options' own before vLLM is imported.
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.support.engine_bench import Bench, Oracle, learn
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.followed_engine import Bench, Oracle, learn
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore

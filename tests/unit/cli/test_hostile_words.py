@@ -11,7 +11,7 @@ import pytest
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.cli.output import SafeConsole, escape_controls, say
 from etude.common import weights

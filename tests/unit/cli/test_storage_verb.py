@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.support import s3_servers, warm_etude
-from tests.support.fault_proxy import fault_proxy
-from tests.support.faults import Fault, Schedule
+from tests.support import warm_etude
+from tests.support.stores import s3_servers
+from tests.support.stores.fault_proxy import fault_proxy
+from tests.support.stores.store_faults import Fault, Schedule
 
 from etude.common.blobs import open_store
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import JsonValue
 from safetensors import safe_open
 from tests.support import warm_etude
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import Store, open_store

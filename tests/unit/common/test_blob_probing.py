@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.support.faults import Fault, FaultyStore, Schedule
+from tests.support.stores.store_faults import Fault, FaultyStore, Schedule
 from typing_extensions import Buffer, override
 
 from etude.common.blobs import MemoryStore, MissingError, ObjectInfo, StoreRefusedError, probe

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.faults import Fault, FaultyStore, Schedule
+from tests.support.stores.store_faults import Fault, FaultyStore, Schedule
 from typing_extensions import override
 
 from etude.common.blobs import (

@@ -1,7 +1,7 @@
 """Injected faults: the same seed gives the same ones, and a fault does what it says."""
 
 import pytest
-from tests.support.faults import Fault, FaultyStore, Schedule
+from tests.support.stores.store_faults import Fault, FaultyStore, Schedule
 
 from etude.common.blobs import DeniedError, MemoryStore
 from etude.common.errors import StoreError

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.later_release import with_strangers
+from tests.support.kube.later_release import with_strangers
 
 from etude.common import role_inputs
 from etude.common.api.pool.spec import StoreAccess

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from tests.support.brokers import Response, ids, launched, pool, request, some, started
+from tests.support.environments.brokers import Response, ids, launched, pool, request, some, started
 from typing_extensions import override
 
 from etude.common.errors import FullError, InvalidFieldError, ReusedIdError

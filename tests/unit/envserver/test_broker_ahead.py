@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from tests.support.brokers import launched, request, started
+from tests.support.environments.brokers import launched, request, started
 
 from etude.common.errors import UnknownIdError
 from etude.envserver.broker.broker import Broker

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from tests.support.folder_trees import LIMITS, TREES, listing, make
+from tests.support.environments.folder_trees import LIMITS, TREES, listing, make
 
 from etude.envserver.storage import copies, folders
 from etude.envserver.storage.copies import CopiedFolder

@@ -5,7 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.envserver.egress.credentials import SecretFiles
 from etude.envserver.egress.environment_egress import EnvironmentEgress

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from tests.support import guests
+from tests.support.vm import guests
 from typing_extensions import override
 
 from etude.envserver.egress.upstream import (

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.support.brokers import pool, request
+from tests.support.environments.brokers import pool, request
 from typing_extensions import override
 
 from etude.envserver.broker.broker import REBUILD_S, Broker

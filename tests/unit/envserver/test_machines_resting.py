@@ -5,7 +5,7 @@ import contextlib
 import random
 
 import pytest
-from tests.support.scripted_sleeper import REPLY, ScriptedSleeper
+from tests.support.vm.scripted_vm import REPLY, ScriptedSleeper
 
 from etude.common.errors import UnavailableError
 from etude.envserver.drivers.vm.errors import VmmError

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from tests.support.brokers import started
+from tests.support.environments.brokers import started
 from typing_extensions import override
 
 from etude.agent.workspace.interface import Runner

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from tests.support.node_calls import FIX, SPOIL, Order, call, content, opened, said
+from tests.support.environments.host_calls import FIX, SPOIL, Order, call, content, opened, said
 
 from etude.common.errors import (
     InvalidFieldError,

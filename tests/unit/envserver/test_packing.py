@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.folder_trees import LIMITS, TREES, listing, make
+from tests.support.environments.folder_trees import LIMITS, TREES, listing, make
 
 from etude.agent.workspace.interface import MAX_DEPTH
 from etude.common.errors import CorruptError

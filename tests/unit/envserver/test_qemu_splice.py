@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support import qemu_streams
+from tests.support.vm import qemu_streams
 
 from etude.envserver.drivers.vm.dirty_pages import GuestPages
 from etude.envserver.drivers.vm.errors import FormatError

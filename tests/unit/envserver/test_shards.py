@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
-from tests.support.brokers import PATIENCE_S, launched, pool, request
+from tests.support.environments.brokers import PATIENCE_S, launched, pool, request
 
 from etude.common.broker_shards import BrokerShard, shard_of
 from etude.common.rpc import channels

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from tests.support.node_calls import FIX, SPOIL, Order, call, content, opened, said
+from tests.support.environments.host_calls import FIX, SPOIL, Order, call, content, opened, said
 from typing_extensions import Buffer, override
 
 from etude.common.blobs import MemoryStore

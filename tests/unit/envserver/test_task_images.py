@@ -1,7 +1,7 @@
 """A task that names an image is leased on a template that boots it, or refused."""
 
 import pytest
-from tests.support.brokers import launched, request
+from tests.support.environments.brokers import launched, request
 
 from etude.common.api.pool.spec import EnvPoolSpec, Template
 from etude.common.errors import InvalidFieldError

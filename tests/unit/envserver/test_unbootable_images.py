@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
+from tests.support.vm import microvms
 
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver

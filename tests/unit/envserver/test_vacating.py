@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
-from tests.support.brokers import PATIENCE_S, launched, pool, request, started
+from tests.support.environments.brokers import PATIENCE_S, launched, pool, request, started
 
 from etude.common.api.pool.autoscaling import Autoscaling
 from etude.common.errors import UnavailableError

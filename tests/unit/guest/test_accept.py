@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.support import guests
-from tests.support.guests import Guest
+from tests.support.vm import guests
+from tests.support.vm.guests import Guest
 
 from etude.envserver.guest.calls import GuestRequest
 from etude.envserver.guest.channel import GuestIdentity, GuestLostError

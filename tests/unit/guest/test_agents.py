@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.envserver.guest import calls, frames
 from etude.envserver.guest.calls import GuestRequest

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.agent.patterns import GrepQuery
 from etude.agent.workspace import ExecResult, PathFault, WorkspaceError, WorkspaceLostError

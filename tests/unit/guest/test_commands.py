@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.agent.workspace import ExecResult
 from etude.agent.workspace.jobs import MAX_RUNNING

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support import guests
+from tests.support.vm import guests
 
 from etude.agent.workspace import ExecResult, PathFault, WorkspaceError, WorkspaceLostError
 from etude.envserver.guest import workspace_files

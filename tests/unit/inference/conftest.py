@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.followed_versions import SCHEMA
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.followed_versions import SCHEMA
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore

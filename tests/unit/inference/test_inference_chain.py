@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.support.followed_versions import assert_serves
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.followed_versions import assert_serves
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.support.followed_versions import FlipsOnce, add_keyframe, assert_serves, damage
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.followed_versions import FlipsOnce, add_keyframe, assert_serves, damage
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UnavailableError

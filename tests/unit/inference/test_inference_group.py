@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import REGISTRY
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 from typing_extensions import override
 
 from etude.common import weights

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
-from tests.support.followed_versions import assert_serves, damage
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.followed_versions import assert_serves, damage
+from tests.support.weights.publishing import TrainedPolicy
 from typing_extensions import override
 
 from etude.common import weights

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.followed_versions import add_keyframe, add_skip, assert_serves, damage
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.followed_versions import add_keyframe, add_skip, assert_serves, damage
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.followed_versions import assert_serves
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.followed_versions import assert_serves
+from tests.support.weights.publishing import TrainedPolicy
 from typing_extensions import override
 
 from etude.common.blobs import MemoryStore

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from tests.support.followed_versions import SCHEMA, assert_serves, damage
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.followed_versions import SCHEMA, assert_serves, damage
+from tests.support.weights.publishing import TrainedPolicy
 from typing_extensions import override
 
 from etude.common import weights

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 from torch import Tensor, nn
 
 from etude.common.errors import CorruptError

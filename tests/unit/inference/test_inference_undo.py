@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UnavailableError

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.support.later_release import STRANGER, with_strangers
+from tests.support.kube.later_release import STRANGER, with_strangers
 
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.common.api.lint.linter import lint_text
@@ -31,14 +31,14 @@ async def upgrading(lab: Any, run_body: Any) -> Any:
     body = run_body(checkpointing={"keepLast": 2})
     template = {"spec": {"containers": [{"name": "trainer", "ofTheirs": 1}]}}
     body["spec"]["roles"]["trainer"]["podTemplate"] = template
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     await lab.tell_checkpoint(10)
     for key, manifest in lab.cluster.objects().items():
         if key.kind in KINDS:
             now = upgraded(manifest)
-            lab.cluster.put(now)
+            lab.cluster.upsert(now)
             lab.cluster.set_status(key, now["status"])
     await lab.settle()
     return lab
@@ -69,7 +69,7 @@ async def test_a_run_is_still_scaled(upgrading: Any) -> None:
     roles = body["spec"]["roles"]
     roles = {**roles, "inference": {**roles["inference"], "replicas": 3}}
     body["metadata"]["generation"] += 1
-    upgrading.cluster.put({**body, "spec": {**body["spec"], "roles": roles}})
+    upgrading.cluster.upsert({**body, "spec": {**body["spec"], "roles": roles}})
     await upgrading.settle()
     assert len(upgrading.pods("inference")) == 3
 

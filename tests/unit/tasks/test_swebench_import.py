@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import swebench_rows
-from tests.support.swebench_rows import git
+from tests.support.environments import swebench_rows
+from tests.support.environments.swebench_rows import git
 
 from etude.common.harbor import task as harbor_task
 from etude.envserver.tasks.formats import command

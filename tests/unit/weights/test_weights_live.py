@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.support.live_words import (
+from tests.support.weights.live_words import (
     PLAIN,
     blocks,
     changed_words,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.live_words import (
+from tests.support.weights.live_words import (
     PLAIN,
     Weights,
     blocks,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError

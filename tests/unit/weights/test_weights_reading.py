@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from tests.support.counting_store import CountingStore
-from tests.support.live_words import tile_words
+from tests.support.stores.counting_store import CountingStore
+from tests.support.weights.live_words import tile_words
 
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.live_words import (
+from tests.support.weights.live_words import (
     PLAIN,
     blocks,
     changed_words,

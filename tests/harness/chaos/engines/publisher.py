@@ -9,7 +9,7 @@ from tests.harness.chaos.journal import Journal
 from tests.harness.chaos.publisher import FENCED, checkpoint, retained, retried
 from tests.harness.chaos.settings import RUN, Settings
 from tests.harness.chaos.stores import faulty
-from tests.support.publishing import TrainedPolicy
+from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import Store

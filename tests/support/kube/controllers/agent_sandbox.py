@@ -6,8 +6,8 @@ is made again. Condition `Ready` is the pod's, and `Finished` is true once the p
 deletes a Sandbox takes its pod along, by ownership: in the foreground before it, else after it.
 """
 
-from tests.support.controllers.client import Client, Manifest
-from tests.support.controllers.objects import controller, is_deleting, is_true, path, said
+from tests.support.kube.controllers.client import Client, Manifest
+from tests.support.kube.controllers.objects import controller, is_deleting, is_true, path, said
 
 API = "agents.x-k8s.io/v1beta1"
 

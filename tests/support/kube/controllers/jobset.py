@@ -8,8 +8,8 @@ then: that is how a queue places them. Pods are the real Job controller's.
 
 import copy
 
-from tests.support.controllers.client import Client, Manifest
-from tests.support.controllers.objects import controller, is_deleting, path, said
+from tests.support.kube.controllers.client import Client, Manifest
+from tests.support.kube.controllers.objects import controller, is_deleting, path, said
 
 API = "jobset.x-k8s.io/v1alpha2"
 

@@ -4,8 +4,8 @@ One that is told to go has ended at once; a pod that no Job keeps for its books 
 because it has no node.
 """
 
-from tests.support.controllers.client import Client
-from tests.support.controllers.objects import is_deleting, is_true, path, said
+from tests.support.kube.controllers.client import Client
+from tests.support.kube.controllers.objects import is_deleting, is_true, path, said
 
 OURS = "app.kubernetes.io%2Fmanaged-by%3Detude"
 

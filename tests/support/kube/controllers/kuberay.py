@@ -14,8 +14,8 @@ ray-operator/controllers/ray/common/service.go at 4cf01420).
 import copy
 from collections.abc import Sequence
 
-from tests.support.controllers.client import Client, Manifest
-from tests.support.controllers.objects import controller, is_deleting, is_true, owner_uid, path
+from tests.support.kube.controllers.client import Client, Manifest
+from tests.support.kube.controllers.objects import controller, is_deleting, is_true, owner_uid, path
 
 API = "ray.io/v1"
 DEFAULTS = {"client": 10001, "gcs-server": 6379, "dashboard": 8265, "serve": 8000}

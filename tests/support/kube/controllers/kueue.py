@@ -19,8 +19,8 @@ Quota is counted in the requests of one resource; the first flavor that has room
 from collections.abc import Iterator
 from decimal import Decimal
 
-from tests.support.controllers.client import Client, Manifest
-from tests.support.controllers.objects import (
+from tests.support.kube.controllers.client import Client, Manifest
+from tests.support.kube.controllers.objects import (
     controller,
     is_deleting,
     is_true,

@@ -7,8 +7,8 @@ names. Below `minMember` pods, or without room for so many, none is bound, and t
 it. Room is what annotation `test/room` of the group says, a number of pods.
 """
 
-from tests.support.controllers.client import Client, Manifest
-from tests.support.controllers.objects import is_deleting, path, said
+from tests.support.kube.controllers.client import Client, Manifest
+from tests.support.kube.controllers.objects import is_deleting, path, said
 
 API = "scheduling.volcano.sh/v1beta1"
 GROUP = "scheduling.k8s.io/group-name"

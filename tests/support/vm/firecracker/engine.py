@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.support.firecracker.rules import RefusedError, Rules
+from tests.support.vm.firecracker.rules import RefusedError, Rules
 from typing_extensions import override
 
 from etude.envserver.drivers.vm import host_cpu, sealed_files

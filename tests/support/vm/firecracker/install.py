@@ -19,7 +19,7 @@ def install(folder: Path) -> FirecrackerPrograms:
         path = folder / name
         path.write_text(
             f"#!/bin/sh\nPATH=/usr/bin:/bin PYTHONPATH={ROOT} PYTHONDONTWRITEBYTECODE=1"
-            f' exec {sys.executable} -m tests.support.firecracker.{module} "$@"\n'
+            f' exec {sys.executable} -m tests.support.vm.firecracker.{module} "$@"\n'
         )
         path.chmod(0o755)
     return FirecrackerPrograms(firecracker=folder / "firecracker", jailer=folder / "jailer")

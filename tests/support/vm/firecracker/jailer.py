@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.firecracker import monitor
-from tests.support.firecracker.monitor import VERSION
+from tests.support.vm.firecracker import monitor
+from tests.support.vm.firecracker.monitor import VERSION
 
 from etude.envserver.isolation import syscalls
 

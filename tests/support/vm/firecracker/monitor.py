@@ -8,9 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from tests.support.firecracker.engine import Engine
-from tests.support.firecracker.rules import Order, Phase, RefusedError, Rules
-from tests.support.firecracker.vsock import Vsock
+from tests.support.vm.firecracker.engine import Engine
+from tests.support.vm.firecracker.rules import Order, Phase, RefusedError, Rules
+from tests.support.vm.firecracker.vsock import Vsock
 
 from etude.envserver.drivers.vm.errors import VmmError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.support.stub_kubectl import StubKubectl
+from tests.support.kube.stub_kubectl import StubKubectl
 
 from etude.cli.kubectl import main
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.seen_runs import condition, run
-from tests.support.stub_kubectl import Said, StubKubectl, complaint
+from tests.support.kube.observed_runs import condition, run
+from tests.support.kube.stub_kubectl import Said, StubKubectl, complaint
 
 from etude.cli.kubectl import errors
 from etude.cli.kubectl.flags import SWITCHES, VALUED, split_flags

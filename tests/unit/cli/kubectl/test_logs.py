@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.seen_runs import condition, ended, pod, pool, run, seen
-from tests.support.stub_kubectl import Said, StubKubectl, complaint, shown
+from tests.support.kube.observed_runs import condition, ended, pod, pool, run, seen
+from tests.support.kube.stub_kubectl import Said, StubKubectl, complaint, shown
 
 from etude.cli.kubectl.logs import LogLine, PodFilter, container_flag, select_pods
 from etude.cli.kubectl.manifests import name_of

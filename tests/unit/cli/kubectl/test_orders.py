@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support import seen_runs
-from tests.support.stub_kubectl import StubKubectl, complaint, shown
+from tests.support.kube import observed_runs
+from tests.support.kube.stub_kubectl import StubKubectl, complaint, shown
 
 from etude.cli.kubectl.verbs import checkpoint, suspend
 from etude.cli.kubectl.verbs.checkpoint import checkpoint_request
@@ -46,7 +46,7 @@ def test_a_spent_budget_has_to_be_raised() -> None:
 
 
 def suspended() -> dict[str, Any]:
-    found = seen_runs.run()
+    found = observed_runs.run()
     found["spec"] |= {"suspend": True}
     return found
 
@@ -65,7 +65,7 @@ def test_a_suspended_run_whose_budget_is_raised_goes_on_too(
 def test_of_a_run_that_nobody_suspended_no_pods_are_promised(
     stub: StubKubectl, etude: Callable[..., Any]
 ) -> None:
-    stub.teach_cluster(seen_runs.run())
+    stub.teach_cluster(observed_runs.run())
     stub.teach("patch", shown({}))
     told = etude("resume", "demo", "--gpu-hours", "40")
     assert stub.patches() == [{"spec": {"budget": {"gpuHours": "40"}}}]
@@ -77,7 +77,7 @@ def test_of_a_run_that_nobody_suspended_no_pods_are_promised(
 def test_a_run_that_is_over_takes_no_order(
     stub: StubKubectl, etude: Callable[..., Any], end: str, words: tuple[str, ...]
 ) -> None:
-    stub.teach_cluster(seen_runs.run(seen_runs.condition(end, "True", "Finished")))
+    stub.teach_cluster(observed_runs.run(observed_runs.condition(end, "True", "Finished")))
     told = etude(words[0], "demo", *words[1:])
     assert told.code == 8
     assert f"the run is over: {end}; nothing is left to {words[0]}" in told.err
@@ -91,8 +91,8 @@ def test_whoever_waits_for_a_suspension_goes_on_when_the_api_server_is_not_itsel
     stub: StubKubectl, etude: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suspend, "INTERVAL_S", 0.0)
-    rests = seen_runs.run(seen_runs.condition("Suspended", "True", "ByUser"))
-    stub.teach("get rlruns.etude.dev", shown(seen_runs.run()), HICCUP, shown(rests))
+    rests = observed_runs.run(observed_runs.condition("Suspended", "True", "ByUser"))
+    stub.teach("get rlruns.etude.dev", shown(observed_runs.run()), HICCUP, shown(rests))
     stub.teach_cluster(rests)
     stub.teach("patch", shown({}))
     told = etude("suspend", "demo", "--wait")
@@ -105,8 +105,8 @@ def test_whoever_may_not_list_events_is_told_so_once_for_a_wait(
     stub: StubKubectl, etude: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suspend, "INTERVAL_S", 0.0)
-    rests = seen_runs.run(seen_runs.condition("Suspended", "True", "ByUser"))
-    stub.teach("get rlruns.etude.dev", *[shown(seen_runs.run())] * 4, shown(rests))
+    rests = observed_runs.run(observed_runs.condition("Suspended", "True", "ByUser"))
+    stub.teach("get rlruns.etude.dev", *[shown(observed_runs.run())] * 4, shown(rests))
     whose = 'User "eve" cannot list resource "events" in API group "" in the namespace "lab"'
     stub.teach("get events", complaint(f"Error from server (Forbidden): forbidden: {whose}"))
     stub.teach_cluster(rests)
@@ -121,7 +121,7 @@ MADE = {"kind": "Checkpoint", "metadata": {"name": "demo-manual-1"}}
 
 
 def saved(phase: str, reason: str, message: str = "", **status: Any) -> dict[str, Any]:
-    ready = seen_runs.condition("Ready", str(phase == "Ready"), reason, message)
+    ready = observed_runs.condition("Ready", str(phase == "Ready"), reason, message)
     return {**MADE, "status": {"phase": phase, "conditions": [ready], **status}}
 
 
@@ -131,7 +131,7 @@ READY = saved("Ready", "CheckpointVerified", uri="s3://runs/demo", step=7)
 def test_a_run_is_asked_for_a_checkpoint_that_it_writes_after_its_next_step(
     stub: StubKubectl, etude: Callable[..., Any]
 ) -> None:
-    stub.teach_cluster(seen_runs.run())
+    stub.teach_cluster(observed_runs.run())
     stub.teach("create", shown(MADE))
     told = etude("checkpoint", "demo", "--now")
     assert (told.code, told.out) == (0, "")
@@ -147,7 +147,7 @@ def test_whoever_waits_for_a_checkpoint_goes_on_when_nobody_answers_for_a_moment
     monkeypatch.setattr(checkpoint, "INTERVAL_S", 0.0)
     stub.teach("create", shown(MADE))
     stub.teach("get checkpoints.etude.dev demo-manual-1", shown(MADE), AWAY, HICCUP, shown(READY))
-    stub.teach_cluster(seen_runs.run())
+    stub.teach_cluster(observed_runs.run())
     told = etude("checkpoint", "demo", "--now", "--wait", "-o", "json")
     assert told.code == 0
     for words in ("not looked at it yet", "Unable to connect", "does not answer as it should"):
@@ -161,11 +161,11 @@ def test_whoever_waits_for_a_checkpoint_is_told_why_the_run_does_not_write_it(
 ) -> None:
     monkeypatch.setattr(checkpoint, "INTERVAL_S", 0.0)
     loading = ("Ready", "False", "Loading", "it loads"), ("Progressing", "False", "Loading")
-    starts = seen_runs.run(*(seen_runs.condition(*each) for each in loading))
+    starts = observed_runs.run(*(observed_runs.condition(*each) for each in loading))
     waiting = saved("Pending", "WaitingForRun", "it is written once it does")
     stub.teach("create", shown(MADE))
     stub.teach("get checkpoints.etude.dev demo-manual-1", shown(waiting), shown(READY))
-    stub.teach_cluster(starts, [seen_runs.pod(), seen_runs.pool()])
+    stub.teach_cluster(starts, [observed_runs.pod(), observed_runs.pool()])
     told = etude("checkpoint", "demo", "--now", "--wait")
     assert told.code == 0
     assert "demo does not run now and writes it once it does: kubectl etude why demo" in told.err
@@ -189,7 +189,7 @@ def test_of_a_suspended_run_a_checkpoint_is_asked_but_not_waited_for(
 def test_a_run_that_is_over_writes_no_checkpoint(
     stub: StubKubectl, etude: Callable[..., Any]
 ) -> None:
-    stub.teach_cluster(seen_runs.run(seen_runs.condition("Complete", "True", "Finished")))
+    stub.teach_cluster(observed_runs.run(observed_runs.condition("Complete", "True", "Finished")))
     told = etude("checkpoint", "demo", "--now")
     assert told.code == 8
     assert "nothing is left to save" in told.err

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.support import seen_runs
-from tests.support.seen_runs import before, checkpoint, condition, event, pod, run, seen
+from tests.support.kube import observed_runs
+from tests.support.kube.observed_runs import before, checkpoint, condition, event, pod, run, seen
 from typer.testing import CliRunner
 
 from etude.cli.kubectl import main
@@ -19,7 +19,7 @@ from etude.cli.output import print_whole
 
 
 def shown(what: RunObjects) -> dict[str, str]:
-    return dict(status.rows(what, seen_runs.NOW))
+    return dict(status.rows(what, observed_runs.NOW))
 
 
 def test_the_screen_has_what_is_known_and_no_row_for_what_is_not() -> None:
@@ -50,7 +50,7 @@ def test_only_conditions_that_somebody_should_know_of_are_shown_each_sentence_on
     waits = [
         condition(kind, "False", "Unschedulable", "no node") for kind in ("RolesReady", "Ready")
     ]
-    found = list(status.rows(seen(run(*waits)), seen_runs.NOW))
+    found = list(status.rows(seen(run(*waits)), observed_runs.NOW))
     told = [text for title, text in found if title == "condition"]
     assert told == ["RolesReady is False, Unschedulable: no node"]
     resting = condition("RolesReady", "False", "Finished")
@@ -62,7 +62,7 @@ def test_of_a_traceback_the_last_line_is_shown() -> None:
     failed = condition("Degraded", "True", "RoleFailed", words)
     told = "Degraded is True, RoleFailed: … OSError: no room left"
     assert shown(seen(run(failed)))["condition"] == told
-    assert diagnose(seen(run(failed)), seen_runs.NOW).evidence[0] == "… OSError: no room left"
+    assert diagnose(seen(run(failed)), observed_runs.NOW).evidence[0] == "… OSError: no room left"
 
 
 def test_steps_per_hour_are_those_between_the_newest_two_checkpoints() -> None:
@@ -120,14 +120,14 @@ def test_the_live_view_keeps_the_rewards_of_every_step_it_saw_once() -> None:
     for step, mean in ((12, "0.1"), (12, "0.1"), (13, "0.3")):
         counted = {"current": step, "target": 60, "text": f"{step}/60"}
         status = seen(run(step=counted, reward={"mean": mean, "ewma": mean})).status
-        rows += live.new_rows(status, rows, seen_runs.NOW)
+        rows += live.new_rows(status, rows, observed_runs.NOW)
     assert [row["reward_mean"] for row in rows] == [0.1, 0.3]
 
 
 def test_the_live_view_says_why_a_run_stands_still_and_what_happened() -> None:
     stuck = run(condition("Progressing", "False", "Loading", "the controller loads its state"))
     what = seen(stuck, pod("trainer", ready=False), events=[event(stuck, "Loading", "a model")])
-    view = live.cluster_view(what, diagnose(what, seen_runs.NOW), [])
+    view = live.cluster_view(what, diagnose(what, observed_runs.NOW), [])
     assert "demo waits: " in view.why
     assert view.pods[0].state == "Running"
     assert view.events[-1].endswith("Loading: a model")

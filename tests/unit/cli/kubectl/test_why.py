@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support import seen_runs
-from tests.support.seen_runs import (
+from tests.support.kube import observed_runs
+from tests.support.kube.observed_runs import (
     before,
     checkpoint,
     condition,
@@ -28,10 +28,10 @@ WAITS = condition("Progressing", "False", "WaitingForRoles", "trainer not ready"
 
 
 def why(what: RunObjects) -> Diagnosis:
-    return diagnose(what, seen_runs.NOW)
+    return diagnose(what, observed_runs.NOW)
 
 
-def of_pod(unready: seen_runs.Manifest, *events: seen_runs.Manifest) -> Diagnosis:
+def of_pod(unready: observed_runs.Manifest, *events: observed_runs.Manifest) -> Diagnosis:
     return why(seen(run(WAITS), unready, events=events))
 
 
@@ -114,7 +114,10 @@ def test_a_role_that_is_started_anew_over_and_over_is_no_mere_start() -> None:
         "message": "spec.phases[0]: unknown\n",
     }
     degraded = condition("Degraded", "True", "RoleFailed", "demo-trainer-0: it ended")
-    status: seen_runs.Manifest = {"lastFailure": failure, "restarts": {"total": 2, "counted": 2}}
+    status: observed_runs.Manifest = {
+        "lastFailure": failure,
+        "restarts": {"total": 2, "counted": 2},
+    }
     found = why(seen(run(WAITS, degraded, **status), pod(ready=False)))
     assert found.state is RunState.STANDS_STILL
     assert found.cause == (
@@ -125,7 +128,7 @@ def test_a_role_that_is_started_anew_over_and_over_is_no_mere_start() -> None:
 
 def test_the_sentence_stays_the_same_while_nothing_changes() -> None:
     waiting_for_it = seen(run(WAITS, lastStepTime=before(400)), pod(ready=False))
-    later = seen_runs.NOW + timedelta(seconds=7)
+    later = observed_runs.NOW + timedelta(seconds=7)
     assert diagnose(waiting_for_it, later).sentence == why(waiting_for_it).sentence
 
 
@@ -337,7 +340,7 @@ def test_a_status_of_another_version_is_an_error_with_its_field() -> None:
         why(seen(run(policyVersion="newest")))
 
 
-TYPES = sorted(seen_runs.FINE)
+TYPES = sorted(observed_runs.FINE)
 CONDITIONS = st.builds(
     condition,
     st.sampled_from(TYPES),
@@ -355,7 +358,7 @@ PODS = st.builds(
 
 @given(st.lists(CONDITIONS, max_size=6), st.lists(PODS, max_size=4))
 def test_whatever_is_seen_there_is_an_answer(
-    conditions: list[seen_runs.Manifest], pods: list[seen_runs.Manifest]
+    conditions: list[observed_runs.Manifest], pods: list[observed_runs.Manifest]
 ) -> None:
     found = why(seen(run(*conditions), *pods))
     assert found.cause

@@ -5,7 +5,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from tests.support.controllers.kuberay import head_service
+from tests.support.kube.controllers.kuberay import head_service
 
 from etude.common.api.kinds import RLRun
 from etude.operator.builders import run as desired
@@ -116,7 +116,7 @@ def test_parts_of_ray_reach_each_other(run_body: Any, platform: Platform) -> Non
 
 async def test_the_head_is_dialled_and_the_workers_are_waited_for(lab: Any, run_body: Any) -> None:
     lab.cluster.integrations = frozenset({"RayCluster"})
-    lab.cluster.put(with_trainer(run_body, learnerRanks=2, gpusPerReplica=1))
+    lab.cluster.upsert(with_trainer(run_body, learnerRanks=2, gpusPerReplica=1))
     await lab.settle()
     cluster = lab.cluster.objects()[Ref("RayCluster", "lab", "demo")]
     pod(lab, cluster, "demo-head-x", "head")
@@ -138,6 +138,6 @@ def pod(lab: Any, cluster: Manifest, name: str, kind: str) -> None:
     owner = {"uid": cluster["metadata"]["uid"], "kind": "RayCluster", "controller": True}
     labels = {**template["metadata"]["labels"], "ray.io/node-type": kind}
     metadata = {"name": name, "namespace": "lab", "labels": labels, "ownerReferences": [owner]}
-    lab.cluster.put(
+    lab.cluster.upsert(
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     )

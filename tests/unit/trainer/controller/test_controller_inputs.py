@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.faults import Fault, FaultyStore, Schedule
+from tests.support.stores.store_faults import Fault, FaultyStore, Schedule
 from tokenizers import AddedToken, Tokenizer, models
 
 from etude.agent.chat import LAYOUT_TOKENS

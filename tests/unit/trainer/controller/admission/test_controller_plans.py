@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from tests.support.guests import until
-from tests.support.scripted_environments import Broker
+from tests.support.trainer.scripted_environments import Broker
+from tests.support.vm.guests import until
 
 from etude.common.rpc.server import Server
 from etude.trainer.controller.admission import plans

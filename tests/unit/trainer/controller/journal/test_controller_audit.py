@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from tests.support.run_history import PER_STEP, STALENESS, History, history, judged, packed
+from tests.support.trainer.run_history import PER_STEP, STALENESS, History, history, judged, packed
 
 from etude.trainer.controller.journal.audit import REASONS, audit_journal
 from etude.trainer.controller.journal.ledger import DROP_REASONS, REDRAWN

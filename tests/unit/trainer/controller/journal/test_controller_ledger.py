@@ -5,7 +5,7 @@ import copy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.run_history import GROUP_SIZE, History, history, judged
+from tests.support.trainer.run_history import GROUP_SIZE, History, history, judged
 
 from etude.common.errors import CorruptError
 from etude.trainer.controller.journal.ledger import Ledger, LedgerState, resume_ledger

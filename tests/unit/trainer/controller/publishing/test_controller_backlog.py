@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.support.unsteady import (
+from tests.support.trainer.store_outages import (
     RL_STEPS,
     SFT_STEPS,
     STARTED,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.support.faults import Fault
-from tests.support.unsteady import (
+from tests.support.stores.store_faults import Fault
+from tests.support.trainer.store_outages import (
     RL_STEPS,
     SFT_STEPS,
     STARTED,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.faults import FaultyStore, Schedule
+from tests.support.stores.store_faults import FaultyStore, Schedule
 from typing_extensions import override
 
 from etude.common import weights
