@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm" / "etude"
 IMAGE = "localhost/etude-base:1"
 NAMESPACE = "etude-system"

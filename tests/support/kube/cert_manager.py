@@ -11,7 +11,7 @@ from tests.support.kube.testbeds import Program
 
 from etude.common.tls.identity import Identity
 
-CRD = Path(__file__).parents[1] / "cluster" / "cert_manager_crd.yaml"
+CRD = Path(__file__).parents[2] / "cluster" / "cert_manager_crd.yaml"
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tests.support.kube.testbeds import Program
 
-CHART = Path(__file__).parents[2] / "helm" / "etude"
+CHART = Path(__file__).parents[3] / "helm" / "etude"
 LIFE_S = 120
 """Of a certificate; a third of it is what an issuer may need to start again on a busy machine."""
 LIMIT_S = 900

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support import needs
 
-DRIVER = Path(__file__).parents[2] / "hack" / "testbed" / "testbed.py"
+DRIVER = Path(__file__).parents[3] / "hack" / "testbed" / "testbed.py"
 UNAVAILABLE = 69
 UP_LIMIT_S = 300
 """Five seconds on an idle machine; a busy one gets patience."""

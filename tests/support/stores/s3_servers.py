@@ -13,7 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.error import HTTPError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BUCKET = "etude"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "etude-test", "AWS_SECRET_ACCESS_KEY": "etude-test-secret"}
 """The same for every server, so that several may be used at once."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from etude.envserver.images.built_image import BuiltImage
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Daemon:

@@ -17,7 +17,7 @@ from tests.support import needs
 
 from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 AGENTS = ("go", "python")
 TOKEN = b"a token of this generation"
 START_S = 60.0

@@ -23,7 +23,7 @@ from etude.envserver.images import spec as specs
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import BuiltImage, build
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BOOT_LIMIT_S = 180
 """Two seconds of CPU time on an idle machine; neighbours may hold every core."""
 COMMAND_LIMIT_S = 120

@@ -7,7 +7,7 @@ from pathlib import Path
 from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.vm.firecracker.jail import FirecrackerPrograms
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 Make = Callable[[Path], FirecrackerDriver]
 """Makes a driver over the fakes that works in this folder."""
 
