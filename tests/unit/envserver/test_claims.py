@@ -13,7 +13,7 @@ from etude.envserver.drivers.base import DriverUnavailableError
 async def test_a_folder_that_somebody_has_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(scratch_lock, "LOCK_LIMIT_S", 0.0)
     mine = await scratch_lock.lock_scratch(tmp_path)
     with pytest.raises(DriverUnavailableError, match="another node daemon") as caught:
         await scratch_lock.lock_scratch(tmp_path)

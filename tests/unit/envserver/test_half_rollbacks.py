@@ -139,7 +139,7 @@ async def test_a_machine_whose_notes_were_not_replaced_is_the_saved_one_all_the_
         digest=delta_file.digest(saved / snapshots.DELTA)
         + folder_snapshots.save(lease, {}, saved, FolderLimits(1, 1)).digest,
     )
-    starter = SimpleNamespace(base=SimpleNamespace(address=TEMPLATE))
+    starter = SimpleNamespace(template=SimpleNamespace(address=TEMPLATE))
     home = VmContext(
         lease=lease,
         start=never,  # type: ignore[arg-type] # no machine is made here

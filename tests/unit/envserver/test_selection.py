@@ -76,7 +76,7 @@ async def test_machines_that_crash_are_counted_to_the_pools_threshold(
     async def machines(_spec: EnvPoolSpec, _place: DriverFolders) -> QemuDriver:
         return made
 
-    monkeypatch.setitem(vars(selection), "_machines", machines)
+    monkeypatch.setitem(vars(selection), "_qemu", machines)
     fields = {"isolation": {"driver": "QemuMicroVM"}}
     assert await select_driver(spec(**fields), place) is made
     assert made.quarantine.threshold == 5

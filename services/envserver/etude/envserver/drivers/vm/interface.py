@@ -12,7 +12,7 @@ from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import Jail
 
-_M = TypeVar("_M", bound="Monitor")
+_M = TypeVar("_M", bound="Vmm")
 
 
 class Vmm(Protocol):

@@ -70,7 +70,7 @@ class BootConsole:
 class BootingVm:
     """A booting VM that becomes a template."""
 
-    vm: vm.Vm
+    vm: vm.QemuVm
     console: BootConsole
     image: BuiltImage
     memory: int
