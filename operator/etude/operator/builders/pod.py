@@ -60,6 +60,60 @@ class PodCertificate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodResources:
+    """Resource requests and limits of a pod's container."""
+
+    cpu: str | None = None
+    memory: str | None = None
+    gpus: int = 0
+    gpu_resource: str = "nvidia.com/gpu"
+    claims: Sequence[ResourceClaim] = ()
+    devices: Sequence[str] = ()
+    """Resources of device plugins, one of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFiles:
+    """Volumes of a pod, in addition to its scratch folders and its certificate."""
+
+    spec_map: str | None = None
+    """ConfigMap that is mounted at SPEC_FOLDER."""
+    keys_secret: str | None = None
+    """Secret whose entry `keys` is a file in KEYS_FOLDER."""
+    egress_secrets: Sequence[tuple[str, str]] = ()
+    """Names and keys of Secrets, each a file NAME/KEY in EGRESS_FOLDER."""
+    shared_memory: bool = False
+    """Its processes exchange data through /dev/shm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodPlacement:
+    """Scheduling constraints of a pod."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Manifest] = ()
+    affinity: PodAffinity | None = None
+    """Affinity to other pods."""
+    anti_affinity: Mapping[str, str] | None = None
+    """Labels of pods with which it must not share a node."""
+    classes: Mapping[str, str] = field(default_factory=dict)
+    """Names of a PriorityClass and a RuntimeClass, by the pod spec's field."""
+    pod_group: str | None = None
+    """PodGroup of Volcano that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateOverrides:
+    """Additions of others to a pod template."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Labels and annotations in addition to the operator's, from the queue's admission."""
+    patch: Mapping[str, Any] = field(default_factory=dict)
+    """Strategic merge patch of the spec."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolePod:
     """A pod of one role: everything that differs between roles."""
 
@@ -68,44 +122,18 @@ class RolePod:
     command: tuple[str, ...]
     ports: Mapping[str, int]
     """Named container ports in addition to the probe port; without any there are no probes."""
-    spec_map: str | None = None
-    """ConfigMap that is mounted at SPEC_FOLDER."""
     env: Sequence[Manifest] = ()
-    cpu: str | None = None
-    memory: str | None = None
-    gpus: int = 0
-    gpu_resource: str = "nvidia.com/gpu"
-    claims: Sequence[ResourceClaim] = ()
     secret: str | None = None
     """Secret whose keys become environment variables."""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    """Labels and annotations in addition to the operator's, from the queue's admission."""
     grace_s: int = 60
-    shared_memory: bool = False
-    """Its processes exchange data through /dev/shm."""
-    devices: Sequence[str] = ()
-    """Resources of device plugins, one of each."""
-    keys_secret: str | None = None
-    """Secret whose entry `keys` is a file in KEYS_FOLDER."""
-    egress_secrets: Sequence[tuple[str, str]] = ()
-    """Names and keys of Secrets, each a file NAME/KEY in EGRESS_FOLDER."""
-    tolerations: Sequence[Manifest] = ()
-    anti_affinity: Mapping[str, str] | None = None
-    """Labels of pods with which it must not share a node."""
-    affinity: PodAffinity | None = None
-    """Affinity to other pods."""
     seccomp_profile: str | None = None
     """Localhost profile of the node, where the runtime's default forbids what the role does."""
-    classes: Mapping[str, str] = field(default_factory=dict)
-    """Names of a PriorityClass and a RuntimeClass, by the pod spec's field."""
     certificate: PodCertificate | None = None
     """Certificate of its processes."""
-    pod_group: str | None = None
-    """PodGroup of Volcano that it belongs to."""
-    patch: Mapping[str, Any] = field(default_factory=dict)
-    """Strategic merge patch for the pod template."""
+    resources: PodResources = PodResources()
+    files: PodFiles = PodFiles()
+    placement: PodPlacement = PodPlacement()
+    overrides: TemplateOverrides = TemplateOverrides()
 
 
 def env(name: str, value: str) -> Manifest:
@@ -142,12 +170,13 @@ def toleration(toleration: Toleration) -> Manifest:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def pod_spec(plan: RolePod) -> Manifest:
+def pod_spec(pod: RolePod) -> Manifest:
     """The pod spec of one role."""
+    placement = pod.placement
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": plan.grace_s,
+        "terminationGracePeriodSeconds": pod.grace_s,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER_ID,
@@ -155,24 +184,24 @@ def pod_spec(plan: RolePod) -> Manifest:
             "fsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(plan)],
-        "volumes": _volumes(plan),
+        "containers": [_container(pod)],
+        "volumes": _volumes(pod),
     }
-    if plan.certificate is not None and plan.certificate.sidecar is not None:
-        spec["initContainers"] = [_sidecar(plan, plan.certificate.sidecar)]
-    if plan.node_selector:
-        spec["nodeSelector"] = dict(plan.node_selector)
-    if plan.tolerations:
-        spec["tolerations"] = list(plan.tolerations)
-    if plan.anti_affinity is not None:
-        spec["affinity"] = _anti_affinity(plan.anti_affinity)
-    if plan.affinity is not None:
-        spec["affinity"] = _affinity(plan.affinity)
-    if plan.claims:
-        spec["resourceClaims"] = [_claim(each) for each in plan.claims]
-    if plan.pod_group is not None:
+    if pod.certificate is not None and pod.certificate.sidecar is not None:
+        spec["initContainers"] = [_sidecar(pod, pod.certificate.sidecar)]
+    if placement.node_selector:
+        spec["nodeSelector"] = dict(placement.node_selector)
+    if placement.tolerations:
+        spec["tolerations"] = list(placement.tolerations)
+    if placement.anti_affinity is not None:
+        spec["affinity"] = _anti_affinity(placement.anti_affinity)
+    if placement.affinity is not None:
+        spec["affinity"] = _affinity(placement.affinity)
+    if pod.resources.claims:
+        spec["resourceClaims"] = [_claim(each) for each in pod.resources.claims]
+    if placement.pod_group is not None:
         spec["schedulerName"] = "volcano"
-    spec |= plan.classes
+    spec |= placement.classes
     return spec
 
 
@@ -200,59 +229,59 @@ def _affinity(near: PodAffinity) -> Manifest:
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}
 
 
-def job_spec(plan: RolePod, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Manifest:
+def job_spec(pod: RolePod, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Manifest:
     """The spec of a Job that runs one such pod to its end."""
     return {
         "backoffLimit": 2,
         "ttlSecondsAfterFinished": 600,
         "template": {
             "metadata": {
-                "labels": {**labels, ROLE: plan.role},
+                "labels": {**labels, ROLE: pod.role},
                 "annotations": dict(annotations),
             },
-            "spec": {**pod_spec(plan), "restartPolicy": "Never"},
+            "spec": {**pod_spec(pod), "restartPolicy": "Never"},
         },
     }
 
 
-def _container(plan: RolePod) -> Manifest:
+def _container(pod: RolePod) -> Manifest:
     container: Manifest = {
-        "name": plan.role,
-        "image": plan.image,
-        "command": list(plan.command),
-        "env": [*plan.env, *_tls_env(plan)],
-        **(_ports_and_probes(plan) if plan.ports else {}),
-        "securityContext": {**_RESTRICTED, **_seccomp(plan)},
+        "name": pod.role,
+        "image": pod.image,
+        "command": list(pod.command),
+        "env": [*pod.env, *_tls_env(pod)],
+        **(_ports_and_probes(pod) if pod.ports else {}),
+        "securityContext": {**_RESTRICTED, **_seccomp(pod)},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [_mount(name, path) for name, path in _mounts(plan).items()],
+        "volumeMounts": [_mount(name, path) for name, path in _mounts(pod).items()],
     }
-    if plan.secret is not None:
-        container["envFrom"] = [{"secretRef": {"name": plan.secret}}]
-    resources = _resources(plan)
+    if pod.secret is not None:
+        container["envFrom"] = [{"secretRef": {"name": pod.secret}}]
+    resources = _resources(pod.resources)
     if resources:
         container["resources"] = resources
     return container
 
 
-def _sidecar(plan: RolePod, keeper: Manifest) -> Manifest:
+def _sidecar(pod: RolePod, keeper: Manifest) -> Manifest:
     """The renewal sidecar in the image of the pod's role, which the node has anyway."""
     policy = "FallbackToLogsOnError"
-    own = {"image": plan.image, "securityContext": _RESTRICTED, "terminationMessagePolicy": policy}
+    own = {"image": pod.image, "securityContext": _RESTRICTED, "terminationMessagePolicy": policy}
     return {**keeper, **own}
 
 
-def _tls_env(plan: RolePod) -> list[Manifest]:
-    return [] if plan.certificate is None else [env(VARIABLE, plan.certificate.setting)]
+def _tls_env(pod: RolePod) -> list[Manifest]:
+    return [] if pod.certificate is None else [env(VARIABLE, pod.certificate.setting)]
 
 
-def _seccomp(plan: RolePod) -> Manifest:
-    if plan.seccomp_profile is None:
+def _seccomp(pod: RolePod) -> Manifest:
+    if pod.seccomp_profile is None:
         return {}
-    return {"seccompProfile": {"type": "Localhost", "localhostProfile": plan.seccomp_profile}}
+    return {"seccompProfile": {"type": "Localhost", "localhostProfile": pod.seccomp_profile}}
 
 
-def _ports_and_probes(plan: RolePod) -> Manifest:
-    ports = {**plan.ports, "probe": PROBE_PORT}
+def _ports_and_probes(pod: RolePod) -> Manifest:
+    ports = {**pod.ports, "probe": PROBE_PORT}
     return {
         "ports": [
             {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
@@ -261,7 +290,7 @@ def _ports_and_probes(plan: RolePod) -> Manifest:
         "livenessProbe": {
             **_probe("/livez", period_s=10, failures=12),
             # An unresponsive process cannot shut down in order.
-            "terminationGracePeriodSeconds": min(UNRESPONSIVE_GRACE_S, plan.grace_s),
+            "terminationGracePeriodSeconds": min(UNRESPONSIVE_GRACE_S, pod.grace_s),
         },
         "readinessProbe": _probe("/readyz", period_s=2, failures=5),
     }
@@ -276,33 +305,34 @@ def _probe(path: str, *, period_s: int, failures: int) -> Manifest:
     }
 
 
-def _resources(plan: RolePod) -> Manifest:
+def _resources(resources: PodResources) -> Manifest:
     requests: Manifest = {}
     limits: Manifest = {}
-    if plan.cpu is not None:
-        requests["cpu"] = plan.cpu
-    if plan.memory is not None:
-        requests["memory"] = limits["memory"] = plan.memory
-    if plan.gpus:
-        requests[plan.gpu_resource] = limits[plan.gpu_resource] = str(plan.gpus)
-    for device in plan.devices:
+    if resources.cpu is not None:
+        requests["cpu"] = resources.cpu
+    if resources.memory is not None:
+        requests["memory"] = limits["memory"] = resources.memory
+    if resources.gpus:
+        requests[resources.gpu_resource] = limits[resources.gpu_resource] = str(resources.gpus)
+    for device in resources.devices:
         requests[device] = limits[device] = "1"
-    claims = [{"name": claim.name} for claim in plan.claims]
+    claims = [{"name": claim.name} for claim in resources.claims]
     parts = (("requests", requests), ("limits", limits), ("claims", claims))
     return {name: part for name, part in parts if part}
 
 
-def _mounts(plan: RolePod) -> dict[str, str]:
+def _mounts(pod: RolePod) -> dict[str, str]:
+    files = pod.files
     mounts = {"scratch": SCRATCH_FOLDER, "tmp": "/tmp"}  # noqa: S108 - its own
-    if plan.spec_map is not None:
+    if files.spec_map is not None:
         mounts["spec"] = SPEC_FOLDER
-    if plan.keys_secret is not None:
+    if files.keys_secret is not None:
         mounts["keys"] = KEYS_FOLDER
-    if plan.egress_secrets:
+    if files.egress_secrets:
         mounts["egress"] = EGRESS_FOLDER
-    if plan.shared_memory:
+    if files.shared_memory:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - its own
-    if plan.certificate is not None and plan.certificate.volumes:
+    if pod.certificate is not None and pod.certificate.volumes:
         mounts["tls"] = TLS_FOLDER
     return mounts
 
@@ -312,22 +342,22 @@ def _mount(name: str, path: str) -> Manifest:
     return mount | {"readOnly": True} if name in _READ_ONLY else mount
 
 
-def _volumes(plan: RolePod) -> list[Manifest]:
-    own = [_volume(name, plan) for name in _mounts(plan) if name != "tls"]
-    return own if plan.certificate is None else [*own, *plan.certificate.volumes]
+def _volumes(pod: RolePod) -> list[Manifest]:
+    own = [_volume(name, pod.files) for name in _mounts(pod) if name != "tls"]
+    return own if pod.certificate is None else [*own, *pod.certificate.volumes]
 
 
-def _volume(name: str, plan: RolePod) -> Manifest:
+def _volume(name: str, files: PodFiles) -> Manifest:
     match name:
         case "spec":
-            return {"name": name, "configMap": {"name": plan.spec_map}}
+            return {"name": name, "configMap": {"name": files.spec_map}}
         case "keys":
             items = [{"key": "keys", "path": "keys"}]
-            return {"name": name, "secret": {"secretName": plan.keys_secret, "items": items}}
+            return {"name": name, "secret": {"secretName": files.keys_secret, "items": items}}
         case "egress":
             sources = [
                 {"secret": {"name": secret, "items": [{"key": key, "path": f"{secret}/{key}"}]}}
-                for secret, key in plan.egress_secrets
+                for secret, key in files.egress_secrets
             ]
             # Else every user of the container could read them, a guest's monitor included.
             return {"name": name, "projected": {"sources": sources, "defaultMode": 0o440}}

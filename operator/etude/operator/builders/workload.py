@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.meta import API_VERSION
 from etude.operator import names
-from etude.operator.builders import strategic_merge
 from etude.operator.builders.pod import RolePod, pod_spec
+from etude.operator.builders.strategic_merge import strategic_merge
 from etude.operator.manifests import Manifest, stamp_digest
 
 POD_GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
@@ -75,15 +75,14 @@ def keep_selector(manifest: Manifest, live: Manifest | None) -> Manifest:
 
 def pod_template(labels: Mapping[str, str], pod: RolePod, attempt: int) -> Manifest:
     """Pod template of a role."""
-    metadata: Manifest = {"labels": {**pod.overrides.labels, **labels, names.ATTEMPT: str(attempt)}}
-    group = (
-        {} if pod.placement.pod_group is None else {POD_GROUP_ANNOTATION: pod.placement.pod_group}
-    )
-    if pod.overrides.annotations or group:
-        metadata["annotations"] = {**pod.overrides.annotations, **group}
-    return strategic_merge.strategic_merge(
-        {"metadata": metadata, "spec": pod_spec(pod)}, pod.overrides.patch
-    )
+    overrides, group = pod.overrides, pod.placement.pod_group
+    annotations = dict(overrides.annotations)
+    if group is not None:
+        annotations[POD_GROUP_ANNOTATION] = group
+    metadata: Manifest = {"labels": {**overrides.labels, **labels, names.ATTEMPT: str(attempt)}}
+    if annotations:
+        metadata["annotations"] = annotations
+    return strategic_merge({"metadata": metadata, "spec": pod_spec(pod)}, overrides.patch)
 
 
 def object_head(

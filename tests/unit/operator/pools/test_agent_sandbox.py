@@ -56,13 +56,13 @@ def boxes(lab: Any) -> Any:
     lab.platform = replace(lab.platform, integrations=frozenset({"agentSandbox"}))
     lab.start()
     lab.cluster.integrations = GROUPS
-    lab.cluster.put(template(runtimeClassName="gvisor"))
+    lab.cluster.upsert(template(runtimeClassName="gvisor"))
 
     def controller(manifest: Manifest) -> None:
         known = lab.cluster.objects()
         has_pod = ref(manifest)._replace(kind="Pod") in known
         if manifest["kind"] == "Sandbox" and ref(manifest) in known and not has_pod:
-            lab.cluster.put(pod_of(manifest))
+            lab.cluster.upsert(pod_of(manifest))
 
     lab.cluster.subscribe(controller)
     return lab
@@ -78,7 +78,7 @@ def accepted(lab: Any) -> tuple[str, str]:
 
 
 async def test_each_node_is_a_sandbox_whose_pod_the_template_is_laid_over(boxes: Any) -> None:
-    boxes.cluster.put(body())
+    boxes.cluster.upsert(body())
     await boxes.settle()
     assert boxes.names("Sandbox") == ["boxes-node-0", "boxes-node-1"]
     made = boxes.cluster.objects()[Ref("Sandbox", "lab", "boxes-node-0")]["spec"]["podTemplate"]
@@ -91,10 +91,10 @@ async def test_each_node_is_a_sandbox_whose_pod_the_template_is_laid_over(boxes:
 
 
 async def test_a_change_of_the_template_is_for_nodes_that_come(boxes: Any) -> None:
-    boxes.cluster.put(body(1))
+    boxes.cluster.upsert(body(1))
     await boxes.settle()
-    boxes.cluster.put(template(runtimeClassName="kata"))
-    boxes.cluster.put(body(2))
+    boxes.cluster.upsert(template(runtimeClassName="kata"))
+    boxes.cluster.upsert(body(2))
     await boxes.settle()
     of = {
         name: boxes.cluster.objects()[Ref("Sandbox", "lab", name)]["spec"]["podTemplate"]["spec"]
@@ -105,7 +105,7 @@ async def test_a_change_of_the_template_is_for_nodes_that_come(boxes: Any) -> No
 
 
 async def test_the_sandbox_of_a_pod_that_is_over_is_replaced(boxes: Any) -> None:
-    boxes.cluster.put(body())
+    boxes.cluster.upsert(body())
     await boxes.settle()
     key = Ref("Sandbox", "lab", "boxes-node-0")
     before = uid(boxes.cluster.objects()[key])
@@ -116,21 +116,21 @@ async def test_the_sandbox_of_a_pod_that_is_over_is_replaced(boxes: Any) -> None
 
 
 async def test_fewer_nodes_are_fewer_sandboxes(boxes: Any) -> None:
-    boxes.cluster.put(body())
+    boxes.cluster.upsert(body())
     await boxes.settle()
-    boxes.cluster.put(body(1))
+    boxes.cluster.upsert(body(1))
     await boxes.settle()
     assert boxes.names("Sandbox") == ["boxes-node-0"]
 
 
 async def test_a_pod_that_outlives_its_sandbox_counts_until_it_is_gone(boxes: Any) -> None:
-    boxes.cluster.put(body())
+    boxes.cluster.upsert(body())
     await boxes.settle()
     sandbox = boxes.cluster.objects()[Ref("Sandbox", "lab", "boxes-node-1")]
     left = pod_of({**sandbox, "metadata": {**sandbox["metadata"], "uid": "of-one-that-is-gone"}})
     left["metadata"] |= {"name": "boxes-node-7", "deletionTimestamp": rfc3339(0)}
     boxes.cluster.kubelet.stop = lambda *_: None
-    boxes.cluster.put({**left, "status": ready_status(left)})
+    boxes.cluster.upsert({**left, "status": ready_status(left)})
     await boxes.settle()
     found = status(boxes)
     assert (found.replicas, found.terminating) == (2, 1)
@@ -140,7 +140,7 @@ async def test_without_its_api_a_pool_has_no_children_and_goes_on_once_it_is_the
     boxes: Any,
 ) -> None:
     boxes.cluster.integrations = frozenset()
-    boxes.cluster.put(body())
+    boxes.cluster.upsert(body())
     await boxes.settle()
     assert accepted(boxes)[0] == "AgentSandboxNotInstalled"
     assert boxes.names("Sandbox") == boxes.names("StatefulSet") == []
@@ -151,7 +151,7 @@ async def test_without_its_api_a_pool_has_no_children_and_goes_on_once_it_is_the
 
 async def test_a_platform_that_does_not_allow_it_says_which_value_does(lab: Any) -> None:
     lab.cluster.integrations = GROUPS
-    lab.cluster.put(body())
+    lab.cluster.upsert(body())
     await lab.settle()
     reason, message = accepted(lab)
     assert reason == "FeatureDisabled"
@@ -159,12 +159,12 @@ async def test_a_platform_that_does_not_allow_it_says_which_value_does(lab: Any)
 
 
 async def test_a_template_that_is_not_there_is_waited_for(boxes: Any) -> None:
-    boxes.cluster.put(body(sandboxTemplateRef={"name": "other"}))
+    boxes.cluster.upsert(body(sandboxTemplateRef={"name": "other"}))
     await boxes.settle()
     assert accepted(boxes)[0] == "SandboxTemplateNotFound"
     other = template()
     other["metadata"]["name"] = "other"
-    boxes.cluster.put(other)
+    boxes.cluster.upsert(other)
     await boxes.advance(10)
     assert accepted(boxes)[0] == "Accepted"
 
@@ -183,8 +183,8 @@ async def test_a_template_that_is_not_there_is_waited_for(boxes: Any) -> None:
 async def test_a_template_that_would_undo_what_the_operator_gives_is_refused(
     boxes: Any, spec: Manifest, words: str
 ) -> None:
-    boxes.cluster.put(template(**spec))
-    boxes.cluster.put(body())
+    boxes.cluster.upsert(template(**spec))
+    boxes.cluster.upsert(body())
     await boxes.settle()
     reason, message = accepted(boxes)
     assert reason == "InvalidParameters"
@@ -195,7 +195,7 @@ async def test_a_template_that_would_undo_what_the_operator_gives_is_refused(
 async def test_a_template_may_not_take_labels_of_ours(boxes: Any) -> None:
     taken = template()
     taken["spec"]["podTemplate"]["metadata"]["labels"] = {"etude.dev/pool": "other"}
-    boxes.cluster.put(taken)
-    boxes.cluster.put(body())
+    boxes.cluster.upsert(taken)
+    boxes.cluster.upsert(body())
     await boxes.settle()
     assert "etude.dev/pool is reserved for the operator" in accepted(boxes)[1]

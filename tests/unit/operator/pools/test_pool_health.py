@@ -54,7 +54,7 @@ def condition(lab: Any, kind: str) -> tuple[str, str]:
 
 @pytest.fixture
 async def pool_lab(lab: Any) -> Any:
-    lab.cluster.put(body())
+    lab.cluster.upsert(body())
     await lab.settle()
     return lab
 
@@ -93,7 +93,7 @@ async def test_quarantine_ends_after_an_hour(pool_lab: Any) -> None:
 
 
 async def test_without_quarantine_a_node_that_is_not_well_is_made_anew(lab: Any) -> None:
-    lab.cluster.put(body(health={"quarantine": "Never", "readinessGraceSeconds": 30}))
+    lab.cluster.upsert(body(health={"quarantine": "Never", "readinessGraceSeconds": 30}))
     await lab.settle()
     before = uid(lab.cluster.objects()[of(lab, 0)])
     lab.cluster.set_status(of(lab, 0), state())
@@ -107,7 +107,7 @@ async def test_without_quarantine_a_node_that_is_not_well_is_made_anew(lab: Any)
 @pytest.mark.parametrize(("restarts", "kept"), [(2, 0), (3, 1)])
 async def test_a_node_may_restart_so_often_in_a_row(lab: Any, restarts: int, kept: int) -> None:
     # It has been ready after its first two restarts, so these count no more.
-    lab.cluster.put(body(health={"crashLoopThreshold": 3}))
+    lab.cluster.upsert(body(health={"crashLoopThreshold": 3}))
     await lab.settle()
     lab.cluster.set_status(of(lab, 0), state(ready=True, restarts=2))
     await lab.settle()
@@ -125,19 +125,19 @@ async def test_an_image_may_take_as_long_as_it_takes(pool_lab: Any) -> None:
 
 
 async def test_a_pool_makes_no_more_nodes_while_one_finds_no_machine(lab: Any) -> None:
-    lab.cluster.put(body(3))
+    lab.cluster.upsert(body(3))
     await lab.settle()
     lab.cluster.set_status(of(lab, 2), {"phase": "Pending", "conditions": [UNPLACED]})
     await lab.settle()
     assert status(lab).unschedulable == 1
     assert condition(lab, "Scheduled") == ("False", "Unschedulable")
-    lab.cluster.put(body(4))
+    lab.cluster.upsert(body(4))
     await lab.settle()
     assert len(nodes(lab)) == 4, "somebody may be adding machines as they are asked for"
     lab.cluster.set_status(of(lab, 3), {"phase": "Pending", "conditions": [UNPLACED]})
     await lab.settle()
     await lab.advance(60)
-    lab.cluster.put(body(6))
+    lab.cluster.upsert(body(6))
     await lab.settle()
     assert len(nodes(lab)) == 4
     for ordinal in (2, 3):
@@ -151,13 +151,13 @@ async def test_a_pool_that_shall_have_no_node_keeps_none_to_be_looked_at(pool_la
     pool_lab.cluster.set_status(of(pool_lab, 0), state())
     await pool_lab.settle()
     await pool_lab.advance(300)
-    pool_lab.cluster.put(body(0))
+    pool_lab.cluster.upsert(body(0))
     await pool_lab.settle()
     assert nodes(pool_lab) == []
 
 
 async def test_a_limit_of_nodes_holds_for_those_in_quarantine_too(lab: Any) -> None:
-    lab.cluster.put(body(maxReplicas=2))
+    lab.cluster.upsert(body(maxReplicas=2))
     await lab.settle()
     lab.cluster.set_status(of(lab, 0), state())
     await lab.settle()

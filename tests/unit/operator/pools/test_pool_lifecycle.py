@@ -37,7 +37,7 @@ def nodes(lab: Any) -> list[str]:
 
 @pytest.fixture
 async def pool_lab(lab: Any) -> Any:
-    lab.cluster.put(body())
+    lab.cluster.upsert(body())
     await lab.settle()
     return lab
 
@@ -58,7 +58,7 @@ async def test_p17_a_pool_of_as_many_images_as_it_may_have_has_a_short_status(la
     ]
     image = f"s3://images/{'x' * 400}/{'0' * 32}"
     templates = [{"name": f"image-{n}", "image": image} for n in range(limit)]
-    lab.cluster.put(body(templates=templates, isolation={"minimum": "MicroVM"}))
+    lab.cluster.upsert(body(templates=templates, isolation={"minimum": "MicroVM"}))
     await lab.settle()
     for name in nodes(lab):
         lab.end(name, exit_code=1, message="y" * 4_096)
@@ -69,10 +69,10 @@ async def test_p17_a_pool_of_as_many_images_as_it_may_have_has_a_short_status(la
 
 
 async def test_scaling_down_takes_the_highest_nodes_and_up_fills_the_gaps(pool_lab: Any) -> None:
-    pool_lab.cluster.put(body(replicas=1))
+    pool_lab.cluster.upsert(body(replicas=1))
     await pool_lab.settle()
     assert nodes(pool_lab) == ["repos-node-0"]
-    pool_lab.cluster.put(body(replicas=3))
+    pool_lab.cluster.upsert(body(replicas=3))
     await pool_lab.settle()
     assert nodes(pool_lab) == ["repos-node-0", "repos-node-1", "repos-node-2"]
 
@@ -87,7 +87,7 @@ async def test_a_lost_node_is_replaced_under_the_same_name(pool_lab: Any) -> Non
 
 
 async def test_a_pool_scaled_to_zero_has_no_pods_and_says_why(pool_lab: Any) -> None:
-    pool_lab.cluster.put(body(replicas=0))
+    pool_lab.cluster.upsert(body(replicas=0))
     await pool_lab.settle()
     assert pool_lab.names("Pod") == []
     found = status(pool_lab)
@@ -105,7 +105,7 @@ async def test_the_brokers_figures_reach_the_status(pool_lab: Any) -> None:
         isolation=environments_pb2.ISOLATION_WEAK,
         acquire_p99_ms=40,
     )
-    pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].say(report)
+    pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].append(report)
     await pool_lab.settle()
     await pool_lab.advance(5)
     found = status(pool_lab)
@@ -115,11 +115,11 @@ async def test_the_brokers_figures_reach_the_status(pool_lab: Any) -> None:
 
 async def test_figures_go_with_the_broker_that_gave_them(pool_lab: Any) -> None:
     report = environments_pb2.WatchPoolResponse(sequence=1, slots=128, leased=100, driver="process")
-    pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].say(report)
+    pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].append(report)
     await pool_lab.settle()
     await pool_lab.advance(5)
     assert status(pool_lab).slots.leased == 100
-    pool_lab.cluster.put(body(replicas=0))
+    pool_lab.cluster.upsert(body(replicas=0))
     await pool_lab.settle()
     found = status(pool_lab)
     assert (found.slots.idle, found.slots.leased) == (0, 0)
@@ -127,11 +127,11 @@ async def test_figures_go_with_the_broker_that_gave_them(pool_lab: Any) -> None:
 
 
 async def test_a_pool_that_cannot_be_read_is_reported_by_name(pool_lab: Any, run_body: Any) -> None:
-    pool_lab.cluster.put(body(isolation="Strong"))
+    pool_lab.cluster.upsert(body(isolation="Strong"))
     run = run_body()
     role = {"name": "repos", "template": "python", "poolRef": {"name": "repos"}}
     run["spec"]["roles"]["environments"] = [role]
-    pool_lab.cluster.put(run)
+    pool_lab.cluster.upsert(run)
     await pool_lab.settle()
     assert pool_lab.condition("Accepted") == ("False", "PoolNotFound")
 
@@ -149,7 +149,7 @@ async def test_nodes_that_refuse_to_start_show_as_an_unavailable_driver(pool_lab
 
 async def test_weak_isolation_needs_the_platforms_consent(lab: Any, platform: Platform) -> None:
     lab.platform = lab.reconciler.platform = Platform(images=platform.images)
-    lab.cluster.put(body(isolation={"minimum": "Process"}))
+    lab.cluster.upsert(body(isolation={"minimum": "Process"}))
     await lab.settle()
     assert status(lab).conditions[0].reason == "WeakIsolationNotAllowed"
     assert lab.names("Pod") == []
@@ -159,7 +159,7 @@ async def test_weak_isolation_needs_the_platforms_consent(lab: Any, platform: Pl
 async def test_drivers_that_need_root_are_refused_where_nodes_are_pods(
     lab: Any, platform: Platform, driver: str
 ) -> None:
-    lab.cluster.put(body(isolation={"minimum": "Sandbox", "driver": driver}))
+    lab.cluster.upsert(body(isolation={"minimum": "Sandbox", "driver": driver}))
     await lab.settle()
     accepted = status(lab).conditions[0]
     assert (accepted.status, accepted.reason) == ("False", "InvalidParameters")
@@ -186,7 +186,7 @@ async def test_a_pool_that_may_not_grow_hands_out_what_it_has(
     pool_lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = refuse(monkeypatch, "repos-node-2")
-    pool_lab.cluster.put(body(replicas=3))
+    pool_lab.cluster.upsert(body(replicas=3))
     await pool_lab.settle()
     found = status(pool_lab)
     said = {each.type: (each.status, each.reason, each.message) for each in found.conditions}
@@ -199,7 +199,7 @@ async def test_a_pool_of_which_nothing_may_be_made_is_pending(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse(monkeypatch, "repos-broker", "repos-node")
-    lab.cluster.put(body())
+    lab.cluster.upsert(body())
     await lab.settle()
     found = status(lab)
     said = {each.type: (each.status, each.reason) for each in found.conditions}

@@ -58,9 +58,9 @@ def accepted(lab: Any) -> str:
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_a_label_of_a_run_makes_no_pool_a_runs(lab: Any, *, is_late: bool) -> None:
     if is_late:
-        lab.cluster.put(pool())
+        lab.cluster.upsert(pool())
         await lab.settle()
-    lab.cluster.put(pool(labels={RUN: "demo"}))
+    lab.cluster.upsert(pool(labels={RUN: "demo"}))
     await lab.settle()
     assert [m["metadata"]["name"] for m in parts(lab) if RUN in labels(m)] == []
     assert accepted(lab) == "True"
@@ -69,7 +69,7 @@ async def test_a_label_of_a_run_makes_no_pool_a_runs(lab: Any, *, is_late: bool)
 
 
 async def test_what_a_run_makes_for_itself_is_known_as_its(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     made = [m for m in parts(lab) if m["kind"] != "NetworkPolicy"]
     assert {labels(m)[RUN] for m in made} == {"demo"}
@@ -78,15 +78,15 @@ async def test_what_a_run_makes_for_itself_is_known_as_its(lab: Any, run_body: A
 
 async def test_a_pool_that_its_run_leaves_behind_can_be_changed(lab: Any) -> None:
     owner = {"apiVersion": "etude.dev/v1alpha1", "kind": "RLRun", "name": "demo", "uid": "r"}
-    lab.cluster.put(pool(ownerReferences=[{**owner, "controller": True}]))
+    lab.cluster.upsert(pool(ownerReferences=[{**owner, "controller": True}]))
     await lab.settle()
     before = lab.cluster.objects()[BROKER]["spec"]["selector"]
     assert before["matchLabels"][RUN] == "demo"
-    lab.cluster.put(pool(ownerReferences=[]))
+    lab.cluster.upsert(pool(ownerReferences=[]))
     await lab.settle()
     body = pool(ownerReferences=[])
     body["spec"]["brokers"] = 2
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     assert accepted(lab) == "True"
     live = lab.cluster.objects()[BROKER]["spec"]

@@ -71,7 +71,7 @@ class Pool:
     ) -> None:
         """The broker reports: leases by node, and environments that wait."""
         held = held or {}
-        self.lab.peers.holding = {name for name, count in held.items() if count}
+        self.lab.peers.hosts_in_use = {name for name, count in held.items() if count}
         members = [
             environments_pb2.NodeFigures(
                 node_id=name,
@@ -89,7 +89,7 @@ class Pool:
             members=members,
             **fields,
         )
-        self.lab.peers.pools[BROKER].say(report)
+        self.lab.peers.pools[BROKER].append(report)
         await self.lab.settle()
 
     async def last(self, seconds: int, held: Mapping[str, int] | None = None, **said: Any) -> None:
@@ -114,7 +114,7 @@ def plan(pool: Pool, count: int, in_s: float, run: str = "stranger") -> Any:
 
 
 async def started(lab: Any, manifest: Any) -> Pool:
-    lab.cluster.put(manifest)
+    lab.cluster.upsert(manifest)
     await lab.settle()
     made = Pool(lab)
     await made.last(2)
@@ -129,7 +129,7 @@ async def test_a_pool_that_sizes_itself_keeps_one_node_while_nobody_asks(lab: An
 
 
 async def test_nothing_is_decided_before_every_broker_has_spoken(lab: Any) -> None:
-    lab.cluster.put(body())
+    lab.cluster.upsert(body())
     await lab.settle()
     await lab.advance(10)
     pool = Pool(lab)
@@ -181,12 +181,12 @@ async def test_mode_reactive_reads_no_plans(lab: Any) -> None:
 
 
 async def test_the_plan_of_a_suspended_run_counts_for_nothing(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.upsert(run_body(suspend=True))
     await lab.settle()
     pool = await started(lab, body("Predictive"))
     await pool.last(4, plans=[plan(pool, 16, in_s=20, run="uid-run")])
     assert len(pool.nodes) == 1
-    lab.cluster.put(run_body(suspend=False))
+    lab.cluster.upsert(run_body(suspend=False))
     await lab.settle()
     await pool.last(4, plans=[plan(pool, 16, in_s=20, run="uid-run")])
     assert len(pool.nodes) >= 4
@@ -210,11 +210,11 @@ async def test_a_node_stays_as_long_as_a_broker_cannot_say_that_it_is_empty(lab:
     pool = await started(lab, body(scaling=scaling))
     await pool.last(10, waiting=16)
     before = pool.nodes
-    lab.peers.deaf.add(BROKER)
+    lab.peers.unresponsive.add(BROKER)
     await pool.last(60)
     assert pool.nodes == before
     assert pool.status.draining > 0
-    lab.peers.deaf.clear()
+    lab.peers.unresponsive.clear()
     await pool.last(20)
     assert len(pool.nodes) < len(before)
 
@@ -230,7 +230,7 @@ async def test_a_node_that_was_leased_meanwhile_stays(lab: Any) -> None:
         return frozenset()
 
     lab.peers = Answering(nobody_is_empty)
-    lab.reconciler.peers = lab.peers
+    lab.reconciler.client = lab.peers
     await lab.advance(60)
     assert set(pool.nodes) == before
 
@@ -251,7 +251,7 @@ async def test_silent_brokers_leave_a_pool_as_it_is(lab: Any) -> None:
         await lab.advance(2)
     assert pool.nodes == before
     assert pool.status.autoscaler.mode == "Unknown"
-    lab.cluster.forget(Ref("Pod", "lab", before[0]))
+    lab.cluster.purge(Ref("Pod", "lab", before[0]))
     await lab.advance(2)
     assert pool.nodes == before
 
@@ -289,7 +289,7 @@ async def test_a_schedule_keeps_slots(lab: Any) -> None:
 
 
 async def test_a_schedule_that_never_comes_true_is_refused_by_name(lab: Any) -> None:
-    lab.cluster.put(body(scaling={"schedule": [{"cron": "0 0 30 2 *", "minIdle": 1}]}))
+    lab.cluster.upsert(body(scaling={"schedule": [{"cron": "0 0 30 2 *", "minIdle": 1}]}))
     await lab.settle()
     pool = Pool(lab)
     assert pool.condition("Accepted") == ("False", "InvalidParameters")
@@ -321,10 +321,10 @@ async def test_how_long_nodes_take_outlives_the_operator(lab: Any) -> None:
     assert told.samples >= 3
     await lab.kill()
     await lab.settle()
-    sizer = lab.reconciler.kinds["EnvPool"].sizers.of(
+    sizer = lab.reconciler.kinds["EnvPool"].sizers.get(
         EnvPool.model_validate(lab.cluster.objects()[KEY])
     )
-    assert f"{sizer.provisions.found.p50_s:.1f}" == told.p50_seconds
+    assert f"{sizer.provisions.estimate.p50_s:.1f}" == told.p50_seconds
     assert pool.status.provision == told, "or the one after this would know nothing"
 
 
@@ -339,14 +339,14 @@ class Slow:
         cluster.set_status(Ref("Pod", "lab", metadata["name"]), {"phase": "Pending"})
 
     def stop(self, cluster: Any, pod: Any) -> None:
-        cluster.forget(Ref("Pod", "lab", pod["metadata"]["name"]))
+        cluster.purge(Ref("Pod", "lab", pod["metadata"]["name"]))
 
 
 async def test_people_who_scale_down_wait_for_leases_too(lab: Any) -> None:
     pool = await started(lab, manual(3))
     held = dict.fromkeys(pool.nodes, 1)
     await pool.say(held)
-    lab.cluster.put(manual(1))
+    lab.cluster.upsert(manual(1))
     await lab.settle()
     assert len(pool.nodes) == 3
     assert (pool.status.phase, pool.status.draining) == ("Draining", 2)
@@ -360,13 +360,13 @@ async def test_nodes_that_are_wanted_again_get_environments_again(lab: Any) -> N
     pool = await started(lab, manual(2))
     held = dict.fromkeys(pool.nodes, 1)
     await pool.say(held)
-    lab.cluster.put(manual(1))
+    lab.cluster.upsert(manual(1))
     await lab.settle()
     assert lab.peers.drained[BROKER] == {"repos-node-1"}
-    lab.cluster.put(manual(2))
+    lab.cluster.upsert(manual(2))
     vacating = environments_pb2.NodeFigures(node_id="repos-node-1", held=1, vacating=True)
     said = environments_pb2.WatchPoolResponse(told_unix_ms=pool.now_ms, members=[vacating])
-    lab.peers.pools[BROKER].say(said)
+    lab.peers.pools[BROKER].append(said)
     await lab.settle()
     await lab.advance(2)
     assert lab.peers.drained[BROKER] == frozenset()
@@ -380,17 +380,17 @@ async def test_a_runs_own_pool_is_released_with_the_run_and_comes_back(
     template = run["spec"]["roles"]["environments"][0]["poolTemplate"]
     template.pop("replicas")
     template |= {"maxReplicas": 4, "autoscaling": {"mode": mode}}
-    lab.cluster.put(run)
+    lab.cluster.upsert(run)
     await lab.settle()
     key = Ref("EnvPool", "lab", "demo-repos")
     assert lab.cluster.objects()[key]["spec"]["autoscaling"] == {"mode": mode, "schedule": []}
-    lab.cluster.put({**run, "spec": {**run["spec"], "suspend": True}})
+    lab.cluster.upsert({**run, "spec": {**run["spec"], "suspend": True}})
     for _ in range(200):
         await lab.advance(10)
     spec = lab.cluster.objects()[key]["spec"]
     assert (spec["replicas"], "autoscaling" in spec) == (0, False)
     assert [name for name in lab.names("Pod") if name.startswith("demo-repos")] == []
-    lab.cluster.put({**run, "spec": {**run["spec"], "suspend": False}})
+    lab.cluster.upsert({**run, "spec": {**run["spec"], "suspend": False}})
     await lab.settle()
     spec = lab.cluster.objects()[key]["spec"]
     assert ("replicas" in spec, spec["autoscaling"]["mode"]) == (False, mode)

@@ -90,7 +90,7 @@ class Pool:
             await self.lab.settle()
 
     def _say(self, held: Mapping[str, int], waiting: int) -> None:
-        self.lab.peers.holding = {name for name, count in held.items() if count}
+        self.lab.peers.hosts_in_use = {name for name, count in held.items() if count}
         members = [
             environments_pb2.NodeFigures(
                 node_id=name, held=held.get(name, 0), idle_since_unix_ms=IDLE_SINCE_MS, cached=True
@@ -104,13 +104,13 @@ class Pool:
             waiting=waiting,
             members=members,
         )
-        self.lab.peers.pools[BROKER].say(report)
+        self.lab.peers.pools[BROKER].append(report)
 
 
 @pytest.fixture
 async def pool(lab: Any) -> Pool:
     made = Pool(lab)
-    lab.cluster.put(POOL)
+    lab.cluster.upsert(POOL)
     await lab.settle()
     await made.last(4)
     assert made.ready == ["repos-node-0"]
@@ -138,7 +138,7 @@ async def test_nodes_that_nobody_waits_for_do_not_wait_for_machines(pool: Pool) 
 async def test_a_pool_whose_machine_comes_back_serves_again(pool: Pool) -> None:
     await pool.last(30, waiting=32)
     await pool.last(240)
-    pool.lab.cluster.forget(Ref("Pod", "lab", "repos-node-0"))
+    pool.lab.cluster.purge(Ref("Pod", "lab", "repos-node-0"))
     await pool.last(30, waiting=1)
     assert len(pool.ready) == 1
 
@@ -147,7 +147,7 @@ async def test_what_waits_for_a_machine_goes_before_what_has_one(pool: Pool) -> 
     pool.machines.taken_by, pool.machines.is_slow = frozenset({6, 7}), True
     await pool.last(30, waiting=32)
     assert len(pool.pods) >= 10
-    pool.lab.cluster.put({**POOL, "spec": {**POOL["spec"], "minIdle": 3 * SLOTS}})
+    pool.lab.cluster.upsert({**POOL, "spec": {**POOL["spec"], "minIdle": 3 * SLOTS}})
     await pool.last(60 + 6 + 120 + 10)
     assert sorted(pool.pods) == ["repos-node-0", "repos-node-6", "repos-node-7"]
 

@@ -79,8 +79,8 @@ def resume_problem(run: RLRun, checkpoints: Sequence[Checkpoint]) -> str:
     found = next((c for c in checkpoints if c.metadata.name == named.name), None)
     if found is None:
         return (
-            f"{FIELD}: this run has no Checkpoint {named.name}; to start from another run's model, set"
-            " model.checkpointRef"
+            f"{FIELD}: this run has no Checkpoint {named.name}; to start from another run's model,"
+            " set model.checkpointRef"
         )
     if not is_ready(found):
         return f"{FIELD}: {named.name} is {found.status.phase or 'not looked at yet'}, not Ready"

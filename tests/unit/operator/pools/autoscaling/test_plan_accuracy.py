@@ -37,14 +37,14 @@ async def test_a_run_is_told_when_its_plans_are_believed_no_more(
     template = run["spec"]["roles"]["environments"][0]["poolTemplate"]
     template.pop("replicas")
     template |= {"maxReplicas": 4, "autoscaling": {"mode": "Predictive"}}
-    lab.cluster.put(run)
+    lab.cluster.upsert(run)
     await lab.settle()
     uid = lab.cluster.objects()[Ref("RLRun", "lab", "demo")]["metadata"]["uid"]
     told = environments_pb2.WatchPoolResponse(
         told_unix_ms=1_000_000,
         plans=[environments_pb2.PlanFigures(run_id=uid, version=1, ratio=ratio)],
     )
-    lab.peers.pools["demo-repos-broker-0.demo-repos-broker:7020"].say(told)
+    lab.peers.pools["demo-repos-broker-0.demo-repos-broker:7020"].append(told)
     await lab.settle()
     await lab.advance(5)
     found = next(c for c in lab.run().status.conditions if c.type == "Degraded")
@@ -67,7 +67,7 @@ async def test_nodes_for_a_template_that_takes_long_to_fetch_are_begun_earlier(l
                 "autoscaling": {"mode": "Predictive"},
             },
         }
-        lab.cluster.put(manifest)
+        lab.cluster.upsert(manifest)
         await lab.settle()
         wave = environments_pb2.PlannedWave(
             template="python", count=8, start_unix_ms=1_000_000 + 240_000
@@ -89,7 +89,7 @@ async def test_nodes_for_a_template_that_takes_long_to_fetch_are_begun_earlier(l
             ],
             first_starts=[first],
         )
-        lab.peers.pools[f"{name}-broker-0.{name}-broker:7020"].say(told)
+        lab.peers.pools[f"{name}-broker-0.{name}-broker:7020"].append(told)
         await lab.settle()
         await lab.advance(2)
         began[name] = len([pod for pod in lab.names("Pod") if pod.startswith(f"{name}-node-")])
