@@ -19,7 +19,7 @@ from etude.common.weights.coding.codecs import zstd
 from etude.common.weights.coding.codecs.ids import Codec, Encoded
 from etude.common.weights.tensors.schema import Schema
 
-__all__ = ["BlockRow", "Container", "Index", "Writer", "parse_index", "parse_trailer"]
+__all__ = ["BlockRow", "Container", "ContainerWriter", "Index", "parse_index", "parse_trailer"]
 
 MAGIC = b"ETUDEDLT"
 FORMAT = 1

@@ -25,7 +25,7 @@ from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import word_type
 
-__all__ = ["Block", "read_blocks", "stage", "stage_block", "tiles_of_regions", "tiles_of_slice"]
+__all__ = ["VerifiedBlock", "read_blocks", "select_regions", "select_slice", "stage", "stage_block"]
 
 MAX_REQUEST_BYTES = 16 << 20
 """Neighbouring blocks are asked for together up to this size."""

@@ -23,7 +23,7 @@ from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words, word_type
 
-__all__ = ["LiveWeights", "Patch", "Prepared", "Region", "identity_regions", "slice_regions"]
+__all__ = ["LiveWeights", "Patch", "PreparedPatches", "Region", "identity_regions", "slice_regions"]
 
 
 class LiveWeights:
