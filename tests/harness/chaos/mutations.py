@@ -88,12 +88,12 @@ def _apply_twice() -> None:
         paths[id(self)] = path
         prepare(self, path, *args)
 
-    def commit(self: Rank) -> bool:
+    def activate(self: Rank) -> bool:
         done, live = once(self), self._mapped_live()
         return done and live.write(live.prepare(staged_file.read_staged(Path(paths[id(self)]))))
 
     broken: Any = Rank
-    broken.prepare, broken.commit = remember, commit
+    broken.prepare, broken.activate = remember, activate
 
 
 def _label_first() -> None:

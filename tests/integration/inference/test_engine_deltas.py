@@ -146,8 +146,8 @@ async def test_a_commit_that_fails_half_way_is_undone(
     assert before is not None
     learn(bench.policy)
     version = bench.publish()
-    commit = Rank.activate
-    monkeypatch.setattr(Rank, "commit", lambda rank: commit(rank) and False)
+    activate = Rank.activate
+    monkeypatch.setattr(Rank, "activate", lambda rank: activate(rank) and False)
     with pytest.raises(UnavailableError, match="rank 0"):
         await bench.receiver.catch_up()
     await bench.assert_exact(before)

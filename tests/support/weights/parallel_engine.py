@@ -64,14 +64,14 @@ def half_a_commit(worker: Any) -> None:
     if worker.rank != RANKS - 1:
         return
     kind = type(worker._rank())
-    commit = kind.commit
+    activate = kind.activate
 
     def refuse(rank: object) -> bool:
-        kind.commit = commit
-        commit(rank)
+        kind.activate = activate
+        activate(rank)
         return False
 
-    kind.commit = refuse  # of this process alone
+    kind.activate = refuse  # of this process alone
 
 
 @dataclass

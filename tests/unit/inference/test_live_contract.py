@@ -46,7 +46,7 @@ class Live(Protocol):
     def scan(self) -> Digest: ...
     def count(self, regions: Regions) -> None: ...
     def prepare(self, blocks: Iterable[StagedBlock]) -> Any: ...
-    def commit(self, prepared: Any) -> bool: ...
+    def write(self, prepared: Any) -> bool: ...
     def undo(self, prepared: Any) -> bool: ...
 
 
@@ -205,7 +205,7 @@ def test_a_commit_gives_the_new_words_of_every_format_and_an_undo_the_old(
     assert state(MIXED, old).plus(prepared.digest) == state(MIXED, new)
     assert prepared.changed == sum(int((old[n] != new[n]).sum()) for n in old)
     for _ in range(2):
-        assert place.live.commit(prepared)
+        assert place.live.write(prepared)
         assert equal(place.read(), new)
     assert place.live.scan() == state(MIXED, new)
     for _ in range(2):
@@ -229,7 +229,7 @@ def test_blocks_that_only_old_words_decode_are_decoded_from_the_live_ones(
     place = make(schema, old, identity_regions(schema))
     prepared = place.live.prepare(blocks(schema, old, new, codec))
     assert state(schema, old).plus(prepared.digest) == state(schema, new)
-    assert place.live.commit(prepared)
+    assert place.live.write(prepared)
     assert equal(place.read(), new)
 
 
@@ -244,7 +244,7 @@ def test_slices_of_all_ranks_add_up_to_the_whole(make: Make, ranks: int) -> None
         before = before.plus(place.live.scan())
         prepared = place.live.prepare(changed)
         after = after.plus(prepared.digest)
-        assert place.live.commit(prepared)
+        assert place.live.write(prepared)
         assert equal(place.read(), sliced(MIXED, new, rank, ranks))
         assert place.live.undo(prepared)
         assert equal(place.read(), sliced(MIXED, old, rank, ranks))
@@ -257,7 +257,7 @@ def test_a_region_whose_rows_are_wider_than_a_kernels_tile_is_changed(make: Make
     old = drawn(schema, 1)
     new = stepped(old, 5, 0.01)
     place = make(schema, sliced(schema, old, 1, 2), slice_regions(schema, 1, 2))
-    assert place.live.commit(place.live.prepare(blocks(schema, old, new)))
+    assert place.live.write(place.live.prepare(blocks(schema, old, new)))
     assert equal(place.read(), sliced(schema, new, 1, 2))
 
 
@@ -266,7 +266,7 @@ def test_half_a_commit_is_completed_or_undone(make: Make) -> None:
     new = stepped(old, 5, 0.05)
     place = make(MIXED, old, identity_regions(MIXED))
     prepared = place.live.prepare(blocks(MIXED, old, new))
-    for step, expected in ((place.live.undo, old), (place.live.commit, new)):
+    for step, expected in ((place.live.undo, old), (place.live.write, new)):
         place.write("bias", 0, new["bias"])
         place.write("index", 0, new["index"])
         place.write("embed", 0, new["embed"][:20_000])
@@ -282,7 +282,7 @@ def test_a_word_that_was_neither_old_nor_new_is_told_and_undone(make: Make, name
     prepared = place.live.prepare(blocks(MIXED, old, new))
     at = int(np.flatnonzero(old[name] != new[name])[3])
     place.write(name, at, old[name][at : at + 1] ^ np.array([64], old[name].dtype))
-    assert not place.live.commit(prepared)
+    assert not place.live.write(prepared)
     assert place.live.undo(prepared)
     assert equal(place.read(), old)
 
@@ -300,7 +300,7 @@ def test_the_baseline_is_the_exclusive_or_of_a_whole_tensor(make: Make) -> None:
     place = make(schema, old, identity_regions(schema))
     prepared = place.live.prepare([block])
     assert place.live.scan().plus(prepared.digest) == state(schema, new)
-    assert place.live.commit(prepared)
+    assert place.live.write(prepared)
     assert equal(place.read(), new)
 
 
@@ -368,7 +368,7 @@ def test_fused_padded_and_repeated_parameters_are_changed_and_counted_once(
     prepared = place.live.prepare(reversed(blocks(FUSED, old, new, codec)))
     assert state(FUSED, old).plus(prepared.digest) == state(FUSED, new)
     assert prepared.changed == sum(int((old[n] != new[n]).sum()) for n in old)
-    assert place.live.commit(prepared)
+    assert place.live.write(prepared)
     assert equal(place.read(), fused_memory(new))
     assert place.live.scan() == state(FUSED, new)
     assert place.live.undo(prepared)
@@ -385,7 +385,7 @@ def test_regions_that_no_longer_count_are_still_changed(make: Make) -> None:
     assert place.live.scan() == digest.ZERO
     prepared = place.live.prepare(blocks(FUSED, old, new))
     assert (prepared.digest, prepared.changed) == (digest.ZERO, 0)
-    assert place.live.commit(prepared)
+    assert place.live.write(prepared)
     assert equal(place.read(), new)
 
 

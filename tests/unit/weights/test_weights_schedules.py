@@ -64,7 +64,7 @@ def asked(refuse: Callable[..., None], *, first: bool) -> Callable[..., None]:
 
 def plans_once(self: Any, target: VersionId, **_: Any) -> Any:
     """Writes the lease, and relies on what was planned before."""
-    edges = of("plan").plan(self.store, self.live, target, avoid=read_trash(self.store).keys)
+    edges = of("plan").plan_path(self.store, self.live, target, avoid=read_trash(self.store).keys)
     self._write(oldest_needed(edges))
     return edges
 
@@ -100,7 +100,7 @@ def takes_all_back(collector: Any, _ids: set[str]) -> None:
 
 LOOK = GarbageCollector._observe
 REFUSE = of("publication")._refuse_fenced
-DELETIONS = of("retention").deletions
+DELETIONS = of("retention").deletable_keys
 
 
 class Broken(NamedTuple):
@@ -162,12 +162,12 @@ BROKEN = {
         lambda _: "weights/epochs/000001.json",
     ),
     "numbers go on from the parent": Broken(
-        "numbers rise over take overs", "epochs.all_published", lambda _: []
+        "numbers rise over take overs", "epochs.list_all_published", lambda _: []
     ),
     "numbers go on from what is published": Broken(
         "numbers of deleted versions do not come again",
         "epochs._first_number",
-        lambda store, _: max(v.number + 1 for v in of("versions").all_published(store)),
+        lambda store, _: max(v.number + 1 for v in of("versions").list_all_published(store)),
     ),
     "an opener does not look at the trash": Broken(
         "who resumes from what is being deleted begins a new chain",
@@ -186,12 +186,12 @@ BROKEN = {
     ),
     "collectors do not look at leases": Broken(
         "a reader that planned before the tombstone keeps its objects",
-        "garbage_collector.seen_leases",
+        "garbage_collector.observe_leases",
         lambda _: [],
     ),
     "readers do not look at the trash after the lease": Broken(
         "a reader whose lease came after the last look plans around the tombstone",
-        "reader_leases.ReaderLease.plan",
+        "reader_leases.ReaderLease.plan_path",
         plans_once,
     ),
     "readers do not see tombstones": Broken(
@@ -201,38 +201,38 @@ BROKEN = {
     ),
     "no tombstone": Broken(
         "a reader whose lease came after the last look plans around the tombstone",
-        "garbage_collector.Collector.round",
+        "garbage_collector.GarbageCollector.collect",
         deletes_at_once,
     ),
     "no second look": Broken(
         "a reader whose lease came before the tombstone is seen by the last look",
-        "garbage_collector.Collector._look",
+        "garbage_collector.GarbageCollector._observe",
         minds_nothing,
     ),
     "leases never move": Broken(
         "a reader that moves on needs only what is ahead",
-        "reader_leases.ReaderLease.serve",
+        "reader_leases.ReaderLease.record_live",
         lambda lease, live: setattr(lease, "live", live),
     ),
     "readers go over refused versions": Broken(
-        "a reader goes around a refused version", "chain_view.quarantined", lambda _: frozenset()
+        "a reader goes around a refused version", "chain_view.list_quarantined", lambda _: frozenset()
     ),
     "readers serve refused versions": Broken(
-        "a refused version is not served", "chain_view.quarantined", lambda _: frozenset()
+        "a refused version is not served", "chain_view.list_quarantined", lambda _: frozenset()
     ),
     "a collector does not mind another epoch": Broken(
         "a collector that sleeps through a take over deletes nothing",
-        "garbage_collector.Collector._look",
+        "garbage_collector.GarbageCollector._observe",
         follows_the_epoch,
     ),
     "anybody's tombstones are taken back": Broken(
         "a tombstone that another collector carries out is not taken back",
-        "garbage_collector.Collector._take_back",
+        "garbage_collector.GarbageCollector._withdraw",
         takes_all_back,
     ),
     "no tombstone is taken back": Broken(
         "a tombstone that was never used is taken back",
-        "garbage_collector.Collector._take_back",
+        "garbage_collector.GarbageCollector._withdraw",
         nothing,
     ),
     "what is ahead of the chain is dead": Broken(
@@ -240,17 +240,17 @@ BROKEN = {
     ),
     "a refused version is an anchor": Broken(
         "a refused version is nobodys beginning",
-        "garbage_collector.quarantined",
+        "garbage_collector.list_quarantined",
         lambda _: frozenset(),
     ),
     "payloads go before manifests": Broken(
         "a collector that dies half way leaves no name without its objects",
-        "garbage_collector.deletions",
+        "garbage_collector.deletable_keys",
         lambda *args: DELETIONS(*args)[::-1],
     ),
     "the oldest manifest goes first": Broken(
         "a chain that a dead collector shortened has no hole",
-        "garbage_collector.deletions",
+        "garbage_collector.deletable_keys",
         lambda *args: sorted(DELETIONS(*args), key=lambda key: ("manifests" not in key, key)),
     ),
     "orphans are swept at once": Broken(

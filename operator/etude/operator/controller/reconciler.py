@@ -89,7 +89,7 @@ class Reconciler:
         kind = KINDS_BY_NAME[manifest["kind"]]
         now = ClockReading(self.clock.wall_s(), self.clock.monotonic_s())
         try:
-            resource = kind.model.understood(manifest)
+            resource = kind.model.parse_known_fields(manifest)
         except ValidationError as error:
             report = unreadable_status(manifest, kind.status, error, now)
             if isinstance(report, RecordEvent):

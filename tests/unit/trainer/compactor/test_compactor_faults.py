@@ -200,7 +200,7 @@ def test_a_word_that_changed_on_disk_is_never_published(
     keeper.run_round()
     trained.publish(1)
     keeper.run_round()
-    keeper._open_copy().words["norm"][3] ^= 1
+    keeper._open_copy().tensor_words["norm"][3] ^= 1
     trained.publish(2, density=0.0001)
     failed = keeper.run_round()
     assert [each.stage for each in failed.failures] == ["keyframe"]
@@ -260,7 +260,7 @@ def test_a_keeper_whose_own_copy_is_damaged_does_not_blame_the_store(
 ) -> None:
     keeper = keep(trained.store)
     keeper.run_round()
-    keeper._open_copy().words["norm"][3] ^= 1
+    keeper._open_copy().tensor_words["norm"][3] ^= 1
     damage(trained.store, trained.publish(1))
     assert keeper.run_round().cut_off_at is None
     assert keeper.run_round().cut_off_at == VersionId(1, 1)

@@ -88,7 +88,7 @@ class Ahead:
         """A replica that follows the chain has the very words that the learner had."""
         for manifest in committed:
             reader.follow(manifest)
-            found = {name: words.tobytes() for name, words in reader.words.items()}
+            found = {name: words.tobytes() for name, words in reader.tensor_words.items()}
             assert found == self.expected[manifest.version]
         assert weights.accepted_chain(self.inner) == [m.version for m in committed]
 

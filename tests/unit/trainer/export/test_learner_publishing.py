@@ -47,7 +47,7 @@ def test_a_reader_of_deltas_has_the_learners_bits_at_every_version(
         manifest = chain.publish(learner)
         reader.follow(manifest)
         reader.assert_equal(learner)
-        assert manifest.stats.elements == sum(words.size for words in reader.words.values())
+        assert manifest.stats.elements == sum(words.size for words in reader.tensor_words.values())
 
 
 def test_few_changes_are_sent_as_changes_and_none_as_nothing(
@@ -161,7 +161,7 @@ def test_fused_experts_and_untrained_buffers_travel_in_the_checkpoints_layout(
         learner.supervised_step(texts(seed))
         learner.policy.model.get_buffer("scale").mul_(0.5 + seed)
     assert [manifest.is_complete for manifest in found] == [True, False, False]
-    assert "model.layers.0.mlp.experts.3.down_proj.weight" in reader.words
+    assert "model.layers.0.mlp.experts.3.down_proj.weight" in reader.tensor_words
 
 
 def test_tensors_that_the_checkpoints_layout_scatters_are_sent_whole(
@@ -175,7 +175,7 @@ def test_tensors_that_the_checkpoints_layout_scatters_are_sent_whole(
     learner = build(model=experts)
     learner.start_phase(phase("1e-6"), 0)
     reader.follow(chain.publish(learner))
-    before = {name: words.copy() for name, words in reader.words.items()}
+    before = {name: words.copy() for name, words in reader.tensor_words.items()}
     learner.supervised_step(texts(0))
     delta = chain.publish(learner)
     reader.follow(delta)
@@ -183,7 +183,7 @@ def test_tensors_that_the_checkpoints_layout_scatters_are_sent_whole(
     # A step this small may leave every bit of a tensor as it was: then there is nothing to send.
     changed = [
         name
-        for name, words in reader.words.items()
+        for name, words in reader.tensor_words.items()
         if ".experts." in name and (words != before[name]).any()
     ]
     assert changed

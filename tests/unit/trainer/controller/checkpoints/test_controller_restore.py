@@ -31,8 +31,8 @@ async def test_a_run_that_is_put_back_trains_the_same_tasks_in_the_same_order(
     before = admitted(world.runs[-1])
     world.resume = {"number": 1, "step": SFT_STEPS + 2}
     run, _, checkpoint = world.start()
-    assert checkpoint.manifest.place == CheckpointId(0, SFT_STEPS + 2)
-    assert run.cursor.global_step == SFT_STEPS + 2
+    assert checkpoint.manifest.checkpoint_id == CheckpointId(0, SFT_STEPS + 2)
+    assert run.progress.cursor.global_step == SFT_STEPS + 2
     assert len(admitted(run)) < len(before)
     assert before[: len(admitted(run))] == admitted(run)
     assert await world.train()
@@ -53,7 +53,7 @@ async def test_it_is_put_back_once_and_then_goes_on_from_its_newest_checkpoint(
     assert run.book.ledger.batches, "the step that was trained since is known"
     await world.crash(after=4)
     run, _, checkpoint = world.start()
-    assert checkpoint.manifest.place == CheckpointId(1, SFT_STEPS + 4)
+    assert checkpoint.manifest.checkpoint_id == CheckpointId(1, SFT_STEPS + 4)
     assert await world.train()
     assert world.digest == uninterrupted
     assert world.audit(max_staleness=0).findings == []
@@ -85,12 +85,12 @@ async def test_a_run_may_go_back_to_what_it_left_and_to_its_start(
     await world.crash(after=3)
     world.resume = {"number": 2, "step": SFT_STEPS + 4, "branch": 0}
     run, _, _ = world.start()
-    assert run.branch == Branch(2, (CheckpointId(0, SFT_STEPS + 4),))
-    assert run.cursor.global_step == SFT_STEPS + 4
+    assert run.checkpoints.branch == Branch(2, (CheckpointId(0, SFT_STEPS + 4),))
+    assert run.progress.cursor.global_step == SFT_STEPS + 4
     world.resume = {"number": 4}
     run, _, checkpoint = world.start()
     assert checkpoint is None
-    assert (run.cursor.global_step, admitted(run)) == (0, [])
+    assert (run.progress.cursor.global_step, admitted(run)) == (0, [])
     assert await world.train()
     assert world.digest == uninterrupted
     assert world.audit(max_staleness=0).findings == []
@@ -123,8 +123,8 @@ async def test_a_run_killed_before_it_was_put_back_is_put_back_by_the_next(
     world.resume = {"number": 1, "step": SFT_STEPS}
     world.start()  # its journal was never written
     run, _, _ = world.start()
-    assert run.cursor.global_step == SFT_STEPS
-    assert run.branch.number == 1
+    assert run.progress.cursor.global_step == SFT_STEPS
+    assert run.checkpoints.branch.number == 1
 
 
 places = st.builds(CheckpointId, st.integers(0, 3), st.integers(0, 30))
