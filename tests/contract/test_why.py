@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from etude.cli.kubectl.diagnose.advice import ADVICE, CONTROLLERS_OWN, FOUND_HERE
 from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState
-from etude.cli.kubectl.diagnose.observed import RunObjects
+from etude.cli.kubectl.diagnose.run_objects import RunObjects
 from etude.cli.kubectl.diagnose.why import diagnose
 from etude.cli.kubectl.main import app
 from etude.operator.reasons import Reason

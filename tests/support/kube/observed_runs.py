@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from etude.cli.kubectl.diagnose.observed import RunObjects, sort_objects
+from etude.cli.kubectl.diagnose.run_objects import RunObjects, sort_objects
 
 Manifest = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from etude.cli.kubectl import errors
 from etude.cli.kubectl.client import RUNS, Kubectl
 from etude.cli.kubectl.diagnose import pods
-from etude.cli.kubectl.diagnose.observed import ATTEMPT, ROLE, RunObjects, sort_objects
+from etude.cli.kubectl.diagnose.run_objects import ATTEMPT, ROLE, RunObjects, sort_objects
 from etude.cli.kubectl.manifests import Manifest, labels_of, name_of, terminal_condition
 from etude.cli.output import escape_controls, say
 from etude.common.errors import Problem, UserError

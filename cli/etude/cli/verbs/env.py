@@ -55,9 +55,10 @@ def create(
     ] = "",
 ) -> None:
     """Make an environment and print its name."""
-    from etude.cli.environments import client, pools
+    from etude.cli.environments import client
+    from etude.cli.environments import client as environments_client
 
-    found = pools.find_pool(pool, pool_name)
+    found = environments_client.find_pool(pool, pool_name)
     wish = client.EnvironmentRequest(
         template=template or _single_template(found.templates, pool),
         ttl_s=ttl,

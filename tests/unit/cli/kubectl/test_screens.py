@@ -9,7 +9,7 @@ from tests.support.kube.observed_runs import before, checkpoint, condition, even
 from typer.testing import CliRunner
 
 from etude.cli.kubectl import main
-from etude.cli.kubectl.diagnose.observed import RunObjects, steps_per_hour
+from etude.cli.kubectl.diagnose.run_objects import RunObjects, steps_per_hour
 from etude.cli.kubectl.diagnose.why import diagnose
 from etude.cli.kubectl.durations import format_duration
 from etude.cli.kubectl.main import EXAMPLES

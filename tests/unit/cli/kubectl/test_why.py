@@ -20,7 +20,7 @@ from tests.support.kube.observed_runs import (
 )
 
 from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState
-from etude.cli.kubectl.diagnose.observed import RunObjects
+from etude.cli.kubectl.diagnose.run_objects import RunObjects
 from etude.cli.kubectl.diagnose.why import diagnose
 from etude.common.errors import UserError
 

@@ -8,8 +8,8 @@ from etude.cli.kubectl import manifests
 from etude.cli.kubectl.diagnose import pods
 from etude.cli.kubectl.diagnose.advice import advice
 from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState, last_line
-from etude.cli.kubectl.diagnose.observed import HOUR_S, ROLE, TRAINER, RunObjects, steps_per_hour
 from etude.cli.kubectl.diagnose.pods import Blocker
+from etude.cli.kubectl.diagnose.run_objects import HOUR_S, ROLE, TRAINER, RunObjects, steps_per_hour
 from etude.cli.kubectl.diagnose.workloads import full_pool_blocker, pool_blocker, workload_blocker
 from etude.cli.kubectl.durations import format_ago, format_duration, parse_time
 from etude.common.api.meta import Condition

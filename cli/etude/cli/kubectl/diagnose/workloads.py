@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from etude.cli.kubectl import manifests
 from etude.cli.kubectl.diagnose import pods
 from etude.cli.kubectl.diagnose.advice import advice
-from etude.cli.kubectl.diagnose.observed import RunObjects, pool_names
 from etude.cli.kubectl.diagnose.pods import Blocker
+from etude.cli.kubectl.diagnose.run_objects import RunObjects, pool_names
 from etude.cli.kubectl.manifests import Manifest
 
 

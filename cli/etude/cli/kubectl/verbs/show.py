@@ -36,7 +36,7 @@ Format = Annotated[Output, typer.Option("--output", "-o", help="For people, or f
 
 def status(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
     """Show a run on one screen: progress, roles, environments, bad conditions, and the cause."""
-    from etude.cli.kubectl.diagnose.observed import observe_run
+    from etude.cli.kubectl.diagnose.run_objects import observe_run
     from etude.cli.kubectl.diagnose.why import diagnose, utc_now
     from etude.cli.kubectl.views.status import status_screen
 
@@ -52,7 +52,7 @@ def status(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -
 
 def why(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
     """Say why a run does not progress: the first cause, its evidence, and a fix."""
-    from etude.cli.kubectl.diagnose.observed import observe_run
+    from etude.cli.kubectl.diagnose.run_objects import observe_run
     from etude.cli.kubectl.diagnose.why import diagnose, utc_now
 
     explanation = diagnose(observe_run(context.obj, run), utc_now())
@@ -88,7 +88,7 @@ def top(
     output: Format = Output.TABLE,
 ) -> None:
     """Show all runs side by side: GPUs, pods that are ready, leases, steps per hour."""
-    from etude.cli.kubectl.diagnose.observed import observe_runs
+    from etude.cli.kubectl.diagnose.run_objects import observe_runs
     from etude.cli.kubectl.views.top import run_usage, sort_usages, usage_table
 
     found = observe_runs(context.obj, ["--all-namespaces"] if everywhere else [])
@@ -124,7 +124,7 @@ def checkpoint(
     if wait:
         fix = "add --now, or leave out --wait"
         raise UserError(Problem("Usage", "a list is not waited for", "--wait without --now", fix))
-    from etude.cli.kubectl.diagnose.observed import observe_run
+    from etude.cli.kubectl.diagnose.run_objects import observe_run
     from etude.cli.kubectl.views.top import checkpoints_table
 
     found = observe_run(context.obj, run).checkpoints

@@ -13,7 +13,7 @@ from etude.cli.output import Exit, say
 from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from etude.cli.kubectl.diagnose.observed import RunObjects
+    from etude.cli.kubectl.diagnose.run_objects import RunObjects
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the RLRun.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Return once it is so.")]
@@ -178,7 +178,7 @@ def observe_wait(kubectl: Kubectl, run: str, left_out: set[str]) -> WaitStatus:
         UserError: there is no such run, or access is denied.
     """
     from etude.cli.kubectl.diagnose.diagnosis import RunState
-    from etude.cli.kubectl.diagnose.observed import observe_run
+    from etude.cli.kubectl.diagnose.run_objects import observe_run
     from etude.cli.kubectl.diagnose.why import diagnose, utc_now
 
     try:

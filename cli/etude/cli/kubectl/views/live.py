@@ -9,8 +9,8 @@ from typing_extensions import override
 from etude.cli.folder_view import Row, build_view
 from etude.cli.kubectl.client import Kubectl
 from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState
-from etude.cli.kubectl.diagnose.observed import ROLE, RunObjects, observe_run
 from etude.cli.kubectl.diagnose.pods import containers, is_ready
+from etude.cli.kubectl.diagnose.run_objects import ROLE, RunObjects, observe_run
 from etude.cli.kubectl.diagnose.why import diagnose, utc_now
 from etude.cli.kubectl.durations import parse_time
 from etude.cli.kubectl.manifests import (

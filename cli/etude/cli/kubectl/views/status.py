@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from etude.cli.kubectl.diagnose.diagnosis import Diagnosis, RunState, last_line
-from etude.cli.kubectl.diagnose.observed import RunObjects
 from etude.cli.kubectl.diagnose.pods import is_ready
+from etude.cli.kubectl.diagnose.run_objects import RunObjects
 from etude.cli.kubectl.durations import format_ago, format_duration, parse_time
 from etude.cli.kubectl.manifests import name_of
 from etude.common.api.meta import Condition

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pydantic.alias_generators import to_camel
 from rich.table import Table
 
-from etude.cli.kubectl.diagnose.observed import RunObjects, checkpoint_facts, steps_per_hour
 from etude.cli.kubectl.diagnose.pods import is_ready
+from etude.cli.kubectl.diagnose.run_objects import RunObjects, checkpoint_facts, steps_per_hour
 from etude.cli.kubectl.manifests import Manifest, is_terminating, name_of
 
 GPU = "nvidia.com/gpu"
