@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES, CommandOutcome
+from etude.envserver.drivers.base import CommandOutcome
 from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.isolation import sandbox_layout
+from etude.envserver.isolation.output import HEAD_BYTES, TAIL_BYTES
 
 MakeWorkspace = Callable[..., Path]
 

@@ -11,10 +11,10 @@ from tests.support.vm import guests
 
 from etude.agent.workspace import ExecResult
 from etude.agent.workspace.jobs import MAX_RUNNING
-from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES
 from etude.envserver.guest.calls import GuestReply, GuestRequest
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.isolation.output import HEAD_BYTES, TAIL_BYTES
 from etude.envserver.isolation.sandbox_layout import ENVIRONMENT
 from etude.v1 import guest_pb2
 

@@ -13,9 +13,6 @@ from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.storage.folders import FolderContent, FolderLimits
 from etude.envserver.storage.trees import Tree
 
-HEAD_BYTES, TAIL_BYTES = 16 * 1024, 48 * 1024
-"""Head and tail of a tool call's output that are kept: twice what the policy is shown (30 KiB), so
-that the gap is never in the shown part."""
 GRADE_OUTPUT_BYTES = 64 * 1024
 
 

@@ -16,8 +16,6 @@ from etude.common.errors import crossing
 from etude.envserver.drivers import folder_jobs, folder_snapshots
 from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
-    HEAD_BYTES,
-    TAIL_BYTES,
     CommandOutcome,
     Driver,
     DriverCapabilities,
@@ -33,6 +31,7 @@ from etude.envserver.drivers.piped_program import PipedProgram
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.egress.environment_egress import EnvironmentEgress
 from etude.envserver.isolation import sandbox_layout
+from etude.envserver.isolation.output import HEAD_BYTES, TAIL_BYTES
 from etude.envserver.storage import folders
 from etude.envserver.storage.folders import FolderContent, FolderLimits, Owner
 from etude.envserver.storage.trees import Tree

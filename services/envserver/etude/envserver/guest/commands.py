@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from etude.agent.workspace import ExecResult
-from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES
 from etude.envserver.guest import replies
 from etude.envserver.guest.calls import GuestCaller, GuestReply, GuestRequest
 from etude.envserver.isolation import sandbox_layout
+from etude.envserver.isolation.output import HEAD_BYTES, TAIL_BYTES
 from etude.v1 import guest_pb2
 
 _TOO_LONG = ExecResult(output=b"sh: argument list too long\n", exit_code=126)
