@@ -18,8 +18,12 @@ from etude.operator.manifests import Manifest, Ref, is_applied, is_deleting, lab
 from etude.operator.pools import agent_sandbox
 from etude.operator.pools.acceptance import pool_problem
 from etude.operator.pools.autoscaling.config import TICK_S
-from etude.operator.pools.observe import ObservedPool
-from etude.operator.pools.observed import host_name, reported_hosts, staying_hosts
+from etude.operator.pools.observe import (
+    ObservedPool,
+    host_name,
+    reported_hosts,
+    staying_hosts,
+)
 from etude.operator.pools.size import PoolSize, requested_size
 from etude.operator.pools.status import pool_status
 
@@ -29,9 +33,21 @@ _PARTS = {"Service", "StatefulSet", "NetworkPolicy"}
 
 
 def decide(
-    pool: EnvPool, seen: ObservedPool, now: ClockReading, platform: Platform
+    pool: EnvPool,
+    seen: ObservedPool,
+    now: ClockReading,
+    platform: Platform,
+    size: PoolSize | None = None,
 ) -> Decision[EnvPoolStatus]:
-    """One pass over one pool. No I/O, no clock."""
+    """One pass over one pool. No I/O, no clock.
+
+    Args:
+        pool: with its spec.
+        seen: its observed state.
+        now: both clocks.
+        platform: configuration of the operator.
+        size: of the pool's sizer; without one, the size that the spec asks for.
+    """
     if pool.metadata.deletion_timestamp:
         return Decision(status=pool.status.model_copy(update={"phase": "Terminating"}))
     problem = (
@@ -47,12 +63,13 @@ def decide(
             status=pool.status.model_copy(update={"resolved": resolved, "phase": "Pending"}),
             requeue_after_s=0.0,
         )
-    actions = () if problem is not None else tuple(_actions(pool, seen, platform))
+    size = size or requested_size(pool, seen)
+    actions = () if problem is not None else tuple(_actions(pool, seen, size, platform))
     is_moving = pool.spec.mode is not ScalingMode.MANUAL or any(
         isinstance(a, DrainHosts) for a in actions
     )
-    said = pool_status(pool, seen, now, problem)
-    again_s = _requeue_after_s(problem, seen.size, is_moving=is_moving)
+    said = pool_status(pool, seen, size, now, problem)
+    again_s = _requeue_after_s(problem, size, is_moving=is_moving)
     if cert_manager.is_cert_manager_missing(platform.tls, seen.served):
         soon_s = cert_manager.RETRY_S
         again_s = soon_s if again_s is None else min(again_s, soon_s)
@@ -65,13 +82,13 @@ def decide(
 
 
 def _requeue_after_s(
-    problem: ConditionFact | None, size: PoolSize | None, *, is_moving: bool
+    problem: ConditionFact | None, size: PoolSize, *, is_moving: bool
 ) -> float | None:
     if agent_sandbox.is_waiting(problem):
         return agent_sandbox.RECHECK_S
     if is_moving:
         return TICK_S
-    return None if size is None else size.findings.requeue_after_s
+    return size.findings.requeue_after_s
 
 
 class _StatusText(NamedTuple):
@@ -94,33 +111,34 @@ def _status_text(status: EnvPoolStatus) -> _StatusText:
     return _StatusText(status.observed_generation, status.phase, facts)
 
 
-def desired_ordinals(nodes: Sequence[Manifest], limit: int) -> tuple[int, ...]:
+def desired_ordinals(hosts: Sequence[Manifest], limit: int) -> tuple[int, ...]:
     """Ordinals of the hosts that should exist: those that stay, and the lowest free ones.
 
     A terminating host still holds its ordinal.
 
     Args:
-        nodes: existing hosts.
+        hosts: existing hosts.
         limit: number of hosts up to which new ones are created.
     """
-    taken = {_ordinal(node): node for node in nodes}
-    kept = sorted(n for n, node in taken.items() if not is_deleting(node))
+    taken = {_ordinal(host): host for host in hosts}
+    kept = sorted(n for n, host in taken.items() if not is_deleting(host))
     free = (n for n in range(len(taken) + limit) if n not in taken)
     return tuple(sorted([*kept, *(next(free) for _ in range(limit - len(kept)))]))
 
 
-def _ordinal(node: Manifest) -> int:
-    return names.ordinal(node["metadata"]["name"])
+def _ordinal(host: Manifest) -> int:
+    return names.ordinal(host["metadata"]["name"])
 
 
-def _actions(pool: EnvPool, seen: ObservedPool, platform: Platform) -> Iterator[Action]:
+def _actions(
+    pool: EnvPool, seen: ObservedPool, size: PoolSize, platform: Platform
+) -> Iterator[Action]:
     assert pool.status.resolved is not None, "recorded before"  # noqa: S101 - our own mistake
-    size = seen.size or requested_size(pool, seen.hosts, seen.report)
     yield from _remove_hosts(pool, seen, size)
     # A released pool keeps no host.
     there = [] if pool.spec.is_released else seen.hosts
     # A pod's spec is fixed at its creation: running hosts are left as they are.
-    made = {_ordinal(node) for node in seen.hosts}
+    made = {_ordinal(host) for host in seen.hosts}
     new = tuple(each for each in desired_ordinals(there, size.limit) if each not in made)
     wanted = desired_pools.pool_children(
         pool, new, pool.status.resolved.images, platform, seen.sandbox_template
@@ -137,12 +155,12 @@ def _actions(pool: EnvPool, seen: ObservedPool, platform: Platform) -> Iterator[
 def _remove_hosts(pool: EnvPool, seen: ObservedPool, size: PoolSize) -> Iterator[Action]:
     """Deletion of hosts that are over or given up, and draining of those that retire."""
     retiring = {}
-    for node in staying_hosts(seen.hosts):
-        is_over = node.get("status", {}).get("phase") in _OVER
-        if is_over or pool.spec.is_released or host_name(node) in size.findings.to_delete:
-            yield Delete(ref=ref(node), uid=uid(node))
-        elif host_name(node) in size.retiring:
-            retiring[ref(node)] = uid(node)
+    for host in staying_hosts(seen.hosts):
+        is_over = host.get("status", {}).get("phase") in _OVER
+        if is_over or pool.spec.is_released or host_name(host) in size.findings.to_delete:
+            yield Delete(ref=ref(host), uid=uid(host))
+        elif host_name(host) in size.retiring:
+            retiring[ref(host)] = uid(host)
     is_asked = any(member.is_draining for member in reported_hosts(seen.report).values())
     if (retiring or is_asked) and not pool.spec.is_released:
         # Also without any: hosts that no longer retire must get environments again.

@@ -60,41 +60,41 @@ class HealthMonitor:
     _kept: dict[str, float] = field(default_factory=dict)
     """Start of each quarantine, by uid, oldest first."""
 
-    def observe(self, nodes: Sequence[Manifest], health: Health, *, now_s: float) -> HealthFindings:
+    def observe(self, hosts: Sequence[Manifest], health: Health, *, now_s: float) -> HealthFindings:
         """Record the present hosts and return the findings.
 
         Args:
-            nodes: hosts of the pool.
+            hosts: hosts of the pool.
             health: settings of the pool.
             now_s: on the monotonic clock.
         """
-        there = [node for node in nodes if not is_deleting(node)]
+        there = [host for host in hosts if not is_deleting(host)]
         self._record(there, now_s)
-        unwell = {uid(node) for node in there if self._is_unhealthy(node, health, now_s)}
+        unwell = {uid(host) for host in there if self._is_unhealthy(host, health, now_s)}
         if health.quarantine is Quarantine.NEVER:
             given_up, kept = unwell, set[str]()
         else:
             kept = self._quarantine(there, unwell, now_s)
             given_up = {each for each in kept if now_s - self._kept[each] >= QUARANTINE_S}
-        unplaced = [node for node in there if is_unschedulable(node)]
+        unplaced = [host for host in there if is_unschedulable(host)]
         waited = [
-            now_s - self._since[uid(node), UnhealthyReason.UNSCHEDULABLE] for node in unplaced
+            now_s - self._since[uid(host), UnhealthyReason.UNSCHEDULABLE] for host in unplaced
         ]
         return HealthFindings(
             quarantined=_names(there, kept - given_up),
             to_delete=_names(there, given_up),
-            unschedulable=_names(there, {uid(node) for node in unplaced}),
+            unschedulable=_names(there, {uid(host) for host in unplaced}),
             blocks_creation=bool(waited) and max(waited) >= _recheck_s(health),
             requeue_after_s=self._requeue_after_s(health, now_s),
         )
 
     def _record(self, there: Sequence[Manifest], now_s: float) -> None:
-        seen = {(uid(node), ill): node for node in there for ill in _unhealthy_reasons(node)}
+        seen = {(uid(host), ill): host for host in there for ill in _unhealthy_reasons(host)}
         self._since = {key: self._since.get(key, now_s) for key in seen}
-        living = {uid(node): node for node in there}
+        living = {uid(host): host for host in there}
         self._restarts = {
-            name: _restarts(node) if is_true(node, "Ready") else self._restarts.get(name, 0)
-            for name, node in living.items()
+            name: _restarts(host) if is_true(host, "Ready") else self._restarts.get(name, 0)
+            for name, host in living.items()
         }
         self._kept = {
             name: at
@@ -102,12 +102,12 @@ class HealthMonitor:
             if name in living and not is_true(living[name], "Ready")
         }
 
-    def _is_unhealthy(self, node: Manifest, health: Health, now_s: float) -> bool:
-        name = uid(node)
+    def _is_unhealthy(self, host: Manifest, health: Health, now_s: float) -> bool:
+        name = uid(host)
         unready_s = now_s - self._since.get((name, UnhealthyReason.UNREADY), now_s)
         if unready_s >= _grace_s(health):
             return True
-        crashes = _restarts(node) - self._restarts[name]
+        crashes = _restarts(host) - self._restarts[name]
         return (name, UnhealthyReason.CRASHING) in self._since and crashes >= (
             health.crash_loop_threshold or CRASHES
         )
@@ -115,7 +115,7 @@ class HealthMonitor:
     def _quarantine(self, there: Sequence[Manifest], unwell: set[str], now_s: float) -> set[str]:
         """Uids of the hosts in quarantine."""
         room = max(1, len(there) // QUARANTINE_SHARE) - len(self._kept)
-        new = [uid(node) for node in there if uid(node) in unwell and uid(node) not in self._kept]
+        new = [uid(host) for host in there if uid(host) in unwell and uid(host) not in self._kept]
         self._kept |= dict.fromkeys(new[: max(0, room)], now_s)
         return set(self._kept)
 
@@ -129,9 +129,9 @@ class HealthMonitor:
         return min((each for each in waits if each > 0), default=None)
 
 
-def is_unschedulable(node: Manifest) -> bool:
+def is_unschedulable(host: Manifest) -> bool:
     """The scheduler has found no node for the host."""
-    conditions = node.get("status", {}).get("conditions") or ()
+    conditions = host.get("status", {}).get("conditions") or ()
     return any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
 
 
@@ -143,29 +143,29 @@ def _recheck_s(health: Health) -> float:
     return health.unschedulable_recheck_seconds or RECHECK_S
 
 
-def _unhealthy_reasons(node: Manifest) -> Iterator[UnhealthyReason]:
-    if is_unschedulable(node):
+def _unhealthy_reasons(host: Manifest) -> Iterator[UnhealthyReason]:
+    if is_unschedulable(host):
         yield UnhealthyReason.UNSCHEDULABLE
-    states = [each.get("state") or {} for each in _containers(node)]
+    states = [each.get("state") or {} for each in _containers(host)]
     # While an image is pulled no container runs, however long that takes.
-    if states and not is_true(node, "Ready") and all("running" in each for each in states):
+    if states and not is_true(host, "Ready") and all("running" in each for each in states):
         yield UnhealthyReason.UNREADY
     reasons = [(each.get("waiting") or {}).get("reason") for each in states]
     if "CrashLoopBackOff" in reasons:
         yield UnhealthyReason.CRASHING
 
 
-def _restarts(node: Manifest) -> int:
-    return sum(each.get("restartCount", 0) for each in _containers(node))
+def _restarts(host: Manifest) -> int:
+    return sum(each.get("restartCount", 0) for each in _containers(host))
 
 
-def _containers(node: Manifest) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = node.get("status", {}).get("containerStatuses") or ()
+def _containers(host: Manifest) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = host.get("status", {}).get("containerStatuses") or ()
     return found
 
 
-def _names(nodes: Sequence[Manifest], uids: set[str]) -> tuple[str, ...]:
-    return tuple(node["metadata"]["name"] for node in nodes if uid(node) in uids)
+def _names(hosts: Sequence[Manifest], uids: set[str]) -> tuple[str, ...]:
+    return tuple(host["metadata"]["name"] for host in hosts if uid(host) in uids)
 
 
 _OVER = {"Failed", "Succeeded"}
@@ -188,24 +188,24 @@ class ProvisionTracker:
     _settled: set[str] = field(default_factory=set)
     """Uids of hosts that were measured or cannot be."""
 
-    def observe(self, nodes: Sequence[Manifest], *, now_s: float) -> None:
+    def observe(self, hosts: Sequence[Manifest], *, now_s: float) -> None:
         """Record the present hosts."""
-        living = {uid(node) for node in nodes}
+        living = {uid(host) for host in hosts}
         self._begun = {name: at for name, at in self._begun.items() if name in living}
         self._settled &= living
-        for node in nodes:
-            if uid(node) not in self._settled:
-                self._look(node, now_s)
+        for host in hosts:
+            if uid(host) not in self._settled:
+                self._look(host, now_s)
 
     @property
     def estimate(self) -> ProvisionTime:
         """Quantiles of the observed times."""
         return estimate_provision(tuple(self.samples_s), self.prior)
 
-    def _look(self, node: Manifest, now_s: float) -> None:
-        name = uid(node)
-        is_ready, is_over = is_true(node, "Ready"), node.get("status", {}).get("phase") in _OVER
-        if is_ready or is_over or is_deleting(node):
+    def _look(self, host: Manifest, now_s: float) -> None:
+        name = uid(host)
+        is_ready, is_over = is_true(host, "Ready"), host.get("status", {}).get("phase") in _OVER
+        if is_ready or is_over or is_deleting(host):
             begun_s = self._begun.pop(name, None)
             self._settled.add(name)
             # Hosts that an earlier operator created are observed too late to be timed.
@@ -224,20 +224,20 @@ class TerminatingHosts:
     _since: dict[str, float] = field(default_factory=dict)
     """Time at which each was first observed as terminating, by uid."""
 
-    def observe(self, nodes: Sequence[Manifest], *, now_s: float) -> None:
+    def observe(self, hosts: Sequence[Manifest], *, now_s: float) -> None:
         """Record the terminating hosts."""
-        leaving = [uid(node) for node in nodes if is_deleting(node)]
+        leaving = [uid(host) for host in hosts if is_deleting(host)]
         self._since = {name: self._since.get(name, now_s) for name in leaving}
 
-    def stuck_hosts(self, nodes: Sequence[Manifest], *, now_s: float) -> set[str]:
+    def stuck_hosts(self, hosts: Sequence[Manifest], *, now_s: float) -> set[str]:
         """Uids of hosts that terminate for too long: their node does not answer."""
         return {
-            uid(node)
-            for node in nodes
-            if now_s - self._since.get(uid(node), now_s)
-            > _termination_grace_s(node) + TERMINATION_S
+            uid(host)
+            for host in hosts
+            if now_s - self._since.get(uid(host), now_s)
+            > _termination_grace_s(host) + TERMINATION_S
         }
 
 
-def _termination_grace_s(node: Manifest) -> float:
-    return float(node["metadata"].get("deletionGracePeriodSeconds") or 0)
+def _termination_grace_s(host: Manifest) -> float:
+    return float(host["metadata"].get("deletionGracePeriodSeconds") or 0)

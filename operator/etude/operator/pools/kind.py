@@ -1,7 +1,7 @@
 """The kind EnvPool."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from typing_extensions import override
 
@@ -85,14 +85,11 @@ class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
         pool, context = resource, self.context
         observed = observe.observe_pool(context.cluster, context.reports, pool, inputs.problem)
         self._follow(pool, manifest, observed.brokers)
+        size = None
         if pool.status.resolved is not None:
-            sizer = self.sizers.get(pool)
-            size = sizer.decide_size(
-                pool, observed.hosts, observed.report, observed.gpus_by_run, inputs.now
-            )
-            observed = replace(observed, size=size)
+            size = self.sizers.get(pool).decide_size(pool, observed, inputs.now)
         self._gauges.export(pool, inputs.now)
-        return decide.decide(pool, observed, inputs.now, inputs.platform)
+        return decide.decide(pool, observed, inputs.now, inputs.platform, size)
 
     @override
     def record_apply(self, manifest: Manifest) -> None:

@@ -1,19 +1,25 @@
-"""Observed state of a pool, from caches alone."""
+"""Observed state of a pool, from caches alone, and the metrics of it that its autoscaler reads."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.api.pool.backend import Backend
+from etude.common.plans.forecast import Quantile, Wave
 from etude.operator import names
+from etude.operator.actions import ClockReading
 from etude.operator.conditions import ConditionFact
 from etude.operator.integrations import apis
 from etude.operator.kube.interface import Cluster
-from etude.operator.manifests import Manifest, Ref, is_true, labels, ref, uid
+from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels, ref, uid
 from etude.operator.pools import agent_sandbox
-from etude.operator.pools.size import PoolSize
-from etude.operator.remotes.report_store import PoolReport, ReportStore
+from etude.operator.pools.autoscaling.provisioning import ProvisionTime, add_first_start
+from etude.operator.pools.autoscaling.values import HeldLeases, IdleReplica, PoolMetrics, RunPlan
+from etude.operator.pools.health import is_unschedulable
+from etude.operator.remotes.report_store import BrokerReport, PoolReport, ReportStore
+from etude.v1 import environments_pb2, plan_pb2
 
 PLANNING_MODES = (ScalingMode.PREDICTIVE, ScalingMode.EXTERNAL)
 """Modes in which plans count."""
@@ -35,8 +41,6 @@ class ObservedPool:
     """Served kinds of other projects that the pool needs."""
     sandbox_template: Manifest | None = None
     """The SandboxTemplate that sandboxTemplateRef names."""
-    size: PoolSize | None = None
-    """What the pool's sizer says; without one, what the spec asks for."""
     problem: ConditionFact | None = None
     """The rejection that kept the last decision from being carried out."""
 
@@ -101,3 +105,152 @@ def _gpus(run: Manifest) -> int:
     roles = run["spec"].get("roles", {})
     found = (roles.get(name) or {} for name in ("trainer", "inference"))
     return sum(role.get("gpusPerReplica", 0) * role.get("replicas", 1) for role in found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedHost:
+    """Load of a host, by the reports of all brokers of its pool."""
+
+    held: int = 0
+    idle_since_s: float = -math.inf
+    is_cached: bool = True
+    is_draining: bool = False
+
+
+def host_name(host: Manifest) -> str:
+    """The name of a host, which is its pod's."""
+    name: str = host["metadata"]["name"]
+    return name
+
+
+def staying_hosts(hosts: Sequence[Manifest]) -> list[Manifest]:
+    """Hosts that are not terminating."""
+    return [host for host in hosts if not is_deleting(host)]
+
+
+def reported_hosts(report: PoolReport) -> dict[str, ReportedHost]:
+    """Every host that a broker reports, by name."""
+    found: dict[str, ReportedHost] = {}
+    for words in report.by_broker.values():
+        for told in words.response.members:
+            known = found.get(told.node_id, ReportedHost())
+            since_s = (
+                words.to_local_s(told.idle_since_unix_ms) if told.idle_since_unix_ms else -math.inf
+            )
+            found[told.node_id] = ReportedHost(
+                held=known.held + told.held,
+                idle_since_s=max(known.idle_since_s, since_s),
+                is_cached=known.is_cached and told.cached,
+                is_draining=known.is_draining or told.vacating,
+            )
+    return found
+
+
+def pool_metrics(
+    pool: EnvPool, observed: ObservedPool, *, provision: ProvisionTime, now: ClockReading
+) -> PoolMetrics:
+    """Metrics of the pool now.
+
+    Args:
+        pool: unless all of its brokers have reported nothing is known.
+        observed: its observed state.
+        provision: time that its hosts took to be ready.
+        now: both clocks.
+    """
+    hosts, report = observed.hosts, observed.report
+    there, known = staying_hosts(hosts), reported_hosts(report)
+    ready = [host_name(host) for host in there if is_true(host, "Ready")]
+    vacated = {host_name(host) for host in there if is_true(host, "DisruptionTarget")}
+    words = report.by_broker.values()
+    seen_s = min((each.received_s for each in words), default=-math.inf)
+    return PoolMetrics(
+        seen_s=seen_s if len(words) >= pool.spec.brokers else -math.inf,
+        wall_s=now.wall_s,
+        ready=len(ready),
+        creating=len(there) - len(ready),
+        unschedulable=sum(map(is_unschedulable, there)),
+        terminating=len(hosts) - len(there),
+        holding=sum(known[name].held > 0 for name in map(host_name, there) if name in known),
+        leased=sum(each.response.leased + each.response.opening for each in words),
+        queued=sum(each.response.waiting for each in words),
+        holders=frozenset(run_id for each in words for run_id in each.response.leased_by_run),
+        idle=tuple(
+            IdleReplica(
+                name=name,
+                # A host that no broker reports yet is new and has held nothing.
+                since_s=known[name].idle_since_s if name in known else now.monotonic_s,
+                is_cached=name not in known or known[name].is_cached,
+                is_draining=name in vacated,
+            )
+            for name in ready
+            if name not in known or not known[name].held
+        ),
+        held=tuple(_held_leases(report, now)),
+        lease=_lease_quantiles(report),
+        provision=provision,
+        provisions=_provisions(report, provision),
+    )
+
+
+def _provisions(report: PoolReport, provision: ProvisionTime) -> dict[str, ProvisionTime]:
+    """Time until a new host has started its first environment of each template."""
+    newest = report.newest
+    return {
+        told.template: add_first_start(
+            provision, told.p50_ms / 1000, told.p95_ms / 1000, told.count
+        )
+        for told in (() if newest is None else newest.first_starts)
+    }
+
+
+def run_plans(observed: ObservedPool) -> tuple[RunPlan, ...]:
+    """Plans of the runs that may ask for environments."""
+    gpus_by_run = observed.gpus_by_run
+    return tuple(
+        RunPlan(
+            run_id=told.run_id,
+            version=told.version,
+            heard_s=words.to_local_s(told.heard_unix_ms),
+            until_s=words.to_local_s(told.until_unix_ms),
+            waves=tuple(_wave(words, wave) for wave in told.waves),
+            ratio=told.ratio,
+            gpus=gpus_by_run.get(told.run_id, 0) or 0,
+        )
+        for words in observed.report.by_broker.values()
+        for told in words.response.plans
+        # An unknown run may belong to another operator.
+        if gpus_by_run.get(told.run_id, 0) is not None
+    )
+
+
+def _wave(words: BrokerReport, told: environments_pb2.PlannedWave) -> Wave:
+    return Wave(
+        template=told.template,
+        count=told.count,
+        start_s=words.to_local_s(told.start_unix_ms),
+        sigma_s=told.start_sigma_s,
+        lease=_quantiles(told.lease_seconds),
+    )
+
+
+def _held_leases(report: PoolReport, now: ClockReading) -> Iterator[HeldLeases]:
+    for words in report.by_broker.values():
+        for told in words.response.held:
+            age_s = max(0.0, now.monotonic_s - words.to_local_s(told.since_unix_ms))
+            yield HeldLeases(told.template, told.count, age_s)
+
+
+def _lease_quantiles(report: PoolReport) -> tuple[Quantile, ...]:
+    """Lease durations by the broker that knows most leases: quantiles have no sum."""
+    told = max(
+        (words.response for words in report.by_broker.values()), key=_knowledge, default=None
+    )
+    return () if told is None else _quantiles(told.lease_seconds)
+
+
+def _knowledge(said: environments_pb2.WatchPoolResponse) -> tuple[int, int]:
+    return len(said.lease_seconds), said.granted_total
+
+
+def _quantiles(told: Sequence[plan_pb2.LeaseQuantile]) -> tuple[Quantile, ...]:
+    return tuple(Quantile(each.share, each.seconds) for each in told)

@@ -1,7 +1,7 @@
 """Size of a pool: hosts that should exist now, by the autoscaler or as the spec asks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -29,7 +29,8 @@ from etude.operator.pools.health import (
     TerminatingHosts,
     is_unschedulable,
 )
-from etude.operator.pools.observed import (
+from etude.operator.pools.observe import (
+    ObservedPool,
     ReportedHost,
     host_name,
     pool_metrics,
@@ -38,7 +39,6 @@ from etude.operator.pools.observed import (
     staying_hosts,
 )
 from etude.operator.pools.settings import planning_config, pool_config
-from etude.operator.remotes.report_store import PoolReport
 
 STATE_LIFETIME_S = 30.0
 """State older than this is dropped, as after a restart of the operator."""
@@ -89,100 +89,87 @@ class PoolSizer:
     def decide_size(
         self,
         pool: EnvPool,
-        nodes: Sequence[Manifest],
-        report: PoolReport,
-        asking: Mapping[str, int | None],
+        observed: ObservedPool,
         now: ClockReading,
     ) -> PoolSize:
         """The size of a pool now; a decision holds for TICK_S.
 
         Args:
-            pool: as it is wanted.
-            nodes: its pods.
-            report: what its brokers said.
-            asking: GPUs of each run, by uid; None for one that is suspended or over.
-            now: this moment.
+            pool: with its spec.
+            observed: its observed state.
+            now: both clocks.
         """
-        self.provisions.observe(nodes, now_s=now.monotonic_s)
-        findings = self.health.observe(nodes, pool.spec.health, now_s=now.monotonic_s)
-        self.terminating.observe(nodes, now_s=now.monotonic_s)
-        stuck = self.terminating.stuck_hosts(nodes, now_s=now.monotonic_s)
-        ill = {*findings.quarantined, *findings.to_delete}
-        well = [node for node in nodes if host_name(node) not in ill and uid(node) not in stuck]
-        made = self._size_of_healthy(pool, well, report, asking, now)
-        took = self.provisions
-        made = replace(made, provision=took.estimate, samples=len(took.samples_s))
-        return adjust_for_health(made, findings, pool, present=len(staying_hosts(nodes)))
+        hosts, now_s = observed.hosts, now.monotonic_s
+        self.provisions.observe(hosts, now_s=now_s)
+        findings = self.health.observe(hosts, pool.spec.health, now_s=now_s)
+        self.terminating.observe(hosts, now_s=now_s)
+        stuck = self.terminating.stuck_hosts(hosts, now_s=now_s)
+        unhealthy = {*findings.quarantined, *findings.to_delete}
+        healthy = [
+            host for host in hosts if host_name(host) not in unhealthy and uid(host) not in stuck
+        ]
+        size = replace(
+            self._size_of_healthy(pool, replace(observed, hosts=healthy), now),
+            provision=self.provisions.estimate,
+            samples=len(self.provisions.samples_s),
+        )
+        return adjust_for_health(size, findings, pool, present=len(staying_hosts(hosts)))
 
     def _size_of_healthy(
         self,
         pool: EnvPool,
-        nodes: Sequence[Manifest],
-        report: PoolReport,
-        asking: Mapping[str, int | None],
+        observed: ObservedPool,
         now: ClockReading,
     ) -> PoolSize:
-        if not pool.spec.is_sized_for_demand:
-            self._state = self._size = None
-            made = requested_size(pool, nodes, report)
-            if pool.spec.mode is ScalingMode.EXTERNAL:
-                made = replace(
-                    made, **self._planned_demand(pool, nodes, report, asking, now)._asdict()
-                )
-        else:
-            made = self._autoscale(pool, nodes, report, asking, now)
-        return made
+        if pool.spec.is_sized_for_demand:
+            return self._autoscale(pool, observed, now)
+        self._state = self._size = None
+        size = requested_size(pool, observed)
+        if pool.spec.mode is ScalingMode.EXTERNAL:
+            size = replace(size, **self._planned_demand(pool, observed, now)._asdict())
+        return size
 
     def _planned_demand(
         self,
         pool: EnvPool,
-        nodes: Sequence[Manifest],
-        report: PoolReport,
-        asking: Mapping[str, int | None],
+        observed: ObservedPool,
         now: ClockReading,
     ) -> PlannedDemand:
         """Planned demand, for the pool's external autoscaler."""
-        seen = pool_metrics(
-            nodes, report, brokers=pool.spec.brokers, provision=self.provisions.estimate, now=now
-        )
-        if is_silent(seen, now_s=now.monotonic_s):
+        metrics = pool_metrics(pool, observed, provision=self.provisions.estimate, now=now)
+        if is_silent(metrics, now_s=now.monotonic_s):
             return PlannedDemand(0, has_silent_brokers=True)
         config = planning_config(pool.spec)
-        believed = usable_plans(
-            run_plans(report, asking), config.autoscaling, now_s=now.monotonic_s
-        )
-        peak = forecast_demand(believed, seen, config, now_s=now.monotonic_s).peak
+        usable = usable_plans(run_plans(observed), config.autoscaling, now_s=now.monotonic_s)
+        peak = forecast_demand(usable, metrics, config, now_s=now.monotonic_s).peak
         return PlannedDemand(math.ceil(peak), has_silent_brokers=False)
 
     def _autoscale(
         self,
         pool: EnvPool,
-        nodes: Sequence[Manifest],
-        report: PoolReport,
-        asking: Mapping[str, int | None],
+        observed: ObservedPool,
         now: ClockReading,
     ) -> PoolSize:
         now_s = now.monotonic_s
         if self._size is not None and now_s - self._decided_s < TICK_S:
             return self._size
-        present = len(staying_hosts(nodes))
-        seen = pool_metrics(
-            nodes, report, brokers=pool.spec.brokers, provision=self.provisions.estimate, now=now
-        )
+        present = len(staying_hosts(observed.hosts))
+        metrics = pool_metrics(pool, observed, provision=self.provisions.estimate, now=now)
         if self._state is None or now_s - self._decided_s > STATE_LIFETIME_S:
             self._state = initial_state(present, now_s=now_s)
-        elif self._is_blind and not is_silent(seen, now_s=now_s):
+        elif self._is_blind and not is_silent(metrics, now_s=now_s):
             self._state = state_after_silence(self._state, present, now_s=now_s)
-        told = run_plans(report, asking)
-        decision = decide_pool(self._state, seen, told, pool_config(pool.spec), now_s)
+        plans = run_plans(observed)
+        decision = decide_pool(self._state, metrics, plans, pool_config(pool.spec), now_s)
         self._state, self._decided_s = decision.state, now_s
         self._size = PoolSize(
             desired=decision.desired,
             limit=min(decision.desired, present + decision.creates),
-            retiring=(*decision.victims, *_unready_to_remove(nodes, report, decision.withdrawn)),
+            retiring=(*decision.victims, *_unready_to_remove(observed, decision.withdrawn)),
             decision=decision,
             plan_version=max(
-                (plan.version for plan in told if plan.run_id not in decision.unreliable), default=0
+                (plan.version for plan in plans if plan.run_id not in decision.unreliable),
+                default=0,
             ),
         )
         return self._size
@@ -216,43 +203,41 @@ def adjust_for_health(
     return replace(size, limit=limit, findings=findings)
 
 
-def requested_size(pool: EnvPool, nodes: Sequence[Manifest], report: PoolReport) -> PoolSize:
+def requested_size(pool: EnvPool, observed: ObservedPool) -> PoolSize:
     """The size that users, a HorizontalPodAutoscaler or KEDA have set."""
     desired = pool.spec.asked_replicas
-    there = staying_hosts(nodes)
-    known = reported_hosts(report)
-    order = sorted(there, key=lambda node: _removal_order(node, known))
-    retiring = tuple(host_name(node) for node in order[: max(0, len(there) - desired)])
+    there = staying_hosts(observed.hosts)
+    known = reported_hosts(observed.report)
+    order = sorted(there, key=lambda host: _removal_order(host, known))
+    retiring = tuple(host_name(host) for host in order[: max(0, len(there) - desired)])
     return PoolSize(desired=desired, limit=desired, retiring=retiring)
 
 
-def _unready_to_remove(
-    nodes: Sequence[Manifest], report: PoolReport, count: int
-) -> tuple[str, ...]:
+def _unready_to_remove(observed: ObservedPool, count: int) -> tuple[str, ...]:
     """Names of at most `count` hosts that are not ready and hold nothing."""
-    known = reported_hosts(report)
+    known = reported_hosts(observed.report)
     order = sorted(
         (
-            node
-            for node in staying_hosts(nodes)
-            if not is_true(node, "Ready") and not _held_environments(node, known)
+            host
+            for host in staying_hosts(observed.hosts)
+            if not is_true(host, "Ready") and not _held_environments(host, known)
         ),
-        key=lambda node: _removal_order(node, known),
+        key=lambda host: _removal_order(host, known),
     )
-    return tuple(host_name(node) for node in order[:count])
+    return tuple(host_name(host) for host in order[:count])
 
 
-def _removal_order(node: Manifest, known: Mapping[str, ReportedHost]) -> tuple[float, ...]:
+def _removal_order(host: Manifest, known: Mapping[str, ReportedHost]) -> tuple[float, ...]:
     """Sort key: unschedulable hosts go first, then unready ones, then those that hold least.
 
     Of equal ones the newest goes.
     """
-    is_ready, ordinal_of = is_true(node, "Ready"), ordinal(host_name(node))
-    return (is_ready, not is_unschedulable(node), _held_environments(node, known), -ordinal_of)
+    is_ready, ordinal_of = is_true(host, "Ready"), ordinal(host_name(host))
+    return (is_ready, not is_unschedulable(host), _held_environments(host, known), -ordinal_of)
 
 
-def _held_environments(node: Manifest, known: Mapping[str, ReportedHost]) -> int:
-    member = known.get(host_name(node))
+def _held_environments(host: Manifest, known: Mapping[str, ReportedHost]) -> int:
+    member = known.get(host_name(host))
     return 0 if member is None else member.held
 
 

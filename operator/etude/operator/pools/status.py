@@ -15,10 +15,9 @@ from etude.operator.conditions import (
 )
 from etude.operator.manifests import is_true
 from etude.operator.pools.autoscaling.values import ScalingCause
-from etude.operator.pools.observe import ObservedPool
-from etude.operator.pools.observed import staying_hosts
+from etude.operator.pools.observe import ObservedPool, staying_hosts
 from etude.operator.pools.scale_status import autoscaler_status, provision_status, scale_facts
-from etude.operator.pools.size import PoolSize, requested_size
+from etude.operator.pools.size import PoolSize
 from etude.operator.reasons import Reason
 from etude.v1 import environments_pb2
 
@@ -41,20 +40,24 @@ NO_BROKER: Mapping[str, object] = {
 
 
 def pool_status(
-    pool: EnvPool, seen: ObservedPool, now: ClockReading, problem: ConditionFact | None
+    pool: EnvPool,
+    seen: ObservedPool,
+    size: PoolSize,
+    now: ClockReading,
+    problem: ConditionFact | None,
 ) -> EnvPoolStatus:
     """The whole status of a pool.
 
     Args:
         pool: with its spec.
         seen: its observed state.
+        size: hosts that it should have.
         now: both clocks.
         problem: of the pool itself, for which nothing is created then. After a rejection by the
             cluster (`seen.problem`) the existing children go on.
     """
     there = staying_hosts(seen.hosts)
-    size = seen.size or requested_size(pool, seen.hosts, seen.report)
-    ready = sum(is_true(node, "Ready") for node in there)
+    ready = sum(is_true(host, "Ready") for host in there)
     accepted = problem or seen.problem or true_condition("Accepted", Reason.ACCEPTED)
     available = _available(pool, seen, size, problem)
     found = [accepted, available, _degraded(seen, size), _scheduled(seen), *scale_facts(pool, size)]
@@ -123,7 +126,7 @@ def _available(
     if up < count:
         words = "the broker is not ready" if count == 1 else f"{up} of {count} brokers are ready"
         return false_condition("Available", Reason.BROKER_NOT_READY, words)
-    if any(is_true(node, "Ready") for node in staying_hosts(seen.hosts)):
+    if any(is_true(host, "Ready") for host in staying_hosts(seen.hosts)):
         return true_condition("Available", Reason.NODES_READY)
     if not size.desired and _all_brokers_report(pool, seen):
         # A client that waits for a host before its first request would wait for ever.

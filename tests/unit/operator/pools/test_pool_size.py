@@ -11,6 +11,7 @@ from etude.operator.manifests import Manifest
 from etude.operator.pools.autoscaling.config import TICK_S
 from etude.operator.pools.autoscaling.values import ScalingCause
 from etude.operator.pools.health import ProvisionTracker
+from etude.operator.pools.observe import ObservedPool
 from etude.operator.pools.size import PoolSize, PoolSizer
 from etude.operator.remotes.report_store import BrokerReport, PoolReport
 from etude.v1 import environments_pb2
@@ -70,7 +71,9 @@ class Scene:
 
     def tick(self) -> PoolSize:
         found = self.sizer.decide_size(
-            self.pool, self.nodes, self.report, {}, ClockReading(WALL_S + self.now_s, self.now_s)
+            self.pool,
+            ObservedPool(hosts=self.nodes, report=self.report),
+            ClockReading(WALL_S + self.now_s, self.now_s),
         )
         self.now_s += TICK_S
         return found
