@@ -34,7 +34,7 @@ async def states(image: BuiltImage, tmp_path: Path) -> AsyncIterator[States]:
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[QemuVm]:
     """What was split off so far."""
     found: list[QemuVm] = []
-    splitting = ForkServerSupervisor.split
+    splitting = ForkServerSupervisor.spawn
 
     async def noted(keeper: ForkServerSupervisor, folder: Path) -> QemuVm | None:
         part = await splitting(keeper, folder)

@@ -31,7 +31,7 @@ HASTY = IdleTimeouts(linger_s=0.0, job_s=0.0, frozen_s=0.0)
 @pytest.fixture
 async def home(template: QemuTemplate, tmp_path: Path) -> AsyncIterator[VmContext]:
     lanes = StartScheduler(cores=2, room=100)
-    stock = WarmPool(template, folder=tmp_path / "stock", jail=Jail(), lanes=lanes)
+    stock = WarmPool(template, folder=tmp_path / "stock", jail=Jail(), scheduler=lanes)
     starter = VmStarter(template=template, jail=Jail(), scheduler=lanes, warm_pool=stock)
     lease = tmp_path / "lease"
     lease.mkdir()

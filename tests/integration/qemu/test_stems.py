@@ -230,11 +230,11 @@ async def test_where_no_library_can_be_built_nothing_is_split_off(lab: Lab) -> N
         library=lambda: None,
         folder=lab.folder / "stem",
         jail=Jail(),
-        lanes=StartScheduler(cores=1, room=8),
+        scheduler=StartScheduler(cores=1, room=8),
     )
     keeper.ensure_started()
     await asyncio.sleep(0)
-    assert await keeper.split(lab.new_folder()) is None
+    assert await keeper.spawn(lab.new_folder()) is None
     assert not keeper.is_ready
     await keeper.close()
 
@@ -248,7 +248,7 @@ async def test_a_keeper_whose_library_fails_tries_again_later(lab: Lab) -> None:
         library=failing,
         folder=lab.folder / "stem",
         jail=Jail(),
-        lanes=StartScheduler(cores=1, room=8),
+        scheduler=StartScheduler(cores=1, room=8),
     )
     growing = keeper.ensure_started()
     assert growing is not None
@@ -260,19 +260,19 @@ async def test_a_keeper_whose_library_fails_tries_again_later(lab: Lab) -> None:
 async def test_a_keeper_grows_another_stem_when_one_has_ended(lab: Lab, library: Path) -> None:
     lanes = StartScheduler(cores=1, room=8)
     keeper = ForkServerSupervisor(
-        lab.template, library=lambda: library, folder=lab.folder / "stem", jail=Jail(), lanes=lanes
+        lab.template, library=lambda: library, folder=lab.folder / "stem", jail=Jail(), scheduler=lanes
     )
     try:
         for _ in range(2):
             keeper.ensure_started()
             assert keeper._starting is not None
             await keeper._starting
-            vm = await keeper.split(lab.new_folder())
+            vm = await keeper.spawn(lab.new_folder())
             assert vm is not None
             await vm.destroy()
             assert keeper._server is not None
             await keeper._server.vm.kill()
-            assert await keeper.split(lab.new_folder()) is None
+            assert await keeper.spawn(lab.new_folder()) is None
     finally:
         await keeper.close()
 

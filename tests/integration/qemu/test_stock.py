@@ -26,7 +26,7 @@ NONE = WarmPoolLevel(paused=0, shells=0)
 
 def starter(base: QemuTemplate, folder: Path, *, room: int = 100) -> VmStarter:
     lanes = StartScheduler(cores=2, room=room)
-    stock = WarmPool(base, folder=folder / "stock", jail=Jail(), lanes=lanes)
+    stock = WarmPool(base, folder=folder / "stock", jail=Jail(), scheduler=lanes)
     return VmStarter(template=base, jail=Jail(), scheduler=lanes, warm_pool=stock)
 
 
@@ -180,7 +180,7 @@ async def test_a_node_without_room_gives_up_its_stock_for_who_waits(
     made.warm_pool.set_target(WarmPoolTarget(paused=1, shells=1, max_shells=1))
     await holds(made, WarmPoolLevel(paused=1, shells=1))
     # Of another template, whose own stock has nothing.
-    empty = WarmPool(template, folder=tmp_path / "other", jail=Jail(), lanes=made.scheduler)
+    empty = WarmPool(template, folder=tmp_path / "other", jail=Jail(), scheduler=made.scheduler)
     other = VmStarter(template=template, jail=Jail(), scheduler=made.scheduler, warm_pool=empty)
     async with asyncio.timeout(microvms.COMMAND_LIMIT_S):
         found = [await begun(other, tmp_path, name) for name in ("first", "second")]

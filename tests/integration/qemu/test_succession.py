@@ -21,7 +21,7 @@ TSC_KHZ = microvms.small_machine().tsc_khz
 
 
 Start = Callable[..., Daemon]
-STEM = "-stem-"
+FORK_SERVER = "-fork-server-"
 """What is in the folder of a machine that others are split off from."""
 
 
@@ -57,7 +57,7 @@ def start(image: BuiltImage, scratch: Path) -> Iterator[Start]:
 def machines(scratch: Path) -> set[int]:
     """All but the one that others are split off from, of which each node has its own."""
     marked = vmm_processes.find_marked_processes(scratch).items()
-    return {process.pid for process, folder in marked if STEM not in folder.name}
+    return {process.pid for process, folder in marked if FORK_SERVER not in folder.name}
 
 
 def test_machines_and_their_template_outlive_a_killed_daemon(start: Start, scratch: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_hundred_leases_leave_no_process_no_file_and_no_folder(
         assert daemon.ask("close", *names) == num_open
     assert machines(scratch) == set()
     assert not list(scratch.glob(f"leases/*/{VM_FOLDER}"))
-    assert all(STEM in each.name for each in scratch.glob("stock/*"))
+    assert all(FORK_SERVER in each.name for each in scratch.glob("stock/*"))
     assert daemon.stop() == 0
     assert not list(scratch.glob("stock/*"))
 

@@ -89,11 +89,11 @@ class Daemon:
 
     async def grow(self) -> bool:
         """Wait until machines can be split off; whether they can."""
-        for keeper in self.driver._stems:
+        for keeper in self.driver.fork_servers._servers:
             keeper.ensure_started()
             if keeper._starting is not None:
                 await keeper._starting
-        return all(keeper.is_ready for keeper in self.driver._stems)
+        return all(keeper.is_ready for keeper in self.driver.fork_servers._servers)
 
     async def sweep(self) -> int:
         return await self.driver._registry.sweep(least_age_s=0)

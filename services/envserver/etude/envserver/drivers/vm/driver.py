@@ -224,11 +224,12 @@ class VmDriver(Driver):
             raise VmmError(f"template {template!r} was not booted")
         return found
 
-    def _make_starter(self, base: VmTemplate) -> VmStarter:
-        stock = WarmPool(
-            base, folder=self.scratch / WARM_POOL, jail=self.jail, lanes=self.scheduler
+    def _make_starter(self, template: VmTemplate) -> VmStarter:
+        folder = self.scratch / WARM_POOL
+        pool = WarmPool(template, folder=folder, jail=self.jail, scheduler=self.scheduler)
+        return VmStarter(
+            template=template, jail=self.jail, scheduler=self.scheduler, warm_pool=pool
         )
-        return VmStarter(template=base, jail=self.jail, scheduler=self.scheduler, warm_pool=stock)
 
     def _boot_folder(self) -> Path:
         """Create an empty folder for a VM that becomes a template."""

@@ -38,7 +38,7 @@ from etude.envserver.drivers.vm.firecracker.vm import FirecrackerVm, HostContext
 from etude.envserver.drivers.vm.guest_vm import BOOT_LIMIT_S, prepare_template
 from etude.envserver.drivers.vm.interface import VmDelta, Vmm, VmTemplate, downcast
 from etude.envserver.drivers.vm.jail import Jail
-from etude.envserver.drivers.vm.qemu.template import address_of
+from etude.envserver.drivers.vm.template_cache import template_address
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.images.built_image import BuiltImage
 
@@ -211,7 +211,7 @@ def _release_at_exit(found: FirecrackerVm, users: UidPool, uid: int) -> None:
         users.give(uid)
         jail.remove_cgroups(group, vm_id)
 
-    vm.on_exit(found, ended)
+    found.exited.add_done_callback(lambda _: ended())
 
 
 async def boot_template(
@@ -262,7 +262,7 @@ def address(key: str, folder: Path) -> str:
         OSError: they cannot be read.
     """
     with (folder / MEMORY).open("rb") as file:
-        return address_of(key, file.fileno(), (folder / STATE).read_bytes())
+        return template_address(key, file.fileno(), (folder / STATE).read_bytes())
 
 
 async def _check_stopped(found: FirecrackerVm) -> None:

@@ -10,7 +10,6 @@ memory and state by the address. Only this host can write there.
 import hmac
 import logging
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from blake3 import blake3
 
 from etude.envserver.drivers.vm.firecracker import template
 from etude.envserver.drivers.vm.firecracker.api_requests import MEMORY, ROOT, STATE
+from etude.envserver.drivers.vm.template_cache import TemplateCache
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +28,8 @@ _CODE_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirecrackerTemplateCache:
+class FirecrackerTemplateCache(TemplateCache):
     """Cached templates of one host."""
-
-    folder: Path
-    """Private to the host."""
-    key: bytes
-    """Secret key of the host."""
 
     def find(self, compat_key: str) -> str | None:
         """Find and verify a cached template, and return its address. Call it on a thread.
@@ -61,23 +56,12 @@ class FirecrackerTemplateCache:
         Raises:
             OSError: it cannot be written.
         """
-        partial = self.folder / f".{compat_key}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(mode=0o700, parents=True)
-        try:
-            yield partial
-            found = template.address(compat_key, partial)
-            (partial / _SEAL).write_bytes(self._code(compat_key, found))
+        with self.replacing(compat_key) as folder:
+            yield folder
+            found = template.address(compat_key, folder)
+            (folder / _SEAL).write_bytes(self._code(compat_key, found))
             for name in (MEMORY, STATE, ROOT, _SEAL):
-                _sync(partial / name)
-            shutil.rmtree(self.folder_of(compat_key), ignore_errors=True)
-            partial.rename(self.folder_of(compat_key))
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-    def folder_of(self, compat_key: str) -> Path:
-        """Folder of a template."""
-        return self.folder / compat_key
+                _sync(folder / name)
 
     def _code(self, compat_key: str, address: str) -> bytes:
         return blake3(f"{compat_key} {address}".encode(), key=self.key).digest(_CODE_BYTES)

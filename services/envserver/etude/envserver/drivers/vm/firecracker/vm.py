@@ -1,15 +1,11 @@
 """One Firecracker process (VMM): its jail, its API, the connection to its guest's agent."""
 
 import asyncio
-import contextlib
 import os
 import secrets
-import shutil
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,19 +14,17 @@ from typing import ClassVar
 from typing_extensions import override
 
 from etude.envserver.drivers import process_identity
-from etude.envserver.drivers.process_identity import EXIT_LIMIT_S, ProcessId, identify, open_pidfd
-from etude.envserver.drivers.vm import vm_record, vmm_processes
+from etude.envserver.drivers.process_identity import ProcessId, identify, open_pidfd
+from etude.envserver.drivers.vm import vmm_processes
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import api_requests, jail
 from etude.envserver.drivers.vm.firecracker.api_client import FirecrackerApi
 from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig
 from etude.envserver.drivers.vm.firecracker.jail import FirecrackerJail, FirecrackerPrograms
-from etude.envserver.drivers.vm.interface import Vmm
-from etude.envserver.drivers.vm.vm_record import VmRecord
+from etude.envserver.drivers.vm.vmm_process import VmmProcess, is_paused, last_output, pidfd_of
 
 START_LIMIT_S = 30.0
 _LOOK_S = 0.005
-_STDERR_BYTES = 2_000
 _HANDSHAKE_LIMIT_S = 30.0
 _HANDSHAKE_BYTES = 32
 
@@ -46,18 +40,13 @@ class HostContext:
     """An open, empty network namespace."""
 
 
-@dataclass(slots=True)
-class FirecrackerVm(Vmm):
-    """A running VMM. Its folder is private to the host and removed with it."""
+@dataclass(slots=True, kw_only=True)
+class FirecrackerVm(VmmProcess):
+    """A running Firecracker process. Its folder is private to the host and removed with it."""
 
     keeps_channel: ClassVar[bool] = False
     machine: FirecrackerConfig
     programs: FirecrackerPrograms
-    folder: Path
-    pid: int
-    pidfd: int
-    exited: "asyncio.Future[int | None]"
-    """Done when it has ended; its exit code is unknown."""
     snapshot_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One snapshot at a time."""
 
@@ -92,11 +81,7 @@ class FirecrackerVm(Vmm):
         Raises:
             VmmError: it is in a state that cannot be resumed.
         """
-        match await self.api.get("/"):
-            case {"state": "Running" | "Paused" as state}:
-                return bool(state == "Paused")
-            case other:
-                raise VmmError(f"the VM is {str(other)[:100]}, and cannot be resumed")
+        return is_paused((await self.api.get("/")).get("state"))
 
     @override
     async def freeze(self) -> None:
@@ -110,18 +95,6 @@ class FirecrackerVm(Vmm):
     async def console(self) -> str:
         """Return nothing: the guest has no serial console, on which it could write to the host."""
         return ""
-
-    @override
-    async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if not self.exited.done():
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        await asyncio.wait([self.exited], timeout=EXIT_LIMIT_S)
-
-    @override
-    async def destroy(self) -> None:
-        await self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 async def start(
@@ -155,15 +128,11 @@ async def start(
     process = await _start_process(words, cell, uid)
     pidfd = open_pidfd(process)
     if pidfd is None:
-        raise VmmError(f"the monitor ended: {_last_output(folder)}")
+        raise VmmError(f"the VMM ended: {last_output(folder)}")
     vm = _watch(machine, ground.programs, folder, process.pid, pidfd)
     try:
-        noted = VmRecord(process=process, uid=uid, template=template)
-        await asyncio.to_thread(vm_record.save, folder, noted, is_durable=False)
+        await asyncio.to_thread(vm.save_record, process, uid=uid, template=template)
         await _wait_for_api(vm)
-    except OSError as cause:
-        await vm.destroy()
-        raise VmmError(f"record of VM {vm.pid} cannot be written: {cause}") from cause
     except BaseException:
         await vm.destroy()
         raise
@@ -178,10 +147,7 @@ async def adopt(
     Raises:
         VmmError: it has ended or does not answer; then it is killed, and its folder stays.
     """
-    pidfd = open_pidfd(process)
-    if pidfd is None:
-        raise VmmError(f"VM {process.pid} has ended")
-    vm = _watch(machine, programs, folder, process.pid, pidfd)
+    vm = _watch(machine, programs, folder, process.pid, pidfd_of(process))
     try:
         await vm.is_stopped()
     except BaseException:
@@ -230,8 +196,7 @@ def _run_jailer(words: tuple[str, ...], cell: FirecrackerJail, uid: int) -> Proc
     except (OSError, subprocess.TimeoutExpired) as cause:
         raise VmmError(f"the jailer failed: {cause}") from cause
     if done.returncode:
-        words_said = _last_output(cell.folder)
-        raise VmmError(f"the jailer ended with {done.returncode}: {words_said}")
+        raise VmmError(f"the jailer ended with {done.returncode}: {last_output(cell.folder)}")
     return _identify_vmm(cell, uid)
 
 
@@ -246,9 +211,9 @@ def _identify_vmm(cell: FirecrackerJail, uid: int) -> ProcessId:
         process = identify(int(text))
         owner = Path(f"/proc/{int(text)}").stat().st_uid
     except (OSError, ValueError) as cause:
-        raise VmmError(f"the monitor ended: {_last_output(cell.folder) or cause}") from cause
+        raise VmmError(f"the VMM ended: {last_output(cell.folder) or cause}") from cause
     if process is None or owner not in {uid, 0}:
-        raise VmmError(f"the monitor ended: {_last_output(cell.folder)}")
+        raise VmmError(f"the VMM ended: {last_output(cell.folder)}")
     return process
 
 
@@ -264,7 +229,7 @@ async def _wait_for_api(vm: FirecrackerVm) -> None:
             await vm.api.get("/")
         except VmmError as error:
             if vm.exited.done():
-                raise VmmError(f"the monitor ended: {_last_output(vm.folder) or error}") from error
+                raise VmmError(f"the VMM ended: {last_output(vm.folder) or error}") from error
             if time.monotonic() > limit_s:
                 raise
             await asyncio.sleep(_LOOK_S)
@@ -276,12 +241,9 @@ def _watch(
     machine: FirecrackerConfig, programs: FirecrackerPrograms, folder: Path, pid: int, pidfd: int
 ) -> FirecrackerVm:
     exited = process_identity.exit_future(pidfd, lambda: None)
-    return FirecrackerVm(machine, programs, folder, pid, pidfd, exited)
-
-
-def on_exit(vm: FirecrackerVm, tell: Callable[[], None]) -> None:
-    """Call this once the VMM has ended."""
-    vm.exited.add_done_callback(lambda _: tell())
+    return FirecrackerVm(
+        machine=machine, programs=programs, folder=folder, pid=pid, pidfd=pidfd, exited=exited
+    )
 
 
 async def _greet(connection: socket.socket) -> None:
@@ -301,11 +263,3 @@ async def _greet(connection: socket.socket) -> None:
         said += byte
     if not (said.startswith(b"OK ") and said.endswith(b"\n") and said[3:-1].isdigit()):
         raise VmmError(f"the VMM answers CONNECT with {said!r}")
-
-
-def _last_output(folder: Path) -> str:
-    try:
-        with (folder / "stderr").open("rb") as file:
-            return file.read(_STDERR_BYTES).decode(errors="replace").strip()
-    except OSError:
-        return ""

@@ -14,7 +14,13 @@ from etude.envserver.drivers.vm.guest_vm import connect_agent, prepare_template
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import command_line as machines
 from etude.envserver.drivers.vm.qemu import vm
-from etude.envserver.drivers.vm.qemu.command_line import BootFiles, QemuConfig, VmmFiles
+from etude.envserver.drivers.vm.qemu.command_line import (
+    PROGRAM,
+    SANDBOX,
+    BootFiles,
+    QemuConfig,
+    VmmFiles,
+)
 from etude.envserver.drivers.vm.qemu.compatibility import compat_key
 from etude.envserver.drivers.vm.qemu.disk import QemuDisk, freeze_layers
 from etude.envserver.drivers.vm.qemu.migration import send
@@ -22,9 +28,9 @@ from etude.envserver.drivers.vm.qemu.template import (
     MAX_DEVICE_BYTES,
     MEMORY_NAME,
     QemuTemplate,
-    address_of,
     parse_device_state,
 )
+from etude.envserver.drivers.vm.template_cache import template_address
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.images.built_image import BuiltImage
 
@@ -120,7 +126,7 @@ async def boot(
             wiring = VmmFiles(
                 memory=memory, qmp=sockets.qmp, agent=sockets.agent, root=root, disk=layers
             )
-            return machines.boot_arguments(machine, wiring, files)
+            return (PROGRAM, *machines.boot_arguments(machine, wiring, files), *SANDBOX)
 
         inherited = (memory, root, kernel, initramfs, files.console, *layers)
         try:
@@ -153,7 +159,7 @@ async def seal(booting: BootingVm) -> QemuTemplate:
         data = _device_data(devices)
         key = compat_key(machine, booting.image)
         # On a thread: 0.1 s for 256 MiB.
-        address = await asyncio.to_thread(address_of, key, booting.memory, data)
+        address = await asyncio.to_thread(template_address, key, booting.memory, data)
     except BaseException:
         os.close(devices)
         await booting.abandon()

@@ -7,14 +7,10 @@ from enum import StrEnum
 PROGRAM = "qemu-system-x86_64"
 TRANSLATION_MIB = 32
 """Translation cache: the default takes 480 MiB a VM; 8 MiB make a first command 4 times as slow."""
-SHARED_TRANSLATION_MIB = 64
-"""Translation cache that children share: a start of Python's code fits too."""
 SANDBOX = (
     "-sandbox",
     "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 )
-FORK_SERVER_SANDBOX = ("-sandbox", "on,obsolete=deny,elevateprivileges=deny,resourcecontrol=deny")
-"""For a fork server: its preload library denies programs, and children to children."""
 CONSOLE = "con"
 """Chardev name of the guest's serial console."""
 CONSOLE_BYTES = 4096

@@ -4,20 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from blake3 import blake3
 from typing_extensions import override
 
 from etude.envserver.drivers.process_identity import ProcessId
 from etude.envserver.drivers.vm import sealed_files
-from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, PageBuffer
+from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.errors import FormatError
 from etude.envserver.drivers.vm.interface import VmDelta, Vmm, VmTemplate, downcast
 from etude.envserver.drivers.vm.jail import Jail
-from etude.envserver.drivers.vm.qemu import command_line as machines
-from etude.envserver.drivers.vm.qemu import delta, vm
+from etude.envserver.drivers.vm.qemu import command_line, delta, vm
 from etude.envserver.drivers.vm.qemu.booted_state import BootedState
 from etude.envserver.drivers.vm.qemu.command_line import (
-    SHARED_TRANSLATION_MIB,
+    PROGRAM,
+    SANDBOX,
     TRANSLATION_MIB,
     QemuConfig,
     VmmFiles,
@@ -33,12 +32,7 @@ MAX_DEVICE_BYTES = 16 << 20
 
 
 async def spawn_shell(
-    template: BootedState,
-    *,
-    folder: Path,
-    jail: Jail,
-    disk: Sequence[int] = (),
-    preload: vm.ForkPreload | None = None,
+    template: BootedState, *, folder: Path, jail: Jail, disk: Sequence[int] = ()
 ) -> vm.QemuVm:
     """Start a VMM that waits for the template's state or a delta of it.
 
@@ -47,33 +41,41 @@ async def spawn_shell(
         folder: an empty folder.
         jail: user and limits of the process.
         disk: files of its disk, if it has one.
-        preload: makes it a fork server.
 
     Raises:
         VmmError: it did not start.
     """
 
-    def arguments(sockets: vm.VmmSockets) -> Sequence[str]:
-        wiring = VmmFiles(
-            memory=template.memory,
-            qmp=sockets.qmp,
-            agent=sockets.agent,
-            root=template.root,
-            disk=disk,
-        )
-        room_mib = TRANSLATION_MIB if preload is None else SHARED_TRANSLATION_MIB
-        return machines.clone_arguments(template.machine, wiring, translation_mib=room_mib)
+    def program(sockets: vm.VmmSockets) -> Sequence[str]:
+        arguments = clone_arguments(template, sockets, disk, translation_mib=TRANSLATION_MIB)
+        return (PROGRAM, *arguments, *SANDBOX)
 
-    inherited = (template.memory, template.root, *disk)
     return await vm.start(
         template.machine,
-        arguments,
-        descriptors=inherited,
+        program,
+        descriptors=(template.memory, template.root, *disk),
         folder=folder,
         jail=jail,
         template=template.address,
-        preload=preload,
     )
+
+
+def clone_arguments(
+    template: BootedState,
+    sockets: vm.VmmSockets,
+    disk: Sequence[int] = (),
+    *,
+    translation_mib: int,
+) -> Sequence[str]:
+    """QEMU's arguments for a clone of a template."""
+    files = VmmFiles(
+        memory=template.memory,
+        qmp=sockets.qmp,
+        agent=sockets.agent,
+        root=template.root,
+        disk=disk,
+    )
+    return command_line.clone_arguments(template.machine, files, translation_mib=translation_mib)
 
 
 async def restore_template(shell: vm.QemuVm, template: BootedState) -> None:
@@ -119,22 +121,3 @@ def parse_device_state(data: bytes, machine: QemuConfig) -> TemplateStream | For
     if stream.memory_bytes != machine.memory_bytes:
         return FormatError(f"the stream is of a machine with {stream.memory_bytes} bytes")
     return stream
-
-
-def address_of(key: str, memory: int, devices: bytes) -> str:
-    """Compute the address of a template from its content.
-
-    Pages of zeros are ignored: reading a hole of the memory allocates one.
-
-    Args:
-        key: its compat_key.
-        memory: descriptor of a file with the guest's memory.
-        devices: the device state.
-    """
-    numbers, contents = blake3(), blake3()
-    for offset, pages in sealed_files.nonzero_pages(memory):
-        numbers.update((offset // PAGE_BYTES).to_bytes(8, "big"))
-        numbers.update((len(pages) // PAGE_BYTES).to_bytes(8, "big"))
-        contents.update(pages)
-    parts = (key.encode(), blake3(devices).digest(), numbers.digest(), contents.digest())
-    return blake3(b"".join(parts)).hexdigest()

@@ -12,7 +12,6 @@ import contextlib
 import hmac
 import logging
 import os
-import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +28,9 @@ from etude.envserver.drivers.vm.qemu.template import (
     MAX_DEVICE_BYTES,
     MEMORY_NAME,
     QemuTemplate,
-    address_of,
     parse_device_state,
 )
+from etude.envserver.drivers.vm.template_cache import TemplateCache, template_address
 from etude.envserver.images.built_image import BuiltImage
 
 log = logging.getLogger(__name__)
@@ -60,13 +59,8 @@ class _CachedState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QemuTemplateCache:
+class QemuTemplateCache(TemplateCache):
     """Cached templates of one host."""
-
-    folder: Path
-    """Private to the host."""
-    key: bytes
-    """Secret key of the host."""
 
     def store(self, template: QemuTemplate) -> None:
         """Write a template to the cache. Takes 1 ms a MiB: call it on a thread.
@@ -77,19 +71,14 @@ class QemuTemplateCache:
         """
         if template.disk:
             raise ValueError("a template with disk layers cannot be cached")
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        partial = self.folder / f".{template.compat_key}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(mode=0o700)
-        with (partial / _MEMORY).open("wb") as file:
-            for offset, part in sealed_files.nonzero_pages(template.memory):
-                file.write(_SEGMENT.pack(offset, len(part)))
-                file.write(part)
-        body = bytes.fromhex(template.address) + sealed_files.read_all(template.devices)
-        code = blake3(template.compat_key.encode() + body, key=self.key).digest()
-        (partial / _STATE).write_bytes(_MAGIC + code + body)
-        shutil.rmtree(self.folder / template.compat_key, ignore_errors=True)
-        partial.rename(self.folder / template.compat_key)
+        with self.replacing(template.compat_key) as folder:
+            with (folder / _MEMORY).open("wb") as file:
+                for offset, part in sealed_files.nonzero_pages(template.memory):
+                    file.write(_SEGMENT.pack(offset, len(part)))
+                    file.write(part)
+            body = bytes.fromhex(template.address) + sealed_files.read_all(template.devices)
+            code = blake3(template.compat_key.encode() + body, key=self.key).digest()
+            (folder / _STATE).write_bytes(_MAGIC + code + body)
 
     def find(
         self, image: BuiltImage, machine: QemuConfig, lenders: MemorySharers
@@ -106,7 +95,7 @@ class QemuTemplateCache:
             OSError: out of memory.
         """
         key = compat_key(machine, image)
-        folder = self.folder / key
+        folder = self.folder_of(key)
         try:
             state = self._state(folder, key)
             memory = _shared_memory(lenders.get(state.address, ()), state, machine, key)
@@ -152,7 +141,7 @@ def _shared_memory(
             # Sealed, so it cannot change after the check, whatever its source.
             if (
                 sealed_files.is_sealed(memory)
-                and address_of(key, memory, state.devices) == state.address
+                and template_address(key, memory, state.devices) == state.address
             ):
                 return memory
             os.close(memory)
@@ -184,7 +173,7 @@ def _load_memory(path: Path, state: _CachedState, machine: QemuConfig, key: str)
             for offset, part in _segments(file, machine.memory_bytes, path):
                 os.pwrite(memory, part, offset)
             sealed_files.seal(memory)
-            found = address_of(key, memory, state.devices)
+            found = template_address(key, memory, state.devices)
         except BaseException:
             os.close(memory)
             raise

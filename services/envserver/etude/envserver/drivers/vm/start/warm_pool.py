@@ -48,19 +48,19 @@ class WarmPool:
     """Keeps as many paused clones and idle VMMs as its target, made in spare time."""
 
     def __init__(
-        self, base: VmTemplate, *, folder: Path, jail: Jail, lanes: StartScheduler
+        self, template: VmTemplate, *, folder: Path, jail: Jail, scheduler: StartScheduler
     ) -> None:
         """Keep nothing until there is a target.
 
         Args:
-            base: their template.
+            template: their template.
             folder: private; VMs in it serve no environment.
             jail: user and limits of the VMMs.
-            lanes: the host's start scheduler.
+            scheduler: the host's start scheduler.
         """
         self.refill_error = ""
         """Error of the last refill; empty if it succeeded."""
-        self._base, self._folder, self._jail, self._lanes = base, folder, jail, lanes
+        self._template, self.folder, self._jail, self._scheduler = template, folder, jail, scheduler
         self._target = WarmPoolTarget()
         self._watermark = Watermark()
         self._backoff = RefillBackoff()
@@ -70,7 +70,7 @@ class WarmPool:
         self._changed = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        lanes.on_crowded(self._evict_one)
+        scheduler.on_crowded(self._evict_one)
 
     @property
     def level(self) -> WarmPoolLevel:
@@ -129,7 +129,7 @@ class WarmPool:
         self._changed.set()
         is_idle = self._refiller is None or self._refiller.done()
         if is_idle and self._due(time.monotonic()) != _NOTHING:
-            name = f"stock of {self._base.address[:12]}"
+            name = f"stock of {self._template.address[:12]}"
             self._refiller = asyncio.create_task(self._refill(), name=name)
 
     async def _refill(self) -> None:
@@ -175,17 +175,20 @@ class WarmPool:
     async def _make(self, step: WarmPoolStep) -> None:
         is_paused = step is WarmPoolStep.MAKE_PAUSED
         work = StartWork.RESTORE if is_paused else StartWork.SPAWN
-        async with self._lanes.acquire_start(work, is_urgent=False), self._new_folder() as folder:
-            shell = await self._base.spawn(folder, self._jail)
-            self._lanes.watch(shell)
+        async with (
+            self._scheduler.acquire_start(work, is_urgent=False),
+            self._new_folder() as folder,
+        ):
+            shell = await self._template.spawn(folder, self._jail)
+            self._scheduler.watch(shell)
             if is_paused:
-                self._paused.append(await guest_vm.start_paused_clone(shell, self._base))
+                self._paused.append(await guest_vm.start_paused_clone(shell, self._template))
             else:
                 self._shells.append(shell)
 
     @contextlib.asynccontextmanager
     async def _new_folder(self) -> AsyncIterator[Path]:
-        folder = self._folder / f"{self._base.address[:12]}-{next(_numbers)}"
+        folder = self.folder / f"{self._template.address[:12]}-{next(_numbers)}"
         folder.mkdir(mode=0o700, parents=True)
         try:
             yield folder

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,12 +18,19 @@ from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import template, vm
+from etude.envserver.drivers.vm.qemu.command_line import PROGRAM
 from etude.envserver.drivers.vm.qemu.fork_server import child_processes
 from etude.envserver.drivers.vm.qemu.template import QemuTemplate
-from etude.envserver.drivers.vm.qemu.vm import ForkPreload, QemuVm
+from etude.envserver.drivers.vm.qemu.vm import QemuVm
 
-_SPLIT_LIMIT_S = 20.0
+_FORK_LIMIT_S = 20.0
 """It takes milliseconds; a busy machine may have no core free."""
+_TRANSLATION_MIB = 64
+"""Translation cache that children share: a start of Python's code fits too."""
+_SANDBOX = ("-sandbox", "on,obsolete=deny,elevateprivileges=deny,resourcecontrol=deny")
+"""The preload library denies programs, and processes to children."""
+_MARK_BYTES = 1024
+"""Room for a child's folder name, which replaces that of its parent."""
 _ANSWER_BYTES = 4
 
 
@@ -56,13 +64,13 @@ class ForkServer:
             VmmError: the process was not forked, or its child does not answer.
             CancelledError: the caller was cancelled; there is no child.
         """
-        splitting = asyncio.create_task(self._spawn(folder), name=f"split {self.vm.pid}")
+        spawning = asyncio.create_task(self._spawn(folder), name=f"fork VM {self.vm.pid}")
         try:
-            return await asyncio.shield(splitting)
+            return await asyncio.shield(spawning)
         except asyncio.CancelledError:
             # An order cannot be cancelled, and its answer must be read. Shielded again: a second
             # cancellation leaves no child either.
-            await asyncio.shield(asyncio.create_task(_discard_child(splitting)))
+            await asyncio.shield(asyncio.create_task(_discard_child(spawning)))
             raise
 
     async def destroy(self) -> None:
@@ -117,7 +125,7 @@ class ForkServer:
             files = [qmp.fileno(), agent.fileno(), words.fileno()]
             try:
                 socket.send_fds(self._control, [os.fsencode(mark_value(folder))], files)
-                async with asyncio.timeout(_SPLIT_LIMIT_S):
+                async with asyncio.timeout(_FORK_LIMIT_S):
                     loop = asyncio.get_running_loop()
                     answer = await loop.sock_recv(self._control, _ANSWER_BYTES)
             except (OSError, TimeoutError) as cause:
@@ -130,10 +138,10 @@ class ForkServer:
         return outcome
 
 
-async def _discard_child(splitting: "asyncio.Task[QemuVm]") -> None:
-    await asyncio.wait([splitting])
-    if not splitting.cancelled() and splitting.exception() is None:
-        await splitting.result().destroy()
+async def _discard_child(spawning: "asyncio.Task[QemuVm]") -> None:
+    await asyncio.wait([spawning])
+    if not spawning.cancelled() and spawning.exception() is None:
+        await spawning.result().destroy()
 
 
 async def start_fork_server(
@@ -156,8 +164,7 @@ async def start_fork_server(
     ours.settimeout(0)
     try:
         with theirs, library.open("rb") as file:
-            preload = ForkPreload(library=file.fileno(), control=theirs.fileno())
-            shell = await template.spawn_shell(base, folder=folder, jail=jail, preload=preload)
+            shell = await _start_vmm(base, file.fileno(), theirs.fileno(), folder, jail)
         try:
             await _check_loaded(shell, library)
             found = await guest_vm.start_fork_parent(shell, base, saved)
@@ -171,6 +178,29 @@ async def start_fork_server(
         ours.close()
         raise
     return ForkServer(shell, ours, jail, base.address)
+
+
+async def _start_vmm(
+    base: QemuTemplate, library: int, control: int, folder: Path, jail: Jail
+) -> QemuVm:
+    def program(sockets: vm.VmmSockets) -> Sequence[str]:
+        arguments = template.clone_arguments(base, sockets, translation_mib=_TRANSLATION_MIB)
+        return (
+            # env(1) sets the preload for QEMU alone, not for programs before it.
+            *("/usr/bin/env", f"LD_PRELOAD=/proc/self/fd/{library}"),
+            f"ETUDE_FORK={control} {sockets.qmp} {sockets.agent}",
+            *(PROGRAM, *arguments, *_SANDBOX),
+        )
+
+    return await vm.start(
+        base.machine,
+        program,
+        descriptors=(base.memory, base.root, library, control),
+        folder=folder,
+        jail=jail,
+        template=base.address,
+        mark_bytes=_MARK_BYTES,
+    )
 
 
 async def _check_loaded(shell: QemuVm, library: Path) -> None:

@@ -19,7 +19,7 @@ from etude.envserver.drivers.vm.qemu.fork_server.supervisor import ForkServerSup
 from etude.envserver.drivers.vm.qemu.template import QemuTemplate
 from etude.envserver.drivers.vm.start.start_scheduler import StartScheduler
 
-_GROW_LIMIT_S = 3.0
+_START_LIMIT_S = 3.0
 """It takes 0.2 s, but a saved guest may not answer, and waiting starts block others."""
 _LINGER_S = 2.0
 """Starts of a group come one after the other, as run slots become free."""
@@ -44,17 +44,17 @@ class SnapshotForkServers:
     folder: Path
     """Parent of the fork servers' folders."""
     jail: Jail
-    lanes: StartScheduler
-    _branches: dict[str, _SnapshotServer] = field(default_factory=dict)
+    scheduler: StartScheduler
+    _servers: dict[str, _SnapshotServer] = field(default_factory=dict)
     """By the digest of the saved state."""
     _ending: set["asyncio.Task[None]"] = field(default_factory=set)
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
-        self.lanes.on_crowded(self._evict)
+        self.scheduler.on_crowded(self._evict)
 
     @asynccontextmanager
-    async def of(self, saved: VmDelta) -> AsyncIterator[ForkServerSupervisor | None]:
+    async def spawner_of(self, saved: VmDelta) -> AsyncIterator[ForkServerSupervisor | None]:
         """Open the fork server of a state; None for a start that is alone with it.
 
         It lives as long as any start needs the same state, and a while longer.
@@ -63,30 +63,30 @@ class SnapshotForkServers:
             VmmError: the driver is stopping.
         """
         self._check_open()
-        branch = self._branches.setdefault(saved.digest, _SnapshotServer())
-        branch.num_wanted += 1
-        if branch.lingering is not None:
-            branch.lingering.cancel()
-            branch.lingering = None
+        server = self._servers.setdefault(saved.digest, _SnapshotServer())
+        server.num_wanted += 1
+        if server.lingering is not None:
+            server.lingering.cancel()
+            server.lingering = None
         try:
-            if branch.num_wanted > 1 and saved.digest:
-                await self._start_server(branch, saved)
+            if server.num_wanted > 1 and saved.digest:
+                await self._start_server(server, saved)
                 self._check_open()
-            yield branch.supervisor
+            yield server.supervisor
         finally:
-            branch.num_wanted -= 1
-            if not branch.num_wanted:
-                self._release(saved.digest, branch)
+            server.num_wanted -= 1
+            if not server.num_wanted:
+                self._release(saved.digest, server)
 
     async def close(self) -> None:
         """End all servers; their children go on. Waiting starts are refused."""
         self._is_closed = True
-        while self._branches:
-            _, branch = self._branches.popitem()
-            if branch.lingering is not None:
-                branch.lingering.cancel()
-            if branch.supervisor is not None:
-                await branch.supervisor.close()
+        while self._servers:
+            _, server = self._servers.popitem()
+            if server.lingering is not None:
+                server.lingering.cancel()
+            if server.supervisor is not None:
+                await server.supervisor.close()
         if self._ending:
             await asyncio.wait(self._ending)
 
@@ -96,48 +96,48 @@ class SnapshotForkServers:
 
     def _evict(self) -> None:
         """Free memory for a waiting start: a fork server only makes starts faster."""
-        for branch in self._branches.values():
-            keeper = branch.supervisor
-            if keeper is not None and keeper.is_ready:
-                branch.supervisor = None
-                ending = asyncio.create_task(keeper.close(), name="end a branch")
+        for server in self._servers.values():
+            supervisor = server.supervisor
+            if supervisor is not None and supervisor.is_ready:
+                server.supervisor = None
+                ending = asyncio.create_task(supervisor.close(), name="end a server")
                 self._ending.add(ending)
                 ending.add_done_callback(self._ending.discard)
 
-    def _release(self, digest: str, branch: _SnapshotServer) -> None:
-        if branch.supervisor is None:
-            if self._branches.get(digest) is branch:
-                del self._branches[digest]
+    def _release(self, digest: str, server: _SnapshotServer) -> None:
+        if server.supervisor is None:
+            if self._servers.get(digest) is server:
+                del self._servers[digest]
         else:
-            left = self._close_later(digest, branch.supervisor)
-            branch.lingering = asyncio.create_task(left, name="a branch lingers")
+            left = self._close_later(digest, server.supervisor)
+            server.lingering = asyncio.create_task(left, name="a server lingers")
 
-    async def _close_later(self, digest: str, keeper: ForkServerSupervisor) -> None:
+    async def _close_later(self, digest: str, supervisor: ForkServerSupervisor) -> None:
         await asyncio.sleep(_LINGER_S)
         # Not found from here on: a later start makes another.
-        self._branches.pop(digest, None)
-        await keeper.close()
+        self._servers.pop(digest, None)
+        await supervisor.close()
 
-    async def _start_server(self, branch: _SnapshotServer, saved: VmDelta) -> None:
-        if branch.starting is not None:
-            await asyncio.wait([branch.starting], timeout=_GROW_LIMIT_S)
+    async def _start_server(self, server: _SnapshotServer, saved: VmDelta) -> None:
+        if server.starting is not None:
+            await asyncio.wait([server.starting], timeout=_START_LIMIT_S)
             return
-        keeper = ForkServerSupervisor(
+        supervisor = ForkServerSupervisor(
             self.base,
             library=self.library,
-            folder=self.folder / f"{saved.digest[:12]}-stem",
+            folder=self.folder / f"{saved.digest[:12]}-fork-server",
             jail=self.jail,
-            lanes=self.lanes,
+            scheduler=self.scheduler,
             saved=saved,
         )
-        growing = branch.starting = keeper.ensure_started()
-        if growing is None:
+        starting = server.starting = supervisor.ensure_started()
+        if starting is None:
             return
-        branch.supervisor = keeper
+        server.supervisor = supervisor
         try:
-            await asyncio.wait([growing], timeout=_GROW_LIMIT_S)
+            await asyncio.wait([starting], timeout=_START_LIMIT_S)
         finally:
-            if not growing.done():
+            if not starting.done():
                 # The state's files belong to the caller, who closes them.
-                branch.supervisor = None
-                await keeper.close()
+                server.supervisor = None
+                await supervisor.close()
