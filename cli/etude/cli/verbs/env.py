@@ -56,9 +56,8 @@ def create(
 ) -> None:
     """Make an environment and print its name."""
     from etude.cli.environments import client
-    from etude.cli.environments import client as environments_client
 
-    found = environments_client.find_pool(pool, pool_name)
+    found = client.find_pool(pool, pool_name)
     wish = client.EnvironmentRequest(
         template=template or _single_template(found.templates, pool),
         ttl_s=ttl,
