@@ -28,7 +28,7 @@ type agent struct {
 	workers workers
 	jobs    jobs
 	marks   marks
-	door    door
+	proxy   proxyPort
 
 	// Below: guarded by mu.
 	mu         sync.Mutex
@@ -109,7 +109,7 @@ func (a *agent) forward(f frame) bool {
 			return false
 		}
 		if c != nil {
-			c.granted(binary.LittleEndian.Uint32(f.payload))
+			c.addCredit(binary.LittleEndian.Uint32(f.payload))
 		}
 	case typeCancel:
 		if len(f.payload) != 0 {
@@ -123,7 +123,7 @@ func (a *agent) forward(f frame) bool {
 			return false
 		}
 		if c != nil {
-			c.signalled(binary.LittleEndian.Uint32(f.payload))
+			c.deliverSignal(binary.LittleEndian.Uint32(f.payload))
 		}
 	default:
 		return false

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// answered is an agent in a test's folder whose answers nobody reads.
+// answered is an agent in a test's folder whose answers are not read.
 func answered(t testing.TB) *agent {
 	a := newAgent(t.TempDir(), t.TempDir(), -1, false)
 	a.port.connect(io.Discard)
@@ -79,6 +79,6 @@ func TestOnlyTheTokenOfThePresentGenerationIsAdmitted(t *testing.T) {
 		t.Error("not the token of the second generation alone")
 	}
 	if !a.sync(encode(&syncMessage{})) || a.admits(second) || a.admits(nil) {
-		t.Error("nobody's agent admits somebody")
+		t.Error("an agent without a token admits a call")
 	}
 }

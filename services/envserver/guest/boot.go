@@ -42,7 +42,7 @@ var mountPoints = []mountPoint{
 	{"cgroup2", cgroupRoot, "cgroup2", syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC, ""},
 }
 
-// boot makes a machine of a kernel and a root: what an init system would do for these tools.
+// boot does the work of an init system for these tools.
 func boot() error {
 	for _, m := range mountPoints {
 		_ = os.MkdirAll(m.target, 0o755)
@@ -57,7 +57,7 @@ func boot() error {
 	} {
 		_ = os.Symlink(target, link)
 	}
-	// Not -1000: children have this score until theirs is set, and the kernel must find somebody.
+	// Not -1000: children have this score until theirs is set, and the kernel needs a process to kill.
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0); err != nil {
 		return err
 	}

@@ -3,7 +3,7 @@ package main
 import "sync"
 
 // pool lends buffers of one size. Memory that is used again stays the same pages, and pages that
-// nobody writes to are shared by all clones of a snapshot.
+// are not written to are shared by all clones of a snapshot.
 type pool struct {
 	size int
 	mu   sync.Mutex

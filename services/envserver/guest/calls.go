@@ -144,7 +144,7 @@ func (c *call) end(why status) {
 }
 
 // stopped is why the call must not go on, or nil.
-func (c *call) stopped() error {
+func (c *call) stopError() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.isViolated {
@@ -163,14 +163,14 @@ func nudge(waiting chan struct{}) {
 	}
 }
 
-func (c *call) granted(credit uint32) {
+func (c *call) addCredit(credit uint32) {
 	c.mu.Lock()
 	c.credit = min(c.credit+int64(credit), maxCredit)
 	c.mu.Unlock()
 	nudge(c.credited)
 }
 
-func (c *call) signalled(number uint32) {
+func (c *call) deliverSignal(number uint32) {
 	c.mu.Lock()
 	taker := c.signalTaker
 	c.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 )
 
 // toolsCgroup is the folder of the group that all tools are in; empty where the agent is not the
-// first process of its machine.
+// first process of its VM.
 var toolsCgroup string
 
 var numCgroups atomic.Uint64

@@ -57,11 +57,11 @@ func (c *call) mark(at place, name string) error {
 	walk := at.walk(true, func(file found) error {
 		digest, err := at.digest(file.path)
 		if isSkipped(err) {
-			return c.stopped()
+			return c.stopError()
 		}
 		if err == nil {
 			state[file.path] = marked{[sha256.Size]byte(digest), isExecutable(&file.stat)}
-			err = c.stopped()
+			err = c.stopError()
 		}
 		return err
 	})
@@ -130,7 +130,7 @@ func (d *differ) check() error {
 	if d.entries > uint64(d.limits.maxFiles) || d.bytes > d.limits.maxBytes {
 		return fault{kind: faultTooMany}
 	}
-	return d.call.stopped()
+	return d.call.stopError()
 }
 
 // folder calls itself at most maxDepth deep.

@@ -21,8 +21,8 @@ type command struct {
 	call     *call
 	request  *execMessage
 	child    *process
-	out      *kept
-	err      *kept
+	out      *headTailBuffer
+	err      *headTailBuffer
 	readers  []*os.File
 	flooded  chan struct{}
 	endedFor string
@@ -89,7 +89,7 @@ func (r *command) start(what program) error {
 		limits = *r.request.limits
 	}
 	head, tail := int(min(r.request.headBytes, maxKeptPart)), int(min(r.request.tailBytes, maxKeptPart))
-	r.out = newKept(head, tail, limits.floodBytes, r.flooded)
+	r.out = newHeadTailBuffer(head, tail, limits.floodBytes, r.flooded)
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		return err
@@ -97,7 +97,7 @@ func (r *command) start(what program) error {
 	writers := []*os.File{writer, writer}
 	r.readers = []*os.File{reader}
 	if !r.request.merged {
-		r.err = newKept(head, tail, limits.floodBytes, r.flooded)
+		r.err = newHeadTailBuffer(head, tail, limits.floodBytes, r.flooded)
 		if reader, writer, err = os.Pipe(); err != nil {
 			closeAll(append(r.readers, writers[0]))
 			return err
@@ -211,10 +211,10 @@ func freeBytes(folder string) (uint64, bool) {
 	return found.Bavail * uint64(found.Bsize), err == nil
 }
 
-// drain takes the last output. A process that got away may hold a pipe open; nobody waits for it.
+// drain takes the last output. A process that got away may hold a pipe open; its end is not awaited.
 func (r *command) drain() {
 	limit := time.Now().Add(drainTime)
-	for i, out := range []*kept{r.out, r.err} {
+	for i, out := range []*headTailBuffer{r.out, r.err} {
 		if out != nil {
 			_ = r.readers[i].SetReadDeadline(limit)
 			<-out.finished
@@ -236,7 +236,7 @@ func (r *command) report() (*resultMessage, error) {
 		}
 	}
 	usage := usageOf(&r.child.usage)
-	for i, out := range []*kept{r.out, r.err} {
+	for i, out := range []*headTailBuffer{r.out, r.err} {
 		if out == nil {
 			continue
 		}

@@ -1,6 +1,6 @@
 package main
 
-// The numbers of the fields, in guest.proto's order.
+// Field numbers of the messages, in guest.proto's order.
 
 func (m *helloMessage) fields(v *visitor) {
 	integer(v, 1, &m.protocol)

@@ -61,7 +61,7 @@ func (c *call) list(at place, path string) error {
 		return err
 	}
 	defer closeFd(folder)
-	entries, err := listed(folder, maxFiles, fault{kind: faultTooMany})
+	entries, err := listFolder(folder, maxFiles, fault{kind: faultTooMany})
 	if err != nil {
 		return err
 	}

@@ -196,7 +196,7 @@ func (e *entry) size() uint64 {
 
 // listed are the names of one folder in bytewise order, without those that are no text; more than
 // the limit are the given error.
-func listed(folder, limit int, tooMany error) ([]entry, error) {
+func listFolder(folder, limit int, tooMany error) ([]entry, error) {
 	names, err := namesOf(folder, limit+1)
 	if err != nil {
 		return nil, err

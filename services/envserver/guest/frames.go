@@ -80,7 +80,7 @@ func (p *parser) room() []byte {
 	return p.buffer[p.end:]
 }
 
-func (p *parser) added(n int) { p.end += n }
+func (p *parser) advance(n int) { p.end += n }
 
 func (p *parser) drop() { p.start, p.end, p.isScanning = 0, 0, false }
 
@@ -92,7 +92,7 @@ func (p *parser) scan() { p.start, p.isScanning = p.begin, true }
 func (p *parser) next() (frame, bool) {
 	for {
 		if p.isScanning {
-			return p.found()
+			return p.findReset()
 		}
 		held := p.buffer[p.start:p.end]
 		if len(held) < 4 {
@@ -114,7 +114,7 @@ func (p *parser) next() (frame, bool) {
 }
 
 // found is the RESET behind the next magic; all before it is discarded.
-func (p *parser) found() (frame, bool) {
+func (p *parser) findReset() (frame, bool) {
 	held := p.buffer[p.start:p.end]
 	at := bytes.Index(held, []byte(magic))
 	if at < 0 {

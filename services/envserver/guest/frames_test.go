@@ -10,7 +10,7 @@ func fed(p *parser, data []byte, size int) []frame {
 	var all []frame
 	for len(data) > 0 {
 		n := copy(p.room(), data[:min(size, len(data))])
-		p.added(n)
+		p.advance(n)
 		data = data[n:]
 		for {
 			next, ok := p.next()

@@ -94,7 +94,7 @@ func (c *call) glob(at place, pattern string) error {
 		if matcher.MatchString(file.path) {
 			paths = append(paths, file.path)
 		}
-		return c.stopped()
+		return c.stopError()
 	})
 	if err := walk.below(""); err != nil {
 		return err
@@ -115,7 +115,7 @@ func (c *call) walk(at place, m *walkMessage) error {
 	walk := at.walk(m.hidden, func(file found) error {
 		batch.entries = append(batch.entries, entryMessage{file.path, kindFile, uint64(file.stat.Size)})
 		if len(batch.entries) < entryBatch {
-			return c.stopped()
+			return c.stopError()
 		}
 		err := c.data(0, encode(&batch))
 		batch.entries = batch.entries[:0]

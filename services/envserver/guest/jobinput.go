@@ -47,7 +47,7 @@ func (i *jobInput) write(data []byte, isLast bool) error {
 		case syscall.EAGAIN:
 			return refusal{statusBusy, "it does not read its input"}
 		case syscall.EPIPE:
-			return refusal{statusConflict, "nobody reads its input"}
+			return refusal{statusConflict, "its input is not read"}
 		default:
 			return err
 		}

@@ -22,7 +22,7 @@ const (
 	jobWatchInterval = time.Second
 )
 
-// job is a command that nobody waits for; its output is a file, which snapshots and forks carry.
+// job is a background command; its output is a file, which snapshots and forks carry.
 type job struct {
 	number uint32
 	callID []byte
@@ -163,7 +163,7 @@ func (j *job) start(folder string, hasInput bool, what program) error {
 	return err
 }
 
-// watch waits for the end, and brings it about when a limit is broken or somebody asks.
+// watch waits for the end, and brings it about when a limit is broken or a call asks.
 func (j *job) watch(folder string, m *execMessage, ended func(*jobExitMessage)) {
 	var timeout, kill <-chan time.Time
 	if m.timeoutMs > 0 {
@@ -266,7 +266,7 @@ func (c *call) job(m *jobMessage) (*resultMessage, error) {
 		case <-found.ended:
 		case <-over:
 		case <-c.done:
-			return nil, c.stopped()
+			return nil, c.stopError()
 		}
 	default:
 		return nil, refusal{statusInvalid, "no such operation on a job"}

@@ -1,5 +1,5 @@
 // Command guestagent is the one program of ours inside a sandbox: it does what the host asks over a
-// single byte stream. As the first process of a machine it also boots it.
+// single byte stream. As the first process of a VM it also boots it.
 package main
 
 import (
@@ -30,10 +30,10 @@ func main() {
 	uid := flag.Int("uid", -1, "user of commands and files; -1 is the agent's own, or 1000 as process 1")
 	stdio := flag.Bool("stdio", false, "serve one host on standard input and output")
 	socket := flag.String("socket", "", "serve one host after the other on a Unix socket")
-	vsock := flag.Uint("vsock", 0, "serve one host after the other on this port of the machine; "+
+	vsock := flag.Uint("vsock", 0, "serve one host after the other on this port of the VM; "+
 		"as process 1 it does so where the kernel was told "+overVsock)
 	flag.Parse()
-	// A clone shares the pages that nobody writes to: one processor, and no collector that marks
+	// A clone shares the pages that are not written to: one processor, and no collector that marks
 	// them, until memory is short.
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(-1)
@@ -149,7 +149,7 @@ func (a *agent) serveHosts(accept func() (connection, error)) error {
 	}
 }
 
-// servePort stays on the port for as long as the machine lives: while no host is connected, reads
+// servePort stays on the port for as long as the VM lives: while no host is connected, reads
 // find an end, and a new host begins with a RESET.
 func (a *agent) servePort() error {
 	port, err := newPipe(openPort())

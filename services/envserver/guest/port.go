@@ -10,7 +10,7 @@ import (
 const maxHeld = 32 << 10
 
 // port is the one byte stream to the host. Frames are written whole, one writer at a time. What
-// frames that came together are answered with leaves together: in a machine each write is an exit,
+// frames that came together are answered with leaves together: in a VM each write is an exit,
 // an interrupt and a look at what has happened, which costs more than most answers.
 type port struct {
 	mu    sync.Mutex
@@ -83,7 +83,7 @@ func (p *port) read(from io.Reader, parse *parser) error {
 	parse.drop()
 	for {
 		n, err := from.Read(parse.room())
-		parse.added(n)
+		parse.advance(n)
 		p.takeAll(parse)
 		if err != nil {
 			return err

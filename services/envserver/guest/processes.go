@@ -147,7 +147,7 @@ func setLimit(pid, which int, value uint64) {
 func (p *process) signal(number syscall.Signal) {
 	select {
 	case <-p.exited:
-		return // its number may be somebody else's by now
+		return // its number may be reused by now
 	default:
 	}
 	for _, pid := range p.cgroup.members() {
@@ -160,7 +160,7 @@ func (p *process) signal(number syscall.Signal) {
 }
 
 // killRest ends everything that the process left behind. Without a cgroup, a process that made a
-// session of its own is found once nobody else is running whose it could be.
+// session of its own is found once no other command runs that it could belong to.
 func (p *process) killRest() {
 	for range 100 {
 		p.cgroup.kill()
@@ -177,7 +177,7 @@ func (p *process) killRest() {
 	p.cgroup.remove()
 }
 
-// killAll ends what still runs when nobody is left to ask about it.
+// killAll ends everything that still runs after the last host has gone.
 func killAll() {
 	children.mu.Lock()
 	defer children.mu.Unlock()

@@ -84,7 +84,7 @@ func (c *call) grep(at place, m *grepMessage) error {
 		if s.wants(file.path, file.stat.Size) {
 			paths = append(paths, file.path)
 		}
-		return c.stopped()
+		return c.stopError()
 	})
 	if err := walk.below(m.path); err != nil {
 		return err
@@ -115,7 +115,7 @@ func (c *call) grepFile(at place, s *searcher, path string) error {
 	if !isDecided {
 		answer.undecided = []string{path}
 	} else if hit == nil {
-		return c.stopped()
+		return c.stopError()
 	} else {
 		answer.files = []fileMatchesMessage{*hit}
 	}

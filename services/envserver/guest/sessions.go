@@ -118,7 +118,7 @@ func (c *call) execInSession(m *execMessage) (*resultMessage, error) {
 
 func (c *call) runInShell(s *shell, m *execMessage) (*resultMessage, error) {
 	flooded := make(chan struct{}, 1)
-	out := newKept(int(min(m.headBytes, maxKeptPart)), int(min(m.tailBytes, maxKeptPart)), 0, flooded)
+	out := newHeadTailBuffer(int(min(m.headBytes, maxKeptPart)), int(min(m.tailBytes, maxKeptPart)), 0, flooded)
 	_ = s.output.SetReadDeadline(time.Time{})
 	go out.pump(s.output)
 	ended := make(chan string, 1)
@@ -175,7 +175,7 @@ func (s *shell) tell(line []byte, ended chan<- string) {
 }
 
 // settle takes the output that the shell wrote before it told its end.
-func (s *shell) settle(out *kept) {
+func (s *shell) settle(out *headTailBuffer) {
 	_ = s.output.SetReadDeadline(time.Now())
 	<-out.finished
 	raw, err := s.output.SyscallConn()

@@ -24,10 +24,10 @@ func (c *call) received(f frame) bool {
 	return true
 }
 
-// receive is the next piece of the host's data, nil after the last and when nobody wants more.
+// receive is the next piece of the host's data, nil after the last and once the call has stopped.
 func (c *call) receive(enough <-chan struct{}) ([]byte, error) {
 	for {
-		if err := c.stopped(); err != nil {
+		if err := c.stopError(); err != nil {
 			return nil, err
 		}
 		c.mu.Lock()
@@ -104,7 +104,7 @@ func (c *call) flush() {
 
 func (c *call) takeCredit(wanted int) (int, error) {
 	for {
-		if err := c.stopped(); err != nil {
+		if err := c.stopError(); err != nil {
 			return 0, err
 		}
 		c.mu.Lock()

@@ -16,7 +16,7 @@ const (
 	overVsock    = "envchannel=vsock"
 )
 
-// isOverVsock tells whether the machine's host asks for the agent there; the kernel was told so.
+// isOverVsock tells whether the VM's host asks for the agent there; the kernel was told so.
 func isOverVsock() bool {
 	line, err := os.ReadFile("/proc/cmdline")
 	if err != nil {
@@ -30,8 +30,8 @@ func isOverVsock() bool {
 	return false
 }
 
-// serveVsock serves one host after the other on a port of the machine. A connection ends with every
-// snapshot of the machine and the listener does not, so a host always finds the agent again.
+// serveVsock serves one host after the other on a port of the VM. A connection ends with every
+// snapshot of the VM and the listener does not, so a host always finds the agent again.
 func (a *agent) serveVsock(port uint32) error {
 	listener, err := listenVsock(port)
 	if err != nil {
@@ -73,7 +73,7 @@ func acceptVsock(waiting syscall.RawConn) (connection, error) {
 		for {
 			accepted, _, errno = syscall.Syscall6(syscall.SYS_ACCEPT4, listener, 0, 0,
 				syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0, 0)
-			// A host that went away while it waited is nobody's fault.
+			// A host that went away while it waited is not an error.
 			if errno != syscall.EINTR && errno != syscall.ECONNABORTED {
 				return errno != syscall.EAGAIN
 			}

@@ -55,7 +55,7 @@ func (w *walk) below(path string) error {
 // most maxDepth deep.
 func (w *walk) files(folder int, prefix string) error {
 	tooMany := faultAt(faultTooMany, strings.TrimRight(prefix, "/"))
-	entries, err := listed(folder, w.entriesLeft, tooMany)
+	entries, err := listFolder(folder, w.entriesLeft, tooMany)
 	if err != nil {
 		return err
 	}

@@ -7,8 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// A message names each of its fields once, in order of their numbers; the visitor either appends
-// them to its output or fills the one that was read. Enough of protobuf for guest.proto.
+// A codec for the part of protobuf that guest.proto uses. A message names each of its fields once, in
+// order of their numbers; the visitor either appends them to its output or fills the one that was read.
+//
+// google.golang.org/protobuf in its place costs each guest over 2 MiB. Measured on linux/amd64 with the
+// build flags of hack/guest.py, Go 1.26.8, protobuf-go 1.36.10 and vtprotobuf 0.6.0, the agent serving
+// a socket after a hundred calls encoded and decoded: binary 3.29 MiB, with protobuf-go 5.87 (+2.58),
+// with vtprotobuf 6.17 (+2.88); resident 4.2 MiB, with protobuf-go 6.4 (+2.2), with vtprotobuf 6.5.
 type message interface{ fields(v *visitor) }
 
 var errWire = errors.New("not the protobuf encoding of this message")

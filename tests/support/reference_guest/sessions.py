@@ -129,7 +129,7 @@ async def _run_in_shell(
 
 
 async def _freeze(_call: Call, _agent: object) -> None:
-    why = "only the first process of a machine freezes its disk"
+    why = "only the first process of a VM freezes its disk"
     raise RefusedError(guest_pb2.GUEST_STATUS_DENIED, why)
 
 

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// kept is the beginning and the end of a stream of any length, in bounded memory.
-type kept struct {
+// headTailBuffer holds the beginning and the end of a stream of any length, in bounded memory.
+type headTailBuffer struct {
 	headBytes, tailBytes int
 	// Told once, when more than this many bytes have come.
 	floodBytes uint64
@@ -20,15 +20,15 @@ type kept struct {
 	finished   chan struct{}
 }
 
-func newKept(head, tail int, floodBytes uint64, flooded chan<- struct{}) *kept {
-	return &kept{
+func newHeadTailBuffer(head, tail int, floodBytes uint64, flooded chan<- struct{}) *headTailBuffer {
+	return &headTailBuffer{
 		headBytes: head, tailBytes: tail, floodBytes: floodBytes, flooded: flooded,
 		finished: make(chan struct{}),
 	}
 }
 
-// pump reads until nobody writes any more.
-func (k *kept) pump(from io.Reader) {
+// pump reads until the last writer has closed.
+func (k *headTailBuffer) pump(from io.Reader) {
 	buffer := chunks.get()
 	defer chunks.put(buffer)
 	defer close(k.finished)
@@ -47,7 +47,7 @@ func (k *kept) pump(from io.Reader) {
 }
 
 // add takes the next piece, and answers whether there is too much by now.
-func (k *kept) add(data []byte) bool {
+func (k *headTailBuffer) add(data []byte) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if room := k.headBytes - len(k.head); room > 0 {
@@ -65,7 +65,7 @@ func (k *kept) add(data []byte) bool {
 }
 
 // result is what was kept, and how many bytes and line ends are missing between the two parts.
-func (k *kept) result() (head, tail []byte, bytesDropped, linesDropped uint64) {
+func (k *headTailBuffer) result() (head, tail []byte, bytesDropped, linesDropped uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	tail = k.tail[max(0, len(k.tail)-k.tailBytes):]

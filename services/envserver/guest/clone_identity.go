@@ -103,10 +103,10 @@ func orNil(errno syscall.Errno) error {
 	return errno
 }
 
-// freeze stops writes to the workspace's disk, or lets them go on. Only where the machine is ours.
+// freeze stops writes to the workspace's disk, or lets them go on. Only as the first process of a VM.
 func (a *agent) freeze(isFrozen bool) error {
 	if !a.isInit {
-		return refusal{statusDenied, "only the first process of a machine freezes its disk"}
+		return refusal{statusDenied, "only the first process of a VM freezes its disk"}
 	}
 	disk, err := openAt(-100, a.place.root, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// door is a port of the sandbox's own localhost whose connections the host takes, one call for each.
+// proxyPort is a port of the sandbox's own localhost whose connections the host takes, one call for each.
 // It opens with the first of these calls: a template has none.
-type door struct {
+type proxyPort struct {
 	mu      sync.Mutex
 	port    uint32
 	waiting chan *net.TCPConn
@@ -17,7 +17,7 @@ type door struct {
 
 const acceptPause = 50 * time.Millisecond
 
-func (d *door) open(port uint32) (<-chan *net.TCPConn, error) {
+func (d *proxyPort) open(port uint32) (<-chan *net.TCPConn, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.waiting != nil {
@@ -39,7 +39,7 @@ func (d *door) open(port uint32) (<-chan *net.TCPConn, error) {
 }
 
 // take keeps one connection at hand; further ones wait in the kernel.
-func (d *door) take(listener net.Listener, waiting chan<- *net.TCPConn) {
+func (d *proxyPort) take(listener net.Listener, waiting chan<- *net.TCPConn) {
 	for {
 		accepted, err := listener.Accept()
 		if err != nil {
@@ -54,7 +54,7 @@ func (d *door) take(listener net.Listener, waiting chan<- *net.TCPConn) {
 
 // accept carries one connection until both directions have ended, or the host wants it no more.
 func (c *call) accept(m *acceptMessage) error {
-	waiting, err := c.agent.door.open(m.port)
+	waiting, err := c.agent.proxy.open(m.port)
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (c *call) accept(m *acceptMessage) error {
 	case connection := <-waiting:
 		return c.carry(connection)
 	case <-c.done:
-		return c.stopped()
+		return c.stopError()
 	}
 }
 
@@ -85,7 +85,7 @@ func (c *call) carry(connection *net.TCPConn) error {
 	<-poured
 	close(over)
 	if err == nil {
-		err = c.stopped()
+		err = c.stopError()
 	}
 	return err
 }
