@@ -29,7 +29,7 @@ def is_served(lab: Any, *, now: bool) -> None:
     if not now:
         for key in list(lab.cluster.objects()):
             if key.kind == "Certificate":
-                lab.cluster.forget(key)
+                lab.cluster.purge(key)
 
 
 def pool(lab: Any) -> EnvPool:
@@ -39,7 +39,7 @@ def pool(lab: Any) -> EnvPool:
 async def test_a_run_that_comes_waits_for_cert_manager_and_goes_on_by_itself(
     lab: Any, run_body: Build
 ) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     assert lab.condition("Accepted") == ("False", "CertManagerNotInstalled")
     assert lab.names("StatefulSet") == []
@@ -57,7 +57,7 @@ async def test_a_pool_that_comes_waits_for_cert_manager_and_goes_on_by_itself(
     spec = {**spec, "isolation": {"minimum": "Process"}}
     kind = {"apiVersion": "etude.dev/v1alpha1", "kind": "EnvPool"}
     metadata = {"name": POOL.name, "namespace": POOL.namespace}
-    lab.cluster.put({**kind, "metadata": metadata, "spec": spec})
+    lab.cluster.upsert({**kind, "metadata": metadata, "spec": spec})
     await lab.settle()
     (accepted,) = (c for c in pool(lab).status.conditions if c.type == "Accepted")
     assert accepted.reason == "CertManagerNotInstalled"
@@ -72,14 +72,14 @@ async def test_what_has_its_secrets_is_looked_after_without_cert_manager(
     lab: Any, run_body: Build
 ) -> None:
     is_served(lab, now=True)
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     certificates, pods = lab.names("Certificate"), lab.names("Pod")
     is_served(lab, now=False)
     await lab.kill()
     await lab.settle()
     assert lab.names("Pod") == pods
-    lab.cluster.forget(Ref("Pod", "lab", f"{POOL.name}-node-0"))
+    lab.cluster.purge(Ref("Pod", "lab", f"{POOL.name}-node-0"))
     await lab.advance(31)
     assert lab.names("Pod") == pods, "a lost node is made again"
     assert lab.names("Certificate") == []
@@ -94,14 +94,14 @@ async def test_a_suspension_and_a_resumption_do_without_cert_manager(
     lab: Any, run_body: Build
 ) -> None:
     is_served(lab, now=True)
-    lab.cluster.put(run_body(checkpointing={"onSuspend": "Skip"}))
+    lab.cluster.upsert(run_body(checkpointing={"onSuspend": "Skip"}))
     await lab.settle()
     is_served(lab, now=False)
-    lab.cluster.put(run_body(checkpointing={"onSuspend": "Skip"}, suspend=True))
+    lab.cluster.upsert(run_body(checkpointing={"onSuspend": "Skip"}, suspend=True))
     await lab.settle()
     await lab.advance(60)
     assert lab.condition("Suspended") == ("True", "ByUser")
     assert lab.pods("trainer") == []
-    lab.cluster.put(run_body(checkpointing={"onSuspend": "Skip"}))
+    lab.cluster.upsert(run_body(checkpointing={"onSuspend": "Skip"}))
     await lab.settle()
     assert len(lab.pods("trainer")) == 1

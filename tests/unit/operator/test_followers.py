@@ -123,7 +123,7 @@ async def test_a_controller_that_tells_without_end_is_heard_as_fast_as_it_is_dea
 
 @pytest.fixture
 async def stalling(lab: Any, run_body: Any) -> Any:
-    lab.cluster.put(run_body(deadlines={"stepProgressSeconds": 60}))
+    lab.cluster.upsert(run_body(deadlines={"stepProgressSeconds": 60}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
     return lab
@@ -131,7 +131,7 @@ async def stalling(lab: Any, run_body: Any) -> Any:
 
 async def break_off(lab: Any, seconds: float) -> None:
     """The stream of reports breaks, and is opened anew a while later."""
-    lab.book.disconnected(lab.run().metadata.uid)
+    lab.book.record_disconnected(lab.run().metadata.uid)
     await lab.advance(seconds)
 
 

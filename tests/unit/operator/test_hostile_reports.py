@@ -35,10 +35,10 @@ async def test_a_run_whose_controller_talks_nonsense_can_be_suspended(
     lab: Any, run_body: Any, nonsense: dict[str, Any]
 ) -> None:
     gated = _gated(run_body)
-    lab.cluster.put(run_body(**gated))
+    lab.cluster.upsert(run_body(**gated))
     await lab.settle()
     await lab.say(**{"state": run_pb2.RUN_STATE_RUNNING, **nonsense})
-    lab.cluster.put(run_body(**gated, suspend=True))
+    lab.cluster.upsert(run_body(**gated, suspend=True))
     await lab.settle()
     await lab.advance(700)  # the checkpoint never comes
     await lab.advance(700)
@@ -59,7 +59,7 @@ def _gated(run_body: Any) -> dict[str, Any]:
 async def test_reports_from_before_the_first_are_not_taken_for_news(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     lab.epoch, lab.sequence = 1, -9
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
@@ -112,7 +112,7 @@ def test_what_can_be_is_left_as_it_was_said(step: int, seconds: float, reward: f
 async def test_figures_of_a_checkpoint_that_are_none_keep_nothing_from_its_run(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(checkpointing={"keepLast": 1, "keepBest": {"metric": "Reward"}}))
+    lab.cluster.upsert(run_body(checkpointing={"keepLast": 1, "keepBest": {"metric": "Reward"}}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     for step, reward in ((10, "0.9"), (20, "abc"), (30, "nan")):

@@ -52,7 +52,7 @@ async def say(
     plan = environments_pb2.PlanFigures(
         run_id="run", heard_unix_ms=now_ms, until_unix_ms=now_ms + 60_000, ratio=1.0, waves=[wave]
     )
-    lab.peers.pools[BROKER].say(
+    lab.peers.pools[BROKER].append(
         environments_pb2.WatchPoolResponse(
             told_unix_ms=now_ms,
             slots=40,
@@ -78,7 +78,7 @@ async def channel(lab: Any) -> AsyncIterator[grpc.aio.Channel]:
 async def keda(
     lab: Any, channel: grpc.aio.Channel
 ) -> "external_scaler_pb2_grpc.ExternalScalerAsyncStub":
-    lab.cluster.put(body())
+    lab.cluster.upsert(body())
     await lab.settle()
     await say(lab)
     return external_scaler_pb2_grpc.ExternalScalerStub(channel)
@@ -146,7 +146,7 @@ async def test_what_cannot_be_answered_says_why(lab: Any, keda: Any) -> None:
     assert (code, "no EnvPool repos" in words) == (grpc.StatusCode.NOT_FOUND, True)
     code, words = await refusal(keda.GetMetricSpec(ref(targetUtilizationPercent="0")))
     assert (code, "from 1 to 100" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-    lab.cluster.put(body("Reactive"))
+    lab.cluster.upsert(body("Reactive"))
     await lab.settle()
     code, words = await refusal(keda.IsActive(ref()))
     assert (code, "External" in words) == (grpc.StatusCode.FAILED_PRECONDITION, True)
@@ -166,7 +166,7 @@ async def test_silent_brokers_are_no_sign_of_no_demand(lab: Any, keda: Any) -> N
 async def test_what_a_replica_serves_is_known_while_brokers_are_silent(
     lab: Any, channel: grpc.aio.Channel
 ) -> None:
-    lab.cluster.put(body())
+    lab.cluster.upsert(body())
     await lab.settle()
     keda = external_scaler_pb2_grpc.ExternalScalerStub(channel)
     (found,) = (await keda.GetMetricSpec(ref())).metricSpecs
@@ -219,7 +219,7 @@ async def test_without_certificates_it_is_served_in_the_clear_only_where_that_wa
 async def test_with_certificates_keda_learns_who_answers_and_needs_none_itself(
     lab: Any, tmp_path: Path
 ) -> None:
-    lab.cluster.put(body())
+    lab.cluster.upsert(body())
     await lab.settle()
     await say(lab, waiting=3)
     authority = pki.Authority()

@@ -34,7 +34,7 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> list[Ref]:
 async def test_what_a_webhook_changes_is_applied_once(
     lab: Any, run_body: Any, applied: list[Ref]
 ) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     for step in range(20):
         await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=step)
@@ -45,10 +45,10 @@ async def test_what_a_webhook_changes_is_applied_once(
 async def test_what_somebody_changes_beside_it_is_still_put_right(
     lab: Any, run_body: Any, applied: list[Ref]
 ) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     live = lab.cluster.objects()[TRAINER]
-    lab.cluster.put({**live, "spec": {**live["spec"], "replicas": 5}})
+    lab.cluster.upsert({**live, "spec": {**live["spec"], "replicas": 5}})
     await lab.settle()
     assert lab.cluster.objects()[TRAINER]["spec"]["replicas"] == 1
 
@@ -56,9 +56,9 @@ async def test_what_somebody_changes_beside_it_is_still_put_right(
 async def test_what_the_run_wants_next_is_applied(
     lab: Any, run_body: Any, applied: list[Ref]
 ) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.upsert(run_body(suspend=True))
     await lab.settle()
     await lab.advance(700)
     await lab.advance(700)

@@ -24,7 +24,7 @@ def pool(**spec: Any) -> dict[str, Any]:
 @pytest.fixture
 async def refused(lab: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When the broker's StatefulSet was to be changed, which the API server refuses from now on."""
-    lab.cluster.put(pool())
+    lab.cluster.upsert(pool())
     await lab.settle()
     tried: list[float] = []
     apply = lab.cluster.apply
@@ -36,7 +36,7 @@ async def refused(lab: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return await apply(manifest, manager=manager)
 
     monkeypatch.setattr(MemoryCluster, "apply", picky)
-    lab.cluster.put(pool(brokers=2))
+    lab.cluster.upsert(pool(brokers=2))
     await lab.settle()
     return tried
 
@@ -67,7 +67,7 @@ async def test_the_last_pass_of_many_does_not_put_the_next_try_off(
 
 
 async def test_another_spec_is_tried_at_once(lab: Any, refused: list[float]) -> None:
-    lab.cluster.put(pool(brokers=3))
+    lab.cluster.upsert(pool(brokers=3))
     await lab.settle()
     assert len(refused) == 2
 
@@ -79,7 +79,7 @@ async def test_a_child_that_somebody_changed_is_tried_at_once(
     lab.cluster.set_status(BROKER, {**live.get("status", {}), "readyReplicas": 0})
     await lab.settle()
     assert len(refused) == 1, "what it says of itself is not what would be written"
-    lab.cluster.put({**live, "spec": {**live["spec"], "revisionHistoryLimit": 1}})
+    lab.cluster.upsert({**live, "spec": {**live["spec"], "revisionHistoryLimit": 1}})
     await lab.settle()
     assert len(refused) == 2
 

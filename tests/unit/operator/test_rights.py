@@ -64,7 +64,7 @@ async def test_the_operator_has_every_right_that_it_uses_and_no_other(
                     owners.add(owner["kind"])
 
     keep = {"keepLast": 1}
-    lab.cluster.put(run_body(checkpointing=keep))
+    lab.cluster.upsert(run_body(checkpointing=keep))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     for step in (10, 20):
@@ -80,7 +80,7 @@ async def test_the_operator_has_every_right_that_it_uses_and_no_other(
     del body["spec"]["phases"][1:]
     body["spec"]["roles"] = {"trainer": {}}
     body["spec"]["ttlSecondsAfterFinished"] = 0
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_DONE, step=40)
     await lab.advance(1)

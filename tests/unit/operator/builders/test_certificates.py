@@ -188,14 +188,14 @@ async def test_what_a_run_trusted_stays_when_its_cluster_trusts_otherwise(
     """The operator may not delete ConfigMaps: one that nobody needs goes with its run."""
     trusting = replace(lab.platform, tls=CHOICES[CertificateMode.SELF_MANAGED])
     lab.platform = lab.reconciler.platform = trusting
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     trust = Ref("ConfigMap", "lab", "demo-trust")
     assert lab.cluster.get(trust) is not None
     lab.platform = lab.reconciler.platform = replace(
         trusting, tls=CHOICES[CertificateMode.PLAINTEXT]
     )
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.upsert(run_body(suspend=True))
     await lab.settle()
     assert lab.cluster.get(trust) is not None
     assert lab.condition("Accepted") == ("True", "Accepted")

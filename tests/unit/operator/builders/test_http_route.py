@@ -82,12 +82,12 @@ def test_only_the_namespace_of_its_proxies_is_let_in(
 
 async def test_a_gateway_api_that_is_taken_away_stops_nothing_else(lab: Any, run_body: Any) -> None:
     lab.cluster.integrations = frozenset({"HTTPRoute"})
-    lab.cluster.put(with_gateway(run_body))
+    lab.cluster.upsert(with_gateway(run_body))
     await lab.settle()
     assert lab.names("HTTPRoute") == ["demo-policy"]
     lab.cluster.integrations = frozenset()
     body = with_gateway(run_body)
-    lab.cluster.put({**body, "spec": {**body["spec"], "suspend": True}})
+    lab.cluster.upsert({**body, "spec": {**body["spec"], "suspend": True}})
     await lab.settle()
     await lab.advance(60)
     assert lab.condition("Accepted") == ("False", "GatewayAPINotInstalled")
@@ -101,7 +101,7 @@ async def test_what_the_chart_does_not_enable_is_refused_by_its_value(
 ) -> None:
     lab.cluster.integrations = frozenset({"HTTPRoute"})
     lab.platform = lab.reconciler.platform = replace(lab.platform, integrations=enabled)
-    lab.cluster.put(with_gateway(run_body))
+    lab.cluster.upsert(with_gateway(run_body))
     await lab.settle()
     assert lab.condition("Accepted") == ("False", "FeatureDisabled")
     (accepted,) = (c for c in lab.run().status.conditions if c.type == "Accepted")

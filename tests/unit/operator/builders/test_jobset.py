@@ -94,17 +94,17 @@ def test_a_queue_finds_a_suspended_jobset_with_its_labels_and_where_pods_may_be(
 
 async def test_what_the_queue_writes_into_the_jobset_stays(lab: Any, run_body: Any) -> None:
     lab.cluster.integrations = KINDS
-    lab.cluster.put(run_body(scheduling=QUEUED))
+    lab.cluster.upsert(run_body(scheduling=QUEUED))
     await lab.settle()
     assert lab.run().status.phase == "Queued"
     made = lab.cluster.objects()[JOB_SET]
-    lab.cluster.put({**made, "spec": {**made["spec"], "suspend": False}})
+    lab.cluster.upsert({**made, "spec": {**made["spec"], "suspend": False}})
     await lab.settle()
     await lab.advance(60)
     assert lab.cluster.objects()[JOB_SET]["spec"]["suspend"] is False
     assert lab.condition("QuotaReserved") == ("True", "QuotaReserved")
     assert [w for w in lab.writes if "JobSet" in w] == ["apply JobSet/demo"]
-    lab.cluster.put({**made, "spec": {**made["spec"], "suspend": True}})
+    lab.cluster.upsert({**made, "spec": {**made["spec"], "suspend": True}})
     await lab.settle()
     assert lab.condition("QuotaReserved") == ("False", "Evicted")
     assert lab.run().status.phase == "Queued"
@@ -115,7 +115,7 @@ async def test_pods_made_before_a_restart_are_of_the_attempt_before(
     lab: Any, run_body: Any
 ) -> None:
     lab.cluster.integrations = KINDS
-    lab.cluster.put(run_body(scheduling=JOBSET))
+    lab.cluster.upsert(run_body(scheduling=JOBSET))
     await lab.settle()
     pod = trainer_pod(lab, "a")
     await lab.settle()
@@ -142,12 +142,12 @@ def trainer_pod(lab: Any, suffix: str) -> str:
         "spec": {"suspend": True, "template": {"metadata": {}, "spec": {"containers": []}}},
         "status": {"conditions": []},
     }
-    lab.cluster.put(job)
+    lab.cluster.upsert(job)
     template = jobs(owner)["trainer"]["spec"]["template"]
     name = f"demo-trainer-0-0-{suffix}"
     made = lab.cluster.objects()[Ref("Job", "lab", "demo-trainer-0")]
     metadata = child(name, made, template["metadata"]["labels"])
-    lab.cluster.put(
+    lab.cluster.upsert(
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     )
     return name

@@ -186,7 +186,7 @@ async def test_what_would_let_a_pod_out_or_break_it_is_refused_by_name(
 ) -> None:
     body = with_role(run_body, "trainer", podTemplate={"spec": spec})
     assert any(words in finding.what for finding in lint_text(json.dumps(body), name="run"))
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     assert lab.condition("Accepted") == ("False", "InvalidParameters")
     message = next(c.message for c in lab.run().status.conditions if c.type == "Accepted")

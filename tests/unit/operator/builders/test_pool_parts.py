@@ -94,24 +94,24 @@ def test_runs_know_all_brokers_of_their_own_and_of_others_pools(
 async def test_a_run_finds_out_how_many_brokers_a_pool_of_others_has(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(body(brokers=3))
+    lab.cluster.upsert(body(brokers=3))
     manifest = run_body()
     role = {"name": "repos", "template": "python", "poolRef": {"name": "repos"}}
     manifest["spec"]["roles"]["environments"] = [role]
-    lab.cluster.put(manifest)
+    lab.cluster.upsert(manifest)
     await lab.settle()
     found = lab.cluster.objects()[Ref("StatefulSet", "lab", "demo-trainer")]
     assert json.loads(variables(found)["ETUDE_BROKERS"]) == {"repos": ",".join(TARGETS)}
 
 
 async def test_the_figures_of_all_brokers_reach_the_status_until_one_is_gone(lab: Any) -> None:
-    lab.cluster.put(body(brokers=3))
+    lab.cluster.upsert(body(brokers=3))
     await lab.settle()
     for place, target in enumerate(TARGETS):
         told = environments_pb2.WatchPoolResponse(
             sequence=1, slots=128 - 10 * (3 - place), leased=10 * place, driver="memory"
         )
-        lab.peers.pools[target].say(told)
+        lab.peers.pools[target].append(told)
     await lab.settle()
     await lab.advance(5)
     found = EnvPool.model_validate(lab.cluster.objects()[KEY]).status
@@ -213,10 +213,10 @@ def test_an_edge_is_one_pod_behind_a_service_and_reads_its_keys_from_a_secret(
 
 
 async def test_an_edge_comes_with_its_field_and_goes_with_it(lab: Any) -> None:
-    lab.cluster.put(body(edge=EDGE))
+    lab.cluster.upsert(body(edge=EDGE))
     await lab.settle()
     assert "repos-edge-0" in lab.names("Pod")
-    lab.cluster.put(body())
+    lab.cluster.upsert(body())
     await lab.settle()
     assert [name for kind in ("Pod", "Service", "StatefulSet") for name in lab.names(kind)] == [
         "repos-broker-0",
@@ -228,7 +228,7 @@ async def test_an_edge_comes_with_its_field_and_goes_with_it(lab: Any) -> None:
 
 
 async def test_an_edge_that_cannot_start_shows_in_its_pool(lab: Any) -> None:
-    lab.cluster.put(body(edge=EDGE))
+    lab.cluster.upsert(body(edge=EDGE))
     await lab.settle()
     lab.end("repos-edge-0", exit_code=78, message="keys: holds no key, or two of one name")
     await lab.settle()
@@ -244,7 +244,7 @@ async def test_an_edge_on_one_machine_is_refused_with_what_to_do(
     lab.reconciler.platform = Platform(
         images=platform.images, has_shared_files=True, allows_weak_isolation=True
     )
-    lab.cluster.put(body(edge=EDGE))
+    lab.cluster.upsert(body(edge=EDGE))
     await lab.settle()
     found = EnvPool.model_validate(lab.cluster.objects()[KEY]).status
     assert found.conditions[0].reason == "InvalidParameters"

@@ -33,14 +33,14 @@ async def test_a_pool_that_is_no_longer_managed_loses_its_policies_and_nothing_e
         made = pool(policy)
         return made | {"metadata": made["metadata"] | {"ownerReferences": owners}}
 
-    lab.cluster.put(body("Managed"))
+    lab.cluster.upsert(body("Managed"))
     await lab.settle()
     assert sorted(lab.names("NetworkPolicy")) == POLICIES
     before = set(lab.cluster.objects())
-    lab.cluster.put(body("Unmanaged"))
+    lab.cluster.upsert(body("Unmanaged"))
     await lab.settle()
     gone = {Ref("NetworkPolicy", "lab", name) for name in POLICIES}
     assert before - set(lab.cluster.objects()) == gone
-    lab.cluster.put(body("Managed"))
+    lab.cluster.upsert(body("Managed"))
     await lab.settle()
     assert set(lab.cluster.objects()) == before

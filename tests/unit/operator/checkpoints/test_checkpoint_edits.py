@@ -31,12 +31,12 @@ def imported(name: str) -> dict[str, Any]:
 
 
 async def test_a_change_of_a_verified_checkpoint_is_observed(lab: Any) -> None:
-    lab.cluster.put(imported("old"))
+    lab.cluster.upsert(imported("old"))
     await lab.settle()
     await lab.finish_jobs()
     body = imported("old")
     body["spec"]["pinned"] = True
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     live = lab.cluster.objects()[Ref("Checkpoint", "lab", "old")]
     assert live["status"]["phase"] == "Ready"
@@ -51,7 +51,7 @@ async def test_a_change_of_a_verified_checkpoint_is_observed(lab: Any) -> None:
     ["a" * 253, "a" * 62 + ".b", "a" * 49 + ".b", "a" * 49 + "-b", "a.b", "a" * 62 + "-" + "b" * 9],
 )
 async def test_a_checkpoint_of_any_name_is_verified_at_once(lab: Any, name: str) -> None:
-    lab.cluster.put(imported(name))
+    lab.cluster.upsert(imported(name))
     await lab.settle()
     (job,) = [each for key, each in lab.cluster.objects().items() if key.kind == "Job"]
     assert SUBDOMAIN.match(job["metadata"]["name"])

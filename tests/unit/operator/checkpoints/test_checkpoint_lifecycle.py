@@ -19,7 +19,7 @@ from etude.v1 import run_pb2
 
 @pytest.fixture
 async def running(lab: Any, run_body: Any) -> Any:
-    lab.cluster.put(run_body(checkpointing={"keepLast": 2}))
+    lab.cluster.upsert(run_body(checkpointing={"keepLast": 2}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     return lab
@@ -59,7 +59,7 @@ async def test_what_the_controller_announces_is_registered_and_verified(running:
 
 
 async def test_of_many_checkpoints_a_few_are_read_back_at_a_time(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(checkpointing={"keepLast": 20}))
+    lab.cluster.upsert(run_body(checkpointing={"keepLast": 20}))
     await lab.settle()
     for step in range(10, 130, 10):
         await lab.tell_checkpoint(step)
@@ -116,7 +116,7 @@ async def test_a_restarted_operator_asks_only_for_what_is_new(
     await running.kill()
     await running.settle()
     assert asked == [ReportPosition(1, 3)]
-    assert running.book.run(running.run().metadata.uid).happenings == []
+    assert running.book.run(running.run().metadata.uid).pending == []
 
 
 async def test_data_that_outlived_its_checkpoint_is_not_deleted_later(running: Any) -> None:
@@ -127,7 +127,7 @@ async def test_data_that_outlived_its_checkpoint_is_not_deleted_later(running: A
     key = Ref("Checkpoint", "lab", name(10))
     manifest = running.cluster.objects()[key]
     kept = {**manifest["spec"], "deletionPolicy": "Retain"}
-    running.cluster.put({**manifest, "spec": kept})
+    running.cluster.upsert({**manifest, "spec": kept})
     await running.settle()
     running.cluster.remove(key)
     await running.settle()
@@ -207,7 +207,7 @@ async def test_a_pinned_checkpoint_stays(running: Any) -> None:
     await running.tell_checkpoint(10)
     key = Ref("Checkpoint", "lab", name(10))
     manifest = running.cluster.objects()[key]
-    running.cluster.put({**manifest, "spec": {**manifest["spec"], "pinned": True}})
+    running.cluster.upsert({**manifest, "spec": {**manifest["spec"], "pinned": True}})
     for step in (20, 30, 40):
         await running.tell_checkpoint(step)
         await running.finish_jobs()
@@ -240,7 +240,7 @@ async def test_a_retained_checkpoint_goes_without_its_data(lab: Any, run_body: A
             "deletionPolicy": "Retain",
         },
     }
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     await lab.finish_jobs()
     assert checkpoint(lab, 0).status.phase == "Ready"
@@ -274,12 +274,12 @@ async def test_an_import_under_an_old_name_is_verified_itself(lab: Any) -> None:
             },
         }
 
-    lab.cluster.put(imported("0"))
+    lab.cluster.upsert(imported("0"))
     await lab.settle()
     (first,) = lab.names("Job")
     lab.cluster.remove(Ref("Checkpoint", "lab", "imported"))
     await lab.settle()
-    lab.cluster.put(imported("1"))
+    lab.cluster.upsert(imported("1"))
     await lab.settle()
     assert len(lab.names("Job")) == 2
     lab.end(f"{first}-0", exit_code=65, message="is not what was registered", restarts=0)

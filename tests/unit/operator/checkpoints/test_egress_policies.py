@@ -19,7 +19,7 @@ def with_policy(run_body: Any, policy: str) -> dict[str, Any]:
 @pytest.fixture
 async def saved(lab: Any, run_body: Any) -> Any:
     """A lab with a run that has written a checkpoint."""
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     await lab.tell_checkpoint(10)
@@ -30,7 +30,7 @@ async def saved(lab: Any, run_body: Any) -> Any:
 def delete_in_the_foreground(lab: Any) -> None:
     """As `kubectl delete --cascade=foreground`: the run stays until all that it owns is gone."""
     live = lab.cluster.objects()[RUN]
-    lab.cluster.put(
+    lab.cluster.upsert(
         {**live, "metadata": {**live["metadata"], "finalizers": ["foregroundDeletion"]}}
     )
     lab.cluster.remove(RUN)
@@ -67,7 +67,7 @@ async def test_a_job_that_began_before_its_run_was_let_go_is_let_out_too(saved: 
 async def test_a_suspended_run_lets_the_jobs_of_its_checkpoints_out(
     saved: Any, run_body: Any
 ) -> None:
-    saved.cluster.put(run_body(suspend=True))
+    saved.cluster.upsert(run_body(suspend=True))
     await saved.settle()
     await saved.say(state=run_pb2.RUN_STATE_SUSPENDED, step=1)
     assert saved.condition("Suspended")[0] == "True"
@@ -85,7 +85,7 @@ async def test_a_later_run_of_the_name_that_has_no_policies_yet_lets_nothing_out
     saved.cluster.remove(RUN)
     body = run_body(managedBy="kueue.x-k8s.io/multikueue")
     body["metadata"]["uid"] = "uid-later"
-    saved.cluster.put(body)
+    saved.cluster.upsert(body)
     await saved.settle()
     assert is_deleting(saved.cluster.objects()[key])
     assert JANITOR not in saved.cluster.objects()
@@ -97,7 +97,7 @@ async def test_a_later_run_of_the_name_that_has_no_policies_yet_lets_nothing_out
 async def test_where_others_make_the_policies_a_job_gets_none(
     saved: Any, run_body: Any, *, is_going: bool
 ) -> None:
-    saved.cluster.put(with_policy(run_body, "Unmanaged"))
+    saved.cluster.upsert(with_policy(run_body, "Unmanaged"))
     await saved.settle()
     assert JANITOR not in saved.cluster.objects()
     if is_going:

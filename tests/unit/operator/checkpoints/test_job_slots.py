@@ -37,7 +37,7 @@ UNPLACED = {
 
 @pytest.fixture
 async def running(lab: Any, run_body: Any) -> Any:
-    lab.cluster.put(run_body(checkpointing={"keepLast": 20}))
+    lab.cluster.upsert(run_body(checkpointing={"keepLast": 20}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     return lab
@@ -99,7 +99,7 @@ async def test_a_job_that_a_queue_has_seized_is_named(running: Any) -> None:
     key = Ref("Job", "lab", name)
     job = running.cluster.objects()[key]
     job["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": "default"}
-    running.cluster.put({**job, "spec": {**job["spec"], "suspend": True}})
+    running.cluster.upsert({**job, "spec": {**job["spec"], "suspend": True}})
     await running.settle()
     assert words(found(running)[1])[1].startswith(f"LocalQueue default has suspended Job {name}")
 
@@ -120,7 +120,7 @@ def imported(number: int) -> Manifest:
 
 def put(lab: Any, count: int) -> list[Ref]:
     """So many checkpoints at once; none was looked at yet."""
-    return [ref(lab.cluster.put(imported(number))) for number in range(count)]
+    return [ref(lab.cluster.upsert(imported(number))) for number in range(count)]
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, failures: int = 0) -> None:
@@ -195,7 +195,7 @@ async def test_one_that_fits_is_read_back_beside_any_number_that_do_not(lab: Any
     lab.cluster.kubelet = Full("imported-11")
     put(lab, 11)
     await lab.settle()
-    lab.cluster.put(imported(11))
+    lab.cluster.upsert(imported(11))
     await lab.settle()
     for _ in range(60):
         await lab.advance(SLOT_POLL_S)

@@ -25,7 +25,7 @@ def order(job: Manifest) -> dict[str, Any]:
 async def test_a_checkpoint_is_loaded_in_the_image_and_memory_of_its_trainer(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(checkpointing={"verify": "Load"}))
+    lab.cluster.upsert(run_body(checkpointing={"verify": "Load"}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     await lab.tell_checkpoint(10)
@@ -43,7 +43,7 @@ async def test_a_checkpoint_is_loaded_in_the_image_and_memory_of_its_trainer(
 
 
 async def test_one_that_cannot_be_loaded_is_corrupt(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(checkpointing={"verify": "Load"}))
+    lab.cluster.upsert(run_body(checkpointing={"verify": "Load"}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     await lab.tell_checkpoint(10)
@@ -53,7 +53,7 @@ async def test_one_that_cannot_be_loaded_is_corrupt(lab: Any, run_body: Any) -> 
 
 
 async def test_other_checks_ask_for_no_trainer(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(checkpointing={"verify": "Manifest"}))
+    lab.cluster.upsert(run_body(checkpointing={"verify": "Manifest"}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     await lab.tell_checkpoint(10)

@@ -24,7 +24,7 @@ def asked(**spec: Any) -> dict[str, Any]:
 
 @pytest.fixture
 async def running(lab: Any, run_body: Any) -> Any:
-    lab.cluster.put(run_body(checkpointing={"keepLast": 1}))
+    lab.cluster.upsert(run_body(checkpointing={"keepLast": 1}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     return lab
@@ -36,7 +36,7 @@ def found(lab: Any) -> Checkpoint:
 
 def orders(lab: Any) -> list[str]:
     """UIDs of the requests that the controller was handed."""
-    given = [r.checkpoint.request for r in lab.peers.orders if r.HasField("checkpoint")]
+    given = [r.checkpoint.request for r in lab.peers.commands if r.HasField("checkpoint")]
     return sorted(set(given))
 
 
@@ -54,7 +54,7 @@ def record(lab: Any, step: int = 7, request: str = "") -> run_pb2.CheckpointReco
 
 
 async def test_a_request_is_written_by_its_run_and_read_back(running: Any) -> None:
-    running.cluster.put(asked())
+    running.cluster.upsert(asked())
     await running.settle()
     request = found(running)
     assert orders(running) == [request.metadata.uid]
@@ -76,9 +76,9 @@ async def test_a_request_is_written_by_its_run_and_read_back(running: Any) -> No
 async def test_what_was_written_is_noted_at_once_however_much_was_said_of_the_request(
     running: Any,
 ) -> None:
-    running.cluster.put(asked())
+    running.cluster.upsert(asked())
     await running.settle()
-    words = running.reconciler.writer._about(running.cluster.get(KEY)).statuses
+    words = running.reconciler.writer._state_of(running.cluster.get(KEY)).status_tokens
     while not words.wait_s(running.clock.monotonic_s()):
         words.take()
     await running.tell(record(running))
@@ -86,21 +86,21 @@ async def test_what_was_written_is_noted_at_once_however_much_was_said_of_the_re
 
 
 async def test_a_request_is_ordered_once_however_often_the_operator_dies(running: Any) -> None:
-    running.cluster.put(asked())
+    running.cluster.upsert(asked())
     await running.settle()
     await running.kill()
     await running.advance(30)
     await running.tell(record(running))
-    before = len(running.peers.orders)
+    before = len(running.peers.commands)
     await running.kill()
     await running.advance(30)
-    later = [r for r in running.peers.orders[before:] if r.HasField("checkpoint")]
+    later = [r for r in running.peers.commands[before:] if r.HasField("checkpoint")]
     assert later == []
-    assert len({r.command_id for r in running.peers.orders if r.HasField("checkpoint")}) == 1
+    assert len({r.command_id for r in running.peers.commands if r.HasField("checkpoint")}) == 1
 
 
 async def test_a_new_controller_that_tells_of_it_again_changes_nothing(running: Any) -> None:
-    running.cluster.put(asked())
+    running.cluster.upsert(asked())
     await running.settle()
     await running.tell(record(running))
     await running.finish_jobs()
@@ -112,7 +112,7 @@ async def test_a_new_controller_that_tells_of_it_again_changes_nothing(running: 
 
 
 async def test_what_was_asked_for_is_never_superseded(running: Any) -> None:
-    running.cluster.put(asked())
+    running.cluster.upsert(asked())
     await running.settle()
     await running.tell(record(running))
     for step in (10, 20, 30):
@@ -125,15 +125,15 @@ async def test_what_was_asked_for_is_never_superseded(running: Any) -> None:
 
 
 async def test_a_request_waits_for_a_run_that_does_not_run(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(asked())
+    lab.cluster.upsert(asked())
     await lab.settle()
     assert found(lab).status.conditions[0].reason == "RunNotFound"
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.upsert(run_body(suspend=True))
     await lab.settle()
     await lab.advance(5)
     assert found(lab).status.phase == "Pending"
     assert found(lab).status.conditions[0].reason == "WaitingForRun"
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     await lab.advance(5)
@@ -142,7 +142,7 @@ async def test_a_request_waits_for_a_run_that_does_not_run(lab: Any, run_body: A
 
 
 async def test_a_request_that_its_run_outlived_fails_and_names_what_there_is(running: Any) -> None:
-    running.cluster.put(asked())
+    running.cluster.upsert(asked())
     await running.settle()
     await running.tell_checkpoint(40)
     await running.finish_jobs()
@@ -161,7 +161,7 @@ async def test_a_request_that_failed_is_not_fulfilled_by_a_later_run_of_the_name
     await running.tell_checkpoint(40)
     await running.finish_jobs()
     await running.advance(10)
-    running.cluster.put(asked())
+    running.cluster.upsert(asked())
     await running.settle()
     assert found(running).status.phase == "Failed"
     why = found(running).status.conditions[0].message
@@ -170,7 +170,7 @@ async def test_a_request_that_failed_is_not_fulfilled_by_a_later_run_of_the_name
     assert found(running).status.phase == "Failed"
     body = run_body()
     body["metadata"]["uid"] = "uid-later"
-    running.cluster.put(body)
+    running.cluster.upsert(body)
     await running.settle()
     running.new_controller()
     await running.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
@@ -183,9 +183,9 @@ async def test_a_request_that_failed_is_not_fulfilled_by_a_later_run_of_the_name
 
 
 async def test_a_request_that_failed_is_observed_when_it_is_pinned(running: Any) -> None:
-    running.cluster.put(asked(runRef={"name": "demo", "uid": "another"}))
+    running.cluster.upsert(asked(runRef={"name": "demo", "uid": "another"}))
     await running.settle()
-    running.cluster.put(asked(runRef={"name": "demo", "uid": "another"}, pinned=True))
+    running.cluster.upsert(asked(runRef={"name": "demo", "uid": "another"}, pinned=True))
     await running.settle()
     status = found(running).status
     assert status.phase == "Failed"
@@ -193,7 +193,7 @@ async def test_a_request_that_failed_is_observed_when_it_is_pinned(running: Any)
 
 
 async def test_a_request_for_an_earlier_run_of_the_name_is_refused(running: Any) -> None:
-    running.cluster.put(asked(runRef={"name": "demo", "uid": "another"}))
+    running.cluster.upsert(asked(runRef={"name": "demo", "uid": "another"}))
     await running.settle()
     assert found(running).status.conditions[0].reason == "RunOver"
     assert orders(running) == []
@@ -205,7 +205,7 @@ async def test_an_owner_that_its_maker_wrote_is_replaced_by_the_run_that_it_name
     forged = asked()
     stranger = {"apiVersion": "v1", "kind": "ConfigMap", "name": "a", "uid": "u1"}
     forged["metadata"]["ownerReferences"] = [{**stranger, "controller": True}, stranger]
-    running.cluster.put(forged)
+    running.cluster.upsert(forged)
     await running.settle()
     manifest = running.cluster.objects()[KEY]
     assert controller_uid(manifest) == running.run().metadata.uid
@@ -219,7 +219,7 @@ async def test_whoever_undoes_an_adoption_is_not_fought(
 ) -> None:
     forged = asked()
     forged["metadata"] |= {"ownerReferences": owners, "annotations": {"a": "b"}}
-    running.cluster.put(forged)
+    running.cluster.upsert(forged)
     await running.settle()
     run_uid = running.run().metadata.uid
     taken_over = dict(running.cluster.objects()[KEY]["metadata"]["annotations"])
@@ -229,7 +229,7 @@ async def test_whoever_undoes_an_adoption_is_not_fought(
     again["metadata"]["ownerReferences"] = owners
     before = len(running.writes)
     for _ in range(5):
-        running.cluster.put(again)
+        running.cluster.upsert(again)
         await running.advance(5)
     writes = running.writes[before:]
     assert [w for w in writes if w.startswith("adopt")] == []
@@ -238,7 +238,7 @@ async def test_whoever_undoes_an_adoption_is_not_fought(
     assert (ready.reason, found(running).status.phase) == ("WaitingForRun", "Pending")
     assert "ownerReferences" in ready.message
     again["metadata"]["ownerReferences"] = ours
-    running.cluster.put(again)
+    running.cluster.upsert(again)
     await running.advance(5)
     assert found(running).status.phase == "Writing"
 
@@ -246,16 +246,16 @@ async def test_whoever_undoes_an_adoption_is_not_fought(
 async def test_a_request_that_an_orphaning_deletion_left_is_taken_by_the_next_run(
     running: Any, run_body: Any
 ) -> None:
-    running.cluster.put(asked())
+    running.cluster.upsert(asked())
     await running.settle()
     left = asked()
     left["metadata"]["ownerReferences"] = []
-    running.cluster.put(left)
+    running.cluster.upsert(left)
     running.cluster.remove(Ref("RLRun", "lab", "demo"))
     await running.settle()
     body = run_body()
     body["metadata"]["uid"] = "uid-later"
-    running.cluster.put(body)
+    running.cluster.upsert(body)
     await running.settle()
     await running.advance(5)
     assert controller_uid(running.cluster.objects()[KEY]) == "uid-later"
@@ -278,7 +278,7 @@ async def test_a_run_takes_no_state_for_its_own_that_does_not_name_it(running: A
     )
     del imported["spec"]["runRef"]
     imported["metadata"]["ownerReferences"] = [owner]
-    running.cluster.put(imported)
+    running.cluster.upsert(imported)
     await running.settle()
     await running.finish_jobs()
     await running.advance(5)
@@ -290,7 +290,7 @@ async def test_a_run_takes_no_state_for_its_own_that_does_not_name_it(running: A
 
 
 async def test_a_request_that_is_taken_back_needs_no_job(running: Any) -> None:
-    running.cluster.put(asked())
+    running.cluster.upsert(asked())
     await running.settle()
     request = found(running).metadata.uid
     running.cluster.remove(KEY)
@@ -302,7 +302,7 @@ async def test_a_request_that_is_taken_back_needs_no_job(running: Any) -> None:
 
 
 async def test_the_data_goes_with_what_was_asked_for(running: Any) -> None:
-    running.cluster.put(asked())
+    running.cluster.upsert(asked())
     await running.settle()
     await running.tell(record(running))
     await running.finish_jobs()
@@ -316,7 +316,7 @@ async def test_the_data_goes_with_what_was_asked_for(running: Any) -> None:
 async def test_a_run_that_fails_while_its_controller_works_saves_first(running: Any) -> None:
     running.end("demo-inference-0", exit_code=64, message="no such model")
     await running.settle()
-    last = [r.suspend for r in running.peers.orders if r.HasField("suspend")]
+    last = [r.suspend for r in running.peers.commands if r.HasField("suspend")]
     assert [(each.checkpoint, each.is_failure) for each in last] == [(True, True)]
     assert running.pods("trainer")
     await running.tell_checkpoint(2)
@@ -336,12 +336,12 @@ async def test_a_controller_that_does_not_save_in_time_is_not_waited_for(running
 
 
 async def test_with_skip_a_failing_run_saves_nothing(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(checkpointing={"onFailure": "Skip"}))
+    lab.cluster.upsert(run_body(checkpointing={"onFailure": "Skip"}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     lab.end("demo-inference-0", exit_code=64)
     await lab.settle()
-    last = [r.suspend for r in lab.peers.orders if r.HasField("suspend")]
+    last = [r.suspend for r in lab.peers.commands if r.HasField("suspend")]
     assert [each.checkpoint for each in last] == [False]
     await lab.advance(31)
     assert lab.condition("Failed")[0] == "True"

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.autoscaling import ScalingMode
-from etude.operator.pools.settings import pool_config, schedule_problems
+from etude.operator.pools.acceptance import schedule_problems
+from etude.operator.pools.autoscaling.config import pool_config
 
 
 def understood(**spec: Any) -> EnvPool:

@@ -14,7 +14,7 @@ from etude.v1 import run_pb2
 @pytest.fixture
 async def ruled(lab: Any, run_body: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run that works; from here on a policy refuses its StatefulSets and its pool as they are."""
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     apply = lab.cluster.apply
@@ -34,7 +34,7 @@ def pods(lab: Any) -> Iterator[str]:
 
 
 async def test_a_run_is_suspended_after_its_checkpoint(ruled: Any, run_body: Any) -> None:
-    ruled.cluster.put(run_body(suspend=True))
+    ruled.cluster.upsert(run_body(suspend=True))
     await ruled.settle()
     assert "demo-trainer-0" in pods(ruled), "it saves first"
     await ruled.say(state=run_pb2.RUN_STATE_SUSPENDED, step=1)
@@ -46,7 +46,7 @@ async def test_a_run_whose_restart_is_refused_can_be_suspended(ruled: Any, run_b
     ruled.end("demo-trainer-0", exit_code=1)
     await ruled.settle()
     assert ruled.run().status.intent.type == "Restart"
-    ruled.cluster.put(run_body(suspend=True))
+    ruled.cluster.upsert(run_body(suspend=True))
     await ruled.settle()
     assert list(pods(ruled)) == []
     assert ruled.condition("Suspended") == ("True", "ByUser")
@@ -54,7 +54,7 @@ async def test_a_run_whose_restart_is_refused_can_be_suspended(ruled: Any, run_b
 
 
 async def test_a_deadline_ends_a_run_whose_restart_is_refused(ruled: Any, run_body: Any) -> None:
-    ruled.cluster.put(run_body(deadlines={"activeSeconds": 100}))
+    ruled.cluster.upsert(run_body(deadlines={"activeSeconds": 100}))
     ruled.end("demo-trainer-0", exit_code=1)
     await ruled.settle()
     await ruled.advance(101)

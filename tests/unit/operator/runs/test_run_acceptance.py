@@ -17,8 +17,8 @@ async def test_a_name_that_is_taken_is_reported_and_left_alone(lab: Any, run_bod
         "metadata": {"name": "demo-run", "namespace": "lab"},
         "data": {"theirs": "yes"},
     }
-    lab.cluster.put(foreign)
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(foreign)
+    lab.cluster.upsert(run_body())
     await lab.settle()
     assert lab.condition("Accepted") == ("False", "NameConflict")
     assert lab.run().status.phase == "Pending"
@@ -64,12 +64,12 @@ async def test_what_no_schema_can_judge_is_refused_with_the_field(
             roles["environments"][0]["poolTemplate"]["isolation"] = isolation
         case _:
             assert isinstance(spec, dict)
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     assert lab.condition("Accepted") == ("False", reason)
     assert words in next(c.message for c in lab.run().status.conditions if c.type == "Accepted")
     assert lab.names("StatefulSet") == []
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     assert lab.condition("Accepted")[0] == "True"
 
@@ -81,7 +81,7 @@ async def test_a_budget_of_gpus_that_nobody_counts_is_refused(
     body = run_body(budget={"gpuHours": "100"})
     claim = {"name": "gpu", "resourceClaimTemplateName": "h100"}
     body["spec"]["roles"]["inference"] |= {"resourceClaims": [claim], "gpusPerReplica": gpus}
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     found = next(c for c in lab.run().status.conditions if c.type == "Accepted")
     assert found.status == is_accepted
@@ -95,7 +95,7 @@ async def test_a_run_that_has_begun_is_not_stopped_by_such_a_budget(
     body = run_body(budget={"gpuHours": "100"})
     claim = {"name": "gpu", "resourceClaimTemplateName": "h100"}
     body["spec"]["roles"]["inference"] |= {"resourceClaims": [claim], "gpusPerReplica": 0}
-    running.cluster.put(body)
+    running.cluster.upsert(body)
     await running.settle()
     assert running.condition("Accepted")[0] == "True"
     running.end("demo-trainer-0", exit_code=1)
@@ -112,12 +112,12 @@ async def test_a_run_that_is_over_stays_so_when_its_spec_is_not_understood_for_a
     assert running.condition("Failed") == ("True", "Broken")
     key, body = Ref("RLRun", "lab", "demo"), run_body()
     body["spec"]["phases"][0]["type"] = "OfTheFuture"
-    running.cluster.put(body)
+    running.cluster.upsert(body)
     await running.settle()
     said = running.cluster.objects()[key]["status"]
     facts = {each["type"]: each["status"] for each in said["conditions"]}
     assert (facts["Accepted"], facts["Failed"], said["phase"]) == ("False", "True", "Failed")
-    running.cluster.put(run_body())
+    running.cluster.upsert(run_body())
     await running.settle()
     assert running.condition("Failed") == ("True", "Broken")
     assert running.names("Pod") == []
@@ -128,7 +128,7 @@ async def test_an_object_that_an_older_schema_let_through_is_refused_by_name(
 ) -> None:
     body = run_body()
     body["spec"]["phases"][0]["type"] = "Surprise"
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     status = lab.cluster.objects()[Ref("RLRun", "lab", "demo")]["status"]
     accepted = status["conditions"][0]
@@ -157,9 +157,9 @@ async def test_a_refused_child_keeps_nothing_else_from_being_done(
     running: Any, run_body: Any, refusals: dict[str, int]
 ) -> None:
     refusals["demo-run"] = 0
-    running.cluster.put(run_body(suspend=True))
+    running.cluster.upsert(run_body(suspend=True))
     await running.settle()
-    assert [o.WhichOneof("what") for o in running.peers.orders] == ["suspend"]
+    assert [o.WhichOneof("what") for o in running.peers.commands] == ["suspend"]
     await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=1)
     assert running.condition("Suspended") == ("True", "ByUser")
     assert running.condition("Accepted") == ("False", "Refused")
@@ -170,7 +170,7 @@ async def test_nothing_new_is_made_after_a_refusal_and_it_is_told_once(
     lab: Any, run_body: Any, refusals: dict[str, int]
 ) -> None:
     refusals["demo-run"] = 0
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     assert lab.condition("Accepted") == ("False", "Refused")
     assert lab.names("StatefulSet") == []

@@ -10,13 +10,13 @@ from etude.v1 import run_pb2
 
 async def started(lab: Any, run_body: Any, **spec: Any) -> None:
     """A run whose controller reports steps."""
-    lab.cluster.put(run_body(**spec))
+    lab.cluster.upsert(run_body(**spec))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1, productive_seconds=10)
 
 
 async def test_a_run_gets_its_children_and_says_so(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     assert lab.names("StatefulSet") == [
         "demo-inference",
@@ -103,7 +103,7 @@ async def test_moving_figures_are_written_every_five_seconds_and_conditions_at_o
 
 
 async def test_a_supervised_phase_does_not_wait_for_engines(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     for name in ("demo-inference-0", "demo-inference-1"):
         lab.cluster.set_status(Ref("Pod", "lab", name), {"phase": "Running"})
@@ -128,7 +128,7 @@ async def test_a_finished_run_releases_its_pods_and_is_complete_for_ever(
     completed = lab.run().status.completion_time
     body = run_body()
     body["spec"]["suspend"] = True
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.advance(600)
     assert lab.condition("Complete") == ("True", "AllPhasesDone")
     assert lab.run().status.completion_time == completed
@@ -202,10 +202,10 @@ async def test_suspending_waits_for_the_checkpoint_and_then_releases_the_pods(
     lab: Any, run_body: Any
 ) -> None:
     await started(lab, run_body)
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.upsert(run_body(suspend=True))
     await lab.settle()
     assert lab.run().status.phase == "Suspending"
-    assert [o.WhichOneof("what") for o in lab.peers.orders] == ["suspend"]
+    assert [o.WhichOneof("what") for o in lab.peers.commands] == ["suspend"]
     assert lab.pods("trainer")
     await lab.tell_checkpoint(7)
     await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=7)
@@ -219,13 +219,13 @@ async def test_suspending_waits_for_the_checkpoint_and_then_releases_the_pods(
 
 async def test_a_resumed_run_gets_its_pods_back(lab: Any, run_body: Any) -> None:
     await started(lab, run_body)
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.upsert(run_body(suspend=True))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=7)
     assert lab.condition("Suspended")[0] == "True"
     held = lab.run().status.active.seconds
     await lab.advance(100)
-    lab.cluster.put(run_body(suspend=False))
+    lab.cluster.upsert(run_body(suspend=False))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=7)
     assert lab.condition("Suspended") == ("False", "NotSuspended")
@@ -242,7 +242,7 @@ async def test_a_run_that_resumes_in_another_store_is_heard_from_its_start(
     lab.epoch = epoch
     await started(lab, run_body)
     await lab.tell_checkpoint(5)
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.upsert(run_body(suspend=True))
     await lab.settle()
     await lab.tell_checkpoint(7)
     await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=7)
@@ -253,9 +253,9 @@ async def test_a_run_that_resumes_in_another_store_is_heard_from_its_start(
     if is_restarted:
         await lab.kill()
     storage = {"uri": "s3://elsewhere/demo", "secretRef": {"name": "s3"}}
-    lab.cluster.put(run_body(storage=storage, suspend=True))
+    lab.cluster.upsert(run_body(storage=storage, suspend=True))
     await lab.settle()
-    lab.cluster.put(run_body(storage=storage))
+    lab.cluster.upsert(run_body(storage=storage))
     await lab.settle()
     await lab.tell_checkpoint(40)
     assert "demo-s00000040-000000" in lab.names("Checkpoint")
@@ -273,7 +273,7 @@ async def test_a_suspension_after_a_fall_back_waits_for_what_was_saved_last(
     for _ in range(3):
         await lab.finish_jobs(exit_code=65, message="learner/0: is missing")
     await lab.advance(10)
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.upsert(run_body(suspend=True))
     await lab.settle()
     await lab.tell_checkpoint(15)
     await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=15)
@@ -286,7 +286,7 @@ async def test_a_suspension_without_an_answer_uses_the_last_checkpoint(
     lab: Any, run_body: Any
 ) -> None:
     await started(lab, run_body, checkpointing={"timeoutSeconds": 60})
-    lab.cluster.put(run_body(suspend=True, checkpointing={"timeoutSeconds": 60}))
+    lab.cluster.upsert(run_body(suspend=True, checkpointing={"timeoutSeconds": 60}))
     await lab.settle()
     assert lab.run().status.phase == "Suspending"
     await lab.advance(61)
@@ -298,29 +298,29 @@ async def test_a_suspension_that_may_skip_the_checkpoint_does_not_wait(
     lab: Any, run_body: Any
 ) -> None:
     await started(lab, run_body, checkpointing={"onSuspend": "Skip"})
-    lab.cluster.put(run_body(suspend=True, checkpointing={"onSuspend": "Skip"}))
+    lab.cluster.upsert(run_body(suspend=True, checkpointing={"onSuspend": "Skip"}))
     await lab.settle()
     assert lab.condition("Suspended") == ("True", "ByUser")
-    assert lab.peers.orders == []
+    assert lab.peers.commands == []
 
 
 async def test_a_run_that_is_created_suspended_makes_nothing(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.upsert(run_body(suspend=True))
     await lab.settle()
     assert lab.names("StatefulSet") == []
     assert lab.condition("Suspended") == ("True", "ByUser")
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     assert len(lab.names("Pod")) == 7
 
 
 async def test_a_changed_spec_reaches_the_controller_once(lab: Any, run_body: Any) -> None:
     await started(lab, run_body)
-    lab.cluster.put(run_body(checkpointing={"everySteps": 3}))
+    lab.cluster.upsert(run_body(checkpointing={"everySteps": 3}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=2, observed_generation=1)
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=3, observed_generation=1)
-    sent = [o.configure for o in lab.peers.orders if o.HasField("configure")]
+    sent = [o.configure for o in lab.peers.commands if o.HasField("configure")]
     assert [order.generation for order in sent] == [2]
     assert '"everySteps":3' in sent[0].spec_json
 
@@ -361,12 +361,12 @@ async def test_what_leaves_the_spec_is_deleted_and_holds_nothing_up(
             ],
         },
     }
-    lab.cluster.put(theirs)
+    lab.cluster.upsert(theirs)
     body = run_body()
     role = body["spec"]["roles"]["environments"][0]
     role["name"] = "sandboxes"
     body["spec"]["phases"][1]["tasks"][0]["environment"] = "sandboxes"
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     assert lab.names("EnvPool") == ["demo-sandboxes"]
     assert not [name for name in lab.names("Pod") if "repos" in name]

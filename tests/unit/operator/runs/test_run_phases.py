@@ -26,7 +26,7 @@ def shown(lab: Any) -> list[tuple[str, str, int, str | None]]:
 
 
 async def test_a_run_shows_how_far_each_phase_is(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(body(run_body))
+    lab.cluster.upsert(body(run_body))
     await lab.settle()
     assert shown(lab) == [("sft", "Waiting", 0, None), ("rl", "Waiting", 0, "Pending")]
     sft = Progress(name="sft", step=4, target_step=10)
@@ -43,7 +43,7 @@ async def test_a_run_shows_how_far_each_phase_is(lab: Any, run_body: Any) -> Non
 
 
 async def test_a_new_operator_remembers_what_the_controller_said(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(body(run_body))
+    lab.cluster.upsert(body(run_body))
     await lab.settle()
     sft = Progress(name="sft", step=4, target_step=10)
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, phase="sft", step=4, phases=[sft])
@@ -59,7 +59,7 @@ async def test_a_new_operator_remembers_what_the_controller_said(lab: Any, run_b
 async def test_phases_that_a_run_which_failed_never_began_are_skipped(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(body(run_body))
+    lab.cluster.upsert(body(run_body))
     await lab.settle()
     sft = Progress(name="sft", step=4, target_step=10)
     await lab.say(

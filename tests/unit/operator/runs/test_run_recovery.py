@@ -19,7 +19,7 @@ VOLATILE = {
 async def story(lab: Any, run_body: Any) -> None:
     """Create, train, checkpoint three times, lose the trainer, suspend, resume, finish."""
     spec = {"checkpointing": {"keepLast": 1}}
-    lab.cluster.put(run_body(**spec))
+    lab.cluster.upsert(run_body(**spec))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     for step in (10, 20):
@@ -30,14 +30,14 @@ async def story(lab: Any, run_body: Any) -> None:
     lab.end("demo-trainer-0", exit_code=137)
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=20)
-    lab.cluster.put(run_body(suspend=True, **spec))
+    lab.cluster.upsert(run_body(suspend=True, **spec))
     await lab.settle()
     await lab.tell_checkpoint(21)
     await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=21)
     await lab.finish_jobs()
     await lab.finish_jobs()
     lab.new_controller()
-    lab.cluster.put(run_body(**spec))
+    lab.cluster.upsert(run_body(**spec))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=22)
     await lab.say(state=run_pb2.RUN_STATE_DONE, step=40)
@@ -110,7 +110,7 @@ async def test_a_kill_at_any_write_is_recovered_from(
         found = end_state(lab)
         different = [key for key in wanted | found if wanted.get(key) != found.get(key)]
         assert not different, (kill_at, reference.writes[kill_at - 1])
-        lab.followers.leave_all()
+        lab.followers.unfollow_all()
     # Another order of events may need a few writes less.
     assert kills >= len(positions) - 2
 
@@ -142,7 +142,7 @@ async def test_an_attempt_only_grows_and_no_pod_runs_while_suspended(
 async def test_a_new_operator_says_nothing_new_before_it_has_heard_the_controller(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_CHECKPOINTING, step=1)
     assert lab.condition("Ready")[0] == "True"
@@ -163,7 +163,7 @@ async def test_a_new_operator_says_nothing_new_before_it_has_heard_the_controlle
 async def test_a_controller_that_a_new_operator_never_hears_is_unreachable(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     lab.new_controller()

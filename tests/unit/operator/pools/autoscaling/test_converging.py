@@ -10,13 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from etude.common.api.pool.autoscaling import ScaleToZero, ZeroMode
 from etude.common.plans.forecast import Quantile, Wave
-from etude.operator.pools.autoscaling.config import (
-    PoolScalingConfig,
-    ScaleToZero,
-    ScalingParameters,
-    ZeroMode,
-)
+from etude.operator.pools.autoscaling.config import PoolScalingConfig, ScalingParameters
 from etude.operator.pools.autoscaling.provisioning import ProvisionTime, estimate_provision
 from etude.operator.pools.autoscaling.values import RunPlan
 

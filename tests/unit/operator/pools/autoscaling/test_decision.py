@@ -7,17 +7,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from etude.common.plans.forecast import Quantile, Wave
-from etude.operator.pools.autoscaling import limits
-from etude.operator.pools.autoscaling.config import (
-    Mode,
-    PoolScalingConfig,
+from etude.common.api.pool.autoscaling import (
     Refill,
     ScaleToZero,
-    ScalingParameters,
+    ScalingMode,
     ScheduleEntry,
     ZeroMode,
 )
+from etude.common.plans.forecast import Quantile, Wave
+from etude.operator.pools.autoscaling import limits
+from etude.operator.pools.autoscaling.config import PoolScalingConfig, ScalingParameters
 from etude.operator.pools.autoscaling.decide import decide_pool
 from etude.operator.pools.autoscaling.provisioning import ProvisionTime
 from etude.operator.pools.autoscaling.reactive import PanicState
@@ -101,12 +100,12 @@ def configs(draw: st.DrawFn) -> PoolScalingConfig:
         min_idle=idle,
         overcommit_factor=draw(st.floats(1, 2)),
         autoscaling=ScalingParameters(
-            mode=draw(st.sampled_from([Mode.REACTIVE, Mode.PREDICTIVE])),
+            mode=draw(st.sampled_from([ScalingMode.REACTIVE, ScalingMode.PREDICTIVE])),
             scale_down_delay_s=draw(st.sampled_from([0.0, 30.0, 120.0])),
             scale_to_zero=ScaleToZero(mode=zero),
             schedule=schedule if draw(st.booleans()) else (),
             refill=Refill(
-                max_per_second=draw(st.floats(0.5, 50)), max_in_flight=draw(st.integers(1, 100))
+                max_per_second=draw(st.integers(1, 50)), max_in_flight=draw(st.integers(1, 100))
             ),
         ),
     )
@@ -274,7 +273,7 @@ def test_plans_that_are_stale_unheard_or_far_from_what_came_ask_for_nothing(
 @given(questions())
 def test_a_reactive_pool_does_not_look_at_plans(question: Question) -> None:
     state, seen, told, config = question
-    reactive = replace(config, autoscaling=replace(config.autoscaling, mode=Mode.REACTIVE))
+    reactive = replace(config, autoscaling=replace(config.autoscaling, mode=ScalingMode.REACTIVE))
     reliable = [replace(plan, ratio=1.0) for plan in told]
 
     assert decide_pool(state, seen, reliable, reactive, NOW_S) == decide_pool(
@@ -309,8 +308,8 @@ def test_without_a_report_what_is_lost_is_replaced_within_the_budget(
     assert found.creates == max(0, math.floor(min(lost, room)))
 
 
-@pytest.mark.parametrize("mode", [Mode.MANUAL, Mode.EXTERNAL])
-def test_where_somebody_else_decides_a_decision_is_refused(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [ScalingMode.MANUAL, ScalingMode.EXTERNAL])
+def test_where_somebody_else_decides_a_decision_is_refused(mode: ScalingMode) -> None:
     config = PoolScalingConfig(max_replicas=10, autoscaling=ScalingParameters(mode=mode))
     seen = PoolMetrics(seen_s=NOW_S, wall_s=0.0, ready=1, provision=ProvisionTime(20.0, 40.0))
 

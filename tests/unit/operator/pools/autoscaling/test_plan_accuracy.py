@@ -4,12 +4,9 @@ from typing import Any
 
 import pytest
 
+from etude.common.api.pool.autoscaling import PredictiveScaling, ScaleToZero
 from etude.operator.manifests import Ref
-from etude.operator.pools.autoscaling.config import (
-    PredictiveParameters,
-    ScaleToZero,
-    ScalingParameters,
-)
+from etude.operator.pools.autoscaling.config import ScalingParameters
 from etude.operator.pools.autoscaling.predictive import is_plan_current
 from etude.operator.pools.autoscaling.values import RunPlan
 from etude.v1 import environments_pb2
@@ -20,7 +17,8 @@ def test_a_plan_counts_until_it_is_over_or_its_run_was_silent_for_the_grace_too(
     until_s: float, ends_s: float
 ) -> None:
     config = ScalingParameters(
-        predictive=PredictiveParameters(plan_stale_s=120.0), scale_to_zero=ScaleToZero(grace_s=30.0)
+        predictive=PredictiveScaling(plan_stale_seconds=120),
+        scale_to_zero=ScaleToZero(grace_seconds=30),
     )
     plan = RunPlan(run_id="r", version=1, heard_s=0.0, until_s=until_s, waves=())
     assert is_plan_current(plan, config, now_s=ends_s)

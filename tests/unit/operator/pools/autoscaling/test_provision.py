@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.common.api.pool.autoscaling import AutoscalingCosts, PredictiveScaling
 from etude.common.plans.forecast import assurance
-from etude.operator.pools.autoscaling.config import (
-    PredictiveParameters,
-    ScalingCosts,
-    ScalingParameters,
-)
+from etude.operator.pools.autoscaling.config import ScalingParameters
 from etude.operator.pools.autoscaling.predictive import service_level
 from etude.operator.pools.autoscaling.provisioning import (
     PRIOR,
@@ -69,13 +66,13 @@ def test_no_spares_are_begun_for_what_is_ready(wanted: int, ready: int, failing:
 
 def test_the_service_level_is_the_newsvendors_where_costs_are_known() -> None:
     plan = RunPlan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=(), gpus=8)
-    costs = ScalingCosts(gpu_second=0.001, sandbox_second=0.0001)
-    priced = ScalingParameters(predictive=PredictiveParameters(costs=costs))
+    costs = AutoscalingCosts(gpu_second="0.001", sandbox_second="0.0001")
+    priced = ScalingParameters(predictive=PredictiveScaling(service_level_percent=95, costs=costs))
     took = ProvisionTime(30.0, 60.0)
 
     # 8 x 0.001 x 30 s = 0.24 over 0.24 + 0.0001 x 120 s.
     assert service_level(priced, [plan], took).share == pytest.approx(0.24 / 0.252)
-    assert service_level(ScalingParameters(), [plan], took).share == 0.95
+    assert service_level(usual, [plan], took).share == 0.95
     unknown = RunPlan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=())
     assert math.isclose(service_level(priced, [unknown], took).share, 0.95)
 

@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from etude.operator.pools.autoscaling.config import ScheduleEntry
+from etude.common.api.pool.autoscaling import ScheduleEntry
 from etude.operator.pools.autoscaling.limits import scheduled_idle
 
 OFFICE = (

@@ -21,7 +21,7 @@ GOING = [
 
 @pytest.fixture
 async def running(lab: Any, run_body: Any) -> Any:
-    lab.cluster.put(run_body(failurePolicy={"maxRestarts": 0}))
+    lab.cluster.upsert(run_body(failurePolicy={"maxRestarts": 0}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     return lab
@@ -93,7 +93,7 @@ def disrupted(uid: str) -> Manifest:
 async def test_a_drained_trainer_has_the_time_that_a_checkpoint_may_take(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(checkpointing={"timeoutSeconds": 1200}))
+    lab.cluster.upsert(run_body(checkpointing={"timeoutSeconds": 1200}))
     await lab.settle()
     assert lab.cluster.objects()[POD]["spec"]["terminationGracePeriodSeconds"] == 1230
 

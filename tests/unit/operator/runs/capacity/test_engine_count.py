@@ -22,7 +22,7 @@ async def running(lab: Any, run_body: Any) -> Any:
         "maxReplicas": 8,
         "autoscaling": {"mode": "StepTime", "targetStepSeconds": 60},
     }
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     await say(lab, 0, engines=2)
     return lab
@@ -45,7 +45,7 @@ def pods(lab: Any) -> int:
 
 
 def told(lab: Any) -> list[int]:
-    return [r.scale_engines.replicas for r in lab.peers.orders if r.HasField("scale_engines")]
+    return [r.scale_engines.replicas for r in lab.peers.commands if r.HasField("scale_engines")]
 
 
 async def test_engines_are_added_once_the_figures_of_some_versions_ask_for_them(
@@ -130,12 +130,12 @@ async def test_the_number_outlives_a_suspension(running: Any, run_body: Any) -> 
     await say(running, 5, engines=2, **SLOW)
     body = run_body(suspend=True)
     body["spec"]["roles"] = running.cluster.objects()[Ref("RLRun", "lab", "demo")]["spec"]["roles"]
-    running.cluster.put(body)
+    running.cluster.upsert(body)
     await running.settle()
     await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=6)
     assert pods(running) == 0
     running.new_controller()
-    running.cluster.put({**body, "spec": {**body["spec"], "suspend": False}})
+    running.cluster.upsert({**body, "spec": {**body["spec"], "suspend": False}})
     await running.settle()
     assert pods(running) == 4
 
@@ -159,7 +159,7 @@ async def test_a_run_progresses_while_engines_beyond_the_least_are_loading(runni
 
 
 async def test_fixed_engines_stay_as_they_are(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     await say(lab, 50, engines=2, **SLOW)
     assert (pods(lab), told(lab)) == (2, [])

@@ -97,7 +97,7 @@ async def test_a_gang_says_what_it_waits_for_and_when_that_takes_too_long(
     scheduled: Any, run_body: Any
 ) -> None:
     lab = scheduled
-    lab.cluster.put(run_body(scheduling={"gang": {**GANG, "timeoutSeconds": 60}}))
+    lab.cluster.upsert(run_body(scheduling={"gang": {**GANG, "timeoutSeconds": 60}}))
     await lab.settle()
     assert lab.condition("PodsScheduled") == ("True", "Scheduled")
     said = [{"type": "Unschedulable", "status": "True", "message": "3/4 tasks unschedulable"}]
@@ -110,7 +110,7 @@ async def test_a_gang_says_what_it_waits_for_and_when_that_takes_too_long(
     assert found.message == "PodGroup demo: 3/4 tasks unschedulable"
     for role in ("trainer", "inference", "rewards"):
         for pod in lab.pods(role):
-            lab.cluster.put({**pod, "spec": {**pod["spec"], "nodeName": "node-1"}})
+            lab.cluster.upsert({**pod, "spec": {**pod["spec"], "nodeName": "node-1"}})
     await lab.settle()
     assert lab.condition("PodsScheduled") == ("True", "Scheduled")
 
@@ -120,7 +120,7 @@ async def test_a_refusal_that_is_over_is_not_told_of_a_pod_that_is_replaced(
 ) -> None:
     """Volcano writes Scheduled beside a refusal that stays True."""
     lab = scheduled
-    lab.cluster.put(run_body(scheduling={"gang": GANG}))
+    lab.cluster.upsert(run_body(scheduling={"gang": GANG}))
     await lab.settle()
     refused = {"type": "Unschedulable", "status": "True", "message": "3/4 tasks unschedulable"}
     refused["lastTransitionTime"] = "2026-01-01T00:00:00Z"
@@ -141,7 +141,7 @@ async def test_a_run_waits_for_volcano_to_be_installed(
     lab = lab_of()
     lab.platform = platform
     lab.start()
-    lab.cluster.put(run_body(scheduling={"gang": GANG}))
+    lab.cluster.upsert(run_body(scheduling={"gang": GANG}))
     await lab.settle()
     assert lab.condition("Accepted") == ("False", "VolcanoNotInstalled")
     lab.cluster.integrations = frozenset({"PodGroup"})

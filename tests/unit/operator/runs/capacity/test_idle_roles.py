@@ -73,7 +73,7 @@ ALL, TRAINER = (1, 2, 1, 2), (1, 0, 0, 0)
 async def test_roles_go_in_a_long_supervised_phase_and_are_back_before_it_ends(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(phases=phases()))
+    lab.cluster.upsert(run_body(phases=phases()))
     await lab.settle()
     assert held(lab) == ALL, "nobody knows yet how long anything takes"
     await supervised(lab, 3)
@@ -97,7 +97,7 @@ async def test_roles_go_in_a_long_supervised_phase_and_are_back_before_it_ends(
 
 
 async def test_a_faster_pace_brings_them_back(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(phases=phases()))
+    lab.cluster.upsert(run_body(phases=phases()))
     await lab.settle()
     await supervised(lab, 3)
     await supervised(lab, LONG - 1000, pace_s=1.0)
@@ -117,28 +117,28 @@ async def test_a_faster_pace_brings_them_back(lab: Any, run_body: Any) -> None:
 async def test_they_stay_where_they_are_wanted_soon_or_nobody_knows_when(
     lab: Any, run_body: Any, changed: dict[str, Any], scheduling: dict[str, Any]
 ) -> None:
-    lab.cluster.put(run_body(phases=phases(**changed), scheduling=scheduling))
+    lab.cluster.upsert(run_body(phases=phases(**changed), scheduling=scheduling))
     await lab.settle()
     await supervised(lab, 3)
     assert held(lab) == ALL
 
 
 async def test_they_go_for_good_where_nothing_samples_any_more(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(phases=phases(sft_steps=5, rl=False)))
+    lab.cluster.upsert(run_body(phases=phases(sft_steps=5, rl=False)))
     await lab.settle()
     await supervised(lab, 1, pace_s=0.0)
     assert held(lab) == TRAINER
 
 
 async def test_a_run_of_a_trainer_alone_has_nothing_to_let_go(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(phases=phases(rl=False), roles={"trainer": {}}))
+    lab.cluster.upsert(run_body(phases=phases(rl=False), roles={"trainer": {}}))
     await lab.settle()
     await supervised(lab, 1)
     assert lab.run().status.released is None
 
 
 async def test_reinforcement_learning_has_them_at_once(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(phases=phases()))
+    lab.cluster.upsert(run_body(phases=phases()))
     await lab.settle()
     await supervised(lab, 3)
     assert held(lab) == TRAINER

@@ -68,7 +68,7 @@ class Queue:
 
     def flavor(self, name: str = "h200", **spec: Any) -> None:
         metadata = {"name": name, "namespace": "default"}
-        self.lab.cluster.put({"kind": "ResourceFlavor", "metadata": metadata, "spec": spec})
+        self.lab.cluster.upsert({"kind": "ResourceFlavor", "metadata": metadata, "spec": spec})
 
 
 def pods_of(lab: Any) -> list[str]:
@@ -82,7 +82,7 @@ def phase(lab: Any) -> str:
 
 async def admitted(lab: Any, queue: Queue, run_body: Any) -> None:
     queue.flavor(nodeLabels={"gpu": "h200"}, tolerations=[{"key": "gpu", "operator": "Exists"}])
-    lab.cluster.put(run_body(scheduling=QUEUED))
+    lab.cluster.upsert(run_body(scheduling=QUEUED))
     await lab.settle()
     await queue.admits()
 
@@ -90,7 +90,7 @@ async def admitted(lab: Any, queue: Queue, run_body: Any) -> None:
 async def test_a_queued_run_has_a_workload_and_no_pod(
     lab: Any, queue: Queue, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(scheduling=QUEUED))
+    lab.cluster.upsert(run_body(scheduling=QUEUED))
     await lab.settle()
     spec = lab.cluster.objects()[WORKLOAD]["spec"]
     assert spec["queueName"] == "research"
@@ -124,7 +124,7 @@ async def test_an_admitted_run_runs_where_the_queue_says(
 async def test_a_flavor_that_is_not_there_is_named_and_waited_for(
     lab: Any, queue: Queue, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(scheduling=QUEUED))
+    lab.cluster.upsert(run_body(scheduling=QUEUED))
     await lab.settle()
     await queue.admits()
     assert lab.condition("QuotaReserved") == ("False", "Inadmissible")
@@ -144,7 +144,7 @@ async def test_pods_go_to_the_capacity_that_an_admission_check_made_for_them(
 ) -> None:
     """As ProvisioningRequests do."""
     queue.flavor(nodeLabels={"gpu": "h200"})
-    lab.cluster.put(run_body(scheduling=QUEUED))
+    lab.cluster.upsert(run_body(scheduling=QUEUED))
     await lab.settle()
     note = {"autoscaling.x-k8s.io/consume-provisioning-request": "demo-1"}
     made = check(
@@ -167,7 +167,7 @@ async def test_an_admission_check_that_contradicts_a_flavor_is_named(
     lab: Any, queue: Queue, run_body: Any
 ) -> None:
     queue.flavor(nodeLabels={"gpu": "h200"})
-    lab.cluster.put(run_body(scheduling=QUEUED))
+    lab.cluster.upsert(run_body(scheduling=QUEUED))
     await lab.settle()
     await queue.admits(checks=(check("trainer", nodeSelector={"gpu": "h100"}),))
     found = next(c for c in lab.run().status.conditions if c.type == "QuotaReserved")
@@ -183,7 +183,7 @@ async def test_an_evicted_run_saves_before_its_pods_and_then_its_quota_go(
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     await queue.evicts()
     assert phase(lab) == "Suspending"
-    (order,) = filter(is_end, lab.peers.orders)
+    (order,) = filter(is_end, lab.peers.commands)
     assert order.suspend.checkpoint
     assert len(pods_of(lab)) == 4, "nothing is saved yet"
     assert is_true(lab.cluster.objects()[WORKLOAD], "QuotaReserved")
@@ -215,7 +215,7 @@ async def test_an_evicted_run_waits_for_the_checkpoint_that_it_was_told_of_meanw
     await lab.tell_checkpoint(1)
     await lab.finish_jobs()
     (saved,) = lab.names("Checkpoint")
-    lab.cluster.put(run_body(scheduling=QUEUED, checkpointing=put_back("misspelt")))
+    lab.cluster.upsert(run_body(scheduling=QUEUED, checkpointing=put_back("misspelt")))
     await lab.settle()
     assert lab.condition("Accepted")[0] == "True", "it has pods, and goes on"
     await queue.evicts()
@@ -223,7 +223,7 @@ async def test_an_evicted_run_waits_for_the_checkpoint_that_it_was_told_of_meanw
     await lab.advance(5)
     assert pods_of(lab) == []
     assert lab.condition("Accepted") == ("False", "CheckpointNotReady")
-    lab.cluster.put(run_body(scheduling=QUEUED, checkpointing=put_back(saved)))
+    lab.cluster.upsert(run_body(scheduling=QUEUED, checkpointing=put_back(saved)))
     await lab.settle()
     assert lab.condition("Accepted")[0] == "True"
     resumption = lab.run().status.resumption
@@ -244,7 +244,7 @@ async def test_pods_of_an_earlier_admission_are_forgotten_before_the_next(
     lab: Any, queue: Queue, run_body: Any, before: tuple[str, str]
 ) -> None:
     """Kueue evicts a run that waits for recovery for too long; its time in the queue is none."""
-    lab.cluster.put(run_body(scheduling=QUEUED))
+    lab.cluster.upsert(run_body(scheduling=QUEUED))
     await lab.settle()
     await queue.says(
         admission=None,
@@ -288,7 +288,7 @@ async def test_a_run_whose_quota_is_gone_all_at_once_saves_too(
 async def test_an_eviction_before_the_first_pod_is_answered_at_once(
     lab: Any, queue: Queue, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(scheduling=QUEUED))
+    lab.cluster.upsert(run_body(scheduling=QUEUED))
     await lab.settle()
     await queue.admits()  # without its flavor no pod comes
     await queue.evicts("PodsReadyTimeout")
@@ -302,12 +302,12 @@ async def test_a_suspended_run_gives_its_quota_back_when_its_pods_are_gone(
     lab: Any, queue: Queue, run_body: Any
 ) -> None:
     await admitted(lab, queue, run_body)
-    lab.cluster.put(run_body(scheduling=QUEUED, suspend=True))
+    lab.cluster.upsert(run_body(scheduling=QUEUED, suspend=True))
     await lab.settle()
     await lab.advance(60)
     assert lab.condition("Suspended") == ("True", "ByUser")
     assert WORKLOAD not in lab.cluster.objects()
-    lab.cluster.put(run_body(scheduling={**QUEUED, "queueName": "other"}, suspend=False))
+    lab.cluster.upsert(run_body(scheduling={**QUEUED, "queueName": "other"}, suspend=False))
     await lab.settle()
     assert lab.cluster.objects()[WORKLOAD]["spec"]["queueName"] == "other"
     assert phase(lab) == "Queued"
@@ -325,7 +325,7 @@ async def test_a_finished_run_says_so_to_its_queue(lab: Any, queue: Queue, run_b
 async def test_a_run_that_asks_for_a_queue_is_refused_without_one_and_taken_once_it_is_there(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(scheduling=QUEUED))
+    lab.cluster.upsert(run_body(scheduling=QUEUED))
     await lab.settle()
     assert lab.condition("Accepted") == ("False", "KueueNotInstalled")
     assert lab.names("Workload") == lab.names("StatefulSet") == []

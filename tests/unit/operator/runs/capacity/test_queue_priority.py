@@ -24,12 +24,12 @@ def queues(lab: Any) -> Any:
 async def test_a_priority_is_that_of_its_class_once_there_is_one(
     queues: Any, run_body: Any
 ) -> None:
-    queues.cluster.put(run_body(scheduling={**QUEUED, "workloadPriorityClassName": "high"}))
+    queues.cluster.upsert(run_body(scheduling={**QUEUED, "workloadPriorityClassName": "high"}))
     await queues.settle()
     assert WORKLOAD not in queues.cluster.objects()
     assert queues.condition("QuotaReserved") == ("False", "Inadmissible")
     metadata = {"name": "high", "namespace": "default"}
-    queues.cluster.put({"kind": "WorkloadPriorityClass", "metadata": metadata, "value": 1000})
+    queues.cluster.upsert({"kind": "WorkloadPriorityClass", "metadata": metadata, "value": 1000})
     await queues.advance(30)
     spec = queues.cluster.objects()[WORKLOAD]["spec"]
     assert spec["priority"] == 1000
@@ -53,10 +53,10 @@ async def test_without_a_class_of_its_own_a_place_in_the_queue_is_that_of_the_po
     classes = {"high": {"value": 1000}, "usual": {"value": 10, "globalDefault": True}}
     for each, said in classes.items():
         metadata = {"name": each, "namespace": "default"}
-        queues.cluster.put({"kind": "PriorityClass", "metadata": metadata, **said})
+        queues.cluster.upsert({"kind": "PriorityClass", "metadata": metadata, **said})
     body = run_body(scheduling={**QUEUED, **scheduled})
     body["spec"]["roles"]["inference"]["podTemplate"] = {"spec": laid_over}
-    queues.cluster.put(body)
+    queues.cluster.upsert(body)
     await queues.settle()
     spec = queues.cluster.objects()[WORKLOAD]["spec"]
     assert spec["priority"] == classes[name]["value"]

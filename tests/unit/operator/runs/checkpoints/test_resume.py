@@ -38,7 +38,7 @@ def name(step: int, branch: int = 0) -> str:
 
 async def with_history(lab: Any, body: dict[str, Any]) -> None:
     """A run whose best checkpoint is not its newest, suspended by its user."""
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     parent = 0
@@ -50,7 +50,7 @@ async def with_history(lab: Any, body: dict[str, Any]) -> None:
 
 
 async def suspend(lab: Any) -> None:
-    lab.cluster.put(changed(lab, suspend=True))
+    lab.cluster.upsert(changed(lab, suspend=True))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=30)
     await lab.advance(60)
@@ -66,7 +66,7 @@ def changed(lab: Any, **spec: Any) -> dict[str, Any]:
 
 
 async def resume(lab: Any, **checkpointing: Any) -> None:
-    lab.cluster.put(changed(lab, suspend=False, checkpointing=checkpointing))
+    lab.cluster.upsert(changed(lab, suspend=False, checkpointing=checkpointing))
     await lab.settle()
 
 
@@ -140,7 +140,7 @@ async def test_a_run_that_is_suspended_while_something_else_holds_it_is_put_back
     await lab.advance(60)
     assert not lab.pods("trainer")
     assert lab.run().status.hold.reason == "GateNotMet"
-    lab.cluster.put(changed(lab, suspend=True))
+    lab.cluster.upsert(changed(lab, suspend=True))
     await lab.settle()
     assert lab.condition("Suspended") == ("True", "ByUser")
     lab.new_controller()
@@ -204,7 +204,7 @@ async def test_a_run_that_is_resumed_before_its_pods_are_gone_is_put_back_when_t
     await resume(lab)
     await lab.advance(10)
     named = {"resume": "Named", "resumeFrom": {"name": name(10)}}
-    lab.cluster.put(changed(lab, suspend=True, checkpointing=named))
+    lab.cluster.upsert(changed(lab, suspend=True, checkpointing=named))
     await lab.settle()
     assert lab.run().status.phase == "Suspending"
     held_since = lab.run().status.active.since
@@ -237,7 +237,7 @@ async def again_at_30(lab: Any, run_body: Any, **said: Any) -> None:
     await resume(lab, resume="Named", resumeFrom={"name": name(20)})
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=21)
     if said["state"] == run_pb2.RUN_STATE_SUSPENDED:
-        lab.cluster.put(changed(lab, suspend=True))
+        lab.cluster.upsert(changed(lab, suspend=True))
         await lab.settle()
     await lab.tell(record(30, "0.5", branch=1, parent=20))
     await lab.say(step=30, **said)
@@ -295,7 +295,7 @@ async def test_best_is_the_newest_while_nothing_has_its_figure(lab: Any, run_bod
     evaluation = {"metric": "EvalSuccess"}
     held_out = {"name": "held-out", "uri": "s3://b/h", "environment": "repos"}
     body = changed(lab, evaluation=[{"name": "held-out", "phase": "rl", "tasks": held_out}])
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await resume(lab, resume="Best", keepBest=evaluation)
     assert told(lab) is None
     assert lab.pods("trainer")
@@ -314,7 +314,7 @@ async def test_a_checkpoint_names_the_one_that_it_goes_back_to(lab: Any, run_bod
 async def test_the_parent_of_a_checkpoint_may_be_one_that_somebody_asked_for(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     asked = {
@@ -323,7 +323,7 @@ async def test_the_parent_of_a_checkpoint_may_be_one_that_somebody_asked_for(
         "metadata": {"name": "mine", "namespace": "lab", "uid": "uid-mine"},
         "spec": {"runRef": {"name": "demo"}, "reason": "Manual"},
     }
-    lab.cluster.put(asked)
+    lab.cluster.upsert(asked)
     await lab.settle()
     first = record(10, "0.2")
     first.request = "uid-mine"
@@ -338,14 +338,14 @@ async def test_the_best_checkpoint_is_shown_with_its_figure(lab: Any, run_body: 
     best = lab.run().status.best_checkpoint
     assert best is not None
     assert (best.name, best.step, best.metric) == (name(20), 20, "0.9")
-    lab.cluster.put(changed(lab, checkpointing={}))
+    lab.cluster.upsert(changed(lab, checkpointing={}))
     await lab.settle()
     await lab.advance(5)
     assert lab.run().status.best_checkpoint is None
 
 
 async def test_a_role_says_how_many_gpus_it_asks_for(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     assert {r.name: r.gpus for r in lab.run().status.roles} == {
         "trainer": 0,

@@ -38,10 +38,10 @@ def given(lab: Any) -> dict[str, Any]:
 async def test_a_run_waits_for_its_checkpoint_and_starts_from_its_model(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(model={"checkpointRef": {"name": "good"}, "seed": 3}))
+    lab.cluster.upsert(run_body(model={"checkpointRef": {"name": "good"}, "seed": 3}))
     await lab.settle()
     assert lab.condition("Accepted") == ("False", "CheckpointNotReady")
-    lab.cluster.put(imported())
+    lab.cluster.upsert(imported())
     await lab.settle()
     assert lab.condition("Accepted") == ("False", "CheckpointNotReady")
     assert lab.names("StatefulSet") == []
@@ -52,10 +52,10 @@ async def test_a_run_waits_for_its_checkpoint_and_starts_from_its_model(
 
 
 async def test_the_model_stays_known_when_its_checkpoint_is_gone(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(imported())
+    lab.cluster.upsert(imported())
     await lab.settle()
     await lab.finish_jobs()
-    lab.cluster.put(run_body(model={"checkpointRef": {"name": "good"}}))
+    lab.cluster.upsert(run_body(model={"checkpointRef": {"name": "good"}}))
     await lab.settle()
     before = given(lab)
     lab.cluster.remove(KEY)
@@ -69,16 +69,16 @@ async def test_the_model_stays_known_when_its_checkpoint_is_gone(lab: Any, run_b
 async def test_a_controller_is_configured_with_the_model_that_it_was_started_with(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(imported())
+    lab.cluster.upsert(imported())
     await lab.settle()
     await lab.finish_jobs()
     body = run_body(model={"checkpointRef": {"name": "good"}})
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1, observed_generation=0)
     status = run_pb2.RunStatus(phase="rl", state=run_pb2.RUN_STATE_RUNNING, step=2)
     await lab._report(run_pb2.WatchRunResponse(status=status))
-    sent = [r.configure.spec_json for r in lab.peers.orders if r.HasField("configure")]
+    sent = [r.configure.spec_json for r in lab.peers.commands if r.HasField("configure")]
     assert sent
     assert all(json.loads(each)["model"] == given(lab) for each in sent)
 
@@ -87,10 +87,10 @@ async def test_a_controller_is_configured_with_the_model_that_it_was_started_wit
 async def test_a_checkpoint_without_a_model_is_no_start(
     lab: Any, run_body: Any, reason: str
 ) -> None:
-    lab.cluster.put(imported(reason, runRef={"name": "gone", "uid": "u"}))
+    lab.cluster.upsert(imported(reason, runRef={"name": "gone", "uid": "u"}))
     await lab.settle()
     await lab.finish_jobs()
-    lab.cluster.put(run_body(model={"checkpointRef": {"name": "good"}}))
+    lab.cluster.upsert(run_body(model={"checkpointRef": {"name": "good"}}))
     await lab.settle()
     found = next(c for c in lab.run().status.conditions if c.type == "Accepted")
     assert (found.status, found.reason) == ("False", "CheckpointNotReady")
@@ -98,7 +98,7 @@ async def test_a_checkpoint_without_a_model_is_no_start(
 
 
 async def test_what_another_run_starts_from_is_not_superseded(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(checkpointing={"keepLast": 1}))
+    lab.cluster.upsert(run_body(checkpointing={"keepLast": 1}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     await lab.tell_checkpoint(10)
@@ -106,7 +106,7 @@ async def test_what_another_run_starts_from_is_not_superseded(lab: Any, run_body
     (name,) = lab.names("Checkpoint")
     other = run_body(model={"checkpointRef": {"name": name}}, suspend=True)
     other["metadata"] = {**other["metadata"], "name": "other", "uid": "uid-other"}
-    lab.cluster.put(other)
+    lab.cluster.upsert(other)
     for step in (20, 30):
         await lab.tell_checkpoint(step)
         await lab.finish_jobs()

@@ -17,11 +17,11 @@ HOUR = 3600.0
 
 async def begin(lab: Any, body: dict[str, Any]) -> None:
     """Two engines of one GPU each run on nodes, and the controller reports."""
-    lab.cluster.put(body)
+    lab.cluster.upsert(body)
     await lab.settle()
     for role in ("trainer", "inference", "rewards"):
         for pod in lab.pods(role):
-            lab.cluster.put({**pod, "spec": {**pod["spec"], "nodeName": "node-1"}})
+            lab.cluster.upsert({**pod, "spec": {**pod["spec"], "nodeName": "node-1"}})
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
 
@@ -71,7 +71,7 @@ async def test_an_operator_that_dies_loses_nothing_of_the_account(
 
 async def test_a_run_at_rest_uses_nothing_and_writes_nothing(lab: Any, run_body: Build) -> None:
     await begin(lab, run_body())
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.upsert(run_body(suspend=True))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=5)
     used = lab.run().status.usage
@@ -87,7 +87,7 @@ async def test_a_clock_that_is_set_back_gives_nothing_back(lab: Any, run_body: B
     await begin(lab, run_body())
     await work(lab, 500)
     before = lab.run().status.usage.gpu_seconds
-    lab.clock.set_by_s -= HOUR
+    lab.clock.offset_s -= HOUR
     await work(lab, 300)
     assert before + 400 <= lab.run().status.usage.gpu_seconds <= before + 800
 
@@ -106,7 +106,7 @@ async def test_a_spent_budget_saves_and_suspends_until_it_is_raised(
     assert lab.names("Pod") == []
 
     lab.new_controller()
-    lab.cluster.put(run_body(budget={"gpuHours": "0.6"}))
+    lab.cluster.upsert(run_body(budget={"gpuHours": "0.6"}))
     await lab.settle()
     assert lab.run().status.hold is None
     assert len(lab.pods("trainer")) == 1
@@ -118,7 +118,7 @@ async def lease(lab: Any, mine: int, others: int = 0) -> None:
     said = environments_pb2.WatchPoolResponse(
         sequence=mine + others + 1, leased=mine + others, leased_by_run=by_run
     )
-    lab.peers.pools["demo-repos-broker-0.demo-repos-broker:7020"].say(said)
+    lab.peers.pools["demo-repos-broker-0.demo-repos-broker:7020"].append(said)
     await lab.settle()
     await lab.advance(5)
 
@@ -206,7 +206,7 @@ def test_one_way_to_say_when_a_run_goes_is_enough(run_body: Build) -> None:
 
 
 async def test_a_run_of_another_manager_is_left_alone(lab: Any, run_body: Build) -> None:
-    lab.cluster.put(run_body(managedBy="kueue.x-k8s.io/multikueue"))
+    lab.cluster.upsert(run_body(managedBy="kueue.x-k8s.io/multikueue"))
     await lab.settle()
     await lab.advance(600)
     assert lab.writes == []

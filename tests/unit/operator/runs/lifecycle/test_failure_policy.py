@@ -88,7 +88,7 @@ def test_of_several_failures_the_gravest_decides_in_any_order(
 @pytest.fixture
 async def running(lab: Any, run_body: Build, request: pytest.FixtureRequest) -> Any:
     policy = {"rules": request.param} if hasattr(request, "param") else {}
-    lab.cluster.put(run_body(failurePolicy=policy))
+    lab.cluster.upsert(run_body(failurePolicy=policy))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     return lab
@@ -153,7 +153,7 @@ async def disrupt(lab: Any, pod: str) -> None:
 async def test_a_run_that_a_rule_suspends_saves_first_and_stays_away(running: Any) -> None:
     await disrupt(running, "demo-inference-0")
     assert running.condition("Suspended") == ("False", "Suspending")
-    orders = [order.WhichOneof("what") for order in running.peers.orders]
+    orders = [order.WhichOneof("what") for order in running.peers.commands]
     assert orders.count("suspend") == 1
     assert running.pods("trainer"), "nothing goes before the checkpoint"
     await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=5)
@@ -192,7 +192,7 @@ async def end_drained(lab: Any) -> None:
     lab.cluster.kubelet = InstantKubelet()
     for key, live in lab.cluster.objects().items():
         if key.kind == "Pod" and is_deleting(live):
-            lab.cluster.forget(key)
+            lab.cluster.purge(key)
     await lab.settle()
 
 
@@ -214,7 +214,7 @@ async def test_a_rule_about_disruption_hears_of_a_pod_that_is_drained_away_once(
     running.new_controller()
     ordered = run_body(failurePolicy={"rules": [SPOT]})
     ordered["metadata"]["annotations"] = {"etude.dev/resume": status.hold.since}
-    running.cluster.put(ordered)
+    running.cluster.upsert(ordered)
     await running.settle()
     await running.say(state=run_pb2.RUN_STATE_RUNNING, step=6)
     await running.advance(30)
@@ -243,7 +243,7 @@ async def test_to_suspend_and_resume_by_hand_ends_what_a_rule_began(
     await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=5)
     running.new_controller()
     for suspend in (True, False):
-        running.cluster.put(run_body(failurePolicy={"rules": [SPOT]}, suspend=suspend))
+        running.cluster.upsert(run_body(failurePolicy={"rules": [SPOT]}, suspend=suspend))
         await running.settle()
     assert running.run().status.hold is None
     assert len(running.pods("trainer")) == 1
@@ -260,7 +260,7 @@ async def test_a_rule_says_what_a_stalled_run_is_worth(
     lab: Any, run_body: Build, action: str, restarts: int
 ) -> None:
     rules = [rule("stalls", action, cause="Stalled")]
-    lab.cluster.put(run_body(failurePolicy={"rules": rules}, deadlines=STALL))
+    lab.cluster.upsert(run_body(failurePolicy={"rules": rules}, deadlines=STALL))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     await lab.advance(61)
@@ -271,7 +271,7 @@ async def test_a_rule_says_what_a_stalled_run_is_worth(
 
 async def test_a_rule_may_end_a_run_that_stalls(lab: Any, run_body: Build) -> None:
     rules = [rule("stalls", "FailRun", cause="Stalled")]
-    lab.cluster.put(run_body(failurePolicy={"rules": rules}, deadlines=STALL))
+    lab.cluster.upsert(run_body(failurePolicy={"rules": rules}, deadlines=STALL))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     await lab.advance(61)
@@ -304,12 +304,12 @@ async def test_an_annotation_overrules_the_hold_that_it_names_and_no_later_one(
     running.new_controller()
     ordered = run_body(failurePolicy={"rules": [SPOT]})
     ordered["metadata"]["annotations"] = {"etude.dev/resume": "2020-01-01T00:00:00Z"}
-    running.cluster.put(ordered)
+    running.cluster.upsert(ordered)
     await running.settle()
     assert running.names("Pod") == []
     since = running.run().status.hold.since
     ordered["metadata"]["annotations"] = {"etude.dev/resume": since}
-    running.cluster.put(ordered)
+    running.cluster.upsert(ordered)
     await running.settle()
     assert running.run().status.hold is None
     assert len(running.pods("trainer")) == 1

@@ -47,7 +47,7 @@ async def test_a_pod_that_is_made_once_more_as_it_was_is_replaced_and_never_judg
     (pod,) = running.pods("trainer")
     old = {"etude.dev/attempt": "0"}
     pod = {**pod, "metadata": {**pod["metadata"], "labels": {**labels(pod), **old}}}
-    running.cluster.put(pod)  # by a controller that had not seen the new template yet
+    running.cluster.upsert(pod)  # by a controller that had not seen the new template yet
     running.end("demo-trainer-0", exit_code=1)
     await running.settle()
     assert [labels(pod)["etude.dev/attempt"] for pod in running.pods("trainer")] == ["1"]
@@ -110,7 +110,7 @@ async def test_a_trainer_that_cannot_reach_its_store_is_started_again_until_it_c
 async def test_a_run_that_never_began_fails_if_its_store_cannot_be_reached(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     for _ in range(4):
         lab.end("demo-trainer-0", exit_code=75, message="StoreError: no such host")
@@ -148,7 +148,7 @@ async def test_a_disrupted_pod_is_no_failure(running: Any) -> None:
 async def test_what_keeps_the_keeper_of_certificates_from_starting_keeps_the_role(
     lab: Any, run_body: Any, waits_for: str, reason: str
 ) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     waiting = {"reason": waits_for, "message": "Back-off"}
     status = {
@@ -175,7 +175,7 @@ async def test_a_run_without_progress_dumps_its_stacks_and_restarts_its_trainer(
             graces.add(metadata["deletionGracePeriodSeconds"])
 
     lab.cluster.subscribe(see)
-    lab.cluster.put(run_body(deadlines={"stepProgressSeconds": 60}))
+    lab.cluster.upsert(run_body(deadlines={"stepProgressSeconds": 60}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
     await lab.advance(50)
@@ -184,13 +184,13 @@ async def test_a_run_without_progress_dumps_its_stacks_and_restarts_its_trainer(
     assert lab.run().status.attempt == 0
     await lab.advance(20)
     assert lab.run().status.attempt == 1
-    assert [o.WhichOneof("what") for o in lab.peers.orders] == ["dump_stacks"]
+    assert [o.WhichOneof("what") for o in lab.peers.commands] == ["dump_stacks"]
     assert graces == {30}
     assert "NoProgress" in [e["reason"] for e in lab.cluster.events]
 
 
 async def test_silence_before_ten_steps_is_judged_mildly(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body())
+    lab.cluster.upsert(run_body())
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
     await lab.advance(3_000)
@@ -205,7 +205,7 @@ async def test_silence_before_ten_steps_is_judged_mildly(lab: Any, run_body: Any
 async def test_a_controller_has_an_hour_for_its_first_step_also_where_it_resumes(
     lab: Any, run_body: Any, deadlines: dict[str, int], state: Any, step: int
 ) -> None:
-    lab.cluster.put(run_body(deadlines=deadlines))
+    lab.cluster.upsert(run_body(deadlines=deadlines))
     await lab.settle()
     await lab.say(state=state, step=step, step_seconds_p99=40, last_step_unix_ms=0)
     await lab.advance(3_590)
@@ -217,7 +217,7 @@ async def test_a_controller_has_an_hour_for_its_first_step_also_where_it_resumes
 async def test_a_run_that_waits_for_its_store_is_not_stalled_however_long_it_takes(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(deadlines={"stepProgressSeconds": 60}))
+    lab.cluster.upsert(run_body(deadlines={"stepProgressSeconds": 60}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=20)
     await lab.advance(50)
@@ -235,7 +235,7 @@ async def test_a_run_that_waits_for_its_store_is_not_stalled_however_long_it_tak
 async def test_a_run_that_fails_while_it_waits_for_its_store_still_saves_what_it_can(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(deadlines={"activeSeconds": 100}))
+    lab.cluster.upsert(run_body(deadlines={"activeSeconds": 100}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=20, reason="StorageUnavailable")
     await lab.advance(101)
@@ -243,7 +243,7 @@ async def test_a_run_that_fails_while_it_waits_for_its_store_still_saves_what_it
 
 
 async def test_a_run_that_never_reports_fails_after_its_deadline(lab: Any, run_body: Any) -> None:
-    lab.cluster.put(run_body(deadlines={"preRunningSeconds": 300}))
+    lab.cluster.upsert(run_body(deadlines={"preRunningSeconds": 300}))
     await lab.settle()
     await lab.advance(299)
     assert lab.condition("Failed")[0] == "False"
@@ -254,7 +254,7 @@ async def test_a_run_that_never_reports_fails_after_its_deadline(lab: Any, run_b
 async def test_an_operator_that_was_just_started_fails_no_run_that_has_reported_before(
     lab: Any, run_body: Any
 ) -> None:
-    lab.cluster.put(run_body(deadlines={"preRunningSeconds": 300}))
+    lab.cluster.upsert(run_body(deadlines={"preRunningSeconds": 300}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
     await lab.advance(1_000)
@@ -268,15 +268,15 @@ async def test_time_with_pods_is_limited_and_time_without_is_not_counted(
     lab: Any, run_body: Any
 ) -> None:
     limits = {"activeSeconds": 100}
-    lab.cluster.put(run_body(deadlines=limits))
+    lab.cluster.upsert(run_body(deadlines=limits))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
     await lab.advance(60)
-    lab.cluster.put(run_body(deadlines=limits, suspend=True))
+    lab.cluster.upsert(run_body(deadlines=limits, suspend=True))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=5)
     await lab.advance(1_000)
-    lab.cluster.put(run_body(deadlines=limits))
+    lab.cluster.upsert(run_body(deadlines=limits))
     await lab.settle()
     await lab.advance(30)
     assert lab.condition("Failed")[0] == "False"
@@ -286,7 +286,7 @@ async def test_time_with_pods_is_limited_and_time_without_is_not_counted(
 
 async def test_a_controller_that_falls_silent_makes_the_run_unready(running: Any) -> None:
     assert running.condition("Ready")[0] == "True"
-    running.book.disconnected(running.run().metadata.uid)
+    running.book.record_disconnected(running.run().metadata.uid)
     running.dirty[Ref("RLRun", "lab", "demo")] = None
     await running.settle()
     assert running.condition("Ready")[0] == "True"
@@ -315,7 +315,7 @@ async def test_trouble_that_the_controller_reports_shows_as_degraded(running: An
 async def test_silence_is_judged_by_what_the_controller_is_at(
     lab: Any, run_body: Any, state: Any, patience_s: int
 ) -> None:
-    lab.cluster.put(run_body(checkpointing={"timeoutSeconds": 900}))
+    lab.cluster.upsert(run_body(checkpointing={"timeoutSeconds": 900}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_LOADING, step=20, step_seconds_p99=5)
     await lab.say(state=state, step=20, step_seconds_p99=5)
