@@ -10,7 +10,8 @@ from autoscaler_bench.pool import Pool, Waiting
 from autoscaler_bench.run import Run
 from autoscaler_bench.scalers import Order, Scaler, order
 from autoscaler_bench.traces import Trace
-from etude.operator.pools.autoscaling.config import TICK_S, Refill
+from etude.common.api.pool.autoscaling import Refill
+from etude.operator.pools.autoscaling.config import TICK_S
 
 REFILL = Refill()
 SLOWEST = 2.5

@@ -10,6 +10,7 @@ from typing_extensions import override
 from autoscaler_bench.events import Clock
 from autoscaler_bench.plans import RUN, Planner
 from autoscaler_bench.pool import Pool
+from etude.common.api.pool.autoscaling import ScaleToZero, ScalingMode, ZeroMode
 from etude.operator.pools.autoscaling import config
 from etude.operator.pools.autoscaling.decide import decide_pool
 from etude.operator.pools.autoscaling.limits import victims
@@ -19,11 +20,11 @@ from etude.operator.pools.autoscaling.values import PoolMetrics, PoolState, init
 from etude.operator.pools.autoscaling.windows import Sample, Samples, add_peak, add_sample
 
 KNATIVE = config.ScalingParameters(
-    mode=config.Mode.REACTIVE,
+    mode=ScalingMode.REACTIVE,
     target_utilization_percent=70,
     max_scale_up_rate=1000,
     scale_down_delay_s=0,
-    scale_to_zero=config.ScaleToZero(mode=config.ZeroMode.WHEN_IDLE),
+    scale_to_zero=ScaleToZero(mode=ZeroMode.WHEN_IDLE),
 )
 """The defaults of Knative's configuration."""
 
@@ -127,7 +128,7 @@ class Kpa(Scaler):
         delay_s = self.settings.scale_down_delay_s
         wanted = Sample(now_s, found.replicas)
         self._peaks = add_peak(self._peaks, wanted, keep_s=delay_s)
-        grace_s = self.settings.stable_window_s + self.settings.scale_to_zero.grace_s
+        grace_s = self.settings.stable_window_s + self.settings.scale_to_zero.grace_seconds
         least = int(now_s - self._busy_s <= grace_s)
         return order(pool, min(pool.trace.max_replicas, max(least, int(self._peaks[0].value))))
 
@@ -139,7 +140,7 @@ class Planned(Scaler):
     clock: Clock
     pool: Pool
     planner: Planner
-    config: config.PoolConfig
+    config: config.PoolScalingConfig
     decide_s: float = 0.0
     """CPU seconds of all decisions."""
     decisions: int = 0

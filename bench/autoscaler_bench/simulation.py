@@ -13,17 +13,16 @@ from autoscaler_bench.run import Run
 from autoscaler_bench.scalers import Fixed, Hpa, Kpa, Planned, Scaler
 from autoscaler_bench.traces import Trace
 from etude.common.api.pool.autoscaling import Autoscaling as GivenAutoscaling
-from etude.common.api.pool.autoscaling import ScalingMode
+from etude.common.api.pool.autoscaling import PredictiveScaling, Refill, ScalingMode
 from etude.common.api.pool.spec import EnvPoolSpec, Template
 from etude.operator.pools.autoscaling.config import (
     TICK_S,
     PoolScalingConfig,
-    Refill,
     ScalingParameters,
+    pool_config,
 )
 from etude.operator.pools.autoscaling.limits import num_creates, refill_tokens
 from etude.operator.pools.autoscaling.values import CreationBucket
-from etude.operator.pools.settings import pool_config
 from etude.trainer.controller.admission.plans import REPEAT_S
 
 REFILL = Refill()
@@ -38,7 +37,7 @@ DEFAULTS = pool_config(
     )
 )
 """What a pool has that says nothing but its mode."""
-PATIENT = ScalingParameters()
+PATIENT = ScalingParameters(predictive=PredictiveScaling(service_level_percent=95))
 """One set of settings with and without a plan, for what nobody knows: longer windows and delays."""
 
 

@@ -71,31 +71,31 @@ POOL = {
     "search.backend": f"{NODE}.searching",
     "search.models": f"{NODE}.searching",
     "replicas": "etude.common.api.pool.spec self",
-    "maxReplicas": f"{OPERATOR}.pools.settings spec",
-    "minIdle": f"{OPERATOR}.pools.settings spec",
-    "overcommitFactor": f"{OPERATOR}.pools.settings spec",
+    "maxReplicas": f"{OPERATOR}.pools.autoscaling.config spec",
+    "minIdle": f"{OPERATOR}.pools.autoscaling.config spec",
+    "overcommitFactor": f"{OPERATOR}.pools.autoscaling.config spec",
     **{
-        f"autoscaling.{name}": f"{OPERATOR}.pools.settings given"
+        f"autoscaling.{name}": f"{OPERATOR}.pools.autoscaling.config scaling"
         for name in (
             *("mode", "targetUtilizationPercent", "stableWindowSeconds", "panicWindowPercent"),
             *("panicThresholdPercent", "maxScaleUpRate", "maxScaleDownRate"),
             *("scaleDownDelaySeconds", "burstCapacity"),
         )
     },
-    "autoscaling.scaleToZero.mode": f"{OPERATOR}.pools.settings zero",
-    "autoscaling.scaleToZero.graceSeconds": f"{OPERATOR}.pools.settings zero",
+    "autoscaling.scaleToZero.mode": f"{OPERATOR}.pools.autoscaling.decide zero",
+    "autoscaling.scaleToZero.graceSeconds": f"{OPERATOR}.pools.autoscaling.decide zero",
     **{
-        f"autoscaling.schedule[].{name}": f"{OPERATOR}.pools.settings entry"
+        f"autoscaling.schedule[].{name}": f"{OPERATOR}.pools.autoscaling.limits each"
         for name in ("cron", "timeZone", "minIdle")
     },
     **{
-        f"autoscaling.predictive.{name}": f"{OPERATOR}.pools.settings given"
+        f"autoscaling.predictive.{name}": f"{OPERATOR}.pools.autoscaling.predictive predictive"
         for name in ("serviceLevelPercent", "maxHorizonSeconds", "planStaleSeconds")
     },
-    "autoscaling.predictive.costs.gpuSecond": f"{OPERATOR}.pools.settings costs",
-    "autoscaling.predictive.costs.sandboxSecond": f"{OPERATOR}.pools.settings costs",
-    "autoscaling.refill.maxPerSecond": f"{OPERATOR}.pools.settings refill",
-    "autoscaling.refill.maxInFlight": f"{OPERATOR}.pools.settings refill",
+    "autoscaling.predictive.costs.gpuSecond": f"{OPERATOR}.pools.autoscaling.predictive costs",
+    "autoscaling.predictive.costs.sandboxSecond": f"{OPERATOR}.pools.autoscaling.predictive costs",
+    "autoscaling.refill.maxPerSecond": f"{OPERATOR}.pools.autoscaling.limits refill",
+    "autoscaling.refill.maxInFlight": f"{OPERATOR}.pools.autoscaling.limits refill",
     "backend": f"{OPERATOR}.builders.pool spec",
     "sandboxTemplateRef.name": f"{OPERATOR}.pools.observe named",
     "slotsPerReplica": f"{NODE}.serve spec",

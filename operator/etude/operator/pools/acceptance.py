@@ -1,10 +1,12 @@
 """Acceptance of pools: checks beyond the schema, each finding with a suggested fix."""
 
+from collections.abc import Iterator
+
 from etude.common.api.kinds import EnvPool
+from etude.common.api.pool import cron
 from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel
 from etude.operator.builders.run import Platform
 from etude.operator.conditions import ACCEPTED, ConditionFact, false_condition
-from etude.operator.pools.settings import schedule_problems
 from etude.operator.reasons import Reason
 
 _ROOT_DRIVERS = (DriverName.FIRECRACKER, DriverName.GVISOR)
@@ -40,3 +42,12 @@ def driver_problem(spec: EnvPoolSpec, platform: Platform, *, at: str) -> Conditi
         " or Auto, or start brokers and nodes of this driver yourself"
     )
     return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+
+
+def schedule_problems(spec: EnvPoolSpec, *, at: str) -> Iterator[str]:
+    """Problems of a schedule that no schema can express, each with its field and fix."""
+    for place, entry in enumerate(spec.autoscaling.schedule if spec.autoscaling else ()):
+        found = cron.find_problem(entry.cron, entry.time_zone)
+        if found is not None:
+            which = f"{at}.autoscaling.schedule[{place}].{found.field}"
+            yield f"{which}: {found.what}: {found.fix}"

@@ -11,7 +11,7 @@ from etude.common.api.pool.autoscaling import ScalingMode
 from etude.operator.actions import ClockReading
 from etude.operator.manifests import Manifest, is_true, uid
 from etude.operator.names import ordinal
-from etude.operator.pools.autoscaling.config import TICK_S
+from etude.operator.pools.autoscaling.config import TICK_S, planning_config, pool_config
 from etude.operator.pools.autoscaling.decide import decide_pool, is_silent
 from etude.operator.pools.autoscaling.predictive import forecast_demand, usable_plans
 from etude.operator.pools.autoscaling.provisioning import PRIOR, ProvisionTime
@@ -38,7 +38,6 @@ from etude.operator.pools.observe import (
     run_plans,
     staying_hosts,
 )
-from etude.operator.pools.settings import planning_config, pool_config
 
 STATE_LIFETIME_S = 30.0
 """State older than this is dropped, as after a restart of the operator."""

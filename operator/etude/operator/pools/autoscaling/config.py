@@ -1,91 +1,32 @@
 """Autoscaler configuration: `spec.autoscaling` with its defaults filled in."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+
+from etude.common.api.meta import number
+from etude.common.api.pool.autoscaling import (
+    Autoscaling,
+    PredictiveScaling,
+    Refill,
+    ScaleToZero,
+    ScalingMode,
+    ScheduleEntry,
+    ZeroMode,
+)
+from etude.common.api.pool.spec import EnvPoolSpec
 
 TICK_S = 2.0
 """Time between two decisions."""
 LEAST_PANIC_S = 1.0
 """Least length of the panic window."""
-
-
-class Mode(StrEnum):
-    """Owner of the number of replicas."""
-
-    MANUAL = "Manual"
-    REACTIVE = "Reactive"
-    PREDICTIVE = "Predictive"
-    EXTERNAL = "External"
-
-
-class ZeroMode(StrEnum):
-    """Condition under which a pool may have no replica."""
-
-    NEVER = "Never"
-    WHEN_IDLE = "WhenIdle"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleToZero:
-    """Scale-to-zero of an idle pool."""
-
-    mode: ZeroMode = ZeroMode.NEVER
-    grace_s: float = 30.0
-    """Time after a whole stable window without demand."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleEntry:
-    """Minimum of slots from the moments of a cron expression until the next entry's moment."""
-
-    cron: str
-    """Five fields."""
-    min_idle: int
-    """Slots in all, leased ones included."""
-    time_zone: str = "UTC"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingCosts:
-    """Cost of waiting GPUs and of idle sandboxes, in one currency."""
-
-    gpu_second: float
-    sandbox_second: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictiveParameters:
-    """Parameters by which plans are acted on."""
-
-    service_level_percent: float = 95.0
-    """Share of cases in which the ready replicas must suffice."""
-    costs: ScalingCosts | None = None
-    """With costs, and GPUs known from a plan, the service level follows from them."""
-    max_horizon_s: float = 1800.0
-    plan_stale_s: float = 120.0
-    """Time since the last report of its controller after which a plan is stale."""
-
-    def __post_init__(self) -> None:
-        if not 50 <= self.service_level_percent < 100:
-            raise ValueError(
-                "serviceLevelPercent must be from 50 to below 100,"
-                f" got {self.service_level_percent}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refill:
-    """Rate limit of creating replicas."""
-
-    max_per_second: float = 50.0
-    max_in_flight: int = 200
+MOST_REPLICAS = 10_000
+"""Limit of a pool without maxReplicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingParameters:
     """Parameters by which the number of replicas follows demand."""
 
-    mode: Mode = Mode.PREDICTIVE
+    mode: ScalingMode = ScalingMode.PREDICTIVE
     target_utilization_percent: float = 80.0
     stable_window_s: float = 60.0
     panic_window_percent: float = 10.0
@@ -96,7 +37,7 @@ class ScalingParameters:
     burst_capacity: int = 0
     scale_to_zero: ScaleToZero = field(default_factory=ScaleToZero)
     schedule: tuple[ScheduleEntry, ...] = ()
-    predictive: PredictiveParameters = field(default_factory=PredictiveParameters)
+    predictive: PredictiveScaling = field(default_factory=PredictiveScaling)
     refill: Refill = field(default_factory=Refill)
 
     def __post_init__(self) -> None:
@@ -147,3 +88,75 @@ class PoolScalingConfig:
             )
         if self.min_idle and self.autoscaling.scale_to_zero.mode is ZeroMode.WHEN_IDLE:
             raise ValueError("scaleToZero WhenIdle needs minIdle 0")
+
+
+REACTIVE = ScalingParameters(mode=ScalingMode.REACTIVE)
+UNPLANNED = ScalingParameters(max_scale_up_rate=1_000.0, scale_down_delay_s=30.0)
+"""Defaults of mode Predictive without a usable plan: a run's first waves come without one."""
+PLANNED = ScalingParameters(
+    target_utilization_percent=100.0,
+    stable_window_s=30.0,
+    max_scale_up_rate=1_000.0,
+    scale_down_delay_s=15.0,
+)
+"""Defaults of mode Predictive while all demand is planned: delays may be short."""
+
+
+def pool_config(spec: EnvPoolSpec) -> PoolScalingConfig:
+    """The autoscaler settings of a pool that sizes itself.
+
+    Raises:
+        ValueError: the pool does not size itself.
+    """
+    scaling = spec.autoscaling
+    if scaling is None or spec.max_replicas is None or not spec.is_sized_for_demand:
+        raise ValueError(f"a pool in mode {spec.mode} does not size itself")
+    is_planning = scaling.mode is ScalingMode.PREDICTIVE
+    return PoolScalingConfig(
+        max_replicas=spec.max_replicas,
+        slots_per_replica=spec.slots_per_replica,
+        min_idle=spec.min_idle or 0,
+        overcommit_factor=1.5 if spec.overcommit_factor is None else number(spec.overcommit_factor),
+        autoscaling=_parameters(scaling, UNPLANNED if is_planning else REACTIVE),
+        while_planned=_parameters(scaling, PLANNED) if is_planning else None,
+    )
+
+
+def planning_config(spec: EnvPoolSpec) -> PoolScalingConfig:
+    """The settings by which plans are read for a pool that an external autoscaler sizes."""
+    return PoolScalingConfig(
+        max_replicas=spec.max_replicas or MOST_REPLICAS,
+        slots_per_replica=spec.slots_per_replica,
+        autoscaling=PLANNED,
+    )
+
+
+def _parameters(scaling: Autoscaling, defaults: ScalingParameters) -> ScalingParameters:
+    stable_s = _or_default(scaling.stable_window_seconds, defaults.stable_window_s)
+    panic_percent = _or_default(scaling.panic_window_percent, defaults.panic_window_percent)
+    return ScalingParameters(
+        mode=scaling.mode,
+        target_utilization_percent=_or_default(
+            scaling.target_utilization_percent, defaults.target_utilization_percent
+        ),
+        stable_window_s=stable_s,
+        # A share of 60 s was admitted: of the 30 s of a pool with a plan it may be too short.
+        panic_window_percent=max(panic_percent, 100 * LEAST_PANIC_S / stable_s),
+        panic_threshold_percent=_or_default(
+            scaling.panic_threshold_percent, defaults.panic_threshold_percent
+        ),
+        max_scale_up_rate=_or_default(scaling.max_scale_up_rate, defaults.max_scale_up_rate),
+        max_scale_down_rate=_or_default(scaling.max_scale_down_rate, defaults.max_scale_down_rate),
+        scale_down_delay_s=_or_default(
+            scaling.scale_down_delay_seconds, defaults.scale_down_delay_s
+        ),
+        burst_capacity=scaling.burst_capacity or 0,
+        scale_to_zero=scaling.scale_to_zero or ScaleToZero(),
+        schedule=scaling.schedule,
+        predictive=scaling.predictive or PredictiveScaling(),
+        refill=scaling.refill or Refill(),
+    )
+
+
+def _or_default(value: int | None, default: float) -> float:
+    return default if value is None else float(value)

@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from etude.common.api.pool.autoscaling import ScalingMode, ZeroMode
 from etude.operator.pools.autoscaling import limits
-from etude.operator.pools.autoscaling.config import Mode, PoolScalingConfig, ZeroMode
+from etude.operator.pools.autoscaling.config import PoolScalingConfig
 from etude.operator.pools.autoscaling.limits import scheduled_idle, victims
 from etude.operator.pools.autoscaling.predictive import (
     DemandForecast,
@@ -83,11 +84,13 @@ def decide_pool(
         ValueError: in mode Manual or External.
     """
     scaling = config.autoscaling
-    if scaling.mode not in {Mode.REACTIVE, Mode.PREDICTIVE}:
+    if scaling.mode not in {ScalingMode.REACTIVE, ScalingMode.PREDICTIVE}:
         raise ValueError(f"the autoscaler does not decide in mode {scaling.mode}")
     if is_silent(metrics, now_s=now_s):
         return _hold_size(state, metrics, config, now_s=now_s)
-    believed = usable_plans(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
+    believed = (
+        usable_plans(plans, scaling, now_s=now_s) if scaling.mode is ScalingMode.PREDICTIVE else ()
+    )
     if config.while_planned is not None and is_all_planned(believed, metrics.holders):
         config = replace(config, autoscaling=config.while_planned)
     noted = _with_sample(state, metrics, config, now_s=now_s)
@@ -197,7 +200,7 @@ def _requested_replicas(
 ) -> _Requested:
     scaling, slots = config.autoscaling, config.slots_per_replica
     zero = scaling.scale_to_zero
-    is_quiet = idle_s > scaling.stable_window_s + zero.grace_s
+    is_quiet = idle_s > scaling.stable_window_s + zero.grace_seconds
     least = 0 if zero.mode is ZeroMode.WHEN_IDLE and is_quiet else 1
     # A quiet pool may scale to zero; a pool at zero stays there until it is asked.
     if zero.mode is ZeroMode.WHEN_IDLE and not metrics.ready + metrics.creating:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from etude.common.api.pool import cron
-from etude.operator.pools.autoscaling.config import TICK_S, PoolScalingConfig, Refill, ScheduleEntry
+from etude.common.api.pool.autoscaling import Refill, ScheduleEntry
+from etude.operator.pools.autoscaling.config import TICK_S, PoolScalingConfig
 from etude.operator.pools.autoscaling.values import CreationBucket, IdleReplica, PoolMetrics
 from etude.operator.pools.autoscaling.windows import Samples, highest
 

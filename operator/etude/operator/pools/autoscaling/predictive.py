@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from etude.common.api.meta import number
 from etude.common.plans.forecast import (
     Assurance,
     CountDistribution,
@@ -42,8 +43,8 @@ def service_level(
     costs = config.predictive.costs
     if costs is None or not gpus:
         return assurance(config.predictive.service_level_percent / 100)
-    under = gpus * costs.gpu_second * provision.p50_s
-    over = costs.sandbox_second * config.scale_down_delay_s
+    under = gpus * number(costs.gpu_second) * provision.p50_s
+    over = number(costs.sandbox_second) * config.scale_down_delay_s
     share = under / (under + over) if under + over > 0 else LEAST
     return assurance(min(MOST, max(LEAST, share)))
 
@@ -146,7 +147,7 @@ def _moments(
     waves: Mapping[str, Sequence[Wave]], config: PoolScalingConfig, enough: Assurance, now_s: float
 ) -> list[float]:
     """Now, and the moments at which demand can rise: between them it only falls."""
-    horizon_s = now_s + config.autoscaling.predictive.max_horizon_s
+    horizon_s = now_s + config.autoscaling.predictive.max_horizon_seconds
     found = {now_s}
     for group in waves.values():
         for wave in group:
@@ -190,7 +191,9 @@ def is_plan_current(plan: RunPlan, config: ScalingParameters, *, now_s: float) -
     A silent plan gets the grace period of an idle pool; a plan that is over gets none, since its
     broker has dropped it.
     """
-    silent_s = plan.heard_s + config.predictive.plan_stale_s + config.scale_to_zero.grace_s
+    silent_s = (
+        plan.heard_s + config.predictive.plan_stale_seconds + config.scale_to_zero.grace_seconds
+    )
     return now_s <= min(silent_s, plan.until_s)
 
 

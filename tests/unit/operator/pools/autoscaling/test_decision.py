@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from etude.common.api.pool.autoscaling import (
+from etude.common.api.pool.autoscaling import PredictiveScaling, (
     Refill,
     ScaleToZero,
     ScalingMode,
@@ -337,7 +337,10 @@ def test_a_wave_is_created_for_from_its_latest_start_on(
     start_s: float, sigma_s: float, peak: int
 ) -> None:
     seen = PoolMetrics(seen_s=NOW_S, wall_s=0.0, ready=1, provision=ProvisionTime(20.0, 40.0))
-    config = PoolScalingConfig(max_replicas=100)
+    predictive = PredictiveScaling(service_level_percent=95)
+    config = PoolScalingConfig(
+        max_replicas=100, autoscaling=ScalingParameters(predictive=predictive)
+    )
     told = planned(64, start_s, sigma_s)
 
     found = decide_pool(initial_state(1, now_s=NOW_S), seen, [told], config, NOW_S)

@@ -67,6 +67,7 @@ def test_no_spares_are_begun_for_what_is_ready(wanted: int, ready: int, failing:
 def test_the_service_level_is_the_newsvendors_where_costs_are_known() -> None:
     plan = RunPlan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=(), gpus=8)
     costs = AutoscalingCosts(gpu_second="0.001", sandbox_second="0.0001")
+    usual = ScalingParameters(predictive=PredictiveScaling(service_level_percent=95))
     priced = ScalingParameters(predictive=PredictiveScaling(service_level_percent=95, costs=costs))
     took = ProvisionTime(30.0, 60.0)
 
