@@ -9,7 +9,7 @@ import pytest
 from tests.support.environments.sandbox_states import TREE, nothing
 
 from etude.agent.workspace import WorkspaceLostError
-from etude.envserver.drivers import process_identity, scratch_lock
+from etude.envserver.drivers import process_identity, scratch_folder
 from etude.envserver.drivers.base import (
     DriverUnavailableError,
     SandboxError,
@@ -181,7 +181,7 @@ async def test_a_verifier_runs_in_a_container_where_nobody_was(driver: GvisorDri
 async def test_a_folder_has_one_daemon(
     driver: GvisorDriver, image: BuiltImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch_lock, "LOCK_LIMIT_S", 0.0)
+    monkeypatch.setattr(scratch_folder, "LOCK_LIMIT_S", 0.0)
     other = GvisorDriver(scratch=driver.scratch, images={"small": image}, memory_mib=256)
     with pytest.raises(DriverUnavailableError, match="another node daemon"):
         await other.start()

@@ -11,6 +11,7 @@ from etude.envserver.drivers.vm.start.cpu_budget import (
     StartQueue,
     StartWork,
     full_bucket,
+    start_wait_s,
 )
 
 works = st.sampled_from([*StartWork])
@@ -28,9 +29,9 @@ def test_no_span_of_time_has_more_than_its_share_and_one_burst(
     bucket, now_s, spent = full_bucket(cores), 0.0, []
     for later_s, work in steps:
         now_s += later_s
-        bucket = bucket.refilled(now_s)
-        if bucket.wait_s(ESTIMATES_MS[work]) == 0:
-            bucket = bucket.minus(ESTIMATES_MS[work])
+        bucket = bucket.refill(now_s)
+        if start_wait_s(bucket, ESTIMATES_MS[work]) == 0:
+            bucket = bucket.take(ESTIMATES_MS[work])
             spent.append((now_s, ESTIMATES_MS[work]))
     largest = max((cost for _, cost in spent), default=0.0)
     for index, (begin_s, _) in enumerate(spent):
@@ -44,9 +45,9 @@ def test_no_span_of_time_has_more_than_its_share_and_one_burst(
 
 @given(st.integers(1, 8), works)
 def test_whoever_waits_as_long_as_was_said_can_pay(cores: int, work: StartWork) -> None:
-    bucket = full_bucket(cores).minus(ESTIMATES_MS[StartWork.BOOT])
-    wait_s = bucket.wait_s(ESTIMATES_MS[work])
-    assert bucket.refilled(wait_s + 1e-9).wait_s(ESTIMATES_MS[work]) < 1e-6
+    bucket = full_bucket(cores).take(ESTIMATES_MS[StartWork.BOOT])
+    wait_s = start_wait_s(bucket, ESTIMATES_MS[work])
+    assert start_wait_s(bucket.refill(wait_s + 1e-9), ESTIMATES_MS[work]) < 1e-6
 
 
 @given(st.lists(st.floats(1, 1000), min_size=1))

@@ -1,7 +1,6 @@
 """Driver base for workspaces that are folders of the host: commands see them without a copy."""
 
 import asyncio
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing_extensions import override
 from etude.agent.workspace import FolderNotes, FolderWorkspace, NoJobs, notes
 from etude.agent.workspace.interface import Runner
 from etude.common.errors import crossing
-from etude.envserver.drivers import folder_jobs, folder_snapshots
+from etude.envserver.drivers import folder_jobs, folder_snapshots, scratch_folder
 from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
     CommandOutcome,
@@ -42,8 +41,6 @@ CAPS = DriverCapabilities(files=True, memory=False, freeze=True)
 
 Launch = Callable[[Path, Program], Awaitable[PipedProgram]]
 """Starts a program in a workspace."""
-
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,28 +210,21 @@ class FolderDriver(Driver, ABC):
 
     @override
     async def verify(self, work: Verification) -> CommandOutcome:
-        # Without a state file, so that a successor sweeps what a dead host left here.
-        folder = self.leases / f"grade-{next(_numbers)}"
-        await asyncio.to_thread(self._prepare, folder, work)
-        try:
+        async with scratch_folder.grading_folder(self.leases) as folder:
+            workspace, tests = folder / _WORKSPACE, folder / "tests"
+            await asyncio.to_thread(folders.write_tree, workspace, work.workspace, self.owner())
+            await asyncio.to_thread(folders.write_tree, tests, work.tests, self.owner())
             return await self.run(
                 FolderCommand(
                     command=work.command,
-                    workspace=folder / _WORKSPACE,
-                    tests=folder / "tests",
+                    workspace=workspace,
+                    tests=tests,
                     timeout_s=work.timeout_s,
                     head_bytes=0,
                     tail_bytes=GRADE_OUTPUT_BYTES,
                     collect=work.reward_path,
                 )
             )
-        finally:
-            await asyncio.to_thread(folders.remove_folder, folder)
-
-    def _prepare(self, folder: Path, work: Verification) -> None:
-        folder.mkdir()
-        folders.write_tree(folder / _WORKSPACE, work.workspace, self.owner())
-        folders.write_tree(folder / "tests", work.tests, self.owner())
 
     @override
     def is_repeatable(self, command: str) -> bool:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import LOG_BYTES, MAX_KNOWN, MAX_RUNNING, TERM_GRACE_S
+from etude.common import atomic
 from etude.common.errors import EtudeError, InvalidFieldError
 from etude.envserver.drivers.base import SandboxError
 from etude.envserver.drivers.piped_program import PipedProgram
@@ -191,9 +192,7 @@ class FolderJobs(Jobs):
             ended_for=ended_for,
             cpu_ms=cpu_ms,
         )
-        partial = self._path(job.number, "partial")
-        partial.write_text(json.dumps(asdict(job.end)))
-        partial.rename(self._path(job.number, "json"))
+        atomic.write_text(self._path(job.number, "json"), json.dumps(asdict(job.end)))
 
     def _running(self) -> list[_Job]:
         return [job for job in self._all.values() if job.is_running]

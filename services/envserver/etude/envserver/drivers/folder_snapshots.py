@@ -6,13 +6,16 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from etude.agent.workspace import notes
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.base import SavedSandbox
 from etude.envserver.storage import copies, folders
-from etude.envserver.storage.folders import FolderLimits, Owner
+from etude.envserver.storage.folders import FolderLimits, Owner, TooLargeError
 
 _UNLIMITED = FolderLimits(max_files=sys.maxsize, max_bytes=sys.maxsize)
 """For restores: a snapshot has been within its limits when it was saved."""
+
+_MAIN_DIGITS = 64
 
 FolderOwners = Mapping[str, Owner]
 """Folders of a lease, by name, and their owners there."""
@@ -77,3 +80,37 @@ def replace(parts: FolderOwners, lease: Path) -> None:
 
 def _sibling(lease: Path, name: str, end: str) -> Path:
     return lease / f"{name}.{end}"
+
+
+def save_notes(main: SavedSandbox, lease: Path, target: Path, limits: FolderLimits) -> SavedSandbox:
+    """Add the tools' notes to a snapshot whose main part is in its folder.
+
+    Raises:
+        TooLargeError: the limits of both are exceeded.
+    """
+    if main.num_bytes > limits.max_bytes:
+        raise TooLargeError(f"the environment takes {main.num_bytes} bytes")
+    left = limits._replace(max_bytes=limits.max_bytes - main.num_bytes)
+    noted = save(lease, _notes(), target, left)
+    return SavedSandbox(
+        num_bytes=main.num_bytes + noted.num_bytes, digest=main.digest + noted.digest
+    )
+
+
+def main_digest(saved: SavedSandbox) -> str:
+    """Digest of a snapshot's main part; that of the notes follows it."""
+    return saved.digest[:_MAIN_DIGITS]
+
+
+def prepare_notes(source: Path, lease: Path, saved: SavedSandbox) -> None:
+    """Copy a snapshot's notes next to a lease's; see prepare()."""
+    prepare(source, _notes(), lease, SavedSandbox(num_bytes=0, digest=saved.digest[_MAIN_DIGITS:]))
+
+
+def replace_notes(lease: Path) -> None:
+    """Make the prepared notes the lease's."""
+    replace(_notes(), lease)
+
+
+def _notes() -> FolderOwners:
+    return {notes.FOLDER: folders.current_owner()}

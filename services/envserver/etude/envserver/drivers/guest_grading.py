@@ -8,12 +8,16 @@ covered: what the agent had a service do by a request. That is what a fork is gr
 its grade is weaker evidence.
 """
 
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
 from etude.agent.workspace import ExecResult, PathFault, WorkspaceError
 from etude.agent.workspace.interface import HOME
 from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
     CommandOutcome,
     SandboxError,
+    SandboxStart,
     Verification,
 )
 from etude.envserver.guest.calls import GuestCaller
@@ -58,6 +62,20 @@ async def grade_fresh(channel: GuestCaller, work: Verification) -> CommandOutcom
     await write_tree(channel, work.workspace, root=HOME)
     await write_tree(channel, work.tests, root=TESTS)
     return await _grade(channel, work)
+
+
+async def grade_new(
+    channel: GuestCaller,
+    work: Verification,
+    *,
+    start: SandboxStart,
+    destroy: Callable[[], Awaitable[None]],
+) -> CommandOutcome:
+    """Grade in a fresh guest that was started for this, and destroy it."""
+    try:
+        return replace(await grade_fresh(channel, work), sandbox_start=start)
+    finally:
+        await destroy()
 
 
 async def grade_fork(channel: GuestCaller, work: Verification) -> CommandOutcome:

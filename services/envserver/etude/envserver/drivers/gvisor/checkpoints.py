@@ -9,17 +9,13 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from etude.agent.workspace import notes
 from etude.common.errors import CorruptError
 from etude.envserver.drivers import folder_snapshots
 from etude.envserver.drivers.base import SavedSandbox
 from etude.envserver.drivers.gvisor.container import CONFIG
-from etude.envserver.storage import folders
-from etude.envserver.storage.folders import FolderLimits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits
 
 IMAGE = "image"
-_CODE_DIGITS = 64
-"""Length of the container's part of a digest; that of the tools' notes follows."""
 _PART_BYTES = 8 << 20
 
 
@@ -38,11 +34,8 @@ def measure(target: Path, config: bytes, lease: Path, limits: FolderLimits) -> S
     """
     (target / CONFIG).write_bytes(config)
     num_bytes = sum(path.stat().st_size for path in _files(target))
-    if num_bytes > limits.max_bytes:
-        raise TooLargeError(f"the environment takes {num_bytes} bytes")
-    left = limits._replace(max_bytes=limits.max_bytes - num_bytes)
-    noted = folder_snapshots.save(lease, _parts(), target, left)
-    return SavedSandbox(num_bytes=num_bytes + noted.num_bytes, digest=digest(target) + noted.digest)
+    main = SavedSandbox(num_bytes=num_bytes, digest=digest(target))
+    return folder_snapshots.save_notes(main, lease, target, limits)
 
 
 def prepare(source: Path, lease: Path, saved: SavedSandbox) -> None:
@@ -52,15 +45,9 @@ def prepare(source: Path, lease: Path, saved: SavedSandbox) -> None:
         CorruptError: it is not what was saved.
         OSError: it cannot be read.
     """
-    if digest(source) != saved.digest[:_CODE_DIGITS]:
+    if digest(source) != folder_snapshots.main_digest(saved):
         raise CorruptError(f"{source} is not what was saved")
-    noted = SavedSandbox(num_bytes=0, digest=saved.digest[_CODE_DIGITS:])
-    folder_snapshots.prepare(source, _parts(), lease, noted)
-
-
-def replace_notes(lease: Path) -> None:
-    """Make the prepared notes the lease's."""
-    folder_snapshots.replace(_parts(), lease)
+    folder_snapshots.prepare_notes(source, lease, saved)
 
 
 def digest(folder: Path) -> str:
@@ -85,7 +72,3 @@ def remove(folder: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return [folder / CONFIG, *sorted((folder / IMAGE).iterdir())]
-
-
-def _parts() -> folder_snapshots.FolderOwners:
-    return {notes.FOLDER: folders.current_owner()}

@@ -12,6 +12,7 @@ from typing import Self
 
 from typing_extensions import override
 
+from etude.common import atomic
 from etude.common.errors import CorruptError
 from etude.envserver.drivers import process_identity
 from etude.envserver.drivers.gvisor import bundle
@@ -216,9 +217,7 @@ class GvisorContainer(GuestCaller):
             "generation": self.generation,
             "process": {**facts, "boot": self.process.boot},
         }
-        partial = self.folder / f"{RECORD}.partial"
-        partial.write_text(json.dumps(said))
-        partial.rename(self.folder / RECORD)
+        atomic.write_text(self.folder / RECORD, json.dumps(said))
 
     async def _connected(self) -> GuestChannel:
         async with self._dialling:

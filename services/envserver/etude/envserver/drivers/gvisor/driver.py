@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from etude.agent.workspace.interface import Runner
 from etude.common.errors import CorruptError, UserError
-from etude.envserver.drivers import guest_grading, scratch_lock
+from etude.envserver.drivers import guest_grading, scratch_folder
 from etude.envserver.drivers.base import (
     CommandOutcome,
     Driver,
@@ -124,7 +124,7 @@ class GvisorDriver(Driver):
         if self._lock >= 0:
             return
         self.leases.mkdir(parents=True, exist_ok=True)
-        self._lock = await scratch_lock.lock_scratch(self.scratch)
+        self._lock = await scratch_folder.lock_scratch(self.scratch)
         try:
             await self._end_orphans()
             for name, image in self.images.items():
@@ -152,26 +152,18 @@ class GvisorDriver(Driver):
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
         begin = partial(self._begin, template)
-        making = ContainerFactory(runsc=self._runsc, begin=begin, slots=self._places)
-        return GvisorSandbox(folder, runner, making)
+        factory = ContainerFactory(runsc=self._runsc, begin=begin, slots=self._places)
+        return GvisorSandbox(folder, runner, factory)
 
     @override
     async def verify(self, work: Verification) -> CommandOutcome:
-        # Without a state file, so that a successor sweeps what a dead host left here.
-        folder = self.leases / f"grade-{next(_numbers)}"
-        folder.mkdir(mode=0o700)
-        try:
+        async with scratch_folder.grading_folder(self.leases) as folder:
             asked_s = time.monotonic()
             container = await self._begin(work.template, folder)
-            begun = SandboxStart(StartKind.SPAWN, time.monotonic() - asked_s)
-            try:
-                return replace(
-                    await guest_grading.grade_fresh(container, work), sandbox_start=begun
-                )
-            finally:
-                await container.destroy()
-        finally:
-            await asyncio.to_thread(folders.remove_folder, folder)
+            start = SandboxStart(StartKind.SPAWN, time.monotonic() - asked_s)
+            return await guest_grading.grade_new(
+                container, work, start=start, destroy=container.destroy
+            )
 
     @override
     def is_repeatable(self, command: str) -> bool:

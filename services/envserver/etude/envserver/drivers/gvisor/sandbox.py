@@ -15,28 +15,18 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from etude.agent.workspace import FolderNotes, Workspace, notes
 from etude.agent.workspace.interface import HOME, Runner
+from etude.common import atomic
 from etude.common.errors import crossing
-from etude.envserver.drivers import guest_grading, job_programs
-from etude.envserver.drivers.base import (
-    CommandOutcome,
-    Sandbox,
-    SandboxError,
-    SandboxStart,
-    SavedSandbox,
-    StartKind,
-)
+from etude.envserver.drivers import folder_snapshots, job_programs
+from etude.envserver.drivers.base import SandboxError, SandboxStart, SavedSandbox, StartKind
+from etude.envserver.drivers.guest_sandbox import GuestSandbox
 from etude.envserver.drivers.gvisor import checkpoints
 from etude.envserver.drivers.gvisor.container import CONFIG, GvisorContainer
 from etude.envserver.drivers.gvisor.runsc import RunscClient
 from etude.envserver.drivers.programs import Program, RunningProgram
-from etude.envserver.guest import workspace_files
-from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.guest.jobs import GuestJobs
-from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import write_tree
-from etude.envserver.storage.folders import FolderContent, FolderLimits
+from etude.envserver.storage.folders import FolderLimits
 from etude.envserver.storage.trees import Tree
 
 FOLDER, CURRENT, PAUSED = "gvisor", "current", "paused"
@@ -55,22 +45,21 @@ class ContainerFactory:
     """Slots for CPU-bound work of the host."""
 
 
-class GvisorSandbox(Sandbox):
+class GvisorSandbox(GuestSandbox[GvisorContainer]):
     """A container that is started at the first call."""
 
-    def __init__(self, lease: Path, runner: Runner, making: ContainerFactory) -> None:
+    guest_word = "container"
+
+    def __init__(self, lease: Path, runner: Runner, factory: ContainerFactory) -> None:
         """Start nothing; find the container of an earlier process.
 
         Raises:
             SandboxError: it has ended.
         """
-        self._lease, self._folder = lease, lease / FOLDER
-        self._runner, self._factory = runner, making
-        self._notes = FolderNotes(lease / notes.FOLDER)
-        self._jobs: GuestJobs | None = None
-        self._begun: SandboxStart | None = None
+        super().__init__(lease, runner, None)
+        self._folder, self._factory = lease / FOLDER, factory
         self._generation = 1
-        self._container = self._find_container()
+        self._guest = self._find_container()
 
     def _find_container(self) -> GvisorContainer | None:
         name = current_container(self._lease)
@@ -94,26 +83,8 @@ class GvisorSandbox(Sandbox):
 
     @property
     @override
-    def workspace(self) -> Workspace:  # type: ignore[override] # read only, and once there is one
-        container = self._running
-        if self._jobs is None or self._jobs.channel is not container:
-            self._jobs = GuestJobs(channel=container, has_others=lambda: container.has_jobs)
-        return GuestWorkspace(container, self._runner, notes=self._notes, jobs=self._jobs)
-
-    @property
-    @override
     def is_started(self) -> bool:
         return bool(current_container(self._lease)) or (self._folder / PAUSED).exists()
-
-    @property
-    @override
-    def sandbox_start(self) -> SandboxStart | None:
-        return self._begun
-
-    @property
-    @override
-    def is_intact(self) -> bool:
-        return self._container is None or not self._container.is_lost
 
     @override
     async def initialize(self, tree: Tree) -> None:
@@ -125,17 +96,8 @@ class GvisorSandbox(Sandbox):
         except BaseException:
             await container.destroy()
             raise
-        await self._become(container)
-        self._begun = SandboxStart(StartKind.SPAWN, time.monotonic() - asked_s)
-
-    @override
-    async def run(self, command: str, timeout_s: float) -> CommandOutcome:
-        done = await GuestCommands(channel=self._running).run(command, timeout_s)
-        return guest_grading.to_outcome(done)
-
-    @override
-    async def read_files(self, limits: FolderLimits) -> FolderContent:
-        return await workspace_files.workspace_content(self._running, limits)
+        await self._replace_container(container)
+        self._start = SandboxStart(StartKind.SPAWN, time.monotonic() - asked_s)
 
     @override
     async def start(self, program: Program) -> RunningProgram:
@@ -155,14 +117,14 @@ class GvisorSandbox(Sandbox):
         with crossing(SandboxError, f"restoring {self._folder}"):
             await asyncio.to_thread(checkpoints.prepare, folder, self._lease, saved)
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            container = await self._restored(folder)
+            container = await self._restore_container(folder)
             # From here on the snapshot is known to be good.
-            await self._become(container)
-            await asyncio.to_thread(checkpoints.replace_notes, self._lease)
+            await self._replace_container(container)
+            await asyncio.to_thread(folder_snapshots.replace_notes, self._lease)
 
     @override
     async def pause(self) -> None:
-        container = self._container
+        container = self._guest
         if container is None:
             return
         partial, paused = self._folder / "paused.partial", self._folder / PAUSED
@@ -175,25 +137,19 @@ class GvisorSandbox(Sandbox):
             (partial / CONFIG).write_bytes(container.config)
             (partial / OF).write_text(container.folder.name)
             partial.rename(paused)
-            self._container, self._jobs = None, None
+            self._guest, self._jobs = None, None
             await container.destroy()
 
     @override
     async def resume(self) -> None:
         paused = self._folder / PAUSED
-        if self._container is not None or not self._is_paused:
+        if self._guest is not None or not self._is_paused:
             return
         with crossing(SandboxError, f"resuming {self._folder}"):
-            await self._become(await self._restored(paused))
+            await self._replace_container(await self._restore_container(paused))
             checkpoints.remove(paused)
 
-    @override
-    async def close(self) -> None:
-        container, self._container, self._jobs = self._container, None, None
-        if container is not None:
-            await container.destroy()
-
-    async def _restored(self, saved: Path) -> GvisorContainer:
+    async def _restore_container(self, saved: Path) -> GvisorContainer:
         self._generation += 1
         config = (saved / CONFIG).read_bytes()
         async with self._factory.slots:
@@ -205,12 +161,10 @@ class GvisorSandbox(Sandbox):
                 generation=self._generation,
             )
 
-    async def _become(self, container: GvisorContainer) -> None:
+    async def _replace_container(self, container: GvisorContainer) -> None:
         """Make this the lease's container, in place of the former one."""
-        former, self._container, self._jobs = self._container, container, None
-        partial = self._folder / f"{CURRENT}.partial"
-        partial.write_text(container.folder.name)
-        partial.rename(self._folder / CURRENT)
+        former, self._guest, self._jobs = self._guest, container, None
+        atomic.write_text(self._folder / CURRENT, container.folder.name)
         if former is not None:
             await former.destroy()
             await asyncio.to_thread(shutil.rmtree, former.folder)
@@ -219,12 +173,6 @@ class GvisorSandbox(Sandbox):
         folder = self._folder / secrets.token_hex(4)
         folder.mkdir(mode=0o700)
         return folder
-
-    @property
-    def _running(self) -> GvisorContainer:
-        if self._container is None:
-            raise SandboxError("the container of this lease has ended")
-        return self._container
 
 
 def current_container(lease: Path) -> str:

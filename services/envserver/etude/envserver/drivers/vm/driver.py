@@ -4,14 +4,14 @@ import itertools
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
 
 from etude.agent.workspace.interface import Runner
-from etude.envserver.drivers import guest_grading
+from etude.envserver.drivers import guest_grading, scratch_folder
 from etude.envserver.drivers.base import (
     CommandOutcome,
     Driver,
@@ -34,10 +34,9 @@ from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.registry import VmRegistry
 from etude.envserver.drivers.vm.sandbox import VmSandbox
 from etude.envserver.drivers.vm.start import start_scheduler
-from etude.envserver.drivers.vm.start import starter as start_starter
 from etude.envserver.drivers.vm.start.quarantine import StartQuarantine
 from etude.envserver.drivers.vm.start.start_scheduler import StartScheduler
-from etude.envserver.drivers.vm.start.starter import StartedVm, VmStarter
+from etude.envserver.drivers.vm.start.starter import StartedVm, VmStarter, pool_targets
 from etude.envserver.drivers.vm.start.warm_pool import WarmPool
 from etude.envserver.drivers.vm.suspend.idle_policy import IdleTimeouts
 from etude.envserver.drivers.vm.suspend.lease_vm import (
@@ -113,10 +112,9 @@ class VmDriver(Driver):
         for image in self.images.values():
             if image.address not in self._starters:
                 self._starters[image.address] = self._make_starter(await self.load_template(image))
-        for machine in await self._registry.adopt(
-            each.template for each in self._starters.values()
-        ):
-            self.scheduler.watch(machine)
+        templates = [starter.template for starter in self._starters.values()]
+        for vmm in await self._registry.adopt(templates):
+            self.scheduler.watch(vmm)
 
     @override
     async def stop(self) -> None:
@@ -137,9 +135,7 @@ class VmDriver(Driver):
 
     @override
     def keep_warm(self, wanted: Sequence[TemplateReadiness], *, max_shells: int) -> None:
-        for starter, target in start_starter.pool_targets(
-            self._starter_of, self.images, wanted, max_shells
-        ):
+        for starter, target in pool_targets(self._starter_of, self.images, wanted, max_shells):
             starter.warm_pool.set_target(target)
 
     @override
@@ -148,40 +144,32 @@ class VmDriver(Driver):
 
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
-        home = VmContext(
+        egress = self.egress
+        context = VmContext(
             lease=folder,
             start=partial(self._launch, template, folder.name),
             starter=partial(self._starter_of, template),
             suspend_store=self._suspend_store,
             run_slots=self.scheduler.run_slots,
             idle_timeouts=self.idle_timeouts,
-            gate=self.egress.for_environment(template, folder.name)
-            if self.egress is not None
-            else None,
+            gate=egress.for_environment(template, folder.name) if egress is not None else None,
         )
-        return VmSandbox(folder, runner, home, home.find(self._find_guest(folder)))
+        return VmSandbox(folder, runner, context, context.find(self._find_guest(folder)))
 
     @override
     async def verify(self, work: Verification) -> CommandOutcome:
-        # Without a state file, so that a successor sweeps what a dead host left here.
-        folder = self.leases / f"grade-{next(_numbers)}"
-        folder.mkdir()
-        try:
+        async with scratch_folder.grading_folder(self.leases) as folder:
             (folder / VM_FOLDER).mkdir(mode=0o700)
             asked_s = time.monotonic()
             await self.scheduler.run_slots.take()
             try:
-                guest, start = await self._launch(work.template, folder.name, folder / VM_FOLDER)
-                begun = SandboxStart(start, time.monotonic() - asked_s)
-                try:
-                    outcome = await guest_grading.grade_fresh(guest.channel, work)
-                    return replace(outcome, sandbox_start=begun)
-                finally:
-                    await guest.destroy()
+                guest, kind = await self._launch(work.template, folder.name, folder / VM_FOLDER)
+                start = SandboxStart(kind, time.monotonic() - asked_s)
+                return await guest_grading.grade_new(
+                    guest.channel, work, start=start, destroy=guest.destroy
+                )
             finally:
                 self.scheduler.run_slots.give()
-        finally:
-            folders.remove_folder(folder)
 
     @override
     def has_services(self, template: str) -> bool:
@@ -204,9 +192,7 @@ class VmDriver(Driver):
             return None
 
     def _template_readiness(self, template: str) -> TemplateReadiness:
-        return start_starter.template_readiness(
-            template, self._starter_of(template), self.quarantine.why(template)
-        )
+        return self._starter_of(template).readiness(template, self.quarantine.why(template))
 
     @property
     def _suspend_store(self) -> SuspendStore:

@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.envserver.drivers import scratch_lock
+from etude.common import atomic
+from etude.envserver.drivers import scratch_folder
 from etude.envserver.drivers.base import SandboxError
 from etude.envserver.drivers.process_identity import ProcessId
 from etude.envserver.drivers.vm import guest_vm, vmm_processes
@@ -142,7 +143,7 @@ class VmRegistry:
         if self._lock >= 0:
             return
         self._places.leases.mkdir(parents=True, exist_ok=True)
-        self._lock = await scratch_lock.lock_scratch(self.scratch)
+        self._lock = await scratch_folder.lock_scratch(self.scratch)
         self._key = _load_key(self.scratch / "key")
         self._left = await asyncio.to_thread(vmm_processes.reap_at_start, self._places)
 
@@ -250,12 +251,5 @@ def _load_key(path: Path) -> bytes:
     if len(key) == _KEY_BYTES:
         return key
     key = secrets.token_bytes(_KEY_BYTES)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, key)
-    finally:
-        os.close(descriptor)
-    partial.rename(path)
+    atomic.write_bytes(path, key, mode=0o600)
     return key

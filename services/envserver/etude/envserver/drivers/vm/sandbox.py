@@ -6,19 +6,17 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from etude.agent.workspace import FolderNotes, Workspace, notes
 from etude.agent.workspace.interface import HOME, Runner
 from etude.common.errors import crossing
-from etude.envserver.drivers import guest_grading, job_programs
+from etude.envserver.drivers import folder_snapshots, guest_grading, job_programs
 from etude.envserver.drivers.base import (
     CommandOutcome,
     HalfRestoredError,
-    Sandbox,
     SandboxError,
-    SandboxStart,
     SavedSandbox,
     Verification,
 )
+from etude.envserver.drivers.guest_sandbox import GuestSandbox
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.vm.suspend import snapshots
 from etude.envserver.drivers.vm.suspend.auto_suspend import AutoSuspendingVm
@@ -26,74 +24,41 @@ from etude.envserver.drivers.vm.suspend.idle_policy import TRANSITIONAL
 from etude.envserver.drivers.vm.suspend.lease_vm import VmContext, suspended_file
 from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER
 from etude.envserver.egress import proxy_variables
-from etude.envserver.guest import workspace_files
-from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.jobs import GuestJobs
-from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import write_tree
 from etude.envserver.isolation import sandbox_layout
-from etude.envserver.storage.folders import FolderContent, FolderLimits
+from etude.envserver.storage.folders import FolderLimits
 from etude.envserver.storage.trees import Tree
 
 
-class VmSandbox(Sandbox):
+class VmSandbox(GuestSandbox[AutoSuspendingVm]):
     """A microVM that is started at the first call."""
 
+    guest_word = "VM"
+
     def __init__(
-        self, folder: Path, runner: Runner, home: VmContext, guest: AutoSuspendingVm | None = None
+        self, lease: Path, runner: Runner, context: VmContext, guest: AutoSuspendingVm | None = None
     ) -> None:
-        """Nothing is started.
+        """Start nothing.
 
         Args:
-            folder: the lease folder.
+            lease: the lease folder.
             runner: runs the workspace's commands.
-            home: starts the VM.
+            context: starts the VM.
             guest: the VM, if an earlier process started it.
         """
-        self._folder = folder / VM_FOLDER
-        self._runner = runner
-        self._context = home
-        self._guest = guest
-        self._notes = FolderNotes(folder / notes.FOLDER)
-        self._jobs: GuestJobs | None = None
-        self._begun: SandboxStart | None = None
-
-    @property
-    @override
-    def workspace(self) -> Workspace:  # type: ignore[override] # read only, and once there is one
-        guest = self._running
-        if self._jobs is None or self._jobs.channel is not guest:
-            self._jobs = GuestJobs(
-                channel=guest,
-                environment=self._environment,
-                has_others=lambda: guest.has_jobs,
-            )
-        return GuestWorkspace(
-            guest,
-            self._runner,
-            notes=self._notes,
-            jobs=self._jobs,
-        )
+        super().__init__(lease, runner, guest)
+        self._folder, self._context = lease / VM_FOLDER, context
 
     @property
     @override
     def is_started(self) -> bool:
-        return self._folder.exists() or suspended_file(self._folder.parent) is not None
-
-    @property
-    @override
-    def sandbox_start(self) -> SandboxStart | None:
-        return self._begun
-
-    @property
-    @override
-    def is_intact(self) -> bool:
-        return self._guest is None or not self._guest.is_lost
+        return self._folder.exists() or suspended_file(self._lease) is not None
 
     @override
     async def initialize(self, tree: Tree) -> None:
         self._folder.mkdir(mode=0o700)
-        guest, begun = await self._context.launch(self._folder)
+        guest, start = await self._context.launch(self._folder)
         try:
             await write_tree(guest, tree, root=HOME)
             async with guest.keep_running():
@@ -101,16 +66,7 @@ class VmSandbox(Sandbox):
         except BaseException:
             await guest.destroy()
             raise
-        self._guest, self._begun = guest, begun
-
-    @override
-    async def run(self, command: str, timeout_s: float) -> CommandOutcome:
-        commands = GuestCommands(channel=self._running, environment=self._environment)
-        return guest_grading.to_outcome(await commands.run(command, timeout_s))
-
-    @override
-    async def read_files(self, limits: FolderLimits) -> FolderContent:
-        return await workspace_files.workspace_content(self._running, limits)
+        self._guest, self._start = guest, start
 
     @override
     async def verify(self, work: Verification) -> CommandOutcome:
@@ -120,13 +76,13 @@ class VmSandbox(Sandbox):
     @override
     async def save(self, folder: Path, limits: FolderLimits) -> SavedSandbox:
         with crossing(SandboxError, f"saving {self._folder}"):
-            return await snapshots.save(self._running, self._folder.parent, folder, limits)
+            return await snapshots.save(self._running, self._lease, folder, limits)
 
     @override
     async def restore(self, folder: Path, saved: SavedSandbox) -> None:
-        lease, home = self._folder.parent, self._context
+        lease, context = self._lease, self._context
         with crossing(SandboxError, f"restoring {self._folder}"):
-            check = (folder, saved, home.suspend_store, home.starter().template.address)
+            check = (folder, saved, context.suspend_store, context.starter().template.address)
             await asyncio.to_thread(snapshots.check, *check)
             await asyncio.to_thread(snapshots.prepare, folder, saved, lease)
             guest = self._guest
@@ -138,11 +94,9 @@ class VmSandbox(Sandbox):
             try:
                 await self.close()
                 with crossing(HalfRestoredError, f"restoring {self._folder}"):
-                    await asyncio.to_thread(snapshots.replace_notes, lease)
+                    await asyncio.to_thread(folder_snapshots.replace_notes, lease)
             finally:
-                self._guest = home.find(None)
-                # Known files and commands have changed.
-                self._jobs = None
+                self._guest = context.find(None)
 
     @override
     async def start(self, program: Program) -> RunningProgram:
@@ -160,19 +114,8 @@ class VmSandbox(Sandbox):
             async with self._guest.keep_running():
                 return
 
-    @override
-    async def close(self) -> None:
-        guest, self._guest = self._guest, None
-        if guest is not None:
-            await guest.destroy()
-
     @property
+    @override
     def _environment(self) -> Mapping[str, str]:
         egress = proxy_variables.VARIABLES if self._context.gate is not None else {}
         return {**sandbox_layout.ENVIRONMENT, **egress}
-
-    @property
-    def _running(self) -> AutoSuspendingVm:
-        if self._guest is None:
-            raise SandboxError("the VM of this lease has ended")
-        return self._guest

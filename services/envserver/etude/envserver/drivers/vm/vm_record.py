@@ -5,10 +5,10 @@ the VM. A successor ends VMs that no lease uses.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from etude.common import atomic
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.process_identity import ProcessId
 
@@ -43,17 +43,8 @@ def save(folder: Path, record: VmRecord, *, is_durable: bool) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    partial = folder / f".{FILE}.partial"
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, json.dumps(asdict(record)).encode())
-        if is_durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    partial.rename(folder / FILE)
-    if is_durable:
-        _sync(folder)
+    data = json.dumps(asdict(record)).encode()
+    atomic.write_bytes(folder / FILE, data, fsync=is_durable, mode=0o600)
 
 
 def load(folder: Path) -> VmRecord | None:
@@ -103,11 +94,3 @@ def record_use(folder: Path, *, env_id: str, generation: int) -> None:
         raise CorruptError(f"{folder / FILE}: is missing")
     begun = replace(noted, env_id=env_id, generation=generation, is_begun=True)
     save(folder, begun, is_durable=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

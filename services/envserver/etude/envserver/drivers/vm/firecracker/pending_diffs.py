@@ -7,6 +7,7 @@ are made, and no other file is read.
 from dataclasses import dataclass
 from pathlib import Path
 
+from etude.common import atomic
 from etude.envserver.drivers.vm.errors import VmmError
 
 MAX_PENDING = 16
@@ -51,9 +52,7 @@ class PendingDiffs:
         return range(first, behind)
 
     def _save(self, asked: range) -> None:
-        partial = self.folder / f"{_NOTE}.partial"
-        partial.write_text(f"{asked.start} {asked.stop}")
-        partial.rename(self.folder / _NOTE)
+        atomic.write_text(self.folder / _NOTE, f"{asked.start} {asked.stop}")
 
 
 def _name(number: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from etude.common import atomic
 from etude.envserver.drivers.base import SandboxError
 from etude.envserver.drivers.vm.jail import KVM, Jail
 from etude.envserver.drivers.vm.qemu import boot
@@ -49,7 +50,7 @@ async def probe_kvm(
         return known
     verdict = await _boot(image, replace(machine, accelerator=Accelerator.KVM), jail, scratch)
     row = {"facts": facts, "works": verdict.works, "why": verdict.why}
-    _write(path, json.dumps(row))
+    atomic.write_text(path, json.dumps(row))
     return verdict
 
 
@@ -63,12 +64,6 @@ def _dependencies(image: BuiltImage, jail: Jail) -> dict[str, str]:
         # The probe is repeated if the device appears later.
         "device": str(os.access(KVM, os.R_OK | os.W_OK)),
     }
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.rename(path)
 
 
 async def _boot(

@@ -1,10 +1,12 @@
 """CPU budget of VM starts: a token bucket of CPU time, and the queue of starts that wait for it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
+
+from etude.common.token_bucket import TokenBucket
 
 _CPU_MS_PER_CORE_SECOND = 900.0
 """The remaining tenth is for running guests and for this process."""
@@ -55,44 +57,14 @@ class StartCosts:
         self._measured[work] = before + _NEWEST * (cpu_ms - before)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuTokenBucket:
-    """Token bucket of CPU time. It fills with time, and one start may overdraw it."""
-
-    cores: int
-    level_ms: float
-    at_s: float = 0.0
-
-    @property
-    def burst_ms(self) -> float:
-        """Capacity of the bucket."""
-        return _BURST_MS_PER_CORE * self.cores
-
-    @property
-    def _rate(self) -> float:
-        return _CPU_MS_PER_CORE_SECOND * self.cores
-
-    def refilled(self, now_s: float) -> "CpuTokenBucket":
-        """Refill the bucket up to a time."""
-        grown = self.level_ms + self._rate * max(now_s - self.at_s, 0.0)
-        return replace(self, level_ms=min(grown, self.burst_ms), at_s=max(now_s, self.at_s))
-
-    def wait_s(self, cost_ms: float) -> float:
-        """Time until a cost may be spent; a cost above the capacity waits for a full bucket."""
-        return max(0.0, min(cost_ms, self.burst_ms) - self.level_ms) / self._rate
-
-    def refill_s(self, cost_ms: float) -> float:
-        """Time until a cost is refilled, regardless of the capacity."""
-        return max(0.0, cost_ms - self.level_ms) / self._rate
-
-    def minus(self, cost_ms: float) -> "CpuTokenBucket":
-        """Spend a cost; the level may become negative."""
-        return replace(self, level_ms=self.level_ms - cost_ms)
+def full_bucket(cores: int, *, at_s: float = 0.0) -> TokenBucket:
+    """Create a full bucket of CPU-ms."""
+    return TokenBucket.full(_CPU_MS_PER_CORE_SECOND * cores, _BURST_MS_PER_CORE * cores, at_s=at_s)
 
 
-def full_bucket(cores: int) -> CpuTokenBucket:
-    """Create a full bucket."""
-    return CpuTokenBucket(cores=cores, level_ms=_BURST_MS_PER_CORE * cores)
+def start_wait_s(bucket: TokenBucket, cost_ms: float) -> float:
+    """Time until a start may be paid; one above the capacity waits for a full bucket."""
+    return bucket.wait_s(min(cost_ms, bucket.burst))
 
 
 class StartAdmission(NamedTuple):
@@ -117,7 +89,7 @@ class StartQueue:
     """Limit of concurrent starts."""
     room: int
     """Limit of VMs in memory."""
-    bucket: CpuTokenBucket
+    bucket: TokenBucket
     costs: StartCosts = field(default_factory=StartCosts)
     busy: int = 0
     live: int = 0
@@ -136,15 +108,16 @@ class StartQueue:
 
     def admit(self, *, now_s: float) -> StartAdmission:
         """Admit starts in order; none overtakes one that waits for budget."""
-        self.bucket = self.bucket.refilled(now_s)
+        self.bucket = self.bucket.refill(now_s)
         admitted: list[int] = []
         while self.busy < self.max_concurrent and (ticket := self._first_admissible()) is not None:
             ask = self._waiting[ticket]
-            wait_s = self.bucket.wait_s(self.costs.estimate_ms(ask.work))
+            cost_ms = self.costs.estimate_ms(ask.work)
+            wait_s = start_wait_s(self.bucket, cost_ms)
             if wait_s > 0:
                 return StartAdmission(tuple(admitted), wait_s)
             del self._waiting[ticket]
-            self.bucket = self.bucket.minus(self.costs.estimate_ms(ask.work))
+            self.bucket = self.bucket.take(cost_ms)
             self.busy += 1
             self._making += ask.needs_room
             admitted.append(ticket)
@@ -157,7 +130,7 @@ class StartQueue:
 
     def refund(self, work: StartWork) -> None:
         """Finish a start that did nothing, and refund its cost."""
-        self.bucket = self.bucket.minus(-self.costs.estimate_ms(work))
+        self.bucket = self.bucket.take(-self.costs.estimate_ms(work))
         self.finish(work)
 
     @property
@@ -171,7 +144,7 @@ class StartQueue:
         asked = sum(
             self.costs.estimate_ms(ask.work) for ask in self._waiting.values() if ask.is_urgent
         )
-        return 1000 * self.bucket.refill_s(asked)
+        return 1000 * self.bucket.wait_s(asked)
 
     @property
     def is_crowded(self) -> bool:

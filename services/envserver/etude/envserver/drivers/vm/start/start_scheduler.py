@@ -48,7 +48,7 @@ class StartScheduler:
         """
         self.run_slots = RunSlots(_RUNNING_PER_CORE * cores, patience_s)
         self._queue = StartQueue(
-            max_concurrent=cores, room=room, bucket=full_bucket(cores).refilled(clock())
+            max_concurrent=cores, room=room, bucket=full_bucket(cores, at_s=clock())
         )
         self._clock = clock
         self._tickets = itertools.count()

@@ -100,6 +100,22 @@ class VmStarter:
         async with self._spawner(saved) as stem:
             return await self._start(stem, name, folder, saved=saved, generation=generation)
 
+    def readiness(self, name: str, quarantined: str) -> TemplateReadiness:
+        """Report the readiness of a template with this name."""
+        level, median_ms, slow_ms = self.warm_pool.level, 0.0, 0.0
+        if len(self.recent_ms) > 1:
+            tenths = quantiles(self.recent_ms, n=10)
+            median_ms, slow_ms = tenths[4], tenths[8]
+        return TemplateReadiness(
+            template=name,
+            paused_clones=level.paused,
+            shells=level.shells,
+            spawn_cpu_ms=self.scheduler.costs.estimate_ms(StartWork.RESTORE),
+            start_p50_ms=median_ms,
+            start_p90_ms=slow_ms,
+            quarantined=quarantined,
+        )
+
     @asynccontextmanager
     async def _spawner(self, saved: VmDelta | None) -> AsyncIterator[ChildSpawner | None]:
         if saved is None:
@@ -254,23 +270,6 @@ def _move_vm(vm: Vmm, folder: Path) -> None:
 def _remake_folder(folder: Path) -> None:
     """Make the folder again: a VM that failed has removed it."""
     folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def template_readiness(template: str, starter: VmStarter, quarantined: str) -> TemplateReadiness:
-    """Report the readiness of a template."""
-    held, median_ms, slow_ms = starter.warm_pool.level, 0.0, 0.0
-    if len(starter.recent_ms) > 1:
-        tenths = quantiles(starter.recent_ms, n=10)
-        median_ms, slow_ms = tenths[4], tenths[8]
-    return TemplateReadiness(
-        template=template,
-        paused_clones=held.paused,
-        shells=held.shells,
-        spawn_cpu_ms=starter.scheduler.costs.estimate_ms(StartWork.RESTORE),
-        start_p50_ms=median_ms,
-        start_p90_ms=slow_ms,
-        quarantined=quarantined,
-    )
 
 
 def pool_targets(

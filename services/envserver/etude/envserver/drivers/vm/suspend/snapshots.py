@@ -8,7 +8,6 @@ import asyncio
 import os
 from pathlib import Path
 
-from etude.agent.workspace import notes
 from etude.envserver.drivers import folder_snapshots
 from etude.envserver.drivers.base import SavedSandbox
 from etude.envserver.drivers.vm import delta_file
@@ -16,13 +15,10 @@ from etude.envserver.drivers.vm.errors import IntegrityError
 from etude.envserver.drivers.vm.suspend.auto_suspend import AutoSuspendingVm
 from etude.envserver.drivers.vm.suspend.idle_policy import PowerState
 from etude.envserver.drivers.vm.suspend.lease_vm import SuspendStore, suspended_file
-from etude.envserver.storage import folders
-from etude.envserver.storage.folders import FolderLimits, TooLargeError
+from etude.envserver.storage.folders import FolderLimits
 
 DELTA = "delta"
 _PARTIAL = "restored.partial"
-_CODE_DIGITS = 64
-"""Length of the VM's part of a digest; that of the tools' notes follows."""
 
 
 async def save(
@@ -41,15 +37,8 @@ async def save(
     else:
         async with guest.keep_running():
             await guest.vm.copy(path, max_bytes=limits.max_bytes)
-    left = limits.max_bytes - path.stat().st_size
-    if left < 0:
-        raise TooLargeError(f"the VM takes {path.stat().st_size} bytes")
-    rest = limits._replace(max_bytes=left)
-    noted = await asyncio.to_thread(folder_snapshots.save, lease, _parts(), target, rest)
-    return SavedSandbox(
-        num_bytes=path.stat().st_size + noted.num_bytes,
-        digest=delta_file.digest(path) + noted.digest,
-    )
+    main = SavedSandbox(num_bytes=path.stat().st_size, digest=delta_file.digest(path))
+    return await asyncio.to_thread(folder_snapshots.save_notes, main, lease, target, limits)
 
 
 def check(source: Path, saved: SavedSandbox, bed: SuspendStore, template: str) -> None:
@@ -61,19 +50,18 @@ def check(source: Path, saved: SavedSandbox, bed: SuspendStore, template: str) -
     """
     path = source / DELTA
     delta_file.load(path, key=bed.key, template=template, proven=bed.verified).close()
-    if delta_file.digest(path) != saved.digest[:_CODE_DIGITS]:
+    if delta_file.digest(path) != folder_snapshots.main_digest(saved):
         raise IntegrityError(f"{source}: is another snapshot than the requested one")
 
 
 def prepare(source: Path, saved: SavedSandbox, lease: Path) -> None:
-    """Copy a snapshot into a lease's folder; put() and replace_notes() activate it.
+    """Copy a snapshot into a lease's folder; activate() and replace_notes() do the rest.
 
     Raises:
         CorruptError: the notes are not those that were saved.
         OSError: something cannot be read or written.
     """
-    noted = SavedSandbox(num_bytes=0, digest=saved.digest[_CODE_DIGITS:])
-    folder_snapshots.prepare(source, _parts(), lease, noted)
+    folder_snapshots.prepare_notes(source, lease, saved)
     partial = lease / _PARTIAL
     partial.unlink(missing_ok=True)
     os.link(source / DELTA, partial)
@@ -83,12 +71,3 @@ def activate(lease: Path, generation: int) -> None:
     """Make the prepared VM the lease's, suspended."""
     present = suspended_file(lease)
     (lease / _PARTIAL).rename(present or lease / f"asleep.{generation}")
-
-
-def replace_notes(lease: Path) -> None:
-    """Make the prepared notes the lease's."""
-    folder_snapshots.replace(_parts(), lease)
-
-
-def _parts() -> folder_snapshots.FolderOwners:
-    return {notes.FOLDER: folders.current_owner()}

@@ -1,15 +1,20 @@
-"""Lock of a host's scratch folder, held by one process at a time."""
+"""A host's scratch folder: its lock, held by one process at a time, and folders for gradings."""
 
 import asyncio
+import contextlib
 import fcntl
+import itertools
 import os
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from etude.envserver.drivers.base import DriverUnavailableError
+from etude.envserver.storage import folders
 
 LOCK_LIMIT_S = 10.0
 """A killed process may take a moment to release its files."""
+_numbers = itertools.count()
 
 
 async def lock_scratch(scratch: Path) -> int:
@@ -34,3 +39,17 @@ async def lock_scratch(scratch: Path) -> int:
             await asyncio.sleep(0.05)
         else:
             return descriptor
+
+
+@contextlib.asynccontextmanager
+async def grading_folder(leases: Path) -> AsyncIterator[Path]:
+    """Make a lease folder for one grading, and remove it at the end of the block.
+
+    It has no state file, so a successor sweeps what a dead host left here.
+    """
+    folder = leases / f"grade-{next(_numbers)}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        await asyncio.to_thread(folders.remove_folder, folder)
