@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from etude.common.api.pool.autoscaling import PredictiveScaling, (
+from etude.common.api.pool.autoscaling import (
+    PredictiveScaling,
     Refill,
     ScaleToZero,
     ScalingMode,
