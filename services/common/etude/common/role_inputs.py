@@ -88,7 +88,7 @@ def open_run_store(uri: str, storage: StoreAccess) -> Store:
 
 
 def open_source(uri: str, access: StoreAccess) -> Store:
-    """The store at uri, to read from; unlike `store_for` it makes no folder.
+    """The store at uri, to read from; unlike `open_run_store` it makes no folder.
 
     Raises:
         UserError: the URI holds no files.

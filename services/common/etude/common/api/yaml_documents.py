@@ -177,7 +177,7 @@ def _syntax(error: yaml.YAMLError) -> SyntaxProblem:
 
 
 def dump_documents(values: Iterable[object]) -> str:
-    """Documents that kubectl and `read` take for these values, without anchors.
+    """Documents that kubectl and `parse_documents` take for these values, without anchors.
 
     PyYAML's own dumper leaves the text 3e-3 without quotes, which Go then reads as a number.
     """

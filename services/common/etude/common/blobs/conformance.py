@@ -45,7 +45,7 @@ def probe(store: Store) -> None:
     """Refuse a store without the guarantees that publishing rests on.
 
     Raises:
-        RefusedError: naming the URL, the call that failed and what to change.
+        StoreRefusedError: naming the URL, the call that failed and what to change.
         StoreError: the same, for a store that did not answer.
     """
     for verdict in _verdicts(store, _AT_START):

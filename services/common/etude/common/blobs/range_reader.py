@@ -53,7 +53,7 @@ class RangeReader:
 
         Raises:
             MissingError: an object is not there.
-            RefusedError: the store answered no, or an object is shorter than the range.
+            StoreRefusedError: the store answered no, or an object is shorter than the range.
             StoreError: a range failed more often than the pace allows.
         """
         # Twice the places: each range may have a second request. A loser keeps its thread until

@@ -70,7 +70,7 @@ class Store(Protocol):
         MissingError: by get and get_range, where no object has the key.
         ExistsError: by create, where an object has the key.
         InvalidFieldError: the key could leave the store's prefix.
-        RefusedError: the same call would fail again.
+        StoreRefusedError: the same call would fail again.
         StoreError: the store is away, slow or broken; the call may be repeated.
     """
 

@@ -178,7 +178,7 @@ class Server:
         reflection.enable_server_reflection(names, self.grpc_server)
 
     async def start(self) -> None:
-        """Listen; health stays NOT_SERVING until ready() is called.
+        """Listen; health stays NOT_SERVING until set_ready() is called.
 
         Raises:
             OSError: the port is taken.

@@ -40,7 +40,7 @@ def take_view(store: Store) -> ChainView:
 class ChainViewer:
     """Refreshes a view, and lists only objects after the newest version that it knows.
 
-    Deletions, and objects written for older versions, are seen after forget(). So it suits a caller
+    Deletions, and objects written for older versions, are seen after reset(). So it suits a caller
     that deletes and writes nothing itself, and notices an old view by an object that is missing.
     """
 

@@ -92,14 +92,14 @@ _Folded = TypeVar("_Folded", Skip, Keyframe)
 def publish_skip_part(
     store: Store, base: VersionId, target: VersionId, part: int, data: bytes
 ) -> str:
-    """Upload one container of a skip; invisible until write_folded(). Returns its key."""
+    """Upload one container of a skip; invisible until publish_folded(). Returns its key."""
     key = skip_part_key(base, target, part, payload_sha16(data))
     store.put(key, data)
     return key
 
 
 def publish_keyframe_part(store: Store, version: VersionId, part: int, data: bytes) -> str:
-    """Upload one container of a keyframe; invisible until write_folded(). Returns its key."""
+    """Upload one container of a keyframe; invisible until publish_folded(). Returns its key."""
     key = keyframe_part_key(version, part, payload_sha16(data))
     store.put(key, data)
     return key

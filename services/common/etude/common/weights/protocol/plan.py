@@ -126,7 +126,7 @@ def plan_path(
     Raises:
         MissingError: the target is not published, or nothing leads to it any more.
         FencedError: the target is not on the accepted chain.
-        QuarantinedError: the target is refused for ever.
+        QuarantinedVersionError: the target is refused for ever.
         CorruptError: the target's manifest is damaged, or the only way leads over damage.
         StoreError: the store failed.
     """

@@ -83,7 +83,7 @@ def publish_manifest(store: Store, manifest: WeightManifest) -> WeightManifest:
 
     Raises:
         FencedError: a newer publisher took over, or the version exists with other content.
-        QuarantinedError: it, or what it builds on, is refused for ever.
+        QuarantinedVersionError: it, or what it builds on, is refused for ever.
         WrongStateError: the base is gone.
         ValueError: the number is not the epoch's to publish, or the base is not on its line.
         StoreError: the store failed, or does not have every payload; call again.

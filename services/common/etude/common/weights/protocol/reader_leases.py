@@ -83,7 +83,7 @@ class ReaderLease:
 
         Raises:
             StoreError: the store failed, or collectors took every plan apart.
-            EtudeError: as plan().
+            EtudeError: as plan_path().
         """
         for _ in range(_MAX_ATTEMPTS):
             edges = plan_path(

@@ -143,7 +143,7 @@ class Mirror:
         Raises:
             MissingError: it is not published, or was collected.
             FencedError: it is not on the accepted chain.
-            QuarantinedError: it is refused for ever.
+            QuarantinedVersionError: it is refused for ever.
             CorruptError: damaged in the store.
             DamagedEdgeError: the same, or this copy is damaged; it names the step.
             StoreError: the store failed.

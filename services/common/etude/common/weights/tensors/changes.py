@@ -26,7 +26,7 @@ def diff_words(old: Words, new: Words, *, ordered: bool) -> BlockChanges:
 
 
 def apply_changes(old: Words, changes: BlockChanges, *, ordered: bool) -> Words:
-    """The block after its changes: inverse of between().  [n] -> [n]."""
+    """The block after its changes: inverse of diff_words().  [n] -> [n]."""
     new = old.copy()
     new[changes.index] = ulp.add_ulps(old[changes.index], changes.delta, ordered=ordered)
     return new
