@@ -113,16 +113,16 @@ class ChaosRanks(Ranks):
 
     @override
     async def call(self, method: str, *args: object) -> Sequence[Any]:
-        if method == "prepared":
+        if method == "poll_prepared":
             await asyncio.to_thread(self.held.wait)
         if method == "prepare":
             self.keeps_old = bool(args[1])
-        if method == "commit" and self.keeps_old and self._fires("commit"):
+        if method == "activate" and self.keeps_old and self._fires("commit"):
             return await asyncio.to_thread(self._half_way)
         if method == "undo" and self._fires("undo"):
             return [False] * self.ranks
         answers = await asyncio.to_thread(self._all, method, args)
-        if method == "prepared" and None not in answers and self._fires("prepare"):
+        if method == "poll_prepared" and None not in answers and self._fires("prepare"):
             answers[-1] = {"error": INJECTED, "is_corrupt": False}
         return answers
 
@@ -135,7 +135,7 @@ class ChaosRanks(Ranks):
 
     def _half_way(self) -> list[Any]:
         """The first rank writes some or all of its words, the last one fails."""
-        return self._asked([*["commit"] * (self.ranks - 1), "commit_half"], ())
+        return self._asked([*["activate"] * (self.ranks - 1), "commit_half"], ())
 
     def _all(self, method: str, args: Sequence[object]) -> list[Any]:
         return self._asked([method] * self.ranks, args)

@@ -31,8 +31,8 @@ from etude.common.role_inputs import ResolvedRun
 from etude.common.weights import VersionId
 from etude.inference.engine import replica as replicas
 from etude.inference.engine.interface import Finish, SampleRequest, TokenChunk
-from etude.inference.engine.prefix_cache import PrefixCache, PrefixCacheSalts
-from etude.inference.settings import EngineOptions, Settings
+from etude.inference.engine.prefix_cache import PrefixCacheSalts
+from etude.inference.settings import EngineOptions, PrefixCache, Settings
 from etude.inference.status import ReplicaStatus
 from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager

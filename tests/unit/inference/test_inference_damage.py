@@ -71,7 +71,7 @@ async def test_a_manifest_that_lies_about_its_state_is_refused_before_the_first_
     with pytest.raises(CorruptError, match="would lead to state"):
         await receiver.catch_up()
     assert_serves(engine, policy, VersionId(1, 2))
-    assert "commit" not in engine.ranks.calls
+    assert "activate" not in engine.ranks.calls
 
 
 async def test_a_rank_that_fails_is_undone_and_the_next_try_succeeds(
@@ -84,7 +84,7 @@ async def test_a_rank_that_fails_is_undone_and_the_next_try_succeeds(
     await receiver.catch_up()
     policy.step()
     policy.publish(store, 3)
-    engine.ranks.fail["commit"] = 1
+    engine.ranks.fail["activate"] = 1
     with pytest.raises(UnavailableError, match="rank 1"):
         await receiver.catch_up()
     assert_serves(engine, policy, VersionId(1, 2))
@@ -103,7 +103,7 @@ async def test_an_undo_that_fails_makes_the_replica_not_ready_and_ends_it(
     await receiver.catch_up()
     policy.step()
     policy.publish(store, 3)
-    engine.ranks.fail |= {"commit": 1, "undo": 0}
+    engine.ranks.fail |= {"activate": 1, "undo": 0}
     with pytest.raises(UnavailableError):
         await receiver.catch_up()
     assert receiver.status.state is ReplicaState.NOT_READY

@@ -20,7 +20,7 @@ from etude.inference.updates.retry_policy import UpdateFailures, UpdateRemedy
 
 V = [VersionId(1, number) for number in range(9)]
 
-EVENTS = st.lists(st.sampled_from(["prepare", "commit", "way"]))
+EVENTS = st.lists(st.sampled_from(["prepare", "activate", "way"]))
 
 
 def after(*events: str) -> UpdateFailures:
@@ -29,7 +29,7 @@ def after(*events: str) -> UpdateFailures:
         match event:
             case "prepare":
                 found = found.add_prepare()
-            case "commit":
+            case "activate":
                 found = found.add_activation()
             case _:
                 found = found.add_path()
@@ -42,13 +42,13 @@ def after(*events: str) -> UpdateFailures:
         ((), UpdateRemedy.RETRY),
         (("prepare", "prepare"), UpdateRemedy.RETRY),
         (("prepare", "prepare", "prepare"), UpdateRemedy.RESEED),
-        (("commit",), UpdateRemedy.RETRY),
-        (("commit", "commit"), UpdateRemedy.RESEED),
-        (("prepare", "prepare", "commit"), UpdateRemedy.RETRY),
+        (("activate",), UpdateRemedy.RETRY),
+        (("activate", "activate"), UpdateRemedy.RESEED),
+        (("prepare", "prepare", "activate"), UpdateRemedy.RETRY),
         (("way", "way", "way", "way"), UpdateRemedy.RETRY),
-        (("commit", "commit", "prepare"), UpdateRemedy.GIVE_UP),
-        (("commit", "commit", "way"), UpdateRemedy.GIVE_UP),
-        (("prepare", "prepare", "prepare", "commit", "commit"), UpdateRemedy.GIVE_UP),
+        (("activate", "activate", "prepare"), UpdateRemedy.GIVE_UP),
+        (("activate", "activate", "way"), UpdateRemedy.GIVE_UP),
+        (("prepare", "prepare", "prepare", "activate", "activate"), UpdateRemedy.GIVE_UP),
     ],
 )
 def test_the_third_prepare_and_the_second_commit_that_fail_ask_for_a_complete_version(
@@ -100,7 +100,7 @@ def unprepared(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> list[st
 
     async def answer(method: str, *args: object) -> object:
         answers = list(await call(method, *args))
-        if method == "prepared" and errors:
+        if method == "poll_prepared" and errors:
             if None in answers:  # an answer that was heard once is not asked for again
                 return [None] * len(answers)
             answers[1] = {"error": errors.pop(), "is_corrupt": False}
@@ -115,7 +115,7 @@ async def test_ranks_that_fail_to_commit_twice_are_given_a_complete_version(
 ) -> None:
     before = reseeds("commit_failed")
     for _ in range(2):
-        await fails(receiver, engine, "commit", "rank 1")
+        await fails(receiver, engine, "activate", "rank 1")
         assert_serves(engine, policy, V[2])
         assert (receiver.status.state, receiver.status.is_ready) == (ReplicaState.CATCHING_UP, True)
     assert reseeds("commit_failed") == before
@@ -148,14 +148,14 @@ async def test_a_replica_that_cannot_load_a_complete_version_either_is_not_ready
     receiver: VersionFollower, engine: MemoryEngine, policy: TrainedPolicy, behind: WeightManifest
 ) -> None:
     for _ in range(3):
-        await fails(receiver, engine, "commit", "rank 1")
+        await fails(receiver, engine, "activate", "rank 1")
     assert_serves(engine, policy, V[2])
     assert (receiver.status.state, receiver.status.reason) == (
         ReplicaState.NOT_READY,
         "Unavailable",
     )
     assert "rank 1" in receiver.status.message
-    await fails(receiver, engine, "commit", "rank 1")
+    await fails(receiver, engine, "activate", "rank 1")
     assert receiver.status.state is ReplicaState.NOT_READY
     await receiver.catch_up()
     assert_serves(engine, policy, V[3])
@@ -173,7 +173,7 @@ async def test_without_a_newer_complete_version_an_older_one_is_brought_up_on_di
     policy.step()
     policy.publish(store, 3)
     for _ in range(2):
-        await fails(receiver, engine, "commit", "rank 1")
+        await fails(receiver, engine, "activate", "rank 1")
     engine.activated.clear()
     await receiver.catch_up()
     assert engine.activated == [V[3]]
@@ -193,7 +193,7 @@ async def test_no_complete_version_that_is_sound_leaves_a_replica_not_ready_and_
     policy.publish(store, 3)
     damage(store, versions[0])
     for _ in range(2):
-        await fails(receiver, engine, "commit", "rank 1")
+        await fails(receiver, engine, "activate", "rank 1")
     with pytest.raises(EtudeError, match="blake3"):
         await receiver.catch_up()
     assert_serves(engine, policy, V[2])
@@ -212,7 +212,7 @@ async def test_failures_of_versions_that_went_live_since_do_not_add_up(
     for number in (3, 4, 5):
         policy.step()
         policy.publish(store, number)
-        await fails(receiver, engine, "commit", "rank 1")
+        await fails(receiver, engine, "activate", "rank 1")
         await receiver.catch_up()
         assert_serves(engine, policy, V[number])
     assert reseeds("commit_failed") == before
@@ -270,8 +270,8 @@ async def test_a_complete_version_too_large_to_be_undone_that_fails_half_way_end
 ) -> None:
     monkeypatch.setattr(updater, "UNDO_LIMIT_BYTES", 0)
     for _ in range(2):
-        await fails(receiver, engine, "commit", "rank 1")
-    await fails(receiver, engine, "commit", "rank 1")
+        await fails(receiver, engine, "activate", "rank 1")
+    await fails(receiver, engine, "activate", "rank 1")
     assert "too large to keep the old words" in engine.failed
     assert not engine.is_thawed  # no forward pass sees what is half one version, half another
     assert receiver.status.state is ReplicaState.NOT_READY

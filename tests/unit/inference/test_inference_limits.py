@@ -159,10 +159,10 @@ async def test_a_rank_that_hangs_in_commit_ends_the_engine_and_is_not_told_to_un
     serving: VersionFollower, engine: BusyEngine
 ) -> None:
     assert isinstance(engine.ranks, HangingRanks)
-    engine.ranks.hangs = "commit"
+    engine.ranks.hangs = "activate"
     await ends(serving, engine)
     assert "writing version 1.1" in engine.failed
-    assert engine.ranks.calls[-1] == "commit"
+    assert engine.ranks.calls[-1] == "activate"
 
 
 @pytest.mark.usefixtures("short")
@@ -171,14 +171,14 @@ async def test_a_rank_that_hangs_in_undo_ends_the_engine(
     serving: VersionFollower, engine: BusyEngine, call: str
 ) -> None:
     assert isinstance(engine.ranks, HangingRanks)
-    engine.ranks.fail["commit"] = 1
+    engine.ranks.fail["activate"] = 1
     engine.ranks.hangs = call
     await ends(serving, engine)
     assert "undoing version 1.1" in engine.failed
 
 
 @pytest.mark.usefixtures("short_beside")
-@pytest.mark.parametrize("call", ["prepare", "prepared"])
+@pytest.mark.parametrize("call", ["prepare", "poll_prepared"])
 async def test_a_rank_that_hangs_in_prepare_ends_the_engine(
     serving: VersionFollower, engine: BusyEngine, call: str
 ) -> None:
@@ -189,7 +189,7 @@ async def test_a_rank_that_hangs_in_prepare_ends_the_engine(
 
 
 @pytest.mark.usefixtures("short_beside")
-@pytest.mark.parametrize("call", ["start_scan", "scanned"])
+@pytest.mark.parametrize("call", ["start_scan", "poll_scan"])
 async def test_a_rank_that_hangs_in_an_audit_ends_the_engine(
     serving: VersionFollower, engine: BusyEngine, call: str
 ) -> None:
@@ -204,10 +204,10 @@ async def test_what_is_prepared_for_a_caller_that_is_gone_is_asked_for_no_longer
     serving: VersionFollower, engine: BusyEngine, policy: TrainedPolicy
 ) -> None:
     assert isinstance(engine.ranks, HangingRanks)
-    engine.ranks.hangs = "prepared"
+    engine.ranks.hangs = "poll_prepared"
     engine.ranks.calls.clear()
     catching_up = asyncio.create_task(serving.catch_up(), name="catch-up")
-    while "prepared" not in engine.ranks.calls:  # noqa: ASYNC110 - ranks tell nobody
+    while "poll_prepared" not in engine.ranks.calls:  # noqa: ASYNC110 - ranks tell nobody
         await asyncio.sleep(0.001)
     catching_up.cancel()
     await asyncio.wait({catching_up})
@@ -233,10 +233,10 @@ async def test_a_hang_is_told_although_the_caller_is_gone(
     serving: VersionFollower, engine: BusyEngine
 ) -> None:
     assert isinstance(engine.ranks, HangingRanks)
-    engine.ranks.hangs = "commit"
+    engine.ranks.hangs = "activate"
     engine.ranks.calls.clear()
     catching_up = asyncio.create_task(serving.catch_up(), name="catch-up")
-    while "commit" not in engine.ranks.calls:  # noqa: ASYNC110 - ranks tell nobody
+    while "activate" not in engine.ranks.calls:  # noqa: ASYNC110 - ranks tell nobody
         await asyncio.sleep(0.001)
     catching_up.cancel()
     async with asyncio.timeout(30):
@@ -273,7 +273,7 @@ async def test_a_large_model_has_the_time_that_its_own_work_took(
     monkeypatch.setattr(deadlines, "SLACK", 1e9)
     assert engine.swap._limits.map_s > 0
     assert isinstance(engine.ranks, HangingRanks)
-    engine.ranks.slow = "commit"
+    engine.ranks.slow = "activate"
     await serving.catch_up()
     assert_serves(engine, policy, VersionId(1, 1))
 

@@ -136,7 +136,7 @@ async def test_a_version_that_would_lead_elsewhere_is_refused_before_the_first_w
         await swap.prepare(tmp_path / "staged", target, base=swap.live)
     with pytest.raises(RuntimeError, match="prepare"):
         await swap.activate()
-    assert "commit" not in engine.ranks.calls[-2:]
+    assert "activate" not in engine.ranks.calls[-2:]
     assert await swap.audit()
 
 
@@ -156,7 +156,7 @@ async def test_a_rank_that_fails_to_commit_leaves_the_old_version_on_all(
     before = TrainedPolicy(SCHEMA, policy.words)
     old = swap.live
     await next_version(swap, policy, tmp_path, 1)
-    engine.ranks.fail["commit"] = len(engine.ranks.words) - 1
+    engine.ranks.fail["activate"] = len(engine.ranks.words) - 1
     with pytest.raises(UnavailableError, match="rank"):
         await swap.activate()
     assert_holds(engine.ranks, before)
@@ -168,7 +168,7 @@ async def test_an_undo_that_fails_ends_the_engine(
     swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     await next_version(swap, policy, tmp_path, 1)
-    engine.ranks.fail |= {"commit": 0, "undo": 0}
+    engine.ranks.fail |= {"activate": 0, "undo": 0}
     with pytest.raises(UnavailableError):
         await swap.activate()
     assert "could not be undone" in engine.failed
@@ -242,7 +242,7 @@ async def test_a_caller_that_is_cancelled_leaves_no_half_swap(
     swap: SwapCoordinator, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     target = await next_version(swap, policy, tmp_path, 1)
-    commit = asyncio.create_task(swap.activate(), name="commit")
+    commit = asyncio.create_task(swap.activate(), name="activate")
     await asyncio.sleep(0)
     commit.cancel()
     while swap.live != target:  # noqa: ASYNC110 - the swap tells only its caller, who is gone
@@ -255,7 +255,7 @@ class UnevenRanks(MemoryRanks):
 
     @override
     async def call(self, method: str, *args: object) -> Sequence[Any]:
-        if method != "prepared" or self.calls[-1] == "prepared":
+        if method != "poll_prepared" or self.calls[-1] == "poll_prepared":
             return await super().call(method, *args)
         self.calls.append(method)
         while (answer := self._ranks[0].poll_prepared()) is None:  # noqa: ASYNC110 - it tells nobody

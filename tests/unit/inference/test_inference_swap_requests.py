@@ -27,7 +27,7 @@ class AskedRanks(MemoryRanks):
     @override
     async def call(self, method: str, *args: object) -> Sequence[Any]:
         answers = await super().call(method, *args)
-        if method in {"commit", "undo"}:
+        if method in {"activate", "undo"}:
             self.said.append(self.engine.failed)
         return answers
 

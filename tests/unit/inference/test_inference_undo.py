@@ -123,7 +123,7 @@ async def test_a_half_commit_is_undone_and_older_versions_stay_in_reach(chain: C
     for _ in range(2):
         await chain.step()
     await chain.prepare()
-    chain.engine.ranks.fail["commit"] = 0
+    chain.engine.ranks.fail["activate"] = 0
     with pytest.raises(UnavailableError, match="rank 0"):
         await chain.swap.activate()
     assert await chain.swap.audit()
@@ -152,7 +152,7 @@ async def test_a_version_above_the_limit_that_fails_half_way_ends_the_engine_and
     chain: Chain,
 ) -> None:
     await chain.prepare()
-    chain.engine.ranks.fail["commit"] = 0
+    chain.engine.ranks.fail["activate"] = 0
     with pytest.raises(UnavailableError):
         await chain.swap.activate()
     assert "too large to keep the old words" in chain.engine.failed

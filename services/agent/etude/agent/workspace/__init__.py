@@ -39,5 +39,5 @@ __all__ = [
     "Workspace",
     "WorkspaceError",
     "WorkspaceLostError",
-    "relative",
+    "relative_path",
 ]

@@ -165,7 +165,7 @@ class SwapCoordinator:
     async def _write(self, target: VersionRef) -> None:
         what, limit_s = f"writing version {target.version}", self._limits.write_limit_s
         try:
-            done = await deadlines.run_within(limit_s, self._call_ranks("commit"), what)
+            done = await deadlines.run_within(limit_s, self._call_ranks("activate"), what)
         except HangsError:
             raise  # a rank that still writes cannot undo
         except Exception as error:

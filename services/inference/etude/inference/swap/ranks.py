@@ -79,11 +79,11 @@ async def build_map(ranks: Ranks, schema: Schema, *, may_load: bool) -> MappedSc
 
 async def _build_map(ranks: Ranks, schema: Schema, *, uses_loader: bool) -> MappedSchema:
     """Map a schema, and assign counted elements to ranks: see coverage.assign_counted()."""
-    answers = await ranks.call("bake", schema.to_bytes(), schema.sha256, uses_loader)
+    answers = await ranks.call("build_map", schema.to_bytes(), schema.sha256, uses_loader)
     maps = [coverage.decode_regions(answer["regions"]) for answer in _raise_errors(answers)]
     flags = await asyncio.to_thread(coverage.assign_counted, schema, maps)
     mine = {answer["identity"]: flag for answer, flag in zip(answers, flags, strict=True)}
-    state = _sum_digests(await ranks.call("count", mine))
+    state = _sum_digests(await ranks.call("set_counted", mine))
     return MappedSchema(coverage.unite_regions(schema, maps), state, uses_loader)
 
 
@@ -95,7 +95,7 @@ async def wait_prepared(ranks: Ranks) -> PreparedSwap:
         RankError: a rank has no memory for it, or fails.
         UnavailableError: the engine cannot go on.
     """
-    answers = _raise_errors(await _poll_ranks(ranks, "prepared"))
+    answers = _raise_errors(await _poll_ranks(ranks, "poll_prepared"))
     return PreparedSwap(
         change=_sum_digests([answer["digest"] for answer in answers]),
         is_undoable=all(answer["is_undoable"] for answer in answers),
@@ -111,7 +111,7 @@ async def scan(ranks: Ranks) -> Digest:
 async def scan_concurrently(ranks: Ranks) -> Digest:
     """State digest of all ranks, while forward passes run."""
     await ranks.call("start_scan")
-    return _sum_digests(await _poll_ranks(ranks, "scanned"))
+    return _sum_digests(await _poll_ranks(ranks, "poll_scan"))
 
 
 async def _poll_ranks(ranks: Ranks, method: str) -> Sequence[Any]:
