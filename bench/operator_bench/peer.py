@@ -15,7 +15,8 @@ from typing import Any
 import kopf
 
 from etude.common.api.kinds import RLRun
-from etude.operator.builders.run import Platform, RunShape, run_children
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape, run_children
 from operator_bench.api import Api
 from operator_bench.manifests import NAMESPACE, THEIRS
 from operator_bench.testbed import HOME

@@ -13,7 +13,8 @@ import yaml
 from tests.support.chart.helm import ROOT
 
 from etude.common.api.kinds import RLRun
-from etude.operator.builders.run import Platform, RunShape, run_children
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape, run_children
 from etude.operator.kube.cache import WatchCache
 from etude.operator.kube.client import KubernetesCluster
 from etude.operator.kube.interface import Cluster, ConflictError, NameTakenError

@@ -20,7 +20,7 @@ from tests.support.kube.api_servers import (
 )
 
 from etude.operator.builders.certificates import CertificateMode, CertManagerIssuer, PlatformTls
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.integrations.apis import enabled_kinds
 from etude.operator.kube import discovery
 from etude.operator.kube import rest as requests
@@ -156,7 +156,7 @@ async def test_an_api_server_that_asks_for_a_pause_gets_it(serve: Serve) -> None
         server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [(429, {"message": "later"})]
         with pytest.raises(ClusterError):
             await cluster.replace_status(pod(5), {})
-        assert cluster.rest.budget.tokens == pytest.approx(-cluster.rest.budget.rate_per_s)
+        assert cluster.rest.budget.tokens.tokens == pytest.approx(-cluster.rest.budget.rate_per_s)
 
 
 async def test_one_round_of_checks_finds_what_watches_missed_in_every_namespace(
@@ -220,7 +220,7 @@ async def test_nobody_looks_for_what_the_operator_was_not_told_to_use() -> None:
 async def test_an_api_is_used_from_when_it_is_installed_until_it_is_removed(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "LEAST_S", 0.01)
+    monkeypatch.setattr(discovery, "MIN_INTERVAL_S", 0.01)
     key, wanted = Ref("JobSet", "lab", "demo"), {"JobSet"}
     async with serve() as (server, cluster):
         cluster.discovery = Discovery(("JobSet", "RayCluster"))

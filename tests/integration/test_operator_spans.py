@@ -16,7 +16,7 @@ from opentelemetry.trace import NoOpTracer
 from tests.support.collectors import Collector, attributes, collector
 
 from etude.operator import tracing
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.clock import ManualClock
 from etude.operator.controller.operator import open_operator
 from etude.operator.controller.status_writer import StatusDebounce

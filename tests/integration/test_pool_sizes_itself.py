@@ -17,7 +17,7 @@ from etude.common.api.kinds import EnvPool
 from etude.common.rpc import channels
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process.driver import ProcessDriver
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.clock import SystemClock
 from etude.operator.controller.operator import open_operator
 from etude.operator.controller.status_writer import StatusDebounce

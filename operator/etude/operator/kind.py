@@ -9,7 +9,7 @@ from etude.common.api.kinds import ApiObject
 from etude.common.api.run.status import StatusModel
 from etude.common.api.schema import crd
 from etude.operator.actions import Action, ClockReading, Decision
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.conditions import ConditionFact
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref

@@ -9,7 +9,7 @@ from typing import Self
 from etude.common.tls.identity import DOMAIN
 from etude.common.tls.material import read_bundle
 from etude.operator.builders.certificates import CertificateMode, CertManagerIssuer, PlatformTls
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 
 RATE_PER_S = 500
 """Enough for 20 new runs per second; API servers shed load before this harms them."""

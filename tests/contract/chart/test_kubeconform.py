@@ -16,7 +16,7 @@ from tests.support.chart.renders import Render, renders
 
 from etude.common.api import yaml_documents
 from etude.common.api.schema import crd
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.commands.render import render_children
 
 KUBERNETES = "1.36.0"

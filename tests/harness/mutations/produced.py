@@ -10,7 +10,7 @@ from tests.harness.mutations.walls import pods
 from etude.common.api.kinds import Checkpoint
 from etude.common.api.schema import crd
 from etude.operator.actions import Apply, ClockReading
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.checkpoints.decide import ObservedCheckpoint, decide
 from etude.operator.commands.render import render_children
 

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.clock import ManualClock
+from etude.operator.controller.event_recorder import EventRecorder
 from etude.operator.controller.operator import Operator
 from etude.operator.controller.reconciler import Reconciler
 from etude.operator.controller.status_writer import StatusWriter
@@ -127,7 +128,9 @@ class Lab:
             platform=self.platform,
             clock=self.clock,
             followers=self.followers,
-            writer=StatusWriter(self.cluster, self.clock, "test"),
+            writer=StatusWriter(
+                self.cluster, self.clock, EventRecorder(self.cluster, self.clock, "test")
+            ),
         )
         self.operator = Operator(self.cluster, self.reconciler, WorkQueue())
         for kind in ("RLRun", "EnvPool", "Checkpoint"):

@@ -102,7 +102,7 @@ async def test_what_the_controller_of_another_run_says_is_not_heard() -> None:
 async def test_a_controller_that_tells_without_end_is_heard_as_fast_as_it_is_dealt_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(following, "MOST_HAPPENINGS", 3)
+    monkeypatch.setattr(following, "MAX_UNACKNOWLEDGED", 3)
     peers, book = MemoryRemoteClient(), ReportStore(ManualClock())
     for sequence in range(1, 11):
         peers.runs[TARGET].append(event(sequence))

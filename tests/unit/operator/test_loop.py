@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.clock import ManualClock
 from etude.operator.controller.operator import Operator, has_new_spec, open_operator
 from etude.operator.controller.references import ReferenceIndex

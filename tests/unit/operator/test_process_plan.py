@@ -8,7 +8,8 @@ import pytest
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
-from etude.operator.builders.run import Platform, RunShape
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape
 from etude.operator.local.ports import FIRST, LAST, PortRegistry, pod_of_address
 from etude.operator.local.process_spec import LocalHost, process_spec
 from etude.operator.manifests import Manifest

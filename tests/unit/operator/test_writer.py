@@ -11,15 +11,10 @@ from etude.common.api.meta import Condition
 from etude.common.api.pool.status import EnvPoolStatus, Slots
 from etude.operator.actions import RecordEvent
 from etude.operator.clock import ManualClock
-from etude.operator.controller.status_writer import (
-    EVENT_BURST,
-    STATUS_BURST,
-    StatusDebounce,
-    StatusWriter,
-)
+from etude.operator.controller.event_recorder import EVENT_BURST, EventRecorder
+from etude.operator.controller.status_writer import STATUS_BURST, StatusDebounce, StatusWriter
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.token_bucket import TokenBucket
 
 POOL = Ref("EnvPool", "lab", "pool")
 
@@ -65,7 +60,9 @@ def flapping(number: int) -> EnvPoolStatus:
 async def test_a_status_that_flaps_is_written_once_a_second_in_the_long_run() -> None:
     clock = ManualClock()
     cluster = pool(clock)
-    writer = StatusWriter(cluster, clock, "test", StatusDebounce(0.0))
+    writer = StatusWriter(
+        cluster, clock, EventRecorder(cluster, clock, "test"), StatusDebounce(0.0)
+    )
     waits = list[float]()
     for number in range(1_000):
         seen = cluster.get(POOL)
@@ -81,7 +78,9 @@ async def test_a_status_that_flaps_is_written_once_a_second_in_the_long_run() ->
 async def test_what_is_passing_is_told_once_it_has_held_or_by_what_comes_next() -> None:
     clock = ManualClock()
     cluster = pool(clock)
-    writer = StatusWriter(cluster, clock, "test", StatusDebounce(0.0, 1.0))
+    writer = StatusWriter(
+        cluster, clock, EventRecorder(cluster, clock, "test"), StatusDebounce(0.0, 1.0)
+    )
 
     async def write(number: int, *, is_passing: bool) -> float | None:
         seen = cluster.get(POOL)
@@ -107,7 +106,9 @@ async def test_what_is_passing_is_told_once_it_has_held_or_by_what_comes_next() 
 async def test_what_passed_and_came_back_is_no_difference_any_more() -> None:
     clock = ManualClock()
     cluster = pool(clock)
-    writer = StatusWriter(cluster, clock, "test", StatusDebounce(0.0, 1.0))
+    writer = StatusWriter(
+        cluster, clock, EventRecorder(cluster, clock, "test"), StatusDebounce(0.0, 1.0)
+    )
     seen = cluster.get(POOL)
     assert seen is not None
     assert await writer.write(seen, flapping(1), is_transient=True) == 1.0
@@ -119,7 +120,9 @@ async def test_what_passed_and_came_back_is_no_difference_any_more() -> None:
 async def test_figures_alone_are_written_every_few_seconds_and_with_what_lasts_at_once() -> None:
     clock = ManualClock()
     cluster = pool(clock)
-    writer = StatusWriter(cluster, clock, "test", StatusDebounce(figures_s=5.0))
+    writer = StatusWriter(
+        cluster, clock, EventRecorder(cluster, clock, "test"), StatusDebounce(figures_s=5.0)
+    )
 
     async def write(number: int, *, slots: int) -> float | None:
         seen = cluster.get(POOL)
@@ -145,14 +148,16 @@ async def test_figures_alone_are_written_every_few_seconds_and_with_what_lasts_a
 async def test_events_of_one_object_are_bounded_and_of_others_not() -> None:
     clock = ManualClock()
     cluster = pool(clock)
-    writer = StatusWriter(cluster, clock, "test", StatusDebounce(0.0))
+    recorder = EventRecorder(cluster, clock, "test")
     about = cluster.get(POOL)
     assert about is not None
     for number in range(1_000):
-        await writer.record(about, RecordEvent(name=f"n-{number}", reason="Told", message="words"))
+        await recorder.record(
+            about, RecordEvent(name=f"n-{number}", reason="Told", message="words")
+        )
     assert len(cluster.told) == EVENT_BURST
     other = {**about, "metadata": {**about["metadata"], "uid": "v"}}
-    await writer.record(other, RecordEvent(name="n", reason="Other", message="words"))
+    await recorder.record(other, RecordEvent(name="n", reason="Other", message="words"))
     assert cluster.told[-1] == "Other"
 
 
@@ -162,7 +167,7 @@ async def test_no_event_is_larger_than_the_api_server_takes(name: str, text: str
     cluster = MemoryCluster(clock=clock)
     metadata = {"name": name, "namespace": "lab", "uid": "u"}
     about = {"apiVersion": "etude.dev/v1alpha1", "kind": "Checkpoint", "metadata": metadata}
-    await StatusWriter(cluster, clock, "test", StatusDebounce(0.0)).record(
+    await EventRecorder(cluster, clock, "test").record(
         about, RecordEvent(name="n", reason=text, message=text)
     )
     (event,) = cluster.events
@@ -170,15 +175,3 @@ async def test_no_event_is_larger_than_the_api_server_takes(name: str, text: str
     assert len(event["reason"].encode()) <= 128
     assert len(event["note"].encode()) <= 1024
     assert text.startswith(event["note"])
-
-
-@given(st.lists(st.floats(0, 10), max_size=100))
-def test_no_bucket_gives_more_than_its_burst_and_its_rate(pauses: list[float]) -> None:
-    bucket = TokenBucket(rate_per_s=2.0, burst=5.0, updated_s=0.0)
-    now_s, given_out = 0.0, 0
-    for pause_s in pauses:
-        now_s += pause_s
-        if bucket.wait_s(now_s) == 0:
-            bucket.take()
-            given_out += 1
-        assert given_out <= 5 + 2 * now_s + 1e-6

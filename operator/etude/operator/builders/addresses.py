@@ -29,3 +29,10 @@ def _host_name(run: RLRun, workload: str, ordinal: int) -> str:
     if run.spec.scheduling.kind == "JobSet":
         return f"{workload}-0-{ordinal}"  # the first and only Job of its role
     return names.pod(workload, ordinal)
+
+
+def broker_addresses(pool: str, count: int) -> list[str]:
+    """Addresses of a pool's brokers, in the order by which runs choose among them."""
+    workload = names.child(pool, names.BROKER)
+    port = PORTS[names.BROKER]["grpc"]
+    return [names.address(workload, port, place) for place in range(count)]

@@ -14,8 +14,9 @@ from etude.common.role_inputs import ResolvedPool
 from etude.common.tls import targets
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies
-from etude.operator.builders.addresses import PORTS
+from etude.operator.builders.addresses import PORTS, broker_addresses
 from etude.operator.builders.agent_sandbox import sandbox
+from etude.operator.builders.platform import COMMANDS, Platform, traces_env
 from etude.operator.builders.pod import (
     EGRESS_FOLDER,
     KEYS_FOLDER,
@@ -32,62 +33,8 @@ from etude.operator.builders.pod import (
     pod_spec,
     toleration,
 )
-from etude.operator.builders.run import (
-    COMMANDS,
-    Platform,
-    broker_addresses,
-    canonical_json,
-    traces_env,
-)
-from etude.operator.builders.workload import object_head, service, stateful_set
+from etude.operator.builders.workload import config_map, object_head, service, stateful_set
 from etude.operator.manifests import Manifest, parse_quantity, stamp_digest
-
-GRACE_S = 30
-
-
-def environment_api_objects(
-    pool: EnvPool, labels: Mapping[str, str], image: str, certificate: PodCertificate | None = None
-) -> list[Manifest]:
-    """Service and StatefulSet of the environment API of a pool with spec.edge; at most one pod.
-
-    Sandboxes belong to their API server's process: with a second pod, half of the requests would
-    miss theirs, as they would while a Deployment replaces its pod.
-    """
-    if pool.spec.edge is None:
-        return []
-    name = names.child(pool.metadata.name, names.ENVIRONMENT_API)
-    own = {**labels, names.ROLE: names.ENVIRONMENT_API}
-    pod = replace(_api_pod(pool, pool.spec.edge, image), certificate=certificate)
-    replicas = 0 if pool.spec.is_released else 1
-    return [
-        service(pool, name, own, PORTS[names.ENVIRONMENT_API], is_headless=False),
-        stateful_set(pool, name, own, pod, replicas=replicas, attempt=0),
-    ]
-
-
-def _api_pod(pool: EnvPool, edge: EnvironmentApi, image: str) -> RolePod:
-    variables = [
-        *base_env(PORTS[names.ENVIRONMENT_API], attempt=0),
-        env(
-            "ETUDE_BROKER_TARGET", ",".join(broker_addresses(pool.metadata.name, pool.spec.brokers))
-        ),
-        env("ETUDE_EDGE_KEYS", f"{KEYS_FOLDER}/keys"),
-        env("ETUDE_EDGE_MAX_SANDBOXES", str(edge.max_sandboxes)),
-    ]
-    if pool.spec.slot.memory_mib is not None:
-        variables.append(env("ETUDE_EDGE_MEMORY_MIB", str(pool.spec.slot.memory_mib)))
-    if edge.workspace is not None:
-        variables.append(env("ETUDE_EDGE_WORKSPACE", edge.workspace))
-    return RolePod(
-        role=names.ENVIRONMENT_API,
-        image=image,
-        command=COMMANDS[names.ENVIRONMENT_API],
-        ports=PORTS[names.ENVIRONMENT_API],
-        env=variables,
-        grace_s=GRACE_S,
-        files=PodFiles(keys_secret=edge.keys_ref.name),
-    )
-
 
 ENVSERVER = "envserver"
 """Name of the image that brokers and hosts share."""
@@ -97,6 +44,7 @@ SUPERVISED_COMMAND = ("etude-envserver", "supervise")
 
 BROKER_GRACE_S = 30
 HOST_GRACE_S = 60
+API_GRACE_S = 30
 
 
 def pool_children(
@@ -181,9 +129,8 @@ def _pool_map(pool: EnvPool) -> Manifest:
         uid=pool.metadata.uid,
         spec=pool.spec.model_copy(update=size),
     )
-    data = {"pool.json": canonical_json(resolved.to_json())}
     name = names.child(pool.metadata.name, "pool")
-    return {**object_head(pool, "v1", "ConfigMap", name, pool_labels(pool)), "data": data}
+    return config_map(pool, name, pool_labels(pool), "pool.json", resolved.to_json())
 
 
 def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> RolePod:
@@ -311,3 +258,47 @@ def _outlives_daemon(pool: EnvPool) -> bool:
 def _otlp_env(pool: EnvPool) -> list[Manifest]:
     endpoint = pool.spec.observability.otlp_endpoint
     return [] if endpoint is None else [env("ETUDE_OTLP_ENDPOINT", endpoint)]
+
+
+def environment_api_objects(
+    pool: EnvPool, labels: Mapping[str, str], image: str, certificate: PodCertificate | None = None
+) -> list[Manifest]:
+    """Service and StatefulSet of the environment API of a pool with spec.edge; at most one pod.
+
+    Sandboxes belong to their API server's process: with a second pod, half of the requests would
+    miss theirs, as they would while a Deployment replaces its pod.
+    """
+    if pool.spec.edge is None:
+        return []
+    name = names.child(pool.metadata.name, names.ENVIRONMENT_API)
+    own = {**labels, names.ROLE: names.ENVIRONMENT_API}
+    pod = replace(_api_pod(pool, pool.spec.edge, image), certificate=certificate)
+    replicas = 0 if pool.spec.is_released else 1
+    return [
+        service(pool, name, own, PORTS[names.ENVIRONMENT_API], is_headless=False),
+        stateful_set(pool, name, own, pod, replicas=replicas, attempt=0),
+    ]
+
+
+def _api_pod(pool: EnvPool, edge: EnvironmentApi, image: str) -> RolePod:
+    variables = [
+        *base_env(PORTS[names.ENVIRONMENT_API], attempt=0),
+        env(
+            "ETUDE_BROKER_TARGET", ",".join(broker_addresses(pool.metadata.name, pool.spec.brokers))
+        ),
+        env("ETUDE_EDGE_KEYS", f"{KEYS_FOLDER}/keys"),
+        env("ETUDE_EDGE_MAX_SANDBOXES", str(edge.max_sandboxes)),
+    ]
+    if pool.spec.slot.memory_mib is not None:
+        variables.append(env("ETUDE_EDGE_MEMORY_MIB", str(pool.spec.slot.memory_mib)))
+    if edge.workspace is not None:
+        variables.append(env("ETUDE_EDGE_WORKSPACE", edge.workspace))
+    return RolePod(
+        role=names.ENVIRONMENT_API,
+        image=image,
+        command=COMMANDS[names.ENVIRONMENT_API],
+        ports=PORTS[names.ENVIRONMENT_API],
+        env=variables,
+        grace_s=API_GRACE_S,
+        files=PodFiles(keys_secret=edge.keys_ref.name),
+    )

@@ -1,23 +1,21 @@
 """Children of a run: ConfigMap, pools, workloads, Services, certificates and policies."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.meta import API_VERSION
 from etude.common.api.pool.autoscaling import ScalingMode
-from etude.common.api.run.roles import EnvironmentRole, RoleSpec
-from etude.common.api.run.spec import ModelSource, RLRunSpec
+from etude.common.api.run.roles import EnvironmentRole
 from etude.common.role_inputs import ResolvedRun, ResumeAt
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies, pod_overrides
-from etude.operator.builders.addresses import PORTS, role_address
-from etude.operator.builders.certificates import PlatformTls
+from etude.operator.builders.addresses import PORTS, broker_addresses, role_address
 from etude.operator.builders.http_route import route_objects
 from etude.operator.builders.jobset import RolePods, job_set
-from etude.operator.builders.kuberay import num_workers, ray_cluster
+from etude.operator.builders.kuberay import ray_cluster
 from etude.operator.builders.kueue import NodeFlavor, QueuePriority, workload
+from etude.operator.builders.platform import COMMANDS, Platform, traces_env
 from etude.operator.builders.pod import (
     SPEC_FOLDER,
     PodCertificate,
@@ -30,81 +28,26 @@ from etude.operator.builders.pod import (
     env,
     toleration,
 )
+from etude.operator.builders.run_spec import (
+    desired_pods,
+    has_stateful_set,
+    least_pods,
+    pods_by_role,
+    pool_name,
+    resolved_spec,
+    role_spec,
+    run_labels,
+)
 from etude.operator.builders.volcano import pod_group_name, pod_groups
-from etude.operator.builders.workload import object_head, pod_template, service, stateful_set
+from etude.operator.builders.workload import (
+    canonical_json,
+    config_map,
+    object_head,
+    pod_template,
+    service,
+    stateful_set,
+)
 from etude.operator.manifests import Manifest, stamp_digest
-
-_SIZING = ("autoscaling", "minIdle", "overcommitFactor")
-"""Fields that keep hosts without demand."""
-
-
-def own_pool(
-    run: RLRun, labels: Mapping[str, str], role: EnvironmentRole, *, is_running: bool
-) -> Manifest:
-    """The pool of one environment; without hosts while the run does not need it."""
-    template = role.pool_template
-    assert template is not None, f"{role.name} refers to a pool"  # noqa: S101 - our own mistake
-    access = run.spec.storage.to_json()
-    del access["uri"]
-    # Its store has the access settings of the run's, unless it sets its own.
-    spec = ({"store": access} if access else {}) | template.to_json()
-    given = template.observability.to_json()
-    spec["observability"] = run.spec.observability.to_json() | given
-    if template.mode is ScalingMode.EXTERNAL:
-        spec.pop("replicas", None)  # owned by the external autoscaler
-    spec = _without_empty(spec)
-    if not is_running:
-        released = {name: value for name, value in spec.items() if name not in _SIZING}
-        spec = released | {"replicas": 0}
-    name = names.own_pool(run.metadata.name, role.name)
-    return {**object_head(run, API_VERSION, "EnvPool", name, labels), "spec": spec}
-
-
-def _without_empty(value: Manifest) -> Manifest:
-    """The mapping without empty mappings in it.
-
-    Server-side apply turns a mapping whose keys all go into null, which the schemas of our kinds
-    refuse: the mapping itself must not be sent.
-    """
-    inner = {
-        key: _without_empty(each) if isinstance(each, dict) else each for key, each in value.items()
-    }
-    return {key: each for key, each in inner.items() if each != {}}
-
-
-COMMANDS: Mapping[str, tuple[str, ...]] = {
-    names.TRAINER: ("etude-trainer",),
-    names.INFERENCE: ("etude-inference",),
-    names.REWARDS: ("etude-rewards",),
-    names.BROKER: ("etude-envserver", "broker"),
-    names.HOST: ("etude-envserver", "node"),
-    names.ENVIRONMENT_API: ("etude-envserver", "edge"),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Platform:
-    """Configuration of the operator's installation, the same for every object."""
-
-    images: Mapping[str, str] = field(default_factory=dict)
-    """Default image of trainer, inference, rewards and envserver."""
-    has_shared_files: bool = False
-    """file:// means the same folder in every role: true on the local runtime."""
-    allows_weak_isolation: bool = False
-    """Pools may ask for isolation.minimum Process."""
-    traces_file: str | None = None
-    """File for trace spans that every role can append to."""
-    host_seccomp_profile: str | None = None
-    """Seccomp profile of environment nodes that lets them make namespaces; the runtime's default
-    does not, and the restricted standard allows a Localhost profile."""
-    namespace: str | None = None
-    """The operator's namespace, which NetworkPolicies admit; None on the local runtime."""
-    tls: PlatformTls | None = None
-    """TLS configuration; None on the local runtime."""
-    integrations: frozenset[str] = frozenset()
-    """Names of the enabled integrations with other projects."""
-    kvm_resource: str | None = None
-    """Device plugin resource for /dev/kvm; without it microVMs are emulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +81,7 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
     if run.spec.roles.inference is not None:
         children.append(_engine_budget(run))
     if shape.is_running or shape.is_queued:
-        children += pod_groups(run, run_labels(run), _least_pods(run))
+        children += pod_groups(run, run_labels(run), least_pods(run))
     for role in pods_by_role(run):
         children += _role_objects(run, role, shape, platform)
     children += route_objects(run, {**run_labels(run), names.ROLE: names.INFERENCE})
@@ -162,12 +105,6 @@ def _fixed_workload(run: RLRun, shape: RunShape, platform: Platform) -> list[Man
             ]
         case "StatefulSet":
             return []
-
-
-def has_stateful_set(run: RLRun, role: str) -> bool:
-    """The role's pods come from a StatefulSet of its own."""
-    kind = run.spec.scheduling.kind
-    return kind == "StatefulSet" or (kind == "RayCluster" and role != names.TRAINER)
 
 
 def _role_objects(run: RLRun, role: str, shape: RunShape, platform: Platform) -> list[Manifest]:
@@ -218,15 +155,6 @@ def _certificate(run: RLRun, role: str, platform: Platform) -> PodCertificate | 
     return certificates.pod_certificate(platform.tls, identity)
 
 
-def resolved_spec(run: RLRun) -> RLRunSpec:
-    """The spec as processes read it, with references resolved."""
-    model, resolved = run.spec.model, run.status.resolved
-    if model.checkpoint_ref is None or resolved is None or resolved.model_uri is None:
-        return run.spec
-    found = ModelSource(uri=resolved.model_uri, seed=model.seed)
-    return run.spec.model_copy(update={"model": found})
-
-
 def _resume_at(run: RLRun) -> ResumeAt | None:
     """The checkpoint that the trainer must resume from, once."""
     decision = run.status.resumption
@@ -244,72 +172,6 @@ def own_pools(run: RLRun, *, is_running: bool) -> list[Manifest]:
     ]
 
 
-def pool_name(run: RLRun, role: EnvironmentRole) -> str:
-    """The pool that serves one of the run's environments."""
-    if role.pool_ref is not None:
-        return role.pool_ref.name
-    return names.own_pool(run.metadata.name, role.name)
-
-
-def pods_by_role(run: RLRun) -> dict[str, int]:
-    """Pods by role while the run is running."""
-    wanted = {names.TRAINER: 1}
-    if run.spec.scheduling.kind == "RayCluster":
-        wanted[names.TRAINER] += num_workers(run)
-    if run.spec.roles.inference is not None:
-        wanted[names.INFERENCE] = engine_replicas(run)
-    if run.spec.roles.rewards is not None:
-        wanted[names.REWARDS] = 1
-    return wanted
-
-
-def desired_pods(run: RLRun) -> dict[str, int]:
-    """Desired pods by role now: zero for released idle roles."""
-    if run.status.released is None:
-        return pods_by_role(run)
-    return {role: pods if role == names.TRAINER else 0 for role, pods in pods_by_role(run).items()}
-
-
-def _least_pods(run: RLRun) -> dict[str, int]:
-    """Least pods by role with which the run can start: engines may be fewer."""
-    inference = run.spec.roles.inference
-    least = desired_pods(run)
-    if inference is None or not least[names.INFERENCE]:
-        return least
-    return least | {names.INFERENCE: inference.least_replicas}
-
-
-def engine_replicas(run: RLRun) -> int:
-    """Desired engines: the last decision, or the initial count of the spec."""
-    role = run.spec.roles.inference
-    if role is None:
-        return 0
-    chosen = run.status.engines.replicas if run.status.engines is not None else role.replicas
-    return max(role.least_replicas, min(chosen, role.most_replicas))
-
-
-def role_spec(run: RLRun, role: str) -> RoleSpec:
-    """The spec of one role.
-
-    Raises:
-        KeyError: the run has no such role.
-    """
-    specs = {
-        names.TRAINER: run.spec.roles.trainer,
-        names.INFERENCE: run.spec.roles.inference,
-        names.REWARDS: run.spec.roles.rewards,
-    }
-    spec = specs[role]
-    if spec is None:
-        raise KeyError(role)
-    return spec
-
-
-def run_labels(run: RLRun) -> dict[str, str]:
-    """Labels of everything that a run owns."""
-    return {names.MANAGED_BY: names.MANAGER, names.RUN: run.metadata.name}
-
-
 def _run_map(run: RLRun) -> Manifest:
     resolved = ResolvedRun(
         name=run.metadata.name,
@@ -319,9 +181,8 @@ def _run_map(run: RLRun) -> Manifest:
         spec=resolved_spec(run),
         resume=_resume_at(run),
     )
-    data = {"run.json": canonical_json(resolved.to_json())}
     name = names.child(run.metadata.name, "run")
-    return {**object_head(run, "v1", "ConfigMap", name, run_labels(run)), "data": data}
+    return config_map(run, name, run_labels(run), "run.json", resolved.to_json())
 
 
 def _engine_budget(run: RLRun) -> Manifest:
@@ -404,13 +265,6 @@ def _rewards_env(run: RLRun) -> list[Manifest]:
     return [env("ETUDE_REWARDS_TARGET", role_address(run, names.REWARDS))]
 
 
-def broker_addresses(pool: str, count: int) -> list[str]:
-    """Addresses of a pool's brokers, in the order by which runs choose among them."""
-    workload = names.child(pool, names.BROKER)
-    port = PORTS[names.BROKER]["grpc"]
-    return [names.address(workload, port, place) for place in range(count)]
-
-
 def _broker_env(run: RLRun, shape: RunShape) -> list[Manifest]:
     """Environment variable with the broker addresses of each environment."""
     targets = {}
@@ -421,11 +275,39 @@ def _broker_env(run: RLRun, shape: RunShape) -> list[Manifest]:
     return [env("ETUDE_BROKERS", canonical_json(targets))] if targets else []
 
 
-def traces_env(platform: Platform) -> list[Manifest]:
-    """Environment variable with the file of trace spans, on the local runtime."""
-    return [] if platform.traces_file is None else [env("ETUDE_TRACES_FILE", platform.traces_file)]
+_SIZING = ("autoscaling", "minIdle", "overcommitFactor")
+"""Fields that keep hosts without demand."""
 
 
-def canonical_json(value: object) -> str:
-    """Canonical JSON of a value."""
-    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+def own_pool(
+    run: RLRun, labels: Mapping[str, str], role: EnvironmentRole, *, is_running: bool
+) -> Manifest:
+    """The pool of one environment; without hosts while the run does not need it."""
+    template = role.pool_template
+    assert template is not None, f"{role.name} refers to a pool"  # noqa: S101 - our own mistake
+    access = run.spec.storage.to_json()
+    del access["uri"]
+    # Its store has the access settings of the run's, unless it sets its own.
+    spec = ({"store": access} if access else {}) | template.to_json()
+    given = template.observability.to_json()
+    spec["observability"] = run.spec.observability.to_json() | given
+    if template.mode is ScalingMode.EXTERNAL:
+        spec.pop("replicas", None)  # owned by the external autoscaler
+    spec = _without_empty(spec)
+    if not is_running:
+        released = {name: value for name, value in spec.items() if name not in _SIZING}
+        spec = released | {"replicas": 0}
+    name = names.own_pool(run.metadata.name, role.name)
+    return {**object_head(run, API_VERSION, "EnvPool", name, labels), "spec": spec}
+
+
+def _without_empty(value: Manifest) -> Manifest:
+    """The mapping without empty mappings in it.
+
+    Server-side apply turns a mapping whose keys all go into null, which the schemas of our kinds
+    refuse: the mapping itself must not be sent.
+    """
+    inner = {
+        key: _without_empty(each) if isinstance(each, dict) else each for key, each in value.items()
+    }
+    return {key: each for key, each in inner.items() if each != {}}

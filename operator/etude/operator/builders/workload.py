@@ -1,5 +1,6 @@
-"""Services and StatefulSets, the same for every role."""
+"""Services, ConfigMaps and StatefulSets, the same for every role."""
 
+import json
 from collections.abc import Mapping
 
 from etude.common.api.kinds import EnvPool, RLRun
@@ -33,6 +34,19 @@ def service(
         ],
     }
     return {**object_head(owner, "v1", "Service", name, labels), "spec": spec}
+
+
+def config_map(
+    owner: RLRun | EnvPool, name: str, labels: Mapping[str, str], file: str, content: object
+) -> Manifest:
+    """A ConfigMap with one JSON file."""
+    data = {file: canonical_json(content)}
+    return {**object_head(owner, "v1", "ConfigMap", name, labels), "data": data}
+
+
+def canonical_json(value: object) -> str:
+    """Canonical JSON of a value."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
 def stateful_set(

@@ -13,7 +13,7 @@ from etude.operator import names
 from etude.operator.actions import Apply, ClockReading, Decision, Delete, RecordEvent, SetFinalizers
 from etude.operator.builders import network_policies
 from etude.operator.builders.jobset import QUEUE_LABEL
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.checkpoints import job as checkpoints_job
 from etude.operator.checkpoints import requests
 from etude.operator.checkpoints.job import DELETE, VERIFY

@@ -7,8 +7,9 @@ from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.checkpoints.job import VARIABLE
 from etude.operator import names
 from etude.operator.actions import Apply
+from etude.operator.builders.platform import Platform
 from etude.operator.builders.pod import SCRATCH_FOLDER, PodResources, RolePod, env, job_spec
-from etude.operator.builders.run import Platform, resolved_spec
+from etude.operator.builders.run_spec import resolved_spec
 
 VERIFY = "verify"
 DELETE = "delete"

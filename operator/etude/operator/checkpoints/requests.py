@@ -4,7 +4,7 @@ from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator import names
 from etude.operator.actions import Adopt, ClockReading, Decision
-from etude.operator.builders.run import run_labels
+from etude.operator.builders.run_spec import run_labels
 from etude.operator.builders.workload import owner_reference
 from etude.operator.checkpoints.status import checkpoint_status, ready_condition
 from etude.operator.conditions import ConditionFact, false_condition, is_condition_true

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from etude.common.api import yaml_documents
 from etude.common.errors import Problem, UserError
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.kind_registry import KINDS_BY_NAME
 from etude.operator.manifests import Manifest
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeGuard
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.pool.backend import Backend
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.conditions import ConditionFact, false_condition
 from etude.operator.integrations import cert_manager
 from etude.operator.reasons import Reason

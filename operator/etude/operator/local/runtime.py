@@ -20,7 +20,7 @@ from etude.common.api import yaml_documents
 from etude.common.api.lint.linter import lint_bytes
 from etude.common.errors import Problem, UserError
 from etude.common.run_folder.state import IMAGES_VARIABLE, images_folder
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.clock import SystemClock
 from etude.operator.controller.operator import open_operator
 from etude.operator.controller.status_writer import StatusDebounce

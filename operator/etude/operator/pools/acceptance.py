@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool import cron
 from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.conditions import ACCEPTED, ConditionFact, false_condition
 from etude.operator.reasons import Reason
 

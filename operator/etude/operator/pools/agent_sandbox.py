@@ -12,7 +12,7 @@ from etude.common.api.run.pod_template import (
     variable_names,
 )
 from etude.operator import names
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.conditions import ConditionFact, false_condition
 from etude.operator.integrations import apis
 from etude.operator.kube.interface import Cluster

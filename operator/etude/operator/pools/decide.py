@@ -10,7 +10,8 @@ from etude.common.api.run.status import Resolved
 from etude.operator import names
 from etude.operator.actions import Action, Apply, ClockReading, Decision, Delete, DrainHosts
 from etude.operator.builders import pool as desired_pools
-from etude.operator.builders.run import Platform, broker_addresses
+from etude.operator.builders.addresses import broker_addresses
+from etude.operator.builders.platform import Platform
 from etude.operator.builders.workload import keep_selector
 from etude.operator.conditions import ConditionFact
 from etude.operator.integrations import cert_manager

@@ -10,8 +10,9 @@ from etude.common.api.pool.status import EnvPoolStatus, Slots
 from etude.common.api.schema import crd
 from etude.operator import metrics, names
 from etude.operator.actions import ClockReading, Decision
+from etude.operator.builders.addresses import broker_addresses
+from etude.operator.builders.platform import Platform
 from etude.operator.builders.pool import pool_children
-from etude.operator.builders.run import Platform, broker_addresses
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import Manifest, Ref, labels, ref
 from etude.operator.metrics import ConditionMetric

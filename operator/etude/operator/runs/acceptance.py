@@ -19,8 +19,8 @@ from etude.common.api.run.pod_template import (
 from etude.common.api.run.rewards import check_function
 from etude.common.api.run.status import RLRunStatus
 from etude.operator.actions import ClockReading
-from etude.operator.builders import run as desired
-from etude.operator.builders.run import Platform
+from etude.operator.builders import run_spec
+from etude.operator.builders.platform import Platform
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import ACCEPTED, ConditionFact, false_condition, merge_conditions
 from etude.operator.integrations import apis, cert_manager
@@ -86,23 +86,24 @@ def _uncounted_budget(run: RLRun) -> Iterator[str]:
     """Budgets that would never be spent; a run that has started is not stopped by one."""
     if run.status.resolved is not None:
         return
-    for role in desired.pods_by_role(run):
-        spec = desired.role_spec(run, role)
+    for role in run_spec.pods_by_role(run):
+        spec = run_spec.role_spec(run, role)
         if run.spec.budget.gpu_hours and spec.resource_claims and not spec.gpus_per_replica:
-            yield f"spec.budget.gpuHours: {UNCOUNTED}, and roles.{role} has no others; {UNCOUNTED_FIX}"
+            problem = f"{UNCOUNTED}, and roles.{role} has no others; {UNCOUNTED_FIX}"
+            yield f"spec.budget.gpuHours: {problem}"
 
 
 def _reserved_names(run: RLRun) -> Iterator[str]:
-    for role in desired.pods_by_role(run):
-        for item in desired.role_spec(run, role).env:
+    for role in run_spec.pods_by_role(run):
+        for item in run_spec.role_spec(run, role).env:
             if is_reserved(item.name):
                 yield f"spec.roles.{role}.env: {item.name} is set by the operator; remove it"
 
 
 def _wrong_templates(run: RLRun) -> Iterator[str]:
     """Pod templates that would override fields of the operator."""
-    for role in desired.pods_by_role(run):
-        spec, at = desired.role_spec(run, role).pod_template.spec, f"spec.roles.{role}.podTemplate"
+    for role in run_spec.pods_by_role(run):
+        spec, at = run_spec.role_spec(run, role).pod_template.spec, f"spec.roles.{role}.podTemplate"
         for message in shape_errors(spec, role):
             yield f"{at}.spec.{message}"
         for message in (
@@ -137,7 +138,8 @@ def _wrong_pools(run: RLRun, seen: ObservedRun, platform: Platform) -> Iterator[
         known = [t.name for t in template.templates] if template is not None else []
         if role.template not in known:
             whose = f"EnvPool {role.pool_ref.name}" if role.pool_ref is not None else "poolTemplate"
-            message = f"{at}.template: {role.template} is not in {whose}.templates: {abbreviate_names(known)}"
+            listed = f"{whose}.templates: {abbreviate_names(known)}"
+            message = f"{at}.template: {role.template} is not in {listed}"
             yield false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
 
 

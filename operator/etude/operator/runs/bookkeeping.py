@@ -12,8 +12,8 @@ from etude.common.api.run.status import (
     RoleStatus,
 )
 from etude.operator.actions import ClockReading
-from etude.operator.builders import run as desired
-from etude.operator.builders.run import Platform
+from etude.operator.builders import run_spec
+from etude.operator.builders.platform import Platform
 from etude.operator.clock import rfc3339
 from etude.operator.reasons import Reason
 from etude.operator.runs import status_figures
@@ -49,7 +49,7 @@ def status_at_acceptance(
             attempt=attempts.get(role, status.attempt),
             startup_seconds=took.get(role),
         )
-        for role, pods in desired.desired_pods(run).items()
+        for role, pods in run_spec.desired_pods(run).items()
     )
     return status.model_copy(
         update={

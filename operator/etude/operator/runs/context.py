@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
 from etude.operator.actions import ClockReading
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.conditions import ConditionFact, is_condition_true
 from etude.operator.runs.capacity.kueue import QuotaState
 from etude.operator.runs.lifecycle.limits import SILENCE_LIMIT_S

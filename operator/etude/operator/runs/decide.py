@@ -12,8 +12,8 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import RLRunStatus
 from etude.operator import conditions, names
 from etude.operator.actions import Action, Apply, ClockReading, Decision, Delete
-from etude.operator.builders import run as desired
-from etude.operator.builders.run import Platform, RunShape
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape, run_children
 from etude.operator.conditions import ConditionFact
 from etude.operator.integrations import apis, cert_manager
 from etude.operator.manifests import (
@@ -204,7 +204,7 @@ def _children(context: RunContext) -> Iterator[Action]:
         priority=kueue.queue_priority(run, context.seen),
         flavors=context.quota.flavors if context.quota is not None else {},
     )
-    made = desired.run_children(run, shape, context.platform)
+    made = run_children(run, shape, context.platform)
     wanted = cert_manager.applicable_children(made, context.seen.served)
     for manifest in wanted:
         live = context.seen.children.get(ref(manifest))

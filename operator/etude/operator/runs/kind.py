@@ -12,7 +12,8 @@ from etude.common.api.schema import crd
 from etude.operator import metrics, names
 from etude.operator.actions import Decision
 from etude.operator.builders.addresses import role_address
-from etude.operator.builders.run import Platform, RunShape, run_children
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape, run_children
 from etude.operator.clock import parse_rfc3339
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import Manifest, Ref, is_true, labels, ref

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.operator import names
-from etude.operator.builders import run as desired
+from etude.operator.builders import run_spec
 from etude.operator.checkpoints.status import is_ready, is_verification_over
 from etude.operator.conditions import ConditionFact, is_condition_true
 from etude.operator.integrations import apis
@@ -233,7 +233,7 @@ def observe_run(
 def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
     pools = {}
     for role in run.spec.roles.environments:
-        key = Ref("EnvPool", run.metadata.namespace, desired.pool_name(run, role))
+        key = Ref("EnvPool", run.metadata.namespace, run_spec.pool_name(run, role))
         manifest = cluster.get(key)
         is_own = manifest is not None and controller_uid(manifest) == run.metadata.uid
         if manifest is not None and (is_own or role.pool_ref is not None):

@@ -16,7 +16,7 @@ from etude.common.api.run.status import (
     StepStatus,
 )
 from etude.operator.actions import ClockReading
-from etude.operator.builders import run as desired
+from etude.operator.builders import run_spec
 from etude.operator.checkpoints.status import is_ready
 from etude.operator.clock import rfc3339
 from etude.operator.runs.capacity import idle_roles
@@ -116,13 +116,13 @@ def _role_statuses(
         RoleStatus(
             name=role,
             desired=pods if is_running else 0,
-            gpus=desired.role_spec(run, role).gpus_per_replica * (pods if is_running else 0),
+            gpus=run_spec.role_spec(run, role).gpus_per_replica * (pods if is_running else 0),
             startup_seconds=idle_roles.startup_s(run, seen, role, now),
             ready=seen.num_ready(role, attempt=attempts.get(role, 0)),
             attempt=attempts.get(role, 0),
             after=before.get(role),
         )
-        for role, pods in desired.desired_pods(run).items()
+        for role, pods in run_spec.desired_pods(run).items()
     )
 
 
@@ -130,7 +130,7 @@ def _environment_statuses(run: RLRun, seen: ObservedRun) -> tuple[EnvironmentSta
     found = []
     for role in run.spec.roles.environments:
         pool = seen.pools.get(role.name)
-        summary = EnvironmentStatus(name=role.name, pool=desired.pool_name(run, role))
+        summary = EnvironmentStatus(name=role.name, pool=run_spec.pool_name(run, role))
         if pool is not None:
             summary = summary.model_copy(
                 update={

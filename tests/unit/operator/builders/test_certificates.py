@@ -11,7 +11,8 @@ from etude.common.tls.identity import Identity
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
 from etude.operator.builders.certificates import CertificateMode, CertManagerIssuer, PlatformTls
-from etude.operator.builders.run import Platform, RunShape
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape
 from etude.operator.manifests import Manifest, Ref, ref
 
 Build = Callable[..., dict[str, Any]]

@@ -12,7 +12,8 @@ import pytest
 from etude.common.api.kinds import RLRun
 from etude.operator.builders import run as desired
 from etude.operator.builders.jobset import EXIT_NONZERO
-from etude.operator.builders.run import Platform, RunShape
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape
 from etude.operator.manifests import Manifest, Ref
 
 KINDS = frozenset(

@@ -9,7 +9,9 @@ from tests.support.kube.controllers.kuberay import head_service
 
 from etude.common.api.kinds import RLRun
 from etude.operator.builders import run as desired
-from etude.operator.builders.run import Platform, RunShape
+from etude.operator.builders import run_spec
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape
 from etude.operator.manifests import Manifest, Ref
 
 RAY = {"workload": "RayCluster"}
@@ -43,7 +45,7 @@ def test_there_are_as_many_workers_as_the_ranks_need_beside_the_head(
     made = children_of(body, platform)
     groups = made["RayCluster", "demo"]["spec"]["workerGroupSpecs"]
     assert [group["replicas"] for group in groups] == ([workers] if workers else [])
-    assert desired.pods_by_role(RLRun.model_validate(body))["trainer"] == 1 + workers
+    assert run_spec.pods_by_role(RLRun.model_validate(body))["trainer"] == 1 + workers
 
 
 def test_pods_of_a_ray_cluster_are_valid_and_ask_for_what_the_trainer_asks_for(

@@ -11,7 +11,8 @@ from etude.common.api.run.spec import Storage
 from etude.operator.builders import network_policies
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
-from etude.operator.builders.run import Platform, RunShape
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape
 from etude.operator.manifests import Manifest
 
 Build = Callable[..., dict[str, Any]]

@@ -22,7 +22,8 @@ from etude.common.api.run.pod_template import (
 )
 from etude.operator.builders import run as desired
 from etude.operator.builders import strategic_merge
-from etude.operator.builders.run import Platform, RunShape
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape
 from etude.operator.manifests import Manifest
 
 Build = Callable[..., dict[str, Any]]

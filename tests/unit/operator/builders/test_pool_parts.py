@@ -12,7 +12,8 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
-from etude.operator.builders.run import Platform, RunShape
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.combined_report import combine_reports
 from etude.v1 import environments_pb2

@@ -15,7 +15,8 @@ from etude.common.role_inputs import ResolvedPool, ResolvedRun
 from etude.operator import names
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
-from etude.operator.builders.run import Platform, RunShape
+from etude.operator.builders.platform import Platform
+from etude.operator.builders.run import RunShape
 from etude.operator.commands.render import main as render_main
 from etude.operator.commands.render import render_children
 from etude.operator.manifests import RESOURCES

@@ -7,7 +7,7 @@ import pytest
 
 from etude.common.api.kinds import Checkpoint
 from etude.operator.actions import ClockReading
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.checkpoints.decide import ObservedCheckpoint, decide
 from etude.operator.conditions import false_condition
 from etude.operator.manifests import Ref

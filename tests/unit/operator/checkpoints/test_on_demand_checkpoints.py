@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import Checkpoint
+from etude.operator.controller.status_writer import STATUS_BURST
 from etude.operator.manifests import Ref, controller_uid
 from etude.v1 import run_pb2
 
@@ -78,9 +79,8 @@ async def test_what_was_written_is_noted_at_once_however_much_was_said_of_the_re
 ) -> None:
     running.cluster.upsert(asked())
     await running.settle()
-    words = running.reconciler.writer._state_of(running.cluster.get(KEY)).status_tokens
-    while not words.wait_s(running.clock.monotonic_s()):
-        words.take()
+    state = running.reconciler.writer._states[running.cluster.get(KEY)["metadata"]["uid"]]
+    state.tokens = state.tokens.take(STATUS_BURST)
     await running.tell(record(running))
     assert found(running).status.uri == record(running).uri
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.manifests import Ref

@@ -7,7 +7,7 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.run.roles import InferenceRole
 from etude.common.api.run.status import EngineStatus
 from etude.operator import names
-from etude.operator.builders import run as desired
+from etude.operator.builders import run_spec
 from etude.operator.manifests import Ref
 from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
@@ -86,7 +86,7 @@ def decide_engines(run: RLRun, seen: ObservedRun) -> EngineStatus | None:
     if role is None:
         return None
     before = run.status.engines or EngineStatus(replicas=role.replicas)
-    present = desired.engine_replicas(run)
+    present = run_spec.engine_replicas(run)
     if present != before.replicas:  # the spec has other bounds by now
         before = before.model_copy(update={"replicas": present})
     report = seen.report.status if seen.report.is_current else None
@@ -126,7 +126,7 @@ def surplus_engines(run: RLRun, seen: ObservedRun) -> int | None:
         return None
     key = Ref("StatefulSet", run.metadata.namespace, names.child(run.metadata.name, "inference"))
     live = seen.children.get(key)
-    count, present = desired.engine_replicas(run), live["spec"].get("replicas", 1) if live else 0
+    count, present = run_spec.engine_replicas(run), live["spec"].get("replicas", 1) if live else 0
     report = seen.report.status if seen.report.is_current else None
     does_without = report is not None and 0 < report.engine_limit <= count
     return present if present > count and not does_without else None
@@ -134,7 +134,7 @@ def surplus_engines(run: RLRun, seen: ObservedRun) -> int | None:
 
 def scale_command(run: RLRun, report: run_pb2.RunStatus) -> run_pb2.CommandRequest | None:
     """The command for a controller that expects another engine count; None if it does not."""
-    count = desired.engine_replicas(run)
+    count = run_spec.engine_replicas(run)
     if scaled_role(run) is None or report.engine_limit == count:
         return None
     return run_pb2.CommandRequest(scale_engines=run_pb2.ScaleEngines(replicas=count))

@@ -8,7 +8,7 @@ from etude.common.api.run.phases import Phase
 from etude.common.api.run.status import Released
 from etude.operator import names
 from etude.operator.actions import ClockReading
-from etude.operator.builders import run as desired
+from etude.operator.builders import run_spec
 from etude.operator.clock import parse_rfc3339, rfc3339
 from etude.operator.manifests import Manifest, condition, is_true
 from etude.operator.runs.observe import ObservedRun
@@ -63,7 +63,7 @@ def decide_released(run: RLRun, seen: ObservedRun, now: ClockReading) -> Release
 def _has_other_roles(run: RLRun) -> bool:
     """The run has pods other than its trainer's."""
     own_pools = (role.pool_template is not None for role in run.spec.roles.environments)
-    return desired.pods_by_role(run).keys() != {names.TRAINER} or any(own_pools)
+    return run_spec.pods_by_role(run).keys() != {names.TRAINER} or any(own_pools)
 
 
 def _new_release(
@@ -137,7 +137,7 @@ def _lead_s(run: RLRun, seen: ObservedRun) -> float | None:
 def startup_s(run: RLRun, seen: ObservedRun, role: str, now: ClockReading) -> int | None:
     """Seconds that a role took to be ready the first time; None before that."""
     known = next((r.startup_seconds for r in run.status.roles if r.name == role), None)
-    wanted = desired.desired_pods(run)[role]
+    wanted = run_spec.desired_pods(run)[role]
     pods = seen.pods.get(role, ())
     if known is not None or not wanted or len(pods) < wanted:
         return known

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
 from etude.operator.actions import ClockReading, WriteStatus
-from etude.operator.builders import jobset, kueue, pod_overrides
-from etude.operator.builders import run as desired
+from etude.operator.builders import jobset, kueue, pod_overrides, run_spec
 from etude.operator.builders.kueue import NodeFlavor, QueuePriority
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import ConditionFact, false_condition, true_condition
@@ -167,7 +166,7 @@ def queue_priority(run: RLRun, seen: ObservedRun) -> QueuePriority | None:
 def _pod_priority(run: RLRun, seen: ObservedRun) -> QueuePriority | None:
     """The class of the first role that has one, else that of pods without one."""
     name = next(
-        filter(None, (_priority_class(run, role) for role in desired.pods_by_role(run))), None
+        filter(None, (_priority_class(run, role) for role in run_spec.pods_by_role(run))), None
     )
     for known in seen.pod_priorities.values():
         itself = known["metadata"]["name"]
@@ -178,7 +177,7 @@ def _pod_priority(run: RLRun, seen: ObservedRun) -> QueuePriority | None:
 
 def _priority_class(run: RLRun, role: str) -> str | None:
     """The PriorityClass of a role's pods; podTemplate overrides win."""
-    spec = desired.role_spec(run, role)
+    spec = run_spec.role_spec(run, role)
     override = spec.pod_template.spec.get("priorityClassName")
     return (
         str(override) if override else pod_overrides.pod_classes(run, spec).get("priorityClassName")
@@ -234,7 +233,7 @@ def _are_ready(run: RLRun, seen: ObservedRun) -> bool:
     attempts = transitions.attempts_of(run)
     return all(
         seen.num_ready(role, attempt=attempts.get(role, 0)) >= pods
-        for role, pods in desired.pods_by_role(run).items()
+        for role, pods in run_spec.pods_by_role(run).items()
     )
 
 

@@ -7,7 +7,7 @@ from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.api.meta import API_VERSION, NameRef
 from etude.operator import names
 from etude.operator.actions import AckReport, Action, Apply, CompleteRequest, Delete, RecordEvent
-from etude.operator.builders.run import run_labels
+from etude.operator.builders.run_spec import run_labels
 from etude.operator.builders.workload import object_head
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.report_store import PendingReport

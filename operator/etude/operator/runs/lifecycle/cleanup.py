@@ -4,7 +4,7 @@ from collections.abc import Iterator, Set
 
 from etude.common.api.kinds import RLRun
 from etude.operator.actions import ClockReading, Delete
-from etude.operator.builders import run as desired
+from etude.operator.builders import run_spec
 from etude.operator.clock import parse_rfc3339
 from etude.operator.manifests import NEVER_DELETED, Manifest, Ref, is_deleting, labels, uid
 from etude.operator.runs.observe import ObservedRun
@@ -69,7 +69,7 @@ def _delete_kinds(run: RLRun, seen: ObservedRun, kinds: Set[str]) -> Iterator[De
 
 def _live_parts(run: RLRun, seen: ObservedRun) -> Iterator[tuple[Ref, Manifest]]:
     """Children with the run's labels that are not terminating."""
-    ours = desired.run_labels(run).items()
+    ours = run_spec.run_labels(run).items()
     for key, live in seen.children.items():
         if ours <= labels(live).items() and not is_deleting(live):
             yield key, live

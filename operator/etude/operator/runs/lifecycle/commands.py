@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from etude.common.api.kinds import RLRun
 from etude.operator import names
 from etude.operator.actions import SendCommand
-from etude.operator.builders import run as desired
+from etude.operator.builders import run_spec
 from etude.operator.builders.addresses import role_address
 from etude.operator.runs.capacity import engine_count
 from etude.operator.runs.lifecycle import limits
@@ -36,7 +36,7 @@ def due_commands(run: RLRun, seen: ObservedRun) -> Iterator[SendCommand]:
     if report.status.observed_generation < run.metadata.generation:
         request = run_pb2.CommandRequest(
             configure=run_pb2.ConfigureRun(
-                spec_json=desired.resolved_spec(run).model_dump_json(
+                spec_json=run_spec.resolved_spec(run).model_dump_json(
                     by_alias=True, exclude_none=True
                 ),
                 generation=run.metadata.generation,

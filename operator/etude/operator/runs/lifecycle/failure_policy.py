@@ -16,7 +16,7 @@ from etude.common.api.run.status import Failure, Intent
 from etude.common.process import EXIT_TRY_AGAIN
 from etude.operator import names, pod_failures
 from etude.operator.actions import ClockReading
-from etude.operator.builders import run as desired
+from etude.operator.builders import run_spec
 from etude.operator.clock import rfc3339
 from etude.operator.pod_failures import CONFIGURATION_EXITS, PodFailure
 from etude.operator.reasons import Reason
@@ -144,7 +144,7 @@ def failure_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunT
     awaited = matched_conditions(rules)
     found = [
         failure
-        for role in desired.pods_by_role(run)
+        for role in run_spec.pods_by_role(run)
         for failure in pod_failures.find_failures(
             role,
             pod_failures.pods_of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)),

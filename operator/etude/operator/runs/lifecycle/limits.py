@@ -7,7 +7,7 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.meta import number
 from etude.common.api.run.status import Usage
 from etude.operator.actions import ClockReading
-from etude.operator.builders import run as desired
+from etude.operator.builders import run_spec
 from etude.operator.clock import parse_rfc3339, rfc3339
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
@@ -187,8 +187,8 @@ def _elapsed_s(usage: Usage, now: ClockReading) -> float:
 
 def _held_gpus(run: RLRun, pods: Mapping[str, Sequence[Manifest]]) -> int:
     return sum(
-        desired.role_spec(run, role).gpus_per_replica
-        for role in desired.pods_by_role(run)
+        run_spec.role_spec(run, role).gpus_per_replica
+        for role in run_spec.pods_by_role(run)
         for _ in _pods_on_nodes(pods.get(role, ()))
     )
 

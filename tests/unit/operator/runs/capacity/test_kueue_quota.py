@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.manifests import Ref, condition, is_true, ref
 from etude.v1 import run_pb2
 

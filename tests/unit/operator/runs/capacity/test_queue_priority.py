@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.operator.runs.capacity.test_kueue_quota import KINDS, QUEUED, WORKLOAD
 
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 
 
 @pytest.fixture
