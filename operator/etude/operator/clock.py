@@ -82,6 +82,11 @@ def rfc3339(wall_s: float) -> str:
     return datetime.fromtimestamp(int(wall_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def rfc3339_micro(wall_s: float) -> str:
+    """Seconds since 1970 with microseconds, as in Leases and Events."""
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 def parse_rfc3339(text: str) -> float:
     """An RFC 3339 time as seconds since 1970."""
     return datetime.fromisoformat(text).timestamp()

@@ -31,7 +31,7 @@ class KindContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassInput:
-    """The input of one pass beside the object."""
+    """Input of one pass, in addition to the object."""
 
     now: ClockReading
     platform: Platform

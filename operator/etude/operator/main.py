@@ -25,14 +25,14 @@ def serve_to_exit_code(serving: Coroutine[None, None, None]) -> int:
         asyncio.run(serving)
     except* EtudeError as caught:  # a task group wraps errors of its tasks
         code = 1
-        for error in _each(caught):
+        for error in _flatten(caught):
             sys.stderr.write(f"etude-operator: {error}\n")
     return code
 
 
-def _each(caught: BaseExceptionGroup[EtudeError]) -> Iterator[EtudeError]:
+def _flatten(caught: BaseExceptionGroup[EtudeError]) -> Iterator[EtudeError]:
     for error in caught.exceptions:
         if isinstance(error, BaseExceptionGroup):
-            yield from _each(error)
+            yield from _flatten(error)
         else:
             yield error

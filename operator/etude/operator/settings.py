@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from etude.common.settings_fields import parse_names, parse_port
 from etude.common.tls.identity import DOMAIN
 from etude.common.tls.material import read_bundle
 from etude.operator.builders.certificates import CertificateMode, CertManagerIssuer, PlatformTls
@@ -58,15 +59,15 @@ class Settings:
                 namespace=env["ETUDE_NAMESPACE"],
                 kvm_resource=env.get("ETUDE_KVM_RESOURCE") or None,
                 tls=_tls(env),
-                integrations=frozenset(_comma_list(env, "ETUDE_INTEGRATIONS")),
+                integrations=frozenset(parse_names(env, "ETUDE_INTEGRATIONS")),
             ),
             pod=env["ETUDE_POD"],
             namespace=env["ETUDE_NAMESPACE"],
             lease=env.get("ETUDE_LEASE", "etude-operator"),
-            namespaces=_comma_list(env, "ETUDE_WATCH_NAMESPACES"),
+            namespaces=parse_names(env, "ETUDE_WATCH_NAMESPACES"),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
-            probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
-            scaler_port=_port(env, "ETUDE_SCALER_PORT", "0") or None,
+            probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
+            scaler_port=parse_port(env, "ETUDE_SCALER_PORT", 0) or None,
             kubeconfig=None if is_inside else _kubeconfig(env),
             otlp_endpoint=env.get("ETUDE_OTLP_ENDPOINT")
             or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -126,17 +127,6 @@ def _trust(folder: Path) -> str:
 def _kubeconfig(env: Mapping[str, str]) -> Path:
     given = env.get("KUBECONFIG", "").split(os.pathsep)[0]
     return Path(given) if given else Path(env.get("HOME", "/")) / ".kube" / "config"
-
-
-def _comma_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
-    return tuple(word for word in env.get(name, "").split(",") if word)
-
-
-def _port(env: Mapping[str, str], name: str, default: str) -> int:
-    text = env.get(name, default)
-    if not text.isdecimal() or int(text) > 65_535:
-        raise ValueError(f"{name}: {text!r} is not a valid port")
-    return int(text)
 
 
 def _rate(env: Mapping[str, str], name: str) -> float:

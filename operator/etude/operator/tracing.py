@@ -48,12 +48,12 @@ def trace_request(verb: str, resource: str) -> Iterator[Callable[[int], None]]:
     )
     with about as span:
 
-        def told(status: int) -> None:
+        def set_status(status: int) -> None:
             span.set_attribute("http.response.status_code", status)
             if status >= 400:
                 span.set_status(Status(StatusCode.ERROR))
 
-        yield told
+        yield set_status
 
 
 def _ignore_status(_: int) -> None:

@@ -1,1 +1,1 @@
-"""Commands: programs beside the operator, run with `python -m`."""
+"""Commands: programs to run with `python -m`."""

@@ -19,9 +19,9 @@ from etude.operator.actions import (
 )
 from etude.operator.clock import Clock
 from etude.operator.controller.drain import drain_hosts
+from etude.operator.controller.event_recorder import EventRecorder
 from etude.operator.controller.last_applied import LastAppliedCache
 from etude.operator.controller.rejections import Rejection, Rejections, target_of
-from etude.operator.controller.status_writer import StatusWriter
 from etude.operator.kube.interface import ApiRejectedError, Cluster, NameTakenError
 from etude.operator.manifests import Manifest, ref, uid
 from etude.operator.remotes.clients import RemoteClient, RemoteError
@@ -41,7 +41,7 @@ class ActionExecutor:
     reports: ReportStore
     client: RemoteClient
     clock: Clock
-    writer: StatusWriter
+    events: EventRecorder
     rejections: Rejections
     record_apply: Callable[[Manifest, Manifest], None]
     """Receives the object of the pass and each child that was created or changed."""
@@ -93,7 +93,7 @@ class ActionExecutor:
             case DrainHosts():
                 await drain_hosts(self.cluster, self.client, about, action)
             case RecordEvent():
-                await self.writer.record(about, action)
+                await self.events.record(about, action)
             case AckReport():
                 self.reports.acknowledge(uid(about), action.position)
 

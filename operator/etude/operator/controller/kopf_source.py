@@ -1,6 +1,6 @@
 """Watch of the operator's own kinds, by kopf.
 
-Children are watched by `watches` beside the API client instead, which resumes after an error; kopf
+Children are watched by `etude.operator.kube.watches` instead, which resumes after an error; kopf
 lists everything again (ADR 6).
 """
 
@@ -15,6 +15,7 @@ import kopf
 from typing_extensions import override
 
 from etude.common.api.meta import GROUP, VERSION
+from etude.common.backoff import Backoff
 from etude.operator.manifests import OWN_KINDS, RESOURCES, Manifest
 
 SERVER_TIMEOUT_S = 300
@@ -42,15 +43,15 @@ async def watch_own_kinds(
     the periodic check of all watches finds deletions in between.
     """
     loop = asyncio.get_running_loop()
-    delay_s = FIRST_DELAY_S
+    backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
     while True:
         began_s = loop.time()
         why = await _watch_once(observe, namespaces, kubeconfig)
         if loop.time() - began_s > LONGEST_DELAY_S:
-            delay_s = FIRST_DELAY_S
+            backoff.reset()
+        delay_s = backoff.next_s()
         log.warning("the kopf watch ended: %s; restarts in %.1f s", why, delay_s)
         await asyncio.sleep(delay_s)
-        delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 
 async def _watch_once(

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from etude.operator import metrics, tracing
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.clock import Clock
+from etude.operator.controller.event_recorder import EventRecorder
 from etude.operator.controller.pod_startup import PodStartups
 from etude.operator.controller.reconciler import Reconciler
 from etude.operator.controller.references import ReferenceIndex
@@ -172,7 +173,7 @@ async def open_operator(
             platform=platform,
             clock=clock,
             followers=followers,
-            writer=StatusWriter(cluster, clock, instance, debounce),
+            writer=StatusWriter(cluster, clock, EventRecorder(cluster, clock, instance), debounce),
         )
         made = Operator(cluster, reconciler, queue)
         for manifest in _own_objects(cluster):

@@ -9,7 +9,7 @@ from etude.common.api.meta import ObjectMeta
 from etude.common.api.run.status import StatusModel
 from etude.operator import tracing
 from etude.operator.actions import AckReport, ClockReading, Decision, RecordEvent
-from etude.operator.builders.run import Platform
+from etude.operator.builders.platform import Platform
 from etude.operator.clock import Clock, rfc3339
 from etude.operator.conditions import ACCEPTED, false_condition, merge_conditions
 from etude.operator.controller.executor import ActionExecutor
@@ -56,7 +56,7 @@ class Reconciler:
             reports=self.reports,
             client=self.client,
             clock=self.clock,
-            writer=self.writer,
+            events=self.writer.events,
             rejections=self._rejections,
             record_apply=lambda about, child: self.kinds[about["kind"]].record_apply(child),
         )
@@ -93,7 +93,7 @@ class Reconciler:
         except ValidationError as error:
             report = unreadable_status(manifest, kind.status, error, now)
             if isinstance(report, RecordEvent):
-                await self.writer.record(manifest, report)
+                await self.writer.events.record(manifest, report)
                 return None
             return await self.writer.write(manifest, report)
         inputs = PassInput(

@@ -121,7 +121,7 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
 
         Raises:
             ForbiddenError: it may not.
-            UnavailableError: nobody says whose the token is.
+            UnavailableError: the token was not reviewed.
         """
         why = token_review.identity_problem(identity, domain=self.domain)
         status = {} if why else await self._review(token, identity)

@@ -55,7 +55,7 @@ class Cluster(Protocol):
 
         Raises:
             NameTakenError: the name belongs to an object with another controller.
-            RefusedError: the object is not valid.
+            ApiRejectedError: the object is not valid.
             ClusterError: retry.
         """
         ...
@@ -65,7 +65,7 @@ class Cluster(Protocol):
 
         Raises:
             ConflictError: it still exists; retry.
-            RefusedError: it may not be deleted.
+            ApiRejectedError: it may not be deleted.
             ClusterError: retry.
         """
         ...

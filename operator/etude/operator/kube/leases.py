@@ -1,11 +1,12 @@
 """Leader lease: the Lease object of leader election."""
 
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 from typing_extensions import override
 
+from etude.operator.clock import rfc3339_micro
 from etude.operator.kube.interface import ClusterError, ConflictError
 from etude.operator.kube.rest import RestClient, object_path, parse_read_reply, path_of
 from etude.operator.manifests import Manifest, Ref
@@ -99,7 +100,6 @@ class KubernetesLeaseStore(LeaseStore):
 
     def _manifest(self, record: LeaderLease) -> Manifest:
         # Only for people: no candidate decides by it, because clocks differ.
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         metadata = {"name": self.name, "namespace": self.namespace}
         if record.version:
             metadata["resourceVersion"] = record.version
@@ -107,7 +107,7 @@ class KubernetesLeaseStore(LeaseStore):
             "holderIdentity": record.holder,
             "leaseDurationSeconds": record.duration_s,
             "leaseTransitions": record.transitions,
-            "renewTime": now,
+            "renewTime": rfc3339_micro(time.time()),
         }
         return {
             "apiVersion": "coordination.k8s.io/v1",

@@ -16,6 +16,7 @@ from pydantic_core import from_json, to_json
 from yarl import URL
 
 from etude.common.errors import Problem, UserError
+from etude.common.token_bucket import TokenBucket
 from etude.operator import metrics, tracing
 from etude.operator.clock import ServerClock
 from etude.operator.kube.interface import (
@@ -45,7 +46,7 @@ def parse_write_reply(reply: ApiReply, what: str) -> Manifest:
     Raises:
         ConflictError: it has changed since it was read.
         NamespaceClosingError: its namespace is terminating.
-        RefusedError: it is not valid.
+        ApiRejectedError: it is not valid.
         ClusterError: a retry may succeed.
     """
     if reply.status < 300:
@@ -110,27 +111,24 @@ class GoneError(ClusterError):
 
 @dataclass(slots=True)
 class RequestBudget:
-    """Token bucket of requests: the operator alone must not saturate an API server."""
+    """Rate limit of requests: the operator alone must not saturate an API server."""
 
     rate_per_s: float = RATE_PER_S
-    tokens: float = field(init=False)
-    at_s: float = field(default_factory=time.monotonic)
+    tokens: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokens = 2 * self.rate_per_s
+        self.tokens = TokenBucket.full(self.rate_per_s, 2 * self.rate_per_s, at_s=time.monotonic())
 
     def pause(self, seconds: float) -> None:
         """Stop requests for a while, as the API server asked."""
-        self.tokens = min(self.tokens, -min(seconds, MAX_PAUSE_S) * self.rate_per_s)
+        debt = min(seconds, MAX_PAUSE_S) * self.rate_per_s
+        self.tokens = self.tokens.take(max(0.0, self.tokens.tokens + debt))
 
     async def take(self) -> None:
         """Wait for a token."""
-        now = time.monotonic()
-        earned = (now - self.at_s) * self.rate_per_s
-        self.tokens = min(2 * self.rate_per_s, self.tokens + earned) - 1
-        self.at_s = now
-        if self.tokens < 0:
-            wait_s = -self.tokens / self.rate_per_s
+        self.tokens = self.tokens.refill(time.monotonic()).take()
+        wait_s = self.tokens.wait_s(0.0)
+        if wait_s:
             metrics.API_WAITED.inc(wait_s)
             await asyncio.sleep(wait_s)
 
@@ -212,7 +210,7 @@ class RestClient:
         timeout_s = READ_TIMEOUT_S if verb == "GET" else WRITE_TIMEOUT_S
         began = time.monotonic()
         resource = resource_of(path)
-        with tracing.trace_request(verb, resource) as told:
+        with tracing.trace_request(verb, resource) as set_status:
             try:
                 async with (
                     # Not aiohttp's timeout, which swallows a cancellation that coincides with it:
@@ -224,7 +222,7 @@ class RestClient:
             except (TimeoutError, OSError, aiohttp.ClientError) as cause:
                 metrics.API_REQUESTS.labels(verb, resource, "none").inc()
                 raise ClusterError(f"{verb} {path}: {cause!r}") from cause
-            told(answer.status)
+            set_status(answer.status)
         self.clock.set_from_header(answer.headers.get("Date"))
         if answer.status in {429, 503}:
             after = answer.headers.get("Retry-After", "1")

@@ -8,6 +8,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
 
+from etude.common.backoff import Backoff
 from etude.operator import metrics, names
 from etude.operator.kube.cache import WatchCache, without_managed_fields
 from etude.operator.kube.discovery import Discovery
@@ -134,31 +135,30 @@ class Watches:
 
     async def _retry(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Retry with backoff until there is an answer: the storage of a new CRD takes time."""
-        delay_s = FIRST_DELAY_S
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         while True:
             try:
                 await ask()
             except ClusterError as error:
-                log.warning("%s; retries in %.1f s", error, delay_s)
+                log.warning("%s; retries in %.1f s", error, backoff.delay_s)
             else:
                 return
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+            await asyncio.sleep(backoff.next_s())
 
     async def _follow(self, kind: str, namespace: str) -> None:
-        delay_s, version = FIRST_DELAY_S, ""
+        backoff, version = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S), ""
         while True:
             try:
                 if not version:
                     version = await self._list(kind, namespace)
                 async for reached in self._stream(kind, namespace, version):
-                    version, delay_s = reached, FIRST_DELAY_S
+                    version = reached
+                    backoff.reset()
             except ClusterError as error:
                 # Unless it is too old, the version is still valid and saves a list.
                 version = "" if isinstance(error, GoneError) else version
-                log.warning("watch of %s: %s; retries in %.1f s", kind, error, delay_s)
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+                log.warning("watch of %s: %s; retries in %.1f s", kind, error, backoff.delay_s)
+                await asyncio.sleep(backoff.next_s())
 
     async def _stream(self, kind: str, namespace: str, version: str) -> AsyncIterator[str]:
         """Apply the events of one watch; yields the versions to resume from."""

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
+from etude.common.backoff import Backoff
+from etude.operator.clock import rfc3339
 from etude.operator.local import probes as local_probes
 from etude.operator.local.child_process import ChildProcess
 from etude.operator.local.ports import LOOPBACK
@@ -44,7 +46,7 @@ class PodRunner:
 
     async def run(self) -> None:
         """Start, probe and restart until stop() is called or the pod is finished."""
-        delay_s = FIRST_DELAY_S
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         while not self._stop.is_set():
             began = asyncio.get_running_loop().time()
             try:
@@ -60,13 +62,12 @@ class PodRunner:
                     break
                 self.restarts += 1
                 self._report_waiting(
-                    "CrashLoopBackOff", f"exit code {code}, restarts in {delay_s} s"
+                    "CrashLoopBackOff", f"exit code {code}, restarts in {backoff.delay_s} s"
                 )
             if asyncio.get_running_loop().time() - began > BACKOFF_RESET_S:
-                delay_s = FIRST_DELAY_S
+                backoff.reset()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), delay_s)
-            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+                await asyncio.wait_for(self._stop.wait(), backoff.next_s())
 
     @property
     def current_spec(self) -> ProcessSpec:
@@ -165,7 +166,7 @@ class PodRunner:
         ended: Manifest = {
             "exitCode": code,
             "reason": "Error" if code else "Completed",
-            "finishedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "finishedAt": rfc3339(time.time()),
         }
         if code:
             ended["message"] = child.log_tail()
@@ -197,6 +198,5 @@ def _prepare(process: ProcessSpec, name: str, restarts: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     for path, text in process.files.items():
         path.write_text(text)
-    when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     with process.log.open("a") as output:
-        output.write(f"=== {name} start {restarts} {when}\n")
+        output.write(f"=== {name} start {restarts} {rfc3339(time.time())}\n")

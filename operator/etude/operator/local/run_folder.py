@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from etude.common import atomic
 from etude.common.errors import Problem, UserError
 from etude.common.run_folder.lock import LOCK
 from etude.operator.kind_registry import KINDS_BY_NAME
@@ -86,9 +87,7 @@ def load_run(folder: Path, run: Manifest) -> Manifest | None:
 def save_objects(folder: Path, objects: Sequence[Manifest]) -> None:
     """Save the objects that outlive the runtime, atomically."""
     kept = [manifest for manifest in objects if manifest["kind"] in KINDS_BY_NAME]
-    partial = folder / f"{OBJECTS}.partial"
-    partial.write_text(json.dumps(kept, separators=(",", ":")))
-    partial.replace(folder / OBJECTS)
+    atomic.write_text(folder / OBJECTS, json.dumps(kept, separators=(",", ":")))
 
 
 def run_outcome(run: Manifest) -> str | None:

@@ -36,7 +36,8 @@ class RemoteError(UnavailableError):
 class RemoteClient(Protocol):
     """Client of controllers and brokers.
 
-    Streams end with PeerError if the peer ends, and without an error when they are to be reopened.
+    Streams end with RemoteError if the peer ends, and without an error when they should be
+    reopened.
     """
 
     def watch_run(
@@ -47,7 +48,7 @@ class RemoteClient(Protocol):
         """Send a command.
 
         Raises:
-            PeerError: it was not accepted.
+            RemoteError: it was not accepted.
         """
         ...
 
@@ -57,7 +58,7 @@ class RemoteClient(Protocol):
         Hosts that were named before and are not named now get environments again.
 
         Raises:
-            PeerError: it did not answer, or cannot know.
+            RemoteError: it did not answer, or cannot know.
         """
         ...
 
@@ -112,7 +113,7 @@ async def _open_channel(target: str) -> AsyncIterator[grpc.aio.Channel]:
     """Open a channel for the duration of the block.
 
     Raises:
-        PeerError: TLS settings forbid this target; other targets are not affected.
+        RemoteError: TLS settings forbid this target; other targets are not affected.
     """
     try:
         channel = dial(target)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from etude.common.backoff import Backoff
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, uid
 from etude.operator.remotes.clients import RemoteClient, RemoteError
@@ -95,20 +96,20 @@ class Followers:
     async def _follow(self, key: Ref, peer: ReportSource, target: str) -> None:
         """Read the stream until cancelled; a broken one is reopened with backoff."""
         hear = self._read_controller if key.kind == "RLRun" else self._read_broker
-        delay_s = FIRST_DELAY_S
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         while True:
             try:
                 await hear(key, peer, target)
-                delay_s = FIRST_DELAY_S
+                backoff.reset()
             except RemoteError as error:
                 log.info("%s/%s: %s", key.namespace, key.name, error)
-                delay_s = FIRST_DELAY_S if self._record_end(key, peer) else delay_s
+                if self._record_end(key, peer):
+                    backoff.reset()
             except Exception:
                 # A bug with one peer must not end the operator.
                 log.exception("%s/%s cannot be followed", key.namespace, key.name)
                 self._record_end(key, peer)
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+            await asyncio.sleep(backoff.next_s())
 
     def _record_end(self, key: Ref, peer: ReportSource) -> bool:
         """Record the end of a stream; returns true if it was open and a run's."""
