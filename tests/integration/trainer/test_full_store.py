@@ -90,12 +90,14 @@ async def publish_into_a_full_store(folder: Path, scratch: Path) -> None:
         StoreRetry(limit_s=60),
     )
     first, second = VersionId(1, 0), VersionId(1, 1)
-    found = await versions.encode(ranks, first, step=0, patience=patience)
-    await versions.upload_and_publish(ranks, found, patience=patience)
+    found = await versions.encode(ranks, first, step=0, store_retry=patience)
+    await versions.upload_and_publish(ranks, found, store_retry=patience)
     ranks.learner.supervised_step(text())
     fill(folder / "ballast", but_bytes=found.objects[0].size // 2)
-    refused = await versions.encode(ranks, second, step=1, patience=patience)
-    publishing = asyncio.create_task(versions.upload_and_publish(ranks, refused, patience=patience))
+    refused = await versions.encode(ranks, second, step=1, store_retry=patience)
+    publishing = asyncio.create_task(
+        versions.upload_and_publish(ranks, refused, store_retry=patience)
+    )
     async with asyncio.timeout(60):
         while not (trouble := patience.problem):  # noqa: ASYNC110 - a plain field
             await asyncio.sleep(0.01)

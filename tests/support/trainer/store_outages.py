@@ -55,6 +55,11 @@ def asynchronous(make_world: MakeWorld, backlog: int, store: Unsteady | None = N
     return make_world(store or Unsteady(), given=given)
 
 
+def replace_learners(run: Run, learners: SimulatedLearners) -> None:
+    """Give a run, its publishing and its checkpoints other learners."""
+    run.learners = run.publishing.learners = run.checkpoints.saver.learners = learners
+
+
 def learner_of(run: Run) -> SimulatedLearners:
     assert isinstance(run.learners, SimulatedLearners)
     return run.learners
@@ -101,7 +106,7 @@ def assert_whole(world: Any) -> None:
         assert after.base in {before.ref, None}
         assert after.number > before.number
     run = world.runs[-1]
-    assert found[-1].version == VersionId(*run.cursor.policy)
+    assert found[-1].version == VersionId(*run.progress.cursor.policy)
     words = learner_of(run).words
     assert found[-1].state == weights_state(words)
     assert world.audit(max_staleness=STALENESS).findings == []

@@ -18,19 +18,14 @@ from etude.common.run_folder.record import StoreRecord, latest_rows
 from etude.common.weights import VersionId
 from etude.trainer.compactor.compactor import Compactor, CompactorConfig
 from etude.trainer.compactor.report import CompactorClient, CompactorReport
+from etude.trainer.controller.admission.plans import PlanReporter
 from etude.trainer.controller.admission.tasks import Task, TaskOrder
 from etude.trainer.controller.checkpoints.recovery import open_run
-from etude.trainer.controller.checkpoints.saver import CheckpointSaver
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.journal.audit import JournalAudit, audit_journal
 from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing.compaction import CompactionMonitor
 from etude.trainer.controller.publishing.engines import Engines
-from etude.trainer.controller.publishing.versions import VersionChain
-from etude.trainer.controller.reporting.commands import RunCommands
-from etude.trainer.controller.reporting.recorder import RunRecorder
-from etude.trainer.controller.reporting.reports import RunReports
-from etude.trainer.controller.run import Run, root_cause
+from etude.trainer.controller.run import Run, RunServices, root_cause
 from etude.trainer.simulation.workers import SimulatedLearners, SimulatedRollouts
 
 SFT_STEPS = 4
@@ -136,33 +131,19 @@ class World:
         opened = open_run(
             self.store, run_uid="run", phases=phases, holder="test", resume=resolved.resume
         )
-        learners = SimulatedLearners(self.store)
         holder: list[Run] = []
-        rollouts = SimulatedRollouts(lambda: holder[0].served or VersionId(0, 0), self.fault_share)
-        run = Run(
-            resolved=resolved,
-            epoch=opened.epoch,
-            store=self.store,
-            book=opened.book,
-            cursor=opened.cursor,
-            figures=opened.figures,
-            next_version=opened.next_version,
-            branch=opened.branch,
-            learners=learners,
-            rollouts=rollouts,
-            engines=Engines((), timeout_s=1.0),
-            saver=CheckpointSaver(self.store, opened.book, learners),
-            versions=VersionChain(store=self.store, run_uid="run", holder="test"),
-            compaction=CompactionMonitor(
-                client=Beside(self._keeper(resolved, opened.epoch)),
-                epoch=opened.epoch,
-                versions=resolved.spec.weights.versions_per_keyframe,
-                first=opened.next_version,
+        services = RunServices(
+            learners=SimulatedLearners(self.store),
+            workers=SimulatedRollouts(
+                lambda: holder[0].publishing.served or VersionId(0, 0), self.fault_share
             ),
-            reports=RunReports("run", opened.epoch),
-            commands=RunCommands(resolved.spec, 1),
-            recorder=RunRecorder(StoreRecord(self.store)),
-            chat=self.chat,
+            engines=Engines((), timeout_s=1.0),
+            compactor=Beside(self._keeper(resolved, opened.epoch)),
+            record=StoreRecord(self.store),
+            plans=PlanReporter(),
+        )
+        run = Run.assemble(
+            resolved, opened, services, store=self.store, holder="test", chat=self.chat
         )
         holder.append(run)
         self.runs.append(run)

@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from etude.demo import corpus, model_folder, tokenizer
-from etude.demo.problems import Source
 from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.agent.chat import ChatFormat
 from etude.common.blobs import open_store
+from etude.demo import corpus, model_folder, tokenizer
+from etude.demo.problems import Source
 from etude.trainer.commands import traces, verifiers_traces
 from etude.trainer.controller.journal import segments
 from etude.trainer.controller.journal.audit import JOURNAL

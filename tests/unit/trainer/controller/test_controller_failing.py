@@ -39,10 +39,10 @@ async def exit_code(world: Any, *, unread: str = "\0") -> int:
     """Of one life of a controller, as its host would have it."""
     run, sets, checkpoint = world.start()
     world.store.unread = unread
-    run.reports.set_state(run_pb2.RUN_STATE_LOADING)
+    run.reporter.set_state(run_pb2.RUN_STATE_LOADING)
     with pytest.raises(ExceptionGroup) as caught:
         await train(run, sets, checkpoint=checkpoint)
-    return report_failure(run, root_cause(caught.value))
+    return report_failure(run.reporter, root_cause(caught.value))
 
 
 @pytest.mark.parametrize("every_steps", [2, 3])
@@ -53,7 +53,7 @@ async def test_a_phase_whose_end_cannot_be_saved_counts_each_time(
     world = make_world(store, every_steps=every_steps)
     store.error, store.unwritten = StoreError("time-out of an upload"), "/model/"
     assert [await exit_code(world) for _ in range(3)] == [1, 1, 1]
-    assert world.runs[-1].cursor.global_step, "it trained all the same"
+    assert world.runs[-1].progress.cursor.global_step, "it trained all the same"
     store.unwritten = "\0"
     assert await world.train()
 
@@ -67,6 +67,6 @@ async def test_a_store_is_waited_for_while_a_run_loads_unless_it_says_no(
     await world.crash(after=3)
     store.error = error("403 or no route")
     assert await exit_code(world, unread="/learner/state.json") == code
-    assert world.runs[-1].reports.status.reason == "StorageUnavailable"
+    assert world.runs[-1].reporter.status.reason == "StorageUnavailable"
     store.unread = "\0"
     assert await world.train()

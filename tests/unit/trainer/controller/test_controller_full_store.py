@@ -41,12 +41,12 @@ async def test_it_waits_with_the_version_before_and_loses_nothing(
     refused = VersionId(1, number)
     store.prefix = f"weights/deltas/{refused.epoch:06d}/{refused.number:012d}/"
     run, sets, checkpoint = world.start()
-    status = run.reports.status
+    status = run.reporter.status
     training = asyncio.create_task(train(run, sets, checkpoint=checkpoint))
     async with asyncio.timeout(30):
         while status.reason != "StorageUnavailable":
             await asyncio.sleep(0.01)
-            run.update_status()
+            run.reporter.update_status()
         assert WORDS in status.message
         assert not training.done(), "it waits: nothing is gained by starting again"
         newest = weights.newest_version(store)

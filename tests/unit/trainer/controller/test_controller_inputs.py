@@ -138,7 +138,7 @@ def test_a_store_that_does_not_answer_has_an_exit_code_that_one_that_says_no_has
     for name, value in environment(folder).items():
         monkeypatch.setenv(name, value)
     store = FaultyStore(MemoryStore(), Schedule(rates={fault: 1}))
-    monkeypatch.setattr(inputs, "store_for", lambda *_: store)
+    monkeypatch.setattr(inputs, "open_run_store", lambda *_: store)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == code

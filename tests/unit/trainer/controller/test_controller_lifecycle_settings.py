@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from etude.common.role_inputs import ResolvedRun
+from etude.common.run_folder.record import open_record
 from etude.trainer.controller import lifecycle
 from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.inputs import Inputs, TaskSets
+from etude.trainer.controller.run import Run, RunServices
 from etude.trainer.settings import Settings
 
 MakeWorld = Callable[..., Any]
@@ -81,13 +83,22 @@ async def test_the_controller_waits_for_engines_and_keyframes_as_the_run_says(
     settings: Settings, resolved: ResolvedRun, inputs: Inputs, world: Any
 ) -> None:
     before, _, _ = world.start()
-    parts = lifecycle.Backends(before.learners, before.rollouts, before.compaction.client)
     phases = resolved.spec.phases
     opened = open_run(inputs.store, run_uid="run", phases=phases, holder="test")
-    run = lifecycle._assemble(settings, resolved, inputs, opened, parts)
-    assert (run.engines.timeout_s, run.engines.together_s) == (77, 11)
-    assert run.compaction.versions == 91 // 3
-    await run.engines.close()
+    services = RunServices(
+        learners=before.learners,
+        workers=before.dispatcher.workers,
+        engines=lifecycle._engines(settings, resolved.spec),
+        compactor=before.publishing.compaction.client,
+        record=open_record(inputs.store),
+        plans=lifecycle._plan_reporter(settings, resolved),
+    )
+    run = Run.assemble(
+        resolved, opened, services, store=inputs.store, holder="test", chat=inputs.chat
+    )
+    assert (run.publishing.engines.timeout_s, run.publishing.engines.together_s) == (77, 11)
+    assert run.publishing.compaction.versions == 91 // 3
+    await run.publishing.engines.close()
 
 
 @pytest.mark.parametrize(

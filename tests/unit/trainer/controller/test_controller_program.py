@@ -29,7 +29,7 @@ async def test_a_run_goes_through_its_phases_and_ends_with_a_final_checkpoint(
     world = make_world()
     assert await world.train()
     run = world.runs[0]
-    assert run.cursor.global_step == SFT_STEPS + RL_STEPS
+    assert run.progress.cursor.global_step == SFT_STEPS + RL_STEPS
     manifests = sorted(k for k in world.store.objects if k.endswith("/manifest.json"))
     reasons = [json.loads(world.store.get(key))["reason"] for key in manifests]
     assert reasons == ["Scheduled", "PhaseEnd", "Scheduled", "Scheduled", "Final"]
@@ -37,7 +37,7 @@ async def test_a_run_goes_through_its_phases_and_ends_with_a_final_checkpoint(
     found = world.audit(max_staleness=0)
     assert found.findings == []
     assert (found.accepted, found.trained) == (36, 36)
-    assert newest_version(world.store) == VersionId(*(run.cursor.policy or (0, 0)))
+    assert newest_version(world.store) == VersionId(*(run.progress.cursor.policy or (0, 0)))
 
 
 async def test_rows_tell_the_whole_story(make_world: MakeWorld) -> None:
@@ -140,9 +140,9 @@ async def test_suspend_saves_and_resume_goes_on_to_the_same_weights(
 
     assert not await world.train(prepare)
     steps = [int(k.split("/")[1]) for k in world.store.objects if k.endswith("/manifest.json")]
-    assert max(steps) == world.runs[0].cursor.global_step
+    assert max(steps) == world.runs[0].progress.cursor.global_step
     assert await world.train()
-    assert world.runs[1].cursor.global_step == SFT_STEPS + RL_STEPS
+    assert world.runs[1].progress.cursor.global_step == SFT_STEPS + RL_STEPS
     assert world.digest == uninterrupted
 
 
@@ -157,9 +157,11 @@ async def test_configure_changes_the_cadence_and_echoes_the_generation(
         run.commands.accept(run_pb2.CommandRequest(command_id="c", configure=order))
 
     await world.train(prepare)
-    assert world.runs[0].reports.status.observed_generation == 7
+    assert world.runs[0].reporter.status.observed_generation == 7
     checkpoints = [
-        r for r in world.runs[0].reports._happenings if r.WhichOneof("body") == "checkpoint"
+        r
+        for r in world.runs[0].reporter.reports._happenings
+        if r.WhichOneof("body") == "checkpoint"
     ]
     assert len(checkpoints) == SFT_STEPS + RL_STEPS
 
@@ -172,7 +174,7 @@ async def test_a_checkpoint_on_command_is_written_at_the_next_step(make_world: M
         run.commands.accept(order)
 
     await world.train(prepare)
-    happenings = world.runs[0].reports._happenings
+    happenings = world.runs[0].reporter.reports._happenings
     steps = [r.checkpoint.step for r in happenings if r.WhichOneof("body") == "checkpoint"]
     assert steps == [1, SFT_STEPS, SFT_STEPS + RL_STEPS]
 
@@ -197,14 +199,14 @@ async def test_old_versions_go_but_for_those_that_later_ones_or_checkpoints_need
         run.learners.after_step = lambda: keep_newest_checkpoint(world.store)
 
     await world.train(prepare)
-    assert await world.runs[0].compaction.run_round()
+    assert await world.runs[0].publishing.compaction.run_round()
     manifests = [k for k in world.store.objects if k.startswith("weights/manifests/")]
     checkpoints = [k for k in world.store.objects if k.endswith("/manifest.json")]
     named = {json.loads(world.store.get(k))["policy_version"] for k in checkpoints}
     numbers = {int(k.rsplit("/", 1)[1].removesuffix(".json")) for k in manifests}
     assert named <= numbers
     # A chain of deltas that no keyframe shortens is needed from its start.
-    assert (len(numbers) < world.runs[0].next_version) == is_full
+    assert (len(numbers) < world.runs[0].publishing.next_version) == is_full
 
 
 def test_the_controller_never_loads_torch() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.trainer.store_outages import replace_learners
 from typing_extensions import override
 
 from etude.common.api.run.spec import RLRunSpec
@@ -23,7 +24,6 @@ from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import InfraFailuresError, MismatchError
 from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing.pipeline import publish, publish_encoded
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
@@ -108,7 +108,7 @@ async def test_another_run_is_refused_before_it_fences_the_one_that_lives(
 ) -> None:
     world = make_world()
     run, sets, checkpoint = world.start()
-    phases = run.resolved.spec.phases
+    phases = run.progress.resolved.spec.phases
     with pytest.raises(UserError, match=r"storage\.uri.*holds run run"):
         open_run(world.store, run_uid="other", phases=phases, holder="test")
     assert await train(run, sets, checkpoint=checkpoint)
@@ -120,10 +120,10 @@ async def test_a_stalled_controller_leaves_its_successors_checkpoint_alone(
     world = make_world()
     stalled, _, _ = world.start()
     assert await world.train()
-    stalled.cursor.global_step = SFT_STEPS
+    stalled.progress.cursor.global_step = SFT_STEPS
     before = dict(world.store.objects)
     with pytest.raises(FencedError):
-        await stalled.save_checkpoint("PhaseEnd")
+        await stalled.checkpoints.save_checkpoint("PhaseEnd")
     assert world.store.objects == before
 
 
@@ -163,7 +163,7 @@ async def test_publishing_waits_for_a_store_that_is_away(
     world = make_world()
 
     def prepare(run: Run) -> None:
-        run.learners = run.saver.learners = AwayLearners(world.store)
+        replace_learners(run, AwayLearners(world.store))
 
     assert await world.train(prepare)
     assert world.digest == uninterrupted
@@ -188,15 +188,15 @@ async def test_old_versions_that_cannot_be_deleted_fail_nothing(make_world: Make
     run = world.runs[0]
     for key in [each for each in world.store.objects if each.startswith("checkpoints/")]:
         world.store.objects.pop(key)
-    assert not await run.compaction.run_round()
-    assert "permission denied" in run.compaction.last.failures[0].message
+    assert not await run.publishing.compaction.run_round()
+    assert "permission denied" in run.publishing.compaction.last.failures[0].message
 
 
 async def test_faults_of_a_step_leave_out_those_before_it(make_world: MakeWorld) -> None:
     world = make_world()
 
     def prepare(run: Run) -> None:
-        run.figures.retried = 7
+        run.progress.figures.retried = 7
         run.book.ledger.dropped["stale"] = 3
 
     assert await world.train(prepare)
@@ -209,13 +209,13 @@ async def test_a_rollout_of_an_evaluation_is_a_movement_that_others_see(
 ) -> None:
     world = make_world()
     run, sets, _ = world.start()
-    rl = run.resolved.spec.phases[1]
+    rl = run.progress.resolved.spec.phases[1]
     run.enter_phase(rl)
-    run.progress_s = 0.0
+    run.progress.progress_s = 0.0
     assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
-    assert run.progress_s > 0.0
-    run.update_status()
-    assert run.reports.status.rollouts.completed == 8
+    assert run.progress.progress_s > 0.0
+    run.reporter.update_status()
+    assert run.reporter.status.rollouts.completed == 8
 
 
 async def test_an_evaluation_that_was_added_is_measured(
@@ -233,14 +233,14 @@ async def test_an_evaluation_that_was_added_is_measured(
     changed = RLRunSpec.model_validate({**world.spec, "evaluation": [missing, added]})
     order = run_pb2.ConfigureRun(spec_json=changed.model_dump_json(by_alias=True), generation=2)
     run.commands.accept(run_pb2.CommandRequest(command_id="1", configure=order))
-    rl = run.resolved.spec.phases[1]
+    rl = run.progress.resolved.spec.phases[1]
     run.enter_phase(rl)
     async with asyncio.TaskGroup() as group:
-        worker = group.create_task(run.in_flight.run(lambda each: publish_encoded(run, each)))
-        await publish(run, is_served=True)
+        worker = group.create_task(run.publishing.run())
+        await run.publishing.publish(is_served=True)
         assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
         worker.cancel()
-    await run.recorder.finish()
+    await run.reporter.recorder.finish()
     assert [(r["name"], r["count"]) for r in world.rows("eval")] == [("added", 2)]
     assert "EvaluationSkipped" in {r["reason"] for r in world.rows("event")}
 

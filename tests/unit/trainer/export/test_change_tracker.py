@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.trainer.export import change_tracker
-from etude.trainer.export.change_tracker import (
-    MOST_TOUCHED,
-    ChangeTracker,
-    OldShard,
-    TouchedElements,
-)
+from etude.trainer.export.change_tracker import ChangeTracker, OldShard
+from etude.trainer.export.touched import MOST_TOUCHED, TouchedElements
 
 SIZE = 300
 

@@ -34,7 +34,7 @@ async def test_a_keeper_of_leases_that_ends_fails_whoever_needs_it(
     monkeypatch.setattr(Leases, "keep_alive", broken)
     made = peers()
     made.leases("repos")
-    [keeper] = made._keepers.values()
+    [keeper] = made._renewals.values()
     with pytest.raises(RuntimeError):
         await keeper
     with pytest.raises(RuntimeError, match="nobody renews"):

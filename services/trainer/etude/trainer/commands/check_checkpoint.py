@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pydantic import ValidationError
+
 from etude.common.blobs import MissingError, Store
 from etude.common.checkpoints.job import (
     CheckpointOrder,
@@ -16,6 +18,11 @@ from etude.common.checkpoints.job import (
 from etude.common.checkpoints.manifest import CheckpointManifest
 from etude.common.errors import CorruptError
 from etude.common.role_inputs import open_run_store, open_source
+from etude.trainer.controller.checkpoints.state import (
+    CONTROLLER,
+    ControllerState,
+    epoch_folder,
+)
 
 CONFIG = "config.json"
 LEARNER = "learner"
@@ -36,18 +43,53 @@ def load(store: Store, digest: str, *, model: Store | None) -> None:
         StoreError: the store failed.
     """
     manifest = verify_checkpoint(store, digest)
-    # Torch comes once it is known that there is something to load.
-    from etude.trainer.commands.restore_check import check_controller, check_learner  # noqa: PLC0415
-    from etude.trainer.controller.checkpoints.state import epoch_folder  # noqa: PLC0415
-
     folder = epoch_folder(manifest.epoch)
-    check_controller(store, folder)
+    _check_controller(store, folder)
     config = _config(store, manifest, model)
     with TemporaryDirectory() as name:
         scratch = Path(name)
         if config is not None:
             (scratch / CONFIG).write_bytes(config)
-        check_learner(store, folder + LEARNER, scratch if config is not None else None)
+        _check_learner(store, folder + LEARNER, scratch if config is not None else None)
+
+
+def _check_controller(store: Store, folder: str) -> None:
+    """Check the controller's half of a checkpoint.
+
+    Raises:
+        CorruptError: it is missing, or of another format.
+    """
+    key = folder + CONTROLLER
+    try:
+        ControllerState.model_validate_json(store.get(key))
+    except (MissingError, ValidationError) as cause:
+        raise CorruptError(f"{store.url}/{key}: {cause}") from cause
+
+
+def _check_learner(store: Store, prefix: str, model: Path | None) -> None:
+    """Check the learner's half of a checkpoint by restoring it into a model.
+
+    Args:
+        store: opened at the checkpoint's prefix.
+        prefix: of the learner's objects.
+        model: folder with the model's config.json; None decodes every tensor, and fits none.
+
+    Raises:
+        CorruptError: it is damaged, or of another model.
+    """
+    # Torch comes once it is known that there is something to load.
+    import torch  # noqa: PLC0415
+
+    from etude.trainer.learner import checkpoint  # noqa: PLC0415
+    from etude.trainer.learner.phase import PhaseManager  # noqa: PLC0415
+    from etude.trainer.model.fsdp import RankGroup  # noqa: PLC0415
+    from etude.trainer.model.policy import load_policy  # noqa: PLC0415
+
+    if model is None:
+        checkpoint.read_state(store, prefix)
+        return
+    alone = RankGroup(rank=0, size=1, device=torch.device("cpu"))
+    PhaseManager(load_policy(model, seed=0), alone).restore(store, prefix)
 
 
 def _config(store: Store, manifest: CheckpointManifest, model: Store | None) -> bytes | None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,23 +21,11 @@ from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Indices, Words, word_type
 from etude.trainer.compactor.schedule import strides_at
 from etude.trainer.export.tile_grouping import Shard
-
-MOST_TOUCHED = 0.25
-"""Above this share a keyframe is cheaper, and the window is dropped."""
+from etude.trainer.export.touched import MOST_TOUCHED, Flat, TouchedElements
 
 _ALIGNMENT = 64
 
 Bits = npt.NDArray[np.uint8]
-Flat = npt.NDArray[np.int64]
-
-
-class WindowEdits(NamedTuple):
-    """Elements of a shard that versions wrote, with their values before the first one."""
-
-    flat: Flat
-    """Positions in the tensor, increasing. [k]"""
-    old: Words
-    """[k]"""
 
 
 class FoldWindow:
@@ -76,12 +63,12 @@ class FoldWindow:
             at, old = readonly(patch.word_positions), readonly(patch.old)
             self._counts[tensor] += int(_touch(bits, kept, np.int64(patch.base), at, old))
 
-    def touched_in(self, tensor: int, shard: Shard) -> WindowEdits:
+    def touched_in(self, tensor: int, shard: Shard) -> TouchedElements:
         """Touched elements of a shard."""
         bits = self._bits[tensor]
         flat = np.empty(_count(bits, shard.start, shard.stop), np.int64)
         _list(bits, shard.start, flat)
-        return WindowEdits(flat, self._old[tensor][flat])
+        return TouchedElements(flat, self._old[tensor][flat])
 
     def close(self) -> None:
         """Free the disk space; the window cannot be used afterwards."""

@@ -4,71 +4,36 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
-from typing import NamedTuple
 
 from etude.common import telemetry
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.run.weights import Weights
 from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
 from etude.common.probes import Probes
-from etude.common.process import shutdown_signals
+from etude.common.process import EXIT_CONFIGURATION, shutdown_signals
 from etude.common.role_inputs import ResolvedRun
 from etude.common.rpc.server import Server
 from etude.common.run_folder.record import open_record
 from etude.trainer import ray_backend
 from etude.trainer.compactor.compactor import CompactorConfig
-from etude.trainer.compactor.report import CompactorClient
 from etude.trainer.controller.admission.plans import PlanReporter
 from etude.trainer.controller.checkpoints.recovery import OpenedRun, open_run
-from etude.trainer.controller.checkpoints.saver import CheckpointSaver
 from etude.trainer.controller.inputs import Inputs
 from etude.trainer.controller.phases.targets import report_done
 from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing.compaction import CompactionMonitor
+from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.publishing.engines import Engines
-from etude.trainer.controller.publishing.versions import VersionChain
 from etude.trainer.controller.reporting.commands import RunCommands
-from etude.trainer.controller.reporting.recorder import RunRecorder
-from etude.trainer.controller.reporting.reports import RunReports
+from etude.trainer.controller.reporting.reporter import RunReporter
 from etude.trainer.controller.reporting.service import NAME, RunService
-from etude.trainer.controller.run import Run, RunFailedError, root_cause
+from etude.trainer.controller.run import Run, RunServices, root_cause
 from etude.trainer.exit_codes import exit_code
 from etude.trainer.export.receipts import NonFiniteWeightsError
 from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.learner.config import LearnerConfig
-from etude.trainer.learner.protocol import Learners
-from etude.trainer.rollouts.protocol import RolloutWorkers, WorkerConfig
+from etude.trainer.rollouts.protocol import WorkerConfig
 from etude.trainer.settings import Settings
 from etude.v1 import run_pb2, run_pb2_grpc
-
-_FINAL = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, InvalidFieldError)
-"""Errors that a restart of this process would only repeat."""
-
-
-def report_failure(run: Run, error: BaseException) -> int:
-    """Report the failure that ends this process; return the exit code."""
-    log.error("the run stops", exc_info=error)
-    status = run.reports.status
-    status.reason = error.reason if isinstance(error, EtudeError) else type(error).__name__
-    status.message = str(error)[:2048]
-    run.record_event(status.reason, status.message, warning=True)
-    run.recorder.write_rows_now()
-    if isinstance(error, UserError):
-        run.reports.set_state(run_pb2.RUN_STATE_FAILED)
-        return 78
-    if isinstance(error, FencedError):
-        # Another controller runs it now: this process must neither fail the run nor restart.
-        run.reports.set_state(run_pb2.RUN_STATE_DRAINING)
-        return 0
-    if isinstance(error, _FINAL):
-        run.reports.set_state(run_pb2.RUN_STATE_FAILED)
-        return 0
-    run.reports.mark_changed()
-    # Training itself waits for the store. Other failures, as of the checkpoint that ends a phase,
-    # are repeated by the next process and may recur for ever: these restarts count. If the store
-    # is unreachable, the next process finds that out while it loads, and is not counted.
-    return exit_code(error) if status.state == run_pb2.RUN_STATE_LOADING else 1
-
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +44,8 @@ FINAL_REPORT_S = 1.0
 """Time for watchers to read the last report of a process that exits on an error."""
 
 
-class Backends(NamedTuple):
-    """Actors that the controller drives."""
-
-    learners: Learners
-    rollouts: RolloutWorkers
-    keeping: CompactorClient
+_FINAL = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, InvalidFieldError)
+"""Errors that a restart of this process would only repeat."""
 
 
 async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> int:
@@ -108,13 +69,28 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             holder=f"{settings.pod}/{settings.attempt}",
             resume=resolved.resume,
         )
-        rollouts = ray_backend.create_rollout_workers(
+        workers = ray_backend.create_rollout_workers(
             _worker_config(settings, resolved, inputs),
             workers=resolved.spec.roles.trainer.rollout_workers if settings.brokers else 0,
         )
-        keeping = ray_backend.create_compactor(_compactor_config(settings, resolved, opened.epoch))
-        parts = Backends(learners, rollouts, keeping)
-        run = _assemble(settings, resolved, inputs, opened, parts)
+        services = RunServices(
+            learners=learners,
+            workers=workers,
+            engines=_engines(settings, resolved.spec),
+            compactor=ray_backend.create_compactor(
+                _compactor_config(settings, resolved, opened.epoch)
+            ),
+            record=open_record(inputs.store),
+            plans=_plan_reporter(settings, resolved),
+        )
+        run = Run.assemble(
+            resolved,
+            opened,
+            services,
+            store=inputs.store,
+            holder=settings.pod,
+            chat=inputs.chat,
+        )
         async with _run_servers(settings, run):
             _announce_start(run, opened)
             forward = asyncio.create_task(_forward_stop(stop, run.commands), name="stop")
@@ -124,9 +100,9 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             else:
                 await asyncio.sleep(FINAL_REPORT_S)
             forward.cancel()
-            await rollouts.close()
+            await workers.close()
         await run.plans.close()
-        await run.engines.close()
+        await run.publishing.engines.close()
     return code
 
 
@@ -206,44 +182,9 @@ def _compactor_config(settings: Settings, resolved: ResolvedRun, epoch: int) -> 
     )
 
 
-def _assemble(
-    settings: Settings,
-    resolved: ResolvedRun,
-    inputs: Inputs,
-    opened: OpenedRun,
-    parts: Backends,
-) -> Run:
-    spec = resolved.spec
-    return Run(
-        resolved=resolved,
-        epoch=opened.epoch,
-        store=inputs.store,
-        book=opened.book,
-        cursor=opened.cursor,
-        figures=opened.figures,
-        next_version=opened.next_version,
-        branch=opened.branch,
-        learners=parts.learners,
-        rollouts=parts.rollouts,
-        engines=_engines(settings, spec),
-        saver=CheckpointSaver(inputs.store, opened.book, parts.learners),
-        versions=VersionChain(store=inputs.store, run_uid=resolved.uid, holder=settings.pod),
-        compaction=CompactionMonitor(
-            client=parts.keeping,
-            epoch=opened.epoch,
-            versions=spec.weights.versions_per_keyframe,
-            first=opened.next_version,
-        ),
-        reports=RunReports(resolved.uid, opened.epoch),
-        commands=RunCommands(spec, resolved.generation),
-        recorder=RunRecorder(open_record(inputs.store)),
-        chat=inputs.chat,
-        plans=PlanReporter(
-            resolved.uid,
-            settings.brokers,
-            {role.name: role.template for role in spec.roles.environments},
-        ),
-    )
+def _plan_reporter(settings: Settings, resolved: ResolvedRun) -> PlanReporter:
+    templates = {role.name: role.template for role in resolved.spec.roles.environments}
+    return PlanReporter(resolved.uid, settings.brokers, templates)
 
 
 def _engines(settings: Settings, spec: RLRunSpec) -> Engines:
@@ -258,7 +199,7 @@ def _engines(settings: Settings, spec: RLRunSpec) -> Engines:
 async def _run_servers(settings: Settings, run: Run) -> AsyncIterator[None]:
     """Serve gRPC and probes while the block runs."""
     server = Server([NAME], settings.host, settings.port)
-    service = RunService(run.reports, run.commands)
+    service = RunService(run.reporter.reports, run.commands)
     run_pb2_grpc.add_RunServiceServicer_to_server(service, server.grpc_server)
     probes = Probes(settings.probe_port, settings.host)
     await server.start()
@@ -274,34 +215,59 @@ async def _run_servers(settings: Settings, run: Run) -> AsyncIterator[None]:
 
 
 def _announce_start(run: Run, opened: OpenedRun) -> None:
-    run.reports.set_state(run_pb2.RUN_STATE_LOADING)
-    run.update_status()
+    run.reporter.set_state(run_pb2.RUN_STATE_LOADING)
+    run.reporter.update_status()
     for problem in opened.problems:
-        run.record_event("CheckpointCorrupt", f"skipped: {problem}", warning=True)
+        run.reporter.record_event("CheckpointCorrupt", f"skipped: {problem}", warning=True)
     if opened.is_restored:
-        where = f"restored to step {run.cursor.global_step}, as checkpointing.resume says"
-        run.record_event("PutBack", f"{where}; later checkpoints stay in the store")
+        where = f"restored to step {run.progress.cursor.global_step}, as checkpointing.resume says"
+        run.reporter.record_event("PutBack", f"{where}; later checkpoints stay in the store")
     log.info(
         "epoch %d of run %s, %s from step %d",
         opened.epoch,
-        run.resolved.name,
+        run.progress.resolved.name,
         "new" if opened.is_new else "resumed",
-        run.cursor.global_step,
+        run.progress.cursor.global_step,
     )
 
 
-async def _forward_stop(stop: asyncio.Event, orders: RunCommands) -> None:
+async def _forward_stop(stop: asyncio.Event, commands: RunCommands) -> None:
     await stop.wait()
-    orders.request_stop()
+    commands.request_stop()
 
 
 async def _train(run: Run, inputs: Inputs, opened: OpenedRun) -> int:
     try:
         is_done = await train(run, inputs.task_sets, checkpoint=opened.checkpoint)
     except Exception as caught:  # noqa: BLE001 - the edge of the process
-        return report_failure(run, ray_backend.unwrap_ray_error(root_cause(caught)))
+        return report_failure(run.reporter, ray_backend.unwrap_ray_error(root_cause(caught)))
     if is_done:
-        report_done(run)
+        report_done(run.reporter)
     else:
-        run.reports.set_state(run_pb2.RUN_STATE_SUSPENDED)
+        run.reporter.set_state(run_pb2.RUN_STATE_SUSPENDED)
     return 0
+
+
+def report_failure(reporter: RunReporter, error: BaseException) -> int:
+    """Report the failure that ends this process; return the exit code."""
+    log.error("the run stops", exc_info=error)
+    status = reporter.status
+    status.reason = error.reason if isinstance(error, EtudeError) else type(error).__name__
+    status.message = str(error)[:2048]
+    reporter.record_event(status.reason, status.message, warning=True)
+    reporter.recorder.write_rows_now()
+    if isinstance(error, UserError):
+        reporter.set_state(run_pb2.RUN_STATE_FAILED)
+        return EXIT_CONFIGURATION
+    if isinstance(error, FencedError):
+        # Another controller runs it now: this process must neither fail the run nor restart.
+        reporter.set_state(run_pb2.RUN_STATE_DRAINING)
+        return 0
+    if isinstance(error, _FINAL):
+        reporter.set_state(run_pb2.RUN_STATE_FAILED)
+        return 0
+    reporter.reports.mark_changed()
+    # Training itself waits for the store. Other failures, as of the checkpoint that ends a phase,
+    # are repeated by the next process and may recur for ever: these restarts count. If the store
+    # is unreachable, the next process finds that out while it loads, and is not counted.
+    return exit_code(error) if status.state == run_pb2.RUN_STATE_LOADING else 1

@@ -14,9 +14,9 @@ from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.reinforcement import ReinforcementPhase
 from etude.trainer.controller.phases.supervised import train_supervised
 from etude.trainer.controller.phases.targets import passes_gate
-from etude.trainer.controller.publishing.pipeline import publish, publish_encoded
+from etude.trainer.controller.progress import slow_step_s
 from etude.trainer.controller.reporting.commands import dump_stacks
-from etude.trainer.controller.run import Run, slow_step_s
+from etude.trainer.controller.run import Run
 from etude.v1 import run_pb2
 
 log = logging.getLogger(__name__)
@@ -45,29 +45,27 @@ async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint |
     async with asyncio.TaskGroup() as group:
         helpers = [
             group.create_task(run.book.journal.run(), name="journal"),
-            group.create_task(
-                run.in_flight.run(lambda each: publish_encoded(run, each)), name="versions"
-            ),
-            group.create_task(run.recorder.keep_writing(), name="rows"),
+            group.create_task(run.publishing.run(), name="versions"),
+            group.create_task(run.reporter.recorder.keep_writing(), name="rows"),
             group.create_task(_watchdog(run), name="watchdog"),
-            group.create_task(run.compaction.run(lambda: run.newest_number), name="keeper"),
+            group.create_task(run.publishing.run_compaction(), name="compaction"),
         ]
         is_done = await _run_phases(run, task_sets, checkpoint)
         await run.book.journal.wait_durable()
-        await run.recorder.finish()
+        await run.reporter.recorder.finish()
         for task in helpers:
             task.cancel()
     return is_done
 
 
 async def _run_phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | None) -> bool:
-    if not await run.run_unless_stopped(_begin(run, checkpoint)):
+    if not await run.commands.run_unless_stopped(_begin(run, checkpoint)):
         return False
-    for phase in run.resolved.spec.phases:
-        if phase.name in run.cursor.finished:
+    for phase in run.progress.resolved.spec.phases:
+        if phase.name in run.progress.cursor.finished:
             continue
         run.enter_phase(phase)
-        run.reports.set_state(run_pb2.RUN_STATE_RUNNING)
+        run.reporter.set_state(run_pb2.RUN_STATE_RUNNING)
         if phase.algorithm is None:
             is_done = await train_supervised(run, phase)
         else:
@@ -79,13 +77,13 @@ async def _run_phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoin
                 evaluator=Evaluator(run=run, phase=phase, tasks=dict(task_sets.evaluations)),
             ).train()
         if not is_done:
-            await run.step_boundary()
+            await run.checkpoints.step_boundary()
             return False
-        if not await passes_gate(run, phase):
+        if not await passes_gate(run.checkpoints, phase):
             return False
-        run.cursor.finished.append(phase.name)
-        if await run.step_boundary(ended=True):
-            return run.cursor.phase == run.resolved.spec.phases[-1].name
+        run.progress.cursor.finished.append(phase.name)
+        if await run.checkpoints.step_boundary(ended=True):
+            return run.progress.cursor.phase == run.progress.resolved.spec.phases[-1].name
     return True
 
 
@@ -96,20 +94,21 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
     """
     for found in await asyncio.to_thread(_stored_checkpoints, run):
         run.commands.requests.mark_fulfilled(found.manifest.request)
-        await run.announce_checkpoint(found)
+        await run.checkpoints.announce_checkpoint(found)
     if checkpoint is not None:
         folder = epoch_folder(checkpoint.manifest.epoch)
         await run.learners.restore(checkpoint.prefix + folder)
-        run.saver.last_step, run.saver.last = checkpoint.manifest.step, checkpoint
-        if run.cursor.policy is not None:
-            await run.versions.resume(VersionId(*run.cursor.policy))
-        run.record_event("Resumed", f"from the checkpoint of step {checkpoint.manifest.step}")
-    await publish(run)
+        saver, step = run.checkpoints.saver, checkpoint.manifest.step
+        saver.last_step, saver.last = step, checkpoint
+        if run.progress.cursor.policy is not None:
+            await run.publishing.chain.resume(VersionId(*run.progress.cursor.policy))
+        run.reporter.record_event("Resumed", f"from the checkpoint of step {step}")
+    await run.publishing.publish()
     return True
 
 
 def _stored_checkpoints(run: Run) -> list[StoredCheckpoint]:
-    return list(manifest.stored_checkpoints(run.store, run=run.resolved.uid))
+    return list(manifest.stored_checkpoints(run.store, run=run.progress.resolved.uid))
 
 
 def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:
@@ -123,17 +122,17 @@ def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:
 
 def current_silence_limit_s(run: Run) -> float:
     """Silence limit in the current state: checkpoints and evaluations have their own."""
-    match run.reports.status.state:
+    match run.reporter.status.state:
         case run_pb2.RUN_STATE_CHECKPOINTING:
             least_s = run.commands.checkpointing.timeout_seconds + CHECKPOINT_MARGIN_S
         case run_pb2.RUN_STATE_EVALUATING:
             least_s = EVALUATION_LIMIT_S
         case _:
             least_s = 0.0
-    if not run.reports.status.last_step_unix_ms:
+    if not run.reporter.status.last_step_unix_ms:
         least_s = max(least_s, FIRST_STEPS_LIMIT_S)
     deadline_s = run.commands.spec.deadlines.step_progress_seconds
-    return max(least_s, silence_limit_s(deadline_s, run.figures.step_seconds))
+    return max(least_s, silence_limit_s(deadline_s, run.progress.figures.step_seconds))
 
 
 async def _watchdog(run: Run) -> None:
@@ -141,13 +140,15 @@ async def _watchdog(run: Run) -> None:
     alarmed_s = -1.0
     while True:
         await asyncio.sleep(WATCH_EVERY_S)
-        silence_s = time.monotonic() - run.progress_s
+        silence_s = time.monotonic() - run.progress.progress_s
         metrics.SILENCE.labels(what="step").set(silence_s)
         metrics.LOG_DEPTH.labels(log="journal").set(run.book.journal.depth)
-        run.update_status()
+        run.reporter.update_status()
         if run.store_problem:
             continue  # the run waits for the store, and reports that
-        if silence_s > current_silence_limit_s(run) and run.progress_s != alarmed_s:
-            alarmed_s = run.progress_s
+        if silence_s > current_silence_limit_s(run) and run.progress.progress_s != alarmed_s:
+            alarmed_s = run.progress.progress_s
             dump_stacks()
-            run.record_event("Stalled", f"nothing was finished for {silence_s:.0f} s", warning=True)
+            run.reporter.record_event(
+                "Stalled", f"nothing was finished for {silence_s:.0f} s", warning=True
+            )

@@ -9,30 +9,16 @@ small fp32 model, whose steps touch everything, still publishes deltas.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from etude.common.weights.tensors.jit import compiled, readonly
 from etude.common.weights.tensors.words import Words
+from etude.trainer.export.touched import MOST_TOUCHED, Flat, TouchedElements
 from etude.trainer.model import tensor_bits
-
-Flat = npt.NDArray[np.int64]
-
-MOST_TOUCHED = 0.25
-"""Above this share all old bits take less memory than a list of places and bits."""
 
 MOST_KEPT_BYTES = 256 << 20
 """Limit of complete old shards on one rank; beyond it the next version replaces the parameters,
 which costs more bytes in the store and none here."""
-
-
-class TouchedElements(NamedTuple):
-    """Elements of one parameter's shard that may have changed."""
-
-    flat: Flat
-    """Row-major in the shard, increasing. [k]"""
-    old: Words
-    """Bits in the version. [k]"""
 
 
 class OldShard(NamedTuple):

@@ -13,7 +13,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from etude.common.weights.tensors.changes import changed_places
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Words, word_type
-from etude.trainer.export.change_tracker import Changes, Flat, OldShard, TouchedElements
+from etude.trainer.export.change_tracker import Changes, OldShard
+from etude.trainer.export.touched import Flat, TouchedElements
 from etude.trainer.model import tensor_bits
 from etude.trainer.model.checkpoint_layout import CheckpointLayout
 from etude.trainer.model.fsdp import RankGroup

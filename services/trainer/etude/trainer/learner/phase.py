@@ -63,7 +63,9 @@ class RestoredPhase(NamedTuple):
 class PhaseManager:
     """Begins, saves and restores the phases of one policy; every method is collective."""
 
-    def __init__(self, policy: Policy, ranks: RankGroup, *, steps: StepObserver) -> None:
+    def __init__(
+        self, policy: Policy, ranks: RankGroup, *, steps: StepObserver | None = None
+    ) -> None:
         """Manage the phases of a policy.
 
         Args:

@@ -24,7 +24,7 @@ class ClientPool:
     config: WorkerConfig
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
     _leases: dict[str, Leases] = field(default_factory=dict)
-    _keepers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _renewals: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def engine_stub(self, target: str) -> "inference_pb2_grpc.InferenceServiceAsyncStub":
         """Stub of an engine."""
@@ -52,10 +52,10 @@ class ClientPool:
             channel = self._channel(broker_target(self.config.run, brokers))
             broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
             found = self._leases[environment] = Leases(broker, self.config.outage_s)
-            keeper = asyncio.create_task(found.keep_alive(), name=f"leases-{environment}")
-            self._keepers[environment] = keeper
-        elif self._keepers[environment].done():
-            self._keepers[environment].result()
+            renewal = asyncio.create_task(found.keep_alive(), name=f"leases-{environment}")
+            self._renewals[environment] = renewal
+        elif self._renewals[environment].done():
+            self._renewals[environment].result()
         return self._leases[environment]
 
     def _channel(self, target: str) -> grpc.aio.Channel:
@@ -65,10 +65,10 @@ class ClientPool:
 
     async def close(self) -> None:
         """Release all leases and close all channels."""
-        keepers = self._keepers.values()
-        for task in keepers:
+        renewals = self._renewals.values()
+        for task in renewals:
             task.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        await asyncio.gather(*renewals, return_exceptions=True)
         for leases in self._leases.values():
             await leases.close()
         for channel in self._channels.values():

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import grpc
 from opentelemetry import trace
-from typing_extensions import override
 
 from etude.agent import messages
 from etude.agent.chat import ChatFormat
@@ -20,22 +19,17 @@ from etude.agent.turns import PlatformFaultError, RolloutLimits, RolloutTask, ru
 from etude.common.errors import EtudeError, UnavailableError
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.engine_client import EngineSampler
-from etude.trainer.rollouts.failover import FailoverCounts, FailoverEnvironment, ReplacementSource
-from etude.trainer.rollouts.leases import LaunchResult, Leases, RolloutSlots
+from etude.trainer.rollouts.environments import GroupEnvironments, RolloutEnvironments
+from etude.trainer.rollouts.failover import FailoverCounts, FailoverEnvironment
+from etude.trainer.rollouts.leases import LaunchResult, RolloutSlots
 from etude.trainer.rollouts.outage import OutageBudget
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
-from etude.trainer.rollouts.sandbox_client import EnvironmentLostError, SandboxClient
-from etude.trainer.rollouts.snapshot_client import SnapshotClient
+from etude.trainer.rollouts.sandbox_client import EnvironmentLostError
 from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
 _TRACER = trace.get_tracer("etude.trainer")
-
-CALL_MARGIN_S = 30.0
-"""On top of a rollout's own limit: the rollout ends first, so that slowness is not a fault."""
-
-MIN_QUEUE_S = 600
 
 _FAULTS = (
     PlatformFaultError,
@@ -54,12 +48,8 @@ class GroupRunner:
     config: WorkerConfig
     chat: ChatFormat
     slots: RolloutSlots
-    peers: ClientPool
-    nonce: str
-    """Part of every idempotency key: no attempt gets an environment that another attempt, or an
-    earlier worker, has used."""
-    image: str = ""
-    """Image that environments must boot; empty for any."""
+    clients: ClientPool
+    environments: GroupEnvironments
     saves_end_state: bool = False
     """True if the end state is snapshotted, to be graded in a fork."""
     retried: int = 0
@@ -94,8 +84,9 @@ class GroupRunner:
     async def _launch(self, indices: Sequence[int], *, attempt: int) -> None:
         """Lease environments for some siblings, and start each as its own becomes ready."""
         left = set(indices)
+        request = self.environments.launch_request(indices, attempt)
         try:
-            async for launch in self.leases.launch(self.launch_request(indices, attempt)):
+            async for launch in self.environments.leases.launch(request):
                 index = indices[launch.place]
                 left.discard(index)
                 self._tasks.create_task(
@@ -107,34 +98,6 @@ class GroupRunner:
                 self._tasks.create_task(
                     self._attempt(index, failed, attempt=attempt), name=self._rollout_id(index)
                 )
-
-    @property
-    def call_s(self) -> float:
-        """Timeout of one call to an engine or a sandbox host."""
-        return self.order.limits.timeout_seconds + CALL_MARGIN_S
-
-    @property
-    def leases(self) -> Leases:
-        """This worker's leases at the broker of the request's pool."""
-        return self.peers.leases(self.order.environment)
-
-    def launch_request(
-        self, indices: Sequence[int], attempt: int | str
-    ) -> environments_pb2.LaunchBatchRequest:
-        """Build the launch request for some siblings; each attempt has its own idempotency key."""
-        order, config = self.order, self.config
-        return environments_pb2.LaunchBatchRequest(
-            run_id=config.run,
-            idempotency_key=f"{self.nonce}/{self._rollout_id(indices[0])}/{attempt}",
-            template=config.templates[order.environment],
-            workspace=environments_pb2.WorkspaceSource(uri=f"{order.task_uri}/environment"),
-            count=len(indices),
-            toolset=order.limits.toolset,
-            image=self.image,
-            # A single rollout has no siblings to share a host with.
-            group_id=order.group_id if len(order.indices) > 1 else "",
-            queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
-        )
 
     async def _attempt(self, index: int, launch: LaunchResult, *, attempt: int) -> None:
         """Run one attempt at one rollout, and release its slot and lease in any case."""
@@ -149,7 +112,7 @@ class GroupRunner:
         finally:
             self.slots.release()
             if environment is not None:
-                self.leases.release([environment.lease.lease_id])
+                self.environments.leases.release([environment.lease.lease_id])
         is_fault = rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
         if is_fault and attempt < self.order.limits.retries:
             log.warning("rollout %s is retried: %s", self._rollout_id(index), rollout.fault)
@@ -172,13 +135,13 @@ class GroupRunner:
         self, index: int, lease: environments_pb2.Lease, attempt: int
     ) -> FailoverEnvironment:
         outage = OutageBudget(self.config.outage_s)
-        replacing = _Replacing(self, index, attempt, outage)
+        source = RolloutEnvironments(self.environments, index, attempt, outage)
         return FailoverEnvironment(
-            leases=self.leases,
-            source=replacing,
+            leases=self.environments.leases,
+            source=source,
             log=CallLog(toolset(self.order.limits.toolset).tools),
             outage=outage,
-            current=replacing.environment(lease),
+            current=source.environment(lease),
             tally=self.tally,
         )
 
@@ -212,12 +175,12 @@ class GroupRunner:
     async def _run(self, index: int, environment: FailoverEnvironment) -> rollout_pb2.Rollout:
         limits, order, outage = self.order.limits, self.order, environment.outage
         sampler = EngineSampler(
-            engine_of=self.peers.engine_stub,
+            engine_of=self.clients.engine_stub,
             targets=order.targets,
             rollout_id=self._rollout_id(index),
             end_id=self.chat.end_id,
             outage=outage,
-            timeout_s=self.call_s,
+            timeout_s=self.environments.call_s,
         )
         started = time.monotonic()
         trajectory = await run_rollout(
@@ -253,38 +216,6 @@ class GroupRunner:
         states = environment.source.states(environment.lease)
         made = await states.snapshot(f"end-{uuid.uuid4().hex}", with_memory=True)
         return made.snapshot_id
-
-
-@dataclass(slots=True)
-class _Replacing(ReplacementSource):
-    """Replacement environments for one attempt at one sibling."""
-
-    siblings: GroupRunner
-    index: int
-    attempt: int
-    outage: OutageBudget
-
-    @override
-    def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
-        made = self.siblings.launch_request([self.index], f"{self.attempt}/{number}")
-        # The siblings already run on other hosts.
-        made.group_id = ""
-        return made
-
-    @override
-    def environment(self, lease: environments_pb2.Lease) -> SandboxClient:
-        return SandboxClient(
-            self.siblings.peers.sandbox_stub(lease.endpoint),
-            lease,
-            self.siblings.leases,
-            self.outage,
-            timeout_s=self.siblings.call_s,
-        )
-
-    @override
-    def states(self, lease: environments_pb2.Lease) -> SnapshotClient:
-        node = self.siblings.peers.snapshot_stub(lease.endpoint)
-        return SnapshotClient(node, lease, self.outage, self.siblings.call_s)
 
 
 def _was_cut_off(trajectory: Trajectory, *, is_late: bool) -> bool:

@@ -12,6 +12,7 @@ from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.harbor import task_file
 from etude.common.role_inputs import open_run_store
 from etude.trainer.rollouts.client_pool import ClientPool
+from etude.trainer.rollouts.environments import GroupEnvironments
 from etude.trainer.rollouts.group_runner import GroupRunner
 from etude.trainer.rollouts.leases import RolloutSlots
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerConfig
@@ -33,7 +34,7 @@ class RolloutWorker:
         self.config = config
         self._chat = ChatFormat.load(config.model_folder)
         self._slots = RolloutSlots()
-        self._peers = ClientPool(config)
+        self._clients = ClientPool(config)
         self._nonce = uuid.uuid4().hex[:12]
 
     async def run_group(self, order: GroupRequest) -> GroupResult:
@@ -43,35 +44,38 @@ class RolloutWorker:
             return await self._run_group(order)
 
     async def _run_group(self, order: GroupRequest) -> GroupResult:
-        siblings = GroupRunner(
+        environments = GroupEnvironments(
+            order=order, config=self.config, clients=self._clients, nonce=self._nonce
+        )
+        runner = GroupRunner(
             order=order,
             config=self.config,
             chat=self._chat,
             slots=self._slots,
-            peers=self._peers,
-            nonce=self._nonce,
+            clients=self._clients,
+            environments=environments,
         )
         try:
             instruction = await self._instruction(order)
-            wanted = await self._task_metadata(order)
-            siblings.image = wanted.etude_image or ""
-            siblings.saves_end_state = wanted.etude_grade == "fork"
+            metadata = await self._task_metadata(order)
+            environments.image = metadata.etude_image or ""
+            runner.saves_end_state = metadata.etude_grade == "fork"
         except (MissingError, StoreError, CorruptError, UserError) as error:
-            rollouts = siblings.mask_all(f"{order.task_uri}: {error}")
+            rollouts = runner.mask_all(f"{order.task_uri}: {error}")
         else:
-            rollouts = await siblings.run(instruction)
+            rollouts = await runner.run(instruction)
         scorer = Scorer(
-            self._peers.reward_stub(), self.config.score_timeout_s, self.config.outage_s
+            self._clients.reward_stub(), self.config.score_timeout_s, self.config.outage_s
         )
         records = await scorer.score(order, rollouts)
         return GroupResult(
             records=tuple(record.SerializeToString() for record in records),
-            retried=siblings.retried,
-            driver=siblings.driver,
-            isolation=siblings.isolation,
-            lost=siblings.tally.lost,
-            recovered=siblings.tally.recovered,
-            replayed=siblings.tally.replayed,
+            retried=runner.retried,
+            driver=runner.driver,
+            isolation=runner.isolation,
+            lost=runner.tally.lost,
+            recovered=runner.tally.recovered,
+            replayed=runner.tally.replayed,
         )
 
     async def _instruction(self, order: GroupRequest) -> str:
@@ -119,5 +123,5 @@ class RolloutWorker:
 
     async def close(self) -> None:
         """Release leases, close channels, and send the last trace spans."""
-        await self._peers.close()
+        await self._clients.close()
         await asyncio.to_thread(self._traces.shutdown)

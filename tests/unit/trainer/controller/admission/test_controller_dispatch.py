@@ -9,7 +9,6 @@ from typing_extensions import override
 
 from etude.common.api.run.phases import RolloutPolicy
 from etude.common.weights import VersionId
-from etude.trainer.controller.admission.dispatch import run_group
 from etude.trainer.controller.journal.segments import encode_record
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
@@ -67,8 +66,8 @@ def run(make_world: Callable[..., Any]) -> Run:
 async def order(
     run: Run, record: JournalRollout, *, driver: str = "process"
 ) -> list[JournalRollout]:
-    run.rollouts = Answering(record, driver)
-    return await run_group(run, ORDER)
+    run.dispatcher.workers = Answering(record, driver)
+    return await run.dispatcher.run_group(ORDER)
 
 
 async def test_a_sound_rollout_keeps_its_reward(run: Run) -> None:
@@ -99,5 +98,5 @@ async def test_a_rollout_that_the_learner_would_refuse_is_masked(run: Run) -> No
 async def test_an_order_without_an_environment_says_nothing_about_its_pool(run: Run) -> None:
     await order(run, scored())
     await order(run, scored(), driver="")
-    [pool] = run.reports.status.environments
+    [pool] = run.reporter.status.environments
     assert pool.driver == "process"

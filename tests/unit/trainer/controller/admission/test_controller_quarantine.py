@@ -15,7 +15,6 @@ from etude.common.weights import VersionId, claim_epoch, mark_suspect, read_epoc
 from etude.trainer.controller.admission.quarantine_marks import QuarantineMarks, RedrawReason
 from etude.trainer.controller.journal import write_ahead_log
 from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
-from etude.trainer.controller.publishing.rollback import abandon_version
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.simulation.workers import SimulatedLearners, SimulatedRollouts
 from etude.v1 import journal_pb2, rollout_pb2
@@ -61,7 +60,7 @@ async def test_a_refused_version_is_left_for_the_one_before_and_published_comple
     world, engines = make_world(), scripted(3)
 
     def prepare(run: Run) -> None:
-        run.engines = engines
+        run.publishing.engines = engines
 
     assert await world.train(prepare)
     refused, anew = engines.offered[3:5]
@@ -86,7 +85,7 @@ async def test_a_first_version_that_is_refused_has_no_version_to_go_back_to(
     world, engines = make_world(), scripted(0)
 
     def prepare(run: Run) -> None:
-        run.engines = engines
+        run.publishing.engines = engines
 
     assert await world.train(prepare)
     assert read_epoch(world.store, 2).parent is not None  # the supervised phase published some
@@ -99,7 +98,7 @@ async def test_versions_that_are_refused_again_and_again_end_the_process(
     world = make_world()
 
     def prepare(run: Run) -> None:
-        run.engines = scripted(*range(100))
+        run.publishing.engines = scripted(*range(100))
 
     with pytest.raises(ExceptionGroup) as caught:
         await world.train(prepare)
@@ -113,7 +112,7 @@ async def test_a_resume_after_a_rollback_goes_on_where_the_rollback_led(
     world = make_world()
 
     def prepare(run: Run) -> None:
-        run.engines = scripted(2)
+        run.publishing.engines = scripted(2)
         assert isinstance(run.learners, SimulatedLearners)
         run.learners.steps_until_crash = 8
 
@@ -130,7 +129,7 @@ async def test_a_controller_that_was_replaced_rolls_nothing_back(make_world: Mak
     run = world.runs[0]
     claim_epoch(world.store, holder="successor", parent=None, reason="takeover")
     with pytest.raises(FencedError):
-        await abandon_version(run, VersionId(*run.cursor.policy), why="late")
+        await run.publishing.abandon_version(VersionId(*run.progress.cursor.policy), why="late")
     assert read_epoch(world.store, 2).holder == "successor"
     assert world.store.head("weights/epochs/000003.json") is None
 
@@ -184,16 +183,16 @@ class Marking(SimulatedRollouts):
 
 def damage(world: Any, *, after: int, since: VersionId) -> Callable[[Run], None]:
     def prepare(run: Run) -> None:
-        old = run.rollouts
+        old = run.dispatcher.workers
         assert isinstance(old, SimulatedRollouts)
-        run.rollouts = Marking(old.serving, store=world.store, after=after, since=since)
+        run.dispatcher.workers = Marking(old.serving, store=world.store, after=after, since=since)
 
     return prepare
 
 
 def on_another_engine(run: Run) -> None:
-    assert isinstance(run.rollouts, SimulatedRollouts)
-    run.rollouts.replica = "engine-2"
+    assert isinstance(run.dispatcher.workers, SimulatedRollouts)
+    run.dispatcher.workers.replica = "engine-2"
 
 
 def trained_replicas(world: Any) -> Iterator[tuple[str, int]]:
@@ -264,10 +263,10 @@ async def evaluated(world: Any, *, damaged: int) -> list[Any]:
     found: list[Spoiling] = []
 
     def prepare(run: Run) -> None:
-        assert isinstance(run.rollouts, SimulatedRollouts)
-        spoiling = Spoiling(run.rollouts.serving, store=world.store, damaged=damaged)
+        assert isinstance(run.dispatcher.workers, SimulatedRollouts)
+        spoiling = Spoiling(run.dispatcher.workers.serving, store=world.store, damaged=damaged)
         spoiling.replica = f"engine-{damaged}"
-        run.rollouts = spoiling
+        run.dispatcher.workers = spoiling
         found.append(spoiling)
 
     assert await world.train(prepare)
@@ -382,10 +381,10 @@ async def test_a_rollout_whose_spans_cannot_be_true_is_left_out_and_counted(
     world = make_world()
 
     def prepare(run: Run) -> None:
-        assert isinstance(run.rollouts, SimulatedRollouts)
-        run.rollouts = Mistaken(run.rollouts.serving)
+        assert isinstance(run.dispatcher.workers, SimulatedRollouts)
+        run.dispatcher.workers = Mistaken(run.dispatcher.workers.serving)
 
     assert await world.train(prepare)
     assert dropped(world) == {"invalid_span": 1}
-    assert world.runs[0].reports.status.rollouts.masked == 1
+    assert world.runs[0].reporter.status.rollouts.masked == 1
     assert world.audit(max_staleness=0).findings == []

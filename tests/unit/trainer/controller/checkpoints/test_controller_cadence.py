@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from etude.common.api.run.checkpointing import EVERY_STEPS, Checkpointing
 from etude.common.checkpoints.manifest import Reason
 from etude.common.errors import StoreError
-from etude.trainer.controller.checkpoints import requests
-from etude.trainer.controller.checkpoints.cadence import CheckpointCadence
-from etude.trainer.controller.checkpoints.requests import REST, CheckpointRequests
+from etude.trainer.controller.checkpoints import cadence
+from etude.trainer.controller.checkpoints.cadence import REST, CheckpointCadence, CheckpointRequests
 from etude.trainer.controller.checkpoints.saver import CheckpointSaver
 from etude.trainer.controller.run import Run
 from etude.trainer.simulation.workers import SimulatedLearners
@@ -75,7 +74,7 @@ async def test_with_seconds_alone_only_a_step_that_ends_later_is_saved(
 
         def later() -> None:
             if len(learners.trained) == 3:
-                run.cadence.restart(-2.0 * FAR)
+                run.checkpoints.cadence.restart(-2.0 * FAR)
 
         learners.after_step = later
 
@@ -105,7 +104,7 @@ async def test_each_request_gets_a_checkpoint_of_its_own_and_no_second_one(
         assert f"checkpoints/{step:012d}/model/config.json" in world.store.objects
     told = [
         r.checkpoint.request
-        for r in world.runs[0].reports._happenings
+        for r in world.runs[0].reporter.reports._happenings
         if r.WhichOneof("body") == "checkpoint"
     ]
     assert [each for each in told if each] == ["a", "b"]
@@ -119,8 +118,8 @@ async def test_each_request_gets_a_checkpoint_of_its_own_and_no_second_one(
 async def test_a_request_that_cannot_be_saved_keeps_no_scheduled_checkpoint_away(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, rests: float, tries: list[int]
 ) -> None:
-    monkeypatch.setattr(requests, "LEAST_REST_S", rests)
-    monkeypatch.setattr(requests, "REST", rests)
+    monkeypatch.setattr(cadence, "LEAST_REST_S", rests)
+    monkeypatch.setattr(cadence, "REST", rests)
     world, tried, save = make_world(every_steps=2), [], CheckpointSaver.save
 
     async def refuse(self: CheckpointSaver, state: Any, *, reason: Reason, **fields: Any) -> Any:

@@ -48,15 +48,15 @@ async def test_a_controller_that_stalls_while_it_saves_deletes_nothing_of_its_su
     store = OvertakenStore()
     run, _, _ = make_world(store).start()
     store.put(PREFIX + "000001/rest", b"")
-    run.cursor.phase, run.cursor.global_step = "sft", 4
+    run.progress.cursor.phase, run.progress.cursor.global_step = "sft", 4
     store.point = point
     journal = asyncio.create_task(run.book.journal.run())
     async with asyncio.timeout(10):
         if point == "manifest":
             with pytest.raises(FencedError):
-                await run.save_checkpoint("Scheduled")
+                await run.checkpoints.save_checkpoint("Scheduled")
         else:
-            await run.save_checkpoint("Scheduled")
+            await run.checkpoints.save_checkpoint("Scheduled")
             assert PREFIX + "000001/rest" not in store.objects
     journal.cancel()
     await asyncio.gather(journal, return_exceptions=True)

@@ -23,7 +23,7 @@ def _evaluator(world: Any, uri: str) -> Evaluator:
     changed = RLRunSpec.model_validate({**world.spec, "evaluation": [added]})
     order = run_pb2.ConfigureRun(spec_json=changed.model_dump_json(by_alias=True), generation=2)
     run.commands.accept(run_pb2.CommandRequest(command_id="1", configure=order))
-    rl = run.resolved.spec.phases[1]
+    rl = run.progress.resolved.spec.phases[1]
     run.enter_phase(rl)
     return Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations))
 
@@ -33,9 +33,9 @@ async def test_tasks_are_looked_up_when_due_and_a_mistake_is_told_once(
 ) -> None:
     world = make_world()
     evaluator = _evaluator(world, f"file://{tmp_path}/typo")
-    for evaluator.run.cursor.step, told in ((1, 0), (2, 1), (4, 1)):
+    for evaluator.run.progress.cursor.step, told in ((1, 0), (2, 1), (4, 1)):
         assert await evaluator.evaluate()
-        await evaluator.run.recorder.finish()
+        await evaluator.run.reporter.recorder.finish()
         reasons = [row["reason"] for row in world.rows("event")]
         assert reasons.count("EvaluationSkipped") == told
     assert not (tmp_path / "typo").exists()
@@ -51,7 +51,7 @@ async def test_a_task_set_that_the_machine_refuses_ends_no_run(
     world = make_world()
     evaluator = _evaluator(world, f"file://{tmp_path}")
     assert await evaluator.evaluate()
-    await evaluator.run.recorder.finish()
+    await evaluator.run.reporter.recorder.finish()
     assert "EvaluationSkipped" in {row["reason"] for row in world.rows("event")}
 
 
@@ -60,8 +60,8 @@ async def test_an_evaluation_whose_tasks_were_not_found_at_the_start_is_skipped(
 ) -> None:
     world = make_world()
     run, _, _ = world.start()
-    rl = run.resolved.spec.phases[1]
+    rl = run.progress.resolved.spec.phases[1]
     run.enter_phase(rl)
     assert await Evaluator(run=run, phase=rl, tasks={}).evaluate()
-    await run.recorder.finish()
+    await run.reporter.recorder.finish()
     assert "EvaluationSkipped" in {row["reason"] for row in world.rows("event")}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tests.support.trainer.store_outages import replace_learners
 from typing_extensions import override
 
 from etude.cli.weights.verification import verify
@@ -40,13 +41,13 @@ async def test_it_ends_failed_and_is_not_started_again_and_its_last_checkpoint_i
 ) -> None:
     world = make_world()
     run, sets, checkpoint = world.start()
-    run.learners = run.saver.learners = DivergingLearners(world.store)
+    replace_learners(run, DivergingLearners(world.store))
     inputs = cast("Inputs", SimpleNamespace(task_sets=sets))
     code = await lifecycle._train(
         run, inputs, cast("OpenedRun", SimpleNamespace(checkpoint=checkpoint))
     )
     assert code == 0, "an exit code would have it started again, only to fail again"
-    status = run.reports.status
+    status = run.reporter.status
     assert status.state == run_pb2.RUN_STATE_FAILED
     assert (status.reason, status.policy_version) == ("NonFiniteWeights", BAD.number - 1)
     assert "7 weights are NaN" in status.message
@@ -59,7 +60,9 @@ async def test_it_ends_failed_and_is_not_started_again_and_its_last_checkpoint_i
         world.store, manifest.list_checkpoints(world.store)[::-1], run="run", problems=problems
     )
     assert found is not None
-    assert found.manifest.step < run.cursor.global_step, "none is of the weights that are bad"
+    assert found.manifest.step < run.progress.cursor.global_step, (
+        "none is of the weights that are bad"
+    )
     # Whoever takes the cause away goes on from there.
     assert await world.train()
     assert world.digest == uninterrupted

@@ -51,8 +51,8 @@ async def test_a_supervised_phase_ends_once_its_loss_is_low_enough(make_world: M
     world = world_of(make_world, sft={"successPolicy": target})
     assert await world.train()
     run = world.runs[0]
-    assert run.cursor.ends == {"sft": 2}
-    assert run.cursor.global_step == 2 + RL_STEPS
+    assert run.progress.cursor.ends == {"sft": 2}
+    assert run.progress.cursor.global_step == 2 + RL_STEPS
     manifests = sorted(k for k in world.store.objects if k.endswith("/manifest.json"))
     reasons = {
         json.loads(world.store.get(k))["step"]: json.loads(world.store.get(k))["reason"]
@@ -70,14 +70,14 @@ async def test_a_phase_that_ends_early_is_evaluated_and_accounts_for_what_it_beg
     world = world_of(make_world, rl={"successPolicy": target}, staleness=staleness)
     assert await world.train()
     run = world.runs[0]
-    assert run.cursor.ends == {"rl": 2}
+    assert run.progress.cursor.ends == {"rl": 2}
     assert [row["step"] for row in world.rows("eval")] == [0, 2]
     found = world.audit(max_staleness=staleness)
     assert found.findings == []
     assert found.trained == 12
     assert found.accepted == found.trained + found.dropped.total()
-    targets.report_done(run)
-    assert run.reports.status.reason == "TargetReached"
+    targets.report_done(run.reporter)
+    assert run.reporter.status.reason == "TargetReached"
 
 
 @pytest.mark.parametrize("after", range(SFT_STEPS + 3))
@@ -90,7 +90,7 @@ async def test_a_run_that_dies_ends_its_phase_at_the_same_step(
     world = world_of(make_world, rl={"successPolicy": target})
     await world.crash(after=after)
     assert await world.train()
-    assert world.runs[-1].cursor.ends == straight.runs[0].cursor.ends == {"rl": 3}
+    assert world.runs[-1].progress.cursor.ends == straight.runs[0].progress.cursor.ends == {"rl": 3}
     assert world.digest == straight.digest
     assert world.audit(max_staleness=0).findings == []
 
@@ -102,8 +102,8 @@ async def test_a_target_that_is_never_reached_changes_nothing(
     world = world_of(make_world, rl={"successPolicy": target})
     assert await world.train()
     assert world.digest == uninterrupted
-    targets.report_done(world.runs[0])
-    assert world.runs[0].reports.status.reason == ""
+    targets.report_done(world.runs[0].reporter)
+    assert world.runs[0].reporter.status.reason == ""
 
 
 async def test_a_step_that_the_platform_lost_as_a_whole_says_nothing_of_rewards(
@@ -114,14 +114,14 @@ async def test_a_step_that_the_platform_lost_as_a_whole_says_nothing_of_rewards(
     world = world_of(make_world, rl=lossy)
 
     def lose_all(run: Run) -> None:
-        run.figures.reward_ewma = 0.75
-        run.reports.status.reward_mean = 0.5
+        run.progress.figures.reward_ewma = 0.75
+        run.reporter.status.reward_mean = 0.5
 
     world.fault_share = 1.0
     assert await world.train(lose_all)
     (run,) = world.runs
-    assert run.cursor.ends == {}, "no target was reached"
-    assert (run.figures.reward_ewma, run.reports.status.reward_mean) == (0.75, 0.5)
+    assert run.progress.cursor.ends == {}, "no target was reached"
+    assert (run.progress.figures.reward_ewma, run.reporter.status.reward_mean) == (0.75, 0.5)
 
 
 def test_a_gate_compares_what_it_names_and_fails_what_was_not_measured() -> None:
@@ -169,7 +169,7 @@ async def test_a_run_that_its_gate_suspends_goes_on_once_the_gate_is_changed(
     world = world_of(make_world, rl={"gate": gate})
     for _ in range(2):  # unchanged, it is suspended again, and nothing is measured again
         assert not await world.train()
-        assert world.runs[-1].reports.status.reason == "GateNotMet"
+        assert world.runs[-1].reporter.status.reason == "GateNotMet"
     assert len(world.rows("eval")) == 3
     world.spec["phases"][1]["gate"]["value"] = "0"
 
@@ -182,7 +182,7 @@ async def test_a_run_that_its_gate_suspends_goes_on_once_the_gate_is_changed(
 
 
 def told(run: Run) -> list[tuple[str, int, bool, str]]:
-    found = run.reports.status.phases
+    found = run.reporter.status.phases
     return [(each.name, each.step, each.is_done, each.gate) for each in found]
 
 

@@ -15,6 +15,7 @@ from tests.support.trainer.store_outages import (
     away_after,
     chain,
     learner_of,
+    replace_learners,
     stalled,
     steps,
 )
@@ -46,20 +47,20 @@ async def test_a_trainer_without_its_store_takes_as_many_steps_as_its_backlog_ho
     run = await stalled(world)
     trained = len(learner_of(run).trained) - SFT_STEPS
     assert trained == 1 + backlog
-    assert len(run.in_flight) == 1 + backlog
+    assert len(run.publishing.queue) == 1 + backlog
     assert len(learner_of(run).publisher.waiting) == 1 + backlog
     # Nothing of it is said to exist.
-    assert run.cursor.policy == STARTED
-    assert run.served == STARTED
-    run.update_status()
-    assert run.reports.status.reason == StoreError.reason
-    assert run.reports.status.policy_version == STARTED.number
+    assert run.progress.cursor.policy == STARTED
+    assert run.publishing.served == STARTED
+    run.reporter.update_status()
+    assert run.reporter.status.reason == StoreError.reason
+    assert run.reporter.status.policy_version == STARTED.number
     world.store.away(is_away=False)
     assert await training
     assert steps(chain(world)) == list(range(RL_STEPS + 1))
     assert all(m.base is not None for m in chain(world)[1:])
     assert_whole(world)
-    assert len(run.in_flight) == 0
+    assert len(run.publishing.queue) == 0
     assert not learner_of(run).publisher.waiting
 
 
@@ -72,7 +73,7 @@ async def test_no_version_is_seen_before_the_batches_that_led_to_it_are_durable(
     run = await stalled(world)
     # The batch of the first step was durable; nobody may see what came after it.
     assert steps(chain(world))[-1] == 1
-    assert len(run.in_flight) == 3
+    assert len(run.publishing.queue) == 3
     assert len(learner_of(run).trained) == SFT_STEPS + 4
     world.store.away(is_away=False)
     assert await training
@@ -89,7 +90,7 @@ async def test_a_run_ends_in_order_if_its_store_is_away_at_the_last_step(
     assert not training.done()
     world.store.away(is_away=False)
     assert await training
-    assert chain(world)[-1].step == run.cursor.global_step == SFT_STEPS + RL_STEPS
+    assert chain(world)[-1].step == run.progress.cursor.global_step == SFT_STEPS + RL_STEPS
     assert_whole(world)
 
 
@@ -104,7 +105,9 @@ async def test_a_run_that_is_told_to_stop_saves_a_checkpoint_of_its_newest_versi
     assert not training.done()
     world.store.away(is_away=False)
     assert not await training
-    assert chain(world)[-1].step == run.cursor.global_step == run.saver.last_step
+    assert (
+        chain(world)[-1].step == run.progress.cursor.global_step == run.checkpoints.saver.last_step
+    )
     assert await world.train()
     assert_whole(world)
 
@@ -145,7 +148,7 @@ async def test_a_run_that_fails_for_good_publishes_what_was_good(make_world: Mak
     world = asynchronous(make_world, 2)
 
     def prepare(run: Run) -> None:
-        run.learners = run.saver.learners = Diverging(world.store)
+        replace_learners(run, Diverging(world.store))
         away_after(world, 1)(run)
 
     training = asyncio.create_task(world.train(prepare))

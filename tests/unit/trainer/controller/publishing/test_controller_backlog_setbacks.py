@@ -17,6 +17,7 @@ from tests.support.trainer.store_outages import (
     asynchronous,
     away_after,
     chain,
+    replace_learners,
     stalled,
     steps,
 )
@@ -71,7 +72,7 @@ async def test_a_version_that_is_refused_takes_those_behind_it_along_and_no_step
     prepare_store = away_after(world, 1)
 
     def prepare(run: Run) -> None:
-        run.engines = engines
+        run.publishing.engines = engines
         prepare_store(run)
 
     training = asyncio.create_task(world.train(prepare))
@@ -79,7 +80,7 @@ async def test_a_version_that_is_refused_takes_those_behind_it_along_and_no_step
     world.store.away(is_away=False)
     assert await training
     assert weights.list_quarantined(world.store) == set(engines.refused)
-    assert run.epoch == 2
+    assert run.progress.epoch == 2
     manifests = chain(world)
     anew = next(m for m in manifests if m.epoch == 2)
     # What was encoded behind it is in the complete one: it had not been offered to anybody.
@@ -99,7 +100,7 @@ async def test_versions_whose_base_is_refused_are_published_complete(
     quarantine(world.store.inner, STARTED, reason="test")
     world.store.away(is_away=False)
     assert await training
-    assert run.epoch == 1
+    assert run.progress.epoch == 1
     found = chain(world)
     assert [m.number for m in found if m.is_complete] == [0, STARTED.number + 1]
     assert steps(found)[:2] == [0, 3]
@@ -129,7 +130,7 @@ async def test_a_setback_of_a_broken_chain_is_mended_by_one_complete_version(
     world = asynchronous(make_world, 2)
     training = asyncio.create_task(world.train(away_after(world, 1)))
     run = await stalled(world)
-    run.compaction.client, run.compaction.last = CutOff(), CutOff.report
+    run.publishing.compaction.client, run.publishing.compaction.last = CutOff(), CutOff.report
     quarantine(world.store.inner, STARTED, reason="test")
     world.store.away(is_away=False)
     assert await training
@@ -161,7 +162,7 @@ async def test_a_kill_between_payload_and_manifest_loses_nothing(
     world.spec["checkpointing"]["everySteps"] = every_steps
 
     def prepare(run: Run) -> None:
-        run.learners = run.saver.learners = Dying(world.store, at=number)
+        replace_learners(run, Dying(world.store, at=number))
 
     with pytest.raises(ExceptionGroup) as caught:
         await world.train(prepare)
@@ -170,7 +171,7 @@ async def test_a_kill_between_payload_and_manifest_loses_nothing(
     assert lost not in weights.accepted_chain(world.store)
     assert [*world.store.list(f"weights/deltas/000001/{number:012d}/")]
     assert await world.train()
-    assert world.runs[-1].epoch == 2
+    assert world.runs[-1].progress.epoch == 2
     assert lost not in weights.accepted_chain(world.store)
     assert_whole(world)
 
@@ -209,7 +210,7 @@ async def test_a_store_that_stays_away_ends_the_process(make_world: MakeWorld) -
 
     def prepare(run: Run) -> None:
         prepare_store(run)
-        run.book.journal.store_retry.limit_s = run.upload_retry.limit_s = 1.0
+        run.book.journal.store_retry.limit_s = run.publishing.upload_retry.limit_s = 1.0
 
     with pytest.raises(ExceptionGroup) as caught:
         await world.train(prepare)

@@ -55,13 +55,13 @@ async def test_a_run_ends_with_keyframes_and_a_collected_store(
     assert await world.train()
     run = world.runs[0]
     keep_newest_checkpoint(world.store)
-    assert await run.compaction.run_round()
-    assert await run.compaction.run_round()
+    assert await run.publishing.compaction.run_round()
+    assert await run.publishing.compaction.run_round()
     found = take_listing(world.store)
     newest = weights.newest_version(world.store)
-    assert newest == VersionId(1, run.next_version - 1)
+    assert newest == VersionId(1, run.publishing.next_version - 1)
     assert found.keyframes
-    assert len(found.payloads) < run.next_version - 2
+    assert len(found.payloads) < run.publishing.next_version - 2
     checkpoint = next(k for k in world.store.objects if k.endswith("/manifest.json"))
     named = VersionId(1, json.loads(world.store.get(checkpoint))["policy_version"])
     Mirror(world.store, tmp_path / "resumed").move_to(named)
@@ -108,30 +108,32 @@ async def test_a_dead_keeper_is_reported_and_stops_nothing(
     broken = Broken()
 
     def prepare(run: Run) -> None:
-        run.compaction.client = broken
+        run.publishing.compaction.client = broken
 
     assert await world.train(prepare)
     assert world.digest == uninterrupted
     run = world.runs[0]
     assert broken.rounds > 1
-    run.update_status()
-    status = run.reports.status
+    run.reporter.update_status()
+    status = run.reporter.status
     assert status.reason == "KeyframeOverdue"
     assert "one is due every 2: ConnectionError: the actor died" in status.message
-    run.compaction.last = report_of(EMPTY._replace(newest=VersionId(1, run.next_version - 1)))
-    run.update_status()
+    run.publishing.compaction.last = report_of(
+        EMPTY._replace(newest=VersionId(1, run.publishing.next_version - 1))
+    )
+    run.reporter.update_status()
     assert (status.reason, status.message) == ("", "")
 
 
 async def test_a_store_that_is_away_is_said_before_a_late_keyframe(make_world: MakeWorld) -> None:
     run, _, _ = make_world(weights=WEIGHTS).start()
-    run.next_version = 9
-    run.store_retry.refusal.record("no route to host")
-    run.update_status()
-    assert run.reports.status.reason == "StorageUnavailable"
-    run.store_retry.refusal.clear()
-    run.update_status()
-    assert run.reports.status.reason == "KeyframeOverdue"
+    run.publishing.next_version = 9
+    run.publishing.store_retry.refusal.record("no route to host")
+    run.reporter.update_status()
+    assert run.reporter.status.reason == "StorageUnavailable"
+    run.publishing.store_retry.refusal.clear()
+    run.reporter.update_status()
+    assert run.reporter.status.reason == "KeyframeOverdue"
 
 
 @dataclass
@@ -163,12 +165,12 @@ async def test_a_version_that_nobody_can_read_any_more_is_followed_by_a_complete
     found: list[Unlucky] = []
 
     def prepare(run: Run) -> None:
-        found.append(Unlucky(run.compaction.client, world.store, number=2))
-        run.compaction.client = found[0]
+        found.append(Unlucky(run.publishing.compaction.client, world.store, number=2))
+        run.publishing.compaction.client = found[0]
         step = run.learners.policy_step
 
         async def slowly(batch: PolicyBatch) -> StepResult:
-            await run.compaction.run_round()  # the keeper sees every version
+            await run.publishing.compaction.run_round()  # the keeper sees every version
             return await step(batch)
 
         monkeypatch.setattr(run.learners, "policy_step", slowly)
@@ -287,7 +289,11 @@ async def test_a_checkpoint_says_where_the_chain_to_its_version_begins(
     store = world.store
     found = list(stored_checkpoints(store, run="run"))
     assert [chain_keyframe(store, each.manifest) for each in found] == [0] * len(found)
-    told = [each.checkpoint for each in world.runs[0].reports._happenings if each.checkpoint.uri]
+    told = [
+        each.checkpoint
+        for each in world.runs[0].reporter.reports._happenings
+        if each.checkpoint.uri
+    ]
     assert {(each.HasField("keyframe"), each.keyframe) for each in told} == {(True, 0)}
     store.delete([info.key for info in store.list("weights/deltas/000001/000000000000/")])
     assert chain_keyframe(store, found[-1].manifest) is None

@@ -84,7 +84,7 @@ async def test_a_run_goes_on_from_the_version_before_one_that_its_engines_refuse
         def prepare(run: Run) -> None:
             found = Damaging(targets, timeout_s=30.0, together_s=together_s)
             found.store = world.store
-            run.engines = found
+            run.publishing.engines = found
             made.append(found)
 
         assert await asyncio.wait_for(world.train(prepare), 60)
@@ -97,7 +97,7 @@ async def test_a_run_goes_on_from_the_version_before_one_that_its_engines_refuse
         run = world.runs[0]
         assert isinstance(run.learners, SimulatedLearners)
         for receiver in receivers:
-            assert receiver.engine.live == VersionId(*run.cursor.policy)
+            assert receiver.engine.live == VersionId(*run.progress.cursor.policy)
             assert isinstance(receiver.engine, MemoryEngine)
             (words,) = receiver.engine.ranks.words[0].values()
             assert words.tobytes() == run.learners.words.tobytes()

@@ -160,14 +160,17 @@ class Trainer:
 
     async def encode(self, epoch: int = 1) -> WeightManifest:
         found = await self.versions.encode(
-            self.learners, VersionId(epoch, self.number), step=1, patience=StoreRetry(limit_s=1.0)
+            self.learners,
+            VersionId(epoch, self.number),
+            step=1,
+            store_retry=StoreRetry(limit_s=1.0),
         )
         self.number += 1
         return found
 
     async def commit(self, found: WeightManifest) -> None:
         await self.versions.upload_and_publish(
-            self.learners, found, patience=StoreRetry(limit_s=1.0)
+            self.learners, found, store_retry=StoreRetry(limit_s=1.0)
         )
 
 

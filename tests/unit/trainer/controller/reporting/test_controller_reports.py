@@ -15,9 +15,9 @@ from etude.trainer.controller.program import (
     current_silence_limit_s,
     silence_limit_s,
 )
+from etude.trainer.controller.progress import slow_step_s
 from etude.trainer.controller.reporting.commands import RunCommands
 from etude.trainer.controller.reporting.reports import RunReports
-from etude.trainer.controller.run import slow_step_s
 from etude.v1 import run_pb2
 
 
@@ -215,15 +215,15 @@ def test_checkpoints_and_evaluations_have_limits_of_their_own(
         run_pb2.RUN_STATE_CHECKPOINTING: 430,
         run_pb2.RUN_STATE_EVALUATING: 3_600,
     }
-    run.reports.status.last_step_unix_ms = 1
+    run.reporter.status.last_step_unix_ms = 1
     for state, limit_s in limits.items():
-        run.reports.set_state(state)
+        run.reporter.set_state(state)
         assert current_silence_limit_s(run) == limit_s
 
 
 def test_a_controller_has_an_hour_for_its_first_step(make_world: Callable[..., Any]) -> None:
     run, _, _ = make_world(deadlines={"stepProgressSeconds": 60}).start()
-    run.figures.step_seconds = [1.0] * 100  # of the controller before it
+    run.progress.figures.step_seconds = [1.0] * 100  # of the controller before it
     assert current_silence_limit_s(run) == FIRST_STEPS_LIMIT_S
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from etude.trainer.controller.progress import Throughput
 from etude.trainer.controller.publishing.engines import Engines
-from etude.trainer.controller.reporting.throughput import Throughput
 from etude.trainer.controller.run import Run
 from etude.v1 import journal_pb2, rollout_pb2, run_pb2
 
@@ -35,7 +35,7 @@ def test_a_step_that_is_repeated_from_the_journal_says_nothing() -> None:
 async def test_a_run_tells_of_what_it_sampled(make_world: Callable[..., Any]) -> None:
     world = make_world()
     assert await world.train()
-    status = world.runs[0].reports.status
+    status = world.runs[0].reporter.status
     assert status.step_tokens > 0
     assert status.wait_seconds > 0
 
@@ -48,12 +48,12 @@ async def test_an_order_for_engines_holds_from_the_next_version_on(
     def prepare(run: Run) -> None:
         order = run_pb2.ScaleEngines(replicas=3)
         run.commands.accept(run_pb2.CommandRequest(command_id="1", scale_engines=order))
-        limits.append(run.engines.limit)
+        limits.append(run.publishing.engines.limit)
 
     world = make_world()
     assert await world.train(prepare)
     assert limits == [0]
-    assert world.runs[0].reports.status.engine_limit == 3
+    assert world.runs[0].reporter.status.engine_limit == 3
 
 
 def test_of_many_targets_those_within_the_limit_are_wanted() -> None:

@@ -6,27 +6,31 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from etude.common.blobs import Store
 from etude.common.errors import StoreError
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.quarantine_marks import MarkReader, QuarantineMarks
 from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
-from etude.trainer.controller.run import Run
+from etude.trainer.controller.checkpoints.recovery import JournaledLedger
+from etude.trainer.controller.reporting.reporter import RunReporter
 from etude.trainer.controller.store_retry import StoreRetry
 from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)
 
 
-def drop_group(run: Run, group: RolloutGroup, reason: str) -> None:
+def drop_group(book: JournaledLedger, group: RolloutGroup, reason: str) -> None:
     """Drop a group with all its rollouts."""
-    _drop(run, journal_pb2.JournalDrop(group_id=group.group_id, reason=reason))
+    _drop(book, journal_pb2.JournalDrop(group_id=group.group_id, reason=reason))
 
 
-async def drop_surplus(run: Run, phase: str, tasks: Collection[asyncio.Task[None]]) -> None:
+async def drop_surplus(
+    book: JournaledLedger, phase: str, tasks: Collection[asyncio.Task[None]]
+) -> None:
     """Drop groups of a phase that ends before they are trained.
 
     Args:
-        run: the run.
+        book: journal and ledger of the run.
         phase: name of the phase that ends.
         tasks: asyncio tasks of its groups.
     """
@@ -34,11 +38,11 @@ async def drop_surplus(run: Run, phase: str, tasks: Collection[asyncio.Task[None
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
-    for group in [g for g in run.book.ledger.live.values() if g.phase == phase]:
-        drop_group(run, group, "surplus")
+    for group in [g for g in book.ledger.live.values() if g.phase == phase]:
+        drop_group(book, group, "surplus")
 
 
-def drop_faulty(run: Run, groups: Iterable[RolloutGroup]) -> None:
+def drop_faulty(book: JournaledLedger, groups: Iterable[RolloutGroup]) -> None:
     """Drop every rollout that a platform fault left without a reward."""
     for group in groups:
         for index in group.faulty_indices():
@@ -49,19 +53,22 @@ def drop_faulty(run: Run, groups: Iterable[RolloutGroup]) -> None:
                 rollout_id=record.rollout.rollout_id,
                 reason="invalid_span" if is_span else "platform",
             )
-            _drop(run, body)
+            _drop(book, body)
 
 
 @dataclass(slots=True)
 class QuarantineFilter:
     """Drops rollouts that were sampled by quarantined, suspect or rolled-back weights."""
 
-    run: Run
+    store: Store
+    book: JournaledLedger
+    reporter: RunReporter
+    store_retry: StoreRetry
     marks: QuarantineMarks = field(default_factory=QuarantineMarks)
     _reader: MarkReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self._reader = MarkReader(self.run.store)
+        self._reader = MarkReader(self.store)
 
     async def refresh(self, *, patiently: bool = True) -> bool:
         """Read the marks from the store; True if there are new ones.
@@ -73,10 +80,10 @@ class QuarantineFilter:
         Raises:
             StoreError: the store stayed away.
         """
-        if not patiently and self.run.book.journal.is_away:
+        if not patiently and self.book.journal.is_away:
             return False
         before, what = self.marks, "marks of versions and engines"
-        patience = self.run.store_retry if patiently else StoreRetry(limit_s=0.0)
+        patience = self.store_retry if patiently else StoreRetry(limit_s=0.0)
         try:
             self.marks = await patience.retry(what, lambda: asyncio.to_thread(self._reader.read))
         except StoreError as error:
@@ -95,13 +102,13 @@ class QuarantineFilter:
                     body = journal_pb2.JournalDrop(
                         group_id=group.group_id, rollout_id=rollout.rollout_id, reason=reason
                     )
-                    _drop(self.run, body)
+                    _drop(self.book, body)
                     found[reason] += 1
         for why, count in found.items():
             message = f"{count} rollouts are redrawn: {why}"
-            self.run.record_event("RolloutsRedrawn", message, warning=True)
+            self.reporter.record_event("RolloutsRedrawn", message, warning=True)
         return found.total()
 
 
-def _drop(run: Run, body: journal_pb2.JournalDrop) -> None:
-    run.book.write(journal_pb2.JournalRecord(drop=body))
+def _drop(book: JournaledLedger, body: journal_pb2.JournalDrop) -> None:
+    book.write(journal_pb2.JournalRecord(drop=body))

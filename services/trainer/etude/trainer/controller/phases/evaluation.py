@@ -10,7 +10,7 @@ from etude.common.api.run.phases import Phase, RolloutPolicy
 from etude.common.api.run.spec import Evaluation
 from etude.common.errors import EtudeError
 from etude.common.role_inputs import open_source
-from etude.trainer.controller.admission.dispatch import mask_rollout, run_group
+from etude.trainer.controller.admission.dispatch import mask_rollout
 from etude.trainer.controller.admission.dropping import QuarantineFilter
 from etude.trainer.controller.admission.quarantine_marks import RedrawReason
 from etude.trainer.controller.admission.tasks import Task, find_tasks
@@ -59,7 +59,7 @@ class Evaluator:
     _filter: QuarantineFilter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._filter = QuarantineFilter(self.run)
+        self._filter = self.run.quarantine_filter()
 
     def is_due(self) -> bool:
         """True if an evaluation is due now."""
@@ -73,23 +73,23 @@ class Evaluator:
                 continue
             if not await self._evaluate(evaluation.name, tasks, is_greedy=found.is_greedy):
                 return False
-            self.run.cursor.evaluated.append(key)
+            self.run.progress.cursor.evaluated.append(key)
         return True
 
     def _due_evaluations(self) -> Iterator[tuple[Evaluation, str, EvaluationPass]]:
         """Each due evaluation, with the key under which it is recorded as done."""
-        cursor = self.run.cursor
+        cursor = self.run.progress.cursor
         for evaluation in self.run.commands.evaluation:
             if evaluation.phase != self.phase.name:
                 continue
             key = f"{evaluation.name}@{self.phase.name}:{cursor.step}"
-            found = due_pass(evaluation, step=cursor.step, last_step=self.run.last_step)
+            found = due_pass(evaluation, step=cursor.step, last_step=self.run.progress.last_step)
             if found is not None and key not in cursor.evaluated:
                 yield evaluation, key, found
 
     async def _tasks_of(self, evaluation: Evaluation) -> tuple[Task, ...]:
         """Tasks of an evaluation, also of one that was added or changed later."""
-        first = {e.name: e.tasks for e in self.run.resolved.spec.evaluation}
+        first = {e.name: e.tasks for e in self.run.progress.resolved.spec.evaluation}
         if evaluation.name in self.tasks and first.get(evaluation.name) == evaluation.tasks:
             return self.tasks[evaluation.name]
         key = evaluation.tasks.model_dump_json()
@@ -104,32 +104,32 @@ class Evaluator:
     def _refuse(self, why: str) -> None:
         if why not in self._refused:
             self._refused.add(why)
-            self.run.record_event("EvaluationSkipped", why, warning=True)
+            self.run.reporter.record_event("EvaluationSkipped", why, warning=True)
 
     def _read_tasks(self, evaluation: Evaluation) -> tuple[Task, ...]:
         task_set = evaluation.tasks
-        store = open_source(task_set.uri, self.run.resolved.spec.storage)
+        store = open_source(task_set.uri, self.run.progress.resolved.spec.storage)
         return find_tasks(store, name=task_set.name, environment=task_set.environment)
 
     async def _evaluate(self, name: str, tasks: tuple[Task, ...], *, is_greedy: bool) -> bool:
         run = self.run
-        run.reports.set_state(run_pb2.RUN_STATE_EVALUATING)
-        sampled = await run.run_unless_stopped(self._run_pass(name, tasks, greedy=False))
+        run.reporter.set_state(run_pb2.RUN_STATE_EVALUATING)
+        sampled = await run.commands.run_unless_stopped(self._run_pass(name, tasks, greedy=False))
         greedy: list[journal_pb2.JournalRollout] | None = []
         if is_greedy and sampled is not None:
-            greedy = await run.run_unless_stopped(self._run_pass(name, tasks, greedy=True))
-        run.reports.set_state(run_pb2.RUN_STATE_RUNNING)
+            greedy = await run.commands.run_unless_stopped(self._run_pass(name, tasks, greedy=True))
+        run.reporter.set_state(run_pb2.RUN_STATE_RUNNING)
         if sampled is None or greedy is None:
             return False
         if not sampled:
             return True  # reported as incomplete: no rollouts are not a score of 0
         fields = evaluation_fields(name, sampled=sampled, greedy=greedy)
-        run.figures.eval_success = fields["success"]
-        run.figures.evaluations[name] = EvaluationResult(
+        run.progress.figures.eval_success = fields["success"]
+        run.progress.figures.evaluations[name] = EvaluationResult(
             success=fields["success"], greedy_success=fields.get("greedy_success")
         )
-        run.recorder.add_row(run.place().row("eval", **fields))
-        run.record_event("Evaluated", f"{name}: {fields['success']:.3f} of {len(sampled)}")
+        run.reporter.recorder.add_row(run.progress.position().row("eval", **fields))
+        run.reporter.record_event("Evaluated", f"{name}: {fields['success']:.3f} of {len(sampled)}")
         return True
 
     async def _run_pass(
@@ -138,21 +138,21 @@ class Evaluator:
         """Run one rollout per task; leave out those that the platform lost."""
         run = self.run
         mode = "greedy" if greedy else "sampled"
-        prefix = f"eval-{name}-{run.cursor.global_step}-{mode}"
+        prefix = f"eval-{name}-{run.progress.cursor.global_step}-{mode}"
         orders = [
             self._order(f"{prefix}-{index}", task, greedy=greedy)
             for index, task in enumerate(tasks)
         ]
         records = await self._draw_trusted(name, orders)
-        run.recorder.write_rollouts(
-            run.cursor.global_step,
+        run.reporter.recorder.write_rollouts(
+            run.progress.cursor.global_step,
             f"eval-{name}-greedy" if greedy else f"eval-{name}",
-            lambda: [rollout_row(record, run.chat) for record in records],
+            lambda: [rollout_row(record, run.dispatcher.chat) for record in records],
         )
         scored = [r for r in records if r.reward.WhichOneof("result") == "reward"]
         if len(scored) < len(records):
             lost = len(records) - len(scored)
-            run.record_event(
+            run.reporter.record_event(
                 "EvaluationIncomplete", f"{name}: {lost} rollouts were lost", warning=True
             )
         return scored
@@ -169,8 +169,8 @@ class Evaluator:
                 break
             counts = ", ".join(f"{n} {why}" for why, n in Counter(marked.values()).items())
             message = f"evaluation {name}: {len(marked)} rollouts are redrawn: {counts}"
-            self.run.record_event("RolloutsRedrawn", message, warning=True)
-            rotation = self.run.engines.rotation
+            self.run.reporter.record_event("RolloutsRedrawn", message, warning=True)
+            rotation = self.run.publishing.engines.rotation
             again = [order for order in orders if order.group_id in marked]
             anew = await self._run_all([replace(o, draws=(draw,), targets=rotation) for o in again])
             records = [r for r in records if r.rollout.group_id not in marked] + anew
@@ -196,8 +196,8 @@ class Evaluator:
         return [record for task in pending for record in task.result()]
 
     async def _roll_out(self, order: GroupRequest) -> list[journal_pb2.JournalRollout]:
-        records = await run_group(self.run, order)
-        self.run.figures.evaluated += len(records)
+        records = await self.run.dispatcher.run_group(order)
+        self.run.progress.figures.evaluated += len(records)
         return records
 
     def _order(self, group_id: str, task: Task, *, greedy: bool) -> GroupRequest:
@@ -209,6 +209,6 @@ class Evaluator:
             indices=(0,),
             seed=derive_seed(self.phase.seed, group_id),
             temperature=0.0 if greedy else 1.0,
-            targets=self.run.engines.rotation,
+            targets=self.run.publishing.engines.rotation,
             limits=self.phase.rollout or RolloutPolicy(),
         )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from etude.common.api.run.phases import AsyncLimits, AsyncMode, RolloutPolicy
 from etude.trainer.controller.admission.groups import RolloutGroup
-from etude.trainer.controller.run import Run, RunFailedError
+from etude.trainer.controller.progress import RunFailedError, RunProgress
 from etude.trainer.learner.batches import StepResult
 
 MAX_MISMATCH: Mapping[str, float] = {"Float32": 1e-3, "BFloat16": 0.1}
@@ -26,7 +26,9 @@ class InfraFailuresError(RunFailedError):
     reason = "InfraFailures"
 
 
-def check_faults(run: Run, groups: Sequence[RolloutGroup], limits: RolloutPolicy) -> None:
+def check_faults(
+    progress: RunProgress, groups: Sequence[RolloutGroup], limits: RolloutPolicy
+) -> None:
     """Refuse a batch with too many lost rollouts.
 
     Raises:
@@ -37,24 +39,24 @@ def check_faults(run: Run, groups: Sequence[RolloutGroup], limits: RolloutPolicy
     if 100 * masked > limits.max_infra_failure_percent * total:
         reasons = sorted({g.finished[i].reward.fault.message for g in groups for i in g.masked})
         raise InfraFailuresError(
-            f"step {run.cursor.step + 1}: {masked} of {total} rollouts were lost,"
+            f"step {progress.cursor.step + 1}: {masked} of {total} rollouts were lost,"
             f" more than maxInfraFailurePercent {limits.max_infra_failure_percent}."
             f" First reason: {reasons[0][:300]}"
         )
 
 
-def check_mismatch(run: Run, result: StepResult) -> None:
+def check_mismatch(progress: RunProgress, result: StepResult) -> None:
     """Refuse a step whose samples come from other weights; valid only for the published weights.
 
     Raises:
         MismatchError: engine and learner disagree.
     """
-    limits = run.phase.async_limits or AsyncLimits()
-    most = MAX_MISMATCH[run.resolved.spec.weights.dtype]
+    limits = progress.phase.async_limits or AsyncLimits()
+    most = MAX_MISMATCH[progress.resolved.spec.weights.dtype]
     # Other modes also train tokens of older versions, which differ legitimately.
     if limits.mode == AsyncMode.SYNC and result.mismatch_mean > most:
         raise MismatchError(
-            f"step {run.cursor.step + 1}: engine and learner log-probs differ by"
+            f"step {progress.cursor.step + 1}: engine and learner log-probs differ by"
             f" {result.mismatch_mean:.3g} on average (limit {most}); the engine does"
             " not serve the published weights. Nothing was published from this step"
         )

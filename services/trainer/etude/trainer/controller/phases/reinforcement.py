@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from opentelemetry import trace
 
 from etude.common.api.run.phases import Algorithm, AsyncLimits, Phase, RolloutPolicy
-from etude.common.weights import VersionId
-from etude.trainer import metrics
-from etude.trainer.controller.admission.dispatch import run_group
 from etude.trainer.controller.admission.dropping import (
     QuarantineFilter,
     drop_faulty,
@@ -24,21 +21,15 @@ from etude.trainer.controller.admission.tasks import TaskOrder
 from etude.trainer.controller.journal.ledger import StepId
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import check_faults, check_mismatch
-from etude.trainer.controller.phases.targets import record_measurement
+from etude.trainer.controller.phases.step_accounting import StepAccounting
+from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.publishing.in_flight import ignore_change
-from etude.trainer.controller.publishing.pipeline import activate_newest, drain, publish
 from etude.trainer.controller.reporting.rows import (
     Row,
-    StepFaults,
-    mean,
-    policy_fields,
-    rollout_row,
-    step_figures,
-    step_row,
 )
-from etude.trainer.controller.run import EWMA, Run, RunFailedError
+from etude.trainer.controller.run import Run
 from etude.trainer.export.receipts import NonFiniteWeightsError
-from etude.trainer.learner.batches import NonFiniteLossError, StepResult
+from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.seeding import derive_seed
 from etude.v1 import journal_pb2
@@ -63,24 +54,21 @@ class ReinforcementPhase:
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _in_flight: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _retried: int = field(init=False)
-    _dropped: int = field(init=False)
-    """Rollouts dropped up to the last step."""
+    _accounting: StepAccounting = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.phase.async_limits or AsyncLimits()
         self.bound = StalenessBound(
             groups_per_step=self.algorithm.prompts_per_step,
             max_staleness=limits.max_staleness_versions,
-            steps_per_version=self.run.resolved.spec.weights.advanced.steps_per_version,
+            steps_per_version=self.run.progress.resolved.spec.weights.advanced.steps_per_version,
         )
         # With the bound 0 no step can start before engines serve the last step's version.
-        backlog = self.run.resolved.spec.weights.advanced.backlog
+        backlog = self.run.progress.resolved.spec.weights.advanced.backlog
         self.backlog = backlog if limits.max_staleness_versions else 0
         self.limits = self.phase.rollout or RolloutPolicy()
-        self.filter = QuarantineFilter(self.run)
-        self._retried = self.run.figures.retried
-        self._dropped = self.run.book.ledger.discarded
+        self.filter = self.run.quarantine_filter()
+        self._accounting = StepAccounting(self.run, self.phase.name, self.bound)
 
     async def train(self) -> bool:
         """Train the phase to its end; False if the controller was told to stop earlier.
@@ -91,60 +79,63 @@ class ReinforcementPhase:
             NonFiniteWeightsError: a step led to NaN or infinite weights.
         """
         run = self.run
-        await run.learners.start_phase(self.phase, run.cursor.step)
+        await run.learners.start_phase(self.phase, run.progress.cursor.step)
         run.plans.begin_phase()
         await self._replay_batches()
         await self._publish()
-        run.in_flight.on_change = self._changed.set
+        run.publishing.queue.on_change = self._changed.set
         async with self._tasks:
             try:
                 return await self._train_to_end()
             except (RunFailedError, NonFiniteLossError, NonFiniteWeightsError):
                 # The run ends for good; versions that were encoded before are still valid.
-                await run.in_flight.wait_for_room(0)
+                await run.publishing.queue.wait_for_room(0)
                 raise
             finally:
-                run.in_flight.on_change = ignore_change
+                run.publishing.queue.on_change = ignore_change
                 for task in self._in_flight.values():
                     task.cancel()
 
     async def _train_to_end(self) -> bool:
         is_done = await self._steps()
         if is_done:
-            await drop_surplus(self.run, self.phase.name, list(self._in_flight.values()))
+            await drop_surplus(self.run.book, self.phase.name, list(self._in_flight.values()))
             await self._publish()
         else:
-            await drain(self.run)
+            await self.run.publishing.drain()
         return is_done
 
     async def _steps(self) -> bool:
         run = self.run
         if not await self.evaluator.evaluate():
             return False
-        drop_faulty(run, self._live_groups())
-        while run.cursor.step < run.last_step:
+        drop_faulty(run.book, self._live_groups())
+        while run.progress.cursor.step < run.progress.last_step:
             started = time.monotonic()
             groups = await self._next_batch()
             if not groups:
                 return not run.commands.stop_requested.is_set()
             with _TRACER.start_as_current_span("step") as span:
                 span.set_attributes(
-                    {"etude.run": run.resolved.uid, "etude.step": run.cursor.global_step + 1}
+                    {
+                        "etude.run": run.progress.resolved.uid,
+                        "etude.step": run.progress.cursor.global_step + 1,
+                    }
                 )
                 await self._train_step(groups, waited_s=time.monotonic() - started)
             if self.evaluator.is_due():
-                await drain(run)
+                await run.publishing.drain()
             if not await self.evaluator.evaluate():
                 return False
-            if run.cursor.step < run.last_step and await self._boundary():
+            if run.progress.cursor.step < run.progress.last_step and await self._boundary():
                 return False
         return True
 
     async def _boundary(self) -> bool:
         """Handle the boundary between two steps; True to stop."""
-        if self.run.is_pausing:
-            await drain(self.run)
-        return await self.run.step_boundary()
+        if self.run.checkpoints.is_pausing:
+            await self.run.publishing.drain()
+        return await self.run.checkpoints.step_boundary()
 
     async def _replay_batches(self) -> None:
         """Replay batches from the journal that were trained after the checkpoint.
@@ -153,39 +144,39 @@ class ReinforcementPhase:
             RunFailedError: the batches are not consecutive.
         """
         run = self.run
-        while (step := StepId(self.phase.name, run.cursor.step + 1)) in run.book.ledger.batches:
+        while (
+            step := StepId(self.phase.name, run.progress.cursor.step + 1)
+        ) in run.book.ledger.batches:
             groups = run.book.ledger.batches[step]
             result = await run.learners.policy_step(build_policy_batch(groups))
-            run.recorder.add_row(self._account_step(result, groups, waited_s=0.0))
+            self._report_in_flight()
+            row = self._accounting.account_step(result, groups, waited_s=0.0)
+            run.reporter.recorder.add_row(row)
         # Batches of a later phase stay: they exist if an older checkpoint was restored.
-        over = {self.phase.name, *run.cursor.finished}
+        over = {self.phase.name, *run.progress.cursor.finished}
         for left in run.book.ledger.batches:
             if left.phase in over:
                 raise RunFailedError(f"the journal holds batch {left}, which no step leads to")
 
     def _is_version_due(self) -> bool:
         """True after stepsPerVersion steps, at the end, or before an evaluation."""
-        step = self.run.cursor.step
-        is_last = step == self.run.last_step
+        step = self.run.progress.cursor.step
+        is_last = step == self.run.progress.last_step
         return is_last or not step % self.bound.steps_per_version or self.evaluator.is_due()
 
     async def _publish(self, *, ahead: int = 0) -> Row:
         """Publish the current weights and have engines activate them; return the row's timings."""
         run = self.run
-        if not await publish(run, ahead=ahead, is_served=True) and not ahead:
-            await activate_newest(run)
-        swap_ms = run.engines.last_pause_s * 1e3
-        return {"publish_seconds": round(run.publish_s, 4), "swap_ms": round(swap_ms, 2)}
+        if not await run.publishing.publish(ahead=ahead, is_served=True) and not ahead:
+            await run.publishing.activate_newest()
+        swap_ms = run.publishing.engines.last_pause_s * 1e3
+        return {"publish_seconds": round(run.publishing.publish_s, 4), "swap_ms": round(swap_ms, 2)}
 
     @property
     def _serving_position(self) -> int:
         """Steps of the phase in the version that the engines in rotation serve."""
-        served = self.run.served
-        return 0 if served is None else self._position(served) or 0
-
-    def _position(self, version: VersionId) -> int | None:
-        step = self.run.book.ledger.versions.get(version)
-        return None if step is None else max(0, step - self.run.cursor.starts[self.phase.name])
+        served = self.run.publishing.served
+        return 0 if served is None else self._accounting.position(served) or 0
 
     def _live_groups(self) -> list[RolloutGroup]:
         return [g for g in self.run.book.ledger.live.values() if g.phase == self.phase.name]
@@ -194,7 +185,11 @@ class ReinforcementPhase:
         return not group.missing_indices(self.algorithm.group_size)
 
     def _deadline_of(self, group: RolloutGroup) -> GroupDeadline:
-        oldest = group.oldest_position(self._position) if self._is_ready(group) else group.serving
+        oldest = (
+            group.oldest_position(self._accounting.position)
+            if self._is_ready(group)
+            else group.serving
+        )
         return GroupDeadline(
             group.group_id,
             self.bound.deadline(self._serving_position if oldest is None else oldest),
@@ -204,27 +199,29 @@ class ReinforcementPhase:
         """Wait for the groups of the next step; None to stop, or if the tasks are used up."""
         run = self.run
         while not run.commands.stop_requested.is_set():
-            if run.in_flight.has_setback:
-                await drain(run)
+            if run.publishing.queue.has_setback:
+                await run.publishing.drain()
             self._drop_late()
             self._admit()
             live = self._live_groups()
             picked = self.bound.pick(
                 [self._deadline_of(g) for g in live if self._is_ready(g)],
                 [self._deadline_of(g) for g in live if not self._is_ready(g)],
-                trainer=run.cursor.step,
+                trainer=run.progress.cursor.step,
             )
             if picked is not None:
                 groups = [run.book.ledger.live[name] for name in picked]
-                if await run.run_unless_stopped(self._are_trusted(groups)):
+                if await run.commands.run_unless_stopped(self._are_trusted(groups)):
                     return groups
                 continue
             # Versions in flight may admit more groups.
-            if not self._in_flight and not len(run.in_flight):
-                run.record_event("TasksUsedUp", f"phase {self.phase.name} ends early", warning=True)
+            if not self._in_flight and not len(run.publishing.queue):
+                run.reporter.record_event(
+                    "TasksUsedUp", f"phase {self.phase.name} ends early", warning=True
+                )
                 return None
             self._changed.clear()
-            await run.run_unless_stopped(self._changed.wait())
+            await run.commands.run_unless_stopped(self._changed.wait())
         return None
 
     async def _are_trusted(self, groups: Sequence[RolloutGroup]) -> bool:
@@ -238,10 +235,12 @@ class ReinforcementPhase:
         run = self.run
         for group in self._live_groups():
             if self._is_ready(group) and self.bound.is_late(
-                self._deadline_of(group).deadline, trainer=run.cursor.step
+                self._deadline_of(group).deadline, trainer=run.progress.cursor.step
             ):
-                drop_group(run, group, "stale")
-                run.record_event("GroupDropped", f"{group.group_id} is too stale", warning=True)
+                drop_group(run.book, group, "stale")
+                run.reporter.record_event(
+                    "GroupDropped", f"{group.group_id} is too stale", warning=True
+                )
 
     def _admit(self) -> None:
         """Start groups: first unfinished ones of an earlier controller, then new ones."""
@@ -311,23 +310,23 @@ class ReinforcementPhase:
             draws=group.draws(self.algorithm.group_size),
             seed=group.seed,
             temperature=1.0,
-            targets=self.run.engines.rotation,
+            targets=self.run.publishing.engines.rotation,
             limits=self.limits,
         )
-        records = await run_group(self.run, order)
+        records = await self.run.dispatcher.run_group(order)
         for record in records:
             self.run.book.write(journal_pb2.JournalRecord(rollout=record))
         self.run.plans.forecast.record_leases(task.environment, records)
-        drop_faulty(self.run, self._live_groups())
+        drop_faulty(self.run.book, self._live_groups())
         del self._in_flight[group.group_id]
         self._changed.set()
 
     async def _train_step(self, groups: Sequence[RolloutGroup], *, waited_s: float) -> None:
         run = self.run
-        check_faults(run, groups, self.limits)
+        check_faults(run.progress, groups, self.limits)
         body = journal_pb2.JournalBatch(
             phase=self.phase.name,
-            step=run.cursor.step + 1,
+            step=run.progress.cursor.step + 1,
             group_ids=[group.group_id for group in groups],
         )
         sequence = run.book.write(journal_pb2.JournalRecord(batch=body))
@@ -337,77 +336,18 @@ class ReinforcementPhase:
             await run.book.journal.wait_durable_or_store_down(sequence)
         else:
             await run.book.journal.wait_durable(sequence)
-        run.batch_sequence = sequence
+        run.publishing.batch_sequence = sequence
         run.plans.report_step()
         result = await run.learners.policy_step(build_policy_batch(groups))
-        if not run.cursor.step % self.bound.steps_per_version:
-            check_mismatch(run, result)
-        row = self._account_step(result, groups, waited_s=waited_s)
+        if not run.progress.cursor.step % self.bound.steps_per_version:
+            check_mismatch(run.progress, result)
+        self._report_in_flight()
+        row = self._accounting.account_step(result, groups, waited_s=waited_s)
         if self._is_version_due():
             row |= await self._publish(ahead=self.backlog)
-        run.recorder.add_row(row)
-        status = run.reports.status
-        status.rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size
+        run.reporter.recorder.add_row(row)
+        self._report_in_flight()
 
-    def _account_step(
-        self, result: StepResult, groups: Sequence[RolloutGroup], *, waited_s: float
-    ) -> Row:
-        """Account for a trained batch, and build its row."""
-        run = self.run
-        step = StepId(self.phase.name, run.cursor.step + 1)
-        staleness = [
-            self.bound.staleness(oldest, trainer=run.cursor.step)
-            for group in groups
-            if (oldest := group.oldest_position(self._position)) is not None
-        ]
-        run.book.ledger.forget_batch(step)
-        seconds = waited_s + result.seconds
-        self._report_step(result, groups, staleness)
-        version = run.cursor.policy[1] if run.cursor.policy else 0
-        run.complete_step(result, seconds=seconds)
-        records = [group.finished[index] for group in groups for index in group.valid_indices()]
-        if records:
-            record_measurement(run, step_figures(records))
-        worked_s = result.seconds + run.publish_s
-        run.throughput.record_step(records, waited_s=waited_s, worked_s=worked_s)
-        faults = StepFaults(
-            sum(len(group.masked) for group in groups),
-            run.figures.retried - self._retried,
-            run.book.ledger.discarded - self._dropped,
-        )
-        self._retried = run.figures.retried
-        self._dropped = run.book.ledger.discarded
-        self._write_rollouts(groups)
-        return (
-            step_row(run.place(), result, seconds=seconds)
-            | {"policy_version": version, "rollout_seconds": round(waited_s, 3)}
-            | policy_fields(result, records, staleness=staleness, faults=faults)
-        )
-
-    def _report_step(
-        self, result: StepResult, groups: Sequence[RolloutGroup], staleness: Sequence[int]
-    ) -> None:
-        run, status = self.run, self.run.reports.status
-        rewards = [g.finished[i].reward.reward for g in groups for i in g.valid_indices()]
-        if rewards:  # a step whose rollouts were all lost has no reward
-            status.reward_mean = mean(rewards)
-            previous = run.figures.reward_ewma if run.cursor.step else status.reward_mean
-            run.figures.reward_ewma = previous + EWMA * (status.reward_mean - previous)
-        status.mismatch = result.mismatch_mean
-        status.staleness_max = max(staleness, default=0)
-        status.staleness_p50 = sorted(staleness)[len(staleness) // 2] if staleness else 0
-        status.rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size
-        metrics.ENTROPY.set(result.entropy)
-        metrics.MISMATCH.set(result.mismatch_mean)
-        metrics.REWARD.set(status.reward_mean)
-        for positions in staleness:
-            metrics.STALENESS.observe(positions)
-
-    def _write_rollouts(self, groups: Sequence[RolloutGroup]) -> None:
-        run = self.run
-        records = [group.finished[index] for group in groups for index in sorted(group.finished)]
-        run.recorder.write_rollouts(
-            run.cursor.global_step,
-            "train",
-            lambda: [rollout_row(record, run.chat) for record in records],
-        )
+    def _report_in_flight(self) -> None:
+        rollouts = self.run.reporter.status.rollouts
+        rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size

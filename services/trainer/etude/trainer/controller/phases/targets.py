@@ -5,8 +5,10 @@ from typing import ClassVar
 
 from etude.common.api.run.phase_goals import Gate
 from etude.common.api.run.phases import Phase
+from etude.trainer.controller.checkpoints.manager import CheckpointManager
 from etude.trainer.controller.checkpoints.state import EvaluationResult
-from etude.trainer.controller.run import Run, RunFailedError
+from etude.trainer.controller.progress import RunFailedError
+from etude.trainer.controller.reporting.reporter import RunReporter
 from etude.v1 import run_pb2
 
 GATE_NOT_MET = "GateNotMet"
@@ -19,23 +21,24 @@ class GateNotMetError(RunFailedError):
     reason: ClassVar[str] = GATE_NOT_MET
 
 
-def record_measurement(run: Run, figures: Mapping[str, float]) -> None:
+def record_measurement(reporter: RunReporter, figures: Mapping[str, float]) -> None:
     """Record a step's figures; end the phase once they meet its success policy.
 
     Args:
-        run: after the step.
+        reporter: of the run, after the step.
         figures: of the step, by their names in the spec.
     """
-    policy, cursor = run.phase.success_policy, run.cursor
+    progress = reporter.progress
+    policy, cursor = progress.phase.success_policy, progress.cursor
     if policy is None:
         return
-    window = [*run.figures.window, figures[policy.metric]][-policy.window_steps :]
-    run.figures.window = window
+    window = [*progress.figures.window, figures[policy.metric]][-policy.window_steps :]
+    progress.figures.window = window
     mean = sum(window) / len(window)
     if len(window) == policy.window_steps and policy.holds(mean):
         cursor.ends[cursor.phase] = cursor.step
         words = f"{policy.metric} {mean:.4g} over {len(window)} steps: {policy.op} {policy.value}"
-        run.record_event(
+        reporter.record_event(
             TARGET_REACHED, f"phase {cursor.phase} ends at step {cursor.step}: {words}"
         )
 
@@ -52,39 +55,40 @@ def gate_failure(gate: Gate, evaluations: Mapping[str, EvaluationResult]) -> str
     return "" if gate.holds(figure) else f"{wanted}, and is {figure:.4g}"
 
 
-async def passes_gate(run: Run, phase: Phase) -> bool:
+async def passes_gate(checkpoints: CheckpointManager, phase: Phase) -> bool:
     """Check the gate of a finished phase; False suspends the run.
 
     Raises:
         GateNotMetError: the gate ends the run.
         StoreError: the state could not be saved.
     """
-    gate = phase.gate
+    gate, progress, reporter = phase.gate, checkpoints.progress, checkpoints.reporter
     if gate is None:
         return True
-    why = gate_failure(gate, run.figures.evaluations)
-    run.cursor.gates[phase.name] = "NotMet" if why else "Met"
-    run.update_status()
+    why = gate_failure(gate, progress.figures.evaluations)
+    progress.cursor.gates[phase.name] = "NotMet" if why else "Met"
+    reporter.update_status()
     if not why:
         return True
     words = f"phases[].gate of {phase.name}: {why}"
-    run.record_event(GATE_NOT_MET, words, warning=True)
+    reporter.record_event(GATE_NOT_MET, words, warning=True)
     if gate.on_fail == "Continue":
         return True
-    if run.saver.last_step != run.cursor.global_step:
-        await run.save_checkpoint("PhaseEnd")
+    if checkpoints.saver.last_step != progress.cursor.global_step:
+        await checkpoints.save_checkpoint("PhaseEnd")
     if gate.on_fail == "Stop":
         raise GateNotMetError(words)
-    status = run.reports.status
+    status = reporter.status
     status.reason, status.message = GATE_NOT_MET, words
     return False
 
 
-def report_done(run: Run) -> None:
+def report_done(reporter: RunReporter) -> None:
     """Report the end of a run, and a target that ended it early."""
-    last = run.resolved.spec.phases[-1].name
-    if last in run.cursor.ends:
-        status = run.reports.status
+    progress = reporter.progress
+    last = progress.resolved.spec.phases[-1].name
+    if last in progress.cursor.ends:
+        status = reporter.status
         status.reason = TARGET_REACHED
-        status.message = f"phase {last} reached its target at step {run.cursor.ends[last]}"
-    run.reports.set_state(run_pb2.RUN_STATE_DONE)
+        status.message = f"phase {last} reached its target at step {progress.cursor.ends[last]}"
+    reporter.set_state(run_pb2.RUN_STATE_DONE)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -32,6 +31,7 @@ _WAITED_FOR = frozenset(
 )
 """Codes of an engine that starts, restarts, or does not see the new manifest yet."""
 
+_Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
 
 
@@ -58,11 +58,7 @@ class EngineWeightClient:
             UnavailableError: the engine cannot, or not in time.
         """
         request = weights_pb2.StageVersionRequest(version=version.to_proto())
-        answer = await self._call_with_retry(
-            f"StageVersion {version}",
-            lambda left_s: self._stub.StageVersion(request, timeout=left_s),
-        )
-        return answer.status
+        return (await self._call(self._stub.StageVersion, request, version)).status
 
     async def activate(self, version: VersionId) -> weights_pb2.WeightStatus:
         """Activate a version: the engine serves it.
@@ -72,11 +68,7 @@ class EngineWeightClient:
             UnavailableError: the engine cannot, or not in time.
         """
         request = weights_pb2.CommitVersionRequest(version=version.to_proto())
-        answer = await self._call_with_retry(
-            f"CommitVersion {version}",
-            lambda left_s: self._stub.CommitVersion(request, timeout=left_s),
-        )
-        return answer.status
+        return (await self._call(self._stub.CommitVersion, request, version)).status
 
     async def roll_back(self, version: VersionId) -> weights_pb2.WeightStatus:
         """Roll back to a version.
@@ -86,11 +78,7 @@ class EngineWeightClient:
             UnavailableError: the engine cannot, or not in time.
         """
         request = weights_pb2.RollbackVersionRequest(version=version.to_proto())
-        answer = await self._call_with_retry(
-            f"RollbackVersion {version}",
-            lambda left_s: self._stub.RollbackVersion(request, timeout=left_s),
-        )
-        return answer.status
+        return (await self._call(self._stub.RollbackVersion, request, version)).status
 
     async def pin(self, version: VersionId | None) -> None:
         """Pin the engine to a version; None lets it update itself again.
@@ -100,9 +88,7 @@ class EngineWeightClient:
         """
         proto = None if version is None else version.to_proto()
         request = weights_pb2.SetTargetRequest(version=proto)
-        await self._call_with_retry(
-            f"SetTarget {version}", lambda left_s: self._stub.SetTarget(request, timeout=left_s)
-        )
+        await self._call(self._stub.SetTarget, request, version)
 
     async def announce(self, version: VersionId) -> None:
         """Announce a version; an engine that misses it finds the version later."""
@@ -125,8 +111,11 @@ class EngineWeightClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._channel.close()
 
-    async def _call_with_retry(
-        self, what: str, call: Callable[[float], Awaitable[_Answer]]
+    async def _call(
+        self,
+        rpc: "grpc.aio.UnaryUnaryMultiCallable[_Request, _Answer]",
+        request: _Request,
+        version: VersionId | None,
     ) -> _Answer:
         """Retry an idempotent call until time is up.
 
@@ -134,13 +123,14 @@ class EngineWeightClient:
             ContentRefusedError: the engine refuses the content.
             UnavailableError: another error that a retry does not cure, or time is up.
         """
+        name = type(request).__name__.removesuffix("Request")
         deadline_s = time.monotonic() + self.timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
             try:
-                return await call(max(0.1, left_s))
+                return await rpc(request, timeout=max(0.1, left_s))
             except grpc.aio.AioRpcError as error:
-                words = f"engine {self.target}: {what}: {error.details()}"
+                words = f"engine {self.target}: {name} {version}: {error.details()}"
                 if error.code() is grpc.StatusCode.DATA_LOSS:
                     raise ContentRefusedError(words) from error
                 if error.code() not in _WAITED_FOR or left_s < RETRY_S:

@@ -1,21 +1,50 @@
 """Publish pipeline: encode a version, upload it and publish its manifest, activate it on engines.
 
 A version is encoded between two steps; the next step need not wait for it. Upload, manifest and
-activation follow in the background (publish_encoded), one version after the other.
+activation follow in a background task, one version after the other:
+
+| task | calls | waits for |
+|---|---|---|
+| trainer | publish(), drain() | room in the queue; errors of a version are raised there |
+| background | run() | an encoded version; after a setback, for the trainer's recovery |
 """
 
+import asyncio
 import logging
 import time
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
 
 from opentelemetry import context, trace
 
-from etude.common.weights import VersionId
+from etude.common.blobs import Store
+from etude.common.weights import (
+    EpochRecord,
+    VersionId,
+    accepted_chain,
+    claim_epoch,
+    list_quarantined,
+    quarantine,
+    read_epoch,
+)
+from etude.common.weights.protocol.manifest import WeightManifest
 from etude.trainer import metrics
-from etude.trainer.controller.publishing.engines import VersionRefusedError
-from etude.trainer.controller.publishing.rollback import abandon_version
-from etude.trainer.controller.publishing.versions import BaseLostError, EncodedVersion
-from etude.trainer.controller.reporting.rows import PublishedVersion, version_row
-from etude.trainer.controller.run import Run
+from etude.trainer.controller.checkpoints.recovery import JournaledLedger
+from etude.trainer.controller.progress import RunProgress
+from etude.trainer.controller.publishing.compaction import CompactionMonitor
+from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
+from etude.trainer.controller.publishing.in_flight import InFlightQueue
+from etude.trainer.controller.publishing.versions import BaseLostError, VersionChain
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.reporter import RunReporter
+from etude.trainer.controller.reporting.rows import (
+    PublishedVersion,
+    Row,
+    RowPosition,
+    version_row,
+)
+from etude.trainer.controller.store_retry import StoreRetry
+from etude.trainer.learner.protocol import Learners
 from etude.v1 import journal_pb2
 
 MAX_REFUSALS = 2
@@ -26,181 +55,288 @@ log = logging.getLogger(__name__)
 _TRACER = trace.get_tracer("etude.trainer")
 
 
-async def publish(run: Run, *, ahead: int = 0, is_served: bool = False) -> bool:
-    """Make the current weights the newest version; False if they already are.
+class EncodedVersion(NamedTuple):
+    """An encoded version in the ranks' memory, to be uploaded and published."""
 
-    Args:
-        run: the run; no step may be under way.
-        ahead: limit of versions in flight on return.
-        is_served: True if the version stays in flight until engines serve it.
-
-    Raises:
-        FencedError: a newer controller took over.
-        NonFiniteWeightsError: the current weights are NaN or infinite.
-        StoreError: the store stayed away.
-        VersionRefusedError: the engines refuse version after version.
-    """
-    if run.compaction.chain_break():
-        await drain(run)  # the ranks hold what is in flight, which builds on the chain as it is
-        _restart_chain(run)
-    is_new = not _is_newest(run)
-    if is_new:
-        await _encode(run, is_served=is_served)
-    await drain(run, most=ahead)
-    return is_new
+    manifest: WeightManifest
+    started_s: float
+    """Of time.monotonic()."""
+    position: RowPosition
+    """Position of the run at its weights."""
+    sequence: int
+    """Newest journal record that its weights depend on."""
+    is_served: bool
+    """True if it stays in flight until engines serve it."""
+    trace: context.Context
+    """Trace context of the step."""
 
 
-async def drain(run: Run, *, most: int = 0) -> None:
-    """Drain the pipeline to at most this many versions in flight, and recover from a setback.
+@dataclass(slots=True, kw_only=True)
+class PublishPipeline:
+    """Publishes and activates policy versions of a run, in order."""
 
-    After a setback, the current weights are published as a complete version first.
+    progress: RunProgress
+    reporter: RunReporter
+    commands: RunCommands
+    book: JournaledLedger
+    learners: Learners
+    engines: Engines
+    chain: VersionChain
+    compaction: CompactionMonitor
+    next_version: int
+    queue: InFlightQueue[EncodedVersion] = field(
+        default_factory=lambda: InFlightQueue((VersionRefusedError, BaseLostError))
+    )
+    store_retry: StoreRetry = field(default_factory=StoreRetry)
+    """Retries of calls that a step waits for."""
+    upload_retry: StoreRetry = field(default_factory=StoreRetry)
+    """Retries of uploads, which run during the steps."""
+    batch_sequence: int = 0
+    """Journal record of the newest batch in the weights."""
+    served: VersionId | None = None
+    """The newest version that engines serve."""
+    publish_s: float = 0.0
+    """Duration of the newest version's publishing, from encoding to manifest."""
+    unserved: Row | None = None
+    """Row of a published version that engines do not serve yet."""
 
-    Raises:
-        FencedError: a newer controller took over.
-        StoreError: the store stayed away.
-        VersionRefusedError: the engines refuse version after version.
-    """
-    try:
-        await run.in_flight.wait_for_room(most)
-    except VersionRefusedError as error:
-        first, *_ = run.in_flight.withdraw()
-        await abandon_version(run, first.manifest.version, why=str(error))
-        await publish(run)
-        await activate_newest(run, refusals=1)
-    except BaseLostError as error:
-        first, *_ = run.in_flight.withdraw()
-        log.warning("published complete: %s", error)
-        run.versions.base, run.next_version = None, first.manifest.number
-        await publish(run, is_served=first.is_served)
+    async def run(self) -> NoReturn:
+        """Upload, publish and activate encoded versions until cancelled; raise their errors."""
+        await self.queue.run(self._publish_encoded)
 
+    async def run_compaction(self) -> None:
+        """Run the compactor's rounds until cancelled."""
+        await self.compaction.run(lambda: self.newest_number)
 
-async def activate_newest(run: Run, *, refusals: int = 0) -> None:
-    """Activate the newest version on the engines; none may be in flight.
+    @property
+    def newest_number(self) -> int:
+        """Number of the newest published version."""
+        policy = self.progress.cursor.policy
+        if policy is not None and policy[0] == self.progress.epoch:
+            return policy[1]
+        return self.next_version - 1 - len(self.queue)
 
-    A version whose content most of them refuse is quarantined, and the weights are published again.
+    async def publish(self, *, ahead: int = 0, is_served: bool = False) -> bool:
+        """Make the current weights the newest version; False if they already are.
 
-    Raises:
-        EnginesLateError: no engine did in time.
-        VersionRefusedError: versions published again are refused, too.
-        FencedError: a newer controller took over.
-        StoreError: the store stayed away.
-    """
-    while run.cursor.policy is not None:
-        version = VersionId(*run.cursor.policy)
+        No step may be under way.
+
+        Args:
+            ahead: limit of versions in flight on return.
+            is_served: True if the version stays in flight until engines serve it.
+
+        Raises:
+            FencedError: a newer controller took over.
+            NonFiniteWeightsError: the current weights are NaN or infinite.
+            StoreError: the store stayed away.
+            VersionRefusedError: the engines refuse version after version.
+        """
+        if self.compaction.chain_break():
+            # The ranks hold versions in flight, which build on the chain as it is.
+            await self.drain()
+            self._restart_chain()
+        is_new = not self._is_newest()
+        if is_new:
+            await self._encode(is_served=is_served)
+        await self.drain(most=ahead)
+        return is_new
+
+    async def drain(self, *, most: int = 0) -> None:
+        """Wait until at most this many versions are in flight, and recover from a setback.
+
+        After a setback, the current weights are published as a complete version first.
+
+        Raises:
+            FencedError: a newer controller took over.
+            StoreError: the store stayed away.
+            VersionRefusedError: the engines refuse version after version.
+        """
         try:
-            await _activate(run, version)
+            await self.queue.wait_for_room(most)
         except VersionRefusedError as error:
-            if refusals >= MAX_REFUSALS:
-                raise
-            refusals += 1
-            await abandon_version(run, version, why=str(error))
-            await publish(run)
-        else:
-            return
+            first, *_ = self.queue.withdraw()
+            await self.abandon_version(first.manifest.version, why=str(error))
+            await self.publish()
+            await self.activate_newest(refusals=1)
+        except BaseLostError as error:
+            first, *_ = self.queue.withdraw()
+            log.warning("published complete: %s", error)
+            self.chain.base, self.next_version = None, first.manifest.number
+            await self.publish(is_served=first.is_served)
 
+    async def activate_newest(self, *, refusals: int = 0) -> None:
+        """Activate the newest version on the engines; none may be in flight.
 
-async def publish_encoded(run: Run, encoded: EncodedVersion) -> None:
-    """Upload an encoded version and publish its manifest; activate it if it is marked for that.
+        A version whose content most of them refuse is list_quarantined, and published again.
 
-    Raises:
-        BaseLostError: its base is lost, so it can never be published.
-        EnginesLateError: no engine served it in time.
-        FencedError: a newer controller took over.
-        StoreError: the store stayed away.
-        VersionRefusedError: the engines found its content wrong.
-    """
-    manifest, version = encoded.manifest, encoded.manifest.version
-    # A successor must be able to train its weights up to any visible version.
-    await run.book.journal.wait_durable(encoded.sequence)
-    with _TRACER.start_as_current_span("publish", context=encoded.trace) as span:
-        span.set_attributes({"etude.policy": str(version), "etude.step": manifest.step})
-        await run.versions.upload_and_publish(run.learners, manifest, patience=run.upload_retry)
-    run.cursor.policy = (version.epoch, version.number)
-    run.publish_s = time.monotonic() - encoded.started_s
-    body = journal_pb2.JournalPublished(
-        epoch=version.epoch,
-        number=version.number,
-        step=manifest.step,
-        manifest_sha256=manifest.sha256,
-    )
-    run.book.write(journal_pb2.JournalRecord(published=body))
-    run.unserved = version_row(
-        encoded.place, version, run.publish_s, _count_published(run, encoded)
-    )
-    run.engines.announce(version)
-    run.mark_progress()
-    run.update_status()
-    if encoded.is_served:
-        await _activate(run, version)
+        Raises:
+            EnginesLateError: no engine did in time.
+            VersionRefusedError: versions published again are refused, too.
+            FencedError: a newer controller took over.
+            StoreError: the store stayed away.
+        """
+        while self.progress.cursor.policy is not None:
+            version = VersionId(*self.progress.cursor.policy)
+            try:
+                await self._activate(version)
+            except VersionRefusedError as error:
+                if refusals >= MAX_REFUSALS:
+                    raise
+                refusals += 1
+                await self.abandon_version(version, why=str(error))
+                await self.publish()
+            else:
+                return
 
+    async def abandon_version(self, version: VersionId, *, why: str) -> None:
+        """Quarantine a version, roll engines back, and continue in a new epoch.
 
-def _restart_chain(run: Run) -> None:
-    """Make the next version complete if the chain is broken."""
-    problem = run.compaction.chain_break()
-    if problem:
-        run.record_event("ChainBroken", f"the next version is complete: {problem}", warning=True)
-        run.versions.base = None
-        run.compaction.note_complete_version(run.next_version)
+        It can no longer be activated, and rollouts that it sampled are dropped. The next version
+        is complete, so that it does not build on a faulty one.
 
-
-async def _encode(run: Run, *, is_served: bool) -> None:
-    started_s = time.monotonic()
-    version = VersionId(run.epoch, run.next_version)
-    step = run.cursor.global_step
-    with _TRACER.start_as_current_span("encode") as span:
-        span.set_attributes({"etude.policy": str(version), "etude.step": step})
-        manifest = await run.versions.encode(
-            run.learners, version, step=step, patience=run.store_retry
+        Raises:
+            FencedError: another controller took over.
+            StoreError: the store stayed away.
+        """
+        store, retry = self.chain.store, self.store_retry.retry
+        await retry("quarantine", lambda: asyncio.to_thread(quarantine, store, version, reason=why))
+        parent = await retry("versions", lambda: asyncio.to_thread(_newest_before, store, version))
+        message = f"{version} is rolled back to {parent or 'none'}: {why}"
+        self.reporter.record_event("VersionQuarantined", message, warning=True)
+        epoch = await self.book.journal.open_epoch(
+            lambda: retry("epoch", lambda: asyncio.to_thread(self._claim_epoch, parent))
         )
-    run.next_version += 1
-    run.in_flight.add(
-        EncodedVersion(
-            manifest=manifest,
-            started_s=started_s,
-            place=run.place(),
-            sequence=run.batch_sequence,
-            is_served=is_served,
-            trace=context.get_current(),
+        record = await retry("epoch", lambda: asyncio.to_thread(read_epoch, store, epoch))
+        self._begin_epoch(record)
+        if parent is not None:
+            await self.engines.roll_back(parent)
+
+    def _claim_epoch(self, parent: VersionId | None) -> int:
+        return claim_epoch(
+            self.chain.store,
+            holder=self.chain.holder,
+            parent=parent,
+            reason="rollback",
+            after=self.progress.epoch,
         )
-    )
+
+    def _begin_epoch(self, record: EpochRecord) -> None:
+        """Continue in an epoch that this controller opened; the next version is complete."""
+        self.progress.epoch, self.next_version = record.epoch, record.first_number
+        parent = record.parent
+        self.progress.cursor.policy = None if parent is None else (parent.epoch, parent.number)
+        self.chain.base = None
+        self.compaction.begin_epoch(record)
+
+    def _restart_chain(self) -> None:
+        """Make the next version complete if the chain is still broken."""
+        problem = self.compaction.chain_break()
+        if problem:
+            message = f"the next version is complete: {problem}"
+            self.reporter.record_event("ChainBroken", message, warning=True)
+            self.chain.base = None
+            self.compaction.note_complete_version(self.next_version)
+
+    def _is_newest(self) -> bool:
+        """True if the newest version, published or in flight, has the current weights."""
+        cursor, newest = self.progress.cursor, self.queue.newest
+        if newest is not None:
+            return newest.manifest.step == cursor.global_step
+        if cursor.policy is None or cursor.policy[0] != self.progress.epoch:
+            return False
+        return self.book.ledger.versions.get(VersionId(*cursor.policy)) == cursor.global_step
+
+    async def _encode(self, *, is_served: bool) -> None:
+        started_s = time.monotonic()
+        version = VersionId(self.progress.epoch, self.next_version)
+        step = self.progress.cursor.global_step
+        with _TRACER.start_as_current_span("encode") as span:
+            span.set_attributes({"etude.policy": str(version), "etude.step": step})
+            manifest = await self.chain.encode(
+                self.learners, version, step=step, store_retry=self.store_retry
+            )
+        self.next_version += 1
+        self.queue.add(
+            EncodedVersion(
+                manifest=manifest,
+                started_s=started_s,
+                position=self.progress.position(),
+                sequence=self.batch_sequence,
+                is_served=is_served,
+                trace=context.get_current(),
+            )
+        )
+
+    async def _publish_encoded(self, encoded: EncodedVersion) -> None:
+        """Upload an encoded version and publish its manifest; activate it if it is to be served.
+
+        Raises:
+            BaseLostError: its base is lost, so it can never be published.
+            EnginesLateError: no engine served it in time.
+            FencedError: a newer controller took over.
+            StoreError: the store stayed away.
+            VersionRefusedError: the engines found its content wrong.
+        """
+        manifest, version = encoded.manifest, encoded.manifest.version
+        # A successor must be able to train its weights up to any visible version.
+        await self.book.journal.wait_durable(encoded.sequence)
+        with _TRACER.start_as_current_span("publish", context=encoded.trace) as span:
+            span.set_attributes({"etude.policy": str(version), "etude.step": manifest.step})
+            await self.chain.upload_and_publish(
+                self.learners, manifest, store_retry=self.upload_retry
+            )
+        self.progress.cursor.policy = (version.epoch, version.number)
+        self.publish_s = time.monotonic() - encoded.started_s
+        body = journal_pb2.JournalPublished(
+            epoch=version.epoch,
+            number=version.number,
+            step=manifest.step,
+            manifest_sha256=manifest.sha256,
+        )
+        self.book.write(journal_pb2.JournalRecord(published=body))
+        published = _count_published(manifest, self.publish_s)
+        self.unserved = version_row(encoded.position, version, self.publish_s, published)
+        self.engines.announce(version)
+        self.progress.mark_progress()
+        self.reporter.update_status()
+        if encoded.is_served:
+            await self._activate(version)
+
+    async def _activate(self, version: VersionId) -> None:
+        """Activate a version on the engines; a run that is told to stop does not wait for them."""
+        # The number of engines changes between versions only: a new one must load this version.
+        self.engines.limit = self.commands.engines or self.engines.limit
+        await self.commands.run_unless_stopped(self.engines.activate(version))
+        self.served = version
+        self.progress.mark_progress()
+        if self.unserved is not None:
+            swap_ms = self.engines.last_pause_s * 1e3
+            self.reporter.recorder.add_row(self.unserved | {"swap_ms": round(swap_ms, 2)})
+            self.unserved = None
 
 
-async def _activate(run: Run, version: VersionId) -> None:
-    """Activate a version on the engines; a run that is told to stop does not wait for them."""
-    # The number of engines changes between versions only: a new engine must load this one first.
-    run.engines.limit = run.commands.engines or run.engines.limit
-    await run.run_unless_stopped(run.engines.activate(version))
-    run.served = version
-    run.mark_progress()
-    if run.unserved is not None:
-        swap_ms = run.engines.last_pause_s * 1e3
-        run.recorder.add_row(run.unserved | {"swap_ms": round(swap_ms, 2)})
-        run.unserved = None
+def _newest_before(store: Store, version: VersionId) -> VersionId | None:
+    """The newest accepted version before this one that is not quarantined; None without one."""
+    refused = list_quarantined(store)
+    older = [
+        each
+        for each in accepted_chain(store)
+        if each.number < version.number and each not in refused
+    ]
+    return older[-1] if older else None
 
 
-def _count_published(run: Run, encoded: EncodedVersion) -> PublishedVersion:
+def _count_published(manifest: WeightManifest, publish_s: float) -> PublishedVersion:
     """Size and statistics of a version, counted in the metrics."""
-    manifest = encoded.manifest
     published = PublishedVersion(
         manifest.sha256,
         manifest.num_bytes,
         manifest.stats,
         is_complete=manifest.is_complete,
     )
-    metrics.PUBLISH.observe(run.publish_s)
+    metrics.PUBLISH.observe(publish_s)
     metrics.PUBLISHED_BYTES.inc(published.size_bytes)
     if not published.is_complete:
         metrics.CHANGED.set(published.density)
         metrics.BITS_PER_CHANGE.set(published.bits_per_change)
     return published
-
-
-def _is_newest(run: Run) -> bool:
-    """True if the newest version, published or in flight, has the current weights."""
-    newest = run.in_flight.newest
-    if newest is not None:
-        return newest.manifest.step == run.cursor.global_step
-    if run.cursor.policy is None or run.cursor.policy[0] != run.epoch:
-        return False
-    step = run.book.ledger.versions.get(VersionId(*run.cursor.policy))
-    return step == run.cursor.global_step

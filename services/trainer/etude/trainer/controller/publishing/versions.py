@@ -3,16 +3,13 @@
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
-
-from opentelemetry.context import Context
+from typing import ClassVar
 
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, FencedError, WrongStateError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import WeightManifest, read_manifest
-from etude.trainer.controller.reporting.rows import RowPosition
 from etude.trainer.controller.store_retry import StoreRetry
 from etude.trainer.export.receipts import PublishBase, build_manifest
 from etude.trainer.learner.protocol import Learners
@@ -24,22 +21,6 @@ class BaseLostError(WrongStateError):
     """The base of a version was deleted or is quarantined; a complete version needs no base."""
 
     reason: ClassVar[str] = "BaseLost"
-
-
-class EncodedVersion(NamedTuple):
-    """An encoded version in the ranks' memory, to be uploaded and published."""
-
-    manifest: WeightManifest
-    started_s: float
-    """Of time.monotonic()."""
-    place: RowPosition
-    """Position of the run at its weights."""
-    sequence: int
-    """Newest journal record that its weights depend on."""
-    is_served: bool
-    """True if it stays in flight until engines serve it."""
-    trace: Context
-    """Trace context of the step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +49,7 @@ class VersionChain:
             self.base = PublishBase(found.ref, found.schema_sha256)
 
     async def encode(
-        self, learners: Learners, version: VersionId, *, step: int, patience: StoreRetry
+        self, learners: Learners, version: VersionId, *, step: int, store_retry: StoreRetry
     ) -> WeightManifest:
         """Have the ranks encode their parts; return the manifest to publish.
 
@@ -77,7 +58,7 @@ class VersionChain:
             StoreError: the store stayed away.
         """
         base = self.base
-        receipts = await patience.retry(
+        receipts = await store_retry.retry(
             f"policy version {version}", lambda: learners.encode(version, base)
         )
         manifest = build_manifest(
@@ -92,7 +73,7 @@ class VersionChain:
         return manifest
 
     async def upload_and_publish(
-        self, learners: Learners, manifest: WeightManifest, *, patience: StoreRetry
+        self, learners: Learners, manifest: WeightManifest, *, store_retry: StoreRetry
     ) -> None:
         """Have the ranks upload a version, then publish its manifest; in the order of encoding.
 
@@ -104,9 +85,9 @@ class VersionChain:
         """
         what = f"policy version {manifest.version}"
         # Both are idempotent: the same bytes go to the same keys.
-        await patience.retry(what, lambda: learners.upload(manifest.version))
+        await store_retry.retry(what, lambda: learners.upload(manifest.version))
         try:
-            await patience.retry(what, lambda: self._publish_manifest(manifest))
+            await store_retry.retry(what, lambda: self._publish_manifest(manifest))
         except FencedError:
             raise
         except WrongStateError as error:

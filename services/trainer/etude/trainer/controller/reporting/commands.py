@@ -5,19 +5,22 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import TypeVar
 
 from etude.common.api.run.checkpointing import Checkpointing
 from etude.common.api.run.spec import Evaluation, RLRunSpec
 from etude.common.api.schema.crd import FROZEN
 from etude.common.checkpoints.manifest import Reason
 from etude.common.errors import InvalidFieldError
-from etude.trainer.controller.checkpoints.requests import CheckpointRequests
+from etude.trainer.controller.checkpoints.cadence import CheckpointRequests
 from etude.v1 import run_pb2
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MAX_REMEMBERED = 4_096
 """Number of command ids to remember, so that a repeated command is ignored."""
@@ -96,6 +99,19 @@ class RunCommands:
             self.requests.add(order.request)
         else:
             self.wants_checkpoint = True
+
+    async def run_unless_stopped(self, work: Awaitable[T]) -> T | None:
+        """Await some work; None if the controller was told to stop meanwhile."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self.stop_requested.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return await task if task.done() else None
+        finally:
+            stopped.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
 
     def request_stop(self) -> None:
         """Ask the controller to stop."""

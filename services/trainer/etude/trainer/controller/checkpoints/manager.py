@@ -1,0 +1,148 @@
+"""Checkpoint manager: decides at step boundaries whether to save, and reports what was saved."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from etude.common.checkpoints.manifest import Reason, StoredCheckpoint
+from etude.common.errors import StoreError
+from etude.trainer.controller.checkpoints.cadence import CheckpointCadence
+from etude.trainer.controller.checkpoints.lineage import Branch
+from etude.trainer.controller.checkpoints.recovery import JournaledLedger
+from etude.trainer.controller.checkpoints.saver import CheckpointSaver, chain_keyframe
+from etude.trainer.controller.checkpoints.state import ControllerState
+from etude.trainer.controller.progress import RunProgress
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.reporter import RunReporter
+from etude.v1 import run_pb2
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointManager:
+    """Checkpoints of a run: scheduled, on demand, and at the end of phases."""
+
+    progress: RunProgress
+    reporter: RunReporter
+    commands: RunCommands
+    book: JournaledLedger
+    saver: CheckpointSaver
+    branch: Branch = field(default_factory=Branch)
+    """The run's branch of checkpoints."""
+    cadence: CheckpointCadence = field(default_factory=CheckpointCadence)
+
+    @property
+    def is_pausing(self) -> bool:
+        """True if the next step boundary saves or stops: no version may be in flight then."""
+        is_stopping = self.commands.stop_requested.is_set()
+        return is_stopping or self._reason_to_save(ended=False) is not None
+
+    def count_step(self) -> None:
+        """Count a step, after the run's progress was advanced by it."""
+        now_s, step = self.progress.progress_s, self.progress.cursor.step
+        self.cadence.count_step(self.commands.checkpointing, step=step, now_s=now_s)
+        self.commands.requests.count_step(now_s)
+
+    async def step_boundary(self, *, ended: bool = False) -> bool:
+        """Handle the boundary between two steps: save if it is due; True to stop."""
+        self.reporter.update_status()
+        if self.commands.stop_requested.is_set():
+            self.reporter.set_state(run_pb2.RUN_STATE_DRAINING)
+        reason = self._reason_to_save(ended=ended)
+        is_new = self.saver.last_step != self.progress.cursor.global_step
+        if reason is not None and (ended or is_new):
+            await self.save_checkpoint(reason)
+        return self.commands.stop_requested.is_set()
+
+    def _reason_to_save(self, *, ended: bool) -> Reason | None:
+        commands = self.commands
+        if self.book.ledger.batches:
+            return None  # batches of an earlier controller come first
+        if ended:
+            is_last = self.progress.cursor.phase == self.progress.resolved.spec.phases[-1].name
+            return "Final" if is_last else "PhaseEnd"
+        if commands.stop_requested.is_set():
+            return commands.final_save_reason
+        if commands.requests.next_request(is_due=self._is_save_due):
+            return "Manual"
+        return "Scheduled" if self._is_save_due else None
+
+    @property
+    def _is_save_due(self) -> bool:
+        """True if a scheduled checkpoint, or one without a request, is due."""
+        return self.cadence.is_due or self.commands.wants_checkpoint
+
+    async def save_checkpoint(self, reason: Reason) -> None:
+        """Write a checkpoint; a scheduled one that fails is reported and retried later.
+
+        A requested checkpoint replaces a scheduled one, unless it fails.
+
+        Raises:
+            StoreError: the store failed, and the run may not go on without this checkpoint.
+            TimeoutError: it took too long, and the run may not go on without this checkpoint.
+        """
+        began_s, requests = time.monotonic(), self.commands.requests
+        request = requests.next_request(is_due=self._is_save_due) if reason == "Manual" else ""
+        if not request:
+            self._restart_cadence(began_s)
+            requests.note_other_checkpoint()
+        before = self.reporter.status.state
+        self.reporter.set_state(run_pb2.RUN_STATE_CHECKPOINTING)
+        try:
+            async with asyncio.timeout(self.commands.checkpointing.timeout_seconds):
+                stored = await self.saver.save(
+                    self.controller_state(),
+                    reason=reason,
+                    with_model=reason in {"PhaseEnd", "Final", "Manual"},
+                    figures=self._checkpoint_figures(),
+                    request=request,
+                )
+        except (StoreError, TimeoutError) as error:
+            message = str(error) or "it took too long"
+            self.reporter.record_event("CheckpointFailed", message, warning=True)
+            if reason in {"PhaseEnd", "Final"}:
+                raise
+            if request:
+                requests.mark_failed(began_s, time.monotonic())
+        else:
+            if request:
+                self._restart_cadence(began_s)
+                requests.mark_fulfilled(request)
+            await self.announce_checkpoint(stored)
+            self.progress.mark_progress()
+            await self.reporter.recorder.write_rows()
+        finally:
+            self.reporter.set_state(before)
+
+    def _restart_cadence(self, began_s: float) -> None:
+        self.commands.wants_checkpoint = False
+        self.cadence.restart(began_s)
+
+    async def announce_checkpoint(self, stored: StoredCheckpoint) -> None:
+        """Report a stored checkpoint, so that it is registered."""
+        store = self.saver.store
+        keyframe = await asyncio.to_thread(chain_keyframe, store, stored.manifest)
+        uri = f"{store.url}/{stored.prefix.rstrip('/')}"
+        self.reporter.reports.add_checkpoint(stored, uri=uri, keyframe=keyframe)
+
+    def controller_state(self) -> ControllerState:
+        """State of the controller, for a checkpoint."""
+        progress, spec = self.progress, self.progress.resolved.spec
+        return ControllerState(
+            run=progress.resolved.uid,
+            epoch=progress.epoch,
+            cursor=progress.cursor.model_copy(deep=True),
+            figures=progress.figures.model_copy(deep=True),
+            ledger=self.book.ledger.checkpoint_state(),
+            sequence=self.book.journal.last_sequence,
+            seeds={phase.name: phase.seed for phase in spec.phases},
+            branch=self.branch.number,
+            path=self.branch.path,
+        )
+
+    def _checkpoint_figures(self) -> dict[str, str]:
+        figures = {}
+        if self.book.ledger.trained:
+            figures["reward"] = f"{self.progress.figures.reward_ewma:.6g}"
+        if self.progress.figures.eval_success is not None:
+            figures["evalSuccess"] = f"{self.progress.figures.eval_success:.6g}"
+        return figures

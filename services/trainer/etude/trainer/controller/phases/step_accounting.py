@@ -1,0 +1,114 @@
+"""Accounting of a trained step: ledger, status, metrics, and its row of the record."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from etude.common.weights import VersionId
+from etude.trainer import metrics
+from etude.trainer.controller.admission.groups import RolloutGroup
+from etude.trainer.controller.admission.staleness import StalenessBound
+from etude.trainer.controller.journal.ledger import StepId
+from etude.trainer.controller.phases.targets import record_measurement
+from etude.trainer.controller.reporting.rows import (
+    Row,
+    StepFaults,
+    mean,
+    policy_fields,
+    rollout_row,
+    step_figures,
+    step_row,
+)
+from etude.trainer.controller.run import Run
+from etude.trainer.learner.batches import StepResult
+
+REWARD_EWMA = 0.1
+"""Weight of the newest batch in the smoothed reward."""
+
+
+@dataclass(slots=True)
+class StepAccounting:
+    """Accounts for the steps of one reinforcement-learning phase."""
+
+    run: Run
+    phase: str
+    """Name of the phase."""
+    bound: StalenessBound
+    _retried: int = field(init=False)
+    """Rollouts retried up to the last step."""
+    _dropped: int = field(init=False)
+    """Rollouts dropped up to the last step."""
+
+    def __post_init__(self) -> None:
+        self._count_faults()
+
+    def _count_faults(self) -> None:
+        self._retried = self.run.progress.figures.retried
+        self._dropped = self.run.book.ledger.discarded
+
+    def position(self, version: VersionId) -> int | None:
+        """Steps of the phase in a version; None if it was never published."""
+        step = self.run.book.ledger.versions.get(version)
+        start = self.run.progress.cursor.starts[self.phase]
+        return None if step is None else max(0, step - start)
+
+    def account_step(
+        self, result: StepResult, groups: Sequence[RolloutGroup], *, waited_s: float
+    ) -> Row:
+        """Account for a trained batch, and build its row."""
+        run, progress = self.run, self.run.progress
+        step = StepId(self.phase, progress.cursor.step + 1)
+        staleness = [
+            self.bound.staleness(oldest, trainer=progress.cursor.step)
+            for group in groups
+            if (oldest := group.oldest_position(self.position)) is not None
+        ]
+        run.book.ledger.forget_batch(step)
+        seconds = waited_s + result.seconds
+        self._report_step(result, groups, staleness)
+        version = progress.cursor.policy[1] if progress.cursor.policy else 0
+        run.complete_step(result, seconds=seconds)
+        records = [group.finished[index] for group in groups for index in group.valid_indices()]
+        if records:
+            record_measurement(run.reporter, step_figures(records))
+        worked_s = result.seconds + run.publishing.publish_s
+        run.throughput.record_step(records, waited_s=waited_s, worked_s=worked_s)
+        faults = StepFaults(
+            sum(len(group.masked) for group in groups),
+            progress.figures.retried - self._retried,
+            run.book.ledger.discarded - self._dropped,
+        )
+        self._count_faults()
+        self._write_rollouts(groups)
+        return (
+            step_row(progress.position(), result, seconds=seconds)
+            | {"policy_version": version, "rollout_seconds": round(waited_s, 3)}
+            | policy_fields(result, records, staleness=staleness, faults=faults)
+        )
+
+    def _report_step(
+        self, result: StepResult, groups: Sequence[RolloutGroup], staleness: Sequence[int]
+    ) -> None:
+        progress, status = self.run.progress, self.run.reporter.status
+        rewards = [g.finished[i].reward.reward for g in groups for i in g.valid_indices()]
+        if rewards:  # a step whose rollouts were all lost has no reward
+            status.reward_mean = mean(rewards)
+            figures, new = progress.figures, status.reward_mean
+            previous = figures.reward_ewma if progress.cursor.step else new
+            figures.reward_ewma = previous + REWARD_EWMA * (new - previous)
+        status.mismatch = result.mismatch_mean
+        status.staleness_max = max(staleness, default=0)
+        status.staleness_p50 = sorted(staleness)[len(staleness) // 2] if staleness else 0
+        metrics.ENTROPY.set(result.entropy)
+        metrics.MISMATCH.set(result.mismatch_mean)
+        metrics.REWARD.set(status.reward_mean)
+        for positions in staleness:
+            metrics.STALENESS.observe(positions)
+
+    def _write_rollouts(self, groups: Sequence[RolloutGroup]) -> None:
+        records = [group.finished[index] for group in groups for index in sorted(group.finished)]
+        chat = self.run.dispatcher.chat
+        self.run.reporter.recorder.write_rollouts(
+            self.run.progress.cursor.global_step,
+            "train",
+            lambda: [rollout_row(record, chat) for record in records],
+        )

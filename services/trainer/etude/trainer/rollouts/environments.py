@@ -1,0 +1,90 @@
+"""Environments of a group: launch requests, and clients of leased environments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from etude.trainer.rollouts.client_pool import ClientPool
+from etude.trainer.rollouts.failover import ReplacementSource
+from etude.trainer.rollouts.leases import Leases
+from etude.trainer.rollouts.outage import OutageBudget
+from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
+from etude.trainer.rollouts.sandbox_client import SandboxClient
+from etude.trainer.rollouts.snapshot_client import SnapshotClient
+from etude.v1 import environments_pb2
+
+CALL_MARGIN_S = 30.0
+"""On top of a rollout's own limit: the rollout ends first, so that slowness is not a fault."""
+
+MIN_QUEUE_S = 600
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupEnvironments:
+    """Environments of one group request at the broker of its pool."""
+
+    order: GroupRequest
+    config: WorkerConfig
+    clients: ClientPool
+    nonce: str
+    """Part of every idempotency key: no attempt gets an environment that another attempt, or an
+    earlier worker, has used."""
+    image: str = ""
+    """Image that environments must boot; empty for any."""
+
+    @property
+    def call_s(self) -> float:
+        """Timeout of one call to an engine or a sandbox host."""
+        return self.order.limits.timeout_seconds + CALL_MARGIN_S
+
+    @property
+    def leases(self) -> Leases:
+        """This worker's leases at the broker."""
+        return self.clients.leases(self.order.environment)
+
+    def launch_request(
+        self, indices: Sequence[int], attempt: int | str
+    ) -> environments_pb2.LaunchBatchRequest:
+        """Build the launch request for some siblings; each attempt has its own idempotency key."""
+        order, config = self.order, self.config
+        return environments_pb2.LaunchBatchRequest(
+            run_id=config.run,
+            idempotency_key=f"{self.nonce}/{order.rollout_id(indices[0])}/{attempt}",
+            template=config.templates[order.environment],
+            workspace=environments_pb2.WorkspaceSource(uri=f"{order.task_uri}/environment"),
+            count=len(indices),
+            toolset=order.limits.toolset,
+            image=self.image,
+            # A single rollout has no siblings to share a host with.
+            group_id=order.group_id if len(order.indices) > 1 else "",
+            queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
+        )
+
+
+@dataclass(slots=True)
+class RolloutEnvironments(ReplacementSource):
+    """Environments for one attempt at one sibling."""
+
+    group: GroupEnvironments
+    index: int
+    attempt: int
+    outage: OutageBudget
+
+    @override
+    def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
+        request = self.group.launch_request([self.index], f"{self.attempt}/{number}")
+        # The siblings already run on other hosts.
+        request.group_id = ""
+        return request
+
+    @override
+    def environment(self, lease: environments_pb2.Lease) -> SandboxClient:
+        stub = self.group.clients.sandbox_stub(lease.endpoint)
+        leases, call_s = self.group.leases, self.group.call_s
+        return SandboxClient(stub, lease, leases, self.outage, timeout_s=call_s)
+
+    @override
+    def states(self, lease: environments_pb2.Lease) -> SnapshotClient:
+        stub = self.group.clients.snapshot_stub(lease.endpoint)
+        return SnapshotClient(stub, lease, self.outage, self.group.call_s)
