@@ -18,7 +18,7 @@ from rich.console import Console
 from etude.common.run_folder.state import images_folder
 from etude.demo import image as demo_image
 from etude.envserver.images.build_cache import BuildCache
-from etude.envserver.images.built_image import build
+from etude.envserver.images.builder import build
 from etude.envserver.images.command import find_agent
 from etude.envserver.images.spec import read_spec
 

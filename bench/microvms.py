@@ -36,7 +36,7 @@ from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.images.build_cache import BuildCache
-from etude.envserver.images.built_image import build
+from etude.envserver.images.builder import build
 from etude.envserver.images.spec import BusyboxBase, ImageBase, ImageSpec, read_spec
 
 OUT = Path(__file__).parent / "out" / "microvms.json"

@@ -37,7 +37,7 @@ from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import write_tree
 from etude.envserver.images.build_cache import BuildCache
-from etude.envserver.images.built_image import build
+from etude.envserver.images.builder import build
 from etude.envserver.storage.trees import File
 
 TREE = {"notes.txt": File(b"0123456789abcdef" * 256), "run.sh": File(b"echo ran\n")}

@@ -17,7 +17,7 @@ from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
 from etude.envserver.drivers.vm.qemu.template import QemuTemplate
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.images import built_image as builder
+from etude.envserver.images import built_image
 
 WARM_UP_LIMIT_S = 120
 
@@ -35,7 +35,7 @@ class Machines:
         """Boot the image once."""
         (folder / "boot").mkdir()
         template = await boot.boot_template(
-            builder.read_image(image),
+            built_image.read_image(image),
             QemuConfig(tsc_khz=host_cpu.host_tsc_khz()),
             folder=folder / "boot",
             jail=Jail(),

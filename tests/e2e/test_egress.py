@@ -20,7 +20,8 @@ from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.images.build_cache import BuildCache
-from etude.envserver.images.built_image import BuiltImage, build
+from etude.envserver.images.builder import build
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage.trees import File, Tree
 
 LONG_S = 600.0

@@ -16,7 +16,8 @@ from tests.support.vm import microvms
 from etude.common.errors import UserError
 from etude.envserver.images import base_filesystem, oci
 from etude.envserver.images.build_cache import BuildCache
-from etude.envserver.images.built_image import BuiltImage, build
+from etude.envserver.images.builder import build
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.images.spec import (
     BusyboxBase,
     ImageBase,

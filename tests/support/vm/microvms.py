@@ -21,7 +21,8 @@ from etude.envserver.guest.channel import GuestChannel, GuestIdentity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images import spec as specs
 from etude.envserver.images.build_cache import BuildCache
-from etude.envserver.images.built_image import BuiltImage, build
+from etude.envserver.images.builder import build
+from etude.envserver.images.built_image import BuiltImage
 
 ROOT = Path(__file__).parents[3]
 BOOT_LIMIT_S = 180

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from etude.agent import minitest, tool_calls, toolsets
 from etude.agent.chat import Message
-from etude.agent.tool_calls import Call, Malformed
+from etude.agent.tool_calls import MalformedCall, ParsedCall
 from etude.agent.workspace import ExecResult, MemoryWorkspace, Workspace
 from etude.demo import intentions
 from etude.demo.intentions import Edit, Intention
@@ -33,7 +33,7 @@ class Demonstration(NamedTuple):
     is_solved: bool
 
 
-Execute = Callable[[Sequence[Call | Malformed]], Awaitable[Sequence[str]]]
+Execute = Callable[[Sequence[ParsedCall | MalformedCall]], Awaitable[Sequence[str]]]
 """Runs the calls of one turn and gives the texts that the policy would read."""
 
 
@@ -46,8 +46,10 @@ class Session:
 
     async def act(self, *requests: Request) -> Sequence[str]:
         """One turn of parallel calls, and what they return."""
-        text = "".join(tool_calls.render(request.tool, request.arguments) for request in requests)
-        results = list(await self.execute(tool_calls.parse(text).calls))
+        text = "".join(
+            tool_calls.render_call(request.tool, request.arguments) for request in requests
+        )
+        results = list(await self.execute(tool_calls.parse_calls(text).calls))
         self.messages.append({"role": "assistant", "content": text})
         self.messages.append({"role": "tool", "content": results})
         return results
@@ -60,7 +62,7 @@ class Session:
 def tools_on(workspace: Workspace) -> Execute:
     """The Compact tools on a workspace."""
 
-    async def execute(requested: Sequence[Call | Malformed]) -> list[str]:
+    async def execute(requested: Sequence[ParsedCall | MalformedCall]) -> list[str]:
         outcomes = await toolsets.run_calls(COMPACT, workspace, requested)
         return [outcome.content for outcome in outcomes]
 

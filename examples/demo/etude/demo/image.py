@@ -21,8 +21,8 @@ from etude.envserver.drivers.vm import host_cpu
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import KVM, jail_with_kvm
 from etude.envserver.drivers.vm.qemu import kvm_probe
-from etude.envserver.drivers.vm.qemu.command_line import Machine
-from etude.envserver.images import built_image as builder
+from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
+from etude.envserver.images import builder
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.images.command import find_agent
@@ -57,19 +57,19 @@ def main(arguments: Sequence[str]) -> int:
     try:
         agent = find_agent(None, os.environ, Path.home())
         image = builder.build(spec(), agent=agent, cache=BuildCache(images_folder()), say=_say)
-        verdict = asyncio.run(_verdict(image))
+        probe = asyncio.run(_probe(image))
     except (UserError, OSError) as error:
         return exit_codes.report_error(error)
     except VmmError as error:
         sys.stderr.write(f"{error}\n")
         return exit_codes.NO
-    return _answer(image.address, "kvm" if verdict.works else "tcg", verdict.why)
+    return _answer(image.address, "kvm" if probe.works else "tcg", probe.why)
 
 
-async def _verdict(image: BuiltImage) -> kvm_probe.Verdict:
+async def _probe(image: BuiltImage) -> kvm_probe.KvmProbeResult:
     with tempfile.TemporaryDirectory(prefix="etude-probe-") as scratch:
-        machine = Machine(tsc_khz=host_cpu.host_tsc_khz())
-        return await kvm_probe.kvm(image, machine, jail=jail_with_kvm(), scratch=Path(scratch))
+        config = QemuConfig(tsc_khz=host_cpu.host_tsc_khz())
+        return await kvm_probe.probe_kvm(image, config, jail=jail_with_kvm(), scratch=Path(scratch))
 
 
 def _answer(image: str, accelerator: str, why: str) -> int:

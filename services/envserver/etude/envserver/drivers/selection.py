@@ -26,7 +26,7 @@ from etude.envserver.drivers.base import Driver, DriverUnavailableError, Isolati
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import jail_with_kvm
 from etude.envserver.drivers.vm.qemu.command_line import Accelerator, QemuConfig
-from etude.envserver.images import built_image as builder
+from etude.envserver.images import built_image
 from etude.envserver.images.build_cache import BuildCache, hold
 from etude.envserver.images.built_image import BuiltImage
 
@@ -47,7 +47,6 @@ class DriverFolders:
     """Folders of a driver on this machine."""
 
     scratch: Path
-    """Private folder of the host."""
     images: Path
     """Image cache, as `etude images build` makes it; images of a store are copied to it."""
     secrets: Path | None = None
@@ -298,5 +297,5 @@ def _find_image(name: str, cache: BuildCache, access: StoreAccess) -> BuiltImage
         prefix, _, reference = name.rpartition("/")
         return image_store.fetch_image(reference, open_source(prefix, access), cache)
     if name.startswith("file://"):
-        return builder.read_image(Path(unquote(urlparse(name).path)))
-    return builder.newest_image(name, cache)
+        return built_image.read_image(Path(unquote(urlparse(name).path)))
+    return built_image.newest_image(name, cache)

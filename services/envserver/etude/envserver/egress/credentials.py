@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from etude.common.api.pool.network import EgressCredential
 from etude.common.errors import EtudeError
-from etude.envserver.egress.policy import RuleCredential
 
 _MAX_BYTES = 8 << 10
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -27,19 +27,20 @@ class SecretFiles:
 
     folder: Path | None = None
 
-    def value(self, wanted: RuleCredential) -> bytes:
+    def value(self, wanted: EgressCredential) -> bytes:
         """Read the header's value, each time again, so that a changed Secret takes effect.
 
         Raises:
             CredentialError: it is not there, or is not a valid header value.
         """
-        where = f"Secret {wanted.secret!r} key {wanted.key!r}"
+        secret, key = wanted.secret_ref.name, wanted.key
+        where = f"Secret {secret!r} key {key!r}"
         if self.folder is None:
             raise CredentialError(f"{where}: this host has no secrets: set ETUDE_EGRESS_SECRETS")
-        if not all(map(_NAME.fullmatch, (wanted.secret, wanted.key))):
+        if not all(map(_NAME.fullmatch, (secret, key))):
             raise CredentialError(f"{where}: not a name")
         try:
-            with (self.folder / wanted.secret / wanted.key).open("rb") as file:
+            with (self.folder / secret / key).open("rb") as file:
                 data = file.read(_MAX_BYTES + 1).strip()
         except OSError as error:
             raise CredentialError(f"{where} cannot be read: {error.strerror}") from error

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from etude.common.api.pool.network import EgressPolicy, EgressRule, Network
+from etude.common.api.pool.network import EgressMode, EgressPolicy, EgressRule, Network
 from etude.envserver import metrics
 from etude.envserver.egress.credentials import SecretFiles
 from etude.envserver.egress.limits import MAX_CONNECTIONS, EgressAccount
-from etude.envserver.egress.policy import AllowRule, EgressVerdict, RuleCredential, RuleMode
+from etude.envserver.egress.policy import AllowRule, EgressVerdict
 from etude.envserver.egress.upstream import HostLookups, Upstream
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _MAX_LOGGED = 255
 _PUBLIC = (
     AllowRule(name="public-tunnel", host="*"),
-    AllowRule(name="public-http", host="*", port=80, mode=RuleMode.HTTP),
+    AllowRule(name="public-http", host="*", port=80, mode=EgressMode.HTTP),
 )
 
 
@@ -113,20 +113,14 @@ def _rules(network: Network) -> Sequence[AllowRule]:
 
 
 def _rule(each: EgressRule) -> AllowRule:
-    given = each.credential
-    credential = None
-    if given is not None:
-        credential = RuleCredential(
-            header=given.header, secret=given.secret_ref.name, key=given.key
-        )
     return AllowRule(
         name=each.name,
         host=each.host,
         port=each.effective_port,
-        mode=RuleMode(each.mode.value),
-        methods=tuple(method.value for method in each.methods),
+        mode=each.mode,
+        methods=each.methods,
         paths=each.paths,
-        credential=credential,
+        credential=each.credential,
     )
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from etude.common.api.pool.network import EgressCredential, EgressMode
+
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})+")
 _NUMERIC = re.compile(r"\d+|0x[0-9a-f]*")
@@ -24,17 +26,6 @@ METADATA_NAMES = frozenset(
     }
 )
 """Names of the services that give machines of a cloud their credentials."""
-
-
-class RuleMode(StrEnum):
-    """Protocol between environment, proxy and the rule's host."""
-
-    TUNNEL = "Tunnel"
-    """TLS from end to end: the node sees the server's name, and nothing else."""
-    HTTP = "Http"
-    """Requests in plain text, which the node reads."""
-    HTTPS = "Https"
-    """Requests in plain text up to the node, which speaks TLS from there on."""
 
 
 class EgressVerdict(StrEnum):
@@ -60,16 +51,6 @@ class EgressVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuleCredential:
-    """A header that the node adds, and the environment never sees."""
-
-    header: str
-    secret: str
-    key: str
-    """Names of the Secret and of its key that hold the value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AllowRule:
     """One host, or all hosts below one name, that an environment may reach."""
 
@@ -77,12 +58,12 @@ class AllowRule:
     host: str
     """Exact, or `*.` and a suffix, or `*` for every public host."""
     port: int = 443
-    mode: RuleMode = RuleMode.TUNNEL
+    mode: EgressMode = EgressMode.TUNNEL
     methods: tuple[str, ...] = ()
     """All, if there are none."""
     paths: tuple[str, ...] = ()
     """Prefixes, whole segments of them; all, if there are none."""
-    credential: RuleCredential | None = None
+    credential: EgressCredential | None = None
 
     @property
     def is_limited(self) -> bool:
@@ -144,7 +125,7 @@ def decide(rules: Sequence[AllowRule], attempt: EgressRequest) -> EgressDecision
 
 def _rule_names(rule: AllowRule, host: str, attempt: EgressRequest) -> bool:
     ports = {rule.port}
-    if rule.mode is RuleMode.HTTPS and not attempt.is_tunnel:
+    if rule.mode is EgressMode.HTTPS and not attempt.is_tunnel:
         # http://host/ is what a client writes when the node speaks TLS on its behalf.
         ports.add(80)
     if attempt.port not in ports:
@@ -157,7 +138,7 @@ def _rule_names(rule: AllowRule, host: str, attempt: EgressRequest) -> bool:
 
 
 def _verdict(rule: AllowRule, attempt: EgressRequest) -> EgressVerdict:
-    if attempt.is_tunnel is not (rule.mode is RuleMode.TUNNEL):
+    if attempt.is_tunnel is not (rule.mode is EgressMode.TUNNEL):
         return EgressVerdict.WRONG_MODE
     if rule.methods and attempt.method not in rule.methods:
         return EgressVerdict.METHOD

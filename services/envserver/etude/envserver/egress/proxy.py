@@ -10,6 +10,7 @@ import time
 
 import h11
 
+from etude.common.api.pool.network import EgressMode
 from etude.envserver import metrics
 from etude.envserver.egress import policy, proxy_request
 from etude.envserver.egress.byte_streams import ByteStream
@@ -17,7 +18,7 @@ from etude.envserver.egress.credentials import CredentialEchoError, CredentialEr
 from etude.envserver.egress.environment_egress import EgressAttempt, EnvironmentEgress
 from etude.envserver.egress.http_exchange import HttpExchange, send_answer
 from etude.envserver.egress.limits import SPENT, OverLimitError
-from etude.envserver.egress.policy import AllowRule, EgressDecision, EgressVerdict, RuleMode
+from etude.envserver.egress.policy import AllowRule, EgressDecision, EgressVerdict
 from etude.envserver.egress.proxy_request import MalformedError, ProxyRequest
 from etude.envserver.egress.tunnels import TunnelRefusedError, run_tunnel
 from etude.envserver.egress.upstream import NotPublicError, UnreachableError, UpstreamTarget
@@ -79,7 +80,7 @@ async def _serve(
         raise EgressRefusedError(EgressVerdict.LIMIT, "too many different hosts")
     secret = _secret(gate, rule)
     server = await _connect(
-        gate, UpstreamTarget(decision.host, rule.port, rule.mode is RuleMode.HTTPS)
+        gate, UpstreamTarget(decision.host, rule.port, rule.mode is EgressMode.HTTPS)
     )
     trip.verdict = EgressVerdict.ALLOWED
     try:
@@ -142,7 +143,7 @@ def _allowed(decision: EgressDecision, wanted: ProxyRequest, trip: EgressAttempt
 
 
 def _mode(rule: AllowRule | None) -> str:
-    if rule is not None and rule.mode is RuleMode.TUNNEL:
+    if rule is not None and rule.mode is EgressMode.TUNNEL:
         return "it is reached by https:// only"
     return "it is reached by http:// only; the proxy itself speaks TLS where its rule says so"
 

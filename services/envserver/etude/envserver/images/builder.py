@@ -8,15 +8,41 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from etude.envserver.images import base_filesystem, guest_kernel, host_programs
+from etude.envserver.images import base_filesystem, built_image, guest_kernel, host_programs
 from etude.envserver.images.build_cache import BuildCache
-from etude.envserver.images.built_image import FILES, MANIFEST, UPPER
+from etude.envserver.images.built_image import FILES, MANIFEST, UPPER, BuiltImage
 from etude.envserver.images.initramfs import AGENT, INIT, SERVICES, initramfs
 from etude.envserver.images.layers import RootFilesystem
 from etude.envserver.images.setup_step import PlacedFile
 from etude.envserver.images.spec import Disk, ImageFile, ImageSpec, digest
 
 _MKE2FS_LIMIT_S = 300.0
+
+
+def build(
+    spec: ImageSpec,
+    *,
+    agent: Path,
+    cache: BuildCache,
+    say: Callable[[str], None] = lambda _: None,
+) -> BuiltImage:
+    """Build the image of a spec, unless it is cached.
+
+    Args:
+        spec: what it is made of.
+        agent: the static program that is process 1 of the guest.
+        cache: for parts and image.
+        say: called with a line for each step.
+
+    Raises:
+        UserError: a part cannot be made; the message says which and why.
+    """
+    address = image_address(spec, agent)
+    found = cache.find("images", address)
+    if found is None:
+        fill = functools.partial(fill_image, spec, agent, cache, say)
+        found = cache.entry("images", address, fill)
+    return built_image.read_image(found)
 
 
 def image_address(spec: ImageSpec, agent: Path) -> str:

@@ -1,17 +1,11 @@
-"""Images in the cache, and how one gets there from its spec."""
+"""Built images in the cache: their files and manifests."""
 
-import functools
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from etude.common.errors import CorruptError
 from etude.envserver.images.build_cache import BuildCache
-
-if TYPE_CHECKING:
-    from etude.envserver.images.spec import ImageSpec
 
 MANIFEST = "manifest.json"
 FILES = ("vmlinuz", "initramfs.gz", "root.sqsh")
@@ -51,35 +45,6 @@ class BuiltImage:
     def upper(self) -> Path | None:
         """An empty file system for what the guest writes, where the spec wants a disk."""
         return self.folder / UPPER if UPPER in self.files else None
-
-
-def build(
-    spec: "ImageSpec",
-    *,
-    agent: Path,
-    cache: BuildCache,
-    say: Callable[[str], None] = lambda _: None,
-) -> BuiltImage:
-    """Build the image of a spec, unless it is cached.
-
-    Args:
-        spec: what it is made of.
-        agent: the static program that is process 1 of the guest.
-        cache: for parts and image.
-        say: called with a line for each step.
-
-    Raises:
-        UserError: a part cannot be made; the message says which and why.
-    """
-    # What makes an image reads archives and YAML; a node, which starts often, makes none.
-    from etude.envserver.images import builder  # noqa: PLC0415
-
-    address = builder.image_address(spec, agent)
-    found = cache.find("images", address)
-    if found is None:
-        fill = functools.partial(builder.fill_image, spec, agent, cache, say)
-        found = cache.entry("images", address, fill)
-    return read_image(found)
 
 
 def read_image(folder: Path) -> BuiltImage:

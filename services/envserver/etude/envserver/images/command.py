@@ -15,8 +15,7 @@ from etude.common.blobs import open_store
 from etude.common.errors import CorruptError, Problem, StoreError, UserError
 from etude.common.run_folder.state import images_folder
 from etude.envserver import exit_codes
-from etude.envserver.images import built_image as builder
-from etude.envserver.images import command_removal, image_store
+from etude.envserver.images import builder, built_image, command_removal, image_store
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.images.spec import read_spec
@@ -91,7 +90,7 @@ def _build(given: argparse.Namespace, cache: BuildCache) -> None:
 
 
 def _push(given: argparse.Namespace, cache: BuildCache) -> None:
-    image = builder.newest_image(given.image, cache)
+    image = built_image.newest_image(given.image, cache)
     if image is None:
         fix = "build it first: etude images build SPEC; etude images ls shows what there is"
         raise UserError(Problem("NotFound", "is not an image in the cache", given.image, fix))
@@ -101,7 +100,7 @@ def _push(given: argparse.Namespace, cache: BuildCache) -> None:
 
 
 def _list(cache: BuildCache, *, as_json: bool) -> None:
-    for image in builder.list_images(cache):
+    for image in built_image.list_images(cache):
         built_s = image.folder.stat().st_mtime
         if as_json:
             row = {"name": image.name, "address": image.address, "folder": str(image.folder)}

@@ -3,14 +3,12 @@
 python -m etude.envserver.tasks.lint TASK_OR_FOLDER [--limit N] [--driver NAME] [--json]
 """
 
-import argparse
 import asyncio
 import base64
 import importlib.resources
 import json
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,12 +21,10 @@ from etude.common.harbor import task as harbor_task
 from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 from etude.envserver.drivers.base import Verification
-from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.envserver.images.spec import read_spec
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks import hidden_content, runner
 from etude.envserver.tasks.runner import TaskRunner
-from etude.envserver.tasks.verify import chosen_folders, readable_tasks
 
 _REPORT = "/logs/report.json"
 _LIMIT_S = 600.0
@@ -77,8 +73,7 @@ class LintResult:
 class TaskLinter:
     """Lints tasks by a probe inside sandboxes."""
 
-    bench: TaskRunner
-    sources: WorkspaceSources
+    runner: TaskRunner
 
     async def lint_task(self, folder: Path) -> LintResult:
         """Lint the task in this folder."""
@@ -93,7 +88,7 @@ class TaskLinter:
         return LintResult(task_id=task.task_id, scanned=report.scanned, findings=found)
 
     async def _report(self, task: HarborTask) -> _ProbeReport:
-        source = await self.sources.get(task.environment.absolute().as_uri())
+        source = await self.runner.sources.get(task.environment.absolute().as_uri())
         workspace = {path: file.content for path, file in source.tree.items()}
         tests, solution = task.tests(), task.solution()
         units = {
@@ -106,9 +101,9 @@ class TaskLinter:
         }
         shown = {"probe.py": _probe(), "units.json": json.dumps(units).encode()}
         shown |= {f"extra/{path}": data for path, data in _of_image(task).items()}
-        outcome = await self.bench.driver.verify(
+        outcome = await self.runner.driver.verify(
             Verification(
-                template=self.bench.template(task),
+                template=self.runner.template(task),
                 workspace=source.tree,
                 tests={path: File(data) for path, data in shown.items()},
                 command="python3 /tests/probe.py",
@@ -172,14 +167,12 @@ async def lint_tasks(
     Raises:
         UserError: this machine has no sandbox for it.
     """
-    chosen = chosen or runner.RunnerChoice()
     found = list[LintResult]()
-    with tempfile.TemporaryDirectory(prefix="etude-lint-") as scratch:
-        async with runner.open_runner(chosen, readable_tasks(folders), Path(scratch)) as bench:
-            linter = TaskLinter(bench, WorkspaceSources(Path(scratch) / "sources"))
-            for folder in folders:
-                found.append(await linter.lint_task(folder))
-                say(found[-1])
+    async with runner.open_runner(chosen, folders) as bench:
+        linter = TaskLinter(bench)
+        for folder in folders:
+            found.append(await linter.lint_task(folder))
+            say(found[-1])
     return found
 
 
@@ -194,14 +187,9 @@ def _print_result(looked: LintResult, *, as_json: bool) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Lint, print the findings, and the number of clean tasks."""
-    parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.lint")
-    parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
-    parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
-    parser.add_argument("--json", action="store_true", help="one JSON object per task")
-    runner.add_options(parser)
-    given = parser.parse_args(arguments)
+    given = runner.make_parser("etude.envserver.tasks.lint").parse_args(arguments)
     try:
-        folders = chosen_folders(given.folder, given.limit)
+        folders = runner.chosen_folders(given.folder, given.limit)
         say = partial(_print_result, as_json=given.json)
         found = asyncio.run(lint_tasks(folders, runner.parse_choice(given), say))
     except UserError as error:

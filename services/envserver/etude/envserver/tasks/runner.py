@@ -2,19 +2,23 @@
 
 import argparse
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from etude.common.api.pool.spec import DriverName, EnvPoolSpec, Isolation, IsolationLevel, Template
-from etude.common.errors import Problem, UserError
+from etude.common.errors import EtudeError, Problem, UserError
+from etude.common.harbor import task as harbor_task
 from etude.common.harbor.task import HarborTask
 from etude.common.run_folder.state import images_folder
+from etude.envserver import exit_codes
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import Driver
 from etude.envserver.drivers.selection import DriverFolders
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.result_cache import ResultCache
+from etude.envserver.host.workspace_sources import WorkspaceSources
 
 _NAMES = {"process": DriverName.PROCESS, "qemu-microvm": DriverName.QEMU_MICRO_VM}
 
@@ -35,6 +39,7 @@ class TaskRunner:
     driver: Driver
     choice: RunnerChoice
     templates: Mapping[str, str]
+    sources: WorkspaceSources
 
     def grader(self) -> Grader:
         """Make a grader as hosts have it."""
@@ -64,14 +69,19 @@ def _image(task: HarborTask, choice: RunnerChoice) -> str:
 
 @contextlib.asynccontextmanager
 async def open_runner(
-    choice: RunnerChoice, tasks: Sequence[HarborTask], scratch: Path
+    choice: RunnerChoice | None, folders: Sequence[Path]
 ) -> AsyncIterator[TaskRunner]:
-    """Start a driver for these tasks; it ends with the block.
+    """Start a driver for the tasks in these folders; it ends with the block.
+
+    Args:
+        choice: driver and image; the process driver unless given.
+        folders: of tasks; those that cannot be read need no template.
 
     Raises:
         UserError: this machine has no such driver, or lacks an image.
     """
-    images = sorted({_image(task, choice) for task in tasks} or {choice.image})
+    choice = choice or RunnerChoice()
+    images = sorted({_image(task, choice) for task in _readable(folders)} or {choice.image})
     if "" in images and choice.driver is DriverName.QEMU_MICRO_VM:
         raise UserError(
             Problem("Usage", "names no image for a microVM to boot", "--image", "name one")
@@ -81,20 +91,52 @@ async def open_runner(
         templates=tuple(Template(name=n, image=image or None) for image, n in templates.items()),
         isolation=Isolation(minimum=IsolationLevel.PROCESS, driver=choice.driver),
     )
-    driver = await selection.select_driver(
-        spec, DriverFolders(scratch=scratch, images=images_folder())
-    )
-    await driver.start()
-    try:
-        yield TaskRunner(driver=driver, choice=choice, templates=templates)
-    finally:
-        await driver.stop()
+    with tempfile.TemporaryDirectory(prefix="etude-tasks-") as folder:
+        scratch = Path(folder)
+        driver = await selection.select_driver(
+            spec, DriverFolders(scratch=scratch, images=images_folder())
+        )
+        await driver.start()
+        try:
+            yield TaskRunner(
+                driver=driver,
+                choice=choice,
+                templates=templates,
+                sources=WorkspaceSources(scratch / "sources"),
+            )
+        finally:
+            await driver.stop()
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the runner to a program."""
+def _readable(folders: Sequence[Path]) -> Iterator[HarborTask]:
+    for folder in folders:
+        with contextlib.suppress(EtudeError):
+            yield harbor_task.read_task(folder)
+
+
+def chosen_folders(folder: Path, limit: int) -> list[Path]:
+    """The task in a folder, or the first tasks of a folder of them.
+
+    Raises:
+        option_error: the limit is negative.
+        UserError: there is no task.
+    """
+    if limit < 0:
+        raise exit_codes.option_error("--limit", f"is {limit}", "use 0 for all, or more")
+    is_task = (exit_codes.require_folder(folder) / "task.toml").is_file()
+    folders = [folder] if is_task else harbor_task.task_folders(folder)
+    return folders[: limit or None]
+
+
+def make_parser(program: str) -> argparse.ArgumentParser:
+    """Make the parser of a program that runs tasks."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}")
+    parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
+    parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
+    parser.add_argument("--json", action="store_true", help="one JSON object per task")
     parser.add_argument("--driver", choices=sorted(_NAMES), default="process")
     parser.add_argument("--image", default="", help="booted for tasks that name none")
+    return parser
 
 
 def parse_choice(given: argparse.Namespace) -> RunnerChoice:

@@ -3,14 +3,12 @@
 python -m etude.envserver.tasks.verify TASK_OR_FOLDER [--limit N] [--driver NAME] [--json]
 """
 
-import argparse
 import asyncio
 import json
 import math
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,7 +19,6 @@ from etude.common.harbor import task as harbor_task
 from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 from etude.envserver.host.grading import Grader
-from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.envserver.tasks import runner
 from etude.envserver.tasks.runner import TaskRunner
 from etude.v1 import environments_pb2
@@ -67,9 +64,8 @@ class _Attempt:
 class TaskVerifier:
     """Verifies tasks with a host's own grader."""
 
+    runner: TaskRunner
     grader: Grader
-    sources: WorkspaceSources
-    bench: TaskRunner
 
     async def verify_task(self, folder: Path) -> TaskProof:
         """Verify the task in this folder."""
@@ -81,7 +77,7 @@ class TaskVerifier:
 
     async def _verdict(self, task: HarborTask) -> TaskProof:
         found = [f"key {key} is not known" for key in task.unknown_keys]
-        template = self.bench.template(task)
+        template = self.runner.template(task)
         nothing = await self._attempt(task, template, task.tests(), task.command)
         found += _compare_reward("doing nothing", nothing, 0.0)
         solution = {f"{SOLUTION}/{path}": data for path, data in task.solution().items()}
@@ -104,7 +100,7 @@ class TaskVerifier:
     async def _attempt(
         self, task: HarborTask, template: str, files: Mapping[str, bytes], command: str
     ) -> _Attempt:
-        source = await self.sources.get(task.environment.absolute().as_uri())
+        source = await self.runner.sources.get(task.environment.absolute().as_uri())
         job = environments_pb2.GradeJob(
             files=[environments_pb2.WorkspaceFile(path=p, content=c) for p, c in files.items()],
             command=command,
@@ -159,48 +155,21 @@ async def verify_tasks(
     Raises:
         UserError: this machine has no sandbox for it.
     """
-    chosen = chosen or runner.RunnerChoice()
     found = list[TaskProof]()
-    with tempfile.TemporaryDirectory(prefix="etude-verify-") as scratch:
-        async with runner.open_runner(chosen, readable_tasks(folders), Path(scratch)) as bench:
-            proof = TaskVerifier(bench.grader(), WorkspaceSources(Path(scratch) / "sources"), bench)
-            places = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+    async with runner.open_runner(chosen, folders) as bench:
+        verifier = TaskVerifier(bench, bench.grader())
+        slots = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 
-            async def one(folder: Path) -> TaskProof:
-                async with places:
-                    return await proof.verify_task(folder)
+        async def one(folder: Path) -> TaskProof:
+            async with slots:
+                return await verifier.verify_task(folder)
 
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(f), name=f"verify {f.name}") for f in folders]
-                for task in tasks:
-                    found.append(await task)
-                    say(found[-1])
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(f), name=f"verify {f.name}") for f in folders]
+            for task in tasks:
+                found.append(await task)
+                say(found[-1])
     return found
-
-
-def readable_tasks(folders: Sequence[Path]) -> list[HarborTask]:
-    """Read the tasks that can be read; the others are reported when it is their turn."""
-    found = []
-    for folder in folders:
-        try:
-            found.append(harbor_task.read_task(folder))
-        except EtudeError:
-            continue
-    return found
-
-
-def chosen_folders(folder: Path, limit: int) -> list[Path]:
-    """The task in a folder, or the first tasks of a folder of them.
-
-    Raises:
-        option_error: the limit is none.
-        UserError: there is no task.
-    """
-    if limit < 0:
-        raise exit_codes.option_error("--limit", f"is {limit}", "use 0 for all, or more")
-    is_task = (exit_codes.require_folder(folder) / "task.toml").is_file()
-    folders = [folder] if is_task else harbor_task.task_folders(folder)
-    return folders[: limit or None]
 
 
 def _print_proof(verdict: TaskProof, *, as_json: bool) -> None:
@@ -215,14 +184,9 @@ def _print_proof(verdict: TaskProof, *, as_json: bool) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Verify, print the faults, and the number of proved tasks."""
-    parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.verify")
-    parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
-    parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
-    parser.add_argument("--json", action="store_true", help="one JSON object per task")
-    runner.add_options(parser)
-    given = parser.parse_args(arguments)
+    given = runner.make_parser("etude.envserver.tasks.verify").parse_args(arguments)
     try:
-        folders = chosen_folders(given.folder, given.limit)
+        folders = runner.chosen_folders(given.folder, given.limit)
         if not given.json:
             sys.stdout.write(f"{HEADING}\n")
         say = partial(_print_proof, as_json=given.json)

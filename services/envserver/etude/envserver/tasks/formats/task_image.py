@@ -90,7 +90,7 @@ def make_task_image(
         layouts: OCI layouts by the name of the image that they hold.
 
     Raises:
-        ImportRefusedError: the base is not known here, or the recipe needs more than a spec can say.
+        ImportRefusedError: the base is unknown, or the recipe needs more than a spec can say.
     """
     _check_folder(recipe.folder)
     base, setup = _base(recipe, layouts)

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.common.api.meta import NameRef
+from etude.common.api.pool.network import EgressCredential, EgressMode
 from etude.envserver.egress import limits, proxy_request, tls_client_hello
 from etude.envserver.egress.credentials import (
     CredentialEchoError,
@@ -19,11 +21,17 @@ from etude.envserver.egress.credentials import (
     watched_parts,
 )
 from etude.envserver.egress.limits import EgressAccount
-from etude.envserver.egress.policy import AllowRule, RuleCredential, RuleMode
+from etude.envserver.egress.policy import AllowRule
 from etude.envserver.egress.proxy_request import MalformedError
 from etude.envserver.egress.tls_client_hello import NotTlsError
 
 SECRET = b"Bearer abcabcabd-secret"
+
+
+def credential(secret: str, key: str) -> EgressCredential:
+    """A credential that may name anything, as from a pool that was never validated."""
+    name = NameRef.model_construct(name=secret)
+    return EgressCredential.model_construct(header="A", secret_ref=name, key=key)
 
 
 def client_hello(name: str | None) -> bytes:
@@ -154,12 +162,11 @@ def test_a_header_that_some_servers_take_for_another_is_dropped(*, is_limited: b
 
 
 def test_a_rule_is_limited_by_whatever_it_holds_requests_to() -> None:
-    free = AllowRule(name="a", host="a.example.com", mode=RuleMode.HTTPS)
-    credential = RuleCredential(header="A", secret="s", key="k")
+    free = AllowRule(name="a", host="a.example.com", mode=EgressMode.HTTPS)
     assert not free.is_limited
     assert replace(free, paths=("/v1",)).is_limited
     assert replace(free, methods=("GET",)).is_limited
-    assert replace(free, credential=credential).is_limited
+    assert replace(free, credential=credential("s", "k")).is_limited
 
 
 @given(st.lists(st.sampled_from([b"a", b"abc", b"x", SECRET[:9], SECRET[:-1], b"Bearer ab"])))
@@ -202,7 +209,7 @@ def test_a_secret_is_one_line_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     kept, wanted = (
         SecretFiles(tmp_path),
-        RuleCredential(header="Authorization", secret="s", key="k"),
+        credential("s", "k"),
     )
     with pytest.raises(CredentialError, match="cannot be read"):
         kept.value(wanted)
@@ -217,12 +224,12 @@ def test_a_secret_is_one_line_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("secret", ["..", "a/b", "", "/etc"])
 def test_a_secret_is_in_its_folder(tmp_path: Path, secret: str) -> None:
     with pytest.raises(CredentialError, match="not a name"):
-        SecretFiles(tmp_path).value(RuleCredential(header="A", secret=secret, key="passwd"))
+        SecretFiles(tmp_path).value(credential(secret, "passwd"))
 
 
 def test_without_a_folder_there_are_no_secrets() -> None:
     with pytest.raises(CredentialError, match="ETUDE_EGRESS_SECRETS"):
-        SecretFiles().value(RuleCredential(header="A", secret="s", key="k"))
+        SecretFiles().value(credential("s", "k"))
 
 
 def test_attempts_come_back_with_time() -> None:

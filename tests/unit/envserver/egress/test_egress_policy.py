@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.common.api.pool.network import EgressMode
 from etude.envserver.egress import upstream
 from etude.envserver.egress.policy import (
     AllowRule,
     EgressRequest,
     EgressVerdict,
-    RuleMode,
     canonical_host,
     decide,
 )
@@ -21,11 +21,11 @@ FILES = AllowRule(name="files", host="*.pythonhosted.org")
 API = AllowRule(
     name="api",
     host="api.example.com",
-    mode=RuleMode.HTTPS,
+    mode=EgressMode.HTTPS,
     methods=("GET", "HEAD"),
     paths=("/v1", "/public/"),
 )
-MIRROR = AllowRule(name="mirror", host="mirror.example.com", port=8080, mode=RuleMode.HTTP)
+MIRROR = AllowRule(name="mirror", host="mirror.example.com", port=8080, mode=EgressMode.HTTP)
 RULES = (PYPI, FILES, API, MIRROR)
 
 hosts = st.one_of(
@@ -61,7 +61,7 @@ def test_whatever_is_allowed_has_a_rule_for_its_host_and_port(
         suffix = found.rule.host.removeprefix("*")
         assert found.host.endswith(suffix)
         assert found.host == canonical_host(host)
-        assert port == found.rule.port or (port == 80 and found.rule.mode is RuleMode.HTTPS)
+        assert port == found.rule.port or (port == 80 and found.rule.mode is EgressMode.HTTPS)
 
 
 @pytest.mark.parametrize("host", ["pypi.org", "PYPI.ORG", "pypi.org.", "files.pythonhosted.org"])
@@ -111,7 +111,7 @@ def test_a_name_that_only_looks_like_a_listed_one_is_another(host: str) -> None:
 def test_no_rule_reaches_an_address_or_the_metadata_of_a_cloud(host: str) -> None:
     everything = (
         AllowRule(name="all", host="*"),
-        AllowRule(name="http", host="*", port=80, mode=RuleMode.HTTP),
+        AllowRule(name="http", host="*", port=80, mode=EgressMode.HTTP),
     )
     assert decide(everything, connect(host)).verdict is EgressVerdict.ADDRESS
     assert decide(everything, get("/", host=host)).verdict is EgressVerdict.ADDRESS
@@ -163,7 +163,7 @@ def test_other_methods_are_refused() -> None:
 
 
 def test_of_two_rules_for_a_host_the_one_that_allows_counts() -> None:
-    rules = (API, AllowRule(name="write", host=API.host, mode=RuleMode.HTTPS, methods=("POST",)))
+    rules = (API, AllowRule(name="write", host=API.host, mode=EgressMode.HTTPS, methods=("POST",)))
     found = decide(rules, get("/other", method="POST"))
     assert found.verdict is EgressVerdict.ALLOWED
     assert found.rule is rules[1]

@@ -11,7 +11,7 @@ from etude.v1 import environments_pb2
 async def test_a_node_that_cannot_be_spoken_to_safely_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "own", lambda: security_from_setting(""))
+    monkeypatch.setattr(channels, "process_security", lambda: security_from_setting(""))
     nodes, elsewhere = GrpcHostClient(), "10.9.9.9:7030"
     with pytest.raises(HostCallError, match="InvalidTls"):
         await nodes.open(elsewhere, environments_pb2.OpenEnvironmentsRequest())

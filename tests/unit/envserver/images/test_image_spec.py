@@ -10,7 +10,7 @@ from etude.envserver.images.builder import _files
 from etude.envserver.images.initramfs import SERVICES
 from etude.envserver.images.spec import ImageSpec, digest, read_spec
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "images").glob("*.yaml"))
+EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "images").glob("*.yaml"))
 SPEC = "name: tiny\nbase: {busybox: {}}\n"
 
 
