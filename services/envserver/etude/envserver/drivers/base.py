@@ -54,7 +54,6 @@ class DriverCapabilities:
     """Capabilities of a driver's sandboxes, on top of running tools."""
 
     files: bool
-    """Snapshots include files."""
     memory: bool
     """Snapshots include memory and running processes."""
     freeze: bool
@@ -177,12 +176,11 @@ class Sandbox(Protocol):
     """
 
     workspace: Workspace
-    """Workspace of the tools, after begin(); its commands go through the given runner."""
+    """Workspace of the tools, after initialize(); its commands go through the given runner."""
 
     @property
     def is_started(self) -> bool:
         """True if it has its initial files, from this process or an earlier one."""
-        ...
 
     @property
     def sandbox_start(self) -> SandboxStart | None:
@@ -196,11 +194,9 @@ class Sandbox(Protocol):
 
     async def initialize(self, tree: Tree) -> None:
         """Write the initial files, all or none."""
-        ...
 
     async def run(self, command: str, timeout_s: float) -> CommandOutcome:
         """Run a shell command in the workspace."""
-        ...
 
     async def read_files(self, limits: FolderLimits) -> FolderContent:
         """Read the regular files of the workspace.
@@ -209,7 +205,6 @@ class Sandbox(Protocol):
             TooLargeError: the limits are exceeded.
             FileNotFoundError: it is gone.
         """
-        ...
 
     async def start(self, program: Program) -> RunningProgram:
         """Start an interactive program.
@@ -233,7 +228,6 @@ class Sandbox(Protocol):
         Raises:
             TooLargeError: it would be larger than the limits allow.
         """
-        ...
 
     async def restore(self, folder: Path, saved: SavedSandbox) -> None:
         """Replace the sandbox's state, whatever it is, by a snapshot.
@@ -245,11 +239,9 @@ class Sandbox(Protocol):
             CorruptError: the folder is not what was saved.
             HalfRestoredError: the disk failed after the point of no return.
         """
-        ...
 
     async def pause(self) -> None:
         """Suspend its state to disk, in the lease's folder; safe to repeat."""
-        ...
 
     async def resume(self) -> None:
         """Resume after a pause; safe to repeat, and without effect otherwise.
@@ -257,11 +249,9 @@ class Sandbox(Protocol):
         Raises:
             CorruptError: the state on disk was not written by this host.
         """
-        ...
 
     async def close(self) -> None:
         """End all that runs in it. The caller removes the lease's folder."""
-        ...
 
 
 class Driver(Protocol):
@@ -281,14 +271,11 @@ class Driver(Protocol):
         Raises:
             DriverUnavailableError: it cannot run on this machine.
         """
-        ...
 
     async def stop(self) -> None:
         """End what belongs to this process; sandboxes stay for the next one."""
-        ...
 
     def readiness(self) -> DriverReadiness:
-        """Report the start capacity."""
         return ALWAYS_READY
 
     def keep_warm(self, wanted: Sequence[TemplateReadiness], *, max_shells: int) -> None:
@@ -322,11 +309,9 @@ class Driver(Protocol):
         Raises:
             SandboxError: the sandbox of the earlier process has ended.
         """
-        ...
 
     async def verify(self, work: Verification) -> CommandOutcome:
         """Run a verifier in a fresh sandbox."""
-        ...
 
     def has_services(self, template: str) -> bool:
         """Tell whether its sandboxes run services that no agent started."""
@@ -334,4 +319,3 @@ class Driver(Protocol):
 
     def is_repeatable(self, command: str) -> bool:
         """Tell whether a command has the same result in all workspaces with the same files."""
-        ...

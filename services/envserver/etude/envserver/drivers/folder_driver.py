@@ -72,16 +72,6 @@ class FolderSandbox(Sandbox):
         launch: Launch | None = None,
         gate: EnvironmentEgress | None = None,
     ) -> None:
-        """Create nothing yet.
-
-        Args:
-            folder: the lease folder.
-            runner: runs the workspace's commands.
-            execute: runs a command behind the isolation boundary.
-            owner: owner of the files on the host.
-            launch: starts a program behind the isolation boundary, where the driver can.
-            gate: its egress, which lives as long as it.
-        """
         self._gate = gate
         self._launch = launch
         self._root = folder / _WORKSPACE

@@ -149,7 +149,6 @@ class FolderJobs(Jobs):
         await asyncio.wait([found.task])
 
     async def close(self) -> None:
-        """End all running jobs."""
         running = self._running()
         for job in running:
             if job.program is not None:

@@ -24,15 +24,8 @@ FolderOwners = Mapping[str, Owner]
 def save(lease: Path, parts: FolderOwners, target: Path, limits: FolderLimits) -> SavedSandbox:
     """Copy the folders that exist.
 
-    Args:
-        lease: the lease folder.
-        parts: its folders.
-        target: an empty folder, owned by the host.
-        limits: limits of all together.
-
     Raises:
         TooLargeError: the limits are exceeded.
-        OSError: something cannot be read or written.
     """
     num_bytes, digest = 0, blake3()
     for name in parts:
@@ -50,7 +43,6 @@ def prepare(source: Path, parts: FolderOwners, lease: Path, saved: SavedSandbox)
 
     Raises:
         CorruptError: it is not what was saved.
-        OSError: something cannot be read or written.
     """
     digest = blake3()
     for name, owner in parts.items():

@@ -35,7 +35,6 @@ class SandboxGuest(GuestCaller, Protocol):
 
     async def destroy(self) -> None:
         """End it; safe to repeat."""
-        ...
 
 
 _G = TypeVar("_G", bound=SandboxGuest)
@@ -48,13 +47,6 @@ class GuestSandbox(Sandbox, Generic[_G]):
     """Its guest's word in errors."""
 
     def __init__(self, lease: Path, runner: Runner, guest: _G | None) -> None:
-        """Start nothing.
-
-        Args:
-            lease: the lease folder.
-            runner: runs the workspace's commands.
-            guest: the guest, if an earlier process started it.
-        """
         self._lease, self._runner, self._guest = lease, runner, guest
         self._notes = FolderNotes(lease / notes.FOLDER)
         self._jobs: GuestJobs | None = None

@@ -25,7 +25,6 @@ class ProcessId:
     started: int
     """Clock ticks since boot."""
     boot: str
-    """Boot id of the machine."""
 
 
 def mark_value(folder: Path) -> str:
@@ -60,12 +59,7 @@ def open_pidfd(process: ProcessId) -> int | None:
 
 
 def exit_future(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | None]":
-    """Future that is done once the process has exited.
-
-    Args:
-        pidfd: descriptor of the process; closed at exit.
-        reap: returns the exit code then, if it is a child of this process.
-    """
+    """Future that is done once the process has exited."""
     loop = asyncio.get_running_loop()
     exited: asyncio.Future[int | None] = loop.create_future()
 

@@ -39,7 +39,6 @@ class Program:
     """A program to run in a workspace."""
 
     argv: Sequence[str]
-    """The program and its arguments."""
     cwd: str = ""
     """Relative to the workspace."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -71,32 +70,24 @@ class RunningProgram(Protocol):
 
     def output(self) -> AsyncIterator[OutputPiece]:
         """Iterate over its output to the end; a slow reader slows the program down."""
-        ...
 
     async def wait(self) -> ProgramExit:
         """Wait until all of it has ended. Its output is read first, or it may not end."""
-        ...
 
     async def write(self, data: bytes) -> None:
         """Write input; what it no longer reads is dropped."""
-        ...
 
     def close_input(self) -> None:
         """Close its input."""
-        ...
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group."""
-        ...
 
     def resize(self, size: TerminalSize) -> None:
         """Change its terminal's size; no effect without a terminal."""
-        ...
 
     def kill(self) -> None:
-        """Kill it and all that it started; ending() waits for that."""
-        ...
+        """Kill it and all that it started; wait() waits for that."""
 
     async def close(self) -> None:
         """Kill it if it runs, and release its resources; its output is not read any more."""
-        ...

@@ -13,14 +13,12 @@ class RunningJobs:
     """Tracks them; a job's exit event may come before the answer to its start."""
 
     def __init__(self, running: Iterable[int] = ()) -> None:
-        """Start with these jobs running."""
         self.running = set(running)
         self._ended: set[int] = set()
         self._num_starting = 0
 
     @contextlib.contextmanager
     def span_call(self, call: guest_pb2.GuestCall) -> Iterator[None]:
-        """Span a call until its answer."""
         is_start = call.exec.background
         self._num_starting += is_start
         try:
@@ -31,7 +29,6 @@ class RunningJobs:
                 self._ended.clear()
 
     def add_answer(self, call: guest_pb2.GuestCall, result: guest_pb2.GuestResult) -> None:
-        """Update from an answer."""
         number = result.exec.job
         if call.exec.background and number and number not in self._ended:
             self.running.add(number)
@@ -39,7 +36,6 @@ class RunningJobs:
             self.running.discard(call.job.job)
 
     def add_event(self, event: guest_pb2.GuestEvent) -> None:
-        """Update from an event."""
         if not event.HasField("job_exit"):
             return
         self.running.discard(event.job_exit.job)

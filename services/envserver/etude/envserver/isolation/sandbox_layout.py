@@ -80,14 +80,12 @@ class SandboxPaths:
     """Paths on the machine from which the sandbox is built."""
 
     leases: str
-    """Folder of all workspaces."""
     new_root: str
     """An empty folder: mount point of the new root."""
     python: str
     prefix: str
     """Folder of the interpreter's standard library."""
     minitest: str
-    """Source of the test runner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +118,6 @@ class SandboxJob:
 
     @property
     def lease(self) -> str:
-        """Lease of the workspace."""
         return self.workspace.partition("/")[0]
 
 

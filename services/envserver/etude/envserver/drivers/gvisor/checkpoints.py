@@ -22,15 +22,8 @@ _PART_BYTES = 8 << 20
 def measure(target: Path, config: bytes, lease: Path, limits: FolderLimits) -> SavedSandbox:
     """Measure a new checkpoint, and add the bundle's config and the tools' notes to it.
 
-    Args:
-        target: folder of the checkpoint.
-        config: the bundle's config.
-        lease: the lease folder.
-        limits: limits of all together.
-
     Raises:
         TooLargeError: the limits are exceeded.
-        OSError: something cannot be read or written.
     """
     (target / CONFIG).write_bytes(config)
     num_bytes = sum(path.stat().st_size for path in _files(target))
@@ -43,7 +36,6 @@ def prepare(source: Path, lease: Path, saved: SavedSandbox) -> None:
 
     Raises:
         CorruptError: it is not what was saved.
-        OSError: it cannot be read.
     """
     if digest(source) != folder_snapshots.main_digest(saved):
         raise CorruptError(f"{source} is not what was saved")
@@ -51,11 +43,7 @@ def prepare(source: Path, lease: Path, saved: SavedSandbox) -> None:
 
 
 def digest(folder: Path) -> str:
-    """Digest of a checkpoint and its bundle.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Digest of a checkpoint and its bundle."""
     hasher = blake3()
     for path in _files(folder):
         hasher.update(f"{path.name} {path.stat().st_size}\n".encode())

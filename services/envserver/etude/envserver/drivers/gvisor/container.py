@@ -36,11 +36,7 @@ def make_pipes(folder: Path) -> tuple[int, int]:
 
 
 async def connect_agent(folder: Path) -> GuestChannel:
-    """Open a channel over the pipes of a running container.
-
-    Raises:
-        OSError: the other ends are closed.
-    """
+    """Open a channel over the pipes of a running container."""
     loop = asyncio.get_running_loop()
     flags = os.O_NONBLOCK | os.O_CLOEXEC
     incoming = os.fdopen(os.open(folder / _FROM, os.O_RDONLY | flags), "rb", 0)
@@ -78,12 +74,7 @@ class GvisorContainer(GuestCaller):
 
     @classmethod
     async def start(cls, runsc: RunscClient, folder: Path, root: Path, *, memory_mib: int) -> Self:
-        """Start a container of an image's root in an empty folder; its agent answers.
-
-        Raises:
-            RunscError: it does not start.
-            GuestLostError: its agent does not answer.
-        """
+        """Start a container of an image's root in an empty folder; its agent answers."""
         spec = bundle.spec(root, memory_mib=memory_mib)
         (folder / CONFIG).write_text(json.dumps(spec))
         made = await cls._start(runsc, folder, ("run",), generation=1)
@@ -100,12 +91,7 @@ class GvisorContainer(GuestCaller):
     async def restore(
         cls, runsc: RunscClient, folder: Path, image: Path, *, config: bytes, generation: int
     ) -> Self:
-        """Restore a container from a checkpoint in an empty folder; its agent answers.
-
-        Raises:
-            RunscError: it is not restored.
-            GuestLostError: its agent does not answer.
-        """
+        """Restore a container from a checkpoint in an empty folder; its agent answers."""
         (folder / CONFIG).write_bytes(config)
         words = ("restore", "-image-path", str(image))
         made = await cls._start(runsc, folder, words, generation=generation)
@@ -134,14 +120,12 @@ class GvisorContainer(GuestCaller):
 
     @property
     def is_lost(self) -> bool:
-        """True if it has ended or no longer answers."""
         if self._channel is not None and self._channel.is_lost:
             return True
         return process_identity.identify(self.process.pid) != self.process
 
     @property
     def has_jobs(self) -> bool:
-        """True if background jobs may run in it."""
         return not self._is_reset or bool(self._jobs.running)
 
     @property
@@ -158,15 +142,10 @@ class GvisorContainer(GuestCaller):
         return reply
 
     async def checkpoint(self, image: Path) -> None:
-        """Write memory, processes and files to a folder; it continues.
-
-        Raises:
-            RunscError: it could not be written.
-        """
+        """Write memory, processes and files to a folder; it continues."""
         await self.runsc.call("checkpoint", "-leave-running", "-image-path", str(image), self.name)
 
     async def destroy(self) -> None:
-        """End it; safe to repeat."""
         channel, self._channel = self._channel, None
         try:
             if channel is not None:

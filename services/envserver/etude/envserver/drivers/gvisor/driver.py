@@ -96,7 +96,6 @@ class GvisorDriver(Driver):
     """One unpacked root for each image of the pool's templates."""
 
     scratch: Path
-    """Private folder of the host."""
     images: Mapping[str, BuiltImage]
     """Image of each pool template, by the template's name."""
     memory_mib: int

@@ -82,11 +82,6 @@ class RunscClient:
     async def start(self, words: Sequence[str], *, ends: tuple[int, int], log: Path) -> None:
         """Run or restore a container, which outlives the command and this process.
 
-        Args:
-            words: the command.
-            ends: standard input and output of the container's first process.
-            log: takes the standard error of the command and the container.
-
         Raises:
             RunscError: it failed; the message has the last words.
         """
@@ -103,30 +98,15 @@ class RunscClient:
             raise RunscError(f"runsc {words[0]} failed: {tail(log)}")
 
     async def call(self, *words: str) -> str:
-        """Run a command and return its output.
-
-        Raises:
-            RunscError: it failed.
-        """
         return await _output(self._command(words))
 
     async def containers(self) -> list[str]:
-        """List the ids of all containers.
-
-        Raises:
-            RunscError: the command failed.
-        """
         if not self.state.is_dir():
             return []
         said = await self.call("list", "-format=json")
         return [str(each["id"]) for each in json.loads(said or "null") or ()]
 
     async def end(self, container: str) -> None:
-        """End a container; safe to repeat.
-
-        Raises:
-            RunscError: it stays.
-        """
         await self.call("delete", "--force", container)
 
     def _command(self, words: Sequence[str]) -> tuple[str, ...]:

@@ -51,11 +51,6 @@ class GvisorSandbox(GuestSandbox[GvisorContainer]):
     guest_word = "container"
 
     def __init__(self, lease: Path, runner: Runner, factory: ContainerFactory) -> None:
-        """Start nothing; find the container of an earlier process.
-
-        Raises:
-            SandboxError: it has ended.
-        """
         super().__init__(lease, runner, None)
         self._folder, self._factory = lease / FOLDER, factory
         self._generation = 1

@@ -91,7 +91,6 @@ class ServerOutbox:
             self._flush()
 
     def close(self) -> None:
-        """Drop unsent messages."""
         while self._unsent:
             self._drop()
         asyncio.get_running_loop().remove_writer(self.channel)

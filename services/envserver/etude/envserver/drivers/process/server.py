@@ -100,7 +100,6 @@ class _Server:
     own_pids: int
     own_network: int
     running: dict[int, SandboxJob] = field(default_factory=dict)
-    """By PID."""
     networks: dict[str, int] = field(default_factory=dict)
     """Network namespaces of leases with a job that others can connect to."""
 

@@ -34,7 +34,6 @@ class HeadTailBuffer:
     _lines: int = 0
 
     def add(self, data: bytes) -> None:
-        """Append data."""
         room = self.head_bytes - len(self.head)
         if room > 0:
             self.head += data[:room]
@@ -47,7 +46,6 @@ class HeadTailBuffer:
 
     @property
     def total(self) -> int:
-        """Bytes appended."""
         return len(self.head) + self._after_head
 
     def result(self) -> tuple[bytes, int, int]:

@@ -46,7 +46,6 @@ class VerifiedFiles:
         return True
 
     def add(self, about: os.stat_result, code: bytes) -> None:
-        """Remember a verified file."""
         self._codes[_identity(about)] = code
         if len(self._codes) > _MOST_PROVEN:
             self._codes.popitem(last=False)
@@ -57,7 +56,6 @@ def save(delta: VmDelta, path: Path, *, key: bytes) -> None:
 
     Raises:
         ValueError: it has a disk, whose layers are not in the stream.
-        OSError: the file cannot be written.
     """
     if delta.disk:
         raise ValueError("a delta with disk layers cannot be stored in one file")
@@ -85,7 +83,6 @@ def load(path: Path, *, key: bytes, template: str, proven: VerifiedFiles | None 
 
     Raises:
         IntegrityError: it is damaged, of another template, or was written with another key.
-        OSError: the file cannot be read.
     """
     with contextlib.ExitStack() as opened:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -126,11 +123,7 @@ def _identity(about: os.stat_result) -> tuple[int, ...]:
 
 
 def digest(path: Path) -> str:
-    """Read the code that a file claims, in hexadecimal; load() verifies it.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Read the code that a file claims, in hexadecimal; load() verifies it."""
     with path.open("rb") as file:
         return file.read(HEADER_BYTES)[len(_MAGIC) :][:_CODE_BYTES].hex()
 

@@ -72,11 +72,6 @@ class PageBuffer:
 def read_dirty_pages(pid: int, memory: int, buffer: PageBuffer) -> GuestPages:
     """Read every page of a frozen VM that differs from its template.
 
-    Args:
-        pid: PID of the VMM.
-        memory: descriptor of the template's memory file.
-        buffer: holds the pages; they are valid until its next use.
-
     Raises:
         VmmError: the VMM has ended, or has mapped its memory in another way.
     """

@@ -65,7 +65,6 @@ class VmDriver(Driver):
     """Boots one VM template for each image of the pool; subclasses know how."""
 
     scratch: Path
-    """Private folder of the host."""
     images: Mapping[str, BuiltImage]
     """Image of each pool template, by the template's name."""
     jail: Jail = field(default_factory=Jail)

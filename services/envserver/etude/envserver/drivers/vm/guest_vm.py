@@ -39,7 +39,6 @@ class GuestVm:
     """Whether this process has talked to its agent: an adopted, frozen VM waits."""
 
     async def destroy(self) -> None:
-        """End the VM; safe to repeat."""
         await self.channel.close()
         await self.vm.destroy()
 
@@ -47,11 +46,7 @@ class GuestVm:
 async def prepare_template(
     channel: GuestChannel, warm_up: Callable[[GuestChannel], Awaitable[None]]
 ) -> None:
-    """Prepare a booting VM as a template: warm, without identity, its channel closed.
-
-    Raises:
-        GuestLostError: the agent does not answer.
-    """
+    """Prepare a booting VM as a template: warm, without identity, its channel closed."""
     await channel.hello(timeout_s=BOOT_LIMIT_S)
     await channel.reset()
     await channel.sync(_new_identity("template", generation=0))
@@ -79,7 +74,6 @@ async def start_clone(
 
     Raises:
         GuestLostError: the agent does not answer.
-        VmmError: the VMM failed.
     """
     identity = _new_identity(name, generation=generation)
     try:
@@ -99,10 +93,6 @@ async def start_paused_clone(shell: Vmm, base: VmTemplate) -> GuestVm:
     """Turn an idle VMM into a paused clone: it has answered once, has no identity, and is frozen.
 
     The first execution of guest code is translated and costs ten times as much; here it is done.
-
-    Raises:
-        GuestLostError: the agent does not answer.
-        VmmError: the VMM failed.
     """
     return await _start_frozen(shell, base, None, _read_file(_READ_LIMIT_S), name="paused")
 
@@ -110,13 +100,7 @@ async def start_paused_clone(shell: Vmm, base: VmTemplate) -> GuestVm:
 async def start_fork_parent(shell: Vmm, base: VmTemplate, saved: VmDelta | None = None) -> GuestVm:
     """Turn an idle VMM into a warmed-up, frozen clone without identity, the parent of child VMs.
 
-    Args:
-        shell: the idle VMM.
-        base: its template.
-        saved: the state to restore; then it keeps its names, and only answers once.
-
     Raises:
-        GuestLostError: the agent does not answer.
         VmmError: the VMM failed.
     """
     does = warm_up_jit if saved is None else _read_file(_SAVED_LIMIT_S)
@@ -127,17 +111,7 @@ async def start_fork_parent(shell: Vmm, base: VmTemplate, saved: VmDelta | None 
 
 
 async def start_child(part: Vmm, *, name: str, generation: int = 1) -> GuestVm:
-    """Resume a child VM under its own identity; it is destroyed on failure.
-
-    Args:
-        part: frozen, without identity.
-        name: its environment's id and host name.
-        generation: above 1 it resumes and keeps its host name and machine id.
-
-    Raises:
-        GuestLostError: the agent does not answer.
-        VmmError: the VMM failed.
-    """
+    """Resume a child VM under its own identity; it is destroyed on failure."""
     identity = _new_identity(name, generation=generation)
     try:
         found = await _run_frozen(part)
@@ -149,12 +123,7 @@ async def start_child(part: Vmm, *, name: str, generation: int = 1) -> GuestVm:
 
 
 async def resume_paused_clone(waiting: GuestVm, *, name: str) -> GuestVm:
-    """Resume a paused clone under its own identity; it is destroyed on failure.
-
-    Raises:
-        GuestLostError: the agent does not answer.
-        VmmError: the VMM failed.
-    """
+    """Resume a paused clone under its own identity; it is destroyed on failure."""
     identity = _new_identity(name, generation=1)
     try:
         await waiting.vm.thaw()
@@ -166,18 +135,7 @@ async def resume_paused_clone(waiting: GuestVm, *, name: str) -> GuestVm:
 
 
 async def adopt_guest(found: Vmm, *, name: str, generation: int, is_stopped: bool) -> GuestVm:
-    """Connect to the guest of an adopted VM. A frozen one is not resumed.
-
-    Args:
-        found: its VMM.
-        name: its environment's id; host name and machine id stay.
-        generation: generation of its last SYNC.
-        is_stopped: whether it is frozen.
-
-    Raises:
-        GuestLostError: the agent does not answer.
-        VmmError: the VMM failed.
-    """
+    """Connect to the guest of an adopted VM. A frozen one is not resumed."""
     token = secrets.token_bytes(_TOKEN_BYTES)
     identity = GuestIdentity(env_id=name, token=token, generation=generation)
     guest = GuestVm(found, await connect_agent(found), identity, is_connected=False)
@@ -191,23 +149,14 @@ async def adopt_guest(found: Vmm, *, name: str, generation: int, is_stopped: boo
 
 
 async def reset_guest(guest: GuestVm) -> GuestVm:
-    """Reset the running guest of an earlier process, and give it a token of this one.
-
-    Raises:
-        GuestLostError: the agent does not answer.
-    """
+    """Reset the running guest of an earlier process, and give it a token of this one."""
     state = await guest.channel.reset()
     await guest.channel.sync(guest.identity)
     return replace(guest, jobs=frozenset(state.jobs), is_connected=True)
 
 
 async def reconnect_guest(guest: GuestVm) -> GuestVm:
-    """Reconnect to a guest whose connection a snapshot has closed. It keeps its names and jobs.
-
-    Raises:
-        GuestLostError: the agent does not answer.
-        VmmError: the VMM failed.
-    """
+    """Reconnect to a guest whose connection a snapshot has closed. It keeps its names and jobs."""
     await guest.channel.close()
     channel = await connect_agent(guest.vm)
     state = await channel.reset()

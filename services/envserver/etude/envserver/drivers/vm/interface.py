@@ -30,7 +30,6 @@ class Vmm(Protocol):
 
     async def agent(self) -> socket.socket:
         """Connect to the guest's agent, non-blocking; there is one connection at a time."""
-        ...
 
     async def is_stopped(self) -> bool:
         """Tell whether the VM is frozen.
@@ -38,27 +37,21 @@ class Vmm(Protocol):
         Raises:
             VmmError: it is in a state that cannot be resumed.
         """
-        ...
 
     async def freeze(self) -> None:
         """Stop the guest's processor: the VM uses no CPU time."""
-        ...
 
     async def thaw(self) -> None:
         """Let the guest run, for the first time too."""
-        ...
 
     async def console(self) -> str:
         """Read the end of the guest's console; empty where there is none."""
-        ...
 
     async def kill(self) -> None:
         """Kill the process; its folder stays as a trace. Safe to repeat."""
-        ...
 
     async def destroy(self) -> None:
         """Kill the process and remove its folder; safe to repeat."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,32 +87,22 @@ class VmTemplate(Protocol):
     @property
     def address(self) -> str:
         """Digest of memory, devices and compat_key, by which deltas name their template."""
-        ...
 
     @property
     def compat_key(self) -> str:
         """Digest of all that its clones run on."""
-        ...
 
     async def spawn(self, folder: Path, jail: Jail) -> Vmm:
-        """Start a VMM that waits for the template's state or a delta of it.
-
-        Args:
-            folder: an empty folder.
-            jail: user and limits of the process.
-        """
-        ...
+        """Start a VMM that waits for the template's state or a delta of it."""
 
     async def restore(self, shell: Vmm, saved: VmDelta | None) -> None:
         """Restore the template's or a saved state in an idle VMM, frozen; destroy it on failure."""
-        ...
 
     async def save(self, vm: Vmm, buffer: PageBuffer, *, keep_running: bool) -> VmDelta:
         """Save a clone of this template; it stays frozen unless `keep_running`.
 
         The caller has brought its channel to a boundary between two frames.
         """
-        ...
 
     async def adopt(self, folder: Path, process: ProcessId) -> Vmm:
         """Adopt a VMM that an earlier process of this host started.
@@ -127,11 +110,9 @@ class VmTemplate(Protocol):
         Raises:
             VmmError: it has ended or does not answer; then it is killed, and its folder stays.
         """
-        ...
 
     def close(self) -> None:
         """Close its files; running VMs keep theirs."""
-        ...
 
 
 def downcast(monitor: Vmm, kind: type[_M]) -> _M:

@@ -26,11 +26,7 @@ _JIT_ROUNDS = 2
 
 
 async def prewarm_template(channel: GuestChannel) -> None:
-    """Make folders, load what every command reads, and let the agent reserve its memory.
-
-    Raises:
-        GuestLostError: the guest failed.
-    """
+    """Make folders, load what every command reads, and let the agent reserve its memory."""
     await GuestCommands(channel=channel, uid=0).run(_PREWARM_COMMAND, _LIMIT_S)
     run = GuestCommands(channel=channel).run
     files = GuestWorkspace(channel, run, cwd="/tmp")  # noqa: S108 - the guest's
@@ -43,7 +39,6 @@ async def warm_up_jit(channel: GuestChannel) -> None:
     """Do what environments do first, and undo it: what stays is translated code.
 
     Raises:
-        GuestLostError: the guest failed.
         WorkspaceError: it could not write.
     """
     run = GuestCommands(channel=channel).run

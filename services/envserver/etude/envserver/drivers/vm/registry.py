@@ -42,12 +42,7 @@ class Adoption:
 
 
 async def adopt_vms(left: Mapping[Path, VmRecord], templates: Mapping[str, VmTemplate]) -> Adoption:
-    """Adopt VMs.
-
-    Args:
-        left: records of leases' VMs, by VM folder.
-        templates: by address.
-    """
+    """Adopt VMs."""
     places = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def one(folder: Path, noted: VmRecord) -> GuestVm | str:
@@ -70,7 +65,6 @@ async def _adopt_one(folder: Path, noted: VmRecord, templates: Mapping[str, VmTe
 
     Raises:
         VmmError: the VMM has ended, or its state cannot be resumed.
-        GuestLostError: the guest agent does not answer.
     """
     base = templates.get(noted.template)
     if base is None:
@@ -102,7 +96,6 @@ class VmRegistry:
     """VMs of one scratch folder."""
 
     scratch: Path
-    """Private folder of the host."""
     places: VmFolders | None = None
     """Process discovery of another kind of VMM, if it has one."""
     _places: VmFolders = field(init=False)

@@ -39,14 +39,6 @@ class VmSandbox(GuestSandbox[AutoSuspendingVm]):
     def __init__(
         self, lease: Path, runner: Runner, context: VmContext, guest: AutoSuspendingVm | None = None
     ) -> None:
-        """Start nothing.
-
-        Args:
-            lease: the lease folder.
-            runner: runs the workspace's commands.
-            context: starts the VM.
-            guest: the VM, if an earlier process started it.
-        """
         super().__init__(lease, runner, guest)
         self._folder, self._context = lease / VM_FOLDER, context
 

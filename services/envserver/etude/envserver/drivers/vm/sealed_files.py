@@ -71,9 +71,6 @@ def nonzero_pages(descriptor: int) -> Iterator[tuple[int, memoryview]]:
     """Iterate over the non-zero pages of a file, as the longest runs with their offsets.
 
     Runs end at multiples of PART_BYTES, wherever the file has holes.
-
-    Raises:
-        OSError: it cannot be read.
     """
     for offset, part in _parts(descriptor):
         words = np.frombuffer(part, dtype=np.uint64).reshape(-1, _PAGE_BYTES // 8)

@@ -17,21 +17,15 @@ class TemplateCache:
     """Cached templates of one host."""
 
     folder: Path
-    """Private to the host."""
     key: bytes
     """Secret key of the host."""
 
     def folder_of(self, compat_key: str) -> Path:
-        """Folder of a template."""
         return self.folder / compat_key
 
     @contextmanager
     def replacing(self, compat_key: str) -> Iterator[Path]:
-        """Open an empty folder, which becomes the template's at the end of the block.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Open an empty folder, which becomes the template's at the end of the block."""
         partial = self.folder / f".{compat_key}.partial"
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
@@ -48,11 +42,6 @@ def template_address(key: str, memory: int, devices: bytes) -> str:
     """Compute the address of a template from its content.
 
     Pages of zeros are ignored: reading a hole of the memory allocates one.
-
-    Args:
-        key: its compat_key.
-        memory: descriptor of a file with the guest's memory.
-        devices: the device state.
     """
     numbers, contents = blake3(), blake3()
     for offset, pages in sealed_files.nonzero_pages(memory):

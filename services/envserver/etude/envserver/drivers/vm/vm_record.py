@@ -22,7 +22,6 @@ class VmRecord:
 
     process: ProcessId
     uid: int
-    """User of the process."""
     template: str = ""
     """Address of its template."""
     env_id: str = ""
@@ -33,16 +32,7 @@ class VmRecord:
 
 
 def save(folder: Path, record: VmRecord, *, is_durable: bool) -> None:
-    """Write the record atomically.
-
-    Args:
-        folder: the VM folder.
-        record: the new content.
-        is_durable: whether it must survive a power loss.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the record atomically."""
     data = json.dumps(asdict(record)).encode()
     atomic.write_bytes(folder / FILE, data, fsync=is_durable, mode=0o600)
 
@@ -86,7 +76,6 @@ def record_use(folder: Path, *, env_id: str, generation: int) -> None:
     """Record that a lease uses the VM, with all initial files in it.
 
     Raises:
-        OSError: it cannot be written.
         CorruptError: there is no record.
     """
     noted = load(folder)

@@ -31,15 +31,12 @@ class FirecrackerApi:
     """Opens a connection, non-blocking; raises VmmError."""
 
     async def get(self, path: str) -> Mapping[str, Any]:
-        """Send GET."""
         return await self._answer("GET", path, None, LIMIT_S)
 
     async def put(self, path: str, body: Body, *, limit_s: float = LIMIT_S) -> None:
-        """Send PUT."""
         await self._answer("PUT", path, body, limit_s)
 
     async def patch(self, path: str, body: Body) -> None:
-        """Send PATCH."""
         await self._answer("PATCH", path, body, LIMIT_S)
 
     async def _answer(

@@ -30,7 +30,6 @@ class FirecrackerConfig:
 
     @property
     def memory_bytes(self) -> int:
-        """Size of the guest's memory."""
         return self.memory_mib << 20
 
 

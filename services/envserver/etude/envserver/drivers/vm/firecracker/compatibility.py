@@ -22,11 +22,7 @@ _LIMIT_S = 30.0
 
 
 def compat_key(program: Path, machine: FirecrackerConfig, image: BuiltImage) -> str:
-    """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root.
-
-    Raises:
-        VmmError: there is no VMM.
-    """
+    """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root."""
     puts = [[path, dict(body)] for path, body in api_requests.boot(machine)]
     files = [image.files[name] for name in ("vmlinuz", "initramfs.gz", "root.sqsh")]
     parts = ["firecracker", version(program), puts, processor_identity(), files]
@@ -57,10 +53,6 @@ def version(program: Path) -> str:
 
 def find_programs(scratch: Path, *, kvm: Path = KVM) -> FirecrackerPrograms:
     """Find Firecracker and its jailer; the boot of the first template shows that guests run.
-
-    Args:
-        scratch: folder for files of VMs.
-        kvm: the KVM device.
 
     Raises:
         VmmError: a requirement is missing.

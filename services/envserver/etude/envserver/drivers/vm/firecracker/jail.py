@@ -44,7 +44,6 @@ class FirecrackerJail:
 
     @property
     def root(self) -> Path:
-        """Root folder of the chroot."""
         return self.folder / "jail" / self.programs.firecracker.name / self.vm_id / "root"
 
     @property
@@ -56,15 +55,7 @@ class FirecrackerJail:
 def command(
     cell: FirecrackerJail, machine: FirecrackerConfig, *, uid: int, gid: int, netns: str
 ) -> tuple[str, ...]:
-    """Command line that starts a VMM in its jail, with the jailer's default seccomp filter.
-
-    Args:
-        cell: the jail.
-        machine: configuration of the VM.
-        uid: user of this VM alone.
-        gid: its group.
-        netns: file of an empty network namespace.
-    """
+    """Command line that starts a VMM in its jail, with the jailer's default seccomp filter."""
     limits = (f"fsize={machine.memory_bytes + _OWN_BYTES}", f"no-file={_MAX_FILES}")
     groups = (f"memory.max={2 * machine.memory_bytes + _OWN_BYTES}", f"pids.max={_MAX_TASKS}")
     return (
@@ -95,11 +86,7 @@ def find_jail(folder: Path, programs: FirecrackerPrograms) -> FirecrackerJail:
 
 
 def add_file(cell: FirecrackerJail, name: str, source: Path) -> None:
-    """Put an immutable file into the chroot: a hard link, or a copy.
-
-    Raises:
-        OSError: it cannot be put there.
-    """
+    """Put an immutable file into the chroot: a hard link, or a copy."""
     target = cell.root / name
     try:
         os.link(source, target)
@@ -153,13 +140,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def remove_cgroups(name: str, prefix: str, *, root: Path = CGROUP_ROOT) -> None:
-    """Remove the control groups of VMs that have ended; the kernel keeps the others.
-
-    Args:
-        name: name of their parent group: the VMM's program.
-        prefix: prefix of the VM ids.
-        root: mount point of control groups.
-    """
+    """Remove the control groups of VMs that have ended; the kernel keeps the others."""
     with contextlib.suppress(OSError):
         for group in (root / name).glob(f"{prefix}*"):
             with contextlib.suppress(OSError):

@@ -58,11 +58,7 @@ def data_parts(descriptor: int) -> Iterator[MemoryPart]:
 
 
 def merge(target: int, parts: Iterator[MemoryPart]) -> None:
-    """Write parts over the content of a file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write parts over the content of a file."""
     for offset, data in parts:
         view, at = memoryview(data), offset
         while view:
@@ -71,11 +67,7 @@ def merge(target: int, parts: Iterator[MemoryPart]) -> None:
 
 
 def copy_sparse(source: int, target: Path) -> None:
-    """Make a read-only copy without the pages of zeros.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make a read-only copy without the pages of zeros."""
     with target.open("xb") as file:
         file.truncate(os.fstat(source).st_size)
         for offset, data in sealed_files.nonzero_pages(source):
@@ -85,11 +77,7 @@ def copy_sparse(source: int, target: Path) -> None:
 
 
 def copy_with_changes(source: Path, target: Path, parts: Iterator[MemoryPart]) -> None:
-    """Make a read-only copy of a memory with changed parts, sharing blocks where the disk can.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make a read-only copy of a memory with changed parts, sharing blocks where the disk can."""
     with source.open("rb") as base, target.open("xb") as file:
         try:
             fcntl.ioctl(file.fileno(), _FICLONE, base.fileno())
@@ -119,11 +107,6 @@ class DecodedDelta(NamedTuple):
 
 def decode_delta(stream: int, offset: int, *, memory_bytes: int) -> DecodedDelta:
     """Decode the device state and the changes of a stream.
-
-    Args:
-        stream: an immutable file.
-        offset: offset of the stream in the file.
-        memory_bytes: size of the memory.
 
     Raises:
         CorruptError: it is damaged; for parts raised while they are read.

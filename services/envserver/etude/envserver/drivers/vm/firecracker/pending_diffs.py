@@ -27,7 +27,6 @@ class PendingDiffs:
 
         Raises:
             VmmError: what was noted cannot be read.
-            OSError: the record cannot be written.
         """
         asked = self._load()
         self._save(range(asked.start, asked.stop + 1))
@@ -38,7 +37,6 @@ class PendingDiffs:
         return [_name(number) for number in self._load()]
 
     def remove_oldest(self) -> None:
-        """Remove the oldest from the record."""
         asked = self._load()
         self._save(range(asked.start + 1, asked.stop))
 

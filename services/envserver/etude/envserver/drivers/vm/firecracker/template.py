@@ -58,7 +58,6 @@ class FirecrackerTemplate(VmTemplate):
 
     # Fields of their own, without the protocol's property as default.
     address: str = field()
-    """Digest of memory, devices and compat_key, by which deltas name their template."""
     compat_key: str = field()
     machine: FirecrackerConfig
     folder: Path
@@ -143,11 +142,7 @@ class FirecrackerTemplate(VmTemplate):
         (cell.root / STATE).chmod(0o444)
 
     def _next_diff(self, found: FirecrackerVm) -> str:
-        """Record a new diff, and merge earlier ones if there are too many.
-
-        Raises:
-            VmmError: it cannot be recorded, or the others cannot be merged.
-        """
+        """Record a new diff, and merge earlier ones if there are too many."""
         diffs = PendingDiffs(found.folder)
         with crossing(VmmError, f"VM {found.pid} cannot be saved"):
             if len(diffs.pending()) >= MAX_PENDING:
@@ -188,11 +183,7 @@ async def start_vmm(
     folder: Path,
     template: str = "",
 ) -> FirecrackerVm:
-    """Start a VMM with a user id of its own, which is freed once it has ended.
-
-    Raises:
-        VmmError: it did not start.
-    """
+    """Start a VMM with a user id of its own, which is freed once it has ended."""
     uid = users.take()
     try:
         made = await vm.start(machine, ground, folder=folder, uid=uid, template=template)
@@ -222,20 +213,7 @@ async def boot_template(
     target: Path,
     warm_up: Callable[[GuestChannel], Awaitable[None]],
 ) -> None:
-    """Boot a VM until its agent answers, prewarm it, and write its files; it ends.
-
-    Args:
-        image: the image to boot.
-        kernel: the image's kernel, as Firecracker loads it.
-        running: a new VMM.
-        target: an empty folder for the template's files.
-        warm_up: prewarms the guest.
-
-    Raises:
-        GuestLostError: the agent does not answer.
-        VmmError: the VMM failed.
-        OSError: a file cannot be written.
-    """
+    """Boot a VM until its agent answers, prewarm it, and write its files; it ends."""
     try:
         for name, source in {
             api_requests.KERNEL: kernel,
@@ -256,11 +234,7 @@ async def boot_template(
 
 
 def address(key: str, folder: Path) -> str:
-    """Compute the address of a template from its files.
-
-    Raises:
-        OSError: they cannot be read.
-    """
+    """Compute the address of a template from its files."""
     with (folder / MEMORY).open("rb") as file:
         return template_address(key, file.fileno(), (folder / STATE).read_bytes())
 
@@ -318,10 +292,6 @@ def _merge_diffs(cell: FirecrackerJail, memory_bytes: int, needed: str = "") -> 
 
     A failed request may have written none. A diff is removed once all of it is merged: after a
     crash the merge is repeated.
-
-    Raises:
-        VmmError: a diff is damaged, or the needed one is missing.
-        OSError: it cannot be written.
     """
     changed = os.open(cell.folder / _CHANGED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -32,11 +32,7 @@ class FirecrackerTemplateCache(TemplateCache):
     """Cached templates of one host."""
 
     def find(self, compat_key: str) -> str | None:
-        """Find and verify a cached template, and return its address. Call it on a thread.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Find and verify a cached template, and return its address. Call it on a thread."""
         folder = self.folder_of(compat_key)
         try:
             seal = (folder / _SEAL).read_bytes()
@@ -51,11 +47,7 @@ class FirecrackerTemplateCache(TemplateCache):
 
     @contextmanager
     def add(self, compat_key: str) -> Iterator[Path]:
-        """Open an empty folder, whose files are cached at the end of the block. Takes 1 ms a MiB.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Open an empty folder, which is cached at the end of the block. Takes 1 ms a MiB."""
         with self.replacing(compat_key) as folder:
             yield folder
             found = template.address(compat_key, folder)

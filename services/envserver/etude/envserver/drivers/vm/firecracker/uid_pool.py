@@ -39,7 +39,6 @@ class UidPool:
         self._taken.update(numbers)
 
     def give(self, number: int) -> None:
-        """Free a user id."""
         self._taken.discard(number)
 
 

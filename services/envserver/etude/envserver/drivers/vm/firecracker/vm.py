@@ -57,7 +57,6 @@ class FirecrackerVm(VmmProcess):
 
     @property
     def api(self) -> FirecrackerApi:
-        """API of the VMM."""
         return FirecrackerApi(partial(jail.dial, self.cell, jail.API))
 
     @override
@@ -107,13 +106,6 @@ async def start(
 ) -> FirecrackerVm:
     """Start a VMM in a jail; it has no guest yet.
 
-    Args:
-        machine: configuration of the VM.
-        ground: the host's environment.
-        folder: an empty folder.
-        uid: user of the process.
-        template: address of its template.
-
     Raises:
         VmmError: it did not start; the message has its last output.
     """
@@ -160,7 +152,6 @@ async def _start_process(words: tuple[str, ...], cell: FirecrackerJail, uid: int
     """Start the VMM's process; a cancelled caller leaves none.
 
     Raises:
-        VmmError: the jailer failed.
         CancelledError: the caller was cancelled.
     """
     making = asyncio.create_task(asyncio.to_thread(_run_jailer, words, cell, uid), name="jailer")
@@ -251,7 +242,6 @@ async def _greet(connection: socket.socket) -> None:
 
     Raises:
         VmmError: the agent does not listen.
-        OSError: the connection broke.
     """
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connection, f"CONNECT {api_requests.AGENT_PORT}\n".encode())

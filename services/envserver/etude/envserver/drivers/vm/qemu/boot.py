@@ -49,11 +49,9 @@ class BootConsole:
         asyncio.get_running_loop().add_reader(self._ours, self._read)
 
     def tail(self) -> str:
-        """End of the output."""
         return self._kept.decode(errors="replace")
 
     def close(self) -> None:
-        """Stop reading; safe to repeat."""
         if self._ours.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._ours)
         self._ours.close()
@@ -84,7 +82,6 @@ class BootingVm:
     disk: QemuDisk | None
 
     async def abandon(self) -> None:
-        """End it and close its files."""
         await self.vm.destroy()
         self.console.close()
         if self.disk is not None:
@@ -102,13 +99,6 @@ async def boot(
     disk: QemuDisk | None = None,
 ) -> BootingVm:
     """Boot a VM from its image; its agent answers seconds later.
-
-    Args:
-        image: the image to boot.
-        machine: configuration of the VM.
-        folder: an empty folder.
-        jail: user and limits of the VMM.
-        disk: its disk, if it has one; the template takes it over.
 
     Raises:
         VmmError: the VMM did not start.
@@ -204,19 +194,7 @@ async def boot_template(
     jail: Jail,
     warm_up: Callable[[GuestChannel], Awaitable[None]],
 ) -> QemuTemplate:
-    """Boot an image until its agent answers, prewarm it, and seal it as a template.
-
-    Args:
-        image: the image to boot.
-        machine: configuration of the VM.
-        folder: an empty folder.
-        jail: user and limits of the VMM.
-        warm_up: prewarms the guest.
-
-    Raises:
-        GuestLostError: the agent does not answer; a note has the end of the console.
-        VmmError: the VMM failed.
-    """
+    """Boot an image until its agent answers, prewarm it, and seal it as a template."""
     booting = await boot(image, machine, folder=folder, jail=jail)
     try:
         channel = await connect_agent(booting.vm)

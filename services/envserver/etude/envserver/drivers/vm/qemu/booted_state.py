@@ -13,7 +13,6 @@ class BootedState:
     """Sealed state of a booted VM. It owns its file descriptors."""
 
     address: str
-    """Digest of memory, devices and compat_key, by which deltas name their template."""
     compat_key: str
     machine: QemuConfig
     memory: int
@@ -27,6 +26,5 @@ class BootedState:
     """Layers of the disk, top first, read-only."""
 
     def close(self) -> None:
-        """Close the files; running clones keep theirs."""
         for descriptor in (self.memory, self.devices, self.root, *self.disk):
             os.close(descriptor)

@@ -43,7 +43,6 @@ class QemuConfig:
 
     @property
     def memory_bytes(self) -> int:
-        """Size of the guest's memory."""
         return self.memory_mib << 20
 
 
@@ -53,9 +52,7 @@ class VmmFiles:
 
     memory: int
     qmp: int
-    """A listening socket."""
     agent: int
-    """A listening socket."""
     root: int
     disk: Sequence[int] = ()
     """Files of the disk, top first; the first is written, the last is raw."""

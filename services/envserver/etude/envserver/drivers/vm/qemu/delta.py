@@ -29,13 +29,6 @@ async def save_delta(
 
     The caller has brought its channel to a boundary between two frames.
 
-    Args:
-        vm: the clone.
-        template: its template.
-        buffer: buffer for its changed pages.
-        keep_running: whether it continues afterwards.
-        layering: next disk layer, if it has a disk: memory and disk are of one moment.
-
     Raises:
         VmmError: the monitor failed.
     """

@@ -69,11 +69,7 @@ def layered_disk(base: Sequence[int], *, folder: Path, jail: Jail) -> QemuDisk:
 
 
 def boot_disk(upper: Path, *, folder: Path, jail: Jail) -> QemuDisk:
-    """Make the disk that a template boots with.
-
-    Raises:
-        VmmError: qemu-img fails.
-    """
+    """Make the disk that a template boots with."""
     raw = os.open(upper, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return layered_disk([raw], folder=folder, jail=jail)
@@ -114,11 +110,7 @@ class NextLayer:
         await qmp.execute("blockdev-add", node)
 
     async def activate(self) -> None:
-        """Write to the new layer from here on. The guest is paused.
-
-        Raises:
-            VmmError: the VMM refused.
-        """
+        """Write to the new layer from here on. The guest is paused."""
         nodes = {"node": self._below, "overlay": self._node}
         await self._vm.qmp.execute("blockdev-snapshot", nodes)
         below = freeze_layers(self._disk)

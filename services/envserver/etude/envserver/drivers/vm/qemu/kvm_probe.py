@@ -32,18 +32,12 @@ class KvmProbeResult:
 
     works: bool
     why: str
-    """Explanation in one line."""
 
 
 async def probe_kvm(
     image: BuiltImage, machine: QemuConfig, *, jail: Jail, scratch: Path
 ) -> KvmProbeResult:
-    """Probe this machine, VMM and kernel, or read the cached result in scratch.
-
-    Raises:
-        VmmError: QEMU is not installed.
-        OSError: the cache cannot be written.
-    """
+    """Probe this machine, VMM and kernel, or read the cached result in scratch."""
     facts = _dependencies(image, jail)
     path = scratch / "kvm.json"
     if (known := _load_cached(path, facts)) is not None:

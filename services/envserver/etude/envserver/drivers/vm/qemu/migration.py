@@ -20,16 +20,7 @@ _MAX_DEVICE_BYTES = 4 << 20
 
 
 async def send(vm: QemuVm, target: int, *, leaves_memory: bool) -> None:
-    """Write the state of a paused VM to a file.
-
-    Args:
-        vm: the VM; it stays paused.
-        target: descriptor of an empty file.
-        leaves_memory: whether the guest's memory stays in its file.
-
-    Raises:
-        VmmError: the VMM failed; it may be gone.
-    """
+    """Write the state of a paused VM to a file."""
     ended = vm.qmp.expect(_is_end)
     try:
         await vm.qmp.execute("migrate-set-capabilities", _capabilities(leaves_memory=leaves_memory))
@@ -92,7 +83,6 @@ class DeviceState:
         self._qmp, self._file, self._number = qmp, file, number
 
     async def save(self) -> None:
-        """Write the state of the paused VM."""
         # "live" would hand the disks over to another VMM, and a later migration of this one would
         # fail an assertion. The command does nothing specific to Xen.
         arguments = {"filename": f"/dev/fdset/{self._number}", "live": False}
@@ -109,7 +99,6 @@ class DeviceState:
         return sealed_files.read_all(self._file)
 
     async def close(self) -> None:
-        """Close the files."""
         os.close(self._file)
         await self._qmp.execute("remove-fd", {"fdset-id": self._number})
 

@@ -168,11 +168,6 @@ def splice(
 ) -> Iterator[bytes | memoryview]:
     """Splice a stream that restores a VM on the template's memory.
 
-    Args:
-        template: the template's stream.
-        device_state: output of `xen-save-devices-state` for the VM.
-        pages: every page of its memory that differs from the template's.
-
     Raises:
         FormatError: one of them is not in QEMU 7.2's format, or a page lies outside the memory.
     """

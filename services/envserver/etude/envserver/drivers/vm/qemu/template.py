@@ -34,17 +34,7 @@ MAX_DEVICE_BYTES = 16 << 20
 async def spawn_shell(
     template: BootedState, *, folder: Path, jail: Jail, disk: Sequence[int] = ()
 ) -> vm.QemuVm:
-    """Start a VMM that waits for the template's state or a delta of it.
-
-    Args:
-        template: its template.
-        folder: an empty folder.
-        jail: user and limits of the process.
-        disk: files of its disk, if it has one.
-
-    Raises:
-        VmmError: it did not start.
-    """
+    """Start a VMM that waits for the template's state or a delta of it."""
 
     def program(sockets: vm.VmmSockets) -> Sequence[str]:
         arguments = clone_arguments(template, sockets, disk, translation_mib=TRANSLATION_MIB)

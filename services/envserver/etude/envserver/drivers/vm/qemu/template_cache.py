@@ -67,7 +67,6 @@ class QemuTemplateCache(TemplateCache):
 
         Raises:
             ValueError: it has a disk, whose layers are not cached.
-            OSError: it cannot be written.
         """
         if template.disk:
             raise ValueError("a template with disk layers cannot be cached")
@@ -83,17 +82,7 @@ class QemuTemplateCache(TemplateCache):
     def find(
         self, image: BuiltImage, machine: QemuConfig, lenders: MemorySharers
     ) -> QemuTemplate | None:
-        """Find and verify the template of an image for a VM. Call it on a thread.
-
-        Args:
-            image: its image.
-            machine: configuration of the VM.
-            lenders: PIDs of VMMs that may have a template's memory open, by its address.
-
-        Raises:
-            VmmError: QEMU is not installed.
-            OSError: out of memory.
-        """
+        """Find and verify the template of an image for a VM. Call it on a thread."""
         key = compat_key(machine, image)
         folder = self.folder_of(key)
         try:
@@ -120,7 +109,6 @@ class QemuTemplateCache(TemplateCache):
         """Load the state without the memory.
 
         Raises:
-            FileNotFoundError: there is none.
             IntegrityError: it was not written by this host for this key.
         """
         with (folder / _STATE).open("rb") as file:
@@ -164,7 +152,6 @@ def _load_memory(path: Path, state: _CachedState, machine: QemuConfig, key: str)
     """Load the template's memory from its file.
 
     Raises:
-        FileNotFoundError: there is none.
         IntegrityError: it does not belong to the state.
     """
     with path.open("rb") as file:

@@ -172,11 +172,7 @@ async def start(  # noqa: PLR0913 - what it starts is five things
 async def connect_child(
     machine: QemuConfig, folder: Path, pid: int, *, jail: Jail, template: str
 ) -> QemuVm:
-    """Connect to a VMM that a fork server has forked as a child of this process.
-
-    Raises:
-        VmmError: it has ended or does not answer.
-    """
+    """Connect to a VMM that a fork server has forked as a child of this process."""
 
     def reap() -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -48,11 +48,9 @@ class StartCosts:
     _measured: dict[StartWork, float] = field(default_factory=dict)
 
     def estimate_ms(self, work: StartWork) -> float:
-        """Estimate the cost of one."""
         return self._measured.get(work, ESTIMATES_MS[work])
 
     def add_measurement(self, work: StartWork, cpu_ms: float) -> None:
-        """Add a measurement."""
         before = self._measured.get(work, cpu_ms)
         self._measured[work] = before + _NEWEST * (cpu_ms - before)
 
@@ -86,7 +84,6 @@ class StartQueue:
     """Queue of starts: urgent ones first, then those made ahead of demand."""
 
     max_concurrent: int
-    """Limit of concurrent starts."""
     room: int
     """Limit of VMs in memory."""
     bucket: TokenBucket
@@ -103,7 +100,6 @@ class StartQueue:
         self._waiting[ticket] = _Ask(work, is_urgent, needs_room)
 
     def dequeue(self, ticket: int) -> None:
-        """Remove a start from the queue."""
         self._waiting.pop(ticket, None)
 
     def admit(self, *, now_s: float) -> StartAdmission:

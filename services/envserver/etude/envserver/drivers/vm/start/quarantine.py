@@ -27,14 +27,11 @@ class StartHistory:
     failures: int = 0
     """Consecutive failures before the quarantine."""
     trials: int = 0
-    """Failed trials since."""
     why: str = ""
-    """Error of the last one."""
     until_s: float = 0.0
     """Time of the next trial, on a monotonic clock."""
 
     def failed(self, why: str, *, is_trial: bool, threshold: int, now_s: float) -> "StartHistory":
-        """Count one more failed start."""
         if is_trial:
             trials = self.trials + 1
             # Bounded: the wait is at its limit long before.

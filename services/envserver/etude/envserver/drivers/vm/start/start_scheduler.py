@@ -58,12 +58,10 @@ class StartScheduler:
 
     @property
     def costs(self) -> StartCosts:
-        """Measured costs of work."""
         return self._queue.costs
 
     @property
     def free_bytes(self) -> int:
-        """Memory left for more VMs."""
         return self._queue.free * VM_BYTES
 
     @property
@@ -81,12 +79,8 @@ class StartScheduler:
     ) -> AsyncIterator[None]:
         """Hold a start slot, paid from the CPU budget.
 
-        Args:
-            work: kind of work.
-            is_urgent: whether a caller waits for it.
-
         Raises:
-            CancelledError: the waiting task was cancelled; nothing was spent.
+            CancelledError: the waiting task was cancelled; nothing was taken.
         """
         ticket = next(self._tickets)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -139,7 +133,6 @@ class RunSlots:
     """Slots for running VMs, in order; a waiter runs without a free slot after a time limit."""
 
     def __init__(self, count: int, patience_s: float) -> None:
-        """Start with all slots free."""
         self.count, self.patience_s = count, patience_s
         self.taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -148,7 +141,7 @@ class RunSlots:
         """Wait for a slot and take it; the caller gives it back.
 
         Raises:
-            CancelledError: the waiting task was cancelled; no slot was taken.
+            CancelledError: the waiting task was cancelled; nothing was taken.
         """
         if self.taken < self.count and not self._waiting:
             self.taken += 1
@@ -169,7 +162,6 @@ class RunSlots:
         self.taken += 1
 
     def give(self) -> None:
-        """Give a slot to the next waiter."""
         self.taken -= 1
         while self._waiting and self.taken < self.count:
             self.taken += 1

@@ -35,7 +35,6 @@ class ChildSpawner(Protocol):
     @property
     def is_ready(self) -> bool:
         """True if a child VM can be spawned now."""
-        ...
 
     async def spawn(self, folder: Path) -> Vmm | None:
         """Spawn a frozen child VM in an empty folder; None if that is not possible.
@@ -45,11 +44,9 @@ class ChildSpawner(Protocol):
         Raises:
             VmmError: the folder cannot be used any more.
         """
-        ...
 
     async def suspend_spawning(self, error: Exception) -> None:
         """Stop spawning for a while: a child VM did not answer."""
-        ...
 
 
 class SnapshotSpawners(Protocol):
@@ -57,7 +54,6 @@ class SnapshotSpawners(Protocol):
 
     def spawner_of(self, saved: VmDelta) -> AbstractAsyncContextManager[ChildSpawner | None]:
         """Select the spawner of a state; None for a start that is alone with it."""
-        ...
 
 
 class StartedVm(NamedTuple):
@@ -85,23 +81,11 @@ class VmStarter:
     async def start(
         self, name: str, folder: Path, *, saved: VmDelta | None = None, generation: int = 1
     ) -> StartedVm:
-        """Start a clone that runs and answers.
-
-        Args:
-            name: its environment's id and host name.
-            folder: an empty folder, which becomes the VM's.
-            saved: the state to restore; None restores the template's.
-            generation: above 1 it resumes and keeps its host name and machine id.
-
-        Raises:
-            GuestLostError: the agent does not answer.
-            VmmError: the VMM failed.
-        """
+        """Start a clone that runs and answers."""
         async with self._spawner(saved) as stem:
             return await self._start(stem, name, folder, saved=saved, generation=generation)
 
     def readiness(self, name: str, quarantined: str) -> TemplateReadiness:
-        """Report the readiness of a template with this name."""
         level, median_ms, slow_ms = self.warm_pool.level, 0.0, 0.0
         if len(self.recent_ms) > 1:
             tenths = quantiles(self.recent_ms, n=10)

@@ -50,14 +50,6 @@ class WarmPool:
     def __init__(
         self, template: VmTemplate, *, folder: Path, jail: Jail, scheduler: StartScheduler
     ) -> None:
-        """Keep nothing until there is a target.
-
-        Args:
-            template: their template.
-            folder: private; VMs in it serve no environment.
-            jail: user and limits of the VMMs.
-            scheduler: the host's start scheduler.
-        """
         self.refill_error = ""
         """Error of the last refill; empty if it succeeded."""
         self._template, self.folder, self._jail, self._scheduler = template, folder, jail, scheduler
@@ -74,11 +66,9 @@ class WarmPool:
 
     @property
     def level(self) -> WarmPoolLevel:
-        """Present content."""
         return WarmPoolLevel(paused=len(self._paused), shells=len(self._shells))
 
     def set_target(self, target: WarmPoolTarget) -> None:
-        """Set the target from now on."""
         self._target = target
         self._watermark = self._watermark.after_rest(target, now_s=time.monotonic())
         self._nudge()
@@ -111,7 +101,6 @@ class WarmPool:
         return found
 
     async def close(self) -> None:
-        """End all VMs and stop refilling."""
         self._target = WarmPoolTarget()
         if self._refiller is not None:
             self._refiller.cancel()

@@ -43,11 +43,9 @@ class SuspendableVm(GuestCaller, Protocol):
         Raises:
             TooLargeError: the file would be larger.
         """
-        ...
 
     async def record_use(self) -> None:
         """Let a successor of this process adopt it from here on."""
-        ...
 
     @property
     def is_lost(self) -> bool:
@@ -56,23 +54,15 @@ class SuspendableVm(GuestCaller, Protocol):
 
     async def freeze(self) -> None:
         """Freeze it: it uses no CPU time."""
-        ...
 
     async def thaw(self, *, sets_clock: bool) -> None:
-        """Resume it from a freeze.
-
-        Args:
-            sets_clock: whether its clock is too far behind.
-        """
-        ...
+        """Resume it from a freeze."""
 
     async def save(self) -> None:
         """Suspend a frozen one to disk and free its memory; on error it stays in memory."""
-        ...
 
     async def restore(self) -> None:
         """Restore it from disk, running; after an error it is still on disk."""
-        ...
 
     def close_egress(self) -> None:
         """Close its egress; safe to repeat."""
@@ -80,7 +70,6 @@ class SuspendableVm(GuestCaller, Protocol):
 
     async def destroy(self) -> None:
         """End it in any state, also in the middle of a step."""
-        ...
 
 
 class AutoSuspendingVm(GuestCaller):
@@ -117,17 +106,14 @@ class AutoSuspendingVm(GuestCaller):
 
     @property
     def state(self) -> PowerState:
-        """Present power state."""
         return self._idleness.state
 
     @property
     def has_jobs(self) -> bool:
-        """True if background commands are known to run in it."""
         return self._idleness.num_jobs > 0
 
     @property
     def is_lost(self) -> bool:
-        """True if it has ended or no longer answers."""
         in_memory = {PowerState.RUNNING, PowerState.FREEZING, PowerState.FROZEN, PowerState.THAWING}
         state = self._idleness.state
         return state is PowerState.ENDED or (state in in_memory and self.vm.is_lost)
@@ -169,7 +155,6 @@ class AutoSuspendingVm(GuestCaller):
             raise VmmError(self._why or "the VM was called while it was being suspended")
 
     async def destroy(self) -> None:
-        """End it; safe to repeat."""
         self._idleness = replace(self._idleness, state=PowerState.ENDED)
         self._why = self._why or "the VM of this lease has ended"
         if self._step is not None:

@@ -78,7 +78,6 @@ class Idleness:
     num_calls: int = 0
     """Calls that run or wait for the guest."""
     num_jobs: int = 0
-    """Background commands."""
     quiet_s: float = 0.0
     """End of the last call, on any monotonic clock."""
     frozen_s: float = 0.0
@@ -87,19 +86,15 @@ class Idleness:
     """Time at which its clock stopped."""
 
     def begin_call(self) -> "Idleness":
-        """Count a call that begins."""
         return replace(self, num_calls=self.num_calls + 1)
 
     def end_call(self, *, now_s: float) -> "Idleness":
-        """Count a call that has ended, in any way."""
         return replace(self, num_calls=self.num_calls - 1, quiet_s=now_s)
 
     def begin_step(self, step: PowerStep) -> "Idleness":
-        """Enter the transitional state of a step."""
         return replace(self, state=_TRANSITIONS[step].through)
 
     def complete_step(self, step: PowerStep, *, now_s: float) -> "Idleness":
-        """Complete a step."""
         after = replace(self, state=_TRANSITIONS[step].to)
         match step:
             case PowerStep.FREEZE:
@@ -121,7 +116,6 @@ class Idleness:
                 return replace(self, state=PowerState.SAVED)
 
     def next_step(self, patience: IdleTimeouts, *, now_s: float) -> DueStep:
-        """Decide the next step."""
         match self.state:
             case PowerState.RUNNING if self.num_calls == 0:
                 limit_s = patience.job_s if self.num_jobs else patience.linger_s

@@ -78,15 +78,6 @@ class LeaseVm(SuspendableVm):
         guest: GuestVm | None,
         gate: EnvironmentEgress | None = None,
     ) -> None:
-        """Wrap a running VM, or one that is suspended.
-
-        Args:
-            lease: the lease folder.
-            starter: starter of its template.
-            bed: store of suspended VMs.
-            guest: the VM; None if it is suspended.
-            gate: its egress, if it has any.
-        """
         self._gate = gate
         self._egress: GuestEgressListener | None = None
         self._lease, self._starter, self._bed = lease, starter, bed
@@ -261,17 +252,14 @@ class VmContext:
     """Context of one lease's VM: how it is started, found again, suspended and resumed."""
 
     lease: Path
-    """The lease folder."""
     start: Callable[[Path], Awaitable[StartedVm]]
     """Starts the VM in an empty folder."""
     starter: Callable[[], VmStarter]
     """Starter of its template; raises SandboxError while there is none."""
     suspend_store: SuspendStore
     run_slots: RunSlots
-    """Slots for running VMs."""
     idle_timeouts: IdleTimeouts
     gate: EnvironmentEgress | None = None
-    """Its egress, if it has any."""
 
     async def launch(self, folder: Path) -> LaunchedVm:
         """Start a VM that runs and answers, in an empty folder."""
@@ -286,11 +274,7 @@ class VmContext:
         return LaunchedVm(self._auto_suspending(started.guest), begun)
 
     def find(self, guest: GuestVm | None) -> AutoSuspendingVm | None:
-        """Find the VM that an earlier process started; None if it started none.
-
-        Args:
-            guest: the VM, if it still runs.
-        """
+        """Find the VM that an earlier process started; None if it started none."""
         path = suspended_file(self.lease)
         if guest is not None:
             # No call has come since its suspend, if there was one.

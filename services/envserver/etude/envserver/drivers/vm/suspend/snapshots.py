@@ -28,8 +28,6 @@ async def save(
 
     Raises:
         TooLargeError: the limits are exceeded.
-        SandboxError: the VM failed.
-        OSError: a file cannot be written.
     """
     path, sleeps = target / DELTA, suspended_file(lease)
     if guest.state is PowerState.SAVED and sleeps is not None:
@@ -46,7 +44,6 @@ def check(source: Path, saved: SavedSandbox, bed: SuspendStore, template: str) -
 
     Raises:
         IntegrityError: it is not, or cannot be restored.
-        OSError: it cannot be read.
     """
     path = source / DELTA
     delta_file.load(path, key=bed.key, template=template, proven=bed.verified).close()
@@ -59,7 +56,6 @@ def prepare(source: Path, saved: SavedSandbox, lease: Path) -> None:
 
     Raises:
         CorruptError: the notes are not those that were saved.
-        OSError: something cannot be read or written.
     """
     folder_snapshots.prepare_notes(source, lease, saved)
     partial = lease / _PARTIAL

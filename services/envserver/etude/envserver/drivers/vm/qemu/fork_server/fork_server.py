@@ -44,12 +44,10 @@ class ForkServer:
     _template: str
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _children: set[int] = field(default_factory=set)
-    """Child processes in use."""
     _is_over: bool = False
 
     @property
     def is_alive(self) -> bool:
-        """True if it can fork."""
         return not self._is_over and not self.vm.exited.done()
 
     async def spawn(self, folder: Path) -> QemuVm:
@@ -57,12 +55,9 @@ class ForkServer:
 
         A server that fails once is ended, with all children that are not in use.
 
-        Args:
-            folder: an empty folder of its own.
-
         Raises:
-            VmmError: the process was not forked, or its child does not answer.
             CancelledError: the caller was cancelled; there is no child.
+            VmmError: the process was not forked, or its child does not answer.
         """
         spawning = asyncio.create_task(self._spawn(folder), name=f"fork VM {self.vm.pid}")
         try:
@@ -147,19 +142,7 @@ async def _discard_child(spawning: "asyncio.Task[QemuVm]") -> None:
 async def start_fork_server(
     base: QemuTemplate, library: Path, *, folder: Path, jail: Jail, saved: VmDelta | None = None
 ) -> ForkServer:
-    """Start a fork server: a clone that has done what environments do first.
-
-    Args:
-        base: its template.
-        library: the preload library.
-        folder: an empty folder of its own.
-        jail: user and limits of the server and its children.
-        saved: the state to restore; None restores the template's.
-
-    Raises:
-        GuestLostError: its agent does not answer.
-        VmmError: the VMM failed.
-    """
+    """Start a fork server: a clone that has done what environments do first."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(0)
     try:

@@ -79,7 +79,6 @@ class SnapshotForkServers:
                 self._release(saved.digest, server)
 
     async def close(self) -> None:
-        """End all servers; their children go on. Waiting starts are refused."""
         self._is_closed = True
         while self._servers:
             _, server = self._servers.popitem()

@@ -40,16 +40,6 @@ class ForkServerSupervisor(ChildSpawner):
         scheduler: StartScheduler,
         saved: VmDelta | None = None,
     ) -> None:
-        """Start nothing before the first ensure_started().
-
-        Args:
-            base: the server's template.
-            library: finds the preload library; None where there is none. May block.
-            folder: prefix of its servers' folders.
-            jail: user and limits of the server and its children.
-            scheduler: the host's start scheduler.
-            saved: the state to restore; None restores the template's. It stays the caller's.
-        """
         self._base, self._library, self._folder, self._saved = base, library, folder, saved
         self._jail, self._scheduler = jail, scheduler
         self._server: ForkServer | None = None
@@ -63,7 +53,6 @@ class ForkServerSupervisor(ChildSpawner):
 
     @property
     def address(self) -> str:
-        """Address of the template."""
         return self._base.address
 
     def ensure_started(self) -> "asyncio.Task[None] | None":
@@ -103,7 +92,6 @@ class ForkServerSupervisor(ChildSpawner):
             await self._failed(error, server)
 
     async def close(self) -> None:
-        """End the server; its children go on."""
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])
