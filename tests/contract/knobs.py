@@ -5,7 +5,7 @@ from collections.abc import Iterator
 OPERATOR = "etude.operator"
 TRAINER = "etude.trainer"
 CONTROLLER = "etude.trainer.controller"
-NODE = "etude.envserver.node"
+NODE = "etude.envserver.host"
 BROKER = "etude.envserver.broker"
 PEOPLE = "people"
 
@@ -51,14 +51,14 @@ EGRESS_RULE = {
     "credential.key": f"{EGRESS} given",
 }
 POOL = {
-    "templates[].name": f"{NODE}.admission",
+    "templates[].name": f"{NODE}.server",
     "templates[].image": "etude.envserver.drivers.selection template",
-    "templates[].trust": f"{NODE}.admission",
+    "templates[].trust": f"{NODE}.server",
     "templates[].egress": "etude.envserver.drivers.selection template",
-    "templates[].warmPerReplica": f"{NODE}.ahead template",
-    "warm.shellsPerReplica": f"{NODE}.ahead",
-    "warm.maxShellsPerReplica": f"{NODE}.ahead",
-    "isolation.minimum": f"{NODE}.admission",
+    "templates[].warmPerReplica": f"{NODE}.warm_minimum template",
+    "warm.shellsPerReplica": f"{NODE}.warm_minimum",
+    "warm.maxShellsPerReplica": f"{NODE}.warm_minimum",
+    "isolation.minimum": f"{NODE}.server",
     "isolation.driver": "etude.envserver.drivers.selection isolation",
     **{
         f"health.{name}": f"{OPERATOR}.pools.health health"
@@ -67,9 +67,9 @@ POOL = {
     "health.crashLoopThreshold": "etude.envserver.drivers.selection health",
     "slot.cpu": f"{OPERATOR}.builders.pool",
     "slot.memoryMib": "etude.envserver.drivers.selection slot",
-    "snapshotsUri": f"{NODE}.serve spec",
-    "search.backend": f"{NODE}.searching",
-    "search.models": f"{NODE}.searching",
+    "snapshotsUri": f"{NODE}.server spec",
+    "search.backend": f"{NODE}.workspace_sources",
+    "search.models": f"{NODE}.workspace_sources",
     "replicas": "etude.common.api.pool.spec self",
     "maxReplicas": f"{OPERATOR}.pools.autoscaling.config spec",
     "minIdle": f"{OPERATOR}.pools.autoscaling.config spec",
@@ -98,7 +98,7 @@ POOL = {
     "autoscaling.refill.maxInFlight": f"{OPERATOR}.pools.autoscaling.limits refill",
     "backend": f"{OPERATOR}.builders.pool spec",
     "sandboxTemplateRef.name": f"{OPERATOR}.pools.observe named",
-    "slotsPerReplica": f"{NODE}.serve spec",
+    "slotsPerReplica": f"{NODE}.server spec",
     "brokers": f"{OPERATOR}.builders.pool spec",
     "placement.nodeSelector": f"{OPERATOR}.builders.pool",
     **{
@@ -114,8 +114,8 @@ POOL = {
     "network.maxMib": f"{EGRESS} network",
     **dict(under("network.rules[]", EGRESS_RULE)),
     "lease.ttlSeconds": f"{BROKER}.broker",
-    "lease.maxQueue": f"{BROKER}.intake policy",
-    "lease.maxPerRun": f"{BROKER}.intake policy",
+    "lease.maxQueue": f"{BROKER}.launch_admission policy",
+    "lease.maxPerRun": f"{BROKER}.launch_admission policy",
     "lease.queueTimeoutSeconds": f"{BROKER}.broker",
     "store.endpoint": "etude.common.role_inputs storage",
     "store.region": "etude.common.role_inputs storage",

@@ -36,6 +36,8 @@ from etude.operator.builders.pod import (
 from etude.operator.builders.workload import config_map, object_head, service, stateful_set
 from etude.operator.manifests import Manifest, parse_quantity, stamp_digest
 
+_SIZE = ("replicas", "max_replicas", "min_idle", "overcommit_factor", "autoscaling")
+
 ENVSERVER = "envserver"
 """Name of the image that brokers and hosts share."""
 
@@ -112,9 +114,6 @@ def pool_labels(pool: EnvPool) -> dict[str, str]:
 def host_pod_name(pool: str, ordinal: int) -> str:
     """Name of the pod of one host."""
     return names.pod(names.child(pool, names.HOST), ordinal)
-
-
-_SIZE = ("replicas", "max_replicas", "min_idle", "overcommit_factor", "autoscaling")
 
 
 def _pool_map(pool: EnvPool) -> Manifest:

@@ -49,6 +49,9 @@ from etude.operator.builders.workload import (
 )
 from etude.operator.manifests import Manifest, stamp_digest
 
+_SIZING = ("autoscaling", "minIdle", "overcommitFactor")
+"""Fields that keep hosts without demand."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
@@ -273,10 +276,6 @@ def _broker_env(run: RLRun, shape: RunShape) -> list[Manifest]:
         count = shape.brokers.get(role.name, 1) if template is None else template.brokers
         targets[role.name] = ",".join(broker_addresses(pool_name(run, role), count))
     return [env("ETUDE_BROKERS", canonical_json(targets))] if targets else []
-
-
-_SIZING = ("autoscaling", "minIdle", "overcommitFactor")
-"""Fields that keep hosts without demand."""
 
 
 def own_pool(

@@ -166,23 +166,25 @@ def _trouble(pods: Sequence[Manifest]) -> str:
 
 
 def decide(
-    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: ClockReading, platform: Platform
+    checkpoint: Checkpoint, observed: ObservedCheckpoint, now: ClockReading, platform: Platform
 ) -> Decision[CheckpointStatus]:
     """One pass over one checkpoint. No I/O, no clock."""
     if checkpoint.metadata.deletion_timestamp:
-        return _deletion(checkpoint, seen, now, platform)
+        return _deletion(checkpoint, observed, now, platform)
     if _is_request(checkpoint):
-        return requests.decide(checkpoint, seen.manifest, seen.run, now)
+        return requests.decide(checkpoint, observed.manifest, observed.run, now)
     held = names.CHECKPOINT_DATA in checkpoint.metadata.finalizers
     if checkpoint.spec.deletion_policy == "Delete" and not held:
         finalizers = (*checkpoint.metadata.finalizers, names.CHECKPOINT_DATA)
         return Decision(
             status=checkpoint.status,
-            actions=(SetFinalizers(observed=seen.manifest, finalizers=finalizers),),
+            actions=(SetFinalizers(observed=observed.manifest, finalizers=finalizers),),
         )
     if is_verification_over(checkpoint):
-        return Decision(status=_recorded_status(checkpoint, now), actions=_delete_job(seen, VERIFY))
-    return _verification(checkpoint, seen, now, platform)
+        return Decision(
+            status=_recorded_status(checkpoint, now), actions=_delete_job(observed, VERIFY)
+        )
+    return _verification(checkpoint, observed, now, platform)
 
 
 def _recorded_status(checkpoint: Checkpoint, now: ClockReading) -> CheckpointStatus:
@@ -192,25 +194,25 @@ def _recorded_status(checkpoint: Checkpoint, now: ClockReading) -> CheckpointSta
 
 
 def _verification(
-    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: ClockReading, platform: Platform
+    checkpoint: Checkpoint, observed: ObservedCheckpoint, now: ClockReading, platform: Platform
 ) -> Decision[CheckpointStatus]:
     """Read the checkpoint's objects back once, in a Job."""
-    job = seen.jobs.get(VERIFY)
+    job = observed.jobs.get(VERIFY)
     known = ready_condition(checkpoint)
     if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # holds until it is read
-        words = seen.troubles.get(VERIFY) or "its objects are read back"
+        words = observed.troubles.get(VERIFY) or "its objects are read back"
         known = false_condition("Ready", Reason.VERIFYING, words)
     verifying = checkpoint_status(checkpoint, known, now)
     if job is None:
         beginning = _start_job(
-            seen, checkpoints_job.data_job(checkpoint, seen.run, VERIFY, platform), now
+            observed, checkpoints_job.data_job(checkpoint, observed.run, VERIFY, platform), now
         )
         if not beginning:
             return Decision(status=verifying, requeue_after_s=SLOT_POLL_S)
         status = (
             verifying
-            if seen.problem is None
-            else checkpoint_status(checkpoint, _rejection(seen), now)
+            if observed.problem is None
+            else checkpoint_status(checkpoint, _rejection(observed), now)
         )
         return Decision(status=status, actions=beginning)
     if is_true(job, JOB_COMPLETE):
@@ -220,9 +222,9 @@ def _verification(
             )
         )
     if not is_true(job, JOB_FAILED):
-        actions = tuple(_egress_policies(checkpoint, seen, job, platform))
+        actions = tuple(_egress_policies(checkpoint, observed, job, platform))
         return Decision(status=verifying, actions=actions, requeue_after_s=RETRY_S)
-    ending = seen.endings.get(VERIFY)
+    ending = observed.endings.get(VERIFY)
     if ending is not None and ending.exit_code == EXIT_CORRUPT:
         return Decision(
             status=checkpoint_status(
@@ -230,38 +232,38 @@ def _verification(
             )
         )
     fact = false_condition("Ready", Reason.STORAGE_UNAVAILABLE, ending.message if ending else "")
-    return _retry(checkpoint_status(checkpoint, fact, now), seen, VERIFY, now)
+    return _retry(checkpoint_status(checkpoint, fact, now), observed, VERIFY, now)
 
 
 def _start_job(
-    seen: ObservedCheckpoint, job: Apply, now: ClockReading
+    observed: ObservedCheckpoint, job: Apply, now: ClockReading
 ) -> tuple[Apply | Delete, ...]:
     """Creation of its Job, perhaps in the slot of an unschedulable one; empty without a slot."""
-    if seen.slots.is_free:
+    if observed.slots.is_free:
         return (job,)
-    late = seen.slots.expired_job(now.wall_s)
+    late = observed.slots.expired_job(now.wall_s)
     # A rejected Job may be rejected again, and would take one slot after the other.
-    if late is None or seen.problem is not None:
+    if late is None or observed.problem is not None:
         return ()
     return (Delete(ref=ref(late), uid=uid(late)), job)
 
 
-def _rejection(seen: ObservedCheckpoint) -> ConditionFact:
+def _rejection(observed: ObservedCheckpoint) -> ConditionFact:
     """The API server's rejection of its Job."""
-    assert seen.problem is not None, "asked for without one"  # noqa: S101 - our own mistake
-    return false_condition("Ready", seen.problem.reason, seen.problem.message)
+    assert observed.problem is not None, "asked for without one"  # noqa: S101 - our own mistake
+    return false_condition("Ready", observed.problem.reason, observed.problem.message)
 
 
 def _deletion(
-    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: ClockReading, platform: Platform
+    checkpoint: Checkpoint, observed: ObservedCheckpoint, now: ClockReading, platform: Platform
 ) -> Decision[CheckpointStatus]:
     """Delete the data first, then the object, which its finalizer holds."""
     if names.CHECKPOINT_DATA not in checkpoint.metadata.finalizers:
         return Decision(status=checkpoint.status)
-    release = _remove_finalizer(checkpoint, seen)
+    release = _remove_finalizer(checkpoint, observed)
     if checkpoint.spec.deletion_policy == "Retain" or _is_request(checkpoint):
         return Decision(status=checkpoint.status, actions=(release,))
-    if seen.is_namespace_closing:
+    if observed.is_namespace_closing:
         where = (
             f"{checkpoint.saved_state.uri} stays in the store: delete it there if it is not needed"
         )
@@ -269,19 +271,19 @@ def _deletion(
             name="orphaned", reason=Reason.DATA_ORPHANED, message=where, is_warning=True
         )
         return Decision(status=checkpoint.status, actions=(note, release))
-    return _deletion_by_job(checkpoint, seen, now, platform)
+    return _deletion_by_job(checkpoint, observed, now, platform)
 
 
 def _deletion_by_job(
-    checkpoint: Checkpoint, seen: ObservedCheckpoint, now: ClockReading, platform: Platform
+    checkpoint: Checkpoint, observed: ObservedCheckpoint, now: ClockReading, platform: Platform
 ) -> Decision[CheckpointStatus]:
-    job = seen.jobs.get(DELETE)
+    job = observed.jobs.get(DELETE)
     if job is None:
         fact = false_condition("Ready", Reason.DELETING, "its objects are being deleted")
-        fact = fact if seen.problem is None else _rejection(seen)
+        fact = fact if observed.problem is None else _rejection(observed)
         status = checkpoint_status(checkpoint, fact, now)
         beginning = _start_job(
-            seen, checkpoints_job.data_job(checkpoint, seen.run, DELETE, platform), now
+            observed, checkpoints_job.data_job(checkpoint, observed.run, DELETE, platform), now
         )
         if not beginning:
             return Decision(status=status, requeue_after_s=SLOT_POLL_S)
@@ -291,52 +293,52 @@ def _deletion_by_job(
             status=checkpoint.status,
             # Deleting twice does no harm; a Job without its checkpoint would be left over.
             actions=(
-                *_delete_job(seen, VERIFY),
-                *_delete_job(seen, DELETE),
-                _remove_finalizer(checkpoint, seen),
+                *_delete_job(observed, VERIFY),
+                *_delete_job(observed, DELETE),
+                _remove_finalizer(checkpoint, observed),
             ),
         )
     if is_true(job, JOB_FAILED):
-        ending = seen.endings.get(DELETE)
+        ending = observed.endings.get(DELETE)
         fact = false_condition("Ready", Reason.DELETION_FAILED, ending.message if ending else "")
-        return _retry(checkpoint_status(checkpoint, fact, now), seen, DELETE, now)
-    ways_out = tuple(_egress_policies(checkpoint, seen, job, platform))
-    words = seen.troubles.get(DELETE) or "its objects are being deleted"
+        return _retry(checkpoint_status(checkpoint, fact, now), observed, DELETE, now)
+    ways_out = tuple(_egress_policies(checkpoint, observed, job, platform))
+    words = observed.troubles.get(DELETE) or "its objects are being deleted"
     status = checkpoint_status(checkpoint, false_condition("Ready", Reason.DELETING, words), now)
     # A policy of its run that is deleted meanwhile sends no event about the checkpoint.
     return Decision(status=status, actions=ways_out, requeue_after_s=RETRY_S)
 
 
 def _egress_policies(
-    checkpoint: Checkpoint, seen: ObservedCheckpoint, job: Manifest, platform: Platform
+    checkpoint: Checkpoint, observed: ObservedCheckpoint, job: Manifest, platform: Platform
 ) -> Iterator[Apply]:
     """An egress policy for a Job without one of its run; the Job owns it."""
     storage = checkpoint.storage
-    is_needed = platform.namespace is not None and seen.needs_egress_policy
-    if is_needed and storage is not None and ref(job).name not in seen.policies:
+    is_needed = platform.namespace is not None and observed.needs_egress_policy
+    if is_needed and storage is not None and ref(job).name not in observed.policies:
         yield Apply(
             manifest=stamp_digest(network_policies.job_policy(job, storage)),
             manager=names.CHECKPOINT_FIELD_MANAGER,
         )
 
 
-def _remove_finalizer(checkpoint: Checkpoint, seen: ObservedCheckpoint) -> SetFinalizers:
+def _remove_finalizer(checkpoint: Checkpoint, observed: ObservedCheckpoint) -> SetFinalizers:
     remaining = (f for f in checkpoint.metadata.finalizers if f != names.CHECKPOINT_DATA)
-    return SetFinalizers(observed=seen.manifest, finalizers=tuple(remaining))
+    return SetFinalizers(observed=observed.manifest, finalizers=tuple(remaining))
 
 
 def _retry(
-    status: CheckpointStatus, seen: ObservedCheckpoint, what: str, now: ClockReading
+    status: CheckpointStatus, observed: ObservedCheckpoint, what: str, now: ClockReading
 ) -> Decision[CheckpointStatus]:
     """Delete the failed Job after RETRY_S; the next pass starts a new one."""
-    ended = parse_rfc3339(condition(seen.jobs[what], JOB_FAILED)["lastTransitionTime"])
+    ended = parse_rfc3339(condition(observed.jobs[what], JOB_FAILED)["lastTransitionTime"])
     wait_s = RETRY_S - (now.wall_s - ended)
     if wait_s > 0:
         return Decision(status=status, requeue_after_s=min(wait_s, RETRY_S))
-    return Decision(status=status, actions=_delete_job(seen, what))
+    return Decision(status=status, actions=_delete_job(observed, what))
 
 
-def _delete_job(seen: ObservedCheckpoint, what: str) -> tuple[Delete, ...]:
+def _delete_job(observed: ObservedCheckpoint, what: str) -> tuple[Delete, ...]:
     """Delete a finished Job."""
-    job = seen.jobs.get(what)
+    job = observed.jobs.get(what)
     return () if job is None or is_deleting(job) else (Delete(ref=ref(job), uid=uid(job)),)

@@ -35,7 +35,7 @@ _PARTS = {"Service", "StatefulSet", "NetworkPolicy"}
 
 def decide(
     pool: EnvPool,
-    seen: ObservedPool,
+    observed: ObservedPool,
     now: ClockReading,
     platform: Platform,
     size: PoolSize | None = None,
@@ -44,7 +44,7 @@ def decide(
 
     Args:
         pool: with its spec.
-        seen: its observed state.
+        observed: its observed state.
         now: both clocks.
         platform: configuration of the operator.
         size: of the pool's sizer; without one, the size that the spec asks for.
@@ -54,9 +54,9 @@ def decide(
     problem = (
         pool_problem(pool, platform)
         or agent_sandbox.sandbox_problem(
-            pool, platform, served=seen.served, template=seen.sandbox_template
+            pool, platform, served=observed.served, template=observed.sandbox_template
         )
-        or cert_manager.cert_manager_problem(pool, platform.tls, seen.served)
+        or cert_manager.cert_manager_problem(pool, platform.tls, observed.served)
     )
     if problem is None and pool.status.resolved is None:
         resolved = Resolved(images=dict(platform.images))
@@ -64,14 +64,14 @@ def decide(
             status=pool.status.model_copy(update={"resolved": resolved, "phase": "Pending"}),
             requeue_after_s=0.0,
         )
-    size = size or requested_size(pool, seen)
-    actions = () if problem is not None else tuple(_actions(pool, seen, size, platform))
+    size = size or requested_size(pool, observed)
+    actions = () if problem is not None else tuple(_actions(pool, observed, size, platform))
     is_moving = pool.spec.mode is not ScalingMode.MANUAL or any(
         isinstance(a, DrainHosts) for a in actions
     )
-    said = pool_status(pool, seen, size, now, problem)
+    said = pool_status(pool, observed, size, now, problem)
     again_s = _requeue_after_s(problem, size, is_moving=is_moving)
-    if cert_manager.is_cert_manager_missing(platform.tls, seen.served):
+    if cert_manager.is_cert_manager_missing(platform.tls, observed.served):
         soon_s = cert_manager.RETRY_S
         again_s = soon_s if again_s is None else min(again_s, soon_s)
     return Decision(
@@ -132,48 +132,48 @@ def _ordinal(host: Manifest) -> int:
 
 
 def _actions(
-    pool: EnvPool, seen: ObservedPool, size: PoolSize, platform: Platform
+    pool: EnvPool, observed: ObservedPool, size: PoolSize, platform: Platform
 ) -> Iterator[Action]:
     assert pool.status.resolved is not None, "recorded before"  # noqa: S101 - our own mistake
-    yield from _remove_hosts(pool, seen, size)
+    yield from _remove_hosts(pool, observed, size)
     # A released pool keeps no host.
-    there = [] if pool.spec.is_released else seen.hosts
+    there = [] if pool.spec.is_released else observed.hosts
     # A pod's spec is fixed at its creation: running hosts are left as they are.
-    made = {_ordinal(host) for host in seen.hosts}
+    made = {_ordinal(host) for host in observed.hosts}
     new = tuple(each for each in desired_ordinals(there, size.limit) if each not in made)
     wanted = desired_pools.pool_children(
-        pool, new, pool.status.resolved.images, platform, seen.sandbox_template
+        pool, new, pool.status.resolved.images, platform, observed.sandbox_template
     )
-    children = cert_manager.applicable_children(wanted, seen.served)
+    children = cert_manager.applicable_children(wanted, observed.served)
     for child in children:
-        live = seen.children.get(ref(child))
+        live = observed.children.get(ref(child))
         manifest = keep_selector(child, live)
         if live is None or not is_applied(live, manifest):
             yield Apply(manifest=manifest, manager=names.POOL_FIELD_MANAGER)
-    yield from _prune(pool, seen, {ref(manifest) for manifest in children})
+    yield from _prune(pool, observed, {ref(manifest) for manifest in children})
 
 
-def _remove_hosts(pool: EnvPool, seen: ObservedPool, size: PoolSize) -> Iterator[Action]:
+def _remove_hosts(pool: EnvPool, observed: ObservedPool, size: PoolSize) -> Iterator[Action]:
     """Deletion of hosts that are over or given up, and draining of those that retire."""
     retiring = {}
-    for host in staying_hosts(seen.hosts):
+    for host in staying_hosts(observed.hosts):
         is_over = host.get("status", {}).get("phase") in _OVER
         if is_over or pool.spec.is_released or host_name(host) in size.findings.to_delete:
             yield Delete(ref=ref(host), uid=uid(host))
         elif host_name(host) in size.retiring:
             retiring[ref(host)] = uid(host)
-    is_asked = any(member.is_draining for member in reported_hosts(seen.report).values())
+    is_asked = any(member.is_draining for member in reported_hosts(observed.report).values())
     if (retiring or is_asked) and not pool.spec.is_released:
         # Also without any: hosts that no longer retire must get environments again.
         targets = broker_addresses(pool.metadata.name, pool.spec.brokers)
         yield DrainHosts(brokers=tuple(targets), hosts=retiring)
 
 
-def _prune(pool: EnvPool, seen: ObservedPool, wanted: set[Ref]) -> Iterator[Delete]:
+def _prune(pool: EnvPool, observed: ObservedPool, wanted: set[Ref]) -> Iterator[Delete]:
     """Children of parts that left the spec; objects that others gave this owner are kept."""
     # Labels of every part; some parts have the label of the pool's run as well.
     ours = {names.MANAGED_BY: names.MANAGER, names.POOL: pool.metadata.name}.items()
-    for key, live in seen.children.items():
+    for key, live in observed.children.items():
         is_part = key.kind in _PARTS and ours <= labels(live).items()
         if is_part and key not in wanted and not is_deleting(live):
             yield Delete(ref=key, uid=uid(live))

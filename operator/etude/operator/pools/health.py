@@ -16,6 +16,8 @@ from etude.operator.pools.autoscaling.provisioning import (
     estimate_provision,
 )
 
+_OVER = {"Failed", "Succeeded"}
+
 GRACE_S, CRASHES, RECHECK_S = 300, 5, 60
 """Defaults of spec.health."""
 QUARANTINE_S = 3600.0
@@ -166,9 +168,6 @@ def _containers(host: Manifest) -> Sequence[Mapping[str, Any]]:
 
 def _names(hosts: Sequence[Manifest], uids: set[str]) -> tuple[str, ...]:
     return tuple(host["metadata"]["name"] for host in hosts if uid(host) in uids)
-
-
-_OVER = {"Failed", "Succeeded"}
 
 
 def _new_samples() -> deque[float | None]:

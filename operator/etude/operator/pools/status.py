@@ -41,7 +41,7 @@ NO_BROKER: Mapping[str, object] = {
 
 def pool_status(
     pool: EnvPool,
-    seen: ObservedPool,
+    observed: ObservedPool,
     size: PoolSize,
     now: ClockReading,
     problem: ConditionFact | None,
@@ -50,24 +50,30 @@ def pool_status(
 
     Args:
         pool: with its spec.
-        seen: its observed state.
+        observed: its observed state.
         size: hosts that it should have.
         now: both clocks.
         problem: of the pool itself, for which nothing is created then. After a rejection by the
-            cluster (`seen.problem`) the existing children go on.
+            cluster (`observed.problem`) the existing children go on.
     """
-    there = staying_hosts(seen.hosts)
+    there = staying_hosts(observed.hosts)
     ready = sum(is_true(host, "Ready") for host in there)
-    accepted = problem or seen.problem or true_condition("Accepted", Reason.ACCEPTED)
-    available = _available(pool, seen, size, problem)
-    found = [accepted, available, _degraded(seen, size), _scheduled(seen), *scale_facts(pool, size)]
+    accepted = problem or observed.problem or true_condition("Accepted", Reason.ACCEPTED)
+    available = _available(pool, observed, size, problem)
+    found = [
+        accepted,
+        available,
+        _degraded(observed, size),
+        _scheduled(observed),
+        *scale_facts(pool, size),
+    ]
     changes: dict[str, object] = {
         "observed_generation": pool.metadata.generation,
         "replicas": len(there),
         "ready_replicas": ready,
         "desired": size.desired,
         "creating": len(there) - ready,
-        "terminating": len(seen.hosts) - len(there),
+        "terminating": len(observed.hosts) - len(there),
         "unschedulable": len(size.findings.unschedulable),
         "quarantined": len(size.findings.quarantined),
         "draining": len(size.retiring),
@@ -83,15 +89,15 @@ def pool_status(
         ),
         "phase": _phase(found, size, ready),
     }
-    if not _is_served(seen):
+    if not _is_served(observed):
         changes |= NO_BROKER
-    elif seen.report.newest is not None:
-        changes |= _reported(seen.report.newest)
+    elif observed.report.newest is not None:
+        changes |= _reported(observed.report.newest)
     return pool.status.model_copy(update=changes)
 
 
-def _is_served(seen: ObservedPool) -> bool:
-    return any(is_true(pod, "Ready") for pod in seen.brokers)
+def _is_served(observed: ObservedPool) -> bool:
+    return any(is_true(pod, "Ready") for pod in observed.brokers)
 
 
 def _reported(newest: environments_pb2.WatchPoolResponse) -> dict[str, object]:
@@ -115,33 +121,33 @@ def _reported(newest: environments_pb2.WatchPoolResponse) -> dict[str, object]:
 
 
 def _available(
-    pool: EnvPool, seen: ObservedPool, size: PoolSize, problem: ConditionFact | None
+    pool: EnvPool, observed: ObservedPool, size: PoolSize, problem: ConditionFact | None
 ) -> ConditionFact:
     if problem is not None:
         return false_condition("Available", problem.reason, problem.message)
     if pool.spec.is_released:
         return false_condition("Available", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
     count = pool.spec.brokers
-    up = sum(is_true(pod, "Ready") for pod in seen.brokers)
+    up = sum(is_true(pod, "Ready") for pod in observed.brokers)
     if up < count:
         words = "the broker is not ready" if count == 1 else f"{up} of {count} brokers are ready"
         return false_condition("Available", Reason.BROKER_NOT_READY, words)
-    if any(is_true(host, "Ready") for host in staying_hosts(seen.hosts)):
+    if any(is_true(host, "Ready") for host in staying_hosts(observed.hosts)):
         return true_condition("Available", Reason.NODES_READY)
-    if not size.desired and _all_brokers_report(pool, seen):
+    if not size.desired and _all_brokers_report(pool, observed):
         # A client that waits for a host before its first request would wait for ever.
         return true_condition("Available", Reason.SCALED_TO_ZERO, "the first request starts a host")
-    words = pod_failures.unschedulable_message(seen.hosts) or "no host is ready"
+    words = pod_failures.unschedulable_message(observed.hosts) or "no host is ready"
     return false_condition("Available", Reason.POOL_WARMING, words)
 
 
-def _all_brokers_report(pool: EnvPool, seen: ObservedPool) -> bool:
+def _all_brokers_report(pool: EnvPool, observed: ObservedPool) -> bool:
     """Every broker reports, so a request would be observed."""
-    return len(seen.report.by_broker) >= pool.spec.brokers
+    return len(observed.report.by_broker) >= pool.spec.brokers
 
 
-def _scheduled(seen: ObservedPool) -> ConditionFact:
-    words = pod_failures.unschedulable_message(staying_hosts(seen.hosts))
+def _scheduled(observed: ObservedPool) -> ConditionFact:
+    words = pod_failures.unschedulable_message(staying_hosts(observed.hosts))
     return (
         false_condition("Scheduled", Reason.UNSCHEDULABLE, words)
         if words
@@ -149,8 +155,8 @@ def _scheduled(seen: ObservedPool) -> ConditionFact:
     )
 
 
-def _degraded(seen: ObservedPool, size: PoolSize) -> ConditionFact:
-    pods = [*seen.brokers, *seen.api_pods, *seen.hosts]
+def _degraded(observed: ObservedPool, size: PoolSize) -> ConditionFact:
+    pods = [*observed.brokers, *observed.api_pods, *observed.hosts]
     words = pod_failures.waiting_message(pods, pod_failures.PULL_FAILURES)
     if words:
         return true_condition("Degraded", Reason.IMAGE_PULL_FAILED, words)
@@ -158,7 +164,7 @@ def _degraded(seen: ObservedPool, size: PoolSize) -> ConditionFact:
     if words:
         refused = any(
             failure.exit_code in pod_failures.CONFIGURATION_EXITS
-            for failure in pod_failures.find_failures(names.HOST, seen.hosts)
+            for failure in pod_failures.find_failures(names.HOST, observed.hosts)
         )
         reason = Reason.DRIVER_UNAVAILABLE if refused else Reason.CRASH_LOOPING
         return true_condition("Degraded", reason, words)

@@ -33,13 +33,13 @@ from etude.operator.runs.observe import ObservedRun
 Parameters = Mapping[str, JsonValue]
 
 
-def run_problem(run: RLRun, seen: ObservedRun, platform: Platform) -> ConditionFact | None:
+def run_problem(run: RLRun, observed: ObservedRun, platform: Platform) -> ConditionFact | None:
     """The first finding against a run."""
     for need in apis.run_needs(run):
-        missing = apis.need_problem(need, platform.integrations, seen.served)
+        missing = apis.need_problem(need, platform.integrations, observed.served)
         if missing is not None:
             return missing
-    without = cert_manager.cert_manager_problem(run, platform.tls, seen.served)
+    without = cert_manager.cert_manager_problem(run, platform.tls, observed.served)
     if without is not None:
         return without
     words = idle_roles.idle_roles_problem(run)
@@ -47,12 +47,12 @@ def run_problem(run: RLRun, seen: ObservedRun, platform: Platform) -> ConditionF
         return false_condition(ACCEPTED, Reason.FIXED_ROLES_REQUIRED, words)
     for message in _wrong_parameters(run, platform):
         return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    words = start_weights.start_weights_problem(run, seen.model) or resume.resume_problem(
-        run, seen.checkpoints
+    words = start_weights.start_weights_problem(run, observed.model) or resume.resume_problem(
+        run, observed.checkpoints
     )
     if words:
         return false_condition(ACCEPTED, Reason.CHECKPOINT_NOT_READY, words)
-    return next(_wrong_pools(run, seen, platform), None)
+    return next(_wrong_pools(run, observed, platform), None)
 
 
 def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
@@ -117,12 +117,12 @@ def _wrong_templates(run: RLRun) -> Iterator[str]:
                 yield f"{at}.spec.containers: {name} is set by the operator; remove it"
 
 
-def _wrong_pools(run: RLRun, seen: ObservedRun, platform: Platform) -> Iterator[ConditionFact]:
+def _wrong_pools(run: RLRun, observed: ObservedRun, platform: Platform) -> Iterator[ConditionFact]:
     for index, role in enumerate(run.spec.roles.environments):
         at = f"spec.roles.environments[{index}]"
         template = role.pool_template
         if role.pool_ref is not None:
-            pool = seen.pools.get(role.name)
+            pool = observed.pools.get(role.name)
             if pool is None:
                 message = (
                     f"{at}.poolRef.name: no EnvPool {role.pool_ref.name} in this namespace"

@@ -26,16 +26,16 @@ from etude.operator.runs.status_figures import observed_figures
 
 
 def status_at_start(
-    run: RLRun, seen: ObservedRun, platform: Platform, now: ClockReading
+    run: RLRun, observed: ObservedRun, platform: Platform, now: ClockReading
 ) -> RLRunStatus:
     """The status of a run that is about to get its pods, first or again."""
-    status = status_at_acceptance(run, seen, platform, now)
+    status = status_at_acceptance(run, observed, platform, now)
     active = ActiveTime(seconds=status.active.seconds, since=rfc3339(now.wall_s))
     return status.model_copy(update={"active": active})
 
 
 def status_at_acceptance(
-    run: RLRun, seen: ObservedRun, platform: Platform, now: ClockReading
+    run: RLRun, observed: ObservedRun, platform: Platform, now: ClockReading
 ) -> RLRunStatus:
     """The status of a run that is about to get its children."""
     status = run.status
@@ -53,8 +53,8 @@ def status_at_acceptance(
     )
     return status.model_copy(
         update={
-            "resolved": _resolve(run, seen, platform),
-            "resumption": resume.decide_resumption(run, seen.checkpoints),
+            "resolved": _resolve(run, observed, platform),
+            "resumption": resume.decide_resumption(run, observed.checkpoints),
             "start_time": status.start_time or rfc3339(now.wall_s),
             "roles": roles,
             "phase": status.phase or "Pending",
@@ -62,23 +62,23 @@ def status_at_acceptance(
     )
 
 
-def _resolve(run: RLRun, seen: ObservedRun, platform: Platform) -> Resolved:
+def _resolve(run: RLRun, observed: ObservedRun, platform: Platform) -> Resolved:
     """Default images as at acceptance; the model as the spec names it now."""
     resolved = run.status.resolved or Resolved(images=dict(platform.images))
     if run.spec.model.checkpoint_ref is None:
         return resolved.model_copy(update={"model_uri": None})
-    if seen.model is None or not seen.model.saved_state.uri:
+    if observed.model is None or not observed.model.saved_state.uri:
         return resolved
-    return resolved.model_copy(update={"model_uri": start_weights.model_folder(seen.model)})
+    return resolved.model_copy(update={"model_uri": start_weights.model_folder(observed.model)})
 
 
 def record_transition(
-    run: RLRun, seen: ObservedRun, next_up: RunTransition, now: ClockReading
+    run: RLRun, observed: ObservedRun, next_up: RunTransition, now: ClockReading
 ) -> RLRunStatus:
     """The status with the next intent, its failure and its restart counters."""
     intent = next_up.intent
     # The last figures of a controller that is about to go are written down with its end.
-    changes = observed_figures(run, seen, now, is_running=True) | {"intent": intent}
+    changes = observed_figures(run, observed, now, is_running=True) | {"intent": intent}
     if next_up.failure is not None:
         changes["last_failure"] = next_up.failure
     if intent is not None and intent.type == "Restart":
@@ -86,7 +86,7 @@ def record_transition(
         changes |= {
             "attempt": intent.attempt,
             "roles": tuple(
-                _next_attempt(role, intent.attempt, seen) if role.name in again else role
+                _next_attempt(role, intent.attempt, observed) if role.name in again else role
                 for role in run.status.roles
             ),
             "restarts": _count_restart(run.status, again),
@@ -102,22 +102,26 @@ def record_transition(
 
 
 def record_observation(
-    run: RLRun, seen: ObservedRun, now: ClockReading, *, is_running: bool, is_over: bool
+    run: RLRun, observed: ObservedRun, now: ClockReading, *, is_running: bool, is_over: bool
 ) -> RLRun:
     """The run with the observed state in its status; conditions are not yet updated."""
-    changes = observed_figures(run, seen, now, is_running=is_running)
+    changes = observed_figures(run, observed, now, is_running=is_running)
     changes["observed_generation"] = run.metadata.generation
-    changes["restarts"] = disruptions.count_disruptions(_reset_restarts(run, seen), seen.pods)
-    changes["phases"] = status_figures.phase_statuses(run, seen.report.status, is_over=is_over)
-    changes["usage"] = limits.account_usage(run, seen.pods, seen.sandboxes, now)
+    changes["restarts"] = disruptions.count_disruptions(
+        _reset_restarts(run, observed), observed.pods
+    )
+    changes["phases"] = status_figures.phase_statuses(run, observed.report.status, is_over=is_over)
+    changes["usage"] = limits.account_usage(run, observed.pods, observed.sandboxes, now)
     if is_running and run.status.engines is not None:
         # Only the baseline of the next decision moves here; it is written with the figures.
-        changes["engines"] = engine_count.decide_engines(run, seen)
-    done = seen.report.acknowledged
+        changes["engines"] = engine_count.decide_engines(run, observed)
+    done = observed.report.acknowledged
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
-    if run.status.active.since is not None and (is_over or (not is_running and seen.has_no_pods)):
+    if run.status.active.since is not None and (
+        is_over or (not is_running and observed.has_no_pods)
+    ):
         changes["active"] = _stopped_clock(run, now)
-    if run.spec.suspend and not is_running and seen.has_no_pods:
+    if run.spec.suspend and not is_running and observed.has_no_pods:
         # The pods were gone before the user suspended the run.
         changes["resumption"] = resume.reset_decision(run.status.resumption)
     if is_over:
@@ -131,10 +135,10 @@ def _stopped_clock(run: RLRun, now: ClockReading) -> ActiveTime:
     return ActiveTime(seconds=limits.active_s(run, now.wall_s))
 
 
-def _next_attempt(role: RoleStatus, attempt: int, seen: ObservedRun) -> RoleStatus:
+def _next_attempt(role: RoleStatus, attempt: int, observed: ObservedRun) -> RoleStatus:
     """A role at a new attempt; pods made before now are of the old one."""
     return role.model_copy(
-        update={"attempt": attempt, "ready": 0, "after": seen.newest_pod_created(role.name)}
+        update={"attempt": attempt, "ready": 0, "after": observed.newest_pod_created(role.name)}
     )
 
 
@@ -151,10 +155,10 @@ def _count_restart(status: RLRunStatus, roles: Sequence[str]) -> Restarts:
     )
 
 
-def _reset_restarts(run: RLRun, seen: ObservedRun) -> Restarts:
+def _reset_restarts(run: RLRun, observed: ObservedRun) -> Restarts:
     """Restart counters, back at zero after enough clean steps."""
-    restarts, report = run.status.restarts, seen.report.status
-    if not restarts.counted or report is None or not seen.report.is_connected:
+    restarts, report = run.status.restarts, observed.report.status
+    if not restarts.counted or report is None or not observed.report.is_connected:
         return restarts
     if report.phase != restarts.phase or report.step < restarts.step:
         return restarts.model_copy(update={"phase": report.phase, "step": report.step})

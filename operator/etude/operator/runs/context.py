@@ -18,7 +18,7 @@ class RunContext:
 
     run: RLRun
     """For the conditions with its new status, in which they are not yet updated."""
-    seen: ObservedRun
+    observed: ObservedRun
     now: ClockReading
     platform: Platform
     problem: ConditionFact | None
@@ -43,12 +43,12 @@ class RunContext:
     @property
     def unaccepted(self) -> ConditionFact | None:
         """The problem of the run, else the rejection of its last decision."""
-        return self.problem or self.seen.problem
+        return self.problem or self.observed.problem
 
     @property
     def report(self) -> run_pb2.RunStatus | None:
         """The newest report, if the controller is connected."""
-        return self.seen.report.status if self.seen.report.is_connected else None
+        return self.observed.report.status if self.observed.report.is_connected else None
 
     @property
     def samples_now(self) -> bool:
@@ -59,7 +59,7 @@ class RunContext:
     @property
     def has_connection(self) -> bool:
         """The controller reports, or did so within SILENCE_LIMIT_S."""
-        heard_once = self.seen.report.status is not None
+        heard_once = self.observed.report.status is not None
         return self.report is not None or (heard_once and self._is_recently_silent)
 
     @property
@@ -70,10 +70,10 @@ class RunContext:
         need one keep the value that the last operator recorded.
         """
         was_ready = is_condition_true(self.run.status.conditions, "Ready")
-        return self.seen.report.status is None and was_ready and self._is_recently_silent
+        return self.observed.report.status is None and was_ready and self._is_recently_silent
 
     @property
     def _is_recently_silent(self) -> bool:
         """The controller has been silent for less than SILENCE_LIMIT_S."""
-        silent = self.seen.report.disconnected_since_s
+        silent = self.observed.report.disconnected_since_s
         return silent is not None and self.now.monotonic_s - silent < SILENCE_LIMIT_S

@@ -40,7 +40,7 @@ RECHECK_S = 30.0
 
 
 def decide(
-    run: RLRun, seen: ObservedRun, now: ClockReading, platform: Platform
+    run: RLRun, observed: ObservedRun, now: ClockReading, platform: Platform
 ) -> Decision[RLRunStatus]:
     """One pass over one run. No I/O, no clock.
 
@@ -49,22 +49,22 @@ def decide(
     """
     if run.metadata.deletion_timestamp:
         return Decision(status=run.status.model_copy(update={"phase": "Terminating"}))
-    problem = acceptance.run_problem(run, seen, platform)
+    problem = acceptance.run_problem(run, observed, platform)
     if problem is not None and acceptance.lacks_workload_api(run, problem):
         return Decision(
             status=acceptance.status_without_api(run, problem, now), requeue_after_s=RECHECK_S
         )
-    said = kueue.quota_state(run, seen)
+    said = kueue.quota_state(run, observed)
     context = RunContext(
         run=run,
-        seen=seen,
+        observed=observed,
         now=now,
         platform=platform,
         problem=problem,
         is_running=_wants_pods(run) and said.allows_pods,
         quota=said if _wants_pods(run) else None,
     )
-    ending = run_status.recorded_end(run) or _reached_end(run, seen)
+    ending = run_status.recorded_end(run) or _reached_end(run, observed)
     if ending is not None:
         return _decide_finished(context, ending)
     recorded = _status_to_record(context)
@@ -106,10 +106,10 @@ def _wants_pods(run: RLRun) -> bool:
             return False
 
 
-def _reached_end(run: RLRun, seen: ObservedRun) -> ConditionFact | None:
+def _reached_end(run: RLRun, observed: ObservedRun) -> ConditionFact | None:
     """The end of the run, once its pods are released; None before that."""
     intent = run.status.intent
-    if intent is None or intent.type not in {"Fail", "Complete"} or not seen.is_released:
+    if intent is None or intent.type not in {"Fail", "Complete"} or not observed.is_released:
         return None
     kind = "Failed" if intent.type == "Fail" else "Complete"
     return ConditionFact(kind, holds=True, reason=intent.reason, message=intent.message)
@@ -117,13 +117,13 @@ def _reached_end(run: RLRun, seen: ObservedRun) -> ConditionFact | None:
 
 def _decide_finished(context: RunContext, ending: ConditionFact) -> Decision[RLRunStatus]:
     context = replace(context, problem=None, is_running=False, quota=None, ending=ending)
-    run, seen, now = context.run, context.seen, context.now
+    run, observed, now = context.run, context.observed, context.now
     actions = (
-        *registry.handle_reports(run, seen),
+        *registry.handle_reports(run, observed),
         *_children(context),
-        *disruptions.hurry_starting_pods(seen.pods),
-        *kueue.workload_updates(run, seen, now, ending),
-        *cleanup.due_deletions(run, seen, ending.type, now),
+        *disruptions.hurry_starting_pods(observed.pods),
+        *kueue.workload_updates(run, observed, now, ending),
+        *cleanup.due_deletions(run, observed, ending.type, now),
     )
     again_s = cleanup.next_deletion_s(run, ending.type, now)
     return Decision(status=_status(context), actions=actions, requeue_after_s=again_s)
@@ -134,15 +134,15 @@ def _status_to_record(context: RunContext) -> RLRunStatus | None:
     run, now = context.run, context.now
     if context.problem is not None and run.status.resolved is None:
         return None
-    next_up = intents.next_transition(run, context.seen, now)
+    next_up = intents.next_transition(run, context.observed, now)
     if next_up.intent != run.status.intent:
-        return bookkeeping.record_transition(run, context.seen, next_up, now)
+        return bookkeeping.record_transition(run, context.observed, next_up, now)
     if holds.current_hold(run, now) != run.status.hold:
         return run.status.model_copy(update={"hold": None})
-    count = engine_count.decide_engines(run, context.seen)
+    count = engine_count.decide_engines(run, context.observed)
     if context.is_running and engine_count.is_changed(count, run.status.engines):
         return run.status.model_copy(update={"engines": count})
-    released = idle_roles.decide_released(run, context.seen, now)
+    released = idle_roles.decide_released(run, context.observed, now)
     if context.is_running and released != run.status.released:
         return run.status.model_copy(update={"released": released})
     return _status_before_start(context)
@@ -154,9 +154,9 @@ def _status_before_start(context: RunContext) -> RLRunStatus | None:
     if context.problem is not None:
         return None
     if context.is_running and run.status.active.since is None:
-        return bookkeeping.status_at_start(run, context.seen, context.platform, now)
+        return bookkeeping.status_at_start(run, context.observed, context.platform, now)
     if context.is_queued:
-        accepted = bookkeeping.status_at_acceptance(run, context.seen, context.platform, now)
+        accepted = bookkeeping.status_at_acceptance(run, context.observed, context.platform, now)
         is_known = (accepted.resolved, accepted.resumption) == (
             run.status.resolved,
             run.status.resumption,
@@ -168,7 +168,7 @@ def _status_before_start(context: RunContext) -> RLRunStatus | None:
 def _status(context: RunContext) -> RLRunStatus:
     run = bookkeeping.record_observation(
         context.run,
-        context.seen,
+        context.observed,
         context.now,
         is_running=context.is_running,
         is_over=context.ending is not None,
@@ -177,14 +177,14 @@ def _status(context: RunContext) -> RLRunStatus:
 
 
 def _actions(context: RunContext) -> Iterator[Action]:
-    yield from registry.handle_reports(context.run, context.seen)
+    yield from registry.handle_reports(context.run, context.observed)
     if context.problem is None or not context.is_running:
         yield from _children(context)
-    yield from kueue.workload_updates(context.run, context.seen, context.now, None)
-    yield from replace_old_pods(context.run, context.seen)
-    yield from disruptions.hurry_starting_pods(context.seen.pods)
-    yield from commands.due_commands(context.run, context.seen)
-    yield from registry.retire_superseded(context.run, context.seen)
+    yield from kueue.workload_updates(context.run, context.observed, context.now, None)
+    yield from replace_old_pods(context.run, context.observed)
+    yield from disruptions.hurry_starting_pods(context.observed.pods)
+    yield from commands.due_commands(context.run, context.observed)
+    yield from registry.retire_superseded(context.run, context.observed)
 
 
 def _children(context: RunContext) -> Iterator[Action]:
@@ -196,25 +196,25 @@ def _children(context: RunContext) -> Iterator[Action]:
     shape = RunShape(
         images=resolved.images,
         attempts=transitions.attempts_of(run),
-        brokers={name: pool.spec.brokers for name, pool in context.seen.pools.items()},
-        engines=engine_count.surplus_engines(run, context.seen),
+        brokers={name: pool.spec.brokers for name, pool in context.observed.pools.items()},
+        engines=engine_count.surplus_engines(run, context.observed),
         is_running=context.is_running,
         is_queued=context.is_queued,
-        has_workload=kueue.needs_workload(run, context.seen, is_wanted=not context.is_resting),
-        priority=kueue.queue_priority(run, context.seen),
+        has_workload=kueue.needs_workload(run, context.observed, is_wanted=not context.is_resting),
+        priority=kueue.queue_priority(run, context.observed),
         flavors=context.quota.flavors if context.quota is not None else {},
     )
     made = run_children(run, shape, context.platform)
-    wanted = cert_manager.applicable_children(made, context.seen.served)
+    wanted = cert_manager.applicable_children(made, context.observed.served)
     for manifest in wanted:
-        live = context.seen.children.get(ref(manifest))
+        live = context.observed.children.get(ref(manifest))
         if live is not None and _keeps_rejected_pods(context, live):
             yield Delete(ref=ref(live), uid=uid(live))
             continue
         is_missing = live is None and context.problem is None and not context.is_resting
         if is_missing or (live is not None and not _is_up_to_date(live, manifest)):
             yield Apply(manifest=manifest, manager=names.RUN_FIELD_MANAGER)
-    yield from cleanup.prune(run, context.seen, {ref(manifest) for manifest in wanted})
+    yield from cleanup.prune(run, context.observed, {ref(manifest) for manifest in wanted})
 
 
 def _keeps_rejected_pods(context: RunContext, live: Manifest) -> bool:
@@ -222,7 +222,7 @@ def _keeps_rejected_pods(context: RunContext, live: Manifest) -> bool:
 
     A later policy may reject what was admitted once; its pods must not stay for ever.
     """
-    return not context.is_running and ref(live) in context.seen.rejected and asks_for_pods(live)
+    return not context.is_running and ref(live) in context.observed.rejected and asks_for_pods(live)
 
 
 def _is_up_to_date(live: Manifest, manifest: Manifest) -> bool:
@@ -231,24 +231,26 @@ def _is_up_to_date(live: Manifest, manifest: Manifest) -> bool:
 
 def _requeue_after_s(context: RunContext) -> float | None:
     """Seconds after which time alone may change the decision; None if it cannot."""
-    run, seen, now = context.run, context.seen, context.now
+    run, observed, now = context.run, context.observed, context.now
     waits: list[float] = []
-    is_unsigned = cert_manager.is_cert_manager_missing(context.platform.tls, seen.served)
+    is_unsigned = cert_manager.is_cert_manager_missing(context.platform.tls, observed.served)
     if apis.is_api_missing(context.problem) or is_unsigned or context.is_queued:
         waits.append(RECHECK_S)
     if run.status.intent is not None:
         waits.append(POLL_S)
     if not context.is_running:
         return min(waits, default=None)
-    waits += [*gangs.waits_s(run, seen, now), *idle_roles.waits_s(run, seen)]
-    left = limits.progress_left_s(run, seen, now)
+    waits += [*gangs.waits_s(run, observed, now), *idle_roles.waits_s(run, observed)]
+    left = limits.progress_left_s(run, observed, now)
     if left is not None:
         waits.append(left)
-    elif run.status.intent is None and not (seen.is_registered and seen.has_saved):
-        waits.append(limits.verification_left_s(run, seen, now))
-    if seen.report.disconnected_since_s is not None:
-        waits.append(seen.report.disconnected_since_s + limits.SILENCE_LIMIT_S - now.monotonic_s)
-    waits += limits.deadlines_left_s(run, seen, now)
+    elif run.status.intent is None and not (observed.is_registered and observed.has_saved):
+        waits.append(limits.verification_left_s(run, observed, now))
+    if observed.report.disconnected_since_s is not None:
+        waits.append(
+            observed.report.disconnected_since_s + limits.SILENCE_LIMIT_S - now.monotonic_s
+        )
+    waits += limits.deadlines_left_s(run, observed, now)
     budget_s = limits.budget_left_s(run, now)
     if budget_s is not None and budget_s != float("inf"):
         waits.append(budget_s)

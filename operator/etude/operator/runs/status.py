@@ -120,7 +120,7 @@ def _are_pods_ready(context: RunContext) -> bool:
 
 
 def _all_pods(context: RunContext) -> list[Manifest]:
-    return [pod for pods in context.seen.pods.values() for pod in pods]
+    return [pod for pods in context.observed.pods.values() for pod in pods]
 
 
 def _release_reason(context: RunContext) -> str | None:
@@ -146,7 +146,7 @@ def _pods_scheduled(context: RunContext) -> ConditionFact:
     resting = _release_reason(context)
     if resting is not None:
         return false_condition("PodsScheduled", resting)
-    gang = gangs.gang_wait(context.run, context.seen, context.now)
+    gang = gangs.gang_wait(context.run, context.observed, context.now)
     if gang is not None and gang.left_s <= 0:
         return false_condition("PodsScheduled", Reason.GANG_TIMEOUT, gang.message)
     if gang is not None and gang.is_unschedulable:
@@ -235,7 +235,7 @@ def _checkpoint_healthy(context: RunContext) -> ConditionFact:
     intent = context.run.status.intent
     if intent is not None and intent.reason == Reason.SUSPEND_TIMEOUT:
         return false_condition("CheckpointHealthy", Reason.SUSPEND_TIMEOUT, intent.message)
-    newest = next(iter(context.seen.checkpoints), None)
+    newest = next(iter(context.observed.checkpoints), None)
     if newest is None:
         return true_condition("CheckpointHealthy", Reason.NO_CHECKPOINT)
     if is_ready(newest):
@@ -258,10 +258,10 @@ def _suspended(context: RunContext) -> ConditionFact:
         return false_condition(
             "Suspended", Reason.SUSPENDING, "a checkpoint is written, then pods are released"
         )
-    if context.run.spec.suspend and context.seen.has_no_pods:
+    if context.run.spec.suspend and context.observed.has_no_pods:
         return true_condition("Suspended", Reason.BY_USER, "spec.suspend is true")
     hold = context.run.status.hold
-    if hold is not None and context.seen.has_no_pods:
+    if hold is not None and context.observed.has_no_pods:
         return true_condition("Suspended", hold.reason, hold.message)
     return false_condition("Suspended", Reason.NOT_SUSPENDED)
 
@@ -270,7 +270,7 @@ def _stalled(context: RunContext) -> ConditionFact:
     intent = context.run.status.intent
     if intent is not None and intent.reason == Reason.NO_PROGRESS:
         return true_condition("Stalled", Reason.NO_PROGRESS, intent.message)
-    left_s = limits.progress_left_s(context.run, context.seen, context.now)
+    left_s = limits.progress_left_s(context.run, context.observed, context.now)
     if context.is_running and left_s is not None and left_s <= 0:
         return true_condition("Stalled", Reason.NO_PROGRESS, "no step finished within the deadline")
     return false_condition("Stalled", Reason.HEALTHY)
@@ -289,11 +289,11 @@ def _degraded(context: RunContext) -> ConditionFact:
         last = context.run.status.last_failure
         message = f"{last.pod or last.role}: {last.message}" if last else ""
         return true_condition("Degraded", Reason.ROLE_FAILED, message)
-    if context.is_running and context.seen.plan_ratios:
+    if context.is_running and context.observed.plan_ratios:
         return true_condition(
             "Degraded",
             Reason.PLAN_UNRELIABLE,
-            plan_accuracy.describe_inaccuracy(context.seen.plan_ratios),
+            plan_accuracy.describe_inaccuracy(context.observed.plan_ratios),
         )
     return false_condition("Degraded", Reason.HEALTHY)
 

@@ -28,15 +28,15 @@ from etude.v1 import run_pb2
 
 
 def observed_figures(
-    run: RLRun, seen: ObservedRun, now: ClockReading, *, is_running: bool
+    run: RLRun, observed: ObservedRun, now: ClockReading, *, is_running: bool
 ) -> dict[str, object]:
     """Status fields that describe the observed state."""
     resumption = run.status.resumption
-    past = [c for c in seen.checkpoints if not is_off_lineage(c, resumption)]
+    past = [c for c in observed.checkpoints if not is_off_lineage(c, resumption)]
     ready = next((c for c in past if is_ready(c)), None)
     found: dict[str, object] = {
-        "roles": _role_statuses(run, seen, now, is_running=is_running),
-        "environments": _environment_statuses(run, seen),
+        "roles": _role_statuses(run, observed, now, is_running=is_running),
+        "environments": _environment_statuses(run, observed),
     }
     if ready is not None:
         found["last_checkpoint"] = CheckpointSummary(
@@ -46,15 +46,15 @@ def observed_figures(
         )
     elif resumption is not None and resumption.number:
         found["last_checkpoint"] = None
-    found["best_checkpoint"] = _best_checkpoint(run, seen, now)
-    if seen.report.status is not None:
-        found |= _reported_figures(run, seen.report.status)
+    found["best_checkpoint"] = _best_checkpoint(run, observed, now)
+    if observed.report.status is not None:
+        found |= _reported_figures(run, observed.report.status)
     return found
 
 
-def _best_checkpoint(run: RLRun, seen: ObservedRun, now: ClockReading) -> BestCheckpoint | None:
+def _best_checkpoint(run: RLRun, observed: ObservedRun, now: ClockReading) -> BestCheckpoint | None:
     keep = run.spec.checkpointing.keep_best
-    best = retention.best_checkpoints([c for c in seen.checkpoints if is_ready(c)], keep)
+    best = retention.best_checkpoints([c for c in observed.checkpoints if is_ready(c)], keep)
     value = retention.metric_of(best[0], keep.metric) if best and keep is not None else None
     if value is None:
         return None
@@ -108,7 +108,7 @@ def _reported_figures(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object
 
 
 def _role_statuses(
-    run: RLRun, seen: ObservedRun, now: ClockReading, *, is_running: bool
+    run: RLRun, observed: ObservedRun, now: ClockReading, *, is_running: bool
 ) -> tuple[RoleStatus, ...]:
     attempts = transitions.attempts_of(run)
     before = {role.name: role.after for role in run.status.roles}
@@ -117,8 +117,8 @@ def _role_statuses(
             name=role,
             desired=pods if is_running else 0,
             gpus=run_spec.role_spec(run, role).gpus_per_replica * (pods if is_running else 0),
-            startup_seconds=idle_roles.startup_s(run, seen, role, now),
-            ready=seen.num_ready(role, attempt=attempts.get(role, 0)),
+            startup_seconds=idle_roles.startup_s(run, observed, role, now),
+            ready=observed.num_ready(role, attempt=attempts.get(role, 0)),
             attempt=attempts.get(role, 0),
             after=before.get(role),
         )
@@ -126,10 +126,10 @@ def _role_statuses(
     )
 
 
-def _environment_statuses(run: RLRun, seen: ObservedRun) -> tuple[EnvironmentStatus, ...]:
+def _environment_statuses(run: RLRun, observed: ObservedRun) -> tuple[EnvironmentStatus, ...]:
     found = []
     for role in run.spec.roles.environments:
-        pool = seen.pools.get(role.name)
+        pool = observed.pools.get(role.name)
         summary = EnvironmentStatus(name=role.name, pool=run_spec.pool_name(run, role))
         if pool is not None:
             summary = summary.model_copy(

@@ -13,6 +13,9 @@ from etude.operator.runs.lifecycle import commands, transitions
 from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
+STUCK_GRACE_S = 30
+"""A stalled trainer will not save a checkpoint while it terminates."""
+
 STARTING_GRACE_S = 5
 """The first process of a container hears no signal before it has a handler for it, and a pod that
 starts has nothing to save."""
@@ -57,20 +60,16 @@ def is_starting(pod: Manifest) -> bool:
     )
 
 
-STUCK_GRACE_S = 30
-"""A stalled trainer will not save a checkpoint while it terminates."""
-
-
-def replace_old_pods(run: RLRun, seen: ObservedRun) -> Iterator[Action]:
+def replace_old_pods(run: RLRun, observed: ObservedRun) -> Iterator[Action]:
     """Delete pods of earlier attempts; their StatefulSet creates the new ones."""
     intent = run.status.intent
     if intent is None:
         # A StatefulSet's controller that has not seen the new template yet makes the old pod once
         # more. Nobody counts on that, and nobody else would ever replace it.
-        yield from _delete_pods(_old_pods(seen, transitions.attempts_of(run)))
+        yield from _delete_pods(_old_pods(observed, transitions.attempts_of(run)))
     elif intent.type == "Restart":
-        roles = [intent.role] if intent.role else list(seen.pods)
-        old = _old_pods(seen, dict.fromkeys(roles, intent.attempt))
+        roles = [intent.role] if intent.role else list(observed.pods)
+        old = _old_pods(observed, dict.fromkeys(roles, intent.attempt))
         is_stuck = intent.reason == Reason.NO_PROGRESS
         if old and is_stuck:
             order = run_pb2.CommandRequest(dump_stacks=run_pb2.DumpStacks())
@@ -78,15 +77,15 @@ def replace_old_pods(run: RLRun, seen: ObservedRun) -> Iterator[Action]:
         yield from _delete_pods(old, STUCK_GRACE_S if is_stuck else None)
 
 
-def _old_pods(seen: ObservedRun, attempts: Mapping[str, int]) -> list[Manifest]:
+def _old_pods(observed: ObservedRun, attempts: Mapping[str, int]) -> list[Manifest]:
     """Running pods of earlier attempts whose workload already has the new template."""
-    templates = {labels(m).get(names.ROLE): m["spec"]["template"] for m in seen.stateful_sets}
+    templates = {labels(m).get(names.ROLE): m["spec"]["template"] for m in observed.stateful_sets}
     return [
         pod
         for role, attempt in attempts.items()
         # While the cluster refuses the new template, the old pod would come back for ever.
         if role not in templates or _is_of_attempt(templates[role], attempt)
-        for pod in seen.pods.get(role, ())
+        for pod in observed.pods.get(role, ())
         if not _is_of_attempt(pod, attempt) and not is_deleting(pod)
     ]
 

@@ -12,6 +12,9 @@ from etude.operator.manifests import Ref
 from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
+SETTLE_VERSIONS = 5
+"""Versions to wait after a change before the next decision: smoothed figures forget in as many."""
+
 TOLERANCE = 0.1
 """A need within a tenth of what there is changes nothing: steps are never equally long."""
 MAX_FACTOR = 2
@@ -70,17 +73,13 @@ def _clamp(count: int, bounds: EngineBounds) -> int:
     return max(bounds.least, min(count, bounds.most))
 
 
-SETTLE_VERSIONS = 5
-"""Versions to wait after a change before the next decision: smoothed figures forget in as many."""
-
-
 def scaled_role(run: RLRun) -> InferenceRole | None:
     """The inference role if its replica count is autoscaled by step time."""
     role = run.spec.roles.inference
     return role if role is not None and role.autoscaling.mode == "StepTime" else None
 
 
-def decide_engines(run: RLRun, seen: ObservedRun) -> EngineStatus | None:
+def decide_engines(run: RLRun, observed: ObservedRun) -> EngineStatus | None:
     """The engine status to write: the count so far, or the next one at a new policy version."""
     role = scaled_role(run)
     if role is None:
@@ -89,7 +88,7 @@ def decide_engines(run: RLRun, seen: ObservedRun) -> EngineStatus | None:
     present = run_spec.engine_replicas(run)
     if present != before.replicas:  # the spec has other bounds by now
         before = before.model_copy(update={"replicas": present})
-    report = seen.report.status if seen.report.is_current else None
+    report = observed.report.status if observed.report.is_current else None
     if report is None or report.state != run_pb2.RUN_STATE_RUNNING:
         return before
     since = report.policy_version - before.version
@@ -120,14 +119,14 @@ def is_changed(decided: EngineStatus | None, before: EngineStatus | None) -> boo
     return numbers[0] != numbers[1]
 
 
-def surplus_engines(run: RLRun, seen: ObservedRun) -> int | None:
+def surplus_engines(run: RLRun, observed: ObservedRun) -> int | None:
     """Engines to keep until the controller expects fewer; None if there is no surplus."""
     if scaled_role(run) is None:
         return None
     key = Ref("StatefulSet", run.metadata.namespace, names.child(run.metadata.name, "inference"))
-    live = seen.children.get(key)
+    live = observed.children.get(key)
     count, present = run_spec.engine_replicas(run), live["spec"].get("replicas", 1) if live else 0
-    report = seen.report.status if seen.report.is_current else None
+    report = observed.report.status if observed.report.is_current else None
     does_without = report is not None and 0 < report.engine_limit <= count
     return present if present > count and not does_without else None
 

@@ -42,17 +42,17 @@ def idle_roles_problem(run: RLRun) -> str:
     )
 
 
-def decide_released(run: RLRun, seen: ObservedRun, now: ClockReading) -> Released | None:
+def decide_released(run: RLRun, observed: ObservedRun, now: ClockReading) -> Released | None:
     """The status.released to write for a run that holds pods."""
     before = run.status.released
     if run.spec.scheduling.idle_roles == "Hold" or has_fixed_pods(run) or not _has_other_roles(run):
         return None
-    report = seen.report.status if seen.report.is_current else None
+    report = observed.report.status if observed.report.is_current else None
     if report is None or not report.phase:
         return before
     if next(_until_sampling(run, report.phase), None) is None:
         return None
-    left_s, lead_s = _left_s(run, report), _lead_s(run, seen)
+    left_s, lead_s = _left_s(run, report), _lead_s(run, observed)
     if left_s is None or lead_s is None:
         return before
     if left_s <= (LEAST_ABSENCE if before is None else 1.0) * lead_s:
@@ -74,12 +74,12 @@ def _new_release(
     return Released(since=rfc3339(now.wall_s), message=message)
 
 
-def waits_s(run: RLRun, seen: ObservedRun) -> list[float]:
+def waits_s(run: RLRun, observed: ObservedRun) -> list[float]:
     """Seconds until released roles must start again, if no report comes earlier."""
-    report = seen.report.status
+    report = observed.report.status
     if run.status.released is None or report is None:
         return []
-    left_s, lead_s = _left_s(run, report), _lead_s(run, seen)
+    left_s, lead_s = _left_s(run, report), _lead_s(run, observed)
     if left_s is None or lead_s is None or math.isinf(left_s):
         return []
     return [left_s - lead_s]
@@ -118,7 +118,7 @@ def _until_sampling(run: RLRun, name: str) -> Iterator[Phase]:
         yield phase
 
 
-def _lead_s(run: RLRun, seen: ObservedRun) -> float | None:
+def _lead_s(run: RLRun, observed: ObservedRun) -> float | None:
     """Seconds of startup to allow for idle roles; None before all were ready once."""
     took = [role.startup_seconds for role in run.status.roles if role.name != names.TRAINER]
     pools = [
@@ -126,7 +126,7 @@ def _lead_s(run: RLRun, seen: ObservedRun) -> float | None:
         if pool.status.provision is not None
         else POOL_STARTUP_S
         for role in run.spec.roles.environments
-        if role.pool_template is not None and (pool := seen.pools.get(role.name)) is not None
+        if role.pool_template is not None and (pool := observed.pools.get(role.name)) is not None
     ]
     if any(each is None for each in took):
         return None
@@ -134,11 +134,11 @@ def _lead_s(run: RLRun, seen: ObservedRun) -> float | None:
     return max(LEAST_STARTUP_S, STARTUP_MARGIN * slowest_s)
 
 
-def startup_s(run: RLRun, seen: ObservedRun, role: str, now: ClockReading) -> int | None:
+def startup_s(run: RLRun, observed: ObservedRun, role: str, now: ClockReading) -> int | None:
     """Seconds that a role took to be ready the first time; None before that."""
     known = next((r.startup_seconds for r in run.status.roles if r.name == role), None)
     wanted = run_spec.desired_pods(run)[role]
-    pods = seen.pods.get(role, ())
+    pods = observed.pods.get(role, ())
     if known is not None or not wanted or len(pods) < wanted:
         return known
     took = [_pod_startup_s(pod, now) for pod in pods]

@@ -14,6 +14,9 @@ from etude.operator.reasons import Reason
 from etude.operator.runs.lifecycle import transitions
 from etude.operator.runs.observe import ObservedRun
 
+REQUEUED_IMMEDIATELY = {"Preempted", "NodeFailures"}
+"""Evictions after which a run is requeued immediately; after others Kueue says when."""
+
 QUOTA_RESERVED = "QuotaReserved"
 
 
@@ -40,33 +43,33 @@ class QuotaState(NamedTuple):
         return ConditionFact(QUOTA_RESERVED, self.is_reserved, self.reason, self.message)
 
 
-def quota_state(run: RLRun, seen: ObservedRun) -> QuotaState:
+def quota_state(run: RLRun, observed: ObservedRun) -> QuotaState:
     """The quota state of a run now; a run without a queue needs no quota."""
     match run.spec.scheduling.admission:
         case "None":
             return QuotaState(is_reserved=True, reason=Reason.NOT_NEEDED)
         case "JobSet":
-            return _job_set_quota(run, seen.children.get(jobset.job_set_ref(run)))
+            return _job_set_quota(run, observed.children.get(jobset.job_set_ref(run)))
         case "Workload":
-            return _workload_quota(run, seen)
+            return _workload_quota(run, observed)
 
 
-def needs_workload(run: RLRun, seen: ObservedRun, *, is_wanted: bool) -> bool:
+def needs_workload(run: RLRun, observed: ObservedRun, *, is_wanted: bool) -> bool:
     """The run should have a Workload.
 
     A suspended run gives its quota back when its pods are gone. A finished run keeps its Workload,
     which is Finished and holds no quota.
     """
     is_over = run.status.completion_time is not None
-    is_busy = run.status.intent is not None or not seen.has_no_pods
-    return is_over or is_busy or (is_wanted and is_queueable(run, seen))
+    is_busy = run.status.intent is not None or not observed.has_no_pods
+    return is_over or is_busy or (is_wanted and is_queueable(run, observed))
 
 
-def is_queueable(run: RLRun, seen: ObservedRun) -> bool:
+def is_queueable(run: RLRun, observed: ObservedRun) -> bool:
     """The run can be queued: its WorkloadPriorityClass exists."""
     named = run.spec.scheduling.workload_priority_class_name
     by_hand = run.spec.scheduling.admission == "Workload"
-    return not by_hand or named is None or named in seen.priorities
+    return not by_hand or named is None or named in observed.priorities
 
 
 def _job_set_quota(run: RLRun, live: Manifest | None) -> QuotaState:
@@ -75,24 +78,24 @@ def _job_set_quota(run: RLRun, live: Manifest | None) -> QuotaState:
     return _reserved(run)
 
 
-def _workload_quota(run: RLRun, seen: ObservedRun) -> QuotaState:
-    live = seen.children.get(kueue.workload_ref(run))
+def _workload_quota(run: RLRun, observed: ObservedRun) -> QuotaState:
+    live = observed.children.get(kueue.workload_ref(run))
     given = kueue.assigned_flavors(live) if live is not None else {}
     named = {name for names in given.values() for name in names}
-    flavors, clash = _node_flavors(live, given, seen)
+    flavors, clash = _node_flavors(live, given, observed)
     if live is None or is_deleting(live):
         found = _waiting(run)
     elif not is_true(live, "Admitted") or is_true(live, "Evicted"):
         found = _waiting(run, live)
-    elif named - seen.flavors.keys():
-        missing = ", ".join(sorted(named - seen.flavors.keys()))
+    elif named - observed.flavors.keys():
+        missing = ", ".join(sorted(named - observed.flavors.keys()))
         found = _denied(Reason.INADMISSIBLE, f"ResourceFlavor {missing} does not exist")
     elif clash:
         found = _denied(Reason.INADMISSIBLE, clash)
     else:
         found = _reserved(run)
-    is_left = not found.is_reserved and not seen.has_no_pods
-    if not is_queueable(run, seen):
+    is_left = not found.is_reserved and not observed.has_no_pods
+    if not is_queueable(run, observed):
         name = run.spec.scheduling.workload_priority_class_name
         words = f"WorkloadPriorityClass {name} does not exist"
         found = found._replace(reason=Reason.INADMISSIBLE, message=words)
@@ -100,7 +103,7 @@ def _workload_quota(run: RLRun, seen: ObservedRun) -> QuotaState:
 
 
 def _node_flavors(
-    live: Manifest | None, given: Mapping[str, tuple[str, ...]], seen: ObservedRun
+    live: Manifest | None, given: Mapping[str, tuple[str, ...]], observed: ObservedRun
 ) -> tuple[dict[str, NodeFlavor], str]:
     """The node flavor of each role's pods, and the last conflict with an admission check.
 
@@ -111,7 +114,7 @@ def _node_flavors(
     placed, clash = {}, ""
     for role, names in given.items():
         known = kueue.merge_flavors(
-            kueue.node_flavor(seen.flavors[name]) for name in names if name in seen.flavors
+            kueue.node_flavor(observed.flavors[name]) for name in names if name in observed.flavors
         )
         for update in updates.get(role, ()):
             for key in kueue.conflicting_keys(known, update):
@@ -152,23 +155,23 @@ def _had_quota(run: RLRun) -> bool:
     return before is not None and (before.status == "True" or before.reason == Reason.EVICTED)
 
 
-def queue_priority(run: RLRun, seen: ObservedRun) -> QueuePriority | None:
+def queue_priority(run: RLRun, observed: ObservedRun) -> QueuePriority | None:
     """The run's WorkloadPriorityClass, else the PriorityClass of its pods; None without either."""
     name = run.spec.scheduling.workload_priority_class_name
     if name is None:
-        return _pod_priority(run, seen)
-    value = seen.priorities.get(name)
+        return _pod_priority(run, observed)
+    value = observed.priorities.get(name)
     if value is None:
         return None
     return QueuePriority("kueue.x-k8s.io", "WorkloadPriorityClass", name, value)
 
 
-def _pod_priority(run: RLRun, seen: ObservedRun) -> QueuePriority | None:
+def _pod_priority(run: RLRun, observed: ObservedRun) -> QueuePriority | None:
     """The class of the first role that has one, else that of pods without one."""
     name = next(
         filter(None, (_priority_class(run, role) for role in run_spec.pods_by_role(run))), None
     )
-    for known in seen.pod_priorities.values():
+    for known in observed.pod_priorities.values():
         itself = known["metadata"]["name"]
         if itself == name or (name is None and known.get("globalDefault", False)):
             return QueuePriority("scheduling.k8s.io", "PriorityClass", itself, known["value"])
@@ -184,22 +187,18 @@ def _priority_class(run: RLRun, role: str) -> str | None:
     )
 
 
-REQUEUED_IMMEDIATELY = {"Preempted", "NodeFailures"}
-"""Evictions after which a run is requeued immediately; after others Kueue says when."""
-
-
 def workload_updates(
-    run: RLRun, seen: ObservedRun, now: ClockReading, ending: ConditionFact | None
+    run: RLRun, observed: ObservedRun, now: ClockReading, ending: ConditionFact | None
 ) -> Iterator[WriteStatus]:
     """Status writes that the Workload does not show yet.
 
     Args:
         run: the run.
-        seen: its observed state.
+        observed: its observed state.
         now: both clocks.
         ending: Complete or Failed, once the run is over.
     """
-    live = seen.children.get(kueue.workload_ref(run))
+    live = observed.children.get(kueue.workload_ref(run))
     if live is None or is_deleting(live) or is_true(live, "Finished"):
         return
     if ending is not None:
@@ -207,12 +206,12 @@ def workload_updates(
         yield _write_conditions(
             live, [true_condition("Finished", reason, ending.message or ending.reason)], now
         )
-    elif is_true(live, "Evicted") and is_true(live, "QuotaReserved") and seen.has_no_pods:
+    elif is_true(live, "Evicted") and is_true(live, "QuotaReserved") and observed.has_no_pods:
         yield _write_conditions(
             live, _eviction_conditions(condition(live, "Evicted")), now, without="admission"
         )
     else:
-        fact = _readiness(live, are_ready=_are_ready(run, seen))
+        fact = _readiness(live, are_ready=_are_ready(run, observed))
         if fact is not None:
             yield _write_conditions(live, [fact], now)
 
@@ -229,10 +228,10 @@ def _eviction_conditions(evicted: Mapping[str, str]) -> list[ConditionFact]:
     ]
 
 
-def _are_ready(run: RLRun, seen: ObservedRun) -> bool:
+def _are_ready(run: RLRun, observed: ObservedRun) -> bool:
     attempts = transitions.attempts_of(run)
     return all(
-        seen.num_ready(role, attempt=attempts.get(role, 0)) >= pods
+        observed.num_ready(role, attempt=attempts.get(role, 0)) >= pods
         for role, pods in run_spec.pods_by_role(run).items()
     )
 

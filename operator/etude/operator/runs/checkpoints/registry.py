@@ -18,22 +18,22 @@ from etude.v1 import run_pb2
 DeletionPolicy = Literal["Retain", "Delete"]
 
 
-def handle_reports(run: RLRun, seen: ObservedRun) -> Iterator[Action]:
+def handle_reports(run: RLRun, observed: ObservedRun) -> Iterator[Action]:
     """Register reported checkpoints and events in the order of the reports."""
-    for happening in seen.report.pending:
+    for happening in observed.report.pending:
         if happening.checkpoint is not None:
             yield from _registration(
-                run, seen, happening.checkpoint, may_be_old=happening.may_be_old
+                run, observed, happening.checkpoint, may_be_old=happening.may_be_old
             )
         if happening.event is not None:
             yield _record_event(happening, happening.event)
         yield AckReport(position=happening.position)
 
 
-def retire_superseded(run: RLRun, seen: ObservedRun) -> Iterator[Action]:
+def retire_superseded(run: RLRun, observed: ObservedRun) -> Iterator[Action]:
     """Delete the checkpoints that newer ones have superseded."""
     for checkpoint in retention.superseded_checkpoints(
-        seen.checkpoints, run.spec.checkpointing, seen.start_sources
+        observed.checkpoints, run.spec.checkpointing, observed.start_sources
     ):
         if not checkpoint.metadata.deletion_timestamp:
             key = Ref("Checkpoint", run.metadata.namespace, checkpoint.metadata.name)
@@ -41,29 +41,29 @@ def retire_superseded(run: RLRun, seen: ObservedRun) -> Iterator[Action]:
 
 
 def _registration(
-    run: RLRun, seen: ObservedRun, record: run_pb2.CheckpointRecord, *, may_be_old: bool
+    run: RLRun, observed: ObservedRun, record: run_pb2.CheckpointRecord, *, may_be_old: bool
 ) -> Iterator[Action]:
-    asked = [*seen.requests, *seen.checkpoints]
+    asked = [*observed.requests, *observed.checkpoints]
     request = next((c for c in asked if c.metadata.uid == record.request), None)
     if record.request and request is not None:
         if not request.saved_state.uri:
-            yield _complete_request(run, seen, request, record)
+            yield _complete_request(run, observed, request, record)
         return
     name = names.checkpoint(
         run.metadata.name, step=record.step, manifest_digest=record.manifest_digest
     )
-    if all(known.metadata.name != name for known in seen.checkpoints):
+    if all(known.metadata.name != name for known in observed.checkpoints):
         was_let_go = may_be_old and _was_deleted(run, name, record)
         policy: DeletionPolicy = "Retain" if was_let_go else "Delete"
         manifest = _manifest(run, name, record, policy)
-        parent = _parent(run, seen, record)
+        parent = _parent(run, observed, record)
         if parent is not None:
             manifest["spec"]["parentRef"] = parent.to_json()
         yield Apply(manifest=manifest, manager=names.RUN_FIELD_MANAGER)
 
 
 def _complete_request(
-    run: RLRun, seen: ObservedRun, request: Checkpoint, record: run_pb2.CheckpointRecord
+    run: RLRun, observed: ObservedRun, request: Checkpoint, record: run_pb2.CheckpointRecord
 ) -> CompleteRequest:
     """The requested Checkpoint, completed with the data that the controller wrote for it."""
     held = {
@@ -74,7 +74,7 @@ def _complete_request(
         "keyframe": record.keyframe if record.HasField("keyframe") else None,
         "size_bytes": record.size_bytes,
         "branch": record.branch,
-        "parent_ref": _parent(run, seen, record),
+        "parent_ref": _parent(run, observed, record),
         "metrics": dict(record.metrics),
         "storage": run.spec.storage,
     }
@@ -84,12 +84,14 @@ def _complete_request(
     )
 
 
-def _parent(run: RLRun, seen: ObservedRun, record: run_pb2.CheckpointRecord) -> NameRef | None:
+def _parent(run: RLRun, observed: ObservedRun, record: run_pb2.CheckpointRecord) -> NameRef | None:
     """The Checkpoint that the run resumed from, under the name of its object if there is one."""
     digest = record.parent_digest
     if not digest:
         return None
-    known = (c.metadata.name for c in seen.checkpoints if c.saved_state.manifest_digest == digest)
+    known = (
+        c.metadata.name for c in observed.checkpoints if c.saved_state.manifest_digest == digest
+    )
     name = names.checkpoint(run.metadata.name, step=record.parent_step, manifest_digest=digest)
     return NameRef(name=next(known, name))
 

@@ -18,12 +18,14 @@ _KINDS = {
 }
 
 
-def due_deletions(run: RLRun, seen: ObservedRun, ending: str, now: ClockReading) -> list[Delete]:
+def due_deletions(
+    run: RLRun, observed: ObservedRun, ending: str, now: ClockReading
+) -> list[Delete]:
     """Objects whose time to live is over and that still exist.
 
     Args:
         run: a finished run.
-        seen: its children.
+        observed: its children.
         ending: Complete or Failed.
         now: both clocks.
     """
@@ -32,7 +34,7 @@ def due_deletions(run: RLRun, seen: ObservedRun, ending: str, now: ClockReading)
         key = Ref("RLRun", run.metadata.namespace, run.metadata.name)
         return [Delete(ref=key, uid=run.metadata.uid)]
     kinds = {kind for policy in due for kind in _KINDS[policy]}
-    return list(_delete_kinds(run, seen, kinds))
+    return list(_delete_kinds(run, observed, kinds))
 
 
 def next_deletion_s(run: RLRun, ending: str, now: ClockReading) -> float | None:
@@ -54,22 +56,22 @@ def _policies_left(run: RLRun, ending: str, now: ClockReading) -> Iterator[tuple
             yield rule.policy, rule.ttl_seconds - since_s
 
 
-def prune(run: RLRun, seen: ObservedRun, wanted: Set[Ref]) -> Iterator[Delete]:
+def prune(run: RLRun, observed: ObservedRun, wanted: Set[Ref]) -> Iterator[Delete]:
     """Deletion of children whose part left the spec; objects that others gave this owner stay."""
-    for key, live in _live_parts(run, seen):
+    for key, live in _live_parts(run, observed):
         if key.kind not in NEVER_DELETED and key not in wanted:
             yield Delete(ref=key, uid=uid(live))
 
 
-def _delete_kinds(run: RLRun, seen: ObservedRun, kinds: Set[str]) -> Iterator[Delete]:
-    for key, live in _live_parts(run, seen):
+def _delete_kinds(run: RLRun, observed: ObservedRun, kinds: Set[str]) -> Iterator[Delete]:
+    for key, live in _live_parts(run, observed):
         if key.kind in kinds:
             yield Delete(ref=key, uid=uid(live))
 
 
-def _live_parts(run: RLRun, seen: ObservedRun) -> Iterator[tuple[Ref, Manifest]]:
+def _live_parts(run: RLRun, observed: ObservedRun) -> Iterator[tuple[Ref, Manifest]]:
     """Children with the run's labels that are not terminating."""
     ours = run_spec.run_labels(run).items()
-    for key, live in seen.children.items():
+    for key, live in observed.children.items():
         if ours <= labels(live).items() and not is_deleting(live):
             yield key, live

@@ -13,9 +13,9 @@ from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 
-def due_commands(run: RLRun, seen: ObservedRun) -> Iterator[SendCommand]:
+def due_commands(run: RLRun, observed: ObservedRun) -> Iterator[SendCommand]:
     """Commands that are due now; the controller ignores one that it has already carried out."""
-    report, intent = seen.report, run.status.intent
+    report, intent = observed.report, run.status.intent
     if (
         not report.is_connected
         or report.status is None
@@ -25,7 +25,7 @@ def due_commands(run: RLRun, seen: ObservedRun) -> Iterator[SendCommand]:
     if intent is not None:
         yield from _final_commands(run)
         return
-    for asked in seen.requests:
+    for asked in observed.requests:
         checkpoint = run_pb2.CheckpointNow(request=asked.metadata.uid)
         request = run_pb2.CommandRequest(checkpoint=checkpoint)
         yield command(run, request, f"checkpoint/{asked.metadata.uid}", 0)

@@ -137,7 +137,9 @@ def _default_outcome(failure: PodFailure, *, has_begun: bool) -> FailureOutcome:
     return FailureOutcome.IGNORE
 
 
-def failure_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition | None:
+def failure_transition(
+    run: RLRun, observed: ObservedRun, now: ClockReading
+) -> RunTransition | None:
     """The transition for the gravest failure in the run's pods; None if none is needed."""
     attempts = transitions.attempts_of(run)
     rules = run.spec.failure_policy.listed
@@ -147,7 +149,7 @@ def failure_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunT
         for role in run_spec.pods_by_role(run)
         for failure in pod_failures.find_failures(
             role,
-            pod_failures.pods_of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)),
+            pod_failures.pods_of_attempt(observed.pods.get(role, ()), attempts.get(role, 0)),
             awaited,
         )
     ]
@@ -169,22 +171,22 @@ def failure_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunT
     )
 
 
-def deadline_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition | None:
+def deadline_transition(
+    run: RLRun, observed: ObservedRun, now: ClockReading
+) -> RunTransition | None:
     """The failure of a run that crossed one of its deadlines; None before that."""
-    if any(left <= 0 for left in limits.deadlines_left_s(run, seen, now)):
+    if any(left <= 0 for left in limits.deadlines_left_s(run, observed, now)):
         given = run.spec.deadlines.model_dump(by_alias=True, exclude_none=True)
         words = ", ".join(f"{name} {value}" for name, value in given.items())
         message = f"the run has held pods for {limits.active_s(run, now.wall_s):.0f} s: {words}"
-        return RunTransition(
-            transitions.new_intent(run, "Fail", Reason.DEADLINE_EXCEEDED, message, now)
-        )
+        return transitions.transition(run, "Fail", Reason.DEADLINE_EXCEEDED, message, now)
     return None
 
 
-def stall_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition | None:
+def stall_transition(run: RLRun, observed: ObservedRun, now: ClockReading) -> RunTransition | None:
     """The transition for a run that makes no progress; None while it does."""
-    report = seen.report
-    left = limits.progress_left_s(run, seen, now)
+    report = observed.report
+    left = limits.progress_left_s(run, observed, now)
     if left is not None and left <= 0 and report.status is not None:
         message = f"nothing was finished for {limits.progress_limit_s(run, report.status):.0f} s"
         verdict = judge_stall(run.spec.failure_policy.listed)
@@ -201,9 +203,7 @@ def budget_transition(run: RLRun, now: ClockReading) -> RunTransition | None:
     if left_s is None or left_s > 0:
         return None
     message = f"{limits.spent_limits(run, now)} is spent; raise it to go on"
-    return RunTransition(
-        transitions.new_intent(run, "Suspend", Reason.BUDGET_EXCEEDED, message, now)
-    )
+    return transitions.transition(run, "Suspend", Reason.BUDGET_EXCEEDED, message, now)
 
 
 def _intent_for(

@@ -5,7 +5,7 @@ from etude.common.api.run.status import Failure, Intent
 from etude.operator import names
 from etude.operator.actions import ClockReading
 from etude.operator.checkpoints.status import is_corrupt, is_ready
-from etude.operator.clock import parse_rfc3339, rfc3339
+from etude.operator.clock import rfc3339
 from etude.operator.manifests import Manifest, is_deleting, labels
 from etude.operator.reasons import Reason
 from etude.operator.runs.capacity import kueue
@@ -15,60 +15,69 @@ from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
 
-def next_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition:
+def next_transition(run: RLRun, observed: ObservedRun, now: ClockReading) -> RunTransition:
     """The present intent until it is carried out, then the next one."""
     current = run.status.intent
     if current is None:
         return final_checkpoint.save_before_failure(
-            run, seen, _first_transition(run, seen, now), now
+            run, observed, _first_transition(run, observed, now), now
         )
     match current.type:
         case "Suspend":
-            return _continue_suspension(run, current, seen, now)
+            return _continue_suspension(run, current, observed, now)
         case "Release":
-            return RunTransition(None if seen.has_no_pods else current)
+            return RunTransition(None if observed.has_no_pods else current)
         case "Restart":
-            return _continue_restart(run, current, seen, now)
+            return _continue_restart(run, current, observed, now)
         case "Salvage":
-            return final_checkpoint.finish_saving(run, current, seen, now)
+            return final_checkpoint.finish_saving(run, current, observed, now)
         case "Fail" | "Complete":
             return RunTransition(current)
 
 
-def _first_transition(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition:
-    outcome = _reported_end(run, seen, now)
+def _first_transition(run: RLRun, observed: ObservedRun, now: ClockReading) -> RunTransition:
+    outcome = _reported_end(run, observed, now)
     if outcome.intent is not None:
         return outcome
     if run.spec.suspend:
-        return RunTransition(None if seen.has_no_pods else _user_suspension(run, now))
+        return RunTransition(None if observed.has_no_pods else _user_suspension(run, now))
     hold = run.status.hold
     if hold is not None:
         again = transitions.new_intent(run, "Suspend", hold.reason, hold.message, now)
-        return RunTransition(None if seen.has_no_pods else again)
-    said = kueue.quota_state(run, seen)
-    if said.is_evicted:
-        evicted = transitions.new_intent(run, "Suspend", Reason.EVICTED, said.message, now)
-        return RunTransition(evicted)
+        return RunTransition(None if observed.has_no_pods else again)
+    quota = kueue.quota_state(run, observed)
+    if quota.is_evicted:
+        return transitions.transition(run, "Suspend", Reason.EVICTED, quota.message, now)
     return (
-        failure_policy.failure_transition(run, seen, now)
-        or failure_policy.deadline_transition(run, seen, now)
-        or failure_policy.stall_transition(run, seen, now)
+        failure_policy.failure_transition(run, observed, now)
+        or failure_policy.deadline_transition(run, observed, now)
+        or failure_policy.stall_transition(run, observed, now)
         or failure_policy.budget_transition(run, now)
         or RunTransition(None)
     )
 
 
+def _continue_suspension(
+    run: RLRun, current: Intent, observed: ObservedRun, now: ClockReading
+) -> RunTransition:
+    """The reported end of the run, else the suspension with its final checkpoint."""
+    outcome = _reported_end(run, observed, now)
+    if outcome.intent is not None:
+        return outcome
+    return final_checkpoint.continue_suspension(run, current, observed, now)
+
+
 def _continue_restart(
-    run: RLRun, current: Intent, seen: ObservedRun, now: ClockReading
+    run: RLRun, current: Intent, observed: ObservedRun, now: ClockReading
 ) -> RunTransition:
     """End a finished restart; a suspension, deadline or budget does not wait for one."""
-    if _has_restarted(current, seen):
+    if _has_restarted(current, observed):
         return RunTransition(None)
     if run.spec.suspend:
         return RunTransition(_user_suspension(run, now))
-    over = failure_policy.deadline_transition(run, seen, now) or failure_policy.budget_transition(
-        run, now
-    )
+    over = failure_policy.deadline_transition(
+        run, observed, now
+    ) or failure_policy.budget_transition(run, now)
     return over or RunTransition(current)
 
 
@@ -76,13 +85,13 @@ def _user_suspension(run: RLRun, now: ClockReading) -> Intent:
     return transitions.new_intent(run, "Suspend", Reason.BY_USER, "spec.suspend is true", now)
 
 
-def _reported_end(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition:
+def _reported_end(run: RLRun, observed: ObservedRun, now: ClockReading) -> RunTransition:
     """The transition that the controller's report of the run's end calls for."""
-    report = seen.report
+    report = observed.report
     if not report.is_current or report.status is None or run.status.active.since is None:
         return RunTransition(None)
     if report.status.state == run_pb2.RUN_STATE_DONE:
-        return _completion(run, seen, now)
+        return _completion(run, observed, now)
     if report.status.state == run_pb2.RUN_STATE_FAILED:
         reason = report.status.reason or Reason.ROLE_FAILED
         message = report.status.message
@@ -91,99 +100,51 @@ def _reported_end(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransi
         )
         return RunTransition(transitions.new_intent(run, "Fail", reason, message, now), failure)
     if report.status.reason == Reason.GATE_NOT_MET and run.status.intent is None:
-        held = transitions.new_intent(
+        return transitions.transition(
             run, "Suspend", Reason.GATE_NOT_MET, report.status.message, now
         )
-        return RunTransition(held)
     return RunTransition(None)
 
 
-def _completion(run: RLRun, seen: ObservedRun, now: ClockReading) -> RunTransition:
+def _completion(run: RLRun, observed: ObservedRun, now: ClockReading) -> RunTransition:
     """Complete the run once its final checkpoint was verified, or verification timed out.
 
     A checkpoint that the cluster refuses as an object is in the store all the same, and is
     registered once it can be: waiting for that must not hold GPUs.
     """
-    is_late = limits.verification_left_s(run, seen, now) <= 0
-    if not (seen.is_registered or is_late):
+    is_late = limits.verification_left_s(run, observed, now) <= 0
+    if not (observed.is_registered or is_late):
         return RunTransition(None)
-    last = seen.last_saved_checkpoints
+    last = observed.last_saved_checkpoints
     corrupt = [c for c in last if is_corrupt(c)]
     # One that was saved again may still be read back beside the damaged one.
-    if corrupt and seen.has_saved and not any(is_ready(c) for c in last):
+    if corrupt and observed.has_saved and not any(is_ready(c) for c in last):
         sentence = f"{corrupt[0].metadata.name} does not match its manifest; its steps are repeated"
         return RunTransition(
             transitions.restart_intent(run, names.TRAINER, Reason.CORRUPT, sentence, now)
         )
-    if not (seen.has_saved or is_late):
+    if not (observed.has_saved or is_late):
         return RunTransition(None)
-    said = seen.report.status
-    if said is not None and said.reason == Reason.TARGET_REACHED:
-        return RunTransition(
-            transitions.new_intent(run, "Complete", said.reason, said.message, now)
-        )
+    report = observed.report.status
+    if report is not None and report.reason == Reason.TARGET_REACHED:
+        return transitions.transition(run, "Complete", report.reason, report.message, now)
     message = "every phase is done"
-    return RunTransition(
-        transitions.new_intent(run, "Complete", Reason.ALL_PHASES_DONE, message, now)
-    )
+    return transitions.transition(run, "Complete", Reason.ALL_PHASES_DONE, message, now)
 
 
-def _continue_suspension(
-    run: RLRun, current: Intent, seen: ObservedRun, now: ClockReading
-) -> RunTransition:
-    """Wait for the checkpoint, then release the pods; a release is never cancelled."""
-    outcome = _reported_end(run, seen, now)
-    if outcome.intent is not None:
-        return outcome
-    limit_s = run.spec.checkpointing.timeout_seconds
-    if now.wall_s - parse_rfc3339(current.since) > limit_s:
-        message = f"no verified checkpoint within {limit_s} s; the last one is used"
-        return RunTransition(
-            transitions.new_intent(run, "Release", Reason.SUSPEND_TIMEOUT, message, now)
-        )
-    if _has_saved(run, seen, now):
-        return RunTransition(
-            transitions.new_intent(run, "Release", current.reason, current.message, now)
-        )
-    return RunTransition(current)
-
-
-def _has_saved(run: RLRun, seen: ObservedRun, now: ClockReading) -> bool:
-    """A run that is being suspended has saved all that it can."""
-    if run.spec.checkpointing.on_suspend == "Skip":
-        return True
-    if not seen.num_ready(
-        names.TRAINER, attempt=transitions.attempts_of(run).get(names.TRAINER, 0)
-    ):
-        return True  # nothing that could still be saved
-    report = seen.report
-    if not report.is_connected:
-        return _silence_s(run, seen, now) > limits.SILENCE_LIMIT_S
-    is_over = report.status is not None and report.status.state in limits.FINISHED_STATES
-    return is_over and seen.is_registered and seen.has_saved
-
-
-def _has_restarted(intent: Intent, seen: ObservedRun) -> bool:
+def _has_restarted(intent: Intent, observed: ObservedRun) -> bool:
     """Every pod of an earlier attempt of the role is terminating or gone."""
     return all(
         labels(pod).get(names.ATTEMPT) == str(intent.attempt) or is_deleting(pod)
-        for pod in pods_to_restart(intent, seen)
+        for pod in _pods_to_restart(intent, observed)
     ) and all(
         labels(m["spec"]["template"]).get(names.ATTEMPT) == str(intent.attempt)
-        for m in seen.stateful_sets
+        for m in observed.stateful_sets
         if not intent.role or labels(m).get(names.ROLE) == intent.role
     )
 
 
-def pods_to_restart(intent: Intent, seen: ObservedRun) -> list[Manifest]:
+def _pods_to_restart(intent: Intent, observed: ObservedRun) -> list[Manifest]:
     """Pods of the roles that restart, of this attempt and of earlier ones."""
-    roles = [intent.role] if intent.role else list(seen.pods)
-    return [pod for role in roles for pod in seen.pods.get(role, ())]
-
-
-def _silence_s(run: RLRun, seen: ObservedRun, now: ClockReading) -> float:
-    """Seconds since the controller's last report, counted from the suspension at the earliest."""
-    intent = run.status.intent
-    since_intent = now.wall_s - parse_rfc3339(intent.since) if intent else 0.0
-    silent = seen.report.disconnected_since_s
-    return 0.0 if silent is None else min(since_intent, now.monotonic_s - silent)
+    roles = [intent.role] if intent.role else list(observed.pods)
+    return [pod for role in roles for pod in observed.pods.get(role, ())]

@@ -14,6 +14,10 @@ from etude.operator.reasons import Reason
 from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
 
+HOUR_S = 3_600.0
+WRITE_EVERY_S = 60.0
+"""Least time between two writes of an unchanged usage."""
+
 FIRST_STEPS = 10
 FIRST_STEPS_LIMIT_S = 3_600.0
 """Limit before FIRST_STEPS steps were measured, and for a controller before its own first step: it
@@ -61,13 +65,13 @@ def _step_limit_s(run: RLRun, status: run_pb2.RunStatus) -> float:
     return max(LEAST_PROGRESS_LIMIT_S, run.spec.weights.timeout_seconds, measured_s)
 
 
-def progress_left_s(run: RLRun, seen: ObservedRun, now: ClockReading) -> float | None:
+def progress_left_s(run: RLRun, observed: ObservedRun, now: ClockReading) -> float | None:
     """Seconds until the run counts as stalled; None while no progress is expected.
 
     A controller that waits for its store reports that. A new one would wait for the same store, and
     lose what is not durable yet. Once the store answers, the time starts again.
     """
-    report = seen.report
+    report = observed.report
     if not report.is_connected or report.status is None or report.status.state in FINISHED_STATES:
         return None
     if report.status.reason == Reason.STORAGE_UNAVAILABLE:
@@ -75,20 +79,20 @@ def progress_left_s(run: RLRun, seen: ObservedRun, now: ClockReading) -> float |
     return progress_limit_s(run, report.status) - (now.monotonic_s - report.last_progress_s)
 
 
-def verification_left_s(run: RLRun, seen: ObservedRun, now: ClockReading) -> float:
+def verification_left_s(run: RLRun, observed: ObservedRun, now: ClockReading) -> float:
     """Seconds that a finished run still waits for the verification of its final checkpoint."""
-    since_done_s = now.monotonic_s - seen.report.last_progress_s
+    since_done_s = now.monotonic_s - observed.report.last_progress_s
     return run.spec.checkpointing.timeout_seconds - since_done_s
 
 
-def deadlines_left_s(run: RLRun, seen: ObservedRun, now: ClockReading) -> list[float]:
+def deadlines_left_s(run: RLRun, observed: ObservedRun, now: ClockReading) -> list[float]:
     """Seconds until each running deadline; negative for those that have passed."""
     deadlines, began = run.spec.deadlines, run.status.active.since
     if began is None:
         return []
     left = []
     # An operator that just started has no report yet; the status has what an earlier one heard.
-    is_unheard = seen.report.status is None and run.status.step is None
+    is_unheard = observed.report.status is None and run.status.step is None
     if deadlines.pre_running_seconds is not None and is_unheard:
         left.append(deadlines.pre_running_seconds - (now.wall_s - parse_rfc3339(began)))
     if deadlines.active_seconds is not None:
@@ -101,11 +105,6 @@ def active_s(run: RLRun, wall_s: float) -> float:
     active = run.status.active
     running = max(0.0, wall_s - parse_rfc3339(active.since)) if active.since else 0.0
     return round(active.seconds + running, 1)
-
-
-HOUR_S = 3_600.0
-WRITE_EVERY_S = 60.0
-"""Least time between two writes of an unchanged usage."""
 
 
 def account_usage(

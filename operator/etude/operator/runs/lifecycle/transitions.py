@@ -44,3 +44,10 @@ def new_intent(run: RLRun, kind: str, reason: str, message: str, now: ClockReadi
             "since": rfc3339(now.wall_s),
         }
     )
+
+
+def transition(
+    run: RLRun, kind: str, reason: str, message: str, now: ClockReading
+) -> RunTransition:
+    """A transition without a failure."""
+    return RunTransition(new_intent(run, kind, reason, message, now))
