@@ -10,7 +10,7 @@ from etude.operator.kube.watches import CHILDREN
 from etude.operator.manifests import IMMUTABLE, OWN_KINDS, RESOURCES, Ref
 from etude.v1 import run_pb2
 
-TEMPLATE = Path(__file__).parents[3] / "helm" / "etude" / "templates" / "rbac.yaml"
+TEMPLATE = Path(__file__).parents[4] / "helm" / "etude" / "templates" / "rbac.yaml"
 VERBS = {
     "apply": ("create", "get", "patch"),  # it looks whose a name is that is taken
     "delete": ("delete",),
