@@ -189,7 +189,7 @@ async def test_an_answer_that_is_nonsense_leaves_what_was_there(
     out, files = world.folder / "out", await request_certificate(world.petition)
     sidecar.install_files(out, files)
     answer = AsyncMock(return_value={**files, "tls.crt": b"nonsense"})
-    monkeypatch.setattr(sidecar, "obtained", answer)
+    monkeypatch.setattr(sidecar, "request_certificate", answer)
     settings = sidecar.Settings(folder=out, request=world.petition, host="127.0.0.1", probe_port=0)
     with pytest.raises(IssuerError, match="answers nonsense"):
         await sidecar.renew(settings)

@@ -161,7 +161,7 @@ NOWHERE_PRIVATE = "10.9.9.9:7000"
 async def test_a_peer_that_cannot_be_spoken_to_safely_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "own", lambda: security_from_setting(""))
+    monkeypatch.setattr(channels, "process_security", lambda: security_from_setting(""))
     peers, words = GrpcRemoteClient(), "InvalidTls"
     with pytest.raises(RemoteError, match=words):
         await anext(peers.watch_run(NOWHERE_PRIVATE, ReportPosition()))

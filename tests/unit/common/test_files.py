@@ -26,7 +26,7 @@ ACCESS = StoreAccess()
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     store = MemoryStore(objects={"task.toml": b"one", "tests/test.sh": b"sh"})
-    monkeypatch.setattr(role_inputs, "store_for", lambda uri, access: store)
+    monkeypatch.setattr(role_inputs, "open_run_store", lambda uri, access: store)
     return store
 
 

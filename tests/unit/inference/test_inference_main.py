@@ -81,10 +81,10 @@ def test_it_closes_everything_when_it_fails(
     monkeypatch.setattr(main, "build_engine", story.build)
     monkeypatch.setattr(main, "leave", leave)
     monkeypatch.setattr(role_inputs, "read_run", lambda _path: mock.MagicMock())
-    monkeypatch.setattr(role_inputs, "store_for", mock.MagicMock())
+    monkeypatch.setattr(role_inputs, "open_run_store", mock.MagicMock())
     monkeypatch.setattr(store_access, "require_readable", story.read)
     monkeypatch.setattr(settings, "engine_options", mock.MagicMock())
-    monkeypatch.setattr(telemetry, "setup", lambda *_, **__: story)
+    monkeypatch.setattr(telemetry, "setup_tracing", lambda *_, **__: story)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     for name in ("ETUDE_PORT", "ETUDE_HTTP_PORT"):

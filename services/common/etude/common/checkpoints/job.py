@@ -30,7 +30,7 @@ PATIENCE_S = 300.0
 class CheckpointOrder(Model):
     """Order of the operator to a Job: verify or delete one checkpoint."""
 
-    action: Literal["verify_checkpoint", "delete"]
+    action: Literal["verify", "delete"]
     """Check that everything is there, or take everything away."""
     uri: Uri
     """Prefix of its objects."""
