@@ -47,7 +47,7 @@ def test_going_back_never_takes_a_salt_of_newer_weights() -> None:
 
 
 def test_episodes_are_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_cache, "MAX_EPISODES", 2)
+    monkeypatch.setattr(prefix_cache, "MAX_ROLLOUTS", 2)
     found = PrefixCacheSalts("Sticky", 9)
     for name in "abac":
         found.admit(v(1), name)

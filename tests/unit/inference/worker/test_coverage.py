@@ -188,7 +188,7 @@ def behind_a_loader(schema: Schema, rank: int, *, loads: bool) -> LiveWeights:
     """Rank 1 computes a tensor; behind the loader every rank has a copy of the checkpoint.
 
     Raises:
-        ComputedError: on rank 1, where nothing may be loaded.
+        ComputedParameterError: on rank 1, where nothing may be loaded.
     """
     if loads:
         regions = identity_regions(schema)

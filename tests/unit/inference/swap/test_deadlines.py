@@ -104,13 +104,13 @@ async def serving(
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "FREEZE_LIMIT_S", 0.01)
-    monkeypatch.setattr(deadlines, "PAUSE_S", 0.01)
+    monkeypatch.setattr(deadlines, "MIN_PAUSE_LIMIT_S", 0.01)
     monkeypatch.setattr(deadlines, "SLACK", 0.0)
 
 
 @pytest.fixture
 def short_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "BESIDE_S", 1.0)
+    monkeypatch.setattr(deadlines, "MIN_CONCURRENT_LIMIT_S", 1.0)
     monkeypatch.setattr(deadlines, "SLACK", 0.0)
 
 
@@ -269,7 +269,7 @@ async def test_a_large_model_has_the_time_that_its_own_work_took(
     policy: TrainedPolicy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deadlines, "PAUSE_S", 0.0)
+    monkeypatch.setattr(deadlines, "MIN_PAUSE_LIMIT_S", 0.0)
     monkeypatch.setattr(deadlines, "SLACK", 1e9)
     assert engine.swap._limits.map_s > 0
     assert isinstance(engine.ranks, HangingRanks)

@@ -239,7 +239,7 @@ async def test_damage_is_reported_although_the_store_is_away_for_a_while(
     serving: list[WeightManifest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(audit, "ACCUSE_EVERY_S", 0.0)
+    monkeypatch.setattr(audit, "REPORT_RETRY_S", 0.0)
     create, failures = store.create, [StoreError("503")] * 3
 
     def faulty(key: str, data: bytes) -> None:

@@ -76,13 +76,13 @@ def test_it_closes_everything_when_it_fails(
 ) -> None:
     story = Story(failing)
     wiring: Any = ModuleType("etude.inference.wiring")
-    wiring.Role = story.role
+    wiring.InferenceRole = story.role
     monkeypatch.setitem(sys.modules, "etude.inference.wiring", wiring)
     monkeypatch.setattr(main, "build_engine", story.build)
-    monkeypatch.setattr(main, "leave", leave)
+    monkeypatch.setattr(main, "exit_process", leave)
     monkeypatch.setattr(role_inputs, "read_run", lambda _path: mock.MagicMock())
     monkeypatch.setattr(role_inputs, "open_run_store", mock.MagicMock())
-    monkeypatch.setattr(store_access, "require_readable", story.read)
+    monkeypatch.setattr(store_access, "require_readable_store", story.read)
     monkeypatch.setattr(settings, "engine_options", mock.MagicMock())
     monkeypatch.setattr(telemetry, "setup_tracing", lambda *_, **__: story)
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -167,7 +167,7 @@ async def test_a_full_disk_leaves_the_live_version_serving_and_says_what_is_need
     await receiver.catch_up()
     policy.step()
     policy.publish(store, 1)
-    part = receiver.stager.scratch / "staged" / "1-1.part"
+    part = receiver.stager.scratch / "staged" / "1-1.partial"
     part.parent.mkdir(exist_ok=True)
     part.symlink_to("/dev/full")
     with pytest.raises(UnavailableError, match=r"1\.1: it needs about \d+ MiB in .*No space left"):
