@@ -46,9 +46,9 @@ EGRESS_RULE = {
     "mode": f"{EGRESS} each",
     "methods": f"{EGRESS} each",
     "paths": f"{EGRESS} each",
-    "credential.header": f"{EGRESS} given",
+    "credential.header": "etude.envserver.egress.proxy credential",
     "credential.secretRef.name": f"{OPERATOR}.builders.pool secret_ref",
-    "credential.key": f"{EGRESS} given",
+    "credential.key": "etude.envserver.egress.credentials wanted",
 }
 POOL = {
     "templates[].name": f"{NODE}.server",

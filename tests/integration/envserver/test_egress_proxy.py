@@ -254,7 +254,7 @@ async def test_no_word_of_a_server_that_speaks_no_http_is_logged(
 
     assert b"s3cret" not in found
     assert "s3cret" not in caplog.text
-    assert "why='what was said is not HTTP: RemoteProtocolError'" in caplog.text
+    assert "why='not HTTP: RemoteProtocolError'" in caplog.text
 
 
 async def test_a_name_that_changes_its_mind_is_checked_anew(

@@ -199,9 +199,9 @@ class Broker:
         check_group_request(request, self._templates)
         check_shard(request.run_id, self.shard)
         want = PlacementRequest(request.template, request.count)
-        node = self.placer.prepare(request.run_id, request.group_id, want)
-        if node is not None:
-            self.warm_targets.pin(request, node, now_s=time.monotonic())
+        host = self.placer.prepare(request.run_id, request.group_id, want)
+        if host is not None:
+            self.warm_targets.pin(request, host, now_s=time.monotonic())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Expire leases and refresh targets until told to stop."""
@@ -251,8 +251,8 @@ class Broker:
             InvalidFieldError: it is one of another template.
         """
         until_s = max(time.monotonic(), self.started_s + REBUILD_S) + SNAPSHOT_S
-        nodes, run_id, name = self.ledger.hosts, request.run_id, request.snapshot_id
-        while (template := nodes.template_of(run_id, name)) is None:
+        hosts, run_id, name = self.ledger.hosts, request.run_id, request.snapshot_id
+        while (template := hosts.template_of(run_id, name)) is None:
             if time.monotonic() >= until_s:
                 raise UnknownIdError(f"no node holds snapshot {name!r} of run {run_id!r}")
             await asyncio.sleep(TICK_S)
@@ -309,15 +309,15 @@ class Broker:
         """Give free slots to the launches whose turn it is."""
         if not len(self.queue) or not self._is_rebuilt:
             return
-        if not any(node.free for node in self.ledger.hosts):
+        if not any(host.free for host in self.ledger.hosts):
             return
         orders: dict[tuple[str, BatchKey], LaunchOrder] = {}
         for turn in self.queue.take(self.placer.offer, now_s=time.monotonic()):
-            node = self.placer.reserve(turn)
-            if node is None:
+            host = self.placer.reserve(turn)
+            if host is None:
                 continue
-            key = (node.node_id, turn.batch.key)
-            orders.setdefault(key, LaunchOrder(host=node, batch=turn.batch)).turns.append(turn)
+            key = (host.node_id, turn.batch.key)
+            orders.setdefault(key, LaunchOrder(host=host, batch=turn.batch)).turns.append(turn)
         for order in orders.values():
             ttl_s = self._ttl_s(order.batch.request.ttl_seconds)
             self.dispatcher.open(order, _unix_ms() + 1000 * ttl_s)
@@ -331,13 +331,13 @@ class Broker:
     def _record_start(
         self, node_id: str, template: str, start: environments_pb2.Start, start_ms: int
     ) -> None:
-        node = self.ledger.hosts.get(node_id)
+        host = self.ledger.hosts.get(node_id)
         is_told = start != environments_pb2.START_UNSPECIFIED
-        if is_told and node is not None and template not in node.started_templates:
-            node.started_templates.add(template)
+        if is_told and host is not None and template not in host.started_templates:
+            host.started_templates.add(template)
             self.statistics.record_first_start(template, start_ms)
-        num_nodes = len(self.ledger.hosts)
-        self.warm_targets.record_start(template, start, num_nodes, now_s=time.monotonic())
+        num_hosts = len(self.ledger.hosts)
+        self.warm_targets.record_start(template, start, num_hosts, now_s=time.monotonic())
 
     def _deliver_adopted(self, granted: GrantedLease) -> None:
         """Deliver a lease from a heartbeat to the repeated request that waits for it."""

@@ -94,11 +94,11 @@ class Dispatcher:
         return outcomes
 
     def _handle_refusal(
-        self, node: HostState, turn: Turn, outcome: environments_pb2.LaunchBatchResponse
+        self, host: HostState, turn: Turn, outcome: environments_pb2.LaunchBatchResponse
     ) -> None:
         if outcome.failure.reason == "NoSlot":
             # The node knows better than the ledger; its next heartbeat tells.
-            node.is_suspect = True
+            host.is_suspect = True
             self._requeue(turn)
         else:
             metrics.errors.labels("start").inc()

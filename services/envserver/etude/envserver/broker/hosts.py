@@ -145,36 +145,36 @@ class Hosts:
     @property
     def opening(self) -> int:
         """Environments that were ordered and have not answered."""
-        return sum(node.opening for node in self._order)
+        return sum(host.opening for host in self._order)
 
     def explain_no_host(self, template: str) -> str:
         """The reason why no host takes an environment of a template."""
         if not self._order:
             return "no host is in rotation"
-        crashing = [node for node in self._order if node.readiness(template).quarantined]
+        crashing = [host for host in self._order if host.readiness(template).quarantined]
         if len(crashing) == len(self._order):
             why = crashing[0].readiness(template).quarantined
             return f"template {template!r} is quarantined on every host: {why}"
-        slots = sum(node.slots for node in self._order)
+        slots = sum(host.slots for host in self._order)
         return f"no slot became free in time; this pool has {slots} on {len(self._order)} hosts"
 
     def apply_heartbeat(
         self, told: environments_pb2.HeartbeatRequest, *, now_s: float
     ) -> HostState:
         """Take in a heartbeat."""
-        node = self._by_id.get(told.node_id)
-        if node is None:
-            node = self._by_id[told.node_id] = HostState(node_id=told.node_id)
-            self._order.append(node)
-        node.apply_heartbeat(told, now_s=now_s)
-        self._update_snapshots(node, told.snapshots)
-        return node
+        host = self._by_id.get(told.node_id)
+        if host is None:
+            host = self._by_id[told.node_id] = HostState(node_id=told.node_id)
+            self._order.append(host)
+        host.apply_heartbeat(told, now_s=now_s)
+        self._update_snapshots(host, told.snapshots)
+        return host
 
-    def remove(self, node: HostState) -> None:
+    def remove(self, host: HostState) -> None:
         """Remove a host that fell silent."""
-        self._update_snapshots(node, ())
-        del self._by_id[node.node_id]
-        self._order.remove(node)
+        self._update_snapshots(host, ())
+        del self._by_id[host.node_id]
+        self._order.remove(host)
 
     def holders(self, run_id: str, snapshot_id: str) -> list[HostState]:
         """The hosts that hold a run's snapshot; a snapshot of another run is unknown."""
@@ -187,19 +187,19 @@ class Hosts:
         return next(iter(self._holders.get(SnapshotKey(run_id, snapshot_id), {}).values()), None)
 
     def _update_snapshots(
-        self, node: HostState, told: Collection[environments_pb2.HeldSnapshot]
+        self, host: HostState, told: Collection[environments_pb2.HeldSnapshot]
     ) -> None:
-        if not told and not node.snapshots:
+        if not told and not host.snapshots:
             return
         templates = {SnapshotKey(each.run_id, each.snapshot_id): each.template for each in told}
         names = frozenset(templates)
-        for gone in node.snapshots - names:
-            del self._holders[gone][node.node_id]
+        for gone in host.snapshots - names:
+            del self._holders[gone][host.node_id]
             if not self._holders[gone]:
                 del self._holders[gone]
         for name, template in templates.items():
-            self._holders.setdefault(name, {})[node.node_id] = template
-        node.snapshots = names
+            self._holders.setdefault(name, {})[host.node_id] = template
+        host.snapshots = names
 
 
 MOST_S = 300.0
@@ -225,15 +225,15 @@ class HostDrains:
         self._until_s = now_s + min(hold_s, MOST_S)
         self.update(now_s=now_s)
         found = ((name, self.hosts.get(name)) for name in sorted(self._names))
-        return [name for name, node in found if node is None or not node.num_held]
+        return [name for name, host in found if host is None or not host.num_held]
 
     def update(self, *, now_s: float) -> None:
         """Mark the hosts that drain now, and record since when each is empty."""
         if now_s >= self._until_s:
             self._names = frozenset()
-        for node in self.hosts:
-            node.is_draining = node.node_id in self._names
-            if node.num_held:
-                node.idle_since_s = None
-            elif node.idle_since_s is None:
-                node.idle_since_s = now_s
+        for host in self.hosts:
+            host.is_draining = host.node_id in self._names
+            if host.num_held:
+                host.idle_since_s = None
+            elif host.idle_since_s is None:
+                host.idle_since_s = now_s

@@ -85,7 +85,7 @@ class LeaseLedger:
     @property
     def num_free(self) -> int:
         """Free slots of all hosts that may get environments."""
-        return sum(node.free for node in self.hosts if node.is_open)
+        return sum(host.free for host in self.hosts if host.is_open)
 
     def of_batch(self, key: BatchKey) -> dict[int, GrantedLease]:
         """The living leases of a batch by index."""
@@ -125,7 +125,7 @@ class LeaseLedger:
         A lease that the host holds and that is unknown here was granted by a predecessor of this
         broker; it lives until the given time at least.
         """
-        node = self.hosts.apply_heartbeat(request, now_s=now_s)
+        host = self.hosts.apply_heartbeat(request, now_s=now_s)
         answer = environments_pb2.HeartbeatResponse()
         seen = set()
         for held in request.held:
@@ -139,29 +139,29 @@ class LeaseLedger:
                 self._lost.pop(lease_id, None)
                 self._ended.setdefault(lease_id, now_s)
             if granted is None and lease_id not in self._ended:
-                granted = self._adopt(held, node.node_id, now_s, adopted_until_unix_ms)
-            if granted is None or granted.node_id != node.node_id:
+                granted = self._adopt(held, host.node_id, now_s, adopted_until_unix_ms)
+            if granted is None or granted.node_id != host.node_id:
                 # It ended, or lives on another host: a lease is never on two.
                 answer.close_lease_ids.append(lease_id)
             elif granted.lease.expires_unix_ms != held.lease.expires_unix_ms:
                 expires = granted.lease.expires_unix_ms
                 answer.renewed.add(lease_id=lease_id, expires_unix_ms=expires)
-        node.closing = set(answer.close_lease_ids)
-        self._forget_missing(node, seen, now_s)
+        host.closing = set(answer.close_lease_ids)
+        self._forget_missing(host, seen, now_s)
         return answer
 
     def remove_silent_hosts(self, *, now_s: float) -> list[str]:
         """Remove hosts that missed three heartbeats; their leases are lost until they return."""
-        silent = [node for node in self.hosts if now_s - node.seen_s > LOST_AFTER_S]
-        for node in silent:
-            for lease_id in list(node.leases):
+        silent = [host for host in self.hosts if now_s - host.seen_s > LOST_AFTER_S]
+        for host in silent:
+            for lease_id in list(host.leases):
                 granted = self.leases[lease_id]
                 self._drop(granted)
                 self.lost_total += 1
                 granted.lost_s = now_s
                 self._lost[lease_id] = granted
-            self.hosts.remove(node)
-        return [node.node_id for node in silent]
+            self.hosts.remove(host)
+        return [host.node_id for host in silent]
 
     def renew(self, lease_ids: Iterable[str], *, expires_unix_ms: int, now_s: float) -> list[str]:
         """Extend leases; returns those that are gone, which never come back after this."""
@@ -201,9 +201,9 @@ class LeaseLedger:
 
     def confirm_closed(self, node_id: str, lease_ids: Iterable[str]) -> None:
         """Free the slots of leases that a host has closed."""
-        node = self.hosts.get(node_id)
-        if node is not None:
-            node.closing.difference_update(lease_ids)
+        host = self.hosts.get(node_id)
+        if host is not None:
+            host.closing.difference_update(lease_ids)
 
     def forget_old(self, *, now_s: float) -> None:
         """Forget leases that ended too long ago to matter."""
@@ -233,14 +233,14 @@ class LeaseLedger:
             if granted is None:
                 continue
             self._ended[lease_id] = now_s
-            node = self.hosts.get(granted.node_id)
-            if node is not None:
-                node.closing.add(lease_id)
-                closing.setdefault(node.node_id, []).append(lease_id)
+            host = self.hosts.get(granted.node_id)
+            if host is not None:
+                host.closing.add(lease_id)
+                closing.setdefault(host.node_id, []).append(lease_id)
         return [
-            Closing(node.node_id, node.endpoint, closing[node.node_id])
-            for node in map(self.hosts.get, closing)
-            if node is not None
+            Closing(host.node_id, host.endpoint, closing[host.node_id])
+            for host in map(self.hosts.get, closing)
+            if host is not None
         ]
 
     def _adopt(
@@ -263,8 +263,8 @@ class LeaseLedger:
         key = BatchKey(held.run_id, held.idempotency_key)
         return self._by_key.get(key, {}).get(held.index, held.lease.lease_id) != held.lease.lease_id
 
-    def _forget_missing(self, node: HostState, held: set[str], now_s: float) -> None:
-        for lease_id in node.leases - held:
+    def _forget_missing(self, host: HostState, held: set[str], now_s: float) -> None:
+        for lease_id in host.leases - held:
             granted = self.leases[lease_id]
             if now_s - granted.granted_s > SETTLE_S:
                 self._drop(granted)
@@ -277,9 +277,9 @@ class LeaseLedger:
         self._of_run[granted.key.run_id] = self.of_run(granted.key.run_id) + 1
         granted.end_s = granted.lease.expires_unix_ms // 1000
         self._ends.setdefault(granted.end_s, set()).add(lease_id)
-        node = self.hosts.get(granted.node_id)
-        if node is not None:
-            node.leases.add(lease_id)
+        host = self.hosts.get(granted.node_id)
+        if host is not None:
+            host.leases.add(lease_id)
 
     def _drop(self, granted: GrantedLease) -> None:
         lease_id, key = granted.lease.lease_id, granted.key
@@ -293,9 +293,9 @@ class LeaseLedger:
         self._of_run[key.run_id] -= 1
         if not self._of_run[key.run_id]:
             del self._of_run[key.run_id]
-        node = self.hosts.get(granted.node_id)
-        if node is not None:
-            node.leases.discard(lease_id)
+        host = self.hosts.get(granted.node_id)
+        if host is not None:
+            host.leases.discard(lease_id)
 
     def _move_end(self, granted: GrantedLease) -> None:
         self._forget_end(granted)

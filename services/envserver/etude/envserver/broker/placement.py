@@ -42,44 +42,44 @@ class PlacementRequest(NamedTuple):
     """True to fill the oldest hosts first, so that the others become empty."""
 
 
-def expected_ms(node: HostState, template: str) -> float:
+def expected_ms(host: HostState, template: str) -> float:
     """Time until an environment that is ordered now would be ready."""
-    return node.queue_ms + node.cost(template).ready_ms
+    return host.queue_ms + host.cost(template).ready_ms
 
 
-def best_host(nodes: Iterable[HostState], want: PlacementRequest) -> HostState | None:
+def best_host(hosts: Iterable[HostState], want: PlacementRequest) -> HostState | None:
     """The soonest of some hosts, of equals the one with most memory, then most free slots.
 
     A host where all siblings fit comes before one where they do not. To pack, the first of hosts
     that are about as soon is the best.
     """
 
-    def rank(node: HostState) -> tuple[float, ...]:
-        fits = want.siblings == 1 or node.takes(want.template, want.siblings)
+    def rank(host: HostState) -> tuple[float, ...]:
+        fits = want.siblings == 1 or host.takes(want.template, want.siblings)
         if want.packs:
-            return (not fits, expected_ms(node, want.template) // PACKED_MS)
+            return (not fits, expected_ms(host, want.template) // PACKED_MS)
         return (
             not fits,
-            expected_ms(node, want.template),
-            -(node.memory_bytes or 0),
-            -node.free,
+            expected_ms(host, want.template),
+            -(host.memory_bytes or 0),
+            -host.free,
         )
 
-    return min((node for node in nodes if node.takes(want.template)), key=rank, default=None)
+    return min((host for host in hosts if host.takes(want.template)), key=rank, default=None)
 
 
 def choose_host(
-    nodes: Drawable, want: PlacementRequest, random: Random, *, choices: int = CHOICES
+    hosts: Drawable, want: PlacementRequest, random: Random, *, choices: int = CHOICES
 ) -> HostState | None:
     """The best of a few random hosts that can take the environment; None if no host can."""
 
-    def takes(node: HostState, count: int) -> bool:
-        return node.takes(want.template, count) and not (want.is_now and node.is_busy)
+    def takes(host: HostState, count: int) -> bool:
+        return host.takes(want.template, count) and not (want.is_now and host.is_busy)
 
     def drawn(count: int) -> list[HostState]:
         if want.packs:
-            return _first_eligible(nodes, lambda node: takes(node, count), PACKED)
-        return _draw_eligible(nodes, lambda node: takes(node, count), random, choices)
+            return _first_eligible(hosts, lambda host: takes(host, count), PACKED)
+        return _draw_eligible(hosts, lambda host: takes(host, count), random, choices)
 
     found = drawn(want.siblings)
     if not found and want.siblings > 1:
@@ -88,29 +88,29 @@ def choose_host(
 
 
 def _first_eligible(
-    nodes: Drawable, is_eligible: Callable[[HostState], bool], count: int
+    hosts: Drawable, is_eligible: Callable[[HostState], bool], count: int
 ) -> list[HostState]:
     """The first eligible hosts in the order in which they joined."""
-    eligible = (node for node in map(nodes.__getitem__, range(len(nodes))) if is_eligible(node))
+    eligible = (host for host in map(hosts.__getitem__, range(len(hosts))) if is_eligible(host))
     return list(islice(eligible, count))
 
 
 def _draw_eligible(
-    nodes: Drawable, is_eligible: Callable[[HostState], bool], random: Random, choices: int
+    hosts: Drawable, is_eligible: Callable[[HostState], bool], random: Random, choices: int
 ) -> list[HostState]:
     """Draw different eligible hosts, all of them if there are no more."""
-    size = len(nodes)
+    size = len(hosts)
     found: dict[int, HostState] = {}
     if size > 2 * choices:
         # Most draws hit while the pool is not nearly full; past this a look at all is cheaper.
         for _ in range(3 * choices):
             # About 5 times as fast as randrange, and as even for a few thousand nodes.
             place = int(random.random() * size)
-            if place not in found and is_eligible(nodes[place]):
-                found[place] = nodes[place]
+            if place not in found and is_eligible(hosts[place]):
+                found[place] = hosts[place]
                 if len(found) == choices:
                     return list(found.values())
-    eligible = [node for node in map(nodes.__getitem__, range(size)) if is_eligible(node)]
+    eligible = [host for host in map(hosts.__getitem__, range(size)) if is_eligible(host)]
     return eligible if len(eligible) <= choices else random.sample(eligible, choices)
 
 
@@ -134,34 +134,34 @@ class GroupPlacer:
         template = batch.placement_class.template
         if batch.placement_class.snapshot_id:
             holders = self.hosts.holders(batch.key.run_id, batch.placement_class.snapshot_id)
-            node = best_host(
+            host = best_host(
                 (each for each in holders if not each.is_busy), PlacementRequest(template)
             )
         else:
-            node = self._group_host(batch.key.run_id, batch.request.group_id)
-            if node is None or not node.takes(template):
+            host = self._group_host(batch.key.run_id, batch.request.group_id)
+            if host is None or not host.takes(template):
                 siblings = len(batch.waiting) if batch.request.group_id else 1
-                node = self._choice(PlacementRequest(template, siblings))
-        if node is None or node.is_busy:  # a group waits for its own
+                host = self._choice(PlacementRequest(template, siblings))
+        if host is None or host.is_busy:  # a group waits for its own
             return None
-        return Offer(node.node_id, node.cost(template).cpu_ms)
+        return Offer(host.node_id, host.cost(template).cpu_ms)
 
     def reserve(self, turn: Turn) -> HostState | None:
         """Reserve the offered host for a turn; None if that host is lost meanwhile."""
-        node = self.hosts.get(turn.offer.node_id)
-        if node is not None:
-            node.reserve(turn.batch.placement_class.template)
-            self._remember_group_host(turn.batch.key.run_id, turn.batch.request.group_id, node)
-        return node
+        host = self.hosts.get(turn.offer.node_id)
+        if host is not None:
+            host.reserve(turn.batch.placement_class.template)
+            self._remember_group_host(turn.batch.key.run_id, turn.batch.request.group_id, host)
+        return host
 
     def prepare(self, run_id: str, group_id: str, want: PlacementRequest) -> HostState | None:
         """Choose the host of a group that starts soon."""
-        node = self._group_host(run_id, group_id)
-        if node is None or not node.takes(want.template):
-            node = self._choice(want._replace(is_now=False))
-        if node is not None:
-            self._remember_group_host(run_id, group_id, node)
-        return node
+        host = self._group_host(run_id, group_id)
+        if host is None or not host.takes(want.template):
+            host = self._choice(want._replace(is_now=False))
+        if host is not None:
+            self._remember_group_host(run_id, group_id, host)
+        return host
 
     def _choice(self, want: PlacementRequest) -> HostState | None:
         return choose_host(self.hosts, want._replace(packs=self.packs), self.random)
@@ -170,9 +170,9 @@ class GroupPlacer:
         name = self._group_hosts.get((run_id, group_id)) if group_id else None
         return None if name is None else self.hosts.get(name)
 
-    def _remember_group_host(self, run_id: str, group_id: str, node: HostState) -> None:
+    def _remember_group_host(self, run_id: str, group_id: str, host: HostState) -> None:
         if not group_id:
             return
-        self._group_hosts[run_id, group_id] = node.node_id
+        self._group_hosts[run_id, group_id] = host.node_id
         if len(self._group_hosts) > MAX_GROUPS:
             self._group_hosts.popitem(last=False)

@@ -21,24 +21,24 @@ AGE_STEP_S = 10
 
 def make_report(broker: Broker) -> environments_pb2.WatchPoolResponse:
     """The pool as it is now; the stream adds the fields that change with every report."""
-    nodes = [node for node in broker.ledger.hosts if not node.draining]
+    hosts = [host for host in broker.ledger.hosts if not host.draining]
     figures = broker.statistics
     return environments_pb2.WatchPoolResponse(
-        nodes=len(nodes),
-        slots=sum(node.slots for node in nodes),
+        nodes=len(hosts),
+        slots=sum(host.slots for host in hosts),
         leased=len(broker.ledger.leases),
         waiting=len(broker.queue),
         granted_total=broker.ledger.granted_total,
         expired_total=broker.ledger.expired_total,
-        driver=nodes[0].driver if nodes else "",
+        driver=hosts[0].driver if hosts else "",
         isolation=min(
-            (node.isolation for node in nodes), default=environments_pb2.ISOLATION_UNSPECIFIED
+            (host.isolation for host in hosts), default=environments_pb2.ISOLATION_UNSPECIFIED
         ),
         acquire_p50_ms=quantile(figures.acquire_ms, 0.5),
         acquire_p99_ms=quantile(figures.acquire_ms, 0.99),
         opening=broker.ledger.hosts.opening,
         ready=sum(
-            level.paused_clones for node in nodes for level in node.readiness_by_template.values()
+            level.paused_clones for host in hosts for level in host.readiness_by_template.values()
         ),
         planned=broker.warm_targets.planned,
         warm_percent=figures.warm_percent,
@@ -62,14 +62,14 @@ def unix_ms(at_s: float) -> int:
 
 def _members(broker: Broker) -> Iterator[environments_pb2.NodeFigures]:
     names = [template.name for template in broker.spec.templates]
-    for node in broker.ledger.hosts:
-        since_s = node.idle_since_s
+    for host in broker.ledger.hosts:
+        since_s = host.idle_since_s
         yield environments_pb2.NodeFigures(
-            node_id=node.node_id,
-            held=node.num_held,
-            idle_since_unix_ms=0 if node.num_held or since_s is None else unix_ms(since_s),
-            cached=all(node.readiness(name).resident for name in names),
-            vacating=not node.is_open,
+            node_id=host.node_id,
+            held=host.num_held,
+            idle_since_unix_ms=0 if host.num_held or since_s is None else unix_ms(since_s),
+            cached=all(host.readiness(name).resident for name in names),
+            vacating=not host.is_open,
         )
 
 

@@ -69,8 +69,8 @@ async def serve(broker_settings: BrokerSettings) -> None:
     provider = telemetry.setup_tracing(
         "etude-broker", otlp_endpoint=settings.otlp_endpoint, traces_file=settings.traces_file
     )
-    nodes = GrpcHostClient()
-    broker = Broker(pool.spec, nodes, pool.name, broker_settings.shard)
+    hosts = GrpcHostClient()
+    broker = Broker(pool.spec, hosts, pool.name, broker_settings.shard)
     services = environments_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("EnvBrokerService", "PoolService")]
     server = rpc_server.Server(names, settings.host, settings.port)
@@ -93,6 +93,6 @@ async def serve(broker_settings: BrokerSettings) -> None:
             await broker.run(stop)
         probes.ready = False
         await server.stop(DRAIN_S)
-        await nodes.stop()
+        await hosts.stop()
         await probes.stop()
     provider.shutdown()

@@ -82,21 +82,21 @@ class WarmTargets:
             self._pins.pop((request.run_id, request.group_id), None)
 
     def record_start(
-        self, template: str, start: environments_pb2.Start, num_nodes: int, *, now_s: float
+        self, template: str, start: environments_pb2.Start, num_hosts: int, *, now_s: float
     ) -> None:
         """Update the watermark of a template by one start."""
         # Copies and deltas do not depend on what is kept ready.
         if start == environments_pb2.START_SPAWN:
             mark = self._watermarks.setdefault(template, Watermark())
-            mark.record_shortage(MOST_PER_NODE * num_nodes, now_s=now_s)
+            mark.record_shortage(MOST_PER_NODE * num_hosts, now_s=now_s)
         elif start in {environments_pb2.START_SHELL, environments_pb2.START_PAUSED_CLONE}:
             self._watermarks.setdefault(template, Watermark()).record_hit(now_s=now_s)
 
     def pin(
-        self, request: environments_pb2.PrepareGroupRequest, node: HostState, *, now_s: float
+        self, request: environments_pb2.PrepareGroupRequest, host: HostState, *, now_s: float
     ) -> None:
         """Expect a group on a host."""
-        pin = GroupPin(request.template, node.node_id, now_s + PIN_S)
+        pin = GroupPin(request.template, host.node_id, now_s + PIN_S)
         self._pins[request.run_id, request.group_id] = pin
         if len(self._pins) > MAX_PINS:
             del self._pins[next(iter(self._pins))]
@@ -105,45 +105,45 @@ class WarmTargets:
         """Targets of one host."""
         return self._targets.get(node_id, [])
 
-    def refresh(self, nodes: Iterable[HostState], *, now_s: float) -> None:
+    def refresh(self, hosts: Iterable[HostState], *, now_s: float) -> None:
         """Recompute the targets once a second, as often as hosts ask."""
         if now_s - self._decided_s >= EVERY_S:
             self._decided_s = now_s
-            self._targets = self.targets(nodes, now_s=now_s)
+            self._targets = self.targets(hosts, now_s=now_s)
             self.planned = self.plans.peak(now_s=now_s)
             metrics.planned.set(self.planned)
             metrics.plan_error_ratio.set(self.plans.worst_ratio)
 
     def targets(
-        self, nodes: Iterable[HostState], *, now_s: float
+        self, hosts: Iterable[HostState], *, now_s: float
     ) -> dict[str, list[environments_pb2.WarmTarget]]:
         """Compute targets by host. Plans and groups ask for paused clones, shortages for shells."""
         for mark in self._watermarks.values():
             mark.decay(now_s=now_s)
         self._pins = {key: pin for key, pin in self._pins.items() if pin.until_s > now_s}
-        waves, nodes = self.plans.waves(now_s=now_s), list(nodes)
+        waves, hosts = self.plans.waves(now_s=now_s), list(hosts)
         found: dict[str, list[environments_pb2.WarmTarget]] = {}
         pinned = (pin.template for pin in self._pins.values())
         for template in sorted({*waves, *self._watermarks, *pinned}):
-            for node_id, target in self._of(template, nodes, waves.get(template, []), now_s):
+            for node_id, target in self._of(template, hosts, waves.get(template, []), now_s):
                 found.setdefault(node_id, []).append(target)
         return found
 
     def _of(
-        self, template: str, nodes: list[HostState], waves: list[Wave], now_s: float
+        self, template: str, hosts: list[HostState], waves: list[Wave], now_s: float
     ) -> Iterator[tuple[str, environments_pb2.WarmTarget]]:
-        open_nodes = [n for n in nodes if n.is_open and not n.readiness(template).quarantined]
-        wanted = math.ceil(warm_target(waves, supply(open_nodes, template), now_s=now_s))
+        open_hosts = [n for n in hosts if n.is_open and not n.readiness(template).quarantined]
+        wanted = math.ceil(warm_target(waves, supply(open_hosts, template), now_s=now_s))
         clones = apportion(
-            wanted, {n.node_id: _max_clones(n, n.readiness(template)) for n in open_nodes}
+            wanted, {n.node_id: _max_clones(n, n.readiness(template)) for n in open_hosts}
         )
         for pin in self._pins.values():
             if pin.template == template and pin.node_id in clones:
                 clones[pin.node_id] = max(1, clones[pin.node_id])
         mark = self._watermarks.get(template)
-        shells = apportion(mark.size if mark else 0, {n.node_id: n.free for n in open_nodes})
-        for node in open_nodes:
-            name = node.node_id
+        shells = apportion(mark.size if mark else 0, {n.node_id: n.free for n in open_hosts})
+        for host in open_hosts:
+            name = host.node_id
             if clones[name] or shells[name]:
                 yield (
                     name,
@@ -153,18 +153,18 @@ class WarmTargets:
                 )
 
 
-def _max_clones(node: HostState, level: TemplateReadiness) -> int:
+def _max_clones(host: HostState, level: TemplateReadiness) -> int:
     """Most clones that a host may have ready, the present ones included."""
-    if node.memory_bytes is None:
-        return node.free
-    return min(node.free, level.paused_clones + max(0, node.memory_bytes) // CLONE_BYTES)
+    if host.memory_bytes is None:
+        return host.free
+    return min(host.free, level.paused_clones + max(0, host.memory_bytes) // CLONE_BYTES)
 
 
-def supply(nodes: Iterable[HostState], template: str) -> Supply:
+def supply(hosts: Iterable[HostState], template: str) -> Supply:
     """Speed at which some hosts make environments of a template ready."""
     slowest_ms, ready, per_second = 0.0, 0, 0.0
-    for node in nodes:
-        level = node.readiness(template)
+    for host in hosts:
+        level = host.readiness(template)
         # The supply is about starts for which nothing is ready.
         bare = replace(level, paused_clones=0, shells=0)
         slowest_ms = max(slowest_ms, bare.cost.ready_ms, level.slow_ms)
@@ -200,13 +200,13 @@ def apportion(total: int, room: dict[str, int]) -> dict[str, int]:
 
 
 def ready_by(
-    nodes: Iterable[HostState], templates: Iterable[str], *, now_unix_ms: int
+    hosts: Iterable[HostState], templates: Iterable[str], *, now_unix_ms: int
 ) -> list[environments_pb2.TemplateReady]:
     """Earliest time of one more environment of each template."""
-    nodes, found = list(nodes), []
+    hosts, found = list(hosts), []
     for template in templates:
         waits = [
-            node.queue_ms + node.cost(template).ready_ms for node in nodes if node.takes(template)
+            host.queue_ms + host.cost(template).ready_ms for host in hosts if host.takes(template)
         ]
         least = min(waits, default=DISTANT_MS)
         at = 0 if least <= 1000 * AHEAD_S else now_unix_ms + round(least)

@@ -92,18 +92,18 @@ async def serve(settings: HostSettings) -> None:
         scratch=settings.scratch, images=settings.images, secrets=settings.egress_secrets
     )
     driver = await select_driver(pool.spec, place)
-    node = _build_host(pool, driver, settings)
+    host = _build_host(pool, driver, settings)
     provider = telemetry.setup_tracing(
         "etude-node",
         otlp_endpoint=settings.server.otlp_endpoint,
         traces_file=settings.server.traces_file,
     )
     await driver.start()
-    held, removed = await node.take_over()
+    held, removed = await host.take_over()
     log.info("adopted %d leases, removed %d folders", held, removed)
     try:
         kept = read_minimum(pool.spec, driver)
-        await _serve(node, settings, _snapshot_store(pool, driver), kept)
+        await _serve(host, settings, _snapshot_store(pool, driver), kept)
     finally:
         await driver.stop()
         provider.shutdown()
@@ -141,7 +141,7 @@ def _snapshot_store(pool: ResolvedPool, driver: Driver) -> SnapshotStore | None:
 
 
 async def _serve(
-    node: Host, settings: HostSettings, shelf: SnapshotStore | None, kept: WarmMinimum
+    host: Host, settings: HostSettings, shelf: SnapshotStore | None, kept: WarmMinimum
 ) -> None:
     names = (
         environments_pb2.DESCRIPTOR.services_by_name["EnvNodeService"].full_name,
@@ -149,31 +149,31 @@ async def _serve(
         environment_state_pb2.DESCRIPTOR.services_by_name["EnvStateService"].full_name,
     )
     server = rpc_server.Server(names, settings.server.host, settings.server.port)
-    service = HostService(node, Grader(node.driver, node.cache, node.start_tracker))
+    service = HostService(host, Grader(host.driver, host.cache, host.start_tracker))
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(service, server.grpc_server)
     environment_access_pb2_grpc.add_EnvAccessServiceServicer_to_server(
-        AccessService(node), server.grpc_server
+        AccessService(host), server.grpc_server
     )
     environment_state_pb2_grpc.add_EnvStateServiceServicer_to_server(
-        StateService(node, shelf), server.grpc_server
+        StateService(host, shelf), server.grpc_server
     )
     probes = Probes(settings.server.probe_port, settings.server.host)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
         if shelf is not None:
             await stack.enter_async_context(
-                shelf.sweep_periodically(node.states.snapshots.quota.ttl_s)
+                shelf.sweep_periodically(host.states.snapshots.quota.ttl_s)
             )
         brokers = []
         for target in settings.broker_targets:
             channel = channels.dial(target, max_backoff_ms=MAX_BACKOFF_MS)
             await stack.enter_async_context(channel)
             brokers.append(environments_pb2_grpc.EnvBrokerServiceStub(channel))
-        heartbeat = HostHeartbeat(node, brokers, settings.server.pod, minimum=kept)
+        heartbeat = HostHeartbeat(host, brokers, settings.server.pod, minimum=kept)
         with shutdown_signals(stop):
             await probes.start()
             await server.start()
-            node.endpoint = settings.advertise or f"{settings.server.host}:{server.port}"
+            host.endpoint = settings.advertise or f"{settings.server.host}:{server.port}"
             await server.set_ready()
             probes.ready = True
             await heartbeat.run(stop)
