@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from autoscaler_bench.events import Clock
 from autoscaler_bench.traces import Ask, Trace
 from etude.common.plans.registry import PlanRegistry
-from etude.operator.pools.autoscaling.values import RunPlan
+from etude.operator.pools.autoscaling.values import DemandPlan
 from etude.trainer.controller.admission.forecast import WaveForecast
 from etude.v1 import journal_pb2
 
@@ -63,11 +63,11 @@ class Planner:
         record.rollout.costs.tool_seconds = ask.held_s
         self.forecast.record_leases(ask.template, [record])
 
-    def plans(self) -> tuple[RunPlan, ...]:
+    def plans(self) -> tuple[DemandPlan, ...]:
         """As the autoscaler is told. The run's controller is always heard."""
         now_s = self.clock.now_s
         return tuple(
-            RunPlan(
+            DemandPlan(
                 run_id=run_id,
                 version=plan.version,
                 heard_s=now_s,

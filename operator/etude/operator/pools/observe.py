@@ -16,7 +16,7 @@ from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels, ref, uid
 from etude.operator.pools import agent_sandbox
 from etude.operator.pools.autoscaling.provisioning import ProvisionTime, add_first_start
-from etude.operator.pools.autoscaling.values import HeldLeases, IdleReplica, PoolMetrics, RunPlan
+from etude.operator.pools.autoscaling.values import DemandPlan, HeldLeases, IdleReplica, PoolMetrics
 from etude.operator.pools.health import is_unschedulable
 from etude.operator.remotes.report_store import BrokerReport, PoolReport, ReportStore
 from etude.v1 import environments_pb2, plan_pb2
@@ -84,11 +84,13 @@ def _sandbox_template(cluster: Cluster, pool: EnvPool) -> Manifest | None:
 
 def _gpus_by_run(cluster: Cluster, pool: EnvPool, report: PoolReport) -> dict[str, int | None]:
     """GPUs by planning run, looked up one by one: scanning a large namespace dominated a pass."""
-    told = {plan.run_id for words in report.by_broker.values() for plan in words.response.plans}
-    found = {run_id: cluster.get_by_uid(run_id) for run_id in told}
+    run_ids = {
+        plan.run_id for broker in report.by_broker.values() for plan in broker.response.plans
+    }
+    runs = {run_id: cluster.get_by_uid(run_id) for run_id in run_ids}
     return {
         run_id: None if _is_inactive(run) else _gpus(run)
-        for run_id, run in found.items()
+        for run_id, run in runs.items()
         if run is not None
         and run["kind"] == "RLRun"
         and ref(run).namespace == pool.metadata.namespace
@@ -130,20 +132,22 @@ def staying_hosts(hosts: Sequence[Manifest]) -> list[Manifest]:
 
 def reported_hosts(report: PoolReport) -> dict[str, ReportedHost]:
     """Every host that a broker reports, by name."""
-    found: dict[str, ReportedHost] = {}
-    for words in report.by_broker.values():
-        for told in words.response.members:
-            known = found.get(told.node_id, ReportedHost())
+    hosts: dict[str, ReportedHost] = {}
+    for broker in report.by_broker.values():
+        for member in broker.response.members:
+            known = hosts.get(member.node_id, ReportedHost())
             since_s = (
-                words.to_local_s(told.idle_since_unix_ms) if told.idle_since_unix_ms else -math.inf
+                broker.to_local_s(member.idle_since_unix_ms)
+                if member.idle_since_unix_ms
+                else -math.inf
             )
-            found[told.node_id] = ReportedHost(
-                held=known.held + told.held,
+            hosts[member.node_id] = ReportedHost(
+                held=known.held + member.held,
                 idle_since_s=max(known.idle_since_s, since_s),
-                is_cached=known.is_cached and told.cached,
-                is_draining=known.is_draining or told.vacating,
+                is_cached=known.is_cached and member.cached,
+                is_draining=known.is_draining or member.vacating,
             )
-    return found
+    return hosts
 
 
 def pool_metrics(
@@ -161,19 +165,19 @@ def pool_metrics(
     there, known = staying_hosts(hosts), reported_hosts(report)
     ready = [host_name(host) for host in there if is_true(host, "Ready")]
     vacated = {host_name(host) for host in there if is_true(host, "DisruptionTarget")}
-    words = report.by_broker.values()
-    seen_s = min((each.received_s for each in words), default=-math.inf)
+    brokers = report.by_broker.values()
+    seen_s = min((broker.received_s for broker in brokers), default=-math.inf)
     return PoolMetrics(
-        seen_s=seen_s if len(words) >= pool.spec.brokers else -math.inf,
+        seen_s=seen_s if len(brokers) >= pool.spec.brokers else -math.inf,
         wall_s=now.wall_s,
         ready=len(ready),
         creating=len(there) - len(ready),
         unschedulable=sum(map(is_unschedulable, there)),
         terminating=len(hosts) - len(there),
         holding=sum(known[name].held > 0 for name in map(host_name, there) if name in known),
-        leased=sum(each.response.leased + each.response.opening for each in words),
-        queued=sum(each.response.waiting for each in words),
-        holders=frozenset(run_id for each in words for run_id in each.response.leased_by_run),
+        leased=sum(broker.response.leased + broker.response.opening for broker in brokers),
+        queued=sum(broker.response.waiting for broker in brokers),
+        holders=frozenset(run_id for broker in brokers for run_id in broker.response.leased_by_run),
         idle=tuple(
             IdleReplica(
                 name=name,
@@ -196,61 +200,61 @@ def _provisions(report: PoolReport, provision: ProvisionTime) -> dict[str, Provi
     """Time until a new host has started its first environment of each template."""
     newest = report.newest
     return {
-        told.template: add_first_start(
-            provision, told.p50_ms / 1000, told.p95_ms / 1000, told.count
+        first.template: add_first_start(
+            provision, first.p50_ms / 1000, first.p95_ms / 1000, first.count
         )
-        for told in (() if newest is None else newest.first_starts)
+        for first in (() if newest is None else newest.first_starts)
     }
 
 
-def run_plans(observed: ObservedPool) -> tuple[RunPlan, ...]:
+def run_plans(observed: ObservedPool) -> tuple[DemandPlan, ...]:
     """Plans of the runs that may ask for environments."""
     gpus_by_run = observed.gpus_by_run
     return tuple(
-        RunPlan(
-            run_id=told.run_id,
-            version=told.version,
-            heard_s=words.to_local_s(told.heard_unix_ms),
-            until_s=words.to_local_s(told.until_unix_ms),
-            waves=tuple(_wave(words, wave) for wave in told.waves),
-            ratio=told.ratio,
-            gpus=gpus_by_run.get(told.run_id, 0) or 0,
+        DemandPlan(
+            run_id=plan.run_id,
+            version=plan.version,
+            heard_s=broker.to_local_s(plan.heard_unix_ms),
+            until_s=broker.to_local_s(plan.until_unix_ms),
+            waves=tuple(_wave(broker, wave) for wave in plan.waves),
+            ratio=plan.ratio,
+            gpus=gpus_by_run.get(plan.run_id, 0) or 0,
         )
-        for words in observed.report.by_broker.values()
-        for told in words.response.plans
+        for broker in observed.report.by_broker.values()
+        for plan in broker.response.plans
         # An unknown run may belong to another operator.
-        if gpus_by_run.get(told.run_id, 0) is not None
+        if gpus_by_run.get(plan.run_id, 0) is not None
     )
 
 
-def _wave(words: BrokerReport, told: environments_pb2.PlannedWave) -> Wave:
+def _wave(broker: BrokerReport, wave: environments_pb2.PlannedWave) -> Wave:
     return Wave(
-        template=told.template,
-        count=told.count,
-        start_s=words.to_local_s(told.start_unix_ms),
-        sigma_s=told.start_sigma_s,
-        lease=_quantiles(told.lease_seconds),
+        template=wave.template,
+        count=wave.count,
+        start_s=broker.to_local_s(wave.start_unix_ms),
+        sigma_s=wave.start_sigma_s,
+        lease=_quantiles(wave.lease_seconds),
     )
 
 
 def _held_leases(report: PoolReport, now: ClockReading) -> Iterator[HeldLeases]:
-    for words in report.by_broker.values():
-        for told in words.response.held:
-            age_s = max(0.0, now.monotonic_s - words.to_local_s(told.since_unix_ms))
-            yield HeldLeases(told.template, told.count, age_s)
+    for broker in report.by_broker.values():
+        for leases in broker.response.held:
+            age_s = max(0.0, now.monotonic_s - broker.to_local_s(leases.since_unix_ms))
+            yield HeldLeases(leases.template, leases.count, age_s)
 
 
 def _lease_quantiles(report: PoolReport) -> tuple[Quantile, ...]:
     """Lease durations by the broker that knows most leases: quantiles have no sum."""
-    told = max(
-        (words.response for words in report.by_broker.values()), key=_knowledge, default=None
+    response = max(
+        (broker.response for broker in report.by_broker.values()), key=_knowledge, default=None
     )
-    return () if told is None else _quantiles(told.lease_seconds)
+    return () if response is None else _quantiles(response.lease_seconds)
 
 
-def _knowledge(said: environments_pb2.WatchPoolResponse) -> tuple[int, int]:
-    return len(said.lease_seconds), said.granted_total
+def _knowledge(response: environments_pb2.WatchPoolResponse) -> tuple[int, int]:
+    return len(response.lease_seconds), response.granted_total
 
 
-def _quantiles(told: Sequence[plan_pb2.LeaseQuantile]) -> tuple[Quantile, ...]:
-    return tuple(Quantile(each.share, each.seconds) for each in told)
+def _quantiles(quantiles: Sequence[plan_pb2.LeaseQuantile]) -> tuple[Quantile, ...]:
+    return tuple(Quantile(each.share, each.seconds) for each in quantiles)

@@ -21,10 +21,10 @@ from etude.operator.pools.autoscaling.reactive import (
     reactive_size,
 )
 from etude.operator.pools.autoscaling.values import (
+    DemandPlan,
     PoolDecision,
     PoolMetrics,
     PoolState,
-    RunPlan,
     ScalingCause,
 )
 from etude.operator.pools.autoscaling.windows import Sample, add_peak, add_sample, highest
@@ -66,7 +66,7 @@ class _Requested:
 def decide_pool(
     state: PoolState,
     metrics: PoolMetrics,
-    plans: Sequence[RunPlan],
+    plans: Sequence[DemandPlan],
     config: PoolScalingConfig,
     now_s: float,
 ) -> PoolDecision:

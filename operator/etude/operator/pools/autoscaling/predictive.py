@@ -25,14 +25,14 @@ from etude.common.plans.registry import is_accurate
 from etude.operator.pools.autoscaling.config import TICK_S, PoolScalingConfig, ScalingParameters
 from etude.operator.pools.autoscaling.limits import overcommit
 from etude.operator.pools.autoscaling.provisioning import ProvisionTime, with_spares
-from etude.operator.pools.autoscaling.values import PoolMetrics, RunPlan
+from etude.operator.pools.autoscaling.values import DemandPlan, PoolMetrics
 
 LEAST, MOST = 0.5, 0.999
 """Below one half the forecast's own mean would be undercut; no distribution is known beyond."""
 
 
 def service_level(
-    config: ScalingParameters, plans: Iterable[RunPlan], provision: ProvisionTime
+    config: ScalingParameters, plans: Iterable[DemandPlan], provision: ProvisionTime
 ) -> Assurance:
     """The newsvendor's level where costs and waiting GPUs are known, else the one that is set.
 
@@ -64,7 +64,7 @@ class DemandForecast:
 
 
 def forecast_demand(
-    plans: Sequence[RunPlan], metrics: PoolMetrics, config: PoolScalingConfig, *, now_s: float
+    plans: Sequence[DemandPlan], metrics: PoolMetrics, config: PoolScalingConfig, *, now_s: float
 ) -> DemandForecast:
     """Demand by plans now; zero without plans."""
     if not plans:
@@ -133,7 +133,9 @@ def creation_rate(metrics: PoolMetrics, config: PoolScalingConfig) -> float:
     return config.slots_per_replica * min(refill.max_per_second, under_way)
 
 
-def _waves_by_template(plans: Sequence[RunPlan], now_s: float) -> Iterator[tuple[str, list[Wave]]]:
+def _waves_by_template(
+    plans: Sequence[DemandPlan], now_s: float
+) -> Iterator[tuple[str, list[Wave]]]:
     """Waves by template; an overdue wave may start at any moment."""
     found: dict[str, list[Wave]] = {}
     for plan in plans:
@@ -185,7 +187,7 @@ def _slots_at(
     return demand(waves, at_s, base=held, enough=enough)
 
 
-def is_plan_current(plan: RunPlan, config: ScalingParameters, *, now_s: float) -> bool:
+def is_plan_current(plan: DemandPlan, config: ScalingParameters, *, now_s: float) -> bool:
     """The plan is current: its controller reports, and its horizon is not over.
 
     A silent plan gets the grace period of an idle pool; a plan that is over gets none, since its
@@ -197,14 +199,14 @@ def is_plan_current(plan: RunPlan, config: ScalingParameters, *, now_s: float) -
     return now_s <= min(silent_s, plan.until_s)
 
 
-def is_plan_reliable(plan: RunPlan) -> bool:
+def is_plan_reliable(plan: DemandPlan) -> bool:
     """Observed demand was near enough to the forecast."""
     return is_accurate(plan.ratio)
 
 
 def usable_plans(
-    plans: Iterable[RunPlan], config: ScalingParameters, *, now_s: float
-) -> tuple[RunPlan, ...]:
+    plans: Iterable[DemandPlan], config: ScalingParameters, *, now_s: float
+) -> tuple[DemandPlan, ...]:
     """Plans that are reliable and current."""
     return tuple(
         plan
@@ -213,7 +215,7 @@ def usable_plans(
     )
 
 
-def is_all_planned(believed: Iterable[RunPlan], holders: Collection[str]) -> bool:
+def is_all_planned(believed: Iterable[DemandPlan], holders: Collection[str]) -> bool:
     """All demand of a pool comes from runs with a usable plan.
 
     A plan without further waves counts too: unplanned demand would make it unreliable.

@@ -64,7 +64,7 @@ class PoolMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
+class DemandPlan:
     """One run's forecast of the environments that it will ask this pool for."""
 
     run_id: str

@@ -9,11 +9,11 @@ from etude.operator.pools.autoscaling.config import TICK_S, PoolScalingConfig
 from etude.operator.pools.autoscaling.decide import decide_pool
 from etude.operator.pools.autoscaling.provisioning import ProvisionTime
 from etude.operator.pools.autoscaling.values import (
+    DemandPlan,
     IdleReplica,
     PoolDecision,
     PoolMetrics,
     PoolState,
-    RunPlan,
     initial_state,
 )
 
@@ -28,7 +28,7 @@ class Loop:
     config: PoolScalingConfig
     demand: Callable[[float], int]
     """Environments that are held or waited for at a moment."""
-    plans: Callable[[float], Sequence[RunPlan]] = lambda _: ()
+    plans: Callable[[float], Sequence[DemandPlan]] = lambda _: ()
     holders: frozenset[str] = frozenset()
     took: ProvisionTime = field(default_factory=lambda: ProvisionTime(TAKES_S, TAKES_S))
     """What is known of how long replicas take, and how many fail."""

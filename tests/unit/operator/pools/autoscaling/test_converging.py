@@ -14,7 +14,7 @@ from etude.common.api.pool.autoscaling import ScaleToZero, ZeroMode
 from etude.common.plans.forecast import Quantile, Wave
 from etude.operator.pools.autoscaling.config import PoolScalingConfig, ScalingParameters
 from etude.operator.pools.autoscaling.provisioning import ProvisionTime, estimate_provision
-from etude.operator.pools.autoscaling.values import RunPlan
+from etude.operator.pools.autoscaling.values import DemandPlan
 
 MakeLoop = Callable[..., Any]
 TAKES_S, TICK_S, DELAY_S = 20.0, 2.0, 120.0
@@ -135,14 +135,14 @@ def test_a_pool_at_zero_has_a_replica_soon_after_the_first_is_asked_for(
     assert loop.ready >= 1
 
 
-def wave_at(start_s: float, count: int, *, heard_s: float) -> RunPlan:
+def wave_at(start_s: float, count: int, *, heard_s: float) -> DemandPlan:
     lease = (Quantile(0.5, 60.0), Quantile(0.99, 200.0))
     wave = Wave(template="python", count=count, start_s=start_s, sigma_s=5.0, lease=lease)
-    return RunPlan(run_id="r", version=1, heard_s=heard_s, until_s=9_999.0, waves=(wave,))
+    return DemandPlan(run_id="r", version=1, heard_s=heard_s, until_s=9_999.0, waves=(wave,))
 
 
 def test_a_planned_wave_finds_its_replicas_ready(make_loop: MakeLoop) -> None:
-    def plans(now_s: float) -> list[RunPlan]:
+    def plans(now_s: float) -> list[DemandPlan]:
         return [wave_at(600.0, 64, heard_s=now_s)] if now_s < 600 else []
 
     loop = make_loop(CONFIG, step(0, 64, 600.0), plans)
@@ -169,7 +169,7 @@ def test_spares_go_as_soon_as_enough_are_ready_and_what_is_planned_stays(
     make_loop: MakeLoop, count: int
 ) -> None:
     wave = Wave(template="python", count=count, start_s=400.0)
-    plan = RunPlan(run_id="run", version=1, heard_s=300.0, until_s=2_000.0, waves=(wave,))
+    plan = DemandPlan(run_id="run", version=1, heard_s=300.0, until_s=2_000.0, waves=(wave,))
     loop = make_loop(CONFIG, lambda _: 0)
     loop.plans = lambda _: [plan]
     loop.run(400.0)

@@ -23,12 +23,12 @@ from etude.operator.pools.autoscaling.provisioning import ProvisionTime
 from etude.operator.pools.autoscaling.reactive import PanicState
 from etude.operator.pools.autoscaling.values import (
     CreationBucket,
+    DemandPlan,
     HeldLeases,
     IdleReplica,
     PoolDecision,
     PoolMetrics,
     PoolState,
-    RunPlan,
     ScalingCause,
     initial_state,
 )
@@ -76,7 +76,7 @@ waves = st.builds(
 )
 plans = st.lists(
     st.builds(
-        RunPlan,
+        DemandPlan,
         run_id=st.sampled_from(["a", "b"]),
         version=st.integers(1, 9),
         heard_s=st.floats(0, 300).map(lambda s: NOW_S - s),
@@ -135,12 +135,12 @@ def states(draw: st.DrawFn) -> PoolState:
 @st.composite
 def questions(
     draw: st.DrawFn,
-) -> tuple[PoolState, PoolMetrics, list[RunPlan], PoolScalingConfig]:
+) -> tuple[PoolState, PoolMetrics, list[DemandPlan], PoolScalingConfig]:
     config = draw(configs())
     return draw(states()), draw(metrics(config.slots_per_replica)), draw(plans), config
 
 
-Question = tuple[PoolState, PoolMetrics, list[RunPlan], PoolScalingConfig]
+Question = tuple[PoolState, PoolMetrics, list[DemandPlan], PoolScalingConfig]
 
 
 @given(questions())
@@ -318,9 +318,9 @@ def test_where_somebody_else_decides_a_decision_is_refused(mode: ScalingMode) ->
         decide_pool(initial_state(1, now_s=NOW_S), seen, (), config, NOW_S)
 
 
-def planned(count: int, start_s: float, sigma_s: float = 0.0) -> RunPlan:
+def planned(count: int, start_s: float, sigma_s: float = 0.0) -> DemandPlan:
     wave = Wave(template="python", count=count, start_s=NOW_S + start_s, sigma_s=sigma_s)
-    return RunPlan(run_id="r", version=1, heard_s=NOW_S, until_s=NOW_S + 900, waves=(wave,))
+    return DemandPlan(run_id="r", version=1, heard_s=NOW_S, until_s=NOW_S + 900, waves=(wave,))
 
 
 @pytest.mark.parametrize(

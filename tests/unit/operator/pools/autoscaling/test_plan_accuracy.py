@@ -8,7 +8,7 @@ from etude.common.api.pool.autoscaling import PredictiveScaling, ScaleToZero
 from etude.operator.manifests import Ref
 from etude.operator.pools.autoscaling.config import ScalingParameters
 from etude.operator.pools.autoscaling.predictive import is_plan_current
-from etude.operator.pools.autoscaling.values import RunPlan
+from etude.operator.pools.autoscaling.values import DemandPlan
 from etude.v1 import environments_pb2
 
 
@@ -20,7 +20,7 @@ def test_a_plan_counts_until_it_is_over_or_its_run_was_silent_for_the_grace_too(
         predictive=PredictiveScaling(plan_stale_seconds=120),
         scale_to_zero=ScaleToZero(grace_seconds=30),
     )
-    plan = RunPlan(run_id="r", version=1, heard_s=0.0, until_s=until_s, waves=())
+    plan = DemandPlan(run_id="r", version=1, heard_s=0.0, until_s=until_s, waves=())
     assert is_plan_current(plan, config, now_s=ends_s)
     assert not is_plan_current(plan, config, now_s=ends_s + 1.0)
 

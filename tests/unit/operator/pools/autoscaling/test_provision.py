@@ -19,7 +19,7 @@ from etude.operator.pools.autoscaling.provisioning import (
     estimate_provision,
     with_spares,
 )
-from etude.operator.pools.autoscaling.values import RunPlan
+from etude.operator.pools.autoscaling.values import DemandPlan
 
 times = st.lists(st.one_of(st.none(), st.floats(0.1, 600)), max_size=50)
 
@@ -65,7 +65,7 @@ def test_no_spares_are_begun_for_what_is_ready(wanted: int, ready: int, failing:
 
 
 def test_the_service_level_is_the_newsvendors_where_costs_are_known() -> None:
-    plan = RunPlan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=(), gpus=8)
+    plan = DemandPlan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=(), gpus=8)
     costs = AutoscalingCosts(gpu_second="0.001", sandbox_second="0.0001")
     usual = ScalingParameters(predictive=PredictiveScaling(service_level_percent=95))
     priced = ScalingParameters(predictive=PredictiveScaling(service_level_percent=95, costs=costs))
@@ -74,7 +74,7 @@ def test_the_service_level_is_the_newsvendors_where_costs_are_known() -> None:
     # 8 x 0.001 x 30 s = 0.24 over 0.24 + 0.0001 x 120 s.
     assert service_level(priced, [plan], took).share == pytest.approx(0.24 / 0.252)
     assert service_level(usual, [plan], took).share == 0.95
-    unknown = RunPlan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=())
+    unknown = DemandPlan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=())
     assert math.isclose(service_level(priced, [unknown], took).share, 0.95)
 
 
