@@ -28,7 +28,7 @@ def test_staged_blocks_survive_their_file(tmp_path: Path) -> None:
     undecoded = StagedBlock(3, 0, 0, 9, Codec.L2, None, None, b"abcde", flags=0, changed=4)
     expected = [*blocks(PLAIN, old, new), *blocks(PLAIN, old, new, dense=True)[:5], undecoded]
     staged_file.write_blocks(path, iter(expected))
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob("*.partial"))
     found = staged_file.read_staged(path)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlparse
 
 from typing_extensions import override
 
+from etude.common import atomic
 from etude.common.blobs import ExistsError, MissingError, Store
 
 METRICS = "metrics.jsonl"
@@ -68,9 +69,7 @@ class FolderRecord(RunRecord):
     def write_rollouts(self, step: int, split: str, rollouts: Iterable[Row]) -> None:
         path = self.folder / rollouts_key(step, split)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(_lines(rollouts))
-        partial.replace(path)
+        atomic.write_bytes(path, _lines(rollouts))
 
     @override
     def rollouts(self, step: int, split: str) -> Iterator[dict[str, Any]]:

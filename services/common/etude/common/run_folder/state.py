@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue, ValidationError
 
+from etude.common import atomic
 from etude.common.api.meta import Model
 
 FILE = "local.json"
@@ -62,9 +63,7 @@ class LocalState(Model):
 
 def write_state(folder: Path, state: LocalState) -> None:
     """Replace the state file atomically."""
-    partial = folder / f"{FILE}.partial"
-    partial.write_text(state.model_dump_json(by_alias=True))
-    partial.replace(folder / FILE)
+    atomic.write_text(folder / FILE, state.model_dump_json(by_alias=True))
 
 
 def read_state(folder: Path) -> LocalState | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from etude.common import process
+from etude.common.backoff import Backoff
 from etude.common.errors import EtudeError, UserError
 from etude.common.probes import Probes
 from etude.common.tls import material
@@ -117,23 +118,24 @@ def _sweep(folder: Path, *, but: str) -> None:
 
 async def renew_until_stopped(settings: Settings, probes: Probes, stop: asyncio.Event) -> None:
     """Renew until the stop event is set."""
-    delay_s, again_s = FIRST_DELAY_S, LOOK_S
+    backoff, again_s = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S), LOOK_S
     while not stop.is_set():
         trusted = _trusted(settings)
         try:
             wait_s = await renew(settings)
         except EtudeError as error:
-            log.warning("%s; again in %.0f s", error, delay_s)
-            # Not all at the same moments: a burst that was too much would be so again.
-            wait_s, delay_s = _spread(delay_s), min(2 * delay_s, LONGEST_DELAY_S)
+            log.warning("%s; retry in %.0f s", error, backoff.delay_s)
+            # Spread at random: a burst that was too much would be so again.
+            wait_s = _spread(backoff.next_s())
         else:
-            probes.ready, delay_s = True, FIRST_DELAY_S
+            probes.ready = True
+            backoff.reset()
             if _is_behind(settings, trusted):
-                # Ever less often: this is a replica's minute, or what we are told is of the past.
+                # Ever less often: one replica lags for a minute, or the CAs told to us are old.
                 wait_s, again_s = min(wait_s, _spread(again_s)), 2 * again_s
             else:
                 again_s = LOOK_S
-        await _waited(settings, trusted, wait_s, stop)
+        await _wait_for_renewal(settings, trusted, wait_s, stop)
 
 
 def _is_behind(settings: Settings, trusted: bytes) -> bool:
@@ -152,7 +154,9 @@ def _spread(delay_s: float) -> float:
     return delay_s * (0.5 + _RANDOM.random())
 
 
-async def _waited(settings: Settings, trusted: bytes, wait_s: float, stop: asyncio.Event) -> None:
+async def _wait_for_renewal(
+    settings: Settings, trusted: bytes, wait_s: float, stop: asyncio.Event
+) -> None:
     """Wait until the renewal is due, or until shortly after the CAs to trust changed.
 
     Peers trust the CAs of their last answer: the sooner all renew, the sooner all know a new CA.

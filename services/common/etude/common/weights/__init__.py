@@ -73,7 +73,6 @@ __all__ = [
     "publish_folded",
     "publish_keyframe_part",
     "publish_manifest",
-    "publish_manifest",
     "publish_payload",
     "publish_skip_part",
     "put_schema",

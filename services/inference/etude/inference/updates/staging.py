@@ -9,11 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.common import weights
+from etude.common import atomic, weights
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, UnavailableError, crossing
 from etude.common.weights import Edge, VersionId, WeightManifest
-from etude.common.weights.replicas import block_reader, staged_file
+from etude.common.weights.replicas import block_reader
 from etude.common.weights.replicas.block_selection import BlockSelector, select_all
 from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.schema import Schema, parse_schema
@@ -114,7 +114,7 @@ class Stager:
             # A partial file takes the room that the next attempt needs.
             _release_frames(error)
             with contextlib.suppress(OSError):
-                staged_file.partial_path(path).unlink(missing_ok=True)
+                atomic.partial_path(path).unlink(missing_ok=True)
             raise
 
     def _describe_space(self, edge: Edge) -> str:
@@ -128,7 +128,7 @@ class Stager:
         """Remove all staged versions but these."""
         folder = self.scratch / "staged"
         names = {self._path(version) for version in kept}
-        names |= {staged_file.partial_path(path) for path in names}
+        names |= {atomic.partial_path(path) for path in names}
         for path in folder.iterdir() if folder.is_dir() else ():
             if path not in names:
                 _remove(path)

@@ -95,7 +95,8 @@ def _unknown_template(role: dict[str, JsonValue], at: FieldPath) -> Iterator[Fie
     wanted = role.get("template")
     if known and isinstance(wanted, str) and wanted not in known:
         path = (*at, "template")
-        what = f"{dotted(path)} is {wanted}, which is none of poolTemplate.templates: {abbreviate_names(known)}"
+        templates = abbreviate_names(known)
+        what = f"{dotted(path)} is {wanted}, which is none of poolTemplate.templates: {templates}"
         yield FieldMessage(path, what, f"write template: {known[0]}, or add it to poolTemplate")
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from etude.common import atomic
 from etude.common.blobs import RangeReader, Store
 from etude.common.errors import CorruptError
 from etude.common.weights.protocol import records
@@ -318,9 +319,7 @@ class Mirror:
 
     def _write_label(self, ref: VersionRef, schema_sha256: str) -> None:
         label = _Label(ref=ref, schema_sha256=schema_sha256)
-        beside = self.folder / "label.part"
-        beside.write_text(json.dumps(label.model_dump(mode="json")))
-        beside.replace(self.folder / "label.json")
+        atomic.write_text(self.folder / "label.json", json.dumps(label.model_dump(mode="json")))
         self.ref = ref
 
 

@@ -11,6 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from etude.common import atomic
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.tensors.words import Indices, Words
@@ -64,18 +65,11 @@ class StagedBlock(NamedTuple):
 
 def write_blocks(path: Path, blocks: Iterable[StagedBlock]) -> None:
     """Stage blocks for the workers; they may come from a generator and are not kept."""
-    beside = partial_path(path)
-    with beside.open("wb") as file:
+    with atomic.replacing(path) as file:
         rows = [_write_block(file, block) for block in blocks]
         footer = np.array([(_MAGIC, len(rows), file.tell())], _FOOTER)
         file.write(np.array(rows, _ROW).tobytes())
         file.write(footer.tobytes())
-    beside.replace(path)
-
-
-def partial_path(path: Path) -> Path:
-    """Path of a staged file while it is being written."""
-    return path.with_name(f"{path.name}.part")
 
 
 def read_staged(path: Path) -> list[StagedBlock]:

@@ -86,7 +86,7 @@ async def test_who_was_answered_by_an_issuer_that_is_behind_asks_soon_and_then_l
             stop.set()
 
     monkeypatch.setattr(sidecar, "renew", renew)
-    monkeypatch.setattr(sidecar, "_waited", waited)
+    monkeypatch.setattr(sidecar, "_wait_for_renewal", waited)
     await sidecar.renew_until_stopped(settings, Probes(0), asyncio.Event())
     assert waits[0] <= 1.5 * sidecar.LOOK_S
     assert sum(waits[:3]) > 3 * sidecar.LOOK_S
