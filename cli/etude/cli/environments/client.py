@@ -120,24 +120,29 @@ def make_snapshot_id(environment: EnvironmentLease, snapshot: str) -> str:
     return f"{environment.name}-{snapshot}"
 
 
+@contextlib.asynccontextmanager
+async def _state_service(
+    environment: EnvironmentLease,
+) -> AsyncIterator["environment_state_pb2_grpc.EnvStateServiceAsyncStub"]:
+    async with channels.dial(environment.lease.endpoint) as channel:
+        with problems_of_calls(f"environment {environment.name}"):
+            yield environment_state_pb2_grpc.EnvStateServiceStub(channel)
+
+
 async def save_snapshot(environment: EnvironmentLease, name: str) -> int:
     """Save an environment, which goes on; returns the size in bytes."""
     snapshot_id = make_snapshot_id(environment, name)
     request = environment_state_pb2.SnapshotRequest(**_key(environment), snapshot_id=snapshot_id)
-    async with channels.dial(environment.lease.endpoint) as channel:
-        stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
-        with problems_of_calls(f"environment {environment.name}"):
-            return (await stub.Snapshot(request, timeout=_STATE_S)).size_bytes
+    async with _state_service(environment) as stub:
+        return (await stub.Snapshot(request, timeout=_STATE_S)).size_bytes
 
 
 async def share_snapshot(environment: EnvironmentLease, name: str) -> str:
-    """Copy a snapshot to the pool's store; returns the reference for restore()."""
+    """Copy a snapshot to the pool's store; returns the reference for restore_shared()."""
     snapshot_id = make_snapshot_id(environment, name)
     request = environment_state_pb2.ShareRequest(**_key(environment), snapshot_id=snapshot_id)
-    async with channels.dial(environment.lease.endpoint) as channel:
-        stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
-        with problems_of_calls(f"environment {environment.name}"):
-            shared = await stub.Share(request, timeout=_STATE_S)
+    async with _state_service(environment) as stub:
+        shared = await stub.Share(request, timeout=_STATE_S)
     return f"{snapshot_id}@{shared.digest}"
 
 
@@ -151,30 +156,23 @@ async def restore_shared(environment: EnvironmentLease, reference: str) -> None:
     if not at:
         fix = "give what etude env snapshot --share printed"
         raise UserError(Problem("Usage", "is not a shared snapshot", reference, fix))
-    request = environment_state_pb2.FetchRequest(
-        **_key(environment),
-        snapshot_id=make_snapshot_id(environment, f"from-{uuid.uuid4().hex[:12]}"),
-        shared_snapshot_id=shared,
-        digest=digest,
+    key = _key(environment)
+    snapshot_id = make_snapshot_id(environment, f"from-{uuid.uuid4().hex[:12]}")
+    fetch = environment_state_pb2.FetchRequest(
+        **key, snapshot_id=snapshot_id, shared_snapshot_id=shared, digest=digest
     )
-    async with channels.dial(environment.lease.endpoint) as channel:
-        stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
-        with problems_of_calls(f"environment {environment.name}"):
-            await stub.Fetch(request, timeout=_STATE_S)
-            back = environment_state_pb2.RollbackRequest(
-                **_key(environment), snapshot_id=request.snapshot_id
-            )
-            await stub.Rollback(back, timeout=_STATE_S)
+    back = environment_state_pb2.RollbackRequest(**key, snapshot_id=snapshot_id)
+    async with _state_service(environment) as stub:
+        await stub.Fetch(fetch, timeout=_STATE_S)
+        await stub.Rollback(back, timeout=_STATE_S)
 
 
 async def roll_back(environment: EnvironmentLease, name: str) -> None:
     """Roll an environment back to one of its snapshots."""
     snapshot_id = make_snapshot_id(environment, name)
     request = environment_state_pb2.RollbackRequest(**_key(environment), snapshot_id=snapshot_id)
-    async with channels.dial(environment.lease.endpoint) as channel:
-        stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
-        with problems_of_calls(f"environment {environment.name}"):
-            await stub.Rollback(request, timeout=_STATE_S)
+    async with _state_service(environment) as stub:
+        await stub.Rollback(request, timeout=_STATE_S)
 
 
 def _key(environment: EnvironmentLease) -> dict[str, Any]:

@@ -4,17 +4,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from etude.cli import runs
 from etude.cli.output import Exit, console, say
+from etude.cli.verbs.options import RunFolder
 from etude.common.errors import Problem, UserError
 
 
 def audit(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
+    name: RunFolder,
 ) -> None:
     """Judge a run by its own journal: accepted = trained + dropped + queued, nothing twice."""
     account = audit_folder(runs.folder_of(name))

@@ -14,6 +14,7 @@ from rich.table import Table
 from etude.cli import runs
 from etude.cli.examples import epilog
 from etude.cli.output import console, print_row, say
+from etude.cli.verbs.options import AsJson
 from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ Name = Annotated[
     str, typer.Argument(metavar="ENV", help="An environment, or the first letters of its name.")
 ]
 Run = Annotated[str, typer.Option(help="A local run whose rollouts' environments count too.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
 @app.command(epilog=epilog("env create"))

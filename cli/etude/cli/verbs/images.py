@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from etude.cli.examples import epilog
+from etude.cli.verbs.options import AsJson, Endpoint, Region
 
 app = typer.Typer(no_args_is_help=True, help="Build, list, push and remove images of microVMs.")
 
@@ -20,10 +21,6 @@ Pools = Annotated[
     typer.Option(help="Manifests whose images stay: kubectl get envp,rlr -A -o yaml. Repeatable."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")]
-Endpoint = Annotated[
-    str | None, typer.Option(help="S3 endpoint, for stores other than AWS: http://host:port.")
-]
-Region = Annotated[str | None, typer.Option(help="S3 region; us-east-1 unless given.")]
 
 
 def _run(verb: str, *arguments: str, cache: Path | None) -> None:
@@ -56,7 +53,7 @@ def build(
 def ls(
     *,
     cache: Cache = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List every image that was built, oldest first."""
     _run("ls", *(("--json",) if as_json else ()), cache=cache)

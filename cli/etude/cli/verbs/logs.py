@@ -10,13 +10,14 @@ import typer
 
 from etude.cli import runs
 from etude.cli.output import escape_controls
+from etude.cli.verbs.options import RunFolder
 from etude.common.errors import Problem, UserError
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def logs(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
+    name: RunFolder,
     *,
     role: Annotated[str, typer.Option(help="Only pods whose name holds this.")] = "",
     attempt: Annotated[int | None, typer.Option(help="Only this attempt.")] = None,

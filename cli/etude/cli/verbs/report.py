@@ -8,10 +8,11 @@ import typer
 
 from etude.cli import runs
 from etude.cli.output import say
+from etude.cli.verbs.options import RunFolder
 
 
 def report(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
+    name: RunFolder,
     *,
     open_page: Annotated[bool, typer.Option("--open", help="Show it in a browser.")] = False,
 ) -> None:

@@ -17,6 +17,7 @@ import typer
 from etude.cli import runs
 from etude.cli.live_view import draw_view, show_run
 from etude.cli.output import Exit, SafeConsole, console, say
+from etude.cli.verbs.options import RunFolder
 from etude.cli.verbs.report import write_report
 from etude.common.errors import Problem, UserError
 from etude.common.run_folder.lock import is_running
@@ -63,7 +64,7 @@ def run(
 
 
 def watch(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
+    name: RunFolder,
     *,
     plain_log: Annotated[
         bool, typer.Option("--plain", help="Lines instead of a draw_view.")
@@ -82,7 +83,7 @@ def watch(
 
 
 def stop(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
+    name: RunFolder,
     *,
     now: Annotated[bool, typer.Option(help="Do not save a checkpoint first.")] = False,
 ) -> None:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from etude.cli.examples import epilog
 from etude.cli.output import Exit, console, say
+from etude.cli.verbs.options import Endpoint, Region
 from etude.common.errors import Problem, StoreError, UserError
 from etude.common.store_urls import folder_of
 
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Make and check the object store of runs.")
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix or file:///folder.")]
-Endpoint = Annotated[
-    str | None, typer.Option(help="S3 endpoint, for stores other than AWS: http://host:port.")
-]
-Region = Annotated[str | None, typer.Option(help="S3 region; us-east-1 unless given.")]
 
 
 @app.command(epilog=epilog("init"))

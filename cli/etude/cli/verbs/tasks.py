@@ -9,6 +9,7 @@ import typer
 
 from etude.cli import runs
 from etude.cli.examples import epilog
+from etude.cli.verbs.options import RunFolder
 from etude.cli.verbs.weights import find_source_model
 
 app = typer.Typer(no_args_is_help=True, help="Make, look at and verify tasks.")
@@ -144,7 +145,7 @@ def verifiers(
 
 @app.command(epilog=epilog("traces"))
 def traces(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
+    name: RunFolder,
     *,
     model: Annotated[
         Path | None, typer.Option(help="Folder with the tokenizer; the run's own unless given.")

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from etude.cli import runs
 from etude.cli.examples import epilog
 from etude.cli.output import Exit, console, print_row, say
+from etude.cli.verbs.options import AsJson, Endpoint, Region
 from etude.common.errors import Problem, UserError
 from etude.common.store_urls import endpoint_of, folder_of, region_of
 
@@ -28,14 +29,9 @@ Run = Annotated[
 Version = Annotated[
     str, typer.Argument(metavar="VERSION", help="Like 1.37, or newest for the newest sound one.")
 ]
-Endpoint = Annotated[
-    str | None, typer.Option(help="S3 endpoint, for stores other than AWS: http://host:port.")
-]
-Region = Annotated[str | None, typer.Option(help="S3 region; us-east-1 unless given.")]
 Scratch = Annotated[
     Path | None, typer.Option(help="Folder for a copy of the model; the system's own unless given.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
 @app.command(epilog=epilog("ls"))
