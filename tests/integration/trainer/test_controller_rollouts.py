@@ -316,7 +316,7 @@ async def test_what_cannot_be_scored_is_tried_again_and_then_masked(
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [(b"word " * 500, "PromptTooLong"), (b"\xff", "no UTF-8"), (None, "")]
+    ("text", "reason"), [(b"word " * 500, "PromptTooLong"), (b"\xff", "not UTF-8"), (None, "")]
 )
 async def test_a_task_that_cannot_be_run_is_masked_without_an_environment(
     worker: RolloutWorker, partners: Any, task_uri: str, text: bytes | None, reason: str

@@ -17,11 +17,11 @@ ROLLOUTS = Counter("etude_rollouts_total", "Rollouts by outcome.", ["state", "re
 INFLIGHT = Gauge("etude_rollout_inflight", "Rollouts under way.", ["kind"])
 ENVIRONMENTS = Counter(
     "etude_rollout_environments_total",
-    "Environments that went away under a rollout, by whether it went on in another.",
+    "Environments lost under a rollout, by whether a replacement took over.",
     ["end"],
 )
 REPLAYED = Counter(
-    "etude_rollout_replayed_calls_total", "Calls that were run again in another environment."
+    "etude_rollout_replayed_calls_total", "Calls replayed in replacement environments."
 )
 STALENESS = Histogram(
     "etude_policy_staleness",
@@ -29,9 +29,9 @@ STALENESS = Histogram(
     buckets=(0, 1, 2, 4, 8, 16, 32, 64),
 )
 REWARD = Gauge("etude_trainer_reward_mean", "Mean reward of the last batch.")
-PUBLISH = Histogram("etude_weights_publish_seconds", "Making one policy version visible.")
+PUBLISH = Histogram("etude_weights_publish_seconds", "Publishing one policy version.")
 IN_FLIGHT = Gauge(
-    "etude_weights_in_flight", "Versions that are encoded and not yet stored and served."
+    "etude_weights_in_flight", "Versions that are encoded and not yet published and served."
 )
 PUBLISHED_BYTES = Counter("etude_weights_publish_bytes_total", "Payload of published versions.")
 CHANGED = Gauge("etude_weights_changed_ratio", "Share of the weights that the last delta changed.")
@@ -40,21 +40,21 @@ BITS_PER_CHANGE = Gauge(
 )
 FOLDED = Histogram(
     "etude_weights_keyframe_seconds",
-    "Writing one keyframe or skip, beside the training.",
+    "Writing one keyframe or skip.",
     ["kind"],
     buckets=(0.05, 0.2, 1, 5, 20, 60, 300, 1_200),
 )
 FOLDED_BYTES = Counter(
     "etude_weights_keyframe_bytes_total", "Payload of keyframes and skips.", ["kind"]
 )
-CHAIN_VERSIONS = Gauge(
-    "etude_weights_chain_versions", "Versions since the last one that is there as a whole."
+CHAIN_VERSIONS = Gauge("etude_weights_chain_versions", "Versions since the last complete one.")
+CHAIN_BYTES = Gauge(
+    "etude_weights_chain_bytes", "Payload of the versions since the last complete one."
 )
-CHAIN_BYTES = Gauge("etude_weights_chain_bytes", "Payload of these versions.")
 COLLECTED = Counter("etude_weights_collected_total", "Objects of old versions that were deleted.")
 KEEPER_FAILURES = Counter(
     "etude_weights_keeper_failures_total",
-    "What the keeper could not do and tries again.",
+    "Failed stages of the compactor, which it retries.",
     ["stage"],
 )
 LOG_DEPTH = Gauge("etude_log_depth", "Records that are not durable yet.", ["log"])
@@ -64,4 +64,4 @@ CHECKPOINT = Histogram(
     ["stage"],
     buckets=(0.05, 0.2, 1, 5, 20, 60, 300),
 )
-SILENCE = Gauge("etude_watchdog_silence_seconds", "Time since anything moved.", ["what"])
+SILENCE = Gauge("etude_watchdog_silence_seconds", "Time since the last progress.", ["what"])

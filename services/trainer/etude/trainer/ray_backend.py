@@ -248,7 +248,6 @@ class RayRollouts(RolloutWorkers):
     workers: list[_Worker]
 
     async def close(self) -> None:
-        """Close all workers."""
         goodbyes = [asyncio.ensure_future(w.actor.close.remote()) for w in self.workers]
         if goodbyes:
             await asyncio.wait(goodbyes, timeout=CLOSE_S)

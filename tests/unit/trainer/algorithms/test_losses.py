@@ -12,7 +12,7 @@ from torch import Tensor
 
 from etude.common.api.run.algorithms import Correction
 from etude.trainer.algorithms import aggregation, importance_sampling, kl, losses
-from etude.trainer.learner.objective import correction_weights
+from etude.trainer.algorithms.importance_sampling import correction_weights
 
 
 class Fixture(NamedTuple):

@@ -7,7 +7,6 @@ LIGHT = (
     "learner.batches",
     "learner.config",
     "learner.learning_rate",
-    "learner.sequence_packing",
     "algorithms.advantages",
     "algorithms.aggregation",
 )

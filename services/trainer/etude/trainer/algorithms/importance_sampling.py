@@ -9,6 +9,9 @@ Shapes: N trained tokens.
 import torch
 from torch import Tensor
 
+from etude.common.api.run.algorithms import Correction
+from etude.trainer.algorithms.losses import importance_ratio
+
 
 def truncated_weights(rho: Tensor, *, high: float) -> Tensor:
     """min(rho, high). [N].
@@ -24,3 +27,23 @@ def ice_pop_weights(rho: Tensor, *, low: float, high: float) -> Tensor:
     Source: IcePop, https://arxiv.org/abs/2510.18855.
     """
     return torch.where((rho >= low) & (rho <= high), rho, 0.0)
+
+
+def correction_weights(
+    trainer: Tensor, sampler: Tensor, *, correction: Correction
+) -> Tensor | None:
+    """Importance-sampling weight of each token; None if the surrogate's own ratio does the work.
+
+    Raises:
+        ValueError: a bound is missing, which the check of the parameters excludes.
+    """
+    if correction.kind == "None":
+        return None
+    rho = importance_ratio(trainer, sampler)
+    match correction.kind, correction.low, correction.high:
+        case "TIS", None, float(high):
+            return truncated_weights(rho, high=high)
+        case "IcePop", float(low), float(high):
+            return ice_pop_weights(rho, low=low, high=high)
+        case _:
+            raise ValueError(f"{correction.kind} with low {correction.low}, high {correction.high}")

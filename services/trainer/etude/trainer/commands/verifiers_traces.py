@@ -124,7 +124,7 @@ class _Graph:
                 }
                 self._exchange(len(self.nodes), seen + mask.index(True), sum(mask), tokens)
             else:
-                node["message"] = self._given(tokens)
+                node["message"] = self._message(tokens)
             parent = len(self.nodes)
             self.nodes.append(node)
             seen += len(tokens)
@@ -145,7 +145,7 @@ class _Graph:
         message: Json = {"role": "assistant", "content": words or None}
         return message | ({"tool_calls": calls} if calls else {})
 
-    def _given(self, tokens: Sequence[int]) -> Json:
+    def _message(self, tokens: Sequence[int]) -> Json:
         inner = [token for token in tokens if token not in self._edges]
         text = self.chat.decode(inner)
         role = next((self.tags.roles[t] for t in tokens if t in self.tags.roles), "tool")

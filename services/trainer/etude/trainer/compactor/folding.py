@@ -64,7 +64,6 @@ class FoldWindow:
             self._counts[tensor] += int(_touch(bits, kept, np.int64(patch.base), at, old))
 
     def touched_in(self, tensor: int, shard: Shard) -> TouchedElements:
-        """Touched elements of a shard."""
         bits = self._bits[tensor]
         flat = np.empty(_count(bits, shard.start, shard.stop), np.int64)
         _list(bits, shard.start, flat)

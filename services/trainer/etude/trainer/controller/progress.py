@@ -39,7 +39,6 @@ class RunProgress:
 
     @property
     def phase(self) -> Phase:
-        """The active phase."""
         return next(p for p in self.resolved.spec.phases if p.name == self.cursor.phase)
 
     @property
@@ -48,7 +47,6 @@ class RunProgress:
         return self.cursor.ends.get(self.cursor.phase, self.phase.max_steps)
 
     def position(self) -> RowPosition:
-        """Current position, for a row."""
         cursor = self.cursor
         return RowPosition(
             time_s=self.clock(),
@@ -58,11 +56,9 @@ class RunProgress:
         )
 
     def mark_progress(self) -> None:
-        """Note progress, for the watchdog."""
         self.progress_s = time.monotonic()
 
     def enter_phase(self, phase: Phase) -> None:
-        """Make a phase the active one."""
         cursor = self.cursor
         if cursor.phase != phase.name or phase.name not in cursor.starts:
             cursor.phase, cursor.step = phase.name, 0
@@ -79,7 +75,6 @@ class RunProgress:
         self.mark_progress()
 
     def write_status(self, status: run_pb2.RunStatus) -> None:
-        """Write position and figures into a status."""
         cursor, figures = self.cursor, self.figures
         status.phase, status.step = cursor.phase, cursor.step
         status.target_step = self.phase.max_steps
@@ -159,6 +154,5 @@ class Throughput:
         self.work_s += weight * (worked_s - self.work_s)
 
     def write_status(self, status: run_pb2.RunStatus) -> None:
-        """Write the figures into a status."""
         status.step_tokens, status.wait_seconds = self.tokens, self.wait_s
         status.work_seconds = self.work_s

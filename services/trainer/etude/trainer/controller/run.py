@@ -131,7 +131,6 @@ class Run:
         return QuarantineFilter(self.store, self.book, self.reporter, self.publishing.store_retry)
 
     def enter_phase(self, phase: Phase) -> None:
-        """Make a phase the active one."""
         self.progress.enter_phase(phase)
         message = f"phase {phase.name} continues from step {self.progress.cursor.step}"
         self.reporter.record_event("PhaseStarted", message)

@@ -37,7 +37,6 @@ class StoreRefusal:
         self._words, self._since_s = words, self.clock()
 
     def clear(self) -> None:
-        """Record a success."""
         self._words = ""
 
     @property

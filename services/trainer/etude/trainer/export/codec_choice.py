@@ -35,7 +35,6 @@ class UplinkMeter:
     _unmeasured: int = 0
 
     def record_upload(self, num_bytes: int, seconds: float) -> None:
-        """Record the duration of a successful upload."""
         if num_bytes < LEAST_BYTES:
             self._unmeasured += 1
             if self._unmeasured > MOST_UNMEASURED:

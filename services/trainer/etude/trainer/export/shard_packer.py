@@ -63,7 +63,6 @@ class ShardPacker:
 
     @property
     def schema(self) -> Schema:
-        """Of the whole policy."""
         return self._layout.schema
 
     def raw_bits(self, parameter: Tensor, *, copy: bool = False) -> Tensor:
@@ -194,5 +193,4 @@ class _Reader(NamedTuple):
     """Complete tensors that exist only after conversion."""
 
     def read_words(self, part: ShardPart) -> Words:
-        """Read all elements of a part."""
         return self.live.read_words(part) if part.held else self.scattered[part.tensor]

@@ -112,7 +112,6 @@ class LiveShard(NamedTuple):
     dtype: tensor_bits.Dtype
 
     def read_words(self, part: ShardPart) -> Words:
-        """Read all elements of a part."""
         found = [self._run_words(held) for held in part.held]
         return found[0] if len(found) == 1 else np.concatenate(found)
 

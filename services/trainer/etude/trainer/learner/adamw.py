@@ -70,7 +70,6 @@ class AdamW:
 
     @property
     def updates(self) -> int:
-        """Number of updates in the moments."""
         return max((int(state["step"]) for state in self.state.values()), default=0)
 
     def _state_of(self, name: str) -> State:

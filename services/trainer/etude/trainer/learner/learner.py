@@ -1,4 +1,4 @@
-"""The learner of one rank: weights, optimiser, training steps, export and restore."""
+"""The learner of one rank: weights, training steps, gradient accumulation, export, restore."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ from etude.trainer.learner.batches import (
     check_sequences,
 )
 from etude.trainer.learner.config import LearnerConfig
-from etude.trainer.learner.gradients import accumulate_gradients
-from etude.trainer.learner.microbatches import Microbatch
 from etude.trainer.learner.objective import Objective, PolicyObjective, Reference, imitation_loss
 from etude.trainer.learner.optimiser import Update
 from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
 from etude.trainer.learner.rows import TrainingRow
+from etude.trainer.learner.sequence_packing import Microbatch, collate, plan_microbatches
 from etude.trainer.model import fsdp, tensor_bits
+from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.parameters import gather_full, local_shard, parameters_by_name
 from etude.trainer.model.policy import Policy, load_policy
 
@@ -261,3 +261,37 @@ def _reference_scorer(reference: Policy) -> Reference:
         return known
 
     return logprobs
+
+
+def accumulate_gradients(
+    policy: Policy,
+    rows: Sequence[TrainingRow],
+    objective: Objective,
+    *,
+    ranks: RankGroup,
+    max_tokens: int,
+) -> float:
+    """Replace the parameters' gradients by the gradient of the batch's loss; collective.
+
+    Args:
+        policy: the model to differentiate.
+        rows: of all ranks, the same on each.
+        objective: loss of one microbatch.
+        ranks: the ranks that share the work.
+        max_tokens: padded tokens of one microbatch.
+
+    Returns:
+        The loss of the whole batch.
+    """
+    policy.zero_grad()
+    plan = plan_microbatches(
+        [row.token_ids.size for row in rows], ranks=ranks.size, max_tokens=max_tokens
+    )
+    total = torch.zeros((), dtype=torch.float64)
+    for places in plan[ranks.rank]:
+        microbatch = collate([rows[place] for place in places], device=ranks.device)
+        scores = policy(microbatch.token_ids, microbatch.rows, microbatch.places)
+        loss = objective(scores, microbatch)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        total += loss.detach().cpu()
+    return float(ranks.total(total))

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from etude.common.api.run.algorithms import Correction
-from etude.trainer.algorithms import importance_sampling, kl
+from etude.trainer.algorithms import kl
 from etude.trainer.algorithms.base import AlgorithmSteps
-from etude.trainer.algorithms.losses import MAX_EXPONENT, importance_ratio
-from etude.trainer.learner.microbatches import Microbatch
+from etude.trainer.algorithms.importance_sampling import correction_weights
+from etude.trainer.algorithms.losses import MAX_EXPONENT
+from etude.trainer.learner.sequence_packing import Microbatch
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.policy import TokenScores
 
@@ -90,23 +90,3 @@ class PolicyObjective:
 
     def _record_figure(self, name: str, values: Tensor) -> None:
         self.figures.setdefault(name, []).append(values.detach().float().cpu())
-
-
-def correction_weights(
-    trainer: Tensor, sampler: Tensor, *, correction: Correction
-) -> Tensor | None:
-    """Importance-sampling weight of each token; None if the surrogate's own ratio does the work.
-
-    Raises:
-        ValueError: a bound is missing, which the check of the parameters excludes.
-    """
-    if correction.kind == "None":
-        return None
-    rho = importance_ratio(trainer, sampler)
-    match correction.kind, correction.low, correction.high:
-        case "TIS", None, float(high):
-            return importance_sampling.truncated_weights(rho, high=high)
-        case "IcePop", float(low), float(high):
-            return importance_sampling.ice_pop_weights(rho, low=low, high=high)
-        case _:
-            raise ValueError(f"{correction.kind} with low {correction.low}, high {correction.high}")

@@ -106,7 +106,6 @@ class Optimiser:
 
     @property
     def updates(self) -> int:
-        """Number of updates in the moments."""
         return self._adamw.updates
 
     def reset_moments(self, *, updates: int) -> None:

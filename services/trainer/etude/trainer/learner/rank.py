@@ -64,23 +64,18 @@ class LearnerRank:
         return self._learner.supervised_step(self._corpus.batch(step))
 
     def policy_step(self, batch: PolicyBatch) -> StepResult:
-        """Train on rewards."""
         return self._learner.policy_step(batch)
 
     def encode(self, version: VersionId, base: PublishBase | None) -> RankReceipt:
-        """Encode this rank's part of the weights for upload."""
         return self._learner.encode(version, base)
 
     def upload(self, version: VersionId) -> None:
-        """Store this rank's part of an encoded version; may run in a thread during a step."""
         self._learner.upload(version)
 
     def save(self, prefix: str) -> list[CheckpointObject]:
-        """Write the state below a checkpoint's prefix; rank 0 lists the objects."""
         return self._describe_objects(prefix, self._learner.save(prefix + LEARNER))
 
     def export(self, prefix: str) -> list[CheckpointObject]:
-        """Write a Hugging Face folder below a checkpoint's prefix; rank 0 lists the objects."""
         return self._describe_objects(prefix, self._learner.export(prefix + MODEL))
 
     def _describe_objects(self, prefix: str, written: list[ObjectInfo]) -> list[CheckpointObject]:
@@ -91,5 +86,4 @@ class LearnerRank:
         ]
 
     def restore(self, prefix: str) -> None:
-        """Restore the state below a checkpoint's prefix."""
         self._learner.restore(prefix + LEARNER)

@@ -56,7 +56,6 @@ class Policy(nn.Module):
 
     @property
     def config(self) -> PretrainedConfig:
-        """Hugging Face configuration."""
         return self.model.config
 
     @override

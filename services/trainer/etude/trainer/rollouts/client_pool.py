@@ -27,19 +27,15 @@ class ClientPool:
     _renewals: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def engine_stub(self, target: str) -> "inference_pb2_grpc.InferenceServiceAsyncStub":
-        """Stub of an engine."""
         return inference_pb2_grpc.InferenceServiceStub(self._channel(target))
 
     def sandbox_stub(self, target: str) -> "environments_pb2_grpc.EnvNodeServiceAsyncStub":
-        """Stub of a sandbox host, for tool calls."""
         return environments_pb2_grpc.EnvNodeServiceStub(self._channel(target))
 
     def snapshot_stub(self, target: str) -> "environment_state_pb2_grpc.EnvStateServiceAsyncStub":
-        """Stub of a sandbox host, for snapshots."""
         return environment_state_pb2_grpc.EnvStateServiceStub(self._channel(target))
 
     def reward_stub(self) -> "rewards_pb2_grpc.RewardServiceAsyncStub":
-        """Stub of the reward service."""
         return rewards_pb2_grpc.RewardServiceStub(self._channel(self.config.rewards_target))
 
     def leases(self, environment: str) -> Leases:

@@ -87,7 +87,6 @@ class FailoverEnvironment(RolloutEnvironment):
 
     @property
     def lease(self) -> environments_pb2.Lease:
-        """The current lease."""
         return self.current.lease
 
     @override

@@ -94,7 +94,6 @@ class Leases:
         return LaunchResult(answer.index, None, f"{failure.reason}: {failure.message}")
 
     def release(self, lease_ids: Sequence[str]) -> None:
-        """Release leases, in one call with others that end at the same time."""
         for lease_id in lease_ids:
             self._forget(lease_id)
         self._ended += lease_ids
@@ -193,6 +192,5 @@ class RolloutSlots:
         self._freed.set()
 
     def release(self) -> None:
-        """Release one slot."""
         self._taken -= 1
         self._freed.set()

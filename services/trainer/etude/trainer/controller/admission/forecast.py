@@ -44,7 +44,6 @@ class WaveForecast:
     """Times from the first, second, ... step to the wave that followed."""
 
     def record_wave(self, now_s: float) -> None:
-        """Record the launch of a wave of groups."""
         for number, began_s in enumerate(self._steps_s):
             rests_s = self._rests_s.setdefault(number, deque(maxlen=KEPT_WAVES))
             rests_s.append(now_s - began_s)

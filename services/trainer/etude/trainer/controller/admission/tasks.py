@@ -38,7 +38,6 @@ class TaskOrder:
         return len(self.tasks)
 
     def ids(self) -> Iterator[str]:
-        """All ids in order."""
         return (self.task_at(position).task_id for position in range(len(self)))
 
     def task_at(self, position: int) -> Task:

@@ -125,7 +125,6 @@ class CheckpointManager:
         self.reporter.reports.add_checkpoint(stored, uri=uri, keyframe=keyframe)
 
     def controller_state(self) -> ControllerState:
-        """State of the controller, for a checkpoint."""
         progress, spec = self.progress, self.progress.resolved.spec
         return ControllerState(
             run=progress.resolved.uid,

@@ -70,7 +70,6 @@ class _StartPoint(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Reason for a new epoch."""
         if self.is_restored:
             return "rollback"
         return "start" if self.checkpoint is None else "takeover"

@@ -40,12 +40,10 @@ class Segment(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Sequence of the first record."""
         return self.records[0].sequence
 
     @property
     def last(self) -> int:
-        """Sequence of the last record."""
         return self.records[-1].sequence
 
 

@@ -62,7 +62,6 @@ class Evaluator:
         self._filter = self.run.quarantine_filter()
 
     def is_due(self) -> bool:
-        """True if an evaluation is due now."""
         return any(True for _ in self._due_evaluations())
 
     async def evaluate(self) -> bool:

@@ -106,7 +106,6 @@ class EngineWeightClient:
         return answer.status
 
     async def close(self) -> None:
-        """Close the channel."""
         if self._channel is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._channel.close()

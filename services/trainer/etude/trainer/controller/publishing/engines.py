@@ -172,11 +172,11 @@ class Engines:
             log.error("engine %s distrusts its memory: %s", target, status.message)
 
     def _start(self, what: str, targets: Collection[str], move: _Move) -> dict[str, _Task]:
-        async def moved(replica: EngineWeightClient) -> weights_pb2.WeightStatus:
+        async def run_move(replica: EngineWeightClient) -> weights_pb2.WeightStatus:
             return await move(replica)
 
         tasks = {
-            target: asyncio.create_task(moved(self._replicas[target]), name=f"{what}-{target}")
+            target: asyncio.create_task(run_move(self._replicas[target]), name=f"{what}-{target}")
             for target in self.expected
             if target in targets
         }
@@ -275,7 +275,6 @@ class Engines:
         self._moves.clear()
 
     async def close(self) -> None:
-        """Close every channel."""
         self._stop_moves()
         for replica in self._replicas.values():
             await replica.close()

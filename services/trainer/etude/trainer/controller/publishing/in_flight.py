@@ -52,7 +52,6 @@ class InFlightQueue(Generic[T]):
         return self._setback is not None
 
     def add(self, item: T) -> None:
-        """Add an item."""
         self._items.append(item)
         self._notify()
 

@@ -110,7 +110,6 @@ class PublishPipeline:
 
     @property
     def newest_number(self) -> int:
-        """Number of the newest published version."""
         policy = self.progress.cursor.policy
         if policy is not None and policy[0] == self.progress.epoch:
             return policy[1]

@@ -46,12 +46,10 @@ class RunCommands:
 
     @property
     def checkpointing(self) -> Checkpointing:
-        """Current checkpoint settings."""
         return self.spec.checkpointing
 
     @property
     def evaluation(self) -> tuple[Evaluation, ...]:
-        """Current evaluations."""
         return self.spec.evaluation
 
     def accept(self, request: run_pb2.CommandRequest) -> None:
@@ -114,7 +112,6 @@ class RunCommands:
                 await asyncio.wait({task})
 
     def request_stop(self) -> None:
-        """Ask the controller to stop."""
         self.stop_requested.set()
 
     def _configure(self, order: run_pb2.ConfigureRun) -> None:

@@ -24,16 +24,13 @@ class RunReporter:
 
     @property
     def status(self) -> run_pb2.RunStatus:
-        """The newest status."""
         return self.reports.status
 
     def update_status(self) -> None:
-        """Update the status report."""
         self.write_status(self.reports.status)
         self.reports.mark_changed()
 
     def set_state(self, state: run_pb2.RunState) -> None:
-        """Set the state of the run."""
         self.reports.set_state(state)
 
     def record_event(self, reason: str, message: str, *, warning: bool = False) -> None:

@@ -32,7 +32,6 @@ class RunReports:
         self._status_sequence = self._advance()
 
     def set_state(self, state: run_pb2.RunState) -> None:
-        """Set the state of the run."""
         if self.status.state != state:
             self.status.state = state
             self.mark_changed()

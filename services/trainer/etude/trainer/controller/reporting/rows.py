@@ -28,7 +28,6 @@ class RowPosition:
     global_step: int
 
     def row(self, kind: str, **fields: Any) -> Row:  # noqa: ANN401 - any JSON value
-        """A row of this place."""
         return {
             "kind": kind,
             "time_s": round(self.time_s, 3),
