@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,46 @@ def stages(rows: Sequence[dict[str, Any]], times: Stopwatch) -> dict[str, float]
     return {**found, "end": times.total_s - before}
 
 
+def cpu_by_phase(
+    rows: Sequence[dict[str, Any]], measurements: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, float]]:
+    """CPU-seconds of each role in each phase, from the measurements of the run's processes.
+
+    "start" lasts until the first optimiser step. "other" is the local runtime, the command that
+    watches it, and jobs that verify and delete checkpoints: processes too short-lived to be a role.
+    """
+    steps = [(float(row["time_s"]), str(row["phase"])) for row in rows if row["kind"] == "step"]
+    table: dict[str, dict[str, float]] = {}
+    for before, after in pairwise(measurements):
+        end = float(after["time_s"])
+        phase = next((phase for time_s, phase in steps if time_s >= end), steps[-1][1])
+        used = _used(before, after)
+        column = table.setdefault("start" if end < steps[0][0] else phase, {})
+        for role, seconds in used.items():
+            column[role] = column.get(role, 0.0) + seconds
+    return table
+
+
+def _used(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    """CPU-seconds of each role between two measurements; a restarted role begins at zero."""
+    used = {}
+    for role, now in after["roles"].items():
+        earlier = before["roles"].get(role, {}).get("cpu_s", 0.0)
+        used[role] = now["cpu_s"] - earlier if now["cpu_s"] >= earlier else now["cpu_s"]
+    total = after["total"]["cpu_s"] - before["total"]["cpu_s"]
+    return {**used, "other": max(0.0, total - sum(used.values()))}
+
+
+def print_cpu(table: dict[str, dict[str, float]]) -> None:
+    """Print CPU-seconds by role and phase."""
+    roles = sorted({role for column in table.values() for role in column})
+    print(f"\n{'CPU-seconds':16}" + "".join(f"{phase:>10}" for phase in (*table, "all")))
+    for role in (*roles, "all"):
+        names = roles if role == "all" else [role]
+        cells = [sum(column.get(name, 0.0) for name in names) for column in table.values()]
+        print(f"  {role:14}" + "".join(f"{cell:10,.1f}" for cell in (*cells, sum(cells))))
+
+
 def main() -> None:
     """Run the demo unless it has been run; print its figures, and write bench/out/demo.json."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -64,15 +105,18 @@ def main() -> None:
         sys.exit(done.returncode or 1)
     figures = json.loads(verdict.read_text())
     rows = [dict(row) for row in latest_rows(FolderRecord(run).rows())]
-    times = read_stopwatch(run, [float(row["time_s"]) for row in (*rows, *read_measurements(run))])
+    measurements = read_measurements(run)
+    times = read_stopwatch(run, [float(row["time_s"]) for row in (*rows, *measurements)])
     spent = stages(rows, times)
     for title, table in {"ratio": ratios(figures), "stage, seconds": spent}.items():
         print(f"\n{title}")
         for name, value in table.items():
             print(f"  {name:36} {value:10,.2f}")
+    cpu_s = cpu_by_phase(rows, measurements)
+    print_cpu(cpu_s)
     OUT.parent.mkdir(exist_ok=True)
     seconds = {f"stage_{name}_s": value for name, value in spent.items()}
-    OUT.write_text(json.dumps({**figures, **seconds}, indent=2) + "\n")
+    OUT.write_text(json.dumps({**figures, **seconds, "cpu_s": cpu_s}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

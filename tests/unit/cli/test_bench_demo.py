@@ -36,3 +36,29 @@ def test_a_bench_that_replays_a_run_says_how_to_make_one(tmp_path: Path) -> None
     assert f"{tmp_path} has 0 versions" in done.stderr
     assert "python bench/demo.py" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_cpu_time_is_told_by_role_and_phase() -> None:
+    def measurement(time_s: float, total: float, **roles: float) -> dict[str, object]:
+        used = {role: {"cpu_s": seconds} for role, seconds in roles.items()}
+        return {"time_s": time_s, "total": {"cpu_s": total}, "roles": used}
+
+    steps = [
+        {"kind": "step", "time_s": 10.0, "phase": "sft"},
+        {"kind": "step", "time_s": 20.0, "phase": "sft"},
+        {"kind": "step", "time_s": 30.0, "phase": "rl"},
+    ]
+    found = runpy.run_path(str(BENCH))["cpu_by_phase"](
+        steps,
+        [
+            measurement(0, 0),
+            measurement(9, 5, trainer=4),
+            measurement(19, 12, trainer=10),
+            measurement(29, 22, trainer=3, node=2),  # the trainer was restarted
+        ],
+    )
+    assert found == {
+        "start": {"trainer": 4, "other": 1},
+        "sft": {"trainer": 6, "other": 1},
+        "rl": {"trainer": 3, "node": 2, "other": 5},
+    }
