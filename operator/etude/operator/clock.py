@@ -73,7 +73,6 @@ class ManualClock(Clock):
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Advance both clocks."""
         self.now_s += seconds
 
 

@@ -93,5 +93,4 @@ class ResourceKind(Generic[R, S]):
 
     @property
     def name(self) -> str:
-        """Name of the kind, as in `kind` of a manifest."""
         return self.definition.name

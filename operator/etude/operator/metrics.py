@@ -107,11 +107,9 @@ class ConditionMetric:
     """Conditions and their reasons, by object."""
 
     def export(self, key: Ref, conditions: Iterable[Condition]) -> None:
-        """Export the unhealthy conditions of an object."""
         self._replace(key, unhealthy_conditions(conditions))
 
     def remove(self, key: Ref) -> None:
-        """Remove the series of a deleted object."""
         self._replace(key, set())
         self._exported.pop(key, None)
 

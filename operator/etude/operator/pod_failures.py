@@ -109,7 +109,6 @@ def pods_of_attempt(pods: Iterable[Manifest], attempt: int) -> list[Manifest]:
 
 
 def _termination(container: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The current or last termination of a container."""
     for state in (container.get("state"), container.get("lastState")):
         ended: Mapping[str, Any] | None = (state or {}).get("terminated")
         if ended:

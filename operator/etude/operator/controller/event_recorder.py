@@ -49,7 +49,6 @@ class EventRecorder:
         await self.cluster.record_event(self._event(about, event))
 
     def forget(self, gone_uid: str) -> None:
-        """Drop the tokens of a deleted object."""
         self._tokens.pop(gone_uid, None)
 
     def _event(self, about: Manifest, event: RecordEvent) -> Manifest:

@@ -139,5 +139,4 @@ class ActionExecutor:
             log.warning("command %s was not accepted: %s", order.request.command_id, error)
 
     def forget(self, gone_uid: str) -> None:
-        """Drop the state of a deleted object."""
         self._last_applied.forget(gone_uid)

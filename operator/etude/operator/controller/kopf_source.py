@@ -92,7 +92,6 @@ class _KopfThread:
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     def run(self) -> None:
-        """Watch until stopped or broken."""
         asyncio.run(self._watch())
 
     def stop(self) -> None:
@@ -129,7 +128,6 @@ def _drop_unretrieved(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
 
 
 async def _cancel_all() -> None:
-    """Cancel every other task of this loop until all have ended."""
     me = asyncio.current_task()
     while others := asyncio.all_tasks() - {me}:
         for task in others:

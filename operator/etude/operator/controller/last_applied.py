@@ -43,7 +43,6 @@ class LastAppliedCache:
         return known is not None and known == _LastApplied(digest(manifest), stable_digest(live))
 
     def forget(self, owner_uid: str) -> None:
-        """Drop the entries of a deleted owner."""
         self._known.pop(owner_uid, None)
 
 

@@ -43,7 +43,6 @@ class LeaderElector:
         return self.clock.monotonic_s() < self._renewed_s + RENEW_DEADLINE_S
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Campaign, work while leading, campaign again, until cancelled."""
         while True:
             await self._acquire()
             log.info("%s became the leader", self.identity)

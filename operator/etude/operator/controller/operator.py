@@ -43,7 +43,6 @@ class Operator:
     pod_startups: PodStartups = field(default_factory=PodStartups)
 
     async def run(self) -> None:
-        """Reconcile until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 self.enqueue_all()
@@ -54,7 +53,6 @@ class Operator:
             self.reconciler.reset()
 
     def on_change(self, manifest: Manifest) -> None:
-        """Queue every object that a changed one may concern."""
         self._index(manifest, is_deleted=self.cluster.get(ref(manifest)) is None)
         for key in self.affected_keys(manifest):
             self.queue.add(key)
@@ -71,7 +69,6 @@ class Operator:
             self.pod_startups.observe(manifest)
 
     def affected_keys(self, manifest: Manifest) -> list[Ref]:
-        """Keys of the objects that a change may concern."""
         key = ref(manifest)
         keys = [key] if key.kind in KINDS_BY_NAME else []
         # The owner of a child is of the last kind that its labels name: a pool's own pods also have
@@ -84,7 +81,6 @@ class Operator:
         return [*keys, *self.references.referrers(key)]
 
     def enqueue_all(self) -> None:
-        """Queue every object of the operator's kinds."""
         for manifest in _own_objects(self.cluster):
             self.queue.add(ref(manifest))
 
@@ -104,7 +100,6 @@ class Operator:
                 raise
 
     async def reconcile_key(self, key: Ref) -> None:
-        """Reconcile one object, with metrics and a trace span."""
         with metrics.RECONCILE_SECONDS.labels(key.kind).time(), tracing.trace_reconcile(key):
             result = await self._pass(key)
             tracing.record_result(result)

@@ -28,7 +28,6 @@ class PodStartups:
     """Uids of pods that were ready once: becoming ready again is no startup."""
 
     def observe(self, pod: Manifest) -> None:
-        """Take over one watch event of a pod."""
         role, name = labels(pod).get(names.ROLE), uid(pod)
         if role not in names.ROLES or name in self._settled:
             return
@@ -43,7 +42,6 @@ class PodStartups:
             self._starting.add(name)
 
     def forget(self, pod: Manifest) -> None:
-        """Drop a deleted pod."""
         self._starting.discard(uid(pod))
         self._settled.discard(uid(pod))
 

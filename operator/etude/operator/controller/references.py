@@ -19,7 +19,6 @@ class ReferenceIndex:
     """Objects that each object names."""
 
     def index(self, key: Ref, references: Iterable[Ref]) -> None:
-        """Index the objects that an object names now."""
         self.forget(key)
         targets = frozenset(references)
         if targets:
@@ -28,12 +27,10 @@ class ReferenceIndex:
             self._referrers[target].add(key)
 
     def forget(self, key: Ref) -> None:
-        """Drop a deleted object."""
         for target in self._references.pop(key, frozenset()):
             self._referrers[target].discard(key)
             if not self._referrers[target]:
                 del self._referrers[target]
 
     def referrers(self, target: Ref) -> Sequence[Ref]:
-        """Objects that name another object."""
         return sorted(self._referrers.get(target, ()))

@@ -89,7 +89,6 @@ class Rejections:
         return None if known is None else known[0].condition
 
     def rejected_objects(self, about: str) -> frozenset[Ref]:
-        """The objects whose changes were rejected."""
         found = (target_of(refusal.action) for refusal in self._known.get(about, ()))
         return frozenset(each for each in found if each is not None)
 
@@ -107,7 +106,6 @@ class Rejections:
         return self._known.pop(about, None) is not None
 
     def forget(self, about: str) -> None:
-        """Drop the entries of a deleted object."""
         self._known.pop(about, None)
         self._tries.pop(about, None)
 

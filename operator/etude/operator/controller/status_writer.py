@@ -81,7 +81,6 @@ class StatusWriter:
         return None
 
     def forget(self, gone_uid: str) -> None:
-        """Drop the state of a deleted object."""
         self._states.pop(gone_uid, None)
         self.events.forget(gone_uid)
 

@@ -78,7 +78,7 @@ class WorkQueue:
                 heapq.heapify(self._heap)
 
     async def take(self) -> Ref:
-        """Take the next key; done() or retry() must follow."""
+        """Take the next key; mark_done() or retry() must follow."""
         while True:
             next_due_s = self._enqueue_due()
             if len(self):
@@ -134,7 +134,6 @@ class WorkQueue:
             self.add(key)
 
     def _enqueue_due(self) -> float | None:
-        """Queue every due key; returns the seconds until the next one is due."""
         now = asyncio.get_running_loop().time()
         while self._heap:
             due, key = self._heap[0]

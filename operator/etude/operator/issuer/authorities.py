@@ -29,11 +29,9 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """Its certificate in PEM."""
         return self.certificate.public_bytes(Encoding.PEM)
 
     def is_valid(self, now: datetime.datetime) -> bool:
-        """Return true while its certificate is valid."""
         begins, ends = self.certificate.not_valid_before_utc, self.certificate.not_valid_after_utc
         return begins <= now < ends
 

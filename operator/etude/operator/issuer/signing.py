@@ -85,7 +85,6 @@ def _names(identity: Identity, also: Sequence[str]) -> x509.SubjectAlternativeNa
 
 
 def _key_of(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    """Identifier of the signing key, as in the issuer's certificate."""
     try:
         named = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     except x509.ExtensionNotFound:

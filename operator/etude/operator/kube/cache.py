@@ -5,7 +5,9 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from etude.operator.kube.interface import Listener
+from typing_extensions import override
+
+from etude.operator.kube.interface import Cluster, Listener
 from etude.operator.manifests import Manifest, Ref, controller_uid, ref, resource_version, uid
 
 POD_SPEC = ("nodeName",)
@@ -61,20 +63,16 @@ class WatchCache:
     _listeners: list[Listener] = field(default_factory=list)
 
     def subscribe(self, listener: Listener) -> None:
-        """Call a listener for every change from now on."""
         self._listeners.append(listener)
 
     def get(self, key: Ref) -> Manifest | None:
-        """One object."""
         return self._objects[key.kind].get(key)
 
     def get_by_uid(self, uid: str) -> Manifest | None:
-        """The object of this uid."""
         key = self._names.get(uid)
         return None if key is None else self.get(key)
 
     def list_objects(self, kind: str) -> Sequence[Manifest]:
-        """All objects of a kind."""
         return list(self._objects[kind].values())
 
     def list_owned(self, owner_uid: str) -> Sequence[Manifest]:
@@ -140,11 +138,9 @@ class WatchCache:
             self._notify(known)
 
     def is_deleted(self, uid: str, *, at: int) -> bool:
-        """Return true if an object was deleted at or after a version."""
         return at <= self._deleted_uids.get(uid, -math.inf)
 
     def was_deleted(self, key: Ref) -> bool:
-        """Return true if an object of this name was deleted recently."""
         return key in self._deleted_refs
 
     def relist(
@@ -171,3 +167,31 @@ class WatchCache:
     def _notify(self, manifest: Manifest) -> None:
         for listener in self._listeners:
             listener(manifest)
+
+
+class CachedCluster(Cluster):
+    """Reads of a cluster from its watch cache."""
+
+    __slots__ = ()
+
+    cache: WatchCache
+
+    @override
+    def get(self, ref: Ref) -> Manifest | None:
+        return self.cache.get(ref)
+
+    @override
+    def get_by_uid(self, uid: str) -> Manifest | None:
+        return self.cache.get_by_uid(uid)
+
+    @override
+    def list_objects(self, kind: str) -> Sequence[Manifest]:
+        return self.cache.list_objects(kind)
+
+    @override
+    def list_owned(self, uid: str) -> Sequence[Manifest]:
+        return self.cache.list_owned(uid)
+
+    @override
+    def subscribe(self, listener: Listener) -> None:
+        self.cache.subscribe(listener)

@@ -12,13 +12,11 @@ from typing_extensions import override
 from etude.common.tls import targets
 from etude.operator.clock import rfc3339
 from etude.operator.kube import field_ownership
-from etude.operator.kube.cache import WatchCache
+from etude.operator.kube.cache import CachedCluster, WatchCache
 from etude.operator.kube.discovery import Discovery
 from etude.operator.kube.interface import (
-    Cluster,
     ClusterError,
     ConflictError,
-    Listener,
     NameTakenError,
 )
 from etude.operator.kube.rest import (
@@ -61,7 +59,7 @@ class GateClosedError(ClusterError):
 
 
 @dataclass(slots=True)
-class KubernetesCluster(Cluster):
+class KubernetesCluster(CachedCluster):
     """One API server, read through a cache that `Watches` keeps fresh."""
 
     rest: RestClient
@@ -148,22 +146,6 @@ class KubernetesCluster(Cluster):
             log.warning("an Event was rejected: %s", reply.body.get("message", reply.status))
 
     @override
-    def get(self, ref: Ref) -> Manifest | None:
-        return self.cache.get(ref)
-
-    @override
-    def get_by_uid(self, uid: str) -> Manifest | None:
-        return self.cache.get_by_uid(uid)
-
-    @override
-    def list_objects(self, kind: str) -> Sequence[Manifest]:
-        return self.cache.list_objects(kind)
-
-    @override
-    def list_owned(self, uid: str) -> Sequence[Manifest]:
-        return self.cache.list_owned(uid)
-
-    @override
     def address(self, namespace: str, target: str) -> str:
         """The pod's IP if it is known, since a DNS name lags behind a new pod.
 
@@ -181,10 +163,6 @@ class KubernetesCluster(Cluster):
     @override
     def usable_kinds(self, kinds: Collection[str]) -> frozenset[str]:
         return self.discovery.usable_kinds(kinds)
-
-    @override
-    def subscribe(self, listener: Listener) -> None:
-        self.cache.subscribe(listener)
 
     def _pod(self, namespace: str, host: str) -> Manifest | None:
         """The pod of this host name, which differs from the pod's name only for Jobs."""

@@ -37,7 +37,6 @@ class Discovery:
         self._served = frozenset(kinds)
 
     async def wait_until_due(self) -> None:
-        """Return when the next discovery is due."""
         await asyncio.sleep(MIN_INTERVAL_S)
         try:
             async with asyncio.timeout(INTERVAL_S - MIN_INTERVAL_S):

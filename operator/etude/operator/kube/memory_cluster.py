@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from etude.operator.clock import Clock, ManualClock, rfc3339
 from etude.operator.kube import workload_controllers as kubernetes_controllers
-from etude.operator.kube.cache import WatchCache
-from etude.operator.kube.interface import Cluster, ConflictError, Listener, NameTakenError
+from etude.operator.kube.cache import CachedCluster, WatchCache
+from etude.operator.kube.interface import ConflictError, NameTakenError
 from etude.operator.manifests import (
     IMMUTABLE,
     Manifest,
@@ -29,7 +29,7 @@ class Kubelet(Protocol):
 
     def start(self, cluster: "MemoryCluster", pod: Manifest) -> None: ...
     def stop(self, cluster: "MemoryCluster", pod: Manifest) -> None:
-        """End the pod, then call `forget` of the cluster."""
+        """End the pod, then call `purge` of the cluster."""
         ...
 
 
@@ -55,13 +55,13 @@ def no_fault(verb: str, ref: Ref) -> None:
 
 
 @dataclass(slots=True)
-class MemoryCluster(Cluster):
+class MemoryCluster(CachedCluster):
     """Objects, versions, owners, finalizers, StatefulSets and Jobs; no scheduler, no quota.
 
     Manifests are never changed in place, here or by the operator, and so they are shared.
 
     With is_lagging, the operator reads a cache that holds its own writes and the events that
-    deliver() has delivered, as behind a slow watch.
+    deliver_events() has delivered, as behind a slow watch.
     """
 
     clock: Clock = field(default_factory=ManualClock)
@@ -73,7 +73,7 @@ class MemoryCluster(Cluster):
     """Served kinds of other projects."""
     _objects: dict[Ref, Manifest] = field(default_factory=dict)
     _applied: dict[tuple[Ref, str], Manifest] = field(default_factory=dict)
-    _cache: WatchCache = field(default_factory=WatchCache)
+    cache: WatchCache = field(default_factory=WatchCache)
     _pending_events: deque[Callable[[], object]] = field(default_factory=deque)
     _unsettled: deque[Ref] = field(default_factory=deque)
     _is_settling: bool = False
@@ -90,16 +90,16 @@ class MemoryCluster(Cluster):
         before = self._applied.get((key, manager), {})
         self._applied[key, manager] = manifest
         stored = self._store(_merged(live or {}, before, manifest))
-        self._cache.update(stored)
+        self.cache.update(stored)
         self.after_write("apply", key)
-        return self._cache.get(key) or stored
+        return self.cache.get(key) or stored
 
     @override
     async def delete(self, ref: Ref, *, uid: str, grace_s: int | None = None) -> None:
         live = self._objects.get(ref)
         if live is None or live["metadata"]["uid"] != uid:
             return
-        self._cache.amend(ref, deletionTimestamp=self._timestamp())
+        self.cache.amend(ref, deletionTimestamp=self._timestamp())
         self.remove(ref, grace_s=grace_s)
         self.after_write("delete", ref)
 
@@ -108,7 +108,7 @@ class MemoryCluster(Cluster):
         key = self._current(seen)
         self.set_status(key, status)
         live = self._objects[key]
-        self._cache.update(live)
+        self.cache.update(live)
         self.after_write("status", key)
         return live
 
@@ -118,10 +118,10 @@ class MemoryCluster(Cluster):
         live = self._objects[key]
         metadata = {**live["metadata"], "finalizers": list(finalizers)}
         if is_deleting(live) and not finalizers:
-            self._cache.amend(key, finalizers=[])
+            self.cache.amend(key, finalizers=[])
             self.purge(key)
         else:
-            self._cache.update(self._store({**live, "metadata": metadata}))
+            self.cache.update(self._store({**live, "metadata": metadata}))
         self.after_write("finalizers", key)
 
     @override
@@ -131,7 +131,7 @@ class MemoryCluster(Cluster):
         before = live["metadata"]
         maps = {key: {**before.get(key, {}), **metadata.get(key, {})} for key in _MAPS}
         changed = {**before, **metadata, **maps}
-        self._cache.update(self._store({**live, "metadata": changed}))
+        self.cache.update(self._store({**live, "metadata": changed}))
         self.after_write("adopt", key)
 
     @override
@@ -141,32 +141,12 @@ class MemoryCluster(Cluster):
             self.events.append(event)
 
     @override
-    def get(self, ref: Ref) -> Manifest | None:
-        return self._cache.get(ref)
-
-    @override
-    def get_by_uid(self, uid: str) -> Manifest | None:
-        return self._cache.get_by_uid(uid)
-
-    @override
-    def list_objects(self, kind: str) -> Sequence[Manifest]:
-        return self._cache.list_objects(kind)
-
-    @override
-    def list_owned(self, uid: str) -> Sequence[Manifest]:
-        return self._cache.list_owned(uid)
-
-    @override
     def address(self, namespace: str, target: str) -> str:
         return target
 
     @override
     def usable_kinds(self, kinds: Collection[str]) -> frozenset[str]:
         return self.integrations & frozenset(kinds)
-
-    @override
-    def subscribe(self, listener: Listener) -> None:
-        self._cache.subscribe(listener)
 
     def upsert(self, manifest: Manifest) -> Manifest:
         """Create an object or replace its labels and spec, as a user does; its status stays."""
@@ -207,14 +187,13 @@ class MemoryCluster(Cluster):
         for key in [key for key in self._applied if key[0] == ref]:
             del self._applied[key]
         gone = uid(live)
-        self._publish(lambda: self._cache.remove(ref, gone))
+        self._publish(lambda: self.cache.remove(ref, gone))
         for child in [key for key, m in self._objects.items() if controller_uid(m) == gone]:
             self.remove(child)
         self._unsettled.extend(self._owners(live))
         self._settle()
 
     def deliver_events(self, count: int | None = None) -> int:
-        """Deliver the oldest events to the operator's cache; returns the number of those left."""
         for _ in range(
             len(self._pending_events) if count is None else min(count, len(self._pending_events))
         ):
@@ -235,7 +214,7 @@ class MemoryCluster(Cluster):
         if stored is live:
             return stored
         self._objects[key] = stored
-        self._publish(lambda: self._cache.update(stored))
+        self._publish(lambda: self.cache.update(stored))
         self._unsettled.extend([key, *self._owners(stored)])
         self._settle()
         return self._objects.get(key, stored)
@@ -271,7 +250,6 @@ class MemoryCluster(Cluster):
         return [key for key, m in self._objects.items() if owner and uid(m) == owner]
 
     def _settle(self) -> None:
-        """Run controllers and kubelet until nothing changes."""
         if self._is_settling:
             return
         self._is_settling = True

@@ -125,7 +125,6 @@ class RequestBudget:
         self.tokens = self.tokens.take(max(0.0, self.tokens.tokens + debt))
 
     async def take(self) -> None:
-        """Wait for a token."""
         self.tokens = self.tokens.refill(time.monotonic()).take()
         wait_s = self.tokens.wait_s(0.0)
         if wait_s:
@@ -186,7 +185,6 @@ class RestClient:
         return cls(client, session, RequestBudget(rate_per_s))
 
     async def close(self) -> None:
-        """Close the connections."""
         await self.session.close()
         await self.client.close()
 

@@ -68,7 +68,6 @@ class Watches:
     """Watch tasks of each served kind of other projects."""
 
     def apply_event(self, kind: str, manifest: Manifest) -> None:
-        """Apply one watch event to the cache."""
         metrics.WATCH_LAST_EVENT.labels(manifest["kind"]).set_to_current_time()
         if kind == "DELETED":
             self.cache.remove(ref(manifest), uid(manifest), at=resource_version(manifest))
@@ -257,5 +256,4 @@ def _query(kind: str) -> list[tuple[str, str]]:
 
 
 def _type_fields(kind: str) -> Manifest:
-    """The type fields, which items of a list do not have."""
     return {"apiVersion": RESOURCES[kind].api_version, "kind": kind}

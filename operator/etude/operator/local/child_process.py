@@ -85,7 +85,6 @@ class ChildProcess:
                 os.killpg(self._popen.pid, signal.SIGKILL)
 
     def log_tail(self) -> str:
-        """The end of its output."""
         with self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - LOG_TAIL_BYTES))

@@ -71,7 +71,6 @@ class PodRunner:
 
     @property
     def current_spec(self) -> ProcessSpec:
-        """The process of the present or last start."""
         assert self.spec is not None, "asked before the first start"  # noqa: S101 - our mistake
         return self.spec
 
@@ -87,7 +86,6 @@ class PodRunner:
         self._hurry.set()
 
     async def _run_once(self) -> int:
-        """Run the process once; returns its exit code."""
         self._was_ready = False
         process = self.spec = self.make_spec()
         _prepare(process, self.name, self.restarts)
@@ -141,7 +139,7 @@ class PodRunner:
             raise error
 
     async def _end(self, child: ChildProcess, over: "asyncio.Task[int]", grace_s: float) -> None:
-        """Send SIGTERM, then SIGKILL after the grace period or after hurry()."""
+        """Send SIGTERM, then SIGKILL after the grace period or after skip_grace()."""
         child.terminate()
         hurry = asyncio.create_task(self._hurry.wait(), name=f"{self.name}-hurry")
         await asyncio.wait({over, hurry}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)

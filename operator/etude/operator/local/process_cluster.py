@@ -86,7 +86,6 @@ class ProcessKubelet(Kubelet):
             runner.stop(now=self._is_hurried, grace_s=grace_s)
 
     def skip_grace(self) -> None:
-        """End without grace from now on."""
         self._is_hurried = True
         for runner in self._runners.values():
             runner.skip_grace()

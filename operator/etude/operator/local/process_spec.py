@@ -174,5 +174,4 @@ def _probe(probe: Manifest | None, ports: Mapping[int, int]) -> HttpProbe | None
 
 
 def _executable(name: str, machine: LocalHost) -> str:
-    """The path of a command; unchanged if PATH has none."""
     return shutil.which(name, path=machine.base_env.get("PATH")) or name

@@ -33,7 +33,6 @@ class StateFiles:
     _is_failing: bool = False
 
     async def keep_writing(self) -> None:
-        """Write until cancelled."""
         while True:
             self.write()
             await asyncio.sleep(INTERVAL_S)

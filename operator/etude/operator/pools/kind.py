@@ -34,7 +34,6 @@ class PoolGauges:
     """Monotonic time at which each pool's idle slots were counted last."""
 
     def export(self, pool: EnvPool, now: ClockReading) -> None:
-        """Export the metrics of a pool."""
         about = (pool.metadata.namespace, pool.metadata.name)
         key, status = Ref("EnvPool", *about), pool.status
         self._conditions.export(key, status.conditions)
@@ -54,7 +53,6 @@ class PoolGauges:
             metrics.POOL_IDLE.labels(*about).inc(elapsed_s * status.slots.idle)
 
     def remove(self, key: Ref) -> None:
-        """Remove the series of a deleted pool."""
         self._idle_since.pop(key, None)
         self._conditions.remove(key)
         about = (key.namespace, key.name)

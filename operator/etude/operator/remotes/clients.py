@@ -140,7 +140,6 @@ class MessageLog(Generic[T]):
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def append(self, message: T) -> None:
-        """Append a message."""
         self.messages.append(message)
         self._news.set()
         self._news = asyncio.Event()

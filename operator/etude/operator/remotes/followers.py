@@ -84,12 +84,10 @@ class Followers:
                 self.reports.pools[peer.uid].by_broker.pop(peer.ordinal, None)
 
     def unfollow_object(self, uid: str) -> None:
-        """Stop following every peer of a run or pool."""
         for peer in [peer for peer in self._following if peer.uid == uid]:
             self.unfollow(peer)
 
     def unfollow_all(self) -> None:
-        """Stop following all peers."""
         for peer in list(self._following):
             self.unfollow(peer)
 

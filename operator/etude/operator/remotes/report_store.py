@@ -80,7 +80,6 @@ class PoolReport:
 
     @property
     def newest(self) -> environments_pb2.WatchPoolResponse | None:
-        """All brokers' reports combined into one."""
         return pool_figures.combine_reports(
             [self.by_broker[place].response for place in sorted(self.by_broker)]
         )
@@ -95,20 +94,17 @@ class ReportStore:
     pools: dict[str, PoolReport] = field(default_factory=dict)
 
     def run(self, uid: str) -> RunReport:
-        """The reports of a run."""
         if uid not in self.runs:
             now_s = self.clock.monotonic_s()
             self.runs[uid] = RunReport(disconnected_since_s=now_s, last_progress_s=now_s)
         return self.runs[uid]
 
     def pool(self, uid: str) -> PoolReport:
-        """The reports of a pool."""
         return self.pools.setdefault(uid, PoolReport())
 
     def add_broker_report(
         self, uid: str, place: int, said: environments_pb2.WatchPoolResponse
     ) -> None:
-        """Store a report of one of a pool's brokers."""
         self.pool(uid).by_broker[place] = BrokerReport(said, self.clock.monotonic_s())
 
     def add_controller_message(self, uid: str, response: run_pb2.WatchRunResponse) -> bool:
@@ -144,7 +140,6 @@ class ReportStore:
         self.run(uid).last_progress_s = self.clock.monotonic_s()
 
     def record_disconnected(self, uid: str) -> None:
-        """Record a stream that broke or could not be opened."""
         report = self.run(uid)
         if report.is_connected:
             report.disconnected_since_s = self.clock.monotonic_s()
@@ -158,13 +153,11 @@ class ReportStore:
             report.acknowledged = ReportPosition()
 
     def acknowledge(self, uid: str, position: ReportPosition) -> None:
-        """Acknowledge all reports up to a position."""
         report = self.run(uid)
         report.acknowledged = max(report.acknowledged, position)
         report.pending = [h for h in report.pending if h.position > report.acknowledged]
 
     def forget(self, uid: str) -> None:
-        """Drop the reports of a deleted object."""
         self.runs.pop(uid, None)
         self.pools.pop(uid, None)
 

@@ -33,7 +33,6 @@ class RunGauges:
     _conditions: ConditionMetric = field(default_factory=ConditionMetric)
 
     def export(self, run: RLRun) -> None:
-        """Export the metrics of a run."""
         about = (run.metadata.namespace, run.metadata.name)
         status = run.status
         self._conditions.export(Ref("RLRun", *about), status.conditions)
@@ -48,7 +47,6 @@ class RunGauges:
             metrics.RUN_PODS.labels(*about, role.name, "ready").set(role.ready)
 
     def remove(self, key: Ref) -> None:
-        """Remove the series of a deleted run."""
         about = (key.namespace, key.name)
         for gauge in (metrics.RUN_STEP, metrics.RUN_ETTR, metrics.RUN_STALENESS):
             gauge.remove(*about)
