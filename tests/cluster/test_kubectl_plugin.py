@@ -234,7 +234,7 @@ def test_why_names_a_quota_a_pool_that_is_refused_and_one_that_was_scaled_away(
     assert "exceeded quota: none" in told
     kubectl("-n", namespace, "delete", "quota", "none")
     told = eventually_why(etude, namespace, "waits", "Unschedulable")
-    assert "beside it, pool empty: the pool has no nodes" in told
+    assert "also, pool empty: the pool has no hosts" in told
 
 
 @pytest.mark.usefixtures("crds")

@@ -45,7 +45,7 @@ _REASONS = {
     ),
     grpc.StatusCode.FAILED_PRECONDITION: ("FailedPrecondition", "put right what it says"),
     grpc.StatusCode.ALREADY_EXISTS: ("Conflict", "take another name"),
-    grpc.StatusCode.DATA_LOSS: ("Corrupt", "take another snapshot, or begin anew"),
+    grpc.StatusCode.DATA_LOSS: ("Corrupt", "take another snapshot, or a new environment"),
     grpc.StatusCode.INVALID_ARGUMENT: ("InvalidArgument", "put right what it says"),
 }
 

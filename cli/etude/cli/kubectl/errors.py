@@ -69,12 +69,12 @@ def _transient(match: re.Match[str], where: str) -> Problem:
 
 def _denied(match: re.Match[str], where: str) -> Problem:
     why = match["why"] or "it does not say why"
-    fix = f"change what it names, or ask whoever keeps {match['policy']} in this cluster"
+    fix = f"change what it names, or ask the owner of {match['policy']} in this cluster"
     return Problem("Denied", f"policy {match['policy']} refuses it: {why}", where, fix)
 
 
 def _webhook_failed(match: re.Match[str], where: str) -> Problem:
-    fix = "ask whoever keeps this webhook in the cluster: the API server does nothing without it"
+    fix = "ask the owner of this webhook in the cluster: the API server does nothing without it"
     return Problem("WebhookFailed", match[0], where, fix)
 
 
@@ -83,7 +83,7 @@ def _refused(match: re.Match[str], where: str) -> Problem:
 
 
 def _no_earlier(match: re.Match[str], where: str) -> Problem:
-    what = f"container {match['container']} has not ended and begun again"
+    what = f"container {match['container']} has not ended and restarted"
     return Problem("NotFound", what, where, "leave out --previous")
 
 

@@ -45,7 +45,7 @@ def create(
         str, typer.Option(help="Folder with the first files, or its URI; none unless given.")
     ] = EMPTY,
     ttl: Annotated[
-        int, typer.Option(min=10, max=86_400, help="Seconds that it lives while nobody is in it.")
+        int, typer.Option(min=10, max=86_400, help="Seconds that it lives while it is not used.")
     ] = 3600,
     wait: Annotated[
         int, typer.Option(min=1, max=3600, help="Seconds to wait for a free place.")

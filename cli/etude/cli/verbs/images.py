@@ -93,7 +93,7 @@ def rm(
 ) -> None:
     """Remove an image here, or from a store.
 
-    Refused while a node of this machine boots it, or a manifest of --pools names it.
+    Refused while a host process here boots it, or a manifest of --pools names it.
     """
     words = [image, *_pool_options(pools, dry_run=dry_run), *_store_options(endpoint, region)]
     _run("rm", *words, cache=cache)

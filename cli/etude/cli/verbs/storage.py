@@ -27,7 +27,7 @@ def init(
     endpoint: Endpoint = None,
     region: Region = None,
     rule: Annotated[
-        bool, typer.Option(help="Let the store delete uploads that nobody finished for a day.")
+        bool, typer.Option(help="Let the store delete uploads that are unfinished for a day.")
     ] = True,
 ) -> None:
     """Make the bucket or folder of a URL, unless it is there.

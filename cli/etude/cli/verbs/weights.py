@@ -205,7 +205,7 @@ def find_source_model(run: str) -> Path:
     found = folder_of(_model_uri({} if state is None else state.run))
     if found is None:
         fix = "name the folder with configuration and tokenizer: --model FOLDER"
-        raise UserError(Problem("Usage", "says of no model folder on this machine", run, fix))
+        raise UserError(Problem("Usage", "names no model folder on this machine", run, fix))
     return found
 
 

@@ -63,7 +63,7 @@ def _newest(store: Store) -> VersionId:
         raise UserError(no_accepted_version(store, store.url))
     sound = [version for version in chain if version not in refused]
     if not sound:
-        fix = "the run publishes anew when it goes on; etude weights ls shows what there is"
+        fix = "the run publishes again when it goes on; etude weights ls shows what there is"
         raise UserError(Problem("Quarantined", "every version is quarantined", store.url, fix))
     if sound[-1] != chain[-1]:
         say(f"newest is {sound[-1]}: what came after it is quarantined")

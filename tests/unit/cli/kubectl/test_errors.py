@@ -65,7 +65,7 @@ CASES = [
         'Error from server (Forbidden): error when creating "STDIN": checkpoints.etude.dev "demo-1"'
         " is forbidden: ValidatingAdmissionPolicy 'authors.etude' with binding 'authors.etude'"
         " denied request: spec.reason: only the operator registers what a run has saved",
-        *("Denied", 4, "policy authors.etude refuses it: spec.reason: only the operator", "keeps"),
+        *("Denied", 4, "policy authors.etude refuses it: spec.reason: only the operator", "owner"),
     ),
     (
         "The rlruns \"demo\" is invalid: : ValidatingAdmissionPolicy 'sizes' with binding 'b'"
@@ -78,12 +78,12 @@ CASES = [
     ),
     (
         'Error from server: admission webhook "quota.lab" denied the request without explanation',
-        *("Denied", 4, "policy quota.lab refuses it: it does not say why", "ask whoever keeps"),
+        *("Denied", 4, "policy quota.lab refuses it: it does not say why", "ask the owner of"),
     ),
     (
         'Error from server (InternalError): Internal error occurred: failed calling webhook "a.b":'
         ' failed to call webhook: Post "https://a.b.svc:443/": dial tcp 10.0.0.9:443: refused',
-        *("WebhookFailed", 4, 'failed calling webhook "a.b"', "whoever keeps this webhook"),
+        *("WebhookFailed", 4, 'failed calling webhook "a.b"', "the owner of this webhook"),
     ),
 ]
 HICCUPS = (
@@ -102,7 +102,7 @@ HICCUPS = (
 
 
 @pytest.mark.parametrize(("said", "reason", "code", "what", "fix"), CASES)
-def test_a_complaint_is_told_with_its_way_out(
+def test_a_known_error_has_a_suggested_fix(
     said: str, reason: str, code: int, what: str, fix: str
 ) -> None:
     found = errors.parse_error(said, "run demo")

@@ -2,7 +2,7 @@
 
 from etude.cli.kubectl.diagnose.diagnosis import Advice
 
-_INSTALL = "have it installed (the run goes on by itself then), or remove the field that is named"
+_INSTALL = "have it installed (the run then continues), or remove the field that is named"
 _PARTS = {
     "JobSet": "JobSet, which",
     "Kueue": "a queue, and Kueue",
@@ -23,8 +23,8 @@ ACCEPTANCE = {
         "create the EnvPool in the run's namespace, or name another: kubectl get envp",
     ),
     "CheckpointNotReady": Advice(
-        "the checkpoint that the run starts from, or is to be put back to, is not there, not Ready,"
-        " or does not hold what is wanted of it",
+        "the checkpoint that the run starts from, or is to be rolled back to, is not there, is"
+        " not Ready, or does not hold what is wanted of it",
         "kubectl get ckpt shows what there is; kubectl etude checkpoint RUN --now has a run write"
         " one with its model",
     ),
@@ -33,7 +33,7 @@ ACCEPTANCE = {
         "set the field that is named as the message says: scheduling.idleRoles: Hold keeps roles",
     ),
     "NameConflict": Advice(
-        "the name of a part of the run is taken by an object of somebody else",
+        "the name of a part of the run is taken by an object that the run does not own",
         "delete that object, or give the run another name",
     ),
     "Refused": Advice(
@@ -61,16 +61,16 @@ ACCEPTANCE = {
     },
     "AgentSandboxNotInstalled": Advice(
         "a pool asks for Sandboxes, and agent-sandbox is not installed in this cluster",
-        "have it installed with its extensions (the pool goes on by itself then), or make the pool"
-        " anew without backend",
+        "have it installed with its extensions (the pool then continues), or create the pool again"
+        " without backend",
     ),
     "CertManagerNotInstalled": Advice(
         "the chart's value tls.mode chooses cert-manager, which is not installed in this cluster",
-        "have it installed with its CRDs (the run goes on by itself then), or another tls.mode set",
+        "have it installed with its CRDs (the run then continues), or another tls.mode set",
     ),
     "SandboxTemplateNotFound": Advice(
         "a pool names a SandboxTemplate that is not in its namespace",
-        "create it (the pool goes on by itself then): kubectl get sandboxtemplates",
+        "create it (the pool then continues): kubectl get sandboxtemplates",
     ),
     "QuotaReserved": Advice("the queue has admitted the run"),
     "Inadmissible": Advice(
@@ -79,8 +79,8 @@ ACCEPTANCE = {
     ),
     "Evicted": Advice(
         "the queue has taken the run's quota back",
-        "nothing, if somebody else's turn is right: it goes on when it is admitted again; kubectl"
-        " get workloads says by whom it was preempted",
+        "nothing, if the preemption is right: it goes on when it is admitted again; kubectl"
+        " get workloads names the workload that preempted it",
     ),
     "WeakIsolationNotAllowed": Advice(
         "a pool asks for process isolation, which this platform does not allow",

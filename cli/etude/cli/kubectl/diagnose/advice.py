@@ -17,7 +17,7 @@ _ANEW = (
     "a failed run stays failed: apply one of another name with a storage.uri of its own, whose"
     " model.uri may be the folder `model` of the last checkpoint"
 )
-_BY_ITSELF = "nothing: it goes on by itself"
+_BY_ITSELF = "nothing: it continues without help"
 
 PODS = {
     "Scheduled": Advice("every pod has a node"),
@@ -46,21 +46,21 @@ PODS = {
         "kubectl etude logs {run} --previous shows how it ended",
     ),
     "RoleFailed": Advice(
-        "a role ended on its own and is started anew",
+        "a role ended on its own and is restarted",
         "nothing if it comes back; kubectl describe rlr {run} has all of its last words",
     ),
 }
 ENVIRONMENTS = {
     "PoolsAvailable": Advice("every pool hands out environments", "", ENVIRONMENTS_WAIT),
     "PoolWarming": Advice(
-        "no node of a pool is ready yet",
-        "kubectl describe envp names what its nodes wait for",
+        "no host of a pool is ready yet",
+        "kubectl describe envp names what its hosts wait for",
         ENVIRONMENTS_WAIT,
     ),
-    "NodesReady": Advice("enough environment nodes and the broker answer", "", ENVIRONMENTS_WAIT),
+    "NodesReady": Advice("enough environment hosts and the broker answer", "", ENVIRONMENTS_WAIT),
     "NotNeeded": Advice("the run has no such part"),
     "ScaledToZero": Advice(
-        "the pool has no nodes: its spec.replicas is 0, or nobody has asked for any",
+        "the pool has no hosts: its spec.replicas is 0, or no environment was requested",
         "kubectl scale envp POOL --replicas=N; one that sizes itself grows with the first request",
         ENVIRONMENTS_WAIT,
     ),
@@ -70,7 +70,8 @@ ENVIRONMENTS = {
         "raise minIdle or maxReplicas, or lower autoscaling.burstCapacity",
     ),
     "Overprovisioned": Advice(
-        "the pool has more nodes than demand of late explains: idle ones go, none is created",
+        "the pool has more hosts than recent demand explains: idle ones are deleted, and none is"
+        " created",
         "report it as a bug if it lasts; overcommitFactor is where it begins",
     ),
     "BrokerNotReady": Advice(
@@ -85,13 +86,13 @@ ENVIRONMENTS = {
         ENVIRONMENTS_WAIT,
     ),
     "NodesQuarantined": Advice(
-        "nodes of a pool are not well; others were made in their place",
+        "hosts of a pool are unhealthy; others were made in their place",
         "look at one while it is kept: kubectl logs and kubectl describe pod; delete it when you"
         " have seen enough, or set health.quarantine to Never",
         ENVIRONMENTS_WAIT,
     ),
     "DriverUnavailable": Advice(
-        "environment nodes end at start: their driver cannot work there",
+        "environment hosts end at start: their driver cannot work there",
         "choose another isolation.driver, or nodes that have what the message names (/dev/kvm)",
         ENVIRONMENTS_WAIT,
     ),
@@ -112,7 +113,7 @@ PROGRESS = {
     ),
     "WaitingForRoles": Advice("role pods are not ready", _BY_ITSELF),
     "NoProgress": Advice(
-        "no step finished within the deadline, so the trainer is started anew",
+        "no step finished within the deadline, so the trainer is restarted",
         "kubectl etude logs {run} --role trainer has the stacks of the moment; raise"
         " deadlines.stepProgressSeconds if steps are that long",
     ),
@@ -145,7 +146,7 @@ SAVING = {
     ),
     "RunNotFound": Advice(
         "a checkpoint was asked of a run that does not exist here",
-        "correct spec.runRef.name: make the Checkpoint anew",
+        "correct spec.runRef.name: create the Checkpoint again",
     ),
     "Writing": Advice("a checkpoint that was asked for is written after the next step"),
     "RunOver": Advice(
@@ -168,7 +169,7 @@ SAVING = {
 REST = {
     "BudgetExceeded": Advice(
         "spec.budget is spent, so the run was saved and suspended",
-        "raise the part of spec.budget that is spent, and it goes on by itself:"
+        "raise the part of spec.budget that is spent, and it continues:"
         " kubectl etude resume {run} --gpu-hours HOURS, for example",
     ),
     "FailureRule": Advice(
@@ -268,7 +269,7 @@ FOUND_HERE = {
     ),
     "NoIdleSlot": Advice(
         "every environment is taken",
-        "kubectl scale envp POOL --replicas=N, or fewer rollouts at once: rollout.maxConcurrent",
+        "kubectl scale envp POOL --replicas=N, or fewer concurrent rollouts: rollout.maxConcurrent",
         ENVIRONMENTS_WAIT,
     ),
     "SilentStep": Advice(
@@ -296,8 +297,8 @@ BY_CONDITION: Mapping[tuple[str, str], Advice] = {
     ("Accepted", "InvalidSpec"): Advice(
         "the operator cannot read a field of the spec",
         "etude lint FILE says whether the field that is named is wrong: correct it and apply again;"
-        " if it is not, the operator is older than the CRDs: have it upgraded, and everything goes"
-        " on by itself",
+        " if it is not, the operator is older than the CRDs: have it upgraded, and it"
+        " continues",
     ),
 }
 """Reasons with another meaning in one condition."""

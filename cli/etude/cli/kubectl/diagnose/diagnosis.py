@@ -28,7 +28,7 @@ class RunState(StrEnum):
     PROGRESSES = "progresses"
     """Steps finish, though something else may be wrong."""
     WAITS = "waits"
-    """It goes on by itself."""
+    """It continues without help."""
     STANDS_STILL = "does not progress"
     """A person has to act."""
     RESTS = "rests"

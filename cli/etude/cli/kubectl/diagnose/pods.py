@@ -63,9 +63,9 @@ def first_blocker(pods: Iterable[Manifest], events: Sequence[Manifest]) -> Block
     staying = sorted((pod for pod in pods if not is_terminating(pod)), key=name_of)
     for look in POD_CHECKS:
         for pod in staying:
-            finding = look(pod, events_about(pod, events))
-            if finding is not None:
-                return finding
+            blocker = look(pod, events_about(pod, events))
+            if blocker is not None:
+                return blocker
     return None
 
 

@@ -40,24 +40,24 @@ class DiagnosisContext:
         """The diagnosis with a condition as its cause."""
         told = last_line(condition.message)
         known = advice(condition.reason, condition.type)
-        finding = Blocker(condition.reason, known.means, (told,) if told else (), known.do)
-        return self.from_blocker(state, finding, *more)
+        blocker = Blocker(condition.reason, known.means, (told,) if told else (), known.do)
+        return self.from_blocker(state, blocker, *more)
 
-    def from_blocker(self, state: RunState, finding: Blocker, *more: str) -> Diagnosis:
+    def from_blocker(self, state: RunState, blocker: Blocker, *more: str) -> Diagnosis:
         """The diagnosis with a blocker as its cause."""
-        return make_diagnosis(self.seen.name, state, finding, *more)
+        return make_diagnosis(self.seen.name, state, blocker, *more)
 
 
-def make_diagnosis(run: str, state: RunState, finding: Blocker, *more: str) -> Diagnosis:
+def make_diagnosis(run: str, state: RunState, blocker: Blocker, *more: str) -> Diagnosis:
     """The diagnosis of a run with a blocker as its cause."""
-    known = advice(finding.reason)
+    known = advice(blocker.reason)
     return Diagnosis(
         run=run,
         state=state,
-        reason=finding.reason,
-        cause=finding.cause,
-        evidence=(*finding.evidence, *(line for line in more if line)),
-        do=(finding.do or known.do).replace("{run}", run),
+        reason=blocker.reason,
+        cause=blocker.cause,
+        evidence=(*blocker.evidence, *(line for line in more if line)),
+        do=(blocker.do or known.do).replace("{run}", run),
         runbook=known.runbook,
     )
 
@@ -83,12 +83,12 @@ def diagnose(seen: RunObjects, now: datetime) -> Diagnosis:
     left_alone = _check_unreadable(seen)
     if left_alone is not None:
         return left_alone
-    case = DiagnosisContext(seen=seen, now=now)
+    context = DiagnosisContext(seen=seen, now=now)
     for question in CHECKS:
-        answer = question(case)
+        answer = question(context)
         if answer is not None:
             return answer
-    return _diagnose_progress(case)
+    return _diagnose_progress(context)
 
 
 def _check_unreadable(seen: RunObjects) -> Diagnosis | None:
@@ -100,245 +100,265 @@ def _check_unreadable(seen: RunObjects) -> Diagnosis | None:
     ]
     if not told or seen.is_readable:
         return None
-    finding = _reason_blocker("InvalidStatus", told[-1].get("message", ""))
-    return make_diagnosis(seen.name, RunState.STANDS_STILL, finding)
+    blocker = _reason_blocker("InvalidStatus", told[-1].get("message", ""))
+    return make_diagnosis(seen.name, RunState.STANDS_STILL, blocker)
 
 
-def _check_deleted(case: DiagnosisContext) -> Diagnosis | None:
-    if not manifests.is_terminating(case.seen.run):
+def _check_deleted(context: DiagnosisContext) -> Diagnosis | None:
+    if not manifests.is_terminating(context.seen.run):
         return None
-    for event in case.seen.events:
+    for event in context.seen.events:
         if event.get("reason") == "DataOrphaned":
-            return case.from_blocker(
+            return context.from_blocker(
                 RunState.OVER, _reason_blocker("DataOrphaned", event.get("message", ""))
             )
-    for checkpoint in case.seen.checkpoints:
+    for checkpoint in context.seen.checkpoints:
         ready = manifests.condition_of(checkpoint, "Ready")
         if manifests.is_terminating(checkpoint) and ready.get("reason") in {
             "Deleting",
             "DeletionFailed",
         }:
             words = f"{manifests.name_of(checkpoint)}: {ready.get('message', '')}"
-            return case.from_blocker(RunState.STANDS_STILL, _reason_blocker(ready["reason"], words))
-    left = ", ".join(manifests.name_of(pod) for pod in case.seen.pods)
+            return context.from_blocker(
+                RunState.STANDS_STILL, _reason_blocker(ready["reason"], words)
+            )
+    left = ", ".join(manifests.name_of(pod) for pod in context.seen.pods)
     evidence = (f"still there: {left}",) if left else ()
-    return case.from_blocker(RunState.OVER, Blocker("Terminating", "it is being deleted", evidence))
+    return context.from_blocker(
+        RunState.OVER, Blocker("Terminating", "it is being deleted", evidence)
+    )
 
 
 def _reason_blocker(reason: str, words: str) -> Blocker:
     return Blocker(reason, advice(reason).means, (words,) if words else ())
 
 
-def _check_ended(case: DiagnosisContext) -> Diagnosis | None:
+def _check_ended(context: DiagnosisContext) -> Diagnosis | None:
     for kind, state in (("Failed", RunState.FAILED), ("Complete", RunState.OVER)):
-        ended = case.find_condition(kind, "True")
+        ended = context.find_condition(kind, "True")
         if ended is not None:
-            return case.from_condition(state, ended, _last_failure(case))
-    intent = case.status.intent
+            return context.from_condition(state, ended, _last_failure(context))
+    intent = context.status.intent
     if intent is None or intent.type != "Fail":
         return None
     # Decided, though its pods are still terminating.
-    return case.from_blocker(
-        RunState.FAILED, _reason_blocker(intent.reason, intent.message), _last_failure(case)
+    return context.from_blocker(
+        RunState.FAILED, _reason_blocker(intent.reason, intent.message), _last_failure(context)
     )
 
 
-def _last_failure(case: DiagnosisContext) -> str:
-    last = case.status.last_failure
+def _last_failure(context: DiagnosisContext) -> str:
+    last = context.status.last_failure
     if last is None:
         return ""
     code = "" if last.exit_code is None else f", exit code {last.exit_code}"
     lines = last.message.strip().splitlines()
     words = f": {lines[-1].strip()}" if lines else ""
-    return f"last failure, {format_ago(last.time, case.now)}: {last.pod or last.role}{code}{words}"
+    return (
+        f"last failure, {format_ago(last.time, context.now)}: {last.pod or last.role}{code}{words}"
+    )
 
 
-def _check_unobserved(case: DiagnosisContext) -> Diagnosis | None:
+def _check_unobserved(context: DiagnosisContext) -> Diagnosis | None:
     """The diagnosis if the operator has not observed the present spec."""
-    generation = case.seen.run["metadata"].get("generation", 0)
-    looked = [each.observed_generation for each in case.status.conditions]
-    observed = max([*looked, case.status.observed_generation])
+    generation = context.seen.run["metadata"].get("generation", 0)
+    looked = [each.observed_generation for each in context.status.conditions]
+    observed = max([*looked, context.status.observed_generation])
     if looked and observed >= generation:
         return None
     said = "an older spec of the run" if looked else "nothing of the run"
     evidence = (f"observed generation {observed} of {generation}",)
-    finding = Blocker("OperatorSilent", f"the operator has seen {said}", evidence)
-    return case.from_blocker(RunState.STANDS_STILL, finding)
+    blocker = Blocker("OperatorSilent", f"the operator has seen {said}", evidence)
+    return context.from_blocker(RunState.STANDS_STILL, blocker)
 
 
-def _check_suspended(case: DiagnosisContext) -> Diagnosis | None:
-    saved = case.find_condition("CheckpointHealthy", "False")
+def _check_suspended(context: DiagnosisContext) -> Diagnosis | None:
+    saved = context.find_condition("CheckpointHealthy", "False")
     late = saved if saved is not None and saved.reason == "SuspendTimeout" else None
-    intent = case.status.intent
+    intent = context.status.intent
     if intent is not None and intent.type in {"Suspend", "Release"}:
-        suspending = case.conditions.get("Suspended")
+        suspending = context.conditions.get("Suspended")
         shown = late or suspending
         if shown is not None:
-            began = f"it began {format_ago(intent.since, case.now)}"
-            return case.from_condition(RunState.WAITS, shown, began, *_unverified_checkpoint(case))
-    suspended = case.find_condition("Suspended", "True")
+            began = f"it began {format_ago(intent.since, context.now)}"
+            return context.from_condition(
+                RunState.WAITS, shown, began, *_unverified_checkpoint(context)
+            )
+    suspended = context.find_condition("Suspended", "True")
     if suspended is None:
         return None
-    newest = case.status.last_checkpoint
+    newest = context.status.last_checkpoint
     at = "" if newest is None else f"it goes on after {newest.name}, step {newest.step}"
-    return case.from_condition(RunState.RESTS, late or suspended, at)
+    return context.from_condition(RunState.RESTS, late or suspended, at)
 
 
-def _unverified_checkpoint(case: DiagnosisContext) -> Iterator[str]:
+def _unverified_checkpoint(context: DiagnosisContext) -> Iterator[str]:
     """The checkpoint that a suspension waits for, in words."""
-    for newest in case.seen.checkpoints[:1]:
+    for newest in context.seen.checkpoints[:1]:
         phase = (newest.get("status") or {}).get("phase", "")
         if phase != "Ready":
             yield f"{manifests.name_of(newest)} is {phase or 'not looked at yet'}"
 
 
-def _check_refused(case: DiagnosisContext) -> Diagnosis | None:
-    refused = case.find_condition("Accepted", "False")
+def _check_refused(context: DiagnosisContext) -> Diagnosis | None:
+    refused = context.find_condition("Accepted", "False")
     if refused is None:
         return None
     is_again = refused.reason == "ClusterUnavailable"
-    return case.from_condition(RunState.WAITS if is_again else RunState.STANDS_STILL, refused)
+    return context.from_condition(RunState.WAITS if is_again else RunState.STANDS_STILL, refused)
 
 
-def _check_queued(case: DiagnosisContext) -> Diagnosis | None:
+def _check_queued(context: DiagnosisContext) -> Diagnosis | None:
     """The diagnosis for a run without quota, which has no pods yet."""
-    queued = case.find_condition("QuotaReserved", "False")
-    return None if queued is None else case.from_condition(RunState.WAITS, queued)
+    queued = context.find_condition("QuotaReserved", "False")
+    return None if queued is None else context.from_condition(RunState.WAITS, queued)
 
 
-def _check_blocked(case: DiagnosisContext) -> Diagnosis | None:
+def _check_blocked(context: DiagnosisContext) -> Diagnosis | None:
     """The diagnosis from blockers of pods and pools; those that pass without help come last."""
-    if case.find_condition("Progressing", "True"):
+    if context.find_condition("Progressing", "True"):
         return None
-    found = sorted(_find_blockers(case), key=lambda each: each.reason in PASSING)
-    if not found:
+    blockers = sorted(_find_blockers(context), key=lambda each: each.reason in PASSING)
+    if not blockers:
         return None
-    first, *others = found
+    first, *others = blockers
     state = (
         RunState.WAITS if first.reason in PASSING | {"WaitingForQuota"} else RunState.STANDS_STILL
     )
-    beside = (f"beside it, {each.cause}" for each in others)
-    return case.from_blocker(state, first, *beside, *_terminating_pods(case))
+    evidence = (f"also, {each.cause}" for each in others)
+    return context.from_blocker(state, first, *evidence, *_terminating_pods(context))
 
 
-def _find_blockers(case: DiagnosisContext) -> Iterator[Blocker]:
+def _find_blockers(context: DiagnosisContext) -> Iterator[Blocker]:
     """The blockers of the pods that the active phase needs, then of its pools."""
-    samples = case.seen.samples_now
+    samples = context.seen.samples_now
     needed = [
         pod
-        for pod in case.seen.pods_of()
+        for pod in context.seen.pods_of()
         if samples or manifests.labels_of(pod).get(ROLE) == TRAINER
     ]
     unready = [pod for pod in needed if not pods.is_ready(pod)]
-    pool = pool_blocker(case.seen) if samples else None
-    uncreated = workload_blocker(case.seen)
-    pod = pods.first_blocker(unready, case.seen.events)
-    failed = _failed_role_blocker(case)
+    pool = pool_blocker(context.seen) if samples else None
+    uncreated = workload_blocker(context.seen)
+    pod = pods.first_blocker(unready, context.seen.events)
+    failed = _failed_role_blocker(context)
     if failed is not None and pod is not None and pod.reason == "PodsNotReady":
         pod = None  # it starts because it failed
     found = (uncreated, pod, failed, pool)
     return (each for each in found if each is not None)
 
 
-def _failed_role_blocker(case: DiagnosisContext) -> Blocker | None:
+def _failed_role_blocker(context: DiagnosisContext) -> Blocker | None:
     """The blocker of a role that failed and is restarted, perhaps repeatedly."""
-    last = case.status.last_failure
-    degraded = case.find_condition("Degraded", "True")
+    last = context.status.last_failure
+    degraded = context.find_condition("Degraded", "True")
     if last is None or degraded is None or degraded.reason != "RoleFailed":
         return None
-    policy = case.seen.run["spec"].get("failurePolicy") or {}
-    count, limit = case.status.restarts.counted, policy.get("maxRestarts", MAX_RESTARTS)
+    policy = context.seen.run["spec"].get("failurePolicy") or {}
+    count, limit = context.status.restarts.counted, policy.get("maxRestarts", MAX_RESTARTS)
     times = f", restart {count} of {limit}"
     end = pods.ContainerEnd(last.pod or last.role, last.exit_code, last.message, times)
     found = end.blocker("RoleFailed", is_out_of_memory=last.reason == "OOMKilled")
-    return found._replace(evidence=(*found.evidence, f"it ended {format_ago(last.time, case.now)}"))
+    return found._replace(
+        evidence=(*found.evidence, f"it ended {format_ago(last.time, context.now)}")
+    )
 
 
-def _check_roles(case: DiagnosisContext) -> Diagnosis | None:
+def _check_roles(context: DiagnosisContext) -> Diagnosis | None:
     """The diagnosis from the operator's conditions if no pod says more."""
-    if case.find_condition("Progressing", "True"):
+    if context.find_condition("Progressing", "True"):
         return None
     for kind in ("PodsScheduled", "RolesReady", "EnvironmentsReady"):
-        found = case.find_condition(kind, "False")
+        found = context.find_condition(kind, "False")
         if found is not None:
             state = RunState.WAITS if found.reason in PASSING else RunState.STANDS_STILL
-            return case.from_condition(state, found, _last_failure(case), *_terminating_pods(case))
+            return context.from_condition(
+                state, found, _last_failure(context), *_terminating_pods(context)
+            )
     return None
 
 
-def _terminating_pods(case: DiagnosisContext) -> Iterator[str]:
+def _terminating_pods(context: DiagnosisContext) -> Iterator[str]:
     """Terminating pods, which block their successors, in words."""
-    for pod in case.seen.pods_of():
+    for pod in context.seen.pods_of():
         if manifests.is_terminating(pod):
-            left_s = (parse_time(pod["metadata"]["deletionTimestamp"]) - case.now).total_seconds()
+            left_s = (
+                parse_time(pod["metadata"]["deletionTimestamp"]) - context.now
+            ).total_seconds()
             left = format_duration(left_s)
             yield f"{manifests.name_of(pod)} is terminating, which may take {left}"
 
 
-def _check_stalled(case: DiagnosisContext) -> Diagnosis | None:
-    stalled = case.find_condition("Stalled", "True")
+def _check_stalled(context: DiagnosisContext) -> Diagnosis | None:
+    stalled = context.find_condition("Stalled", "True")
     return (
         None
         if stalled is None
-        else case.from_condition(RunState.STANDS_STILL, stalled, _last_step(case))
+        else context.from_condition(RunState.STANDS_STILL, stalled, _last_step(context))
     )
 
 
-def _check_controller(case: DiagnosisContext) -> Diagnosis | None:
-    waiting = case.find_condition("Progressing", "False") or case.find_condition("Ready", "False")
+def _check_controller(context: DiagnosisContext) -> Diagnosis | None:
+    waiting = context.find_condition("Progressing", "False") or context.find_condition(
+        "Ready", "False"
+    )
     if waiting is None:
         return None
     is_loading = waiting.reason == "Loading"
-    return case.from_condition(
-        RunState.WAITS if is_loading else RunState.STANDS_STILL, waiting, _last_step(case)
+    return context.from_condition(
+        RunState.WAITS if is_loading else RunState.STANDS_STILL, waiting, _last_step(context)
     )
 
 
-def _check_degraded(case: DiagnosisContext) -> Diagnosis | None:
+def _check_degraded(context: DiagnosisContext) -> Diagnosis | None:
     for kind, status in (("Degraded", "True"), ("CheckpointHealthy", "False")):
-        found = case.find_condition(kind, status)
+        found = context.find_condition(kind, status)
         if found is not None:
-            state = RunState.STANDS_STILL if _is_silent(case) else RunState.PROGRESSES
-            return case.from_condition(state, found, _last_step(case))
+            state = RunState.STANDS_STILL if _is_silent(context) else RunState.PROGRESSES
+            return context.from_condition(state, found, _last_step(context))
     return None
 
 
-def _check_silent(case: DiagnosisContext) -> Diagnosis | None:
-    if not _is_silent(case):
+def _check_silent(context: DiagnosisContext) -> Diagnosis | None:
+    if not _is_silent(context):
         return None
-    crowded = full_pool_blocker(case.seen)
+    crowded = full_pool_blocker(context.seen)
     if crowded is not None:
-        return case.from_blocker(RunState.WAITS, crowded, _last_step(case))
-    finding = Blocker("SilentStep", advice("SilentStep").means)
-    return case.from_blocker(RunState.WAITS, finding, _last_step(case))
+        return context.from_blocker(RunState.WAITS, crowded, _last_step(context))
+    blocker = Blocker("SilentStep", advice("SilentStep").means)
+    return context.from_blocker(RunState.WAITS, blocker, _last_step(context))
 
 
-def _is_silent(case: DiagnosisContext) -> bool:
+def _is_silent(context: DiagnosisContext) -> bool:
     """True if no step finished for long, although the run has had pods for as long."""
-    times = [each for each in (case.status.last_step_time, case.status.active.since) if each]
-    if not times or case.status.phase in BUSY:
+    times = [each for each in (context.status.last_step_time, context.status.active.since) if each]
+    if not times or context.status.phase in BUSY:
         return False
-    rate = steps_per_hour(case.seen.checkpoints)
+    rate = steps_per_hour(context.seen.checkpoints)
     usual_s = HOUR_S / rate if rate else 0.0
     limit_s = max(SILENT_S, USUAL_STEPS * usual_s)
-    return (case.now - max(map(parse_time, times))).total_seconds() > limit_s
+    return (context.now - max(map(parse_time, times))).total_seconds() > limit_s
 
 
-def _last_step(case: DiagnosisContext) -> str:
-    last = case.status.last_step_time
-    step = case.status.step
+def _last_step(context: DiagnosisContext) -> str:
+    last = context.status.last_step_time
+    step = context.status.step
     if last is None:
         return ""
-    return f"the last step{f', {step.text},' if step else ''} finished {format_ago(last, case.now)}"
+    return (
+        f"the last step{f', {step.text},' if step else ''} finished {format_ago(last, context.now)}"
+    )
 
 
-def _diagnose_progress(case: DiagnosisContext) -> Diagnosis:
-    found = case.conditions.get("Progressing")
+def _diagnose_progress(context: DiagnosisContext) -> Diagnosis:
+    found = context.conditions.get("Progressing")
     reason = found.reason if found is not None else "StepsFinish"
-    crowded = full_pool_blocker(case.seen)
-    beside = [*_find_blockers(case), *([] if crowded is None else [crowded])]
-    words = [f"beside it, {each.cause}" for each in beside]
-    return case.from_blocker(RunState.PROGRESSES, _reason_blocker(reason, _last_step(case)), *words)
+    crowded = full_pool_blocker(context.seen)
+    others = [*_find_blockers(context), *([] if crowded is None else [crowded])]
+    words = [f"also, {each.cause}" for each in others]
+    return context.from_blocker(
+        RunState.PROGRESSES, _reason_blocker(reason, _last_step(context)), *words
+    )
 
 
 CHECKS: tuple[Callable[[DiagnosisContext], Diagnosis | None], ...] = (

@@ -15,9 +15,9 @@ def pool_blocker(seen: RunObjects) -> Blocker | None:
     there = {manifests.name_of(pool): pool for pool in seen.pools}
     for name in pool_names(seen.run):
         pool = there.get(name)
-        finding = _missing_pool(name) if pool is None else _find_pool_blocker(seen, pool)
-        if finding is not None:
-            return finding
+        blocker = _missing_pool(name) if pool is None else _find_pool_blocker(seen, pool)
+        if blocker is not None:
+            return blocker
     return None
 
 
@@ -50,12 +50,12 @@ def _find_unavailable(
             do=f"kubectl scale envp {name} --replicas=N"
         )
     waiting = (pod for pod in seen.pods_of(name) if not pods.is_ready(pod))
-    finding = pods.first_blocker(waiting, seen.events)
-    if finding is not None and finding.reason != "PodsNotReady":
+    blocker = pods.first_blocker(waiting, seen.events)
+    if blocker is not None and blocker.reason != "PodsNotReady":
         refused = degraded.get("status") == "True" and degraded["reason"] == "DriverUnavailable"
-        reason = "DriverUnavailable" if refused else finding.reason
-        evidence = (f"pool {name} hands out no environments", *finding.evidence)
-        return finding._replace(reason=reason, evidence=evidence)
+        reason = "DriverUnavailable" if refused else blocker.reason
+        evidence = (f"pool {name} hands out no environments", *blocker.evidence)
+        return blocker._replace(reason=reason, evidence=evidence)
     return _condition_blocker(name, degraded if degraded.get("status") == "True" else available)
 
 

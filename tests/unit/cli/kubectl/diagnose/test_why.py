@@ -211,7 +211,7 @@ def test_what_does_not_pass_by_itself_comes_before_what_does() -> None:
     found = why(seen(run(WAITS), pod(ready=False), unavailable))
     assert found.reason == "ScaledToZero"
     assert found.do == "kubectl scale envp swe --replicas=N"
-    assert "beside it, demo-trainer-0 is starting" in found.evidence
+    assert "also, demo-trainer-0 is starting" in found.evidence
 
 
 def test_a_pool_that_is_missing_is_named() -> None:
@@ -260,7 +260,7 @@ def test_a_pool_without_an_idle_slot_is_a_cause_once_nothing_finishes() -> None:
     assert "64 leased, none idle, 7 asked for" in found.evidence
     busy = why(seen(run(), pod(), FULL))
     assert busy.state is RunState.PROGRESSES
-    assert "beside it, every environment of pool swe is taken" in busy.evidence
+    assert "also, every environment of pool swe is taken" in busy.evidence
 
 
 def test_a_silent_step_is_one_that_takes_longer_than_five_minutes() -> None:
