@@ -97,17 +97,17 @@ class Reader:
         self.store = store
         self.folder = folder
         self.live: VersionRef | None = None
-        self.words: dict[str, Words] = {}
+        self.tensor_words: dict[str, Words] = {}
         self.kinds: list[str] = []
 
     def follow(self, manifest: WeightManifest) -> None:
         data = publication.read_schema_bytes(self.store, manifest.schema_sha256)
         schema = parse_schema(data, sha256=manifest.schema_sha256, where="schema")
-        if not self.words:
-            self.words = {
+        if not self.tensor_words:
+            self.tensor_words = {
                 spec.name: np.zeros(spec.elements, word_type(spec.dtype)) for spec in schema.tensors
             }
-        memory = LiveWeights(schema, self.words, identity_regions(schema))
+        memory = LiveWeights(schema, self.tensor_words, identity_regions(schema))
         for edge in plan_path(self.store, self.live, manifest.version):
             self.kinds.append(edge.kind)
             block_reader.stage(self.store, edge, schema, self.folder / "staged")
@@ -120,9 +120,9 @@ class Reader:
         """Its words are those that an export of the learner has."""
         dtype = learner._config.weights.dtype
         expected = hf_folder.gather_published_tensors(learner.policy, learner._ranks, dtype=dtype)
-        assert self.words.keys() == {tensor.name for tensor in expected}
+        assert self.tensor_words.keys() == {tensor.name for tensor in expected}
         for tensor in expected:
-            assert self.words[tensor.name].tobytes() == bytes(tensor.data)
+            assert self.tensor_words[tensor.name].tobytes() == bytes(tensor.data)
 
 
 @pytest.fixture

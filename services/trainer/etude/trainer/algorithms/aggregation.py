@@ -31,9 +31,6 @@ def constant_weights(trained: Counts, *, scale: float) -> Reals:
 def rollout_mean_weights(trained: Counts) -> Reals:
     """1 / (B * tokens of the rollout): the mean over rollouts of their token means. [R] -> [R].
 
-    Args:
-        trained: trained tokens of each rollout, all its links together.
-
     Source: GRPO, https://arxiv.org/abs/2402.03300.
     """
     rollouts = max(1, int(np.count_nonzero(trained)))

@@ -69,11 +69,6 @@ def _check_controller(store: Store, folder: str) -> None:
 def _check_learner(store: Store, prefix: str, model: Path | None) -> None:
     """Check the learner's half of a checkpoint by restoring it into a model.
 
-    Args:
-        store: opened at the checkpoint's prefix.
-        prefix: of the learner's objects.
-        model: folder with the model's config.json; None decodes every tensor, and fits none.
-
     Raises:
         CorruptError: it is damaged, or of another model.
     """

@@ -24,11 +24,6 @@ def split_parts(
     """Split every tensor with a size into objects of about the given size.
 
     Tensors that are larger are cut between tiles, or between rows where tiles lie side by side.
-
-    Args:
-        schema: of the policy.
-        sizes: bytes that each tensor adds; those with 0 are left out.
-        part_bytes: above it, a part is full.
     """
     part: list[Portion] = []
     filled = 0

@@ -67,9 +67,6 @@ class CompactorClient(Protocol):
     async def run_round(self, epoch: int) -> CompactorReport:
         """Run one round of the compactor.
 
-        Args:
-            epoch: the controller's current one.
-
         Raises:
             FencedError: a newer epoch was opened.
         """

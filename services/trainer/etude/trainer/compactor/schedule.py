@@ -68,14 +68,7 @@ def measure_chain(chain: Sequence[VersionId], listing: Listing) -> ChainState:
 def is_keyframe_due(
     state: ChainState, cadence: KeyframeCadence, model_bytes: int, *, times: int = 1
 ) -> bool:
-    """True if the chain has reached `times` its limit.
-
-    Args:
-        state: of the chain.
-        cadence: of the run.
-        model_bytes: size to assume if there is no complete copy.
-        times: OVERDUE for an overdue keyframe.
-    """
+    """True if the chain has reached `times` its limit."""
     if not state.versions:
         return False
     whole_bytes = state.anchor_bytes if state.anchor is not None else model_bytes

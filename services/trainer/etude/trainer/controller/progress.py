@@ -102,12 +102,7 @@ def slow_step_s(step_seconds: list[float]) -> float:
 
 
 def phase_progress(cursor: Cursor, phases: Sequence[Phase]) -> Iterator[run_pb2.PhaseProgress]:
-    """Progress of the started phases, in order.
-
-    Args:
-        cursor: position of the run.
-        phases: of its spec.
-    """
+    """Progress of the started phases, in order."""
     started = [phase for phase in phases if phase.name in cursor.starts]
     if not started:
         return

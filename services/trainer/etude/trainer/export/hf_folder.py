@@ -45,15 +45,7 @@ def gather_published_tensors(
 def write_hf_folder(
     store: Store, prefix: str, *, policy: Policy, tensors: list[WireTensor], source: Path
 ) -> list[ObjectInfo]:
-    """Write a Hugging Face model folder below prefix: weights, configuration, tokenizer.
-
-    Args:
-        store: destination.
-        prefix: key of the folder, without a slash at the end.
-        policy: source of the configuration.
-        tensors: all tensors of the model.
-        source: the folder that the run started from; its tokenizer files are copied.
-    """
+    """Write a Hugging Face model folder below prefix: weights, configuration, tokenizer."""
     files = dict(model_folder.weight_files(tensors))
     dtype = "bfloat16" if tensors[0].dtype == "BF16" else "float32"
     config = policy.config.to_dict() | {"dtype": dtype}

@@ -100,14 +100,6 @@ def build_manifest(
 ) -> WeightManifest:
     """Build the manifest of a version whose payloads are encoded.
 
-    Args:
-        receipts: of all ranks, in their order.
-        run: UID of the run.
-        version: the one that is published.
-        step: optimiser steps of the run so far.
-        holder: name of the publisher, shown to people.
-        base: the version that the ranks built on.
-
     Raises:
         WrongStateError: the receipts belong to different versions, or do not add up.
     """

@@ -113,12 +113,7 @@ class StepResult:
 
 
 def links_of(rollout: rollout_pb2.Rollout, *, index: int) -> tuple[PolicySequence, ...]:
-    """Decode the links of a rollout as it came over the wire.
-
-    Args:
-        rollout: with at least one link.
-        index: its place in the batch.
-    """
+    """Decode the links of a rollout as it came over the wire."""
     return tuple(
         PolicySequence(
             token_ids=np.asarray(link.token_ids, dtype=np.int32),
@@ -134,11 +129,6 @@ def check_sequences(
     sequences: Sequence[SupervisedSequence | PolicySequence], *, vocabulary: int, context: int
 ) -> None:
     """Refuse sequences that the model cannot process.
-
-    Args:
-        sequences: of one batch.
-        vocabulary: token ids that the model has an embedding for.
-        context: tokens of the longest sequence that it takes.
 
     Raises:
         InvalidFieldError: naming the first such sequence, and the token.

@@ -273,13 +273,6 @@ def accumulate_gradients(
 ) -> float:
     """Replace the parameters' gradients by the gradient of the batch's loss; collective.
 
-    Args:
-        policy: the model to differentiate.
-        rows: of all ranks, the same on each.
-        objective: loss of one microbatch.
-        ranks: the ranks that share the work.
-        max_tokens: padded tokens of one microbatch.
-
     Returns:
         The loss of the whole batch.
     """

@@ -27,13 +27,7 @@ class Optimiser:
     """Steps of one phase on the parameters of one policy."""
 
     def __init__(self, policy: Policy, phase: Phase, *, steps: StepObserver | None = None) -> None:
-        """Begin a phase.
-
-        Args:
-            policy: whose parameters are changed.
-            phase: the settings.
-            steps: observer of the weights before and after a step.
-        """
+        """Begin a phase."""
         self._parameters = parameters_by_name(policy)
         self._adamw = AdamW(self._parameters)
         self._steps = steps
@@ -53,10 +47,6 @@ class Optimiser:
 
     def apply(self, *, step: int, loss: float) -> Update:
         """Clip the gradient and apply it; collective.
-
-        Args:
-            step: of the phase, from 0.
-            loss: of the whole batch.
 
         Raises:
             NonFiniteLossError: the loss or the gradient is NaN or infinite; no weight changed.

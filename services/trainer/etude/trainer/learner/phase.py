@@ -66,13 +66,7 @@ class PhaseManager:
     def __init__(
         self, policy: Policy, ranks: RankGroup, *, steps: StepObserver | None = None
     ) -> None:
-        """Manage the phases of a policy.
-
-        Args:
-            policy: the one that is trained.
-            ranks: the ranks that share it.
-            steps: observer of the optimiser's changes.
-        """
+        """Manage the phases of a policy."""
         self._policy = policy
         self._ranks = ranks
         self._steps = steps

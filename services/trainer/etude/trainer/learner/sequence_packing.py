@@ -77,11 +77,6 @@ def plan_microbatches(
     Every rank gets the same number of microbatches, because each pass has collectives; some may be
     empty. A function of its arguments alone, so that each rank computes the same plan.
 
-    Args:
-        lengths: tokens of each sequence.
-        ranks: number of ranks that share the work.
-        max_tokens: padded tokens of one microbatch; a longer sequence stands alone.
-
     Returns:
         For each rank its microbatches, longest sequences first.
     """

@@ -27,13 +27,7 @@ def drop_group(book: JournaledLedger, group: RolloutGroup, reason: str) -> None:
 async def drop_surplus(
     book: JournaledLedger, phase: str, tasks: Collection[asyncio.Task[None]]
 ) -> None:
-    """Drop groups of a phase that ends before they are trained.
-
-    Args:
-        book: journal and ledger of the run.
-        phase: name of the phase that ends.
-        tasks: asyncio tasks of its groups.
-    """
+    """Drop groups of a phase that ends before they are trained."""
     for task in tasks:
         task.cancel()
     if tasks:

@@ -56,12 +56,7 @@ class PlanReporter:
         self._following = ()
 
     def report_wave(self, following: Sequence[Sequence[str]], *, siblings: int) -> None:
-        """Record the launch of a wave, and report the waves that follow.
-
-        Args:
-            following: environments of the groups of each following wave.
-            siblings: rollouts of a group.
-        """
+        """Record the launch of a wave, and report the waves that follow."""
         self.forecast.record_wave(time.monotonic())
         self._following = [
             {name: siblings * count for name, count in Counter(names).items()}

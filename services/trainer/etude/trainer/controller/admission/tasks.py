@@ -48,11 +48,6 @@ class TaskOrder:
 def find_tasks(store: Store, *, name: str, environment: str) -> tuple[Task, ...]:
     """Find the tasks of a task set, sorted by folder name.
 
-    Args:
-        store: opened at the folder of task folders.
-        name: of the task set.
-        environment: entry of roles.environments in which they run.
-
     Raises:
         UserError: there is no task, or one has no instruction.
     """

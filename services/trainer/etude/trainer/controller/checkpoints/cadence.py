@@ -18,13 +18,7 @@ class CheckpointCadence:
     _tried_s: float = field(default_factory=time.monotonic)
 
     def count_step(self, checkpointing: Checkpointing, *, step: int, now_s: float) -> None:
-        """Count a step.
-
-        Args:
-            checkpointing: current settings.
-            step: steps done of the phase.
-            now_s: on the monotonic clock.
-        """
+        """Count a step."""
         steps, seconds = checkpointing.steps_between, checkpointing.every_seconds
         by_steps = steps is not None and not step % steps
         by_time = seconds is not None and now_s - self._tried_s >= seconds
@@ -65,11 +59,7 @@ class CheckpointRequests:
             self._waiting.append(request)
 
     def next_request(self, *, is_due: bool) -> str:
-        """The request to serve now; empty for none.
-
-        Args:
-            is_due: True if a scheduled checkpoint is due.
-        """
+        """The request to serve now; empty for none."""
         waits = self._rests or (self._yields and is_due)
         return self._waiting[0] if self._waiting and not waits else ""
 

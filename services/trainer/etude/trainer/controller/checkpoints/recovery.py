@@ -90,13 +90,6 @@ def open_run(
 ) -> OpenedRun:
     """Take over a run, or start it, and fence every earlier controller.
 
-    Args:
-        store: the run's.
-        run_uid: its UID.
-        phases: as its spec has them.
-        holder: name of the controller, shown to people.
-        resume: checkpoint to restore, unless that was done already.
-
     Raises:
         UserError: the storage belongs to another run, the phases differ from the checkpoint's, or
             the checkpoint to restore is lost.

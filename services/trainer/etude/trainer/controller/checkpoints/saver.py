@@ -57,13 +57,6 @@ class CheckpointSaver:
     ) -> StoredCheckpoint:
         """Write a checkpoint and publish its manifest.
 
-        Args:
-            state: the controller's half.
-            reason: why it is saved.
-            with_model: whether a model folder is exported too.
-            figures: of the run at this step.
-            request: UID of the Checkpoint object that asked for it.
-
         Raises:
             FencedError: a newer controller took over.
             StoreError: the store failed.

@@ -59,14 +59,7 @@ def audit_journal(
     max_staleness: int | None = None,
     steps_per_version: int = 1,
 ) -> JournalAudit:
-    """Audit a run by the objects below its journal prefix.
-
-    Args:
-        objects: key to content.
-        acknowledged: acknowledged rollout ids, recorded outside of the controller.
-        max_staleness: bound of the sampled phase; unset leaves staleness unchecked.
-        steps_per_version: as the run has it.
-    """
+    """Audit a run by the objects below its journal prefix."""
     records, broken = _accepted_records(objects)
     judge = _Auditor(max_staleness=max_staleness, steps_per_version=steps_per_version)
     judge.result.findings += broken

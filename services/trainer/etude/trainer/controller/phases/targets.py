@@ -22,12 +22,7 @@ class GateNotMetError(RunFailedError):
 
 
 def record_measurement(reporter: RunReporter, figures: Mapping[str, float]) -> None:
-    """Record a step's figures; end the phase once they meet its success policy.
-
-    Args:
-        reporter: of the run, after the step.
-        figures: of the step, by their names in the spec.
-    """
+    """Record a step's figures; end the phase once they meet its success policy."""
     progress = reporter.progress
     policy, cursor = progress.phase.success_policy, progress.cursor
     if policy is None:

@@ -42,11 +42,7 @@ class CompactionMonitor:
     """Number of the newest version that was complete because the chain was broken."""
 
     async def run(self, newest: Callable[[], int]) -> None:
-        """Run rounds while the epoch is open; raise none of their errors.
-
-        Args:
-            newest: number of the newest version that was published.
-        """
+        """Run rounds while the epoch is open; raise none of their errors."""
         seen, rested_s, closed = -1, 0.0, 0
         while True:
             number, epoch = newest(), self.epoch

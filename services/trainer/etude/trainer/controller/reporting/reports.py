@@ -44,13 +44,7 @@ class RunReports:
     def add_checkpoint(
         self, found: StoredCheckpoint, *, uri: str, keyframe: int | None = None
     ) -> None:
-        """Add a complete checkpoint, which is to be registered.
-
-        Args:
-            found: the checkpoint.
-            uri: location of the checkpoint.
-            keyframe: number of the complete version from which a chain leads to its own.
-        """
+        """Add a complete checkpoint, which is to be registered."""
         manifest = found.manifest
         record = run_pb2.CheckpointRecord(
             step=manifest.step,

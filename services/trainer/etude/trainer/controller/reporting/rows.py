@@ -105,14 +105,7 @@ def policy_fields(
     staleness: Sequence[int],
     faults: StepFaults,
 ) -> Row:
-    """Fields of a policy step's row beyond those of a supervised one.
-
-    Args:
-        result: of the learner.
-        records: valid rollouts of the batch.
-        staleness: one per group, in positions.
-        faults: of the step.
-    """
+    """Fields of a policy step's row beyond those of a supervised one."""
     rollouts = [record.rollout for record in records]
     return {
         "reward_mean": mean(record.reward.reward for record in records),
