@@ -23,9 +23,9 @@ time.sleep(600)
 """
 SUPERVISOR = """
 import sys
-from etude.envserver import cell, supervise
-cell.is_possible = cell.is_possible if sys.argv[1] == "cell" else lambda: False
-sys.exit(supervise.supervise([sys.executable, "-c", sys.argv[2]]))
+from etude.envserver import host_supervisor, pid_namespace
+pid_namespace.is_possible = pid_namespace.is_possible if sys.argv[1] == "namespace" else lambda: False
+sys.exit(host_supervisor.supervise([sys.executable, "-c", sys.argv[2]]))
 """
 
 
@@ -68,7 +68,7 @@ Supervise = Callable[..., Supervised]
 def supervise(tmp_path: Path) -> Iterator[Supervise]:
     made: list[Supervised] = []
 
-    def start(daemon: str = DAEMON, kind: str = "cell") -> Supervised:
+    def start(daemon: str = DAEMON, kind: str = "namespace") -> Supervised:
         made.append(Supervised(tmp_path, daemon, kind))
         return made[-1]
 
@@ -86,7 +86,7 @@ def parent(pid: int) -> int:
     return int(text.rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("kind", ["cell", "no cell"])
+@pytest.mark.parametrize("kind", ["namespace", "no namespace"])
 def test_a_killed_daemon_is_started_again_and_what_it_left_goes_on(
     supervise: Supervise, kind: str
 ) -> None:
@@ -121,7 +121,7 @@ while True:
 def test_a_daemon_is_asked_for_its_stacks_and_lives_on_also_while_it_starts(
     supervise: Supervise,
 ) -> None:
-    supervised = supervise(ASKED, "no cell")
+    supervised = supervise(ASKED, "no namespace")
 
     def words() -> list[str]:
         starts = supervised.starts

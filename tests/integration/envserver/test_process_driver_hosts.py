@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import asyncio, json, sys, tempfile
 from pathlib import Path
-from etude.envserver.drivers.folder_driver import Command
+from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.process.driver import ProcessDriver
 
 async def main():
@@ -24,7 +24,7 @@ async def main():
         for entry in (workspace, *workspace.iterdir()):
             __import__("os").chown(entry, *driver.owner())
         for line in sys.argv[1:]:
-            command = Command(command=line, workspace=workspace, timeout_s=30)
+            command = FolderCommand(command=line, workspace=workspace, timeout_s=30)
             outcome = await driver.run(command)
             print(json.dumps([outcome.exit_code, outcome.output.decode()]))
         await driver.stop()

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from etude.common.process import EXIT_CONFIGURATION
 from etude.envserver import pid_namespace
 from etude.envserver.isolation import syscalls
 
@@ -26,7 +27,6 @@ CALM_S = 10.0
 """A daemon that lived this long did not fail at its start."""
 MAX_QUICK = 5
 """Consecutive failures at the start after which the supervisor gives up."""
-CONFIGURATION_ERROR = 78
 _FIRST_DELAY_S = 0.1
 _STEP_S = 0.05
 
@@ -67,7 +67,7 @@ class HostSupervisor:
         while True:
             began_s = time.monotonic()
             code = self._run_daemon()
-            if self._stopping or code in {0, CONFIGURATION_ERROR}:
+            if self._stopping or code in {0, EXIT_CONFIGURATION}:
                 return code if code >= 0 else 128 - code
             quick = quick + 1 if time.monotonic() - began_s < CALM_S else 0
             if quick >= MAX_QUICK:

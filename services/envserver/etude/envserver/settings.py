@@ -9,6 +9,7 @@ from typing import Self
 from etude.common import broker_shards
 from etude.common.broker_shards import BrokerShard
 from etude.common.run_folder.state import images_folder
+from etude.common.settings_fields import parse_flag, parse_path, parse_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +26,20 @@ class ServerSettings:
     otlp_endpoint: str | None
 
     @classmethod
-    def from_env(cls, default_port: str, env: Mapping[str, str] = os.environ) -> Self:
+    def from_env(cls, default_port: int, env: Mapping[str, str] = os.environ) -> Self:
         """Read the settings.
 
         Raises:
             KeyError: naming a variable that is not set.
             ValueError: naming a variable that cannot be read.
         """
-        traces = env.get("ETUDE_TRACES_FILE")
         return cls(
             pool_file=Path(env["ETUDE_POOL_FILE"]),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
-            port=_port(env, "ETUDE_PORT", default_port),
-            probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
+            port=parse_port(env, "ETUDE_PORT", default_port),
+            probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
             pod=env.get("ETUDE_POD", "envserver"),
-            traces_file=Path(traces) if traces else None,
+            traces_file=parse_path(env, "ETUDE_TRACES_FILE"),
             otlp_endpoint=env.get("ETUDE_OTLP_ENDPOINT") or None,
         )
 
@@ -64,7 +64,7 @@ class BrokerSettings:
             shard = BrokerShard.parse(env.get("ETUDE_SHARD", "0/1"))
         except ValueError as error:
             raise ValueError(f"ETUDE_SHARD: {error}") from error
-        return cls(server=ServerSettings.from_env("7020", env), shard=shard)
+        return cls(server=ServerSettings.from_env(7020, env), shard=shard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,7 @@ class HostSettings:
             KeyError: naming a variable that is not set.
             ValueError: naming a variable that cannot be read.
         """
-        server = ServerSettings.from_env("7030", env)
-        secrets = env.get("ETUDE_EGRESS_SECRETS")
+        server = ServerSettings.from_env(7030, env)
         try:
             broker_targets = broker_shards.parse_targets(env["ETUDE_BROKER_TARGET"])
         except ValueError as error:
@@ -105,20 +104,6 @@ class HostSettings:
             advertise=env.get("ETUDE_ADVERTISE", ""),
             scratch=Path(env["ETUDE_SCRATCH"]),
             images=images_folder(env),
-            allow_weak_isolation=_flag(env, "ETUDE_ALLOW_WEAK_ISOLATION"),
-            egress_secrets=Path(secrets) if secrets else None,
+            allow_weak_isolation=parse_flag(env, "ETUDE_ALLOW_WEAK_ISOLATION"),
+            egress_secrets=parse_path(env, "ETUDE_EGRESS_SECRETS"),
         )
-
-
-def _port(env: Mapping[str, str], name: str, default: str) -> int:
-    text = env.get(name, default)
-    if not text.isdecimal() or int(text) > 65_535:
-        raise ValueError(f"{name}: {text!r} is not a port number")
-    return int(text)
-
-
-def _flag(env: Mapping[str, str], name: str) -> bool:
-    text = env.get(name, "0")
-    if text not in {"0", "1"}:
-        raise ValueError(f"{name}: {text!r} is not 0 or 1")
-    return text == "1"

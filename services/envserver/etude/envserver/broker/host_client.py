@@ -107,7 +107,6 @@ class MemoryHostClient(HostClient):
             self.held.get(endpoint, {}).pop(lease_id, None)
 
     def heartbeat(self, endpoint: str) -> environments_pb2.HeartbeatRequest:
-        """The heartbeat of the host at this endpoint."""
         return environments_pb2.HeartbeatRequest(
             node_id=endpoint,
             endpoint=endpoint,

@@ -54,7 +54,6 @@ class HostState:
 
     @property
     def free(self) -> int:
-        """Free slots."""
         return max(0, self.slots - self.num_held)
 
     @property
@@ -73,7 +72,6 @@ class HostState:
         return self.opening >= MAX_OPENING
 
     def readiness(self, template: str) -> TemplateReadiness:
-        """Readiness for a template."""
         return self.readiness_by_template.get(template, UNREPORTED)
 
     def cost(self, template: str) -> StartCost:
@@ -114,7 +112,6 @@ class HostState:
         level.count_start()
 
     def settle_order(self, count: int, cpu_ms: float) -> None:
-        """Settle an answered order."""
         self.opening -= count
         self.queue_ms = max(0.0, self.queue_ms - cpu_ms)
 
@@ -139,7 +136,6 @@ class Hosts:
         return self._order[place]
 
     def get(self, node_id: str) -> HostState | None:
-        """A host, if it is in rotation."""
         return self._by_id.get(node_id)
 
     @property
@@ -161,7 +157,6 @@ class Hosts:
     def apply_heartbeat(
         self, told: environments_pb2.HeartbeatRequest, *, now_s: float
     ) -> HostState:
-        """Take in a heartbeat."""
         host = self._by_id.get(told.node_id)
         if host is None:
             host = self._by_id[told.node_id] = HostState(node_id=told.node_id)

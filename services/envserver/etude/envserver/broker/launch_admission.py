@@ -134,7 +134,6 @@ class GrantRate:
     _count: int = 0
 
     def record_grants(self, count: int, *, now_s: float) -> None:
-        """Record grants."""
         self._grants.append((now_s, count))
         self._count += count
         self._forget(now_s)

@@ -25,7 +25,6 @@ class LaunchOrder:
     def to_request(
         self, leases: Iterable[environments_pb2.HeldLease]
     ) -> environments_pb2.OpenEnvironmentsRequest:
-        """The request to the host."""
         asked = self.batch.request
         return environments_pb2.OpenEnvironmentsRequest(
             leases=leases,

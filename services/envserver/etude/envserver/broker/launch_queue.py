@@ -122,7 +122,6 @@ class LaunchQueue:
         return len(self._runs)
 
     def waiting_of(self, run_id: str) -> int:
-        """Environments of a run that wait."""
         run = self._runs.get(run_id)
         return 0 if run is None else run.waiting
 

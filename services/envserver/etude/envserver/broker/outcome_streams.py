@@ -48,22 +48,18 @@ class OutcomeStreams:
         return self._missing.get(run_id, 0)
 
     def get(self, key: BatchKey) -> OutcomeStream | None:
-        """A batch by its key."""
         return self._streams.get(key)
 
     def open(self, batch: LaunchBatch) -> OutcomeStream:
-        """Open the stream of a new batch."""
         stream = self._streams[batch.key] = OutcomeStream(batch)
         self._count(batch.key.run_id, batch.request.count - len(batch.outcomes))
         return stream
 
     def has_reader(self, batch: LaunchBatch) -> bool:
-        """True if this very batch has a reader."""
         stream = self._streams.get(batch.key)
         return stream is not None and stream.batch is batch
 
     def deliver(self, batch: LaunchBatch, outcome: environments_pb2.LaunchBatchResponse) -> None:
-        """Deliver the outcome of one environment."""
         stream = self._streams.get(batch.key)
         if stream is None or stream.batch is not batch or outcome.index in batch.outcomes:
             return

@@ -31,7 +31,6 @@ class PoolStatistics:
     """From grant to end."""
 
     def record_grant(self, lease: environments_pb2.Lease, *, waited_s: float) -> None:
-        """Record a granted lease."""
         self.acquire_ms.append(1000 * waited_s)
         if lease.start != environments_pb2.START_UNSPECIFIED:
             self.record_start(lease.start, lease.start_ms)
@@ -41,7 +40,6 @@ class PoolStatistics:
         self.first_ms.setdefault(template, _bounded_samples()).append(float(start_ms))
 
     def record_start(self, start: environments_pb2.Start, start_ms: int) -> None:
-        """Record a start."""
         self.start_ms.append(float(start_ms))
         self.warm.append(float(start in WARM))
 

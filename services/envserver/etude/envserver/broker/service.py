@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 from typing_extensions import override
@@ -12,10 +13,15 @@ from typing_extensions import override
 from etude.common.errors import InvalidFieldError
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.pool_report import make_report, unix_ms
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import environments_pb2 as pb2
+from etude.v1 import environments_pb2_grpc
 
 WATCH_INTERVAL_S = 0.5
 WATCH_MAX_SILENCE_S = 5.0
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+Context = grpc.aio.ServicerContext[_Request, _Response]
 
 
 @dataclass(slots=True)
@@ -27,11 +33,9 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
     @override
     async def LaunchBatch(
         self,
-        request: environments_pb2.LaunchBatchRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.LaunchBatchRequest, environments_pb2.LaunchBatchResponse
-        ],
-    ) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
+        request: pb2.LaunchBatchRequest,
+        context: Context[pb2.LaunchBatchRequest, pb2.LaunchBatchResponse],
+    ) -> AsyncIterator[pb2.LaunchBatchResponse]:
         async with contextlib.aclosing(self.broker.launch(request)) as outcomes:
             async for outcome in outcomes:
                 yield outcome
@@ -39,55 +43,45 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
     @override
     async def RenewLeases(
         self,
-        request: environments_pb2.RenewLeasesRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.RenewLeasesRequest, environments_pb2.RenewLeasesResponse
-        ],
-    ) -> environments_pb2.RenewLeasesResponse:
+        request: pb2.RenewLeasesRequest,
+        context: Context[pb2.RenewLeasesRequest, pb2.RenewLeasesResponse],
+    ) -> pb2.RenewLeasesResponse:
         missing = self.broker.renew(request.lease_ids, request.ttl_seconds)
-        return environments_pb2.RenewLeasesResponse(missing_lease_ids=missing)
+        return pb2.RenewLeasesResponse(missing_lease_ids=missing)
 
     @override
     async def ReleaseLeases(
         self,
-        request: environments_pb2.ReleaseLeasesRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.ReleaseLeasesRequest, environments_pb2.ReleaseLeasesResponse
-        ],
-    ) -> environments_pb2.ReleaseLeasesResponse:
+        request: pb2.ReleaseLeasesRequest,
+        context: Context[pb2.ReleaseLeasesRequest, pb2.ReleaseLeasesResponse],
+    ) -> pb2.ReleaseLeasesResponse:
         await self.broker.release(request.lease_ids)
-        return environments_pb2.ReleaseLeasesResponse()
+        return pb2.ReleaseLeasesResponse()
 
     @override
     async def ReportPlan(
         self,
-        request: environments_pb2.ReportPlanRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.ReportPlanRequest, environments_pb2.ReportPlanResponse
-        ],
-    ) -> environments_pb2.ReportPlanResponse:
+        request: pb2.ReportPlanRequest,
+        context: Context[pb2.ReportPlanRequest, pb2.ReportPlanResponse],
+    ) -> pb2.ReportPlanResponse:
         ready = self.broker.report_plan(request.run_id, request.plan)
-        return environments_pb2.ReportPlanResponse(templates=ready)
+        return pb2.ReportPlanResponse(templates=ready)
 
     @override
     async def PrepareGroup(
         self,
-        request: environments_pb2.PrepareGroupRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.PrepareGroupRequest, environments_pb2.PrepareGroupResponse
-        ],
-    ) -> environments_pb2.PrepareGroupResponse:
+        request: pb2.PrepareGroupRequest,
+        context: Context[pb2.PrepareGroupRequest, pb2.PrepareGroupResponse],
+    ) -> pb2.PrepareGroupResponse:
         self.broker.prepare(request)
-        return environments_pb2.PrepareGroupResponse()
+        return pb2.PrepareGroupResponse()
 
     @override
     async def Heartbeat(
         self,
-        request: environments_pb2.HeartbeatRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.HeartbeatRequest, environments_pb2.HeartbeatResponse
-        ],
-    ) -> environments_pb2.HeartbeatResponse:
+        request: pb2.HeartbeatRequest,
+        context: Context[pb2.HeartbeatRequest, pb2.HeartbeatResponse],
+    ) -> pb2.HeartbeatResponse:
         if not request.node_id or not request.endpoint:
             raise InvalidFieldError("node_id", "a node needs a name and an endpoint")
         return self.broker.heartbeat(request)
@@ -104,17 +98,15 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
     @override
     async def WatchPool(
         self,
-        request: environments_pb2.WatchPoolRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.WatchPoolRequest, environments_pb2.WatchPoolResponse
-        ],
-    ) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
+        request: pb2.WatchPoolRequest,
+        context: Context[pb2.WatchPoolRequest, pb2.WatchPoolResponse],
+    ) -> AsyncIterator[pb2.WatchPoolResponse]:
         last, sent_s, sequence = None, 0.0, 0
         while not self.stop.is_set():
             present = make_report(self.broker)
             if present != last or time.monotonic() - sent_s >= WATCH_MAX_SILENCE_S:
                 last, sent_s, sequence = present, time.monotonic(), sequence + 1
-                answer = environments_pb2.WatchPoolResponse()
+                answer = pb2.WatchPoolResponse()
                 answer.CopyFrom(present)
                 answer.sequence = sequence
                 answer.told_unix_ms = unix_ms(sent_s)
@@ -127,11 +119,7 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
 
     @override
     async def Drain(
-        self,
-        request: environments_pb2.DrainRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.DrainRequest, environments_pb2.DrainResponse
-        ],
-    ) -> environments_pb2.DrainResponse:
+        self, request: pb2.DrainRequest, context: Context[pb2.DrainRequest, pb2.DrainResponse]
+    ) -> pb2.DrainResponse:
         empty = self.broker.drain_hosts(request.node_ids, hold_s=float(request.hold_seconds))
-        return environments_pb2.DrainResponse(empty_node_ids=empty)
+        return pb2.DrainResponse(empty_node_ids=empty)

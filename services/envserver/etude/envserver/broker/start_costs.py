@@ -34,7 +34,6 @@ class TemplateReadiness:
 
     @classmethod
     def from_message(cls, told: environments_pb2.TemplateLevel) -> Self:
-        """A level from a heartbeat."""
         spawn_ms = float(told.start_p50_ms) or SPAWN_MS
         return cls(
             paused_clones=told.paused_clones,
@@ -48,7 +47,6 @@ class TemplateReadiness:
 
     @property
     def cost(self) -> StartCost:
-        """Cost of the next start."""
         if self.paused_clones:
             return StartCost(min(CLONE_CPU_MS, self.spawn_cpu_ms), min(CLONE_MS, self.spawn_ms))
         if self.shells:

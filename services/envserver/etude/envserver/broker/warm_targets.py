@@ -102,7 +102,6 @@ class WarmTargets:
             del self._pins[next(iter(self._pins))]
 
     def targets_of(self, node_id: str) -> list[environments_pb2.WarmTarget]:
-        """Targets of one host."""
         return self._targets.get(node_id, [])
 
     def refresh(self, hosts: Iterable[HostState], *, now_s: float) -> None:

@@ -93,7 +93,6 @@ class PoolEgress:
     secrets: SecretFiles = field(default_factory=SecretFiles)
 
     def for_environment(self, template: str, lease_id: str) -> EnvironmentEgress | None:
-        """The egress of an environment of this template; None if it has none."""
         listed = self.templates.get(template, ())
         rules = [rule for rule in _rules(self.network) if listed is None or rule.name in listed]
         if not rules:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from etude.common.errors import EtudeError
+from etude.common.token_bucket import TokenBucket
 
 MAX_CONNECTIONS = 16
 """Concurrent connections; further ones wait to be accepted."""
@@ -27,8 +28,7 @@ class EgressAccount:
     num_bytes: int = 0
     """In both directions."""
     _names: set[str] = field(default_factory=set)
-    _left: float = BURST
-    _filled_s: float | None = None
+    _attempts: TokenBucket = field(default_factory=lambda: TokenBucket.full(ATTEMPTS_PER_S, BURST))
 
     @property
     def is_spent(self) -> bool:
@@ -37,10 +37,8 @@ class EgressAccount:
 
     def wait_s(self, now_s: float) -> float:
         """Take a token for the next attempt; returns the time to wait for it."""
-        passed_s = 0.0 if self._filled_s is None else max(0.0, now_s - self._filled_s)
-        self._filled_s = now_s
-        self._left = min(BURST, self._left + passed_s * ATTEMPTS_PER_S) - 1.0
-        return max(0.0, -self._left / ATTEMPTS_PER_S)
+        self._attempts = self._attempts.refill(now_s).take()
+        return self._attempts.wait_s(0.0)
 
     def may_name(self, host: str) -> bool:
         """True if this host may be looked up; known hosts always may."""

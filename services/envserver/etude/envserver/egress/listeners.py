@@ -96,7 +96,6 @@ class EgressListeners:
                 self._open.pop(key).close()
 
     def close_all(self) -> None:
-        """Close every listener."""
         while self._open:
             _, door = self._open.popitem()
             door.close()

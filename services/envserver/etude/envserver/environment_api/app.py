@@ -28,7 +28,6 @@ class EnvdRoutes:
     sandboxes: ClientSandboxes
 
     def routes(self) -> list[Route]:
-        """List the routes."""
         return [
             Route("/process.Process/{method}", self._process, methods=["POST"]),
             Route("/filesystem.Filesystem/{method}", self._filesystem, methods=["POST"]),

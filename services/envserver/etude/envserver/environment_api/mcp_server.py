@@ -47,7 +47,6 @@ class McpServer:
         )
 
     def routes(self) -> list[Route]:
-        """List the routes."""
         return [Route("/mcp/{name}", _Endpoint(self), methods=["GET", "POST", "DELETE"])]
 
     @contextlib.asynccontextmanager

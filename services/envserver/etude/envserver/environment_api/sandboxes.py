@@ -161,7 +161,6 @@ class ClientSandboxes:
         sandbox.is_paused, sandbox.ends_s = True, time.time() + MAX_LIFE_S
 
     async def resume(self, sandbox: ClientSandbox, life_s: int) -> None:
-        """Resume it with this lifetime."""
         request = environment_state_pb2.ResumeRequest(
             lease_id=sandbox.lease.lease_id,
             control_token=sandbox.lease.control_token,
@@ -171,7 +170,6 @@ class ClientSandboxes:
         sandbox.is_paused, sandbox.ends_s = False, time.time() + life_s
 
     async def end(self, sandbox: ClientSandbox) -> None:
-        """Kill it."""
         if self._held.pop(sandbox.name, None) is not None:
             log.info("sandbox %s of %s ends", sandbox.name, sandbox.owner)
             await sandbox.programs.close()

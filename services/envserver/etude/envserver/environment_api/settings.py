@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from etude.common import broker_shards
+from etude.common.settings_fields import parse_count, parse_port
 from etude.envserver.host.workspace_sources import EMPTY
 
 RUN_ID = "edge"
@@ -41,13 +42,13 @@ class EnvironmentApiSettings:
         """
         return cls(
             host=env.get("ETUDE_HOST", "127.0.0.1"),
-            port=_number(env, "ETUDE_PORT", "7050", most=65_535),
-            probe_port=_number(env, "ETUDE_PROBE_PORT", "8080", most=65_535),
+            port=parse_port(env, "ETUDE_PORT", 7050),
+            probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
             broker_target=_broker(env["ETUDE_BROKER_TARGET"]),
             keys_file=Path(env["ETUDE_EDGE_KEYS"]),
             workspace=env.get("ETUDE_EDGE_WORKSPACE", EMPTY),
-            max_sandboxes=_number(env, "ETUDE_EDGE_MAX_SANDBOXES", "100", most=10_000),
-            memory_mib=_number(env, "ETUDE_EDGE_MEMORY_MIB", "1024", most=65_536),
+            max_sandboxes=parse_count(env, "ETUDE_EDGE_MAX_SANDBOXES", 100, high=10_000),
+            memory_mib=parse_count(env, "ETUDE_EDGE_MEMORY_MIB", 1024, high=65_536),
         )
 
 
@@ -56,10 +57,3 @@ def _broker(text: str) -> str:
         return broker_shards.broker_target(RUN_ID, text)
     except ValueError as error:
         raise ValueError(f"ETUDE_BROKER_TARGET: {error}") from error
-
-
-def _number(env: Mapping[str, str], name: str, default: str, *, most: int) -> int:
-    text = env.get(name, default)
-    if not text.isdecimal() or int(text) > most:
-        raise ValueError(f"{name}: {text!r} is not a number from 0 to {most}")
-    return int(text)

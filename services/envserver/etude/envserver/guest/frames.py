@@ -117,7 +117,6 @@ class Frame(NamedTuple):
         return self.flags >> 1 & 3
 
     def encoded(self) -> bytes:
-        """The frame's bytes."""
         header = _HEADER.pack(MIN_LENGTH + len(self.payload), self.stream, self.kind, self.flags)
         return header + self.payload
 

@@ -83,7 +83,6 @@ class LeasedEnvironment:
 
     @property
     def lease_id(self) -> str:
-        """Id of the lease."""
         return self.record.lease_id
 
     @property

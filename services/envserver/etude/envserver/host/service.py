@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -16,11 +17,16 @@ from etude.envserver import metrics
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.grading import MAX_JOB_BYTES, Grader
 from etude.envserver.host.host import Host
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import environments_pb2 as pb2
+from etude.v1 import environments_pb2_grpc
 
 tracer = trace.get_tracer("etude.envserver")
 
 _KINDS = {1: "tool", 2: "timeout", 3: "invalid"}
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+Context = grpc.aio.ServicerContext[_Request, _Response]
 
 
 @dataclass(slots=True)
@@ -34,34 +40,26 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
     @override
     async def OpenEnvironments(
         self,
-        request: environments_pb2.OpenEnvironmentsRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.OpenEnvironmentsRequest, environments_pb2.OpenEnvironmentsResponse
-        ],
-    ) -> environments_pb2.OpenEnvironmentsResponse:
+        request: pb2.OpenEnvironmentsRequest,
+        context: Context[pb2.OpenEnvironmentsRequest, pb2.OpenEnvironmentsResponse],
+    ) -> pb2.OpenEnvironmentsResponse:
         if self.draining:
             raise UnavailableError("this host is shutting down")
-        return environments_pb2.OpenEnvironmentsResponse(outcomes=await self.host.open(request))
+        return pb2.OpenEnvironmentsResponse(outcomes=await self.host.open(request))
 
     @override
     async def CloseEnvironments(
         self,
-        request: environments_pb2.CloseEnvironmentsRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.CloseEnvironmentsRequest, environments_pb2.CloseEnvironmentsResponse
-        ],
-    ) -> environments_pb2.CloseEnvironmentsResponse:
+        request: pb2.CloseEnvironmentsRequest,
+        context: Context[pb2.CloseEnvironmentsRequest, pb2.CloseEnvironmentsResponse],
+    ) -> pb2.CloseEnvironmentsResponse:
         await self.host.close(request.lease_ids)
-        return environments_pb2.CloseEnvironmentsResponse()
+        return pb2.CloseEnvironmentsResponse()
 
     @override
     async def RunTurn(
-        self,
-        request: environments_pb2.RunTurnRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.RunTurnRequest, environments_pb2.RunTurnResponse
-        ],
-    ) -> environments_pb2.RunTurnResponse:
+        self, request: pb2.RunTurnRequest, context: Context[pb2.RunTurnRequest, pb2.RunTurnResponse]
+    ) -> pb2.RunTurnResponse:
         environment = self.host.find(request.lease_id)
         environment.check_agent(request.agent_token)
         started_ns = time.time_ns()
@@ -69,30 +67,24 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
         with telemetry.continue_trace(context.invocation_metadata()):
             for call, result in zip(request.calls, results, strict=True):
                 _record_call(call, result, started_ns, environment.toolset.tools.keys())
-        return environments_pb2.RunTurnResponse(results=results)
+        return pb2.RunTurnResponse(results=results)
 
     @override
     async def Diff(
-        self,
-        request: environments_pb2.DiffRequest,
-        context: grpc.aio.ServicerContext[
-            environments_pb2.DiffRequest, environments_pb2.DiffResponse
-        ],
-    ) -> AsyncIterator[environments_pb2.DiffResponse]:
+        self, request: pb2.DiffRequest, context: Context[pb2.DiffRequest, pb2.DiffResponse]
+    ) -> AsyncIterator[pb2.DiffResponse]:
         environment = self.host.find(request.lease_id)
         environment.check_control(request.control_token)
         diff = await environment.diff()
         for chunk in channels.chunks(diff.SerializeToString()):
-            yield environments_pb2.DiffResponse(chunk=chunk)
+            yield pb2.DiffResponse(chunk=chunk)
 
     @override
     async def Grade(
         self,
-        request_iterator: AsyncIterator[environments_pb2.GradeRequest],
-        context: grpc.aio.ServicerContext[
-            environments_pb2.GradeRequest, environments_pb2.GradeResponse
-        ],
-    ) -> environments_pb2.GradeResponse:
+        request_iterator: AsyncIterator[pb2.GradeRequest],
+        context: Context[pb2.GradeRequest, pb2.GradeResponse],
+    ) -> pb2.GradeResponse:
         environment, job = await self._job(request_iterator)
         started_s = time.monotonic()
         with (
@@ -105,14 +97,14 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
                 template=environment.record.template,
                 fork=environment,
             )
-        if job.mode == environments_pb2.GRADE_MODE_FORK:
+        if job.mode == pb2.GRADE_MODE_FORK:
             await self.host.states.drop_graded(environment)
         metrics.grade_seconds.observe(time.monotonic() - started_s)
         return response
 
     async def _job(
-        self, requests: AsyncIterator[environments_pb2.GradeRequest]
-    ) -> tuple[LeasedEnvironment, environments_pb2.GradeJob]:
+        self, requests: AsyncIterator[pb2.GradeRequest]
+    ) -> tuple[LeasedEnvironment, pb2.GradeJob]:
         environment: LeasedEnvironment | None = None
         data = bytearray()
         async for request in requests:
@@ -125,14 +117,14 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
         if environment is None:
             raise InvalidFieldError("lease_id", "the stream ended before its first message")
         try:
-            return environment, environments_pb2.GradeJob.FromString(bytes(data))
+            return environment, pb2.GradeJob.FromString(bytes(data))
         except DecodeError as error:
             raise InvalidFieldError("chunk", f"the chunks are not a GradeJob: {error}") from error
 
 
 def _record_call(
-    call: environments_pb2.ToolCall,
-    result: environments_pb2.ToolResult,
+    call: pb2.ToolCall,
+    result: pb2.ToolResult,
     started_ns: int,
     known: Collection[str],
 ) -> None:

@@ -76,7 +76,6 @@ class TaskLinter:
     runner: TaskRunner
 
     async def lint_task(self, folder: Path) -> LintResult:
-        """Lint the task in this folder."""
         try:
             task = harbor_task.read_task(folder)
             report = await self._report(task)
@@ -121,7 +120,7 @@ class TaskLinter:
 
 
 def _probe() -> bytes:
-    return importlib.resources.files(__package__).joinpath("probe.py").read_bytes()
+    return importlib.resources.files(__package__).joinpath("leak_probe.py").read_bytes()
 
 
 def _of_image(task: HarborTask) -> Mapping[str, bytes]:

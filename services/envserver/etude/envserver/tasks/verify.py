@@ -68,7 +68,6 @@ class TaskVerifier:
     grader: Grader
 
     async def verify_task(self, folder: Path) -> TaskProof:
-        """Verify the task in this folder."""
         try:
             task = harbor_task.read_task(folder)
             return await self._verdict(task)

@@ -45,7 +45,6 @@ class E2bControlPlane:
     """Of each sandbox."""
 
     def routes(self) -> list[Route]:
-        """List the routes."""
         one = "/sandboxes/{name}"
         return [
             Route("/v2/sandboxes", self._create, methods=["POST"]),

@@ -54,7 +54,6 @@ class OpenEnvServer:
     sandboxes: ClientSandboxes
 
     def routes(self) -> list[BaseRoute]:
-        """List the routes."""
         answers: dict[str, Callable[[OpenEnvSession, Request], Awaitable[Response]]] = {
             "GET /health": _health,
             "GET /metadata": _metadata,

@@ -48,7 +48,6 @@ class CallResults:
         return environments_pb2.RunTurnResponse(results=self._kept.values())
 
     def digests(self) -> Mapping[str, str]:
-        """Digests of the calls."""
         return dict(self._digests)
 
     def add(

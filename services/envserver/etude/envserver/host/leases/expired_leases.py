@@ -37,7 +37,6 @@ class ExpiredLeases:
         return len(self._environments)
 
     def get(self, lease_id: str) -> LeasedEnvironment | None:
-        """The environment of a kept lease."""
         return self._environments.get(lease_id)
 
     def resume(self, lease_id: str) -> LeasedEnvironment:
@@ -77,7 +76,6 @@ class ExpiredLeases:
         self._resumed_s = {each: at for each, at in self._resumed_s.items() if at > now_s - SLACK_S}
 
     def runs(self) -> set[str]:
-        """Runs of the kept leases."""
         return {each.record.held.run_id for each in self._environments.values()}
 
     async def _pause(self, environment: LeasedEnvironment) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from etude.common import atomic
 from etude.common.errors import CorruptError
 from etude.v1 import environments_pb2
 
@@ -78,15 +79,7 @@ def save_record(folder: Path, record: LeaseRecord) -> None:
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Write a value as JSON, durably and atomically."""
-    partial = path.with_name(f"{path.name}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, json.dumps(value).encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    partial.rename(path)
-    _sync_folder(path.parent)
+    atomic.write_bytes(path, json.dumps(value).encode(), fsync=True, mode=0o600)
 
 
 def read_json(path: Path) -> Mapping[str, Any] | None:
@@ -104,14 +97,6 @@ def read_json(path: Path) -> Mapping[str, Any] | None:
     if not isinstance(said, dict):
         raise CorruptError(f"{path}: is not an object")
     return said
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_record(folder: Path) -> LeaseRecord:
@@ -148,7 +133,6 @@ class CallLog:
         self._append({"digests": digests, "end": data})
 
     def close(self) -> None:
-        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,6 +1,7 @@
 """RPCs on the state of a host's environments, for the holders of their control tokens."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 from typing_extensions import override
@@ -14,12 +15,17 @@ from etude.envserver.host.snapshots.snapshot_store import (
     SharedSnapshotRef,
     SnapshotStore,
 )
-from etude.v1 import environment_state_pb2, environment_state_pb2_grpc
+from etude.v1 import environment_state_pb2 as pb2
+from etude.v1 import environment_state_pb2_grpc
 
 RESUMED_S = 120
 """Default life of a resumed lease: holders renew every 15 s."""
 MAX_TTL_S = 86_400
 """Longest life of a lease."""
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+Context = grpc.aio.ServicerContext[_Request, _Response]
 
 
 @dataclass(slots=True)
@@ -33,17 +39,15 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
     @override
     async def Snapshot(
         self,
-        request: environment_state_pb2.SnapshotRequest,
-        context: grpc.aio.ServicerContext[
-            environment_state_pb2.SnapshotRequest, environment_state_pb2.SnapshotResponse
-        ],
-    ) -> environment_state_pb2.SnapshotResponse:
+        request: pb2.SnapshotRequest,
+        context: Context[pb2.SnapshotRequest, pb2.SnapshotResponse],
+    ) -> pb2.SnapshotResponse:
         environment = self._controlled(request.lease_id, request.control_token)
         states = self.host.states
         made = await states.snapshot(
             environment, request.snapshot_id, with_memory=request.with_memory
         )
-        return environment_state_pb2.SnapshotResponse(
+        return pb2.SnapshotResponse(
             snapshot_id=made.snapshot_id,
             size_bytes=made.saved.num_bytes,
             digest=made.saved.digest,
@@ -54,50 +58,38 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
     @override
     async def Rollback(
         self,
-        request: environment_state_pb2.RollbackRequest,
-        context: grpc.aio.ServicerContext[
-            environment_state_pb2.RollbackRequest, environment_state_pb2.RollbackResponse
-        ],
-    ) -> environment_state_pb2.RollbackResponse:
+        request: pb2.RollbackRequest,
+        context: Context[pb2.RollbackRequest, pb2.RollbackResponse],
+    ) -> pb2.RollbackResponse:
         environment = self._controlled(request.lease_id, request.control_token)
         await self.host.states.rollback(environment, request.snapshot_id)
-        return environment_state_pb2.RollbackResponse()
+        return pb2.RollbackResponse()
 
     @override
     async def Pause(
-        self,
-        request: environment_state_pb2.PauseRequest,
-        context: grpc.aio.ServicerContext[
-            environment_state_pb2.PauseRequest, environment_state_pb2.PauseResponse
-        ],
-    ) -> environment_state_pb2.PauseResponse:
+        self, request: pb2.PauseRequest, context: Context[pb2.PauseRequest, pb2.PauseResponse]
+    ) -> pb2.PauseResponse:
         environment = self._controlled(request.lease_id, request.control_token)
         await self.host.states.pause(environment)
-        return environment_state_pb2.PauseResponse()
+        return pb2.PauseResponse()
 
     @override
     async def Resume(
-        self,
-        request: environment_state_pb2.ResumeRequest,
-        context: grpc.aio.ServicerContext[
-            environment_state_pb2.ResumeRequest, environment_state_pb2.ResumeResponse
-        ],
-    ) -> environment_state_pb2.ResumeResponse:
+        self, request: pb2.ResumeRequest, context: Context[pb2.ResumeRequest, pb2.ResumeResponse]
+    ) -> pb2.ResumeResponse:
         if request.ttl_seconds > MAX_TTL_S:
             raise InvalidFieldError("ttl_seconds", f"must be at most {MAX_TTL_S}")
         expires_unix_ms = await self.host.resume(
             request.lease_id, request.control_token, ttl_s=request.ttl_seconds or RESUMED_S
         )
-        return environment_state_pb2.ResumeResponse(expires_unix_ms=expires_unix_ms)
+        return pb2.ResumeResponse(expires_unix_ms=expires_unix_ms)
 
     @override
     async def DropSnapshots(
         self,
-        request: environment_state_pb2.DropSnapshotsRequest,
-        context: grpc.aio.ServicerContext[
-            environment_state_pb2.DropSnapshotsRequest, environment_state_pb2.DropSnapshotsResponse
-        ],
-    ) -> environment_state_pb2.DropSnapshotsResponse:
+        request: pb2.DropSnapshotsRequest,
+        context: Context[pb2.DropSnapshotsRequest, pb2.DropSnapshotsResponse],
+    ) -> pb2.DropSnapshotsResponse:
         environment = self._controlled(request.lease_id, request.control_token)
         missing = []
         for snapshot_id in request.snapshot_ids:
@@ -107,37 +99,27 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
                 missing.append(snapshot_id)
             if self.store is not None:
                 await self.store.remove(environment.record.held.run_id, snapshot_id)
-        return environment_state_pb2.DropSnapshotsResponse(missing_snapshot_ids=missing)
+        return pb2.DropSnapshotsResponse(missing_snapshot_ids=missing)
 
     @override
     async def Share(
-        self,
-        request: environment_state_pb2.ShareRequest,
-        context: grpc.aio.ServicerContext[
-            environment_state_pb2.ShareRequest, environment_state_pb2.ShareResponse
-        ],
-    ) -> environment_state_pb2.ShareResponse:
+        self, request: pb2.ShareRequest, context: Context[pb2.ShareRequest, pb2.ShareResponse]
+    ) -> pb2.ShareResponse:
         whose = origin_of(self._controlled(request.lease_id, request.control_token))
         snapshots = self.host.states.snapshots
         found = snapshots.find(whose.run_id, request.snapshot_id, lease_id=whose.lease_id)
         shared = await self._require_store().share(snapshots, found)
-        return environment_state_pb2.ShareResponse(
-            digest=shared.digest, size_bytes=shared.num_bytes
-        )
+        return pb2.ShareResponse(digest=shared.digest, size_bytes=shared.num_bytes)
 
     @override
     async def Fetch(
-        self,
-        request: environment_state_pb2.FetchRequest,
-        context: grpc.aio.ServicerContext[
-            environment_state_pb2.FetchRequest, environment_state_pb2.FetchResponse
-        ],
-    ) -> environment_state_pb2.FetchResponse:
+        self, request: pb2.FetchRequest, context: Context[pb2.FetchRequest, pb2.FetchResponse]
+    ) -> pb2.FetchResponse:
         whose = origin_of(self._controlled(request.lease_id, request.control_token))
         wanted = SharedSnapshotRef(request.shared_snapshot_id, request.digest)
         snapshots = self.host.states.snapshots
         await self._require_store().fetch(snapshots, whose, wanted, request.snapshot_id)
-        return environment_state_pb2.FetchResponse()
+        return pb2.FetchResponse()
 
     def _require_store(self) -> SnapshotStore:
         """The store of shared snapshots.
