@@ -80,31 +80,31 @@ def node_flavor(manifest: Manifest) -> NodeFlavor:
 
 def pod_set_updates(live: Manifest) -> dict[str, list[NodeFlavor]]:
     """Pod set updates by a Workload's admission checks, by role."""
-    found: dict[str, list[NodeFlavor]] = defaultdict(list)
+    updates: dict[str, list[NodeFlavor]] = defaultdict(list)
     for check in (live.get("status") or {}).get("admissionChecks") or ():
-        for each in check.get("podSetUpdates") or ():
-            found[each["name"]].append(
+        for update in check.get("podSetUpdates") or ():
+            updates[update["name"]].append(
                 NodeFlavor(
-                    each.get("nodeSelector") or {},
-                    tuple(each.get("tolerations") or ()),
-                    each.get("labels") or {},
-                    each.get("annotations") or {},
+                    update.get("nodeSelector") or {},
+                    tuple(update.get("tolerations") or ()),
+                    update.get("labels") or {},
+                    update.get("annotations") or {},
                 )
             )
-    return dict(found)
+    return dict(updates)
 
 
 def merge_flavors(parts: Iterable[NodeFlavor]) -> NodeFlavor:
     """The union of constraints: of each resource's flavor, then of admission checks."""
-    found = NodeFlavor()
+    merged = NodeFlavor()
     for part in parts:
-        found = NodeFlavor(
-            {**found.node_selector, **part.node_selector},
-            (*found.tolerations, *part.tolerations),
-            {**found.labels, **part.labels},
-            {**found.annotations, **part.annotations},
+        merged = NodeFlavor(
+            {**merged.node_selector, **part.node_selector},
+            (*merged.tolerations, *part.tolerations),
+            {**merged.labels, **part.labels},
+            {**merged.annotations, **part.annotations},
         )
-    return found
+    return merged
 
 
 def conflicting_keys(flavor: NodeFlavor, update: NodeFlavor) -> Iterator[str]:

@@ -55,22 +55,22 @@ def run_policies(
     """
     roles = run.spec.roles
     outside = _external_egress(run.spec.storage, run.spec.observability.otlp_endpoint)
-    served = [*outside, *(_issuer_egress(operator_namespace) if asks_issuer else [])]
+    egress = [*outside, *(_issuer_egress(operator_namespace) if asks_issuer else [])]
     environments = [rule for pool in pools for rule in _pool_egress(pool)]
     operator = _from_operator(operator_namespace, names.TRAINER)
-    made = [_trainer_policy(run, operator, [*served, *environments])]
+    policies = [_trainer_policy(run, operator, [*egress, *environments])]
     if roles.inference is not None:
         part = _role_selector(run, names.INFERENCE)
-        asked = [_from([_role_selector(run, names.TRAINER)], names.INFERENCE)]
-        asked += [_from_gateway(run, each) for each in _gateways(run)]
-        made.append(_policy(run, names.INFERENCE, part, asked, served))
+        ingress = [_from([_role_selector(run, names.TRAINER)], names.INFERENCE)]
+        ingress += [_from_gateway(run, each) for each in _gateways(run)]
+        policies.append(_policy(run, names.INFERENCE, part, ingress, egress))
     if roles.rewards is not None:
         part = _role_selector(run, names.REWARDS)
-        asked = [_from([_role_selector(run, names.TRAINER)], names.REWARDS)]
-        made.append(_policy(run, names.REWARDS, part, asked, [*served, *environments]))
+        ingress = [_from([_role_selector(run, names.TRAINER)], names.REWARDS)]
+        policies.append(_policy(run, names.REWARDS, part, ingress, [*egress, *environments]))
     # A Job has no peer that asks for its certificate.
     job = {names.SAVED_BY: run.metadata.name, names.ROLE: names.JANITOR}
-    return [*made, _policy(run, names.JANITOR, job, [], outside)]
+    return [*policies, _policy(run, names.JANITOR, job, [], outside)]
 
 
 def _role_selector(run: RLRun, role: str) -> Selector:
@@ -145,9 +145,9 @@ def pool_policies(
 def job_policy(job: Manifest, store: StoreAccess) -> Manifest:
     """The egress policy of a Job that outlives its run and the run's policy."""
     metadata = job["metadata"]
-    given = job["spec"]["template"]["metadata"]["labels"]
+    labels = job["spec"]["template"]["metadata"]["labels"]
     # Without the labels that the Job controller adds.
-    selected = {name: given[name] for name in (names.CHECKPOINT, names.ROLE)}
+    selected = {name: labels[name] for name in (names.CHECKPOINT, names.ROLE)}
     owner = {name: job[name] for name in ("apiVersion", "kind")}
     owner |= {"name": metadata["name"], "uid": metadata["uid"], "controller": True}
     return {
@@ -156,7 +156,7 @@ def job_policy(job: Manifest, store: StoreAccess) -> Manifest:
         "metadata": {
             "name": metadata["name"],
             "namespace": metadata["namespace"],
-            "labels": {name: given[name] for name in (names.MANAGED_BY, names.CHECKPOINT)},
+            "labels": {name: labels[name] for name in (names.MANAGED_BY, names.CHECKPOINT)},
             "ownerReferences": [owner],
         },
         "spec": {
@@ -230,7 +230,7 @@ def _from_gateway(run: RLRun, gateway: PolicyGateway) -> Rule:
 def _external_egress(store: StoreAccess | None, otlp_endpoint: str | None) -> list[Rule]:
     """Egress to DNS, the object store and the collector, whose addresses are unknown."""
     dns = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
-    found: list[Rule] = [{"ports": dns}]
+    rules: list[Rule] = [{"ports": dns}]
     urls, ports = [], []
     if store is not None:
         urls.append(store.endpoint)
@@ -239,8 +239,8 @@ def _external_egress(store: StoreAccess | None, otlp_endpoint: str | None) -> li
         urls.append(otlp_endpoint)
         ports.append(urlparse(otlp_endpoint).port or OTLP_PORT)
     if ports:
-        found.append(_internet_egress(sorted(set(ports))))
-    return found + _service_egress(url for url in urls if url is not None)
+        rules.append(_internet_egress(sorted(set(ports))))
+    return rules + _service_egress(url for url in urls if url is not None)
 
 
 def _port_of(url: str | None) -> int:

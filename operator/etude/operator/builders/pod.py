@@ -161,13 +161,13 @@ def base_env(ports: Mapping[str, int], *, attempt: int) -> list[Manifest]:
 
 def toleration(toleration: Toleration) -> Manifest:
     """A toleration as a pod spec has it."""
-    found = {
+    fields = {
         "key": toleration.key,
         "operator": toleration.operator,
         "value": toleration.value,
         "effect": toleration.effect,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def pod_spec(pod: RolePod) -> Manifest:

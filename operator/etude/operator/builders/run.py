@@ -114,15 +114,15 @@ def _role_objects(run: RLRun, role: str, shape: RunShape, platform: Platform) ->
     """The headless Service of a role and, unless the run has one workload, its StatefulSet."""
     name = names.child(run.metadata.name, role)
     labels = {**run_labels(run), names.ROLE: role}
-    named = service(run, name, labels, PORTS[role])
+    headless = service(run, name, labels, PORTS[role])
     if not has_stateful_set(run, role):
-        return [named]
+        return [headless]
     pod = _run_pod(run, role, shape, platform)
     kept = shape.engines if role == names.INFERENCE else None
     count = desired_pods(run)[role]
     pods = (kept or count) if shape.is_running and count else 0
     attempt = shape.attempts.get(role, 0)
-    return [named, stateful_set(run, name, labels, pod, replicas=pods, attempt=attempt)]
+    return [headless, stateful_set(run, name, labels, pod, replicas=pods, attempt=attempt)]
 
 
 def _all_role_pods(run: RLRun, shape: RunShape, platform: Platform) -> list[RolePods]:

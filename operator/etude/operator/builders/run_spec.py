@@ -31,14 +31,14 @@ def pool_name(run: RLRun, role: EnvironmentRole) -> str:
 
 def pods_by_role(run: RLRun) -> dict[str, int]:
     """Pods by role while the run is running."""
-    wanted = {names.TRAINER: 1}
+    pods = {names.TRAINER: 1}
     if run.spec.scheduling.kind == "RayCluster":
-        wanted[names.TRAINER] += num_workers(run)
+        pods[names.TRAINER] += num_workers(run)
     if run.spec.roles.inference is not None:
-        wanted[names.INFERENCE] = engine_replicas(run)
+        pods[names.INFERENCE] = engine_replicas(run)
     if run.spec.roles.rewards is not None:
-        wanted[names.REWARDS] = 1
-    return wanted
+        pods[names.REWARDS] = 1
+    return pods
 
 
 def desired_pods(run: RLRun) -> dict[str, int]:

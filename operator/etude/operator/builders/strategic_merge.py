@@ -16,26 +16,26 @@ ONE_OF = ("volumes",)
 
 def strategic_merge(below: Manifest, above: Mapping[str, Any]) -> Manifest:
     """The merge of two mappings; the patch wins, and null deletes."""
-    found = dict(below)
+    merged = dict(below)
     for name, value in above.items():
         if value is None:
-            found.pop(name, None)
-        elif name in MERGE_KEYS and isinstance(found.get(name), list) and isinstance(value, list):
-            found[name] = _merge_by_key(found[name], value, name)
-        elif isinstance(found.get(name), dict) and isinstance(value, dict):
-            found[name] = strategic_merge(found[name], value)
+            merged.pop(name, None)
+        elif name in MERGE_KEYS and isinstance(merged.get(name), list) and isinstance(value, list):
+            merged[name] = _merge_by_key(merged[name], value, name)
+        elif isinstance(merged.get(name), dict) and isinstance(value, dict):
+            merged[name] = strategic_merge(merged[name], value)
         else:
-            found[name] = value
-    return found
+            merged[name] = value
+    return merged
 
 
 def _merge_by_key(below: list[Manifest], above: list[Manifest], name: str) -> list[Manifest]:
     key = MERGE_KEYS[name]
-    found = {item.get(key): item for item in below}
+    merged = {item.get(key): item for item in below}
     for item in above:
-        before = found.get(item.get(key))
-        if before is None or name in ONE_OF:
-            found[item.get(key)] = item
+        item_below = merged.get(item.get(key))
+        if item_below is None or name in ONE_OF:
+            merged[item.get(key)] = item
         else:
-            found[item.get(key)] = strategic_merge(before, item)
-    return list(found.values())
+            merged[item.get(key)] = strategic_merge(item_below, item)
+    return list(merged.values())

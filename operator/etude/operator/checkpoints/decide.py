@@ -86,13 +86,13 @@ def observe_checkpoint(
 ) -> ObservedCheckpoint:
     """Everything that a decision about this checkpoint depends on."""
     namespace, name = checkpoint.metadata.namespace, checkpoint.metadata.name
-    made: dict[str, Manifest] = {}
+    existing: dict[str, Manifest] = {}
     endings: dict[str, PodFailure] = {}
     troubles: dict[str, str] = {}
     for what in (VERIFY, DELETE):
         job = cluster.get(Ref("Job", namespace, checkpoints_job.job_name(checkpoint, what)))
         if job is not None:
-            made[what] = job
+            existing[what] = job
             pods = cluster.list_owned(uid(job))
             ended = find_failures(names.JANITOR, pods)
             if ended:
@@ -100,13 +100,13 @@ def observe_checkpoint(
             troubles[what] = _suspension(job) or _trouble(pods)
     return ObservedCheckpoint(
         manifest=cluster.get(Ref("Checkpoint", namespace, name)) or {},
-        jobs=made,
+        jobs=existing,
         endings=endings,
         troubles=troubles,
         run=_run(cluster, checkpoint),
         policies=frozenset(
             ref(job).name
-            for job in made.values()
+            for job in existing.values()
             if cluster.get(Ref("NetworkPolicy", namespace, ref(job).name)) is not None
         ),
         needs_egress_policy=_needs_egress_policy(cluster, checkpoint),
@@ -198,11 +198,11 @@ def _verification(
 ) -> Decision[CheckpointStatus]:
     """Read the checkpoint's objects back once, in a Job."""
     job = observed.jobs.get(VERIFY)
-    known = ready_condition(checkpoint)
-    if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # holds until it is read
+    recorded = ready_condition(checkpoint)
+    if recorded is None or recorded.reason != Reason.STORAGE_UNAVAILABLE:  # holds until it is read
         words = observed.troubles.get(VERIFY) or "its objects are read back"
-        known = false_condition("Ready", Reason.VERIFYING, words)
-    verifying = checkpoint_status(checkpoint, known, now)
+        recorded = false_condition("Ready", Reason.VERIFYING, words)
+    verifying = checkpoint_status(checkpoint, recorded, now)
     if job is None:
         beginning = _start_job(
             observed, checkpoints_job.data_job(checkpoint, observed.run, VERIFY, platform), now

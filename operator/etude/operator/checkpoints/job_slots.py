@@ -59,14 +59,14 @@ class PendingJobs:
     def track(self, actions: Sequence[Action]) -> Iterator[None]:
         """Count the Jobs of these actions while they are performed."""
         applied = (each.manifest for each in actions if isinstance(each, Apply))
-        made = {ref(manifest) for manifest in applied if _is_ours(manifest)}
+        created = {ref(manifest) for manifest in applied if _is_ours(manifest)}
         ended = {each.uid for each in actions if isinstance(each, Delete)}
-        self._made |= made
+        self._made |= created
         self._ended |= ended
         try:
             yield
         finally:
-            self._made -= made
+            self._made -= created
             self._ended -= ended
 
     def job_slots(self, cluster: Cluster, namespace: str) -> JobSlots:

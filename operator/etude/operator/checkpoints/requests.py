@@ -91,13 +91,13 @@ def _adoption(request: Checkpoint, manifest: Manifest, run: RLRun) -> Adopt:
     # Only the run may control it; other owners may stay.
     written = manifest["metadata"].get("ownerReferences") or ()
     owners = [owner_reference(run), *(owner for owner in written if not owner.get("controller"))]
-    held = list(manifest["metadata"].get("finalizers") or ())
-    if request.spec.deletion_policy == "Delete" and names.CHECKPOINT_DATA not in held:
-        held.append(names.CHECKPOINT_DATA)
+    finalizers = list(manifest["metadata"].get("finalizers") or ())
+    if request.spec.deletion_policy == "Delete" and names.CHECKPOINT_DATA not in finalizers:
+        finalizers.append(names.CHECKPOINT_DATA)
     metadata = {
         "ownerReferences": owners,
         "labels": run_labels(run),
         "annotations": {names.ADOPTED_BY: run.metadata.uid},
-        "finalizers": held,
+        "finalizers": finalizers,
     }
     return Adopt(observed=manifest, metadata=metadata)

@@ -69,16 +69,16 @@ def decide(
     is_moving = pool.spec.mode is not ScalingMode.MANUAL or any(
         isinstance(a, DrainHosts) for a in actions
     )
-    said = pool_status(pool, observed, size, now, problem)
+    status = pool_status(pool, observed, size, now, problem)
     again_s = _requeue_after_s(problem, size, is_moving=is_moving)
     if cert_manager.is_cert_manager_missing(platform.tls, observed.served):
         soon_s = cert_manager.RETRY_S
         again_s = soon_s if again_s is None else min(again_s, soon_s)
     return Decision(
-        status=said,
+        status=status,
         actions=actions,
         requeue_after_s=again_s,
-        is_transient=_differs_in_numbers(pool.status, said),
+        is_transient=_differs_in_numbers(pool.status, status),
     )
 
 
@@ -137,10 +137,10 @@ def _actions(
     assert pool.status.resolved is not None, "recorded before"  # noqa: S101 - our own mistake
     yield from _remove_hosts(pool, observed, size)
     # A released pool keeps no host.
-    there = [] if pool.spec.is_released else observed.hosts
+    hosts = [] if pool.spec.is_released else observed.hosts
     # A pod's spec is fixed at its creation: running hosts are left as they are.
-    made = {_ordinal(host) for host in observed.hosts}
-    new = tuple(each for each in desired_ordinals(there, size.limit) if each not in made)
+    existing = {_ordinal(host) for host in observed.hosts}
+    new = tuple(each for each in desired_ordinals(hosts, size.limit) if each not in existing)
     wanted = desired_pools.pool_children(
         pool, new, pool.status.resolved.images, platform, observed.sandbox_template
     )

@@ -162,19 +162,21 @@ def pool_metrics(
         now: both clocks.
     """
     hosts, report = observed.hosts, observed.report
-    there, known = staying_hosts(hosts), reported_hosts(report)
-    ready = [host_name(host) for host in there if is_true(host, "Ready")]
-    vacated = {host_name(host) for host in there if is_true(host, "DisruptionTarget")}
+    staying, reported = staying_hosts(hosts), reported_hosts(report)
+    ready = [host_name(host) for host in staying if is_true(host, "Ready")]
+    vacated = {host_name(host) for host in staying if is_true(host, "DisruptionTarget")}
     brokers = report.by_broker.values()
     seen_s = min((broker.received_s for broker in brokers), default=-math.inf)
     return PoolMetrics(
         seen_s=seen_s if len(brokers) >= pool.spec.brokers else -math.inf,
         wall_s=now.wall_s,
         ready=len(ready),
-        creating=len(there) - len(ready),
-        unschedulable=sum(map(is_unschedulable, there)),
-        terminating=len(hosts) - len(there),
-        holding=sum(known[name].held > 0 for name in map(host_name, there) if name in known),
+        creating=len(staying) - len(ready),
+        unschedulable=sum(map(is_unschedulable, staying)),
+        terminating=len(hosts) - len(staying),
+        holding=sum(
+            reported[name].held > 0 for name in map(host_name, staying) if name in reported
+        ),
         leased=sum(broker.response.leased + broker.response.opening for broker in brokers),
         queued=sum(broker.response.waiting for broker in brokers),
         holders=frozenset(run_id for broker in brokers for run_id in broker.response.leased_by_run),
@@ -182,12 +184,12 @@ def pool_metrics(
             IdleReplica(
                 name=name,
                 # A host that no broker reports yet is new and has held nothing.
-                since_s=known[name].idle_since_s if name in known else now.monotonic_s,
-                is_cached=name not in known or known[name].is_cached,
+                since_s=reported[name].idle_since_s if name in reported else now.monotonic_s,
+                is_cached=name not in reported or reported[name].is_cached,
                 is_draining=name in vacated,
             )
             for name in ready
-            if name not in known or not known[name].held
+            if name not in reported or not reported[name].held
         ),
         held=tuple(_held_leases(report, now)),
         lease=_lease_quantiles(report),

@@ -21,18 +21,18 @@ def scale_facts(pool: EnvPool, size: PoolSize) -> Iterator[ConditionFact]:
     if spare >= 0:
         yield true_condition("BurstCapacityMet", Reason.BURST_FITS)
     else:
-        words = f"{-spare} slots are missing for the demand and spec.autoscaling.burstCapacity"
-        yield false_condition("BurstCapacityMet", Reason.BURST_TOO_LARGE, words)
+        message = f"{-spare} slots are missing for the demand and spec.autoscaling.burstCapacity"
+        yield false_condition("BurstCapacityMet", Reason.BURST_TOO_LARGE, message)
     if decision.is_hard_capped:
-        words = f"recent demand explains at most {decision.hard_cap} hosts"
-        yield true_condition("HardCapped", Reason.OVERPROVISIONED, words)
+        message = f"recent demand explains at most {decision.hard_cap} hosts"
+        yield true_condition("HardCapped", Reason.OVERPROVISIONED, message)
     else:
         yield false_condition("HardCapped", Reason.HEALTHY)
 
 
 def autoscaler_status(pool: EnvPool, size: PoolSize, now: ClockReading) -> AutoscalerStatus:
     """Status of the autoscaler: figures and cause of the last decision."""
-    before, decision = pool.status.autoscaler, size.decision
+    recorded, decision = pool.status.autoscaler, size.decision
     mode = ScalingCause.UNKNOWN.value if size.has_silent_brokers else str(pool.spec.mode)
     changes: dict[str, object] = {"mode": mode, "plan_peak": size.plan_peak}
     if decision is not None:
@@ -40,14 +40,14 @@ def autoscaler_status(pool: EnvPool, size: PoolSize, now: ClockReading) -> Autos
     if size.desired != pool.status.desired:
         changes["last_scale_time"] = rfc3339(now.wall_s)
         changes["last_reason"] = _reason_text(pool, size)
-    kept = (
-        before
+    status = (
+        recorded
         if decision is not None
         else AutoscalerStatus(
-            last_scale_time=before.last_scale_time, last_reason=before.last_reason
+            last_scale_time=recorded.last_scale_time, last_reason=recorded.last_reason
         )
     )
-    return kept.model_copy(update=changes)
+    return status.model_copy(update=changes)
 
 
 def provision_status(size: PoolSize) -> ProvisionStatus | None:
@@ -76,17 +76,17 @@ def _decision_fields(decision: PoolDecision, size: PoolSize) -> dict[str, object
 
 def _reason_text(pool: EnvPool, size: PoolSize) -> str:
     decision = size.decision
-    words = f"{pool.status.desired} to {size.desired}: "
+    prefix = f"{pool.status.desired} to {size.desired}: "
     if decision is None:
-        return words + "spec.replicas"
+        return prefix + "spec.replicas"
     match decision.cause:
         case ScalingCause.PLANNED:
-            return words + f"plans ask for {decision.plan_peak:.0f} slots"
+            return prefix + f"plans ask for {decision.plan_peak:.0f} slots"
         case ScalingCause.SCHEDULED:
-            return words + "the schedule"
+            return prefix + "the schedule"
         case ScalingCause.PANIC:
-            return words + f"a burst of {decision.panicked:.0f} slots"
+            return prefix + f"a burst of {decision.panicked:.0f} slots"
         case ScalingCause.STABLE:
-            return words + f"{decision.stable:.1f} slots were in demand"
+            return prefix + f"{decision.stable:.1f} slots were in demand"
         case ScalingCause.UNKNOWN:
-            return words + "brokers are silent"
+            return prefix + "brokers are silent"

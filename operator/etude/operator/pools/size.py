@@ -191,37 +191,39 @@ def adjust_for_health(
         pool: the pool.
         present: all hosts that are not terminating.
     """
-    kept, gone = len(findings.quarantined), len(findings.to_delete)
+    num_quarantined, num_deleted = len(findings.quarantined), len(findings.to_delete)
     if not size.desired:
         # No host is wanted, so none is kept for inspection either.
         every = (*findings.to_delete, *findings.quarantined)
         return replace(size, findings=replace(findings, quarantined=(), to_delete=every))
-    limit = min(size.limit + kept, pool.spec.max_replicas or size.limit + kept)
+    limit = min(
+        size.limit + num_quarantined, pool.spec.max_replicas or size.limit + num_quarantined
+    )
     if findings.blocks_creation:
-        limit = min(limit, present - gone)
+        limit = min(limit, present - num_deleted)
     return replace(size, limit=limit, findings=findings)
 
 
 def requested_size(pool: EnvPool, observed: ObservedPool) -> PoolSize:
     """The size that users, a HorizontalPodAutoscaler or KEDA have set."""
     desired = pool.spec.asked_replicas
-    there = staying_hosts(observed.hosts)
-    known = reported_hosts(observed.report)
-    order = sorted(there, key=lambda host: _removal_order(host, known))
-    retiring = tuple(host_name(host) for host in order[: max(0, len(there) - desired)])
+    staying = staying_hosts(observed.hosts)
+    reported = reported_hosts(observed.report)
+    order = sorted(staying, key=lambda host: _removal_order(host, reported))
+    retiring = tuple(host_name(host) for host in order[: max(0, len(staying) - desired)])
     return PoolSize(desired=desired, limit=desired, retiring=retiring)
 
 
 def _unready_to_remove(observed: ObservedPool, count: int) -> tuple[str, ...]:
     """Names of at most `count` hosts that are not ready and hold nothing."""
-    known = reported_hosts(observed.report)
+    reported = reported_hosts(observed.report)
     order = sorted(
         (
             host
             for host in staying_hosts(observed.hosts)
-            if not is_true(host, "Ready") and not _held_environments(host, known)
+            if not is_true(host, "Ready") and not _held_environments(host, reported)
         ),
-        key=lambda host: _removal_order(host, known),
+        key=lambda host: _removal_order(host, reported),
     )
     return tuple(host_name(host) for host in order[:count])
 

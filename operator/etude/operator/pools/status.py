@@ -56,11 +56,11 @@ def pool_status(
         problem: of the pool itself, for which nothing is created then. After a rejection by the
             cluster (`observed.problem`) the existing children go on.
     """
-    there = staying_hosts(observed.hosts)
-    ready = sum(is_true(host, "Ready") for host in there)
+    staying = staying_hosts(observed.hosts)
+    ready = sum(is_true(host, "Ready") for host in staying)
     accepted = problem or observed.problem or true_condition("Accepted", Reason.ACCEPTED)
     available = _available(pool, observed, size, problem)
-    found = [
+    facts = [
         accepted,
         available,
         _degraded(observed, size),
@@ -69,11 +69,11 @@ def pool_status(
     ]
     changes: dict[str, object] = {
         "observed_generation": pool.metadata.generation,
-        "replicas": len(there),
+        "replicas": len(staying),
         "ready_replicas": ready,
         "desired": size.desired,
-        "creating": len(there) - ready,
-        "terminating": len(observed.hosts) - len(there),
+        "creating": len(staying) - ready,
+        "terminating": len(observed.hosts) - len(staying),
         "unschedulable": len(size.findings.unschedulable),
         "quarantined": len(size.findings.quarantined),
         "draining": len(size.retiring),
@@ -82,12 +82,12 @@ def pool_status(
         "provision": provision_status(size) or pool.status.provision,
         "selector": f"{names.POOL}={pool.metadata.name},{names.ROLE}={names.HOST}",
         "conditions": merge_conditions(
-            found,
+            facts,
             pool.status.conditions,
             generation=pool.metadata.generation,
             now=rfc3339(now.wall_s),
         ),
-        "phase": _phase(found, size, ready),
+        "phase": _phase(facts, size, ready),
     }
     if not _is_served(observed):
         changes |= NO_BROKER
@@ -130,15 +130,15 @@ def _available(
     count = pool.spec.brokers
     up = sum(is_true(pod, "Ready") for pod in observed.brokers)
     if up < count:
-        words = "the broker is not ready" if count == 1 else f"{up} of {count} brokers are ready"
-        return false_condition("Available", Reason.BROKER_NOT_READY, words)
+        message = "the broker is not ready" if count == 1 else f"{up} of {count} brokers are ready"
+        return false_condition("Available", Reason.BROKER_NOT_READY, message)
     if any(is_true(host, "Ready") for host in staying_hosts(observed.hosts)):
         return true_condition("Available", Reason.NODES_READY)
     if not size.desired and _all_brokers_report(pool, observed):
         # A client that waits for a host before its first request would wait for ever.
         return true_condition("Available", Reason.SCALED_TO_ZERO, "the first request starts a host")
-    words = pod_failures.unschedulable_message(observed.hosts) or "no host is ready"
-    return false_condition("Available", Reason.POOL_WARMING, words)
+    message = pod_failures.unschedulable_message(observed.hosts) or "no host is ready"
+    return false_condition("Available", Reason.POOL_WARMING, message)
 
 
 def _all_brokers_report(pool: EnvPool, observed: ObservedPool) -> bool:
@@ -157,28 +157,28 @@ def _scheduled(observed: ObservedPool) -> ConditionFact:
 
 def _degraded(observed: ObservedPool, size: PoolSize) -> ConditionFact:
     pods = [*observed.brokers, *observed.api_pods, *observed.hosts]
-    words = pod_failures.waiting_message(pods, pod_failures.PULL_FAILURES)
-    if words:
-        return true_condition("Degraded", Reason.IMAGE_PULL_FAILED, words)
-    words = pod_failures.waiting_message(pods, pod_failures.CRASHES)
-    if words:
+    message = pod_failures.waiting_message(pods, pod_failures.PULL_FAILURES)
+    if message:
+        return true_condition("Degraded", Reason.IMAGE_PULL_FAILED, message)
+    message = pod_failures.waiting_message(pods, pod_failures.CRASHES)
+    if message:
         refused = any(
             failure.exit_code in pod_failures.CONFIGURATION_EXITS
             for failure in pod_failures.find_failures(names.HOST, observed.hosts)
         )
         reason = Reason.DRIVER_UNAVAILABLE if refused else Reason.CRASH_LOOPING
-        return true_condition("Degraded", reason, words)
+        return true_condition("Degraded", reason, message)
     kept = size.findings.quarantined
     if kept:
-        words = f"unhealthy hosts in quarantine: {', '.join(kept[:MAX_NAMED])}; see their logs"
-        return true_condition("Degraded", Reason.NODES_QUARANTINED, words)
+        message = f"unhealthy hosts in quarantine: {', '.join(kept[:MAX_NAMED])}; see their logs"
+        return true_condition("Degraded", Reason.NODES_QUARANTINED, message)
     return false_condition("Degraded", Reason.HEALTHY)
 
 
-def _phase(found: Sequence[ConditionFact], size: PoolSize, ready: int) -> str:
-    fact = {f.type: f for f in found}
+def _phase(facts: Sequence[ConditionFact], size: PoolSize, ready: int) -> str:
+    fact = {f.type: f for f in facts}
     is_panic = size.decision is not None and size.decision.cause is ScalingCause.PANIC
-    words = (
+    phases = (
         (not fact["Accepted"].holds and not fact["Available"].holds, "Pending"),
         (fact["Degraded"].holds, "Degraded"),
         (not size.desired and not ready, "ScaledToZero"),
@@ -187,4 +187,4 @@ def _phase(found: Sequence[ConditionFact], size: PoolSize, ready: int) -> str:
         (ready < size.desired, "Warming"),
         (bool(size.retiring), "Draining"),
     )
-    return next((word for applies, word in words if applies), "Ready")
+    return next((word for applies, word in phases if applies), "Ready")

@@ -42,16 +42,16 @@ def run_problem(run: RLRun, observed: ObservedRun, platform: Platform) -> Condit
     without = cert_manager.cert_manager_problem(run, platform.tls, observed.served)
     if without is not None:
         return without
-    words = idle_roles.idle_roles_problem(run)
-    if words:
-        return false_condition(ACCEPTED, Reason.FIXED_ROLES_REQUIRED, words)
+    sentence = idle_roles.idle_roles_problem(run)
+    if sentence:
+        return false_condition(ACCEPTED, Reason.FIXED_ROLES_REQUIRED, sentence)
     for message in _wrong_parameters(run, platform):
         return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    words = start_weights.start_weights_problem(run, observed.model) or resume.resume_problem(
+    sentence = start_weights.start_weights_problem(run, observed.model) or resume.resume_problem(
         run, observed.checkpoints
     )
-    if words:
-        return false_condition(ACCEPTED, Reason.CHECKPOINT_NOT_READY, words)
+    if sentence:
+        return false_condition(ACCEPTED, Reason.CHECKPOINT_NOT_READY, sentence)
     return next(_wrong_pools(run, observed, platform), None)
 
 

@@ -143,12 +143,12 @@ def _next_attempt(role: RoleStatus, attempt: int, observed: ObservedRun) -> Role
 
 
 def _count_restart(status: RLRunStatus, roles: Sequence[str]) -> Restarts:
-    before = status.restarts
-    return before.model_copy(
+    restarts = status.restarts
+    return restarts.model_copy(
         update={
-            "total": before.total + 1,
-            "counted": before.counted + 1,
-            "by_role": before.by_role | {r: before.by_role.get(r, 0) + 1 for r in roles},
+            "total": restarts.total + 1,
+            "counted": restarts.counted + 1,
+            "by_role": restarts.by_role | {r: restarts.by_role.get(r, 0) + 1 for r in roles},
             "phase": status.active_phase,
             "step": status.step.current if status.step else 0,
         }

@@ -54,15 +54,15 @@ def decide(
         return Decision(
             status=acceptance.status_without_api(run, problem, now), requeue_after_s=RECHECK_S
         )
-    said = kueue.quota_state(run, observed)
+    quota = kueue.quota_state(run, observed)
     context = RunContext(
         run=run,
         observed=observed,
         now=now,
         platform=platform,
         problem=problem,
-        is_running=_wants_pods(run) and said.allows_pods,
-        quota=said if _wants_pods(run) else None,
+        is_running=_wants_pods(run) and quota.allows_pods,
+        quota=quota if _wants_pods(run) else None,
     )
     ending = run_status.recorded_end(run) or _reached_end(run, observed)
     if ending is not None:
@@ -204,9 +204,9 @@ def _children(context: RunContext) -> Iterator[Action]:
         priority=kueue.queue_priority(run, context.observed),
         flavors=context.quota.flavors if context.quota is not None else {},
     )
-    made = run_children(run, shape, context.platform)
-    wanted = cert_manager.applicable_children(made, context.observed.served)
-    for manifest in wanted:
+    desired = run_children(run, shape, context.platform)
+    children = cert_manager.applicable_children(desired, context.observed.served)
+    for manifest in children:
         live = context.observed.children.get(ref(manifest))
         if live is not None and _keeps_rejected_pods(context, live):
             yield Delete(ref=ref(live), uid=uid(live))
@@ -214,7 +214,7 @@ def _children(context: RunContext) -> Iterator[Action]:
         is_missing = live is None and context.problem is None and not context.is_resting
         if is_missing or (live is not None and not _is_up_to_date(live, manifest)):
             yield Apply(manifest=manifest, manager=names.RUN_FIELD_MANAGER)
-    yield from cleanup.prune(run, context.observed, {ref(manifest) for manifest in wanted})
+    yield from cleanup.prune(run, context.observed, {ref(manifest) for manifest in children})
 
 
 def _keeps_rejected_pods(context: RunContext, live: Manifest) -> bool:

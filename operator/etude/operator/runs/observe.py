@@ -132,16 +132,16 @@ class ObservedRun:
 
 def role_pods(cluster: Cluster, run: RLRun) -> dict[str, list[Manifest]]:
     """Pods of the run's workloads, by role, terminating ones included."""
-    found: dict[str, list[Manifest]] = {}
+    pods_of_roles: dict[str, list[Manifest]] = {}
     for workload in cluster.list_owned(run.metadata.uid):
         if workload["kind"] == "StatefulSet":
             pods = [p for p in cluster.list_owned(uid(workload)) if p["kind"] == "Pod"]
-            found[labels(workload).get(names.ROLE, "")] = pods
+            pods_of_roles[labels(workload).get(names.ROLE, "")] = pods
         elif workload["kind"] in CREATE_ONLY:
             for pod in _pods_below(cluster, workload):
                 role = labels(pod).get(names.ROLE, "")
-                found.setdefault(role, []).append(_with_attempt_label(pod, role, run))
-    return found
+                pods_of_roles.setdefault(role, []).append(_with_attempt_label(pod, role, run))
+    return pods_of_roles
 
 
 def _pods_below(cluster: Cluster, owner: Manifest) -> Iterator[Manifest]:
@@ -192,8 +192,8 @@ def observe_run(
     """Everything that a decision about this run depends on."""
     owned = cluster.list_owned(run.metadata.uid)
     children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
-    every = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
-    found = [c for c in every if c is not None and _names_run(c, run)]
+    readable = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
+    checkpoints = [c for c in readable if c is not None and _names_run(c, run)]
     pools = _pools(cluster, run)
     by_hand = run.spec.scheduling.admission == "Workload"
     flavors = cluster.list_objects("ResourceFlavor") if by_hand else ()
@@ -207,11 +207,11 @@ def observe_run(
         pods=role_pods(cluster, run),
         pools=pools,
         model=_model(cluster, run),
-        start_sources=_start_sources(cluster, run, len(found)),
+        start_sources=_start_sources(cluster, run, len(checkpoints)),
         sandboxes=_sandboxes(book, run, pools.values()),
         plan_ratios=inaccurate_plans(book, run.metadata.uid, pools.values()),
         checkpoints=sorted(
-            (c for c in found if c.saved_state.uri),
+            (c for c in checkpoints if c.saved_state.uri),
             key=lambda c: (
                 not is_off_lineage(c, run.status.resumption),
                 c.saved_state.step,
@@ -220,7 +220,7 @@ def observe_run(
             reverse=True,
         ),
         requests=sorted(
-            (c for c in found if not c.saved_state.uri and not c.metadata.deletion_timestamp),
+            (c for c in checkpoints if not c.saved_state.uri and not c.metadata.deletion_timestamp),
             key=lambda c: (c.metadata.creation_timestamp or "", c.metadata.name),
         ),
         report=book.run(run.metadata.uid),

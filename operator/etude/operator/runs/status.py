@@ -28,23 +28,23 @@ NEEDS_REPORT = {"Ready", "Progressing", "Degraded"}
 
 def with_conditions(context: RunContext) -> RLRunStatus:
     """The status with every condition, and the phase derived from them."""
-    found = condition_facts(context)
+    facts = condition_facts(context)
     return context.run.status.model_copy(
         update={
             "conditions": merge_conditions(
-                found,
+                facts,
                 context.run.status.conditions,
                 generation=context.run.metadata.generation,
                 now=rfc3339(context.now.wall_s),
             ),
-            "phase": phase(context, found),
+            "phase": phase(context, facts),
         }
     )
 
 
 def condition_facts(context: RunContext) -> list[ConditionFact]:
     """Every condition of the run; always all, so that none is left over."""
-    found = [
+    facts = [
         context.unaccepted or true_condition("Accepted", Reason.ACCEPTED),
         _quota_reserved(context),
         _pods_scheduled(context),
@@ -58,17 +58,17 @@ def condition_facts(context: RunContext) -> list[ConditionFact]:
         _degraded(context),
         *_end_conditions(context),
     ]
-    return [*_recall_unreported(context, found)] if context.is_awaited else found
+    return [*_recall_unreported(context, facts)] if context.is_awaited else facts
 
 
 def _recall_unreported(
-    context: RunContext, found: Sequence[ConditionFact]
+    context: RunContext, facts: Sequence[ConditionFact]
 ) -> Iterator[ConditionFact]:
     """The facts, with the last recorded value of those that need the controller."""
-    before = {each.type: each for each in context.run.status.conditions}
-    is_unheard = any(f == _controller_unreachable() for f in found)
-    for fact in found:
-        known = before.get(fact.type)
+    recorded = {each.type: each for each in context.run.status.conditions}
+    is_unheard = any(f == _controller_unreachable() for f in facts)
+    for fact in facts:
+        known = recorded.get(fact.type)
         if is_unheard and known is not None and fact.type in NEEDS_REPORT:
             yield ConditionFact(known.type, known.status == "True", known.reason, known.message)
         else:
@@ -80,14 +80,14 @@ def _controller_unreachable() -> ConditionFact:
     return false_condition("Ready", Reason.CONTROLLER_UNREACHABLE, message)
 
 
-def phase(context: RunContext, found: Sequence[ConditionFact]) -> str:
+def phase(context: RunContext, facts: Sequence[ConditionFact]) -> str:
     """The phase for kubectl: the first word that applies."""
-    fact = {f.type: f for f in found}
+    fact = {f.type: f for f in facts}
     intent = context.run.status.intent
     report = context.report
     attempt = max((role.attempt for role in context.run.status.roles), default=0)
     state = report.state if report is not None else State.RUN_STATE_UNSPECIFIED
-    words = (
+    phases = (
         (bool(context.run.metadata.deletion_timestamp), "Terminating"),
         (fact["Failed"].holds, "Failed"),
         (fact["Complete"].holds, "Succeeded"),
@@ -101,7 +101,7 @@ def phase(context: RunContext, found: Sequence[ConditionFact]) -> str:
         (state == State.RUN_STATE_CHECKPOINTING, "Checkpointing"),
         (state == State.RUN_STATE_EVALUATING, "Evaluating"),
     )
-    return next((word for applies, word in words if applies), "Running")
+    return next((word for applies, word in phases if applies), "Running")
 
 
 def _needed_roles(context: RunContext) -> list[RoleStatus]:

@@ -34,22 +34,22 @@ def observed_figures(
     resumption = run.status.resumption
     past = [c for c in observed.checkpoints if not is_off_lineage(c, resumption)]
     ready = next((c for c in past if is_ready(c)), None)
-    found: dict[str, object] = {
+    figures: dict[str, object] = {
         "roles": _role_statuses(run, observed, now, is_running=is_running),
         "environments": _environment_statuses(run, observed),
     }
     if ready is not None:
-        found["last_checkpoint"] = CheckpointSummary(
+        figures["last_checkpoint"] = CheckpointSummary(
             name=ready.metadata.name,
             step=ready.saved_state.step,
             time=ready.status.verified_time or rfc3339(now.wall_s),
         )
     elif resumption is not None and resumption.number:
-        found["last_checkpoint"] = None
-    found["best_checkpoint"] = _best_checkpoint(run, observed, now)
+        figures["last_checkpoint"] = None
+    figures["best_checkpoint"] = _best_checkpoint(run, observed, now)
     if observed.report.status is not None:
-        found |= _reported_figures(run, observed.report.status)
-    return found
+        figures |= _reported_figures(run, observed.report.status)
+    return figures
 
 
 def _best_checkpoint(run: RLRun, observed: ObservedRun, now: ClockReading) -> BestCheckpoint | None:
@@ -73,7 +73,7 @@ def format_figure(value: float) -> str | None:
 
 def _reported_figures(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
     counts = report.rollouts
-    found: dict[str, object] = {
+    figures: dict[str, object] = {
         "active_phase": report.phase,
         "step": StepStatus(
             current=report.step,
@@ -93,18 +93,18 @@ def _reported_figures(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object
     }
     mean, ewma = format_figure(report.reward_mean), format_figure(report.reward_ewma)
     if counts.trained and mean is not None and ewma is not None:
-        found["reward"] = RewardStatus(mean=mean, ewma=ewma)
-        found["staleness"] = StalenessStatus(
+        figures["reward"] = RewardStatus(mean=mean, ewma=ewma)
+        figures["staleness"] = StalenessStatus(
             p50=format_figure(report.staleness_p50) or "0", max=int(report.staleness_max)
         )
     if report.HasField("eval_success"):
-        found["eval_success"] = format_figure(report.eval_success)
+        figures["eval_success"] = format_figure(report.eval_success)
     if report.last_step_unix_ms:
         last_s = report.last_step_unix_ms / 1000
-        found["last_step_time"] = rfc3339(last_s)
+        figures["last_step_time"] = rfc3339(last_s)
         held_s = limits.active_s(run, last_s)
-        found["ettr"] = f"{min(1.0, report.productive_seconds / held_s):.3f}" if held_s else None
-    return found
+        figures["ettr"] = f"{min(1.0, report.productive_seconds / held_s):.3f}" if held_s else None
+    return figures
 
 
 def _role_statuses(
@@ -127,7 +127,7 @@ def _role_statuses(
 
 
 def _environment_statuses(run: RLRun, observed: ObservedRun) -> tuple[EnvironmentStatus, ...]:
-    found = []
+    statuses = []
     for role in run.spec.roles.environments:
         pool = observed.pools.get(role.name)
         summary = EnvironmentStatus(name=role.name, pool=run_spec.pool_name(run, role))
@@ -140,8 +140,8 @@ def _environment_statuses(run: RLRun, observed: ObservedRun) -> tuple[Environmen
                     "leased": pool.status.slots.leased if pool.status.slots else 0,
                 }
             )
-        found.append(summary)
-    return tuple(found)
+        statuses.append(summary)
+    return tuple(statuses)
 
 
 def phase_statuses(
@@ -154,28 +154,28 @@ def phase_statuses(
         report: of the controller; None while there is none.
         is_over: the run is finished, and no further phase begins.
     """
-    said = {each.name: each for each in report.phases} if report is not None else {}
-    before = {each.name: each for each in run.status.phases}
+    reported = {each.name: each for each in report.phases} if report is not None else {}
+    recorded = {each.name: each for each in run.status.phases}
     return tuple(
         _skip_if_over(
-            _reported_phase(phase, said[phase.name])
-            if phase.name in said
-            else _recorded_phase(phase, before.get(phase.name), is_heard=bool(said)),
+            _reported_phase(phase, reported[phase.name])
+            if phase.name in reported
+            else _recorded_phase(phase, recorded.get(phase.name), is_heard=bool(reported)),
             is_over=is_over,
         )
         for phase in run.spec.phases
     )
 
 
-def _reported_phase(phase: Phase, said: run_pb2.PhaseProgress) -> PhaseStatus:
-    found = {
+def _reported_phase(phase: Phase, progress: run_pb2.PhaseProgress) -> PhaseStatus:
+    fields = {
         "name": phase.name,
-        "state": "Done" if said.is_done else "Active",
-        "step": said.step,
-        "target": said.target_step,
-        "gate": None if phase.gate is None else said.gate or "Pending",
+        "state": "Done" if progress.is_done else "Active",
+        "step": progress.step,
+        "target": progress.target_step,
+        "gate": None if phase.gate is None else progress.gate or "Pending",
     }
-    return PhaseStatus.model_validate(found)
+    return PhaseStatus.model_validate(fields)
 
 
 def _recorded_phase(phase: Phase, before: PhaseStatus | None, *, is_heard: bool) -> PhaseStatus:

@@ -88,31 +88,31 @@ def decide_pool(
         raise ValueError(f"the autoscaler does not decide in mode {scaling.mode}")
     if is_silent(metrics, now_s=now_s):
         return _hold_size(state, metrics, config, now_s=now_s)
-    believed = (
+    usable = (
         usable_plans(plans, scaling, now_s=now_s) if scaling.mode is ScalingMode.PREDICTIVE else ()
     )
-    if config.while_planned is not None and is_all_planned(believed, metrics.holders):
+    if config.while_planned is not None and is_all_planned(usable, metrics.holders):
         config = replace(config, autoscaling=config.while_planned)
-    noted = _with_sample(state, metrics, config, now_s=now_s)
-    reacted = _reactive_size(noted, metrics, config, now_s=now_s)
-    seen = forecast_demand(believed, metrics, config, now_s=now_s)
-    asked = _requested_replicas(reacted, seen, metrics, config, idle_s=now_s - noted.busy_s)
-    floor = _floor(seen, reacted, state, metrics, config)
-    wanted = max(asked.maximum, floor)
-    firm = Sample(now_s, max(asked.firm, floor))
+    sampled = _with_sample(state, metrics, config, now_s=now_s)
+    reactive = _reactive_size(sampled, metrics, config, now_s=now_s)
+    seen = forecast_demand(usable, metrics, config, now_s=now_s)
+    requested = _requested_replicas(reactive, seen, metrics, config, idle_s=now_s - sampled.busy_s)
+    floor = _floor(seen, reactive, state, metrics, config)
+    desired = max(requested.maximum, floor)
+    firm = Sample(now_s, max(requested.firm, floor))
     memory_s = limits.cap_memory_s(config)
     following = replace(
-        noted,
-        panic=reacted.panic,
-        peaks=add_peak(noted.peaks, Sample(now_s, wanted), keep_s=memory_s),
-        lasting=add_peak(noted.lasting, firm, keep_s=memory_s),
+        sampled,
+        panic=reactive.panic,
+        peaks=add_peak(sampled.peaks, Sample(now_s, desired), keep_s=memory_s),
+        lasting=add_peak(sampled.lasting, firm, keep_s=memory_s),
     )
-    said = replace(
-        _explained(following, asked.cause(reacted), reacted, seen),
+    decision = replace(
+        _explained(following, requested.cause(reactive), reactive, seen),
         unreliable=tuple(sorted(plan.run_id for plan in plans if not is_plan_reliable(plan))),
-        excess_burst_capacity=_excess(reacted, metrics, config),
+        excess_burst_capacity=_excess(reactive, metrics, config),
     )
-    return _apply_limits(said, metrics, config, least=max(reacted.least, wanted), now_s=now_s)
+    return _apply_limits(decision, metrics, config, least=max(reactive.least, desired), now_s=now_s)
 
 
 def is_silent(metrics: PoolMetrics, *, now_s: float) -> bool:
@@ -155,7 +155,7 @@ def _reactive_size(
     noted: PoolState, metrics: PoolMetrics, config: PoolScalingConfig, *, now_s: float
 ) -> ReactiveSize:
     """The reactive size; its windows hold at least the present sample."""
-    found = reactive_size(
+    size = reactive_size(
         noted.samples,
         noted.panic,
         config.autoscaling,
@@ -163,8 +163,8 @@ def _reactive_size(
         slots=config.slots_per_replica,
         now_s=now_s,
     )
-    assert found is not None, "there is a sample of now"  # noqa: S101 - our own mistake
-    return found
+    assert size is not None, "there is a sample of now"  # noqa: S101 - our own mistake
+    return size
 
 
 def _excess(reacted: ReactiveSize, metrics: PoolMetrics, config: PoolScalingConfig) -> int:
@@ -228,10 +228,15 @@ def _floor(
 
 
 def _apply_limits(
-    said: PoolDecision, metrics: PoolMetrics, config: PoolScalingConfig, *, least: int, now_s: float
+    decision: PoolDecision,
+    metrics: PoolMetrics,
+    config: PoolScalingConfig,
+    *,
+    least: int,
+    now_s: float,
 ) -> PoolDecision:
     """The decision with its number of replicas, creations and removals."""
-    scaling, state = config.autoscaling, said.state
+    scaling, state = config.autoscaling, decision.state
     # To shrink, all that was wanted for the whole delay must be less.
     lasting = int(highest(state.lasting, scaling.scale_down_delay_s, now_s=now_s))
     spared = int(highest(state.peaks, scaling.scale_down_delay_s, now_s=now_s))
@@ -248,7 +253,7 @@ def _apply_limits(
         )
     )
     return replace(
-        said,
+        decision,
         state=replace(
             state,
             desired=desired,

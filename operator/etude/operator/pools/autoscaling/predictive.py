@@ -73,14 +73,14 @@ def forecast_demand(
     waves = dict(_waves_by_template(plans, now_s))
     moments = _moments(waves, config, enough, now_s)
     base = _held_by_template(waves, metrics)
-    wanted = {
+    demands = {
         name: [
             _slots_at(waves.get(name, []), base.get(name, []), at, now_s, enough) for at in moments
         ]
         for name in {*waves, *base}
     }
     certain = _certain_slots(metrics)
-    totals = [certain + sum(each[n] for each in wanted.values()) for n in range(len(moments))]
+    totals = [certain + sum(each[n] for each in demands.values()) for n in range(len(moments))]
     supply = Supply(
         metrics.provision.p95_s,
         (metrics.ready + metrics.creating) * config.slots_per_replica,
@@ -90,14 +90,14 @@ def forecast_demand(
     def peak(name: str) -> float:
         slowest_s = metrics.provisions.get(name, metrics.provision).p95_s
         made = supply._replace(start_s=slowest_s)
-        return _peak_to_create(moments, totals, wanted[name], made, now_s + TICK_S)
+        return _peak_to_create(moments, totals, demands[name], made, now_s + TICK_S)
 
-    asked = certain + sum(peak(name) for name in wanted)
-    replicas = math.ceil(asked / config.slots_per_replica)
+    peak_slots = certain + sum(peak(name) for name in demands)
+    replicas = math.ceil(peak_slots / config.slots_per_replica)
     spared = with_spares(replicas, metrics.ready, metrics.provision, enough)
     near_s = now_s + config.autoscaling.scale_down_delay_s + TICK_S
     return DemandForecast(
-        peak=asked,
+        peak=peak_slots,
         firm=replicas,
         # Where nearly all fail, no number of spares is enough.
         replicas=min(spared, overcommit(replicas, config)),
@@ -137,12 +137,12 @@ def _waves_by_template(
     plans: Sequence[DemandPlan], now_s: float
 ) -> Iterator[tuple[str, list[Wave]]]:
     """Waves by template; an overdue wave may start at any moment."""
-    found: dict[str, list[Wave]] = {}
+    waves: dict[str, list[Wave]] = {}
     for plan in plans:
         for wave in plan.waves:
             late = wave if wave.start_s >= now_s else replace(wave, start_s=now_s)
-            found.setdefault(wave.template, []).append(late)
-    yield from found.items()
+            waves.setdefault(wave.template, []).append(late)
+    yield from waves.items()
 
 
 def _moments(
@@ -150,12 +150,12 @@ def _moments(
 ) -> list[float]:
     """Now, and the moments at which demand can rise: between them it only falls."""
     horizon_s = now_s + config.autoscaling.predictive.max_horizon_seconds
-    found = {now_s}
+    moments = {now_s}
     for group in waves.values():
         for wave in group:
             certain_s = wave.start_s - wave.sigma_s * enough.deviations
-            found |= {max(now_s, certain_s), wave.start_s}
-    return sorted(at for at in found if at <= horizon_s)
+            moments |= {max(now_s, certain_s), wave.start_s}
+    return sorted(at for at in moments if at <= horizon_s)
 
 
 def _held_by_template(
@@ -165,12 +165,12 @@ def _held_by_template(
     leases: dict[str, tuple[Quantile, ...]] = {
         name: group[0].lease or metrics.lease for name, group in waves.items()
     }
-    found: dict[str, list[RunningEnvironments]] = {}
+    held: dict[str, list[RunningEnvironments]] = {}
     for each in metrics.held:
         lease = leases.get(each.template, metrics.lease)
         running = RunningEnvironments(count=each.environments, age_s=each.age_s, lease=lease)
-        found.setdefault(each.template, []).append(running)
-    return found
+        held.setdefault(each.template, []).append(running)
+    return held
 
 
 def _slots_at(

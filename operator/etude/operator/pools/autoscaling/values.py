@@ -136,11 +136,11 @@ def state_after_silence(state: PoolState, replicas: int, *, now_s: float) -> Poo
         replicas: that exist or are being created.
         now_s: on the clock of the decisions.
     """
-    here = Sample(now_s, replicas)
+    present = Sample(now_s, replicas)
     return replace(
         initial_state(replicas, now_s=now_s),
-        peaks=add_peak(state.peaks, here, keep_s=math.inf),
-        lasting=add_peak(state.lasting, here, keep_s=math.inf),
+        peaks=add_peak(state.peaks, present, keep_s=math.inf),
+        lasting=add_peak(state.lasting, present, keep_s=math.inf),
         bucket=state.bucket,
     )
 

@@ -84,19 +84,19 @@ def decide_engines(run: RLRun, observed: ObservedRun) -> EngineStatus | None:
     role = scaled_role(run)
     if role is None:
         return None
-    before = run.status.engines or EngineStatus(replicas=role.replicas)
+    recorded = run.status.engines or EngineStatus(replicas=role.replicas)
     present = run_spec.engine_replicas(run)
-    if present != before.replicas:  # the spec has other bounds by now
-        before = before.model_copy(update={"replicas": present})
+    if present != recorded.replicas:  # the spec has other bounds by now
+        recorded = recorded.model_copy(update={"replicas": present})
     report = observed.report.status if observed.report.is_current else None
     if report is None or report.state != run_pb2.RUN_STATE_RUNNING:
-        return before
-    since = report.policy_version - before.version
+        return recorded
+    since = report.policy_version - recorded.version
     # Fewer than all tell nothing of all; a lower version is of another store, which counts anew.
     if since < 0 or (report.engines != present and since > 0):
-        return before.model_copy(update={"version": report.policy_version})
+        return recorded.model_copy(update={"version": report.policy_version})
     if since < SETTLE_VERSIONS:
-        return before
+        return recorded
     signals = StepSignals(
         report.step_tokens, report.wait_seconds, report.work_seconds, report.engines
     )
@@ -105,7 +105,7 @@ def decide_engines(run: RLRun, observed: ObservedRun) -> EngineStatus | None:
         signals, EngineBounds(role.least_replicas, role.most_replicas, step_s), present
     )
     if count == present:
-        return before
+        return recorded
     message = (
         f"{present} engines: a step waits {signals.wait_s:.1f} s for {signals.tokens:.0f} tokens"
         f" and works {signals.work_s:.1f} s; targetStepSeconds {step_s:.0f}"

@@ -44,20 +44,20 @@ def idle_roles_problem(run: RLRun) -> str:
 
 def decide_released(run: RLRun, observed: ObservedRun, now: ClockReading) -> Released | None:
     """The status.released to write for a run that holds pods."""
-    before = run.status.released
+    released = run.status.released
     if run.spec.scheduling.idle_roles == "Hold" or has_fixed_pods(run) or not _has_other_roles(run):
         return None
     report = observed.report.status if observed.report.is_current else None
     if report is None or not report.phase:
-        return before
+        return released
     if next(_until_sampling(run, report.phase), None) is None:
         return None
     left_s, lead_s = _left_s(run, report), _lead_s(run, observed)
     if left_s is None or lead_s is None:
-        return before
-    if left_s <= (LEAST_ABSENCE if before is None else 1.0) * lead_s:
+        return released
+    if left_s <= (LEAST_ABSENCE if released is None else 1.0) * lead_s:
         return None
-    return before or _new_release(report, left_s, lead_s, now)
+    return released or _new_release(report, left_s, lead_s, now)
 
 
 def _has_other_roles(run: RLRun) -> bool:

@@ -80,30 +80,30 @@ def _job_set_quota(run: RLRun, live: Manifest | None) -> QuotaState:
 
 def _workload_quota(run: RLRun, observed: ObservedRun) -> QuotaState:
     live = observed.children.get(kueue.workload_ref(run))
-    given = kueue.assigned_flavors(live) if live is not None else {}
-    named = {name for names in given.values() for name in names}
-    flavors, clash = _node_flavors(live, given, observed)
+    assigned = kueue.assigned_flavors(live) if live is not None else {}
+    flavor_names = {name for names in assigned.values() for name in names}
+    flavors, clash = _node_flavors(live, assigned, observed)
     if live is None or is_deleting(live):
-        found = _waiting(run)
+        state = _waiting(run)
     elif not is_true(live, "Admitted") or is_true(live, "Evicted"):
-        found = _waiting(run, live)
-    elif named - observed.flavors.keys():
-        missing = ", ".join(sorted(named - observed.flavors.keys()))
-        found = _denied(Reason.INADMISSIBLE, f"ResourceFlavor {missing} does not exist")
+        state = _waiting(run, live)
+    elif flavor_names - observed.flavors.keys():
+        missing = ", ".join(sorted(flavor_names - observed.flavors.keys()))
+        state = _denied(Reason.INADMISSIBLE, f"ResourceFlavor {missing} does not exist")
     elif clash:
-        found = _denied(Reason.INADMISSIBLE, clash)
+        state = _denied(Reason.INADMISSIBLE, clash)
     else:
-        found = _reserved(run)
-    is_left = not found.is_reserved and not observed.has_no_pods
+        state = _reserved(run)
+    is_left = not state.is_reserved and not observed.has_no_pods
     if not is_queueable(run, observed):
         name = run.spec.scheduling.workload_priority_class_name
         words = f"WorkloadPriorityClass {name} does not exist"
-        found = found._replace(reason=Reason.INADMISSIBLE, message=words)
-    return found._replace(is_evicted=is_left, flavors=flavors)
+        state = state._replace(reason=Reason.INADMISSIBLE, message=words)
+    return state._replace(is_evicted=is_left, flavors=flavors)
 
 
 def _node_flavors(
-    live: Manifest | None, given: Mapping[str, tuple[str, ...]], observed: ObservedRun
+    live: Manifest | None, assigned: Mapping[str, tuple[str, ...]], observed: ObservedRun
 ) -> tuple[dict[str, NodeFlavor], str]:
     """The node flavor of each role's pods, and the last conflict with an admission check.
 
@@ -112,15 +112,15 @@ def _node_flavors(
     """
     updates = kueue.pod_set_updates(live) if live is not None else {}
     placed, clash = {}, ""
-    for role, names in given.items():
-        known = kueue.merge_flavors(
+    for role, names in assigned.items():
+        flavor = kueue.merge_flavors(
             kueue.node_flavor(observed.flavors[name]) for name in names if name in observed.flavors
         )
         for update in updates.get(role, ()):
-            for key in kueue.conflicting_keys(known, update):
+            for key in kueue.conflicting_keys(flavor, update):
                 clash = f"an admission check contradicts the flavor's {key} for role {role}"
-            known = kueue.merge_flavors([known, update])
-        placed[role] = known
+            flavor = kueue.merge_flavors([flavor, update])
+        placed[role] = flavor
     return placed, clash
 
 
@@ -136,16 +136,16 @@ def _reserved(run: RLRun) -> QuotaState:
 def _waiting(run: RLRun, workload: Manifest | None = None) -> QuotaState:
     """A run before its first admission, or after an eviction."""
     queue = f"LocalQueue {run.spec.scheduling.queue_name}"
-    said = condition(workload or {}, QUOTA_RESERVED)
+    reserved = condition(workload or {}, QUOTA_RESERVED)
     evicted = condition(workload or {}, "Evicted")
-    if said.get("reason") == Reason.INADMISSIBLE:
-        return _denied(Reason.INADMISSIBLE, f"{queue}: {said.get('message', '')}")
+    if reserved.get("reason") == Reason.INADMISSIBLE:
+        return _denied(Reason.INADMISSIBLE, f"{queue}: {reserved.get('message', '')}")
     if _had_quota(run) or evicted.get("status") == "True":
         words = f"{queue} evicted the run; it waits to be admitted again"
         because = evicted.get("message") or evicted.get("reason") or ""
         return _denied(Reason.EVICTED, f"{words}: {because}" if because else words)
     waits = f"{queue} has not admitted the run yet"
-    because = said.get("message", "")
+    because = reserved.get("message", "")
     return _denied(Reason.WAITING_FOR_QUOTA, f"{waits}: {because}" if because else waits)
 
 
@@ -280,5 +280,5 @@ def _write_conditions(
             "observedGeneration": live["metadata"].get("generation", 0),
             "lastTransitionTime": before["lastTransitionTime"] if is_same else rfc3339(now.wall_s),
         }
-    kept = {name: part for name, part in status.items() if name != without}
-    return WriteStatus(observed=live, status={**kept, "conditions": list(conditions.values())})
+    others = {name: part for name, part in status.items() if name != without}
+    return WriteStatus(observed=live, status={**others, "conditions": list(conditions.values())})

@@ -66,7 +66,7 @@ def _complete_request(
     run: RLRun, observed: ObservedRun, request: Checkpoint, record: run_pb2.CheckpointRecord
 ) -> CompleteRequest:
     """The requested Checkpoint, completed with the data that the controller wrote for it."""
-    held = {
+    saved = {
         "uri": record.uri,
         "manifest_digest": record.manifest_digest,
         "step": record.step,
@@ -80,7 +80,7 @@ def _complete_request(
     }
     key = Ref("Checkpoint", run.metadata.namespace, request.metadata.name)
     return CompleteRequest(
-        ref=key, uid=request.metadata.uid, status=request.status.model_copy(update=held)
+        ref=key, uid=request.metadata.uid, status=request.status.model_copy(update=saved)
     )
 
 

@@ -29,22 +29,22 @@ def decide_resumption(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumpti
     before = run.status.resumption
     if not is_undecided(run):
         return before
-    mode, asked = _requested(run)
+    mode, requested = _requested(run)
     base = before or Resumption()
-    said = base.model_copy(update={"mode": mode, "asked": asked})
+    undecided = base.model_copy(update={"mode": mode, "asked": requested})
     if mode == "Latest":
-        return said if before is not None else None
+        return undecided if before is not None else None
     target = _resume_target(run, [c for c in checkpoints if is_ready(c)])
     if target is None and mode == "Named":
         return before
     if target is None and mode == "Best":
-        return said
+        return undecided
     if run.status.start_time is None:
-        return said  # it is at its start
+        return undecided  # it is at its start
     return Resumption(
         number=base.number + 1,
         mode=mode,
-        asked=asked,
+        asked=requested,
         name="" if target is None else target.metadata.name,
         step=None if target is None else target.saved_state.step,
         branch=0 if target is None else target.saved_state.branch,
@@ -54,14 +54,14 @@ def decide_resumption(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumpti
 
 def _resume_target(run: RLRun, verified: Sequence[Checkpoint]) -> Checkpoint | None:
     """The checkpoint to resume from; None for the start weights, or while it is missing."""
-    mode, asked = _requested(run)
+    mode, requested = _requested(run)
     match mode:
         case "Best":
             return next(
                 iter(retention.best_checkpoints(verified, run.spec.checkpointing.keep_best)), None
             )
         case "Named":
-            return next((c for c in verified if c.metadata.name == asked), None)
+            return next((c for c in verified if c.metadata.name == requested), None)
         case _:
             return None
 
@@ -73,17 +73,18 @@ def reset_decision(resumption: Resumption | None) -> Resumption | None:
 
 def resume_problem(run: RLRun, checkpoints: Sequence[Checkpoint]) -> str:
     """The sentence that refuses the named resume point; empty where it is fine or in use."""
-    named = run.spec.checkpointing.resume_from
-    if named is None or run.status.active.since is not None or not is_undecided(run):
+    reference = run.spec.checkpointing.resume_from
+    if reference is None or run.status.active.since is not None or not is_undecided(run):
         return ""
-    found = next((c for c in checkpoints if c.metadata.name == named.name), None)
-    if found is None:
+    checkpoint = next((c for c in checkpoints if c.metadata.name == reference.name), None)
+    if checkpoint is None:
         return (
-            f"{FIELD}: this run has no Checkpoint {named.name}; to start from another run's model,"
-            " set model.checkpointRef"
+            f"{FIELD}: this run has no Checkpoint {reference.name}; to start from another run's"
+            " model, set model.checkpointRef"
         )
-    if not is_ready(found):
-        return f"{FIELD}: {named.name} is {found.status.phase or 'not looked at yet'}, not Ready"
+    if not is_ready(checkpoint):
+        phase = checkpoint.status.phase or "not verified yet"
+        return f"{FIELD}: {reference.name} is {phase}, not Ready"
     return ""
 
 

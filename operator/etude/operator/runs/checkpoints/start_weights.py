@@ -14,26 +14,28 @@ def model_folder(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.saved_state.uri.rstrip('/')}/model"
 
 
-def start_weights_problem(run: RLRun, found: Checkpoint | None) -> str:
+def start_weights_problem(run: RLRun, checkpoint: Checkpoint | None) -> str:
     """The sentence that refuses the named checkpoint as start weights; empty where it is fine.
 
     A model that was resolved once stays resolved, also when its checkpoint is deleted.
 
     Args:
         run: the run.
-        found: the Checkpoint that it names, if there is one.
+        checkpoint: the Checkpoint that it names, if there is one.
     """
     ref, resolved = run.spec.model.checkpoint_ref, run.status.resolved
     if ref is None or (resolved is not None and resolved.model_uri is not None):
         return ""
-    at = "spec.model.checkpointRef.name"
-    if found is None:
-        return f"{at}: there is no Checkpoint {ref.name} in this namespace"
-    if not is_condition_true(found.status.conditions, "Ready"):
-        return f"{at}: {ref.name} is {found.status.phase or 'not looked at yet'}, not Ready"
-    if found.spec.reason not in REASONS_WITH_MODEL:
-        wanted = ", ".join(REASONS_WITH_MODEL)
-        return f"{at}: {ref.name} is {found.spec.reason} and holds no model; name one of {wanted}"
+    field = "spec.model.checkpointRef.name"
+    if checkpoint is None:
+        return f"{field}: no Checkpoint {ref.name} in this namespace: create it or name another"
+    if not is_condition_true(checkpoint.status.conditions, "Ready"):
+        phase = checkpoint.status.phase or "not verified yet"
+        return f"{field}: {ref.name} is {phase}, not Ready"
+    reason = checkpoint.spec.reason
+    if reason not in REASONS_WITH_MODEL:
+        allowed = ", ".join(REASONS_WITH_MODEL)
+        return f"{field}: {ref.name} is {reason} and holds no model; name one of {allowed}"
     return ""
 
 

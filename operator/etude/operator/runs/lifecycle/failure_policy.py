@@ -92,11 +92,11 @@ def judge_stall(rules: Sequence[FailureRule]) -> FailureVerdict:
 
 
 def gravest_failure(
-    found: Iterable[PodFailure], rules: Sequence[FailureRule], *, has_begun: bool = False
+    failures: Iterable[PodFailure], rules: Sequence[FailureRule], *, has_begun: bool = False
 ) -> JudgedFailure | None:
     """The failure with the gravest outcome; None if all are ignored."""
     judged = [
-        JudgedFailure(each, judge_failure(each, rules, has_begun=has_begun)) for each in found
+        JudgedFailure(each, judge_failure(each, rules, has_begun=has_begun)) for each in failures
     ]
     worst = max(judged, key=lambda each: each.verdict.outcome, default=None)
     return None if worst is None or worst.verdict.outcome is FailureOutcome.IGNORE else worst
@@ -144,7 +144,7 @@ def failure_transition(
     attempts = transitions.attempts_of(run)
     rules = run.spec.failure_policy.listed
     awaited = matched_conditions(rules)
-    found = [
+    failures = [
         failure
         for role in run_spec.pods_by_role(run)
         for failure in pod_failures.find_failures(
@@ -153,21 +153,21 @@ def failure_transition(
             awaited,
         )
     ]
-    judged = gravest_failure(found, rules, has_begun=run.status.step is not None)
+    judged = gravest_failure(failures, rules, has_begun=run.status.step is not None)
     if judged is None:
         return None
     failure, verdict = judged
-    noted = _failure_record(failure, now)
+    failure_record = _failure_record(failure, now)
     if verdict == FailureVerdict(FailureOutcome.FAIL):
         message = f"{failure.pod} refused to start: {failure.message}"
         return RunTransition(
-            transitions.new_intent(run, "Fail", Reason.INVALID_SPEC, message, now), noted
+            transitions.new_intent(run, "Fail", Reason.INVALID_SPEC, message, now), failure_record
         )
     code = failure.exit_code
     what = f"ended with exit code {code}" if code is not None else f"has {failure.reason}"
     sentence = f"{failure.pod} {what}"
     return RunTransition(
-        _intent_for(run, verdict, failure.role, Reason.ROLE_FAILED, sentence, now), noted
+        _intent_for(run, verdict, failure.role, Reason.ROLE_FAILED, sentence, now), failure_record
     )
 
 

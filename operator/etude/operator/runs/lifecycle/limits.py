@@ -118,18 +118,18 @@ def account_usage(
         sandboxes: environments that it leases now.
         now: both clocks.
     """
-    before, gpus = run.status.usage, _held_gpus(run, pods)
-    elapsed_s = _elapsed_s(before, now)
+    usage, gpus = run.status.usage, _held_gpus(run, pods)
+    elapsed_s = _elapsed_s(usage, now)
     is_held = bool(gpus or sandboxes)
     # A clock that was set back is followed, or usage would stand still until it catches up.
-    is_same = (gpus, sandboxes) == (before.gpus, before.sandboxes)
+    is_same = (gpus, sandboxes) == (usage.gpus, usage.sandboxes)
     if is_same and (not is_held or 0 <= elapsed_s < WRITE_EVERY_S):
-        return before
+        return usage
     passed_s = max(0.0, elapsed_s)
     return Usage(
-        gpu_seconds=round(before.gpu_seconds + before.gpus * passed_s, 1),
+        gpu_seconds=round(usage.gpu_seconds + usage.gpus * passed_s, 1),
         gpus=gpus,
-        sandbox_seconds=round(before.sandbox_seconds + before.sandboxes * passed_s, 1),
+        sandbox_seconds=round(usage.sandbox_seconds + usage.sandboxes * passed_s, 1),
         sandboxes=sandboxes,
         accounted_at=rfc3339(now.wall_s) if is_held else None,
     )
