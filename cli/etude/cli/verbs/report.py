@@ -9,6 +9,7 @@ import typer
 from etude.cli import runs
 from etude.cli.output import say
 from etude.cli.verbs.options import RunFolder
+from etude.common.errors import Problem, UserError
 
 
 def report(
@@ -25,8 +26,13 @@ def report(
 
 def write_report(folder: Path) -> Path:
     """Write report/index.html and its pictures; returns the page."""
-    from etude.cli.report.charts import charts, png
-    from etude.cli.report.page import render
+    try:
+        from etude.cli.report.charts import charts, png
+        from etude.cli.report.page import render
+    except ModuleNotFoundError as cause:
+        fix = "install the package with its extra: pip install 'etude[cli]'"
+        problem = Problem("MissingPackage", f"needs {cause.name}", "etude report", fix)
+        raise UserError(problem) from cause
     from etude.common.run_folder.record import FolderRecord, latest_rows
 
     target = folder / "report"
