@@ -35,13 +35,17 @@ class ResourceLog:
     def measure(self) -> None:
         """Measure once."""
         children = _children()
-        total = _sum(_descendants(self.runtime_pid, children))
+        # The roles' processes are in the runtime's tree: each is read once.
+        usage = {pid: _usage(pid) for pid in _descendants(self.runtime_pid, children)}
+        total = _sum(usage.values())
         state = read_state(self.folder)
         pids: dict[str, list[int]] = defaultdict(list)
         for pod in state.pods if state else ():
             if pod.pid is not None:
                 pids[pod.role] += _descendants(pod.pid, children)
-        roles = {role: _sum(group) for role, group in pids.items()}
+        roles = {
+            role: _sum(usage[pid] for pid in group if pid in usage) for role, group in pids.items()
+        }
         row = {
             "time_s": round(time.time(), 2),
             "total": total._asdict(),
@@ -80,9 +84,13 @@ def _descendants(root: int, children: dict[int, list[int]]) -> list[int]:
     return found
 
 
-def _sum(pids: Iterable[int]) -> ProcessUsage:
-    used = [(_pss(pid), _cpu_s(pid)) for pid in pids]
-    return ProcessUsage(sum(pss for pss, _ in used), round(sum(cpu for _, cpu in used), 2))
+def _usage(pid: int) -> ProcessUsage:
+    return ProcessUsage(_pss(pid), _cpu_s(pid))
+
+
+def _sum(usage: Iterable[ProcessUsage]) -> ProcessUsage:
+    used = list(usage)
+    return ProcessUsage(sum(u.pss_bytes for u in used), round(sum(u.cpu_s for u in used), 2))
 
 
 def _stat(pid: int) -> list[str]:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from etude.cli.folder_view import FolderViewer
 
 SAVED_WIDTH = 96
-LOOK_INTERVAL_S = 5.0
-"""Measuring the memory of some thirty processes costs about 10 ms."""
+LOOK_INTERVAL_S = 10.0
+"""Measuring the memory of the demo's twenty processes costs 0.1 CPU-seconds: the kernel walks their
+page tables."""
 
 
 def run(
