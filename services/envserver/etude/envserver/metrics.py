@@ -1,4 +1,4 @@
-"""Prometheus series of broker and nodes."""
+"""Prometheus series of brokers and hosts."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

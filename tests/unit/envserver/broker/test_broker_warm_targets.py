@@ -105,5 +105,5 @@ async def test_a_snapshot_of_another_run_is_as_unknown_as_one_of_nobody(owner: s
         nodes.snapshots["n1"] = [held]
         broker.heartbeat(nodes.heartbeat("n1"))
 
-    with pytest.raises(UnknownIdError, match="no node holds snapshot 's' of run 'run'"):
+    with pytest.raises(UnknownIdError, match="no host holds snapshot 's' of run 'run'"):
         await launched(broker, request(snapshot_id="s"))

@@ -147,7 +147,7 @@ class Broker:
         self, request: environments_pb2.HeartbeatRequest
     ) -> environments_pb2.HeartbeatResponse:
         """Take in a host's heartbeat, and answer with the leases to end."""
-        # Holders had nobody to renew with while there was no broker.
+        # Holders could not renew while there was no broker.
         answer = self.ledger.heartbeat(
             request,
             now_s=time.monotonic(),
@@ -254,7 +254,7 @@ class Broker:
         hosts, run_id, name = self.ledger.hosts, request.run_id, request.snapshot_id
         while (template := hosts.template_of(run_id, name)) is None:
             if time.monotonic() >= until_s:
-                raise UnknownIdError(f"no node holds snapshot {name!r} of run {run_id!r}")
+                raise UnknownIdError(f"no host holds snapshot {name!r} of run {run_id!r}")
             await asyncio.sleep(TICK_S)
         if template != request.template:
             raise InvalidFieldError("template", f"snapshot {name!r} was made from {template!r}")

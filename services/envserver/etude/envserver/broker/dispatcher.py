@@ -97,7 +97,7 @@ class Dispatcher:
         self, host: HostState, turn: Turn, outcome: environments_pb2.LaunchBatchResponse
     ) -> None:
         if outcome.failure.reason == "NoSlot":
-            # The node knows better than the ledger; its next heartbeat tells.
+            # The host knows better than the ledger; its next heartbeat corrects it.
             host.is_suspect = True
             self._requeue(turn)
         else:
@@ -123,7 +123,7 @@ class Dispatcher:
         try:
             await self.host_client.close(closing.endpoint, closing.lease_ids)
         except HostCallError as error:
-            # The node's next heartbeat is answered with the same order.
+            # The host's next heartbeat is answered with the same order.
             log.warning("%d leases not closed: %s", len(closing.lease_ids), error)
         else:
             self.ledger.confirm_closed(closing.node_id, closing.lease_ids)

@@ -104,7 +104,7 @@ def _draw_eligible(
     if size > 2 * choices:
         # Most draws hit while the pool is not nearly full; past this a look at all is cheaper.
         for _ in range(3 * choices):
-            # About 5 times as fast as randrange, and as even for a few thousand nodes.
+            # About 5 times as fast as randrange, and as even for a few thousand hosts.
             place = int(random.random() * size)
             if place not in found and is_eligible(hosts[place]):
                 found[place] = hosts[place]

@@ -51,34 +51,34 @@ class EnvironmentEgress:
     )
     lookups: HostLookups = field(default_factory=HostLookups)
 
-    def count(self, trip: EgressAttempt, *, sent: int = 0, received: int = 0) -> None:
+    def count(self, attempt: EgressAttempt, *, sent: int = 0, received: int = 0) -> None:
         """Count bytes before they are passed on.
 
         Raises:
             OverLimitError: the environment has used up its bytes.
         """
-        trip.sent_bytes += sent
-        trip.received_bytes += received
+        attempt.sent_bytes += sent
+        attempt.received_bytes += received
         metrics.egress_bytes.labels("sent").inc(sent)
         metrics.egress_bytes.labels("received").inc(received)
         self.account.count_bytes(sent + received)
 
-    def log_attempt(self, trip: EgressAttempt) -> None:
+    def log_attempt(self, attempt: EgressAttempt) -> None:
         """Log a finished attempt, its host name escaped: it comes from the environment."""
-        metrics.egress_attempts.labels(trip.verdict.value).inc()
+        metrics.egress_attempts.labels(attempt.verdict.value).inc()
         log.info(
             "egress lease=%s verdict=%s rule=%s method=%s host=%s port=%d sent=%d received=%d"
             " seconds=%.3f%s",
             self.lease_id,
-            trip.verdict.value,
-            trip.rule or "-",
-            _plain(trip.method),
-            _plain(trip.host),
-            trip.port,
-            trip.sent_bytes,
-            trip.received_bytes,
-            time.monotonic() - trip.began_s,
-            f" why={trip.why[:_MAX_LOGGED]!r}" if trip.why else "",
+            attempt.verdict.value,
+            attempt.rule or "-",
+            _plain(attempt.method),
+            _plain(attempt.host),
+            attempt.port,
+            attempt.sent_bytes,
+            attempt.received_bytes,
+            time.monotonic() - attempt.began_s,
+            f" why={attempt.why[:_MAX_LOGGED]!r}" if attempt.why else "",
         )
 
 

@@ -39,8 +39,8 @@ class HttpExchange:
     client: ByteStream
     inward: h11.Connection
     server: ByteStream
-    gate: EnvironmentEgress
-    trip: EgressAttempt
+    egress: EnvironmentEgress
+    attempt: EgressAttempt
     is_limited: bool
     """True if a rule restricts more than the host of the request."""
     _outward: h11.Connection = field(init=False)
@@ -84,7 +84,7 @@ class HttpExchange:
 
     async def _send(self, event: h11.Event) -> None:
         data = self._outward.send(event) or b""
-        self.gate.count(self.trip, sent=len(data))
+        self.egress.count(self.attempt, sent=len(data))
         if data:
             async with asyncio.timeout(IDLE_S):
                 await self.server.write(data)
@@ -123,7 +123,7 @@ class HttpExchange:
 
     async def _reply(self, event: h11.Event) -> None:
         data = self.inward.send(event) or b""
-        self.gate.count(self.trip, received=len(data))
+        self.egress.count(self.attempt, received=len(data))
         if data:
             async with asyncio.timeout(IDLE_S):
                 await self.client.write(data)

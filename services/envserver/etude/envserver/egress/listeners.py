@@ -16,12 +16,12 @@ _AGAIN_S = 1.0
 class EgressListener:
     """One listening socket of an environment, until it is closed."""
 
-    def __init__(self, listener: socket.socket, gate: EnvironmentEgress) -> None:
+    def __init__(self, listener: socket.socket, egress: EnvironmentEgress) -> None:
         listener.setblocking(False)  # noqa: FBT003 - the only way to say it
         self._listener = listener
-        self._gate = gate
+        self._egress = egress
         self._serving: set[asyncio.Task[None]] = set()
-        self._task = asyncio.create_task(self._accept(), name=f"egress {gate.lease_id}")
+        self._task = asyncio.create_task(self._accept(), name=f"egress {egress.lease_id}")
         # The loop no longer uses it by then.
         self._task.add_done_callback(lambda _: listener.close())
 
@@ -42,7 +42,7 @@ class EgressListener:
             # Acquired after accept: an idle listener must not hold a slot that another one needs.
             # One connection of each listener waits here, the others in its backlog.
             try:
-                await self._gate.connection_slots.acquire()
+                await self._egress.connection_slots.acquire()
             except BaseException:
                 connection.close()
                 raise
@@ -52,12 +52,12 @@ class EgressListener:
 
     def _on_served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
-        self._gate.connection_slots.release()
+        self._egress.connection_slots.release()
 
     async def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):  # it has gone before it was looked at
             reader, writer = await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES)
-            await serve_connection(SocketStream(reader, writer), self._gate)
+            await serve_connection(SocketStream(reader, writer), self._egress)
 
 
 class _Key(NamedTuple):
@@ -70,24 +70,24 @@ class EgressListeners:
     """The listeners of all environments of a host."""
 
     def __init__(self) -> None:
-        self._gates: WeakValueDictionary[str, EnvironmentEgress] = WeakValueDictionary()
+        self._by_lease: WeakValueDictionary[str, EnvironmentEgress] = WeakValueDictionary()
         self._open: dict[_Key, EgressListener] = {}
 
-    def allow(self, gate: EnvironmentEgress) -> None:
+    def allow(self, egress: EnvironmentEgress) -> None:
         """Allow listeners for this environment, for as long as its egress object lives."""
-        self._gates[gate.lease_id] = gate
+        self._by_lease[egress.lease_id] = egress
 
     def has(self, lease: str) -> bool:
         """True if an environment has egress."""
-        return lease in self._gates
+        return lease in self._by_lease
 
     def open(self, lease: str, number: str, listener: socket.socket) -> None:
         """Serve the connections of a listening socket, and own it from now on."""
-        gate = self._gates.get(lease)
-        if gate is None:
+        egress = self._by_lease.get(lease)
+        if egress is None:
             listener.close()
             return
-        self._open[_Key(lease, number)] = EgressListener(listener, gate)
+        self._open[_Key(lease, number)] = EgressListener(listener, egress)
 
     def close(self, lease: str = "", *, number: str = "") -> None:
         """Close the listener of a lease's shared network, or that of one command."""
@@ -97,5 +97,5 @@ class EgressListeners:
 
     def close_all(self) -> None:
         while self._open:
-            _, door = self._open.popitem()
-            door.close()
+            _, listener = self._open.popitem()
+            listener.close()

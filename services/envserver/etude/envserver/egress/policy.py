@@ -25,7 +25,7 @@ METADATA_NAMES = frozenset(
         *("instance-data.ec2.internal", "instance-data", "metadata.platformequinix.com"),
     }
 )
-"""Names of the services that give machines of a cloud their credentials."""
+"""Names of the services that give VMs of a cloud their credentials."""
 
 
 class EgressVerdict(StrEnum):
@@ -126,7 +126,7 @@ def decide(rules: Sequence[AllowRule], attempt: EgressRequest) -> EgressDecision
 def _rule_names(rule: AllowRule, host: str, attempt: EgressRequest) -> bool:
     ports = {rule.port}
     if rule.mode is EgressMode.HTTPS and not attempt.is_tunnel:
-        # http://host/ is what a client writes when the node speaks TLS on its behalf.
+        # http://host/ is what a client writes when the proxy speaks TLS on its behalf.
         ports.add(80)
     if attempt.port not in ports:
         return False

@@ -43,56 +43,59 @@ class EgressRefusedError(Exception):
         self.verdict = verdict
 
 
-async def serve_connection(client: ByteStream, gate: EnvironmentEgress) -> None:
+async def serve_connection(client: ByteStream, egress: EnvironmentEgress) -> None:
     """Serve a connection to its end, and log it; it is closed then."""
-    trip = EgressAttempt()
+    attempt = EgressAttempt()
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
     metrics.egress_connections.inc()
     try:
-        await _serve(client, connection, gate, trip)
+        await _serve(client, connection, egress, attempt)
     except EgressRefusedError as refusal:
-        trip.verdict, trip.why = refusal.verdict, str(refusal)
+        attempt.verdict, attempt.why = refusal.verdict, str(refusal)
         status = _STATUS.get(refusal.verdict, 403)
         await _refuse(client, connection, status, f"{refusal.verdict.value}: {refusal}")
     except h11.ProtocolError as error:
         # Its text quotes the line, in which a server may have sent a credential back.
-        trip.why = f"not HTTP: {type(error).__name__}"
+        attempt.why = f"not HTTP: {type(error).__name__}"
     except (OSError, TimeoutError) as error:
         # One side has closed the connection.
-        trip.why = str(error) or type(error).__name__
+        attempt.why = str(error) or type(error).__name__
     finally:
         metrics.egress_connections.dec()
-        gate.log_attempt(trip)
+        egress.log_attempt(attempt)
         await client.close()
 
 
 async def _serve(
-    client: ByteStream, connection: h11.Connection, gate: EnvironmentEgress, trip: EgressAttempt
+    client: ByteStream,
+    connection: h11.Connection,
+    egress: EnvironmentEgress,
+    attempt: EgressAttempt,
 ) -> None:
-    await asyncio.sleep(gate.account.wait_s(time.monotonic()))
+    await asyncio.sleep(egress.account.wait_s(time.monotonic()))
     request = await _head(client, connection)
-    wanted = _parse_request(request, trip)
-    if gate.account.is_spent:
+    wanted = _parse_request(request, attempt)
+    if egress.account.is_spent:
         raise EgressRefusedError(EgressVerdict.LIMIT, SPENT)
-    decision = policy.decide(gate.rules, wanted.attempt)
-    rule = _allowed(decision, wanted, trip)
-    if not gate.account.may_name(decision.host):
+    decision = policy.decide(egress.rules, wanted.attempt)
+    rule = _allowed(decision, wanted, attempt)
+    if not egress.account.may_name(decision.host):
         raise EgressRefusedError(EgressVerdict.LIMIT, "too many different hosts")
-    secret = _secret(gate, rule)
+    secret = _secret(egress, rule)
     server = await _connect(
-        gate, UpstreamTarget(decision.host, rule.port, rule.mode is EgressMode.HTTPS)
+        egress, UpstreamTarget(decision.host, rule.port, rule.mode is EgressMode.HTTPS)
     )
-    trip.verdict = EgressVerdict.ALLOWED
+    attempt.verdict = EgressVerdict.ALLOWED
     try:
         if wanted.attempt.is_tunnel:
-            await run_tunnel(client, connection, server, decision.host, gate, trip)
+            await run_tunnel(client, connection, server, decision.host, egress, attempt)
         else:
             host = decision.host if rule.port in {80, 443} else f"{decision.host}:{rule.port}"
-            exchange = HttpExchange(client, connection, server, gate, trip, rule.is_limited)
+            exchange = HttpExchange(client, connection, server, egress, attempt, rule.is_limited)
             await exchange.run(request, wanted.target, host, secret)
     except TunnelRefusedError as refusal:
         # The client was told that the tunnel is open: no answer is possible.
-        trip.verdict, trip.why = EgressVerdict.NOT_TLS, str(refusal)
+        attempt.verdict, attempt.why = EgressVerdict.NOT_TLS, str(refusal)
     except OverLimitError as error:
         raise EgressRefusedError(EgressVerdict.LIMIT, str(error)) from error
     except CredentialEchoError as error:
@@ -115,20 +118,20 @@ async def _head(client: ByteStream, connection: h11.Connection) -> h11.Request:
             connection.receive_data(await client.read())
 
 
-def _parse_request(request: h11.Request, trip: EgressAttempt) -> ProxyRequest:
-    trip.method = request.method.decode("ascii", "replace")
-    trip.host = request.target.decode("ascii", "replace")
+def _parse_request(request: h11.Request, attempt: EgressAttempt) -> ProxyRequest:
+    attempt.method = request.method.decode("ascii", "replace")
+    attempt.host = request.target.decode("ascii", "replace")
     try:
         wanted = proxy_request.parse_request(request)
     except MalformedError as error:
         raise EgressRefusedError(EgressVerdict.MALFORMED, str(error)) from error
-    trip.host, trip.port = wanted.attempt.host, wanted.attempt.port
+    attempt.host, attempt.port = wanted.attempt.host, wanted.attempt.port
     return wanted
 
 
-def _allowed(decision: EgressDecision, wanted: ProxyRequest, trip: EgressAttempt) -> AllowRule:
-    trip.host = decision.host or wanted.attempt.host
-    trip.rule = decision.rule.name if decision.rule is not None else ""
+def _allowed(decision: EgressDecision, wanted: ProxyRequest, attempt: EgressAttempt) -> AllowRule:
+    attempt.host = decision.host or wanted.attempt.host
+    attempt.rule = decision.rule.name if decision.rule is not None else ""
     if decision.verdict is EgressVerdict.ALLOWED and decision.rule is not None:
         return decision.rule
     whats = {
@@ -139,7 +142,7 @@ def _allowed(decision: EgressDecision, wanted: ProxyRequest, trip: EgressAttempt
         EgressVerdict.PATH: "this pool lists other paths of it",
     }
     what = whats.get(decision.verdict, "")
-    raise EgressRefusedError(decision.verdict, f"{trip.host} port {trip.port}: {what}")
+    raise EgressRefusedError(decision.verdict, f"{attempt.host} port {attempt.port}: {what}")
 
 
 def _mode(rule: AllowRule | None) -> str:
@@ -148,19 +151,19 @@ def _mode(rule: AllowRule | None) -> str:
     return "it is reached by http:// only; the proxy itself speaks TLS where its rule says so"
 
 
-def _secret(gate: EnvironmentEgress, rule: AllowRule) -> tuple[bytes, bytes] | None:
+def _secret(egress: EnvironmentEgress, rule: AllowRule) -> tuple[bytes, bytes] | None:
     if rule.credential is None:
         return None
     try:
-        value = gate.secrets.value(rule.credential)
+        value = egress.secrets.value(rule.credential)
     except CredentialError as error:
         raise EgressRefusedError(EgressVerdict.CREDENTIAL, str(error)) from error
     return rule.credential.header.lower().encode("ascii"), value
 
 
-async def _connect(gate: EnvironmentEgress, target: UpstreamTarget) -> ByteStream:
+async def _connect(egress: EnvironmentEgress, target: UpstreamTarget) -> ByteStream:
     try:
-        return await gate.upstream.connect(target, gate.lookups)
+        return await egress.upstream.connect(target, egress.lookups)
     except NotPublicError as error:
         raise EgressRefusedError(EgressVerdict.ADDRESS, str(error)) from error
     except UnreachableError as error:

@@ -22,8 +22,8 @@ async def run_tunnel(
     connection: h11.Connection,
     server: ByteStream,
     host: str,
-    gate: EnvironmentEgress,
-    trip: EgressAttempt,
+    egress: EnvironmentEgress,
+    attempt: EgressAttempt,
 ) -> None:
     """Open a tunnel, check its ClientHello, and copy bytes until both sides are done.
 
@@ -34,8 +34,8 @@ async def run_tunnel(
     """
     await client.write(connection.send(h11.Response(status_code=200, headers=[])) or b"")
     first = await _read_client_hello(client, connection.trailing_data[0], host)
-    up = _Direction(client, server, gate, trip, is_sent=True)
-    down = _Direction(server, client, gate, trip, is_sent=False)
+    up = _Direction(client, server, egress, attempt, is_sent=True)
+    down = _Direction(server, client, egress, attempt, is_sent=False)
     await up.send(first)
     ways = {
         asyncio.create_task(up.run(), name="tunnel up"),
@@ -96,14 +96,14 @@ class _Direction:
         self,
         source: ByteStream,
         sink: ByteStream,
-        gate: EnvironmentEgress,
-        trip: EgressAttempt,
+        egress: EnvironmentEgress,
+        attempt: EgressAttempt,
         *,
         is_sent: bool,
     ) -> None:
         self.num_bytes = 0
         self._source, self._sink = source, sink
-        self._gate, self._trip, self._is_sent = gate, trip, is_sent
+        self._egress, self._attempt, self._is_sent = egress, attempt, is_sent
 
     async def run(self) -> None:
         """Copy everything, and then the end."""
@@ -119,6 +119,6 @@ class _Direction:
             OverLimitError: the bytes are used up.
         """
         sent, received = (len(data), 0) if self._is_sent else (0, len(data))
-        self._gate.count(self._trip, sent=sent, received=received)
+        self._egress.count(self._attempt, sent=sent, received=received)
         await self._sink.write(data)
         self.num_bytes += len(data)

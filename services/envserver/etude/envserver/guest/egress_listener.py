@@ -18,17 +18,17 @@ _AGAIN_S = 1.0
 class GuestEgressListener:
     """The proxy port of one guest, for as long as its channel is not lost or reset."""
 
-    def __init__(self, channel: GuestChannel, gate: EnvironmentEgress) -> None:
+    def __init__(self, channel: GuestChannel, egress: EnvironmentEgress) -> None:
         """Begin to accept connections.
 
         Args:
             channel: to a guest that is synchronised: it knows the channel's token.
-            gate: of its environment.
+            egress: of its environment.
         """
         self._channel = channel
-        self._gate = gate
+        self._egress = egress
         self._serving: set[asyncio.Task[None]] = set()
-        self._task = asyncio.create_task(self._accept(), name=f"egress {gate.lease_id}")
+        self._task = asyncio.create_task(self._accept(), name=f"egress {egress.lease_id}")
 
     def close(self) -> None:
         """Stop serving: open connections are cut."""
@@ -37,7 +37,7 @@ class GuestEgressListener:
             task.cancel()
 
     async def _accept(self) -> None:
-        places = self._gate.connection_slots
+        places = self._egress.connection_slots
         told = False
         while True:
             await places.acquire()
@@ -49,7 +49,7 @@ class GuestEgressListener:
                     log.warning(
                         "environment %s has no egress: %r; if its image is older than this host,"
                         " build it again",
-                        self._gate.lease_id,
+                        self._egress.lease_id,
                         str(error),
                     )
                 told = True
@@ -65,11 +65,11 @@ class GuestEgressListener:
 
     def _begin(self, connection: GuestConnection) -> None:
         task = asyncio.create_task(
-            serve_connection(connection, self._gate), name="egress connection"
+            serve_connection(connection, self._egress), name="egress connection"
         )
         self._serving.add(task)
         task.add_done_callback(self._on_served)
 
     def _on_served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
-        self._gate.connection_slots.release()
+        self._egress.connection_slots.release()

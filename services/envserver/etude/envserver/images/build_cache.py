@@ -63,7 +63,7 @@ class BuildCache:
         target = self.root / kind / address
         self._private_folder(kind)
         partial = self.root / _PARTIAL / f"{kind}-{address}"
-        # Left by a builder that was killed; whoever holds the lock may take it away.
+        # Left by a builder that was killed; the holder of the lock may remove it.
         shutil.rmtree(partial, ignore_errors=True)
         self._private_folder(_PARTIAL)
         partial.mkdir()

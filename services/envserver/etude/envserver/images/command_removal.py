@@ -71,7 +71,7 @@ def run(given: argparse.Namespace, cache: BuildCache) -> int:
         is_held = is_held or not is_gone
         sys.stdout.write(f"{'removed' if is_gone else 'in use, kept'} {_row(each)}\n")
     if is_held and image is not None:
-        what, fix = "is booted by a node of this machine", "end the run or pool that uses it first"
+        what, fix = "is booted by a host on this machine", "end the run or pool that uses it first"
         raise UserError(Problem("Conflict", what, image, fix))
     return 0
 

@@ -60,7 +60,7 @@ $bb umount /proc
 $bb umount /dev
 exec $bb switch_root /root {AGENT}
 """
-"""Any failure ends process 1, so the kernel panics and the machine ends with its console kept."""
+"""Any failure ends process 1, so the kernel panics and the VM ends with its console kept."""
 
 _FOLDERS = ("bin", "dev", "lower", "modules", "proc", "root", "rw")
 _CONSOLE = (5, 1)

@@ -179,7 +179,7 @@ def _describe(sandbox: ClientSandbox, memory_mib: int) -> dict[str, Any]:
         "endAt": _time(math.ceil(sandbox.ends_s)),
         "cpuCount": _CPUS,
         "memoryMB": memory_mib,
-        # Files are in memory, or share a node's disk without a part of their own.
+        # Files are in memory, or share a host's disk without a part of their own.
         "diskSizeMB": memory_mib,
         "state": _state(sandbox),
         "envdVersion": ENVD_VERSION,

@@ -115,7 +115,7 @@ def _machine(
     compose = [path for path in _COMPOSE if path in context]
     if compose:
         raise ImportRefusedError(
-            f"environment/{compose[0]}", "describes services; one machine is run"
+            f"environment/{compose[0]}", "describes several services; only one container is run"
         )
     if context.get(".dockerignore", File(b"")).content.strip():
         raise ImportRefusedError(
