@@ -10,6 +10,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from etude.common import atomic
 from etude.common.errors import Problem, UserError
 from etude.v1 import environments_pb2
 
@@ -53,11 +54,7 @@ def store_lease(environment: EnvironmentLease) -> None:
             "ttl_s": environment.ttl_s,
         }
     )
-    partial = place / f".{environment.name}.partial"
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    partial.rename(place / f"{environment.name}.json")
+    atomic.write_text(place / f"{environment.name}.json", text, mode=0o600)
 
 
 def remove_lease(name: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from etude.common.broker_shards import brokers_by_environment
+from etude.common.settings_fields import parse_path, parse_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +33,12 @@ class Settings:
             KeyError: names a variable that is not set.
             ValueError: names a variable that is invalid.
         """
-        traces = env.get("ETUDE_TRACES_FILE")
         return cls(
             run_file=Path(env["ETUDE_RUN_FILE"]),
             brokers=brokers_by_environment(env["ETUDE_BROKERS"]),
             scratch=Path(env["ETUDE_SCRATCH"]),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
-            port=_port(env, "ETUDE_PORT", "7040"),
-            probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
-            traces_file=Path(traces) if traces else None,
+            port=parse_port(env, "ETUDE_PORT", 7040),
+            probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
+            traces_file=parse_path(env, "ETUDE_TRACES_FILE"),
         )
-
-
-def _port(env: Mapping[str, str], name: str, default: str) -> int:
-    text = env.get(name, default)
-    if not text.isdecimal() or int(text) > 65_535:
-        raise ValueError(f"{name}: {text!r} is not a valid port: use a number from 0 to 65535")
-    return int(text)

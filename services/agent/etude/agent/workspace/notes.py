@@ -1,12 +1,13 @@
 """Notes of tools about one environment, outside its files, diffs and commands."""
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from typing_extensions import override
+
+from etude.common import atomic
 
 FOLDER = "notes"
 """Their folder in a driver's state of an environment."""
@@ -57,11 +58,7 @@ class FolderNotes(Notes):
     def store(self, name: str, value: bytes) -> None:
         path = self._path(name)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(value)
-        partial.rename(path)
+        atomic.write_bytes(path, value, mode=0o600)
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import INPUT_BYTES
+from etude.common.backoff import Backoff
 from etude.common.errors import FullError, InvalidFieldError, WrongStateError
 from etude.envserver.drivers.base import SandboxError
 from etude.envserver.drivers.programs import (
@@ -71,15 +72,15 @@ class JobProgram(RunningProgram):
 
     @override
     async def output(self) -> AsyncIterator[OutputPiece]:
-        offset, pause_s = 0, _FIRST_S
+        offset, backoff = 0, Backoff(_FIRST_S, _LONGEST_S)
         while True:
-            state = await self._state(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_S)
+            state = await self._state(backoff.next_s())
             while offset < state.log_bytes:
                 data = await self.jobs.output(self.number, offset=offset, size=_READ_BYTES)
                 if not data:
                     break
-                offset, pause_s = offset + len(data), _FIRST_S
+                offset += len(data)
+                backoff.reset()
                 yield OutputPiece(OutputStream.OUT, data)
             if not state.is_running:
                 return
@@ -92,17 +93,17 @@ class JobProgram(RunningProgram):
 
     @override
     async def write(self, data: bytes) -> None:
-        pause_s = _FIRST_S
+        backoff = Backoff(_FIRST_S, _LONGEST_S)
         while data:
             try:
                 await self.jobs.send(self.number, data[:INPUT_BYTES], end=False)
             except JobError as error:
                 if error.fault is not JobFault.NOT_READING:
                     return
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_S)
+                await asyncio.sleep(backoff.next_s())
             else:
-                data, pause_s = data[INPUT_BYTES:], _FIRST_S
+                data = data[INPUT_BYTES:]
+                backoff.reset()
 
     @override
     def close_input(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from etude.common.backoff import Backoff
 from etude.common.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class StoreRetry:
         Raises:
             StoreError: the store stayed away longer than the limit.
         """
-        pause_s, waited_s = FIRST_PAUSE_S, 0.0
+        backoff, waited_s = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         while True:
             try:
                 result = await work()
@@ -75,9 +76,9 @@ class StoreRetry:
                     raise
                 self.refusal.record(str(error))
                 log.warning("%s failed and is retried: %s", what, error)
+                pause_s = backoff.next_s()
                 await asyncio.sleep(pause_s)
                 waited_s += pause_s
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
                 self.refusal.clear()
                 return result
