@@ -57,7 +57,7 @@ def push_image(image: BuiltImage, store: Store, say: Callable[[str], None]) -> s
         found = store.head(key)
         if found is None or found.size != size:
             say(f"{file}: {size >> 20} MiB …")
-            _put(store, key, image.folder / file)
+            _upload_file(store, key, image.folder / file)
     store.put(f"{name}/{MANIFEST}", (image.folder / MANIFEST).read_bytes())
     return name
 
@@ -76,7 +76,7 @@ def _fill(name: str, store: Store, folder: Path) -> None:
     try:
         manifest = _manifest(name, store)
         for file, digest in manifest.items():
-            _get(store, f"{name}/{file}", folder / file, digest)
+            _download_file(store, f"{name}/{file}", folder / file, digest)
     except MissingError as error:
         raise CorruptError(f"{store.url}/{name} lacks a part: {error}") from error
 
@@ -102,7 +102,7 @@ def _manifest(name: str, store: Store) -> dict[str, str]:
             raise CorruptError(f"{store.url}/{key} is not a manifest of an image")
 
 
-def _get(store: Store, key: str, path: Path, digest: str) -> None:
+def _download_file(store: Store, key: str, path: Path, digest: str) -> None:
     """Copy one object to a file.
 
     Raises:
@@ -124,7 +124,7 @@ def _get(store: Store, key: str, path: Path, digest: str) -> None:
     path.chmod(0o644)
 
 
-def _put(store: Store, key: str, path: Path) -> None:
+def _upload_file(store: Store, key: str, path: Path) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         store.put(key, content)
 
