@@ -31,6 +31,18 @@ from etude.operator.runs.checkpoints.lineage import is_off_lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueObjects:
+    """Cluster-wide objects that Kueue admits by, of a run with a Workload; empty for others."""
+
+    flavors: Mapping[str, Manifest] = field(default_factory=dict)
+    """ResourceFlavors by name."""
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    """Values of WorkloadPriorityClasses by name."""
+    pod_priorities: Sequence[Manifest] = ()
+    """PriorityClasses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun:
     """Children, pods, pools, checkpoints and newest report of a run."""
 
@@ -55,12 +67,7 @@ class ObservedRun:
     report: RunReport = field(default_factory=RunReport)
     served: frozenset[str] = frozenset()
     """Served kinds of other projects that the run needs."""
-    flavors: Mapping[str, Manifest] = field(default_factory=dict)
-    """ResourceFlavors by name, if the run is admitted by a Workload."""
-    priorities: Mapping[str, int] = field(default_factory=dict)
-    """WorkloadPriorityClasses by name, if the run is admitted by a Workload."""
-    pod_priorities: Mapping[str, Manifest] = field(default_factory=dict)
-    """PriorityClasses by name, if the run is admitted by a Workload."""
+    queue: QueueObjects = field(default_factory=QueueObjects)
     problem: ConditionFact | None = None
     """The rejection that kept the last decision from being carried out."""
     rejected: frozenset[Ref] = frozenset()
@@ -184,10 +191,10 @@ def asks_for_pods(child: Manifest) -> bool:
 
 def observe_run(
     cluster: Cluster,
-    book: ReportStore,
+    reports: ReportStore,
     run: RLRun,
     problem: ConditionFact | None,
-    refused: frozenset[Ref] = frozenset(),
+    rejected: frozenset[Ref] = frozenset(),
 ) -> ObservedRun:
     """Everything that a decision about this run depends on."""
     owned = cluster.list_owned(run.metadata.uid)
@@ -195,21 +202,15 @@ def observe_run(
     readable = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
     checkpoints = [c for c in readable if c is not None and _names_run(c, run)]
     pools = _pools(cluster, run)
-    by_hand = run.spec.scheduling.admission == "Workload"
-    flavors = cluster.list_objects("ResourceFlavor") if by_hand else ()
-    classes = cluster.list_objects("WorkloadPriorityClass") if by_hand else ()
-    of_pods = cluster.list_objects("PriorityClass") if by_hand else ()
     return ObservedRun(
         children=children,
-        flavors={m["metadata"]["name"]: m for m in flavors},
-        priorities={m["metadata"]["name"]: m["value"] for m in classes},
-        pod_priorities={m["metadata"]["name"]: m for m in of_pods},
+        queue=_queue_objects(cluster, run),
         pods=role_pods(cluster, run),
         pools=pools,
         model=_model(cluster, run),
         start_sources=_start_sources(cluster, run, len(checkpoints)),
-        sandboxes=_sandboxes(book, run, pools.values()),
-        plan_ratios=inaccurate_plans(book, run.metadata.uid, pools.values()),
+        sandboxes=_sandboxes(reports, run, pools.values()),
+        plan_ratios=inaccurate_plans(reports, run.metadata.uid, pools.values()),
         checkpoints=sorted(
             (c for c in checkpoints if c.saved_state.uri),
             key=lambda c: (
@@ -223,10 +224,21 @@ def observe_run(
             (c for c in checkpoints if not c.saved_state.uri and not c.metadata.deletion_timestamp),
             key=lambda c: (c.metadata.creation_timestamp or "", c.metadata.name),
         ),
-        report=book.run(run.metadata.uid),
+        report=reports.run(run.metadata.uid),
         served=cluster.usable_kinds(apis.needed_kinds(apis.run_needs(run))),
         problem=problem,
-        rejected=refused,
+        rejected=rejected,
+    )
+
+
+def _queue_objects(cluster: Cluster, run: RLRun) -> QueueObjects:
+    if run.spec.scheduling.admission != "Workload":
+        return QueueObjects()
+    classes = cluster.list_objects("WorkloadPriorityClass")
+    return QueueObjects(
+        flavors={m["metadata"]["name"]: m for m in cluster.list_objects("ResourceFlavor")},
+        priorities={m["metadata"]["name"]: m["value"] for m in classes},
+        pod_priorities=list(cluster.list_objects("PriorityClass")),
     )
 
 

@@ -69,7 +69,7 @@ def is_queueable(run: RLRun, observed: ObservedRun) -> bool:
     """The run can be queued: its WorkloadPriorityClass exists."""
     named = run.spec.scheduling.workload_priority_class_name
     by_hand = run.spec.scheduling.admission == "Workload"
-    return not by_hand or named is None or named in observed.priorities
+    return not by_hand or named is None or named in observed.queue.priorities
 
 
 def _job_set_quota(run: RLRun, live: Manifest | None) -> QuotaState:
@@ -87,8 +87,8 @@ def _workload_quota(run: RLRun, observed: ObservedRun) -> QuotaState:
         state = _waiting(run)
     elif not is_true(live, "Admitted") or is_true(live, "Evicted"):
         state = _waiting(run, live)
-    elif flavor_names - observed.flavors.keys():
-        missing = ", ".join(sorted(flavor_names - observed.flavors.keys()))
+    elif flavor_names - observed.queue.flavors.keys():
+        missing = ", ".join(sorted(flavor_names - observed.queue.flavors.keys()))
         state = _denied(Reason.INADMISSIBLE, f"ResourceFlavor {missing} does not exist")
     elif clash:
         state = _denied(Reason.INADMISSIBLE, clash)
@@ -114,7 +114,9 @@ def _node_flavors(
     placed, clash = {}, ""
     for role, names in assigned.items():
         flavor = kueue.merge_flavors(
-            kueue.node_flavor(observed.flavors[name]) for name in names if name in observed.flavors
+            kueue.node_flavor(observed.queue.flavors[name])
+            for name in names
+            if name in observed.queue.flavors
         )
         for update in updates.get(role, ()):
             for key in kueue.conflicting_keys(flavor, update):
@@ -160,7 +162,7 @@ def queue_priority(run: RLRun, observed: ObservedRun) -> QueuePriority | None:
     name = run.spec.scheduling.workload_priority_class_name
     if name is None:
         return _pod_priority(run, observed)
-    value = observed.priorities.get(name)
+    value = observed.queue.priorities.get(name)
     if value is None:
         return None
     return QueuePriority("kueue.x-k8s.io", "WorkloadPriorityClass", name, value)
@@ -171,7 +173,7 @@ def _pod_priority(run: RLRun, observed: ObservedRun) -> QueuePriority | None:
     name = next(
         filter(None, (_priority_class(run, role) for role in run_spec.pods_by_role(run))), None
     )
-    for known in observed.pod_priorities.values():
+    for known in observed.queue.pod_priorities:
         itself = known["metadata"]["name"]
         if itself == name or (name is None and known.get("globalDefault", False)):
             return QueuePriority("scheduling.k8s.io", "PriorityClass", itself, known["value"])
