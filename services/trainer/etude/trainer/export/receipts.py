@@ -111,8 +111,8 @@ def build_manifest(
             raise WrongStateError(f"version {version}: rank {each.rank} disagrees with rank 0")
     if not first.is_complete and base is None:
         raise WrongStateError(f"version {version}: a delta without a base")
-    kept = None if first.is_complete else base
-    before = ZERO if kept is None else Digest.parse(kept.state)
+    built_on = None if first.is_complete else base
+    before = ZERO if built_on is None else Digest.parse(built_on.state)
     state = before.plus(sum_digests(Digest.parse(each.change) for each in receipts))
     if state != (share := sum_digests(Digest.parse(each.share) for each in receipts)):
         raise WrongStateError(
@@ -125,7 +125,7 @@ def build_manifest(
         number=version.number,
         step=step,
         holder=holder,
-        base=kept,
+        base=built_on,
         schema_sha256=first.schema_sha256,
         state=state.hex(),
         objects=tuple(each.payload for each in receipts if each.payload is not None),

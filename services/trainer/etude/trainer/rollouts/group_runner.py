@@ -214,8 +214,8 @@ class GroupRunner:
     async def _snapshot_end(self, environment: FailoverEnvironment) -> str:
         """Snapshot the end state, processes included; return the snapshot's id."""
         states = environment.source.states(environment.lease)
-        made = await states.snapshot(f"end-{uuid.uuid4().hex}", with_memory=True)
-        return made.snapshot_id
+        answer = await states.snapshot(f"end-{uuid.uuid4().hex}", with_memory=True)
+        return answer.snapshot_id
 
 
 def _was_cut_off(trajectory: Trajectory, *, is_late: bool) -> bool:

@@ -93,8 +93,8 @@ def fork_request(
     parent: environments_pb2.LaunchBatchRequest, snapshot_id: str, *, count: int
 ) -> environments_pb2.LaunchBatchRequest:
     """Build the request for environments that fork from a snapshot of the parent request's."""
-    made = environments_pb2.LaunchBatchRequest()
-    made.CopyFrom(parent)
-    made.idempotency_key = f"{parent.idempotency_key}/{snapshot_id}"
-    made.snapshot_id, made.count = snapshot_id, count
-    return made
+    request = environments_pb2.LaunchBatchRequest()
+    request.CopyFrom(parent)
+    request.idempotency_key = f"{parent.idempotency_key}/{snapshot_id}"
+    request.snapshot_id, request.count = snapshot_id, count
+    return request

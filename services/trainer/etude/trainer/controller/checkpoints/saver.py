@@ -120,20 +120,20 @@ class CheckpointSaver:
 
     def _publish_manifest(self, manifest: CheckpointManifest) -> StoredCheckpoint:
         self._check_epoch(manifest.epoch)
-        found = checkpoints_manifest.write_manifest(self.store, manifest)
+        stored = checkpoints_manifest.write_manifest(self.store, manifest)
         self._check_epoch(manifest.epoch)
-        kept = {MANIFEST, *(item.key for item in manifest.objects)}
-        present = [info.key.removeprefix(found.prefix) for info in self.store.list(found.prefix)]
-        rests = [
-            found.prefix + key
+        named = {MANIFEST, *(item.key for item in manifest.objects)}
+        present = [info.key.removeprefix(stored.prefix) for info in self.store.list(stored.prefix)]
+        stale = [
+            stored.prefix + key
             for key in present
-            if key not in kept and not _is_of_later_epoch(key, manifest.epoch)
+            if key not in named and not _is_of_later_epoch(key, manifest.epoch)
         ]
         try:
-            self.store.delete(rests)
+            self.store.delete(stale)
         except StoreError as error:
-            log.warning("leftovers of an earlier attempt stay in %s: %s", found.prefix, error)
-        return found
+            log.warning("leftovers of an earlier attempt stay in %s: %s", stored.prefix, error)
+        return stored
 
     def _journal_checkpoint(self, found: StoredCheckpoint) -> None:
         body = journal_pb2.JournalCheckpoint(

@@ -75,10 +75,10 @@ class Journal:
 
     async def wait_durable(self, sequence: int | None = None) -> None:
         """Wait until a record and all before it are in the store; the newest one if None."""
-        wanted = self.last_sequence if sequence is None else sequence
+        target = self.last_sequence if sequence is None else sequence
         self._urgent.set()
         async with self._changed:
-            await self._changed.wait_for(lambda: self._durable >= wanted)
+            await self._changed.wait_for(lambda: self._durable >= target)
 
     async def wait_durable_or_store_down(self, sequence: int) -> None:
         """Wait until a record is durable, or the store fails."""

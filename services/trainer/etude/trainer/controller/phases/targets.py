@@ -32,22 +32,22 @@ def record_measurement(reporter: RunReporter, figures: Mapping[str, float]) -> N
     mean = sum(window) / len(window)
     if len(window) == policy.window_steps and policy.holds(mean):
         cursor.ends[cursor.phase] = cursor.step
-        words = f"{policy.metric} {mean:.4g} over {len(window)} steps: {policy.op} {policy.value}"
+        summary = f"{policy.metric} {mean:.4g} over {len(window)} steps: {policy.op} {policy.value}"
         reporter.record_event(
-            TARGET_REACHED, f"phase {cursor.phase} ends at step {cursor.step}: {words}"
+            TARGET_REACHED, f"phase {cursor.phase} ends at step {cursor.step}: {summary}"
         )
 
 
 def gate_failure(gate: Gate, evaluations: Mapping[str, EvaluationResult]) -> str:
     """Explain why a gate does not hold; empty if it does."""
-    found = evaluations.get(gate.evaluation)
+    result = evaluations.get(gate.evaluation)
     figure = None
-    if found is not None:
-        figure = found.success if gate.metric == "Success" else found.greedy_success
-    wanted = f"{gate.metric} of {gate.evaluation} must be {gate.op} {gate.value}"
+    if result is not None:
+        figure = result.success if gate.metric == "Success" else result.greedy_success
+    requirement = f"{gate.metric} of {gate.evaluation} must be {gate.op} {gate.value}"
     if figure is None:
-        return f"{wanted}, and was not measured"
-    return "" if gate.holds(figure) else f"{wanted}, and is {figure:.4g}"
+        return f"{requirement}, and was not measured"
+    return "" if gate.holds(figure) else f"{requirement}, and is {figure:.4g}"
 
 
 async def passes_gate(checkpoints: CheckpointManager, phase: Phase) -> bool:
@@ -65,16 +65,16 @@ async def passes_gate(checkpoints: CheckpointManager, phase: Phase) -> bool:
     reporter.update_status()
     if not why:
         return True
-    words = f"phases[].gate of {phase.name}: {why}"
-    reporter.record_event(GATE_NOT_MET, words, warning=True)
+    text = f"phases[].gate of {phase.name}: {why}"
+    reporter.record_event(GATE_NOT_MET, text, warning=True)
     if gate.on_fail == "Continue":
         return True
     if checkpoints.saver.last_step != progress.cursor.global_step:
         await checkpoints.save_checkpoint("PhaseEnd")
     if gate.on_fail == "Stop":
-        raise GateNotMetError(words)
+        raise GateNotMetError(text)
     status = reporter.status
-    status.reason, status.message = GATE_NOT_MET, words
+    status.reason, status.message = GATE_NOT_MET, text
     return False
 
 

@@ -82,19 +82,19 @@ class RunReports:
         The newest status is always sent: a reconnected watcher may not have it, and its next change
         may be an evaluation away.
         """
-        seen, told = (after_sequence if epoch == self.epoch else 0), 0
+        sent_sequence, status_sent = (after_sequence if epoch == self.epoch else 0), 0
         while True:
-            while self._sequence <= seen and self._status_sequence <= told:
+            while self._sequence <= sent_sequence and self._status_sequence <= status_sent:
                 await self._news.wait()
             upto = self._sequence
-            for report in [r for r in self._happenings if r.sequence > seen]:
+            for report in [r for r in self._happenings if r.sequence > sent_sequence]:
                 yield self._addressed(report)
-            if self._status_sequence > told:
-                told = self._status_sequence
+            if self._status_sequence > status_sent:
+                status_sent = self._status_sequence
                 report = run_pb2.WatchRunResponse(sequence=self._status_sequence)
                 report.status.CopyFrom(self.status)
                 yield self._addressed(report)
-            seen = upto
+            sent_sequence = upto
             await asyncio.sleep(PACE_S)
 
     def _addressed(self, report: run_pb2.WatchRunResponse) -> run_pb2.WatchRunResponse:
