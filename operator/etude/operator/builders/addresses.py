@@ -1,4 +1,4 @@
-"""Addresses and ports of a run's roles."""
+"""Addresses and ports of roles, brokers and hosts."""
 
 from collections.abc import Mapping
 

@@ -4,12 +4,11 @@ API: jobset.x-k8s.io/v1alpha2; labels of Kueue: kueue.x-k8s.io.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.scheduling import Scheduling
 from etude.operator import names
-from etude.operator.builders.workload import object_head
+from etude.operator.builders.workload import ReplicatedRole, object_head
 from etude.operator.manifests import Manifest, Ref
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -33,17 +32,7 @@ exit "$code\"
 again. Ours exit 0 on SIGTERM, of a drain or an eviction, after they have saved."""
 
 
-class RolePods(NamedTuple):
-    """Pods of one role of a run."""
-
-    role: str
-    service: str
-    """Headless Service that names its pods."""
-    replicas: int
-    template: Manifest
-
-
-def job_set(run: RLRun, labels: Mapping[str, str], parts: Iterable[RolePods]) -> Manifest:
+def job_set(run: RLRun, labels: Mapping[str, str], parts: Iterable[ReplicatedRole]) -> Manifest:
     """The run's roles as replicated Jobs of one JobSet, suspended if a queue must admit it."""
     scheduling = run.spec.scheduling
     name = run.metadata.name
@@ -74,7 +63,7 @@ def _queue_labels(scheduling: Scheduling) -> dict[str, str]:
     return {label: value for label, value in given.items() if value is not None}
 
 
-def _job(part: RolePods, labels: Mapping[str, str], scheduling: Scheduling) -> Manifest:
+def _job(part: ReplicatedRole, labels: Mapping[str, str], scheduling: Scheduling) -> Manifest:
     metadata = part.template["metadata"]
     topology = _topology_annotations(scheduling)
     if topology:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
-from etude.operator.builders.jobset import RolePods
-from etude.operator.builders.workload import object_head
+from etude.operator.builders.workload import ReplicatedRole, object_head
 from etude.operator.manifests import Manifest
 
 API = "ray.io/v1"
@@ -41,7 +40,7 @@ def num_workers(run: RLRun) -> int:
     return -(-trainer.learner_ranks // trainer.gpus_per_replica) - 1
 
 
-def ray_cluster(run: RLRun, labels: Mapping[str, str], trainer: RolePods) -> Manifest:
+def ray_cluster(run: RLRun, labels: Mapping[str, str], trainer: ReplicatedRole) -> Manifest:
     """The trainer's pods: a head, and a group of workers if one pod is too small for the ranks."""
     gpus, count = run.spec.roles.trainer.gpus_per_replica, num_workers(run)
     manifest = object_head(
@@ -63,7 +62,7 @@ def ray_cluster(run: RLRun, labels: Mapping[str, str], trainer: RolePods) -> Man
     return manifest
 
 
-def _head_template(part: RolePods, gpus: int) -> Manifest:
+def _head_template(part: ReplicatedRole, gpus: int) -> Manifest:
     """The trainer's pod with a Ray head that workers can join."""
     template = copy.deepcopy(part.template)
     # KubeRay gives pods no DNS names.
@@ -82,7 +81,7 @@ def _head_template(part: RolePods, gpus: int) -> Manifest:
     return template
 
 
-def _worker_template(part: RolePods, gpus: int) -> Manifest:
+def _worker_template(part: ReplicatedRole, gpus: int) -> Manifest:
     """A worker pod of the same size that joins the head at $FQ_RAY_IP, set by KubeRay."""
     template = copy.deepcopy(part.template)
     container = _container(template, part.role)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
-from etude.operator.builders.jobset import RolePods
-from etude.operator.builders.workload import object_head
+from etude.operator.builders.workload import ReplicatedRole, object_head
 from etude.operator.manifests import Manifest, Ref
 
 API = "kueue.x-k8s.io/v1beta2"
@@ -35,7 +34,10 @@ class NodeFlavor(NamedTuple):
 
 
 def workload(
-    run: RLRun, labels: Mapping[str, str], parts: Iterable[RolePods], priority: QueuePriority | None
+    run: RLRun,
+    labels: Mapping[str, str],
+    parts: Iterable[ReplicatedRole],
+    priority: QueuePriority | None,
 ) -> Manifest:
     """The Workload that the queue admits as a whole: every role with its pods.
 

@@ -9,8 +9,8 @@ from urllib.parse import urlparse
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.pool.network import EgressPolicy
-from etude.common.api.pool.spec import StoreAccess
 from etude.common.api.run.http_gateway import PolicyGateway
+from etude.common.api.storage import StoreAccess
 from etude.operator import names
 from etude.operator.builders import http_route
 from etude.operator.builders.addresses import ISSUER_PORT, PORTS

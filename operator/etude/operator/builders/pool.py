@@ -1,4 +1,4 @@
-"""Children of a pool: ConfigMap, brokers, hosts, certificates and policies."""
+"""Children of a pool: ConfigMap, brokers, hosts, environment API, certificates and policies."""
 
 import math
 from collections.abc import Mapping

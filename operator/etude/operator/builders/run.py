@@ -12,7 +12,7 @@ from etude.operator import names
 from etude.operator.builders import certificates, network_policies, pod_overrides
 from etude.operator.builders.addresses import PORTS, broker_addresses, role_address
 from etude.operator.builders.http_route import route_objects
-from etude.operator.builders.jobset import RolePods, job_set
+from etude.operator.builders.jobset import job_set
 from etude.operator.builders.kuberay import ray_cluster
 from etude.operator.builders.kueue import NodeFlavor, QueuePriority, workload
 from etude.operator.builders.platform import COMMANDS, Platform, traces_env
@@ -40,6 +40,7 @@ from etude.operator.builders.run_spec import (
 )
 from etude.operator.builders.volcano import pod_group_name, pod_groups
 from etude.operator.builders.workload import (
+    ReplicatedRole,
     canonical_json,
     config_map,
     object_head,
@@ -91,7 +92,7 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
     if shape.is_running or shape.is_queued:
         children += _fixed_workload(run, shape, platform)
     if run.spec.scheduling.admission == "Workload" and shape.has_workload:
-        parts = _all_role_pods(run, replace(shape, flavors={}), platform)
+        parts = _replicated_roles(run, replace(shape, flavors={}), platform)
         children.append(workload(run, run_labels(run), parts, shape.priority))
     children += [*_policies(run, platform), *_certificates(run, platform)]
     return [stamp_digest(child) for child in children]
@@ -101,10 +102,12 @@ def _fixed_workload(run: RLRun, shape: RunShape, platform: Platform) -> list[Man
     """The JobSet or RayCluster of the run, which exists while its pods are desired."""
     match run.spec.scheduling.kind:
         case "JobSet":
-            return [job_set(run, run_labels(run), _all_role_pods(run, shape, platform))]
+            return [job_set(run, run_labels(run), _replicated_roles(run, shape, platform))]
         case "RayCluster":
             return [
-                ray_cluster(run, run_labels(run), _role_pods(run, names.TRAINER, shape, platform))
+                ray_cluster(
+                    run, run_labels(run), _replicated_role(run, names.TRAINER, shape, platform)
+                )
             ]
         case "StatefulSet":
             return []
@@ -125,15 +128,17 @@ def _role_objects(run: RLRun, role: str, shape: RunShape, platform: Platform) ->
     return [headless, stateful_set(run, name, labels, pod, replicas=pods, attempt=attempt)]
 
 
-def _all_role_pods(run: RLRun, shape: RunShape, platform: Platform) -> list[RolePods]:
-    return [_role_pods(run, role, shape, platform) for role in pods_by_role(run)]
+def _replicated_roles(run: RLRun, shape: RunShape, platform: Platform) -> list[ReplicatedRole]:
+    return [_replicated_role(run, role, shape, platform) for role in pods_by_role(run)]
 
 
-def _role_pods(run: RLRun, role: str, shape: RunShape, platform: Platform) -> RolePods:
+def _replicated_role(run: RLRun, role: str, shape: RunShape, platform: Platform) -> ReplicatedRole:
     labels = {**run_labels(run), names.ROLE: role}
     pod = _run_pod(run, role, shape, platform)
     template = pod_template(labels, pod, shape.attempts.get(role, 0))
-    return RolePods(role, names.child(run.metadata.name, role), pods_by_role(run)[role], template)
+    return ReplicatedRole(
+        role, names.child(run.metadata.name, role), pods_by_role(run)[role], template
+    )
 
 
 def _policies(run: RLRun, platform: Platform) -> list[Manifest]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.meta import API_VERSION
@@ -12,6 +13,16 @@ from etude.operator.manifests import Manifest, stamp_digest
 
 POD_GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
 """Annotation with which a pod joins a PodGroup of Volcano."""
+
+
+class ReplicatedRole(NamedTuple):
+    """A role of a run with its Service, replicas and pod template."""
+
+    role: str
+    service: str
+    """Headless Service that names its pods."""
+    replicas: int
+    template: Manifest
 
 
 def service(

@@ -1,4 +1,4 @@
-"""Health of a pool's hosts: unschedulable, unready and crash-looping pods, and quarantine."""
+"""Health of a pool's hosts: unhealthy and stuck pods, quarantine, and provisioning times."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

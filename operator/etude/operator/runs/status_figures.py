@@ -1,4 +1,4 @@
-"""Observed figures in a run's status: steps, rewards, roles, environments, checkpoints, phases."""
+"""Observed figures in a run's status: steps, rewards, roles, environments, phases."""
 
 import math
 

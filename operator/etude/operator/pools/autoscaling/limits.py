@@ -1,4 +1,4 @@
-"""Limits of scaling: hard cap by recent demand, and the token bucket of creations."""
+"""Limits of scaling: hard cap, token bucket of creations, schedule, and scale-down victims."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,8 @@
-"""Predictive demand: environments that plans ask for, while there is time to provision them.
+"""Predictive scaling: environments that usable plans ask for, while there is time to create them.
 
-The base stock over the lead time: the most that is wanted, at the service level, of any moment by
-which a replica that is created now would just be ready.
+The base stock over the lead time: the highest demand, at the service level, of any moment by which
+a replica that is created now would just be ready. A plan is usable while it is current and its
+forecasts have been accurate.
 """
 
 import math
@@ -27,7 +28,7 @@ from etude.operator.pools.autoscaling.limits import overcommit
 from etude.operator.pools.autoscaling.provisioning import ProvisionTime, with_spares
 from etude.operator.pools.autoscaling.values import DemandPlan, PoolMetrics
 
-LEAST, MOST = 0.5, 0.999
+LEAST_LEVEL, MOST_LEVEL = 0.5, 0.999
 """Below one half the forecast's own mean would be undercut; no distribution is known beyond."""
 
 
@@ -45,8 +46,8 @@ def service_level(
         return assurance(config.predictive.service_level_percent / 100)
     under = gpus * number(costs.gpu_second) * provision.p50_s
     over = number(costs.sandbox_second) * config.scale_down_delay_s
-    share = under / (under + over) if under + over > 0 else LEAST
-    return assurance(min(MOST, max(LEAST, share)))
+    share = under / (under + over) if under + over > 0 else LEAST_LEVEL
+    return assurance(min(MOST_LEVEL, max(LEAST_LEVEL, share)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

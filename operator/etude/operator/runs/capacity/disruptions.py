@@ -1,4 +1,8 @@
-"""Disrupted pods: evicted, drained or preempted, counted but never held against the run."""
+"""Disruptions and replacement of pods.
+
+Pods that the platform evicts, drains or preempts are counted but never held against the run; pods
+of earlier attempts are deleted to be replaced.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -1,4 +1,8 @@
-"""Kueue quota of a run: admission by its LocalQueue, and the flavors that come with it."""
+"""Kueue quota of a run: admission by its LocalQueue, priority, and the status of its Workload.
+
+Sources: the contract of Kueue's jobs (pkg/controller/jobframework/reconciler.go), and their
+priorities (pkg/util/priority).
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple

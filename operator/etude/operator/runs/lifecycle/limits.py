@@ -1,4 +1,4 @@
-"""Time limits of a run: progress, verification and deadlines."""
+"""Limits of a run: progress, verification, deadlines, and usage against its budget."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
