@@ -26,8 +26,7 @@ from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
 from etude.common.tls.transport import TransportSecurity
 from etude.trainer.controller.reporting.commands import RunCommands
-from etude.trainer.controller.reporting.reports import RunReports
-from etude.trainer.controller.reporting.service import NAME, RunService
+from etude.trainer.controller.reporting.reports import NAME, RunReports, RunService
 from etude.v1 import run_pb2, run_pb2_grpc
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,7 @@ from etude.common.process import shutdown_signals
 from etude.common.role_inputs import read_run
 from etude.common.rpc.server import Server
 from etude.trainer.controller.reporting.commands import RunCommands
-from etude.trainer.controller.reporting.reports import RunReports
-from etude.trainer.controller.reporting.service import NAME, RunService
+from etude.trainer.controller.reporting.reports import NAME, RunReports, RunService
 from etude.v1 import run_pb2, run_pb2_grpc
 
 STEP_S = 0.05

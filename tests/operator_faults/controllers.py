@@ -15,8 +15,7 @@ from etude.operator import names
 from etude.operator.builders.addresses import PORTS
 from etude.operator.manifests import Manifest, Ref, labels
 from etude.trainer.controller.reporting.commands import RunCommands
-from etude.trainer.controller.reporting.reports import RunReports
-from etude.trainer.controller.reporting.service import RunService
+from etude.trainer.controller.reporting.reports import RunReports, RunService
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 
 LAST_STEP = 20

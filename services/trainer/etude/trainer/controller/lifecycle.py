@@ -25,7 +25,7 @@ from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.reporting.commands import RunCommands
 from etude.trainer.controller.reporting.reporter import RunReporter
-from etude.trainer.controller.reporting.service import NAME, RunService
+from etude.trainer.controller.reporting.reports import NAME, RunService
 from etude.trainer.controller.run import Run, RunServices, root_cause
 from etude.trainer.exit_codes import exit_code
 from etude.trainer.export.receipts import NonFiniteWeightsError

@@ -1,11 +1,17 @@
-"""Report stream of a run: the newest status, and every checkpoint and event in order."""
+"""Report stream of a run: newest status, checkpoints and events in order; and its RunService."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+import grpc
+from typing_extensions import override
+
 from etude.common.checkpoints.manifest import StoredCheckpoint
-from etude.v1 import run_pb2
+from etude.trainer.controller.reporting.commands import RunCommands
+from etude.v1 import run_pb2, run_pb2_grpc
+
+NAME = "etude.v1.RunService"
 
 PACE_S = 0.2
 """Least time between two status messages of a stream; checkpoints and events do not wait."""
@@ -100,3 +106,31 @@ class RunReports:
     def _addressed(self, report: run_pb2.WatchRunResponse) -> run_pb2.WatchRunResponse:
         report.run_uid, report.epoch = self.run_uid, self.epoch
         return report
+
+
+@dataclass(slots=True)
+class RunService(run_pb2_grpc.RunServiceServicer):
+    """Translates between gRPC and the controller."""
+
+    reports: RunReports
+    orders: RunCommands
+
+    @override
+    async def WatchRun(
+        self,
+        request: run_pb2.WatchRunRequest,
+        context: grpc.aio.ServicerContext[run_pb2.WatchRunRequest, run_pb2.WatchRunResponse],
+    ) -> AsyncIterator[run_pb2.WatchRunResponse]:
+        async for report in self.reports.watch(
+            epoch=request.epoch, after_sequence=request.after_sequence
+        ):
+            yield report
+
+    @override
+    async def Command(
+        self,
+        request: run_pb2.CommandRequest,
+        context: grpc.aio.ServicerContext[run_pb2.CommandRequest, run_pb2.CommandResponse],
+    ) -> run_pb2.CommandResponse:
+        self.orders.accept(request)
+        return run_pb2.CommandResponse()
