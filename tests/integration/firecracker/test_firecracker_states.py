@@ -87,7 +87,7 @@ async def test_a_machine_that_cannot_be_saved_goes_on(
         raise OSError(errno.ENOSPC, "the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(memory_files, "packed", full)
+        patch.setattr(memory_files, "encode_delta", full)
         with pytest.raises(VmmError, match="full"):
             await one.pause()
         assert one.is_intact

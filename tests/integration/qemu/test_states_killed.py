@@ -7,6 +7,7 @@ import pytest
 from tests.support.environments.killed_hosts import WRITE, die, killed, looked, order, sh
 from tests.support.vm import microvms
 
+from etude.envserver.drivers import folder_snapshots
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.drivers.vm.sandbox import VmSandbox
 from etude.envserver.drivers.vm.suspend import snapshots
@@ -42,7 +43,7 @@ async def work_and_die(scratch: Path, image: BuiltImage, when: str) -> None:
         case "before the former machine ends":
             VmSandbox.close = die  # type: ignore[assignment, method-assign]
         case _:
-            snapshots.replace_notes = die  # type: ignore[assignment]
+            folder_snapshots.replace_notes = die  # type: ignore[assignment]
     await node.states.rollback(node.find("a"), "s")
 
 

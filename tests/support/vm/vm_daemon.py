@@ -27,7 +27,7 @@ from etude.envserver.storage.trees import File
 
 TREE = {"README": File(b"read me\n"), "deep/er/notes.txt": File(b"one\n")}
 LIMIT_S = 120
-_OURS = f"{os.sep}drivers{os.sep}qemu{os.sep}"
+_OURS = f"{os.sep}drivers{os.sep}vm{os.sep}qemu{os.sep}"
 
 
 async def nothing(command: str, timeout_s: float) -> ExecResult:

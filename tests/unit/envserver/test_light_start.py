@@ -7,7 +7,7 @@ import pytest
 
 ALWAYS = ("numpy", "yaml", "kubernetes", "torch", "tree_sitter", "opentelemetry.exporter")
 DRIVERS = tuple(
-    f"etude.envserver.drivers.{name}.driver" for name in ("firecracker", "gvisor", "qemu")
+    f"etude.envserver.drivers.{name}.driver" for name in ("vm.firecracker", "gvisor", "vm.qemu")
 )
 """Of which a pool names one at most."""
 MAKING = ("etude.envserver.images.builder", "etude.envserver.images.spec")

@@ -21,7 +21,13 @@ from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import command_line as machines
 from etude.envserver.drivers.vm.qemu import vm
 from etude.envserver.drivers.vm.qemu.boot import BootConsole
-from etude.envserver.drivers.vm.qemu.command_line import BootFiles, QemuConfig, VmmFiles
+from etude.envserver.drivers.vm.qemu.command_line import (
+    PROGRAM,
+    SANDBOX,
+    BootFiles,
+    QemuConfig,
+    VmmFiles,
+)
 from etude.envserver.drivers.vm.qemu.migration import receive, send
 from etude.envserver.drivers.vm.qemu.vm import QemuVm
 
@@ -111,7 +117,8 @@ class Engine:
         def arguments(sockets: vm.VmmSockets) -> tuple[str, ...]:
             wiring = VmmFiles(memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
             ours = machines.boot_arguments(machine, wiring, files)
-            return _with_words(ours, f"{boot['boot_args']} tsc_early_khz={machine.tsc_khz}")
+            words = _with_words(ours, f"{boot['boot_args']} tsc_early_khz={machine.tsc_khz}")
+            return (PROGRAM, *words, *SANDBOX)
 
         await self._start(machine, arguments, (self._memory, root, kernel, initramfs, console))
         self._config = {"machine": rules.machine, "drive": drive, "vsock": rules.vsock}
@@ -143,7 +150,8 @@ class Engine:
         def arguments(sockets: vm.VmmSockets) -> tuple[str, ...]:
             wiring = VmmFiles(memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
             words = machines.clone_arguments(machine, wiring)
-            return tuple(word.replace("share=off", "share=on") for word in words)
+            shared = (word.replace("share=off", "share=on") for word in words)
+            return (PROGRAM, *shared, *SANDBOX)
 
         await self._start(machine, arguments, (self._memory, root))
         with sealed_files.reopen(state, len(_MAGIC) + 4 + size) as devices:
