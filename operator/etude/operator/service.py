@@ -99,13 +99,13 @@ def _gc_disabled() -> Iterator[None]:
 async def _fill_caches(watches: Watches, stop: asyncio.Event) -> bool:
     """Fill the caches; returns False if stopped before that, for example without an API server."""
     filling = asyncio.create_task(watches.sync(), name="sync")
-    told = asyncio.create_task(stop.wait(), name="stop")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
-        await asyncio.wait({filling, told}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({filling, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         filling.cancel()
-        told.cancel()
-        await asyncio.wait({filling, told})
+        stopping.cancel()
+        await asyncio.wait({filling, stopping})
     if filling.cancelled():
         return False
     filling.result()

@@ -55,15 +55,15 @@ class ActionExecutor:
         After a rejection nothing is created, since it may need the rejected object, and no report
         is acknowledged: the next pass retries both.
         """
-        refused: list[Rejection] = []
+        rejections: list[Rejection] = []
         for action in actions:
             is_new = isinstance(action, Apply) and self.cluster.get(ref(action.manifest)) is None
-            if refused and (is_new or isinstance(action, AckReport)):
+            if rejections and (is_new or isinstance(action, AckReport)):
                 continue
-            refusal = await self._attempt(about, action)
-            if refusal is not None:
-                refused.append(refusal)
-        return refused
+            rejection = await self._attempt(about, action)
+            if rejection is not None:
+                rejections.append(rejection)
+        return rejections
 
     async def _attempt(self, about: Manifest, action: Action) -> Rejection | None:
         """Carry out an action, unless it was rejected recently; returns its rejection."""
@@ -75,9 +75,9 @@ class ActionExecutor:
         try:
             await self._act(about, action)
         except (NameTakenError, ApiRejectedError) as error:
-            refusal = Rejection(action, error)
-            self.rejections.record_attempt(uid(about), refusal, live, now_s)
-            return refusal
+            rejection = Rejection(action, error)
+            self.rejections.record_attempt(uid(about), rejection, live, now_s)
+            return rejection
         return None
 
     async def _act(self, about: Manifest, action: Action) -> None:

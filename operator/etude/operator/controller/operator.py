@@ -137,8 +137,8 @@ def has_new_spec(cluster: Cluster, key: Ref) -> bool:
     manifest = cluster.get(key)
     if manifest is None:
         return False
-    said = manifest.get("status", {}).get("observedGeneration")
-    return bool(said != manifest["metadata"].get("generation"))
+    observed = manifest.get("status", {}).get("observedGeneration")
+    return bool(observed != manifest["metadata"].get("generation"))
 
 
 def _own_objects(cluster: Cluster) -> Iterator[Manifest]:

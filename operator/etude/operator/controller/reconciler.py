@@ -109,9 +109,9 @@ class Reconciler:
         about = uid(manifest)
         tracing.record_num_actions(len(decision.actions))
         with self.kinds[manifest["kind"]].reserve(decision.actions):
-            refused = await self._executor.carry_out(manifest, decision.actions)
-        if refused:
-            if self._rejections.record(manifest, refused):
+            rejections = await self._executor.carry_out(manifest, decision.actions)
+        if rejections:
+            if self._rejections.record(manifest, rejections):
                 return 0.0
             left = await self.writer.write(manifest, decision.status)
             again_s = self._rejections.retry_after_s(about, self.clock.monotonic_s())

@@ -67,13 +67,13 @@ class Rejections:
         return None
 
     def record_attempt(
-        self, about: str, refusal: Rejection, live: Manifest | None, now_s: float
+        self, about: str, rejection: Rejection, live: Manifest | None, now_s: float
     ) -> None:
         """Record a rejection and the live object that the action would have changed."""
         others = [
-            each for each in self._recent(about, now_s) if each.rejection.action != refusal.action
+            each for each in self._recent(about, now_s) if each.rejection.action != rejection.action
         ]
-        self._tries[about] = [*others, _Attempt(refusal, _digest(live), now_s)]
+        self._tries[about] = [*others, _Attempt(rejection, _digest(live), now_s)]
 
     def retry_after_s(self, about: str, now_s: float) -> float:
         """Seconds until the first rejected action may be retried."""
@@ -89,16 +89,16 @@ class Rejections:
         return None if known is None else known[0].condition
 
     def rejected_objects(self, about: str) -> frozenset[Ref]:
-        found = (target_of(refusal.action) for refusal in self._known.get(about, ()))
+        found = (target_of(rejection.action) for rejection in self._known.get(about, ()))
         return frozenset(each for each in found if each is not None)
 
-    def record(self, manifest: Manifest, refused: Sequence[Rejection]) -> bool:
+    def record(self, manifest: Manifest, rejections: Sequence[Rejection]) -> bool:
         """Record the rejections of a pass; returns true if they differ from those of the last."""
         known = self._known.get(uid(manifest), ())
-        if len(known) == len(refused) and all(map(Rejection.is_like, known, refused)):
+        if len(known) == len(rejections) and all(map(Rejection.is_like, known, rejections)):
             return False
-        self._known[uid(manifest)] = tuple(refused)
-        log.warning("%s: %s", manifest["metadata"]["name"], refused[0].error)
+        self._known[uid(manifest)] = tuple(rejections)
+        log.warning("%s: %s", manifest["metadata"]["name"], rejections[0].error)
         return True
 
     def clear(self, about: str) -> bool:

@@ -78,8 +78,8 @@ def parse_read_reply(reply: ApiReply, what: str) -> Manifest:
     """
     try:
         return parse_write_reply(reply, what)
-    except ApiRejectedError as refusal:
-        raise ClusterError(str(refusal)) from refusal
+    except ApiRejectedError as rejection:
+        raise ClusterError(str(rejection)) from rejection
 
 
 WRITE_TIMEOUT_S = 3.0

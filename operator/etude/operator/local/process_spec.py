@@ -69,7 +69,7 @@ class LocalHost:
     """Environment that every process inherits, like that of an image."""
 
 
-def process_spec(pod: Manifest, machine: LocalHost) -> ProcessSpec:
+def process_spec(pod: Manifest, local_host: LocalHost) -> ProcessSpec:
     """The process of a pod.
 
     Raises:
@@ -77,7 +77,7 @@ def process_spec(pod: Manifest, machine: LocalHost) -> ProcessSpec:
     """
     name = pod["metadata"]["name"]
     container = pod["spec"]["containers"][0]
-    folder = machine.folder / "scratch" / name
+    folder = local_host.folder / "scratch" / name
     mounts = {
         mount["mountPath"]: folder / mount["name"]
         for mount in container.get("volumeMounts", ())
@@ -87,14 +87,14 @@ def process_spec(pod: Manifest, machine: LocalHost) -> ProcessSpec:
         port.get("name", str(port["containerPort"])): port["containerPort"]
         for port in container.get("ports", ())
     }
-    local = {number: machine.ports.port(name, number) for number in ports.values()}
+    local = {number: local_host.ports.port(name, number) for number in ports.values()}
     return ProcessSpec(
-        command=(_executable(container["command"][0], machine), *container["command"][1:]),
-        env={**machine.base_env, **_environment(pod, container, machine, mounts)},
-        files=_files(pod, folder, machine),
+        command=(_executable(container["command"][0], local_host), *container["command"][1:]),
+        env={**local_host.base_env, **_environment(pod, container, local_host, mounts)},
+        files=_files(pod, folder, local_host),
         folder=folder,
         volumes=tuple(mounts.values()),
-        log=machine.folder / "logs" / f"attempt-{labels(pod).get(ATTEMPT, '0')}" / f"{name}.log",
+        log=local_host.folder / "logs" / f"attempt-{labels(pod).get(ATTEMPT, '0')}" / f"{name}.log",
         ports={label: local[number] for label, number in ports.items()},
         startup=_probe(container.get("startupProbe"), local),
         liveness=_probe(container.get("livenessProbe"), local),
@@ -105,28 +105,28 @@ def process_spec(pod: Manifest, machine: LocalHost) -> ProcessSpec:
 
 
 def _environment(
-    pod: Manifest, container: Manifest, machine: LocalHost, mounts: Mapping[str, Path]
+    pod: Manifest, container: Manifest, local_host: LocalHost, mounts: Mapping[str, Path]
 ) -> dict[str, str]:
     """The container's variables, with ports, addresses and paths of this host."""
     name = pod["metadata"]["name"]
     own = {port["containerPort"] for port in container.get("ports", ())}
 
     def resolve(host: str, port: int) -> str | None:
-        target = pod_of_address(host, is_service=machine.is_service)
+        target = pod_of_address(host, is_service=local_host.is_service)
         if host == LOOPBACK and port in own:
             target = name
-        return None if target is None else f"{LOOPBACK}:{machine.ports.port(target, port)}"
+        return None if target is None else f"{LOOPBACK}:{local_host.ports.port(target, port)}"
 
     given: dict[str, str] = {}
-    told: dict[str, str] = {}
+    env: dict[str, str] = {}
     for item in container.get("env", ()):
         value = _VARIABLE.sub(lambda match: given.get(match[1], match[0]), _value(item, pod))
         given[item["name"]] = value
         if item["name"].endswith("_PORT") and value.isdigit() and int(value) in own:
-            told[item["name"]] = str(machine.ports.port(name, int(value)))
+            env[item["name"]] = str(local_host.ports.port(name, int(value)))
         else:
-            told[item["name"]] = rewrite_addresses(_localize_path(value, mounts), resolve)
-    return told
+            env[item["name"]] = rewrite_addresses(_localize_path(value, mounts), resolve)
+    return env
 
 
 def _value(item: Mapping[str, Any], pod: Manifest) -> str:
@@ -144,7 +144,7 @@ def _value(item: Mapping[str, Any], pod: Manifest) -> str:
 
 def _localize_path(value: str, mounts: Mapping[str, Path]) -> str:
     """The value with a mount path replaced by the folder behind it."""
-    if value == "0.0.0.0":  # noqa: S104 - a run of this machine is nobody else's business
+    if value == "0.0.0.0":  # noqa: S104 - only this host may connect
         return LOOPBACK
     for path, folder in mounts.items():
         if value == path or value.startswith(f"{path}/"):
@@ -152,12 +152,12 @@ def _localize_path(value: str, mounts: Mapping[str, Path]) -> str:
     return value
 
 
-def _files(pod: Manifest, folder: Path, machine: LocalHost) -> dict[Path, str]:
+def _files(pod: Manifest, folder: Path, local_host: LocalHost) -> dict[Path, str]:
     return {
         folder / volume["name"] / key: text
         for volume in pod["spec"].get("volumes", ())
         if "configMap" in volume
-        for key, text in machine.config_map(volume["configMap"]["name"]).items()
+        for key, text in local_host.config_map(volume["configMap"]["name"]).items()
     }
 
 
@@ -173,5 +173,5 @@ def _probe(probe: Manifest | None, ports: Mapping[int, int]) -> HttpProbe | None
     )
 
 
-def _executable(name: str, machine: LocalHost) -> str:
-    return shutil.which(name, path=machine.base_env.get("PATH")) or name
+def _executable(name: str, local_host: LocalHost) -> str:
+    return shutil.which(name, path=local_host.base_env.get("PATH")) or name

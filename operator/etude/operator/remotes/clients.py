@@ -52,7 +52,7 @@ class RemoteClient(Protocol):
         """
         ...
 
-    async def drain(self, target: str, nodes: Sequence[str]) -> frozenset[str]:
+    async def drain(self, target: str, hosts: Sequence[str]) -> frozenset[str]:
         """Stop a broker's placements on these hosts; returns those that are empty of its leases.
 
         Hosts that were named before and are not named now get environments again.
@@ -96,8 +96,8 @@ class GrpcRemoteClient(RemoteClient):
                 raise RemoteError(f"{target}: {cause.details() or cause.code()}") from cause
 
     @override
-    async def drain(self, target: str, nodes: Sequence[str]) -> frozenset[str]:
-        request = environments_pb2.DrainRequest(node_ids=nodes, hold_seconds=HOLD_S)
+    async def drain(self, target: str, hosts: Sequence[str]) -> frozenset[str]:
+        request = environments_pb2.DrainRequest(node_ids=hosts, hold_seconds=HOLD_S)
         async with _open_channel(target) as channel:
             try:
                 answer = await environments_pb2_grpc.PoolServiceStub(channel).Drain(
@@ -190,8 +190,8 @@ class MemoryRemoteClient(RemoteClient):
         self.commands.append(request)
 
     @override
-    async def drain(self, target: str, nodes: Sequence[str]) -> frozenset[str]:
+    async def drain(self, target: str, hosts: Sequence[str]) -> frozenset[str]:
         if target in self.unresponsive:
             raise RemoteError(f"{target}: does not answer")
-        self.drained[target] = frozenset(nodes)
+        self.drained[target] = frozenset(hosts)
         return self.drained[target] - self.hosts_in_use

@@ -5,68 +5,68 @@ from collections.abc import Sequence
 
 from etude.v1 import environments_pb2
 
-Said = environments_pb2.WatchPoolResponse
+Report = environments_pb2.WatchPoolResponse
 
 
-def combine_reports(said: Sequence[Said]) -> Said | None:
+def combine_reports(reports: Sequence[Report]) -> Report | None:
     """One report for the whole pool; None before the first report of a broker.
 
     Brokers share the hosts: each counts the slots that the others have left it. Runs, leases and
     waiting environments are reported by one broker only.
     """
-    if len(said) < 2:
-        return next(iter(said), None)
-    leased = sum(each.leased for each in said)
-    return Said(
-        sequence=sum(each.sequence for each in said),
-        nodes=max(each.nodes for each in said),
-        slots=max(each.slots + leased - each.leased for each in said),
+    if len(reports) < 2:
+        return next(iter(reports), None)
+    leased = sum(report.leased for report in reports)
+    return Report(
+        sequence=sum(report.sequence for report in reports),
+        nodes=max(report.nodes for report in reports),
+        slots=max(report.slots + leased - report.leased for report in reports),
         leased=leased,
-        waiting=sum(each.waiting for each in said),
-        granted_total=sum(each.granted_total for each in said),
-        expired_total=sum(each.expired_total for each in said),
-        driver=next((each.driver for each in said if each.driver), ""),
+        waiting=sum(report.waiting for report in reports),
+        granted_total=sum(report.granted_total for report in reports),
+        expired_total=sum(report.expired_total for report in reports),
+        driver=next((report.driver for report in reports if report.driver), ""),
         isolation=min(
-            (each.isolation for each in said if each.isolation),
+            (report.isolation for report in reports if report.isolation),
             default=environments_pb2.ISOLATION_UNSPECIFIED,
         ),
-        opening=sum(each.opening for each in said),
-        ready=max(each.ready for each in said),
-        planned=sum(each.planned for each in said),
-        warm_percent=_warm_percent(said),
+        opening=sum(report.opening for report in reports),
+        ready=max(report.ready for report in reports),
+        planned=sum(report.planned for report in reports),
+        warm_percent=_warm_percent(reports),
         # Quantiles have no sum: take those of the worst broker, whose runs wait so long.
-        acquire_p50_ms=max(each.acquire_p50_ms for each in said),
-        acquire_p99_ms=max(each.acquire_p99_ms for each in said),
-        start_p50_ms=max(each.start_p50_ms for each in said),
-        start_p95_ms=max(each.start_p95_ms for each in said),
-        lease_p50_seconds=max(each.lease_p50_seconds for each in said),
-        lease_p95_seconds=max(each.lease_p95_seconds for each in said),
-        first_starts=_first_starts(said),
-        leased_by_run=_leases_by_run(said),
+        acquire_p50_ms=max(report.acquire_p50_ms for report in reports),
+        acquire_p99_ms=max(report.acquire_p99_ms for report in reports),
+        start_p50_ms=max(report.start_p50_ms for report in reports),
+        start_p95_ms=max(report.start_p95_ms for report in reports),
+        lease_p50_seconds=max(report.lease_p50_seconds for report in reports),
+        lease_p95_seconds=max(report.lease_p95_seconds for report in reports),
+        first_starts=_first_starts(reports),
+        leased_by_run=_leases_by_run(reports),
     )
 
 
-def _first_starts(said: Sequence[Said]) -> list[environments_pb2.FirstStarts]:
-    """Start times of each template by the broker with most samples: quantiles have no sum."""
+def _first_starts(reports: Sequence[Report]) -> list[environments_pb2.FirstStarts]:
+    """Start times of report template by the broker with most samples: quantiles have no sum."""
     found: dict[str, environments_pb2.FirstStarts] = {}
-    for each in said:
-        for told in each.first_starts:
-            known = found.get(told.template)
-            if known is None or known.count < told.count:
-                found[told.template] = told
+    for report in reports:
+        for starts in report.first_starts:
+            known = found.get(starts.template)
+            if known is None or known.count < starts.count:
+                found[starts.template] = starts
     return [found[name] for name in sorted(found)]
 
 
-def _leases_by_run(said: Sequence[Said]) -> dict[str, int]:
+def _leases_by_run(reports: Sequence[Report]) -> dict[str, int]:
     """Leases by run; one broker reports a run, or two while the run moves between them."""
     found: Counter[str] = Counter()
-    for each in said:
-        found.update(each.leased_by_run)
+    for report in reports:
+        found.update(report.leased_by_run)
     return dict(found)
 
 
-def _warm_percent(said: Sequence[Said]) -> int:
-    """Mean share of warm starts, weighted by the leases of each broker."""
-    granted = sum(each.granted_total for each in said)
-    warm = sum(each.warm_percent * each.granted_total for each in said)
+def _warm_percent(reports: Sequence[Report]) -> int:
+    """Mean share of warm starts, weighted by the leases of report broker."""
+    granted = sum(report.granted_total for report in reports)
+    warm = sum(report.warm_percent * report.granted_total for report in reports)
     return round(warm / granted) if granted else 0

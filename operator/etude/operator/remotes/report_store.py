@@ -103,9 +103,9 @@ class ReportStore:
         return self.pools.setdefault(uid, PoolReport())
 
     def add_broker_report(
-        self, uid: str, place: int, said: environments_pb2.WatchPoolResponse
+        self, uid: str, ordinal: int, report: environments_pb2.WatchPoolResponse
     ) -> None:
-        self.pool(uid).by_broker[place] = BrokerReport(said, self.clock.monotonic_s())
+        self.pool(uid).by_broker[ordinal] = BrokerReport(report, self.clock.monotonic_s())
 
     def add_controller_message(self, uid: str, response: run_pb2.WatchRunResponse) -> bool:
         """Store a message of a controller; returns True if it needs an immediate pass."""

@@ -34,33 +34,33 @@ GATES = {"Pending", "Met", "NotMet"}
 _INTEGERS = {FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64}
 
 
-def sanitize_status(said: run_pb2.RunStatus) -> run_pb2.RunStatus:
+def sanitize_status(report: run_pb2.RunStatus) -> run_pb2.RunStatus:
     """The status with impossible amounts as zero and with texts cut to length.
 
     A status that the API server rejects would block the run's suspension, deadlines and budget.
     """
-    found = run_pb2.RunStatus()
-    found.CopyFrom(said)
-    _clean(found)
-    found.last_step_unix_ms = min(found.last_step_unix_ms, MAX_UNIX_MS)
-    for phase in found.phases:
+    sanitized = run_pb2.RunStatus()
+    sanitized.CopyFrom(report)
+    _clean(sanitized)
+    sanitized.last_step_unix_ms = min(sanitized.last_step_unix_ms, MAX_UNIX_MS)
+    for phase in sanitized.phases:
         phase.gate = phase.gate if phase.gate in GATES else ""
-    return found
+    return sanitized
 
 
-def sanitize_checkpoint(said: run_pb2.CheckpointRecord) -> run_pb2.CheckpointRecord:
+def sanitize_checkpoint(report: run_pb2.CheckpointRecord) -> run_pb2.CheckpointRecord:
     """The record with impossible amounts as zero and without invalid metrics.
 
     A record that the API server rejects would block all later reports.
     """
-    found = run_pb2.CheckpointRecord()
-    found.CopyFrom(said)
-    found.ClearField("metrics")
-    _clean(found)
-    kept = (name for name in sorted(said.metrics) if _is_figure(name, said.metrics[name]))
+    sanitized = run_pb2.CheckpointRecord()
+    sanitized.CopyFrom(report)
+    sanitized.ClearField("metrics")
+    _clean(sanitized)
+    kept = (name for name in sorted(report.metrics) if _is_figure(name, report.metrics[name]))
     for name in islice(kept, MAX_METRICS):
-        found.metrics[name] = said.metrics[name]
-    return found
+        sanitized.metrics[name] = report.metrics[name]
+    return sanitized
 
 
 def _is_figure(name: str, text: str) -> bool:
