@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.envserver.test_firecracker_parts import PAGE, PAGES, sparse
+from tests.unit.envserver.drivers.vm.firecracker.test_firecracker_parts import PAGE, PAGES, sparse
 
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import template
