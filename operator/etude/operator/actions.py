@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from etude.common.api.checkpoint.status import CheckpointStatus
-from etude.common.api.run.status import StatusModel
+from etude.common.api.status_types import StatusModel
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.remotes.report_store import ReportPosition
 from etude.v1 import run_pb2

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from etude.common.api.kinds import ApiObject
-from etude.common.api.run.status import StatusModel
 from etude.common.api.schema import crd
+from etude.common.api.status_types import StatusModel
 from etude.operator.actions import Action, ClockReading, Decision
 from etude.operator.builders.platform import Platform
 from etude.operator.conditions import ConditionFact

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from etude.common.api.meta import Condition
-from etude.common.api.run.status import StatusModel
+from etude.common.api.status_types import StatusModel
 from etude.common.token_bucket import TokenBucket
 from etude.operator import metrics
 from etude.operator.actions import RecordEvent

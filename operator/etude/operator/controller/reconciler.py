@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from etude.common.api.meta import ObjectMeta
-from etude.common.api.run.status import StatusModel
+from etude.common.api.status_types import StatusModel
 from etude.operator import tracing
 from etude.operator.actions import AckReport, ClockReading, Decision, RecordEvent
 from etude.operator.builders.platform import Platform

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from etude.common.api.run.status import StatusModel
+from etude.common.api.status_types import StatusModel
 from etude.common.token_bucket import TokenBucket
 from etude.operator.clock import Clock
 from etude.operator.controller.event_recorder import EventRecorder, status_events

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.api.pool.status import EnvPoolStatus
-from etude.common.api.run.status import Resolved
+from etude.common.api.status_types import Resolved
 from etude.operator import names
 from etude.operator.actions import Action, Apply, ClockReading, Decision, Delete, DrainHosts
 from etude.operator.builders import pool as desired_pools

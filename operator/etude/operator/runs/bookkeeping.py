@@ -6,11 +6,11 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.run.status import (
     ActiveTime,
     ReportPosition,
-    Resolved,
     Restarts,
     RLRunStatus,
     RoleStatus,
 )
+from etude.common.api.status_types import Resolved
 from etude.operator.actions import ClockReading
 from etude.operator.builders import run_spec
 from etude.operator.builders.platform import Platform

@@ -1,19 +1,13 @@
-"""Inputs of a role: its resolved object, and folders named by URI."""
+"""Inputs of a role: the run or the pool that it belongs to, from a mounted file."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import TypeVar
 
-from blake3 import blake3
-
 from etude.common.api.meta import Model
-from etude.common.api.pool.spec import EnvPoolSpec, StoreAccess
+from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.run.spec import RLRunSpec
-from etude.common.blobs import ObjectInfo, Store, open_store
-from etude.common.errors import CorruptError, Problem, UserError
-from etude.common.store_urls import folder_of
+from etude.common.errors import Problem, UserError
 
 M = TypeVar("M", bound=Model)
 
@@ -80,83 +74,3 @@ def _read(path: Path, model: type[M]) -> M:
                 fix="apply a manifest that passes `etude lint`",
             )
         ) from cause
-
-
-def open_run_store(uri: str, storage: StoreAccess) -> Store:
-    """The store at uri, reached with the run's endpoint and region."""
-    return open_store(uri, endpoint=storage.endpoint, region=storage.region)
-
-
-def open_source(uri: str, access: StoreAccess) -> Store:
-    """The store at uri, to read from; unlike `open_run_store` it makes no folder.
-
-    Raises:
-        UserError: the URI holds no files.
-    """
-    folder = folder_of(uri)
-    if folder is not None and not folder.is_dir():
-        raise UserError(_nothing_there(uri))
-    return open_run_store(uri, access)
-
-
-def local_folder(uri: str, scratch: Path, storage: StoreAccess) -> Path:
-    """A local folder with the content of uri: the folder itself, or a download of the prefix.
-
-    A download is used again as long as the prefix holds the same objects.
-
-    Raises:
-        UserError: the URI holds no files.
-        CorruptError: an object's key would leave the folder.
-    """
-    folder = folder_of(uri)
-    if folder is not None:
-        if not folder.exists():
-            raise UserError(_nothing_there(uri))
-        return folder
-    store = open_run_store(uri, storage)
-    found = list(store.list(""))
-    if not found:
-        raise UserError(_nothing_there(uri))
-    listing = json.dumps([uri, found]).encode()
-    # Task folders are known by their last part.
-    target = scratch / "inputs" / blake3(listing).hexdigest()[:32] / PurePosixPath(uri).name
-    if not target.exists():
-        _download(store, found, target)
-    return target
-
-
-def _download(store: Store, objects: Sequence[ObjectInfo], target: Path) -> None:
-    """Fill a temporary folder and rename it, so that the target is complete or absent.
-
-    Raises:
-        CorruptError: an object's key would leave the folder.
-        OSError: the folder cannot be written.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folders = {str(folder) for info in objects for folder in PurePosixPath(info.key).parents}
-    with TemporaryDirectory(prefix="partial-", dir=target.parent) as name:
-        partial = Path(name) / target.name
-        partial.mkdir()
-        for info in objects:
-            if info.key in folders:  # the empty object with which S3 consoles show a folder
-                continue
-            relative = PurePosixPath(info.key)
-            if relative.is_absolute() or ".." in relative.parts:
-                raise CorruptError(f"{store.url}: key {info.key!r} leaves the prefix")
-            path = partial / relative
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(store.get(info.key))
-        try:
-            partial.rename(target)
-        except OSError:
-            if not target.exists():  # else another reader of this scratch was faster
-                raise
-
-
-def _nothing_there(uri: str) -> Problem:
-    return Problem(
-        reason="InvalidSpec",
-        what="holds no files",
-        where=uri,
-        fix="upload the folder there, or correct the URI",
-    )

@@ -23,14 +23,14 @@ def die_in_put() -> None:
     """From now on the put of such a key writes half of its bytes, and ends the process."""
     from etude.common.blobs.obstore_client import ObstoreStore  # noqa: PLC0415 - only in a Ray worker
 
-    finished = ObstoreStore._put
+    finished = ObstoreStore._put_once
 
     def put(self: ObstoreStore, key: str, content: memoryview) -> None:
         if DIES_AT in key:
             die(Path(urlparse(self.url).path) / f"{key}#1", content)
         finished(self, key, content)
 
-    setattr(ObstoreStore, "_put", put)  # noqa: B010 - for the type checker it is a method
+    setattr(ObstoreStore, "_put_once", put)  # noqa: B010 - for the type checker it is a method
 
 
 def die(staging: Path, content: memoryview) -> NoReturn:

@@ -9,8 +9,9 @@ from etude.common.api.checkpoint.status import CheckpointStatus, SavedCheckpoint
 from etude.common.api.meta import API_VERSION, Model, ObjectMeta
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.pool.status import EnvPoolStatus
-from etude.common.api.run.spec import RLRunSpec, Storage
+from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.run.status import RLRunStatus
+from etude.common.api.storage import Storage
 
 
 class CheckpointMeta(ObjectMeta):

@@ -63,11 +63,11 @@ class ObstoreStore(Store):
     def put(self, key: str, data: Buffer) -> None:
         content = memoryview(data).cast("B")
         try:
-            self._put(key, content)
+            self._put_once(key, content)
         except LostUploadError:  # it may be there, but only a reply would say so
-            self._put(key, content)
+            self._put_once(key, content)
 
-    def _put(self, key: str, content: memoryview) -> None:
+    def _put_once(self, key: str, content: memoryview) -> None:
         with translate_errors(self._where(key)):
             obstore.put(
                 self.store,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from etude.common.api.meta import Model, Uri
 from etude.common.api.run.checkpointing import Depth
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.common.blobs import MissingError, Store
 from etude.common.checkpoints import manifest as checkpoints_manifest
 from etude.common.checkpoints.manifest import MANIFEST, CheckpointManifest, StoredCheckpoint

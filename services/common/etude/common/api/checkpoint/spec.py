@@ -6,7 +6,7 @@ from pydantic import Field
 
 from etude.common.api.meta import Model, Name, NameRef, Rule, Uri
 from etude.common.api.run.checkpointing import Depth
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 
 DIGEST = r"^[0-9a-f]{64}$"
 

@@ -5,8 +5,8 @@ from typing import Annotated
 from pydantic import Field
 
 from etude.common.api.meta import NameRef
-from etude.common.api.run.spec import Storage
-from etude.common.api.run.status import Conditions, Count, StatusModel, Time
+from etude.common.api.status_types import Conditions, Count, StatusModel, Time
+from etude.common.api.storage import Storage
 
 
 class SavedCheckpoint(StatusModel):

@@ -14,8 +14,8 @@ from etude.common.api.pool.network import EgressPolicy, Network
 from etude.common.api.pool.placement import Placement
 from etude.common.api.pool.size_rules import SIZES
 from etude.common.api.pool.warm_pool import MAX_SHELLS, Warm
+from etude.common.api.storage import StoreAccess
 from etude.common.broker_shards import MAX_SHARDS
-from etude.common.store_urls import ENDPOINT, REGION
 
 IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
 
@@ -159,17 +159,6 @@ class LeasePolicy(Model):
     queue_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
     """Longest wait for a slot where a client sets none. A run's rollouts wait for four of their own
     time limits, and at least 600 s; a verifier waits for its own."""
-
-
-class StoreAccess(Model):
-    """Access of pods to an object store."""
-
-    endpoint: Annotated[str, Field(max_length=512, pattern=ENDPOINT)] | None = None
-    """S3 endpoint, for stores other than AWS."""
-    region: Annotated[str, Field(max_length=64, pattern=REGION)] | None = None
-    """S3 region."""
-    secret_ref: NameRef | None = None
-    """Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, mounted into the pods."""
 
 
 class SearchSettings(Model):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from etude.common.api.run.status import Conditions, Count, Figure, Resolved, StatusModel, Time
+from etude.common.api.status_types import Conditions, Count, Figure, Resolved, StatusModel, Time
 
 
 class Slots(StatusModel):

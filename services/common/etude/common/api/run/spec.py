@@ -7,7 +7,6 @@ from pydantic import Field
 from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule, Uri
 from etude.common.api.observability import Observability
 from etude.common.api.pool.network import RunNetwork
-from etude.common.api.pool.spec import StoreAccess
 from etude.common.api.run.checkpointing import Checkpointing
 from etude.common.api.run.lifecycle import (
     MANAGER,
@@ -22,6 +21,7 @@ from etude.common.api.run.phases import Phase, RolloutPolicy, TaskSet
 from etude.common.api.run.roles import Roles
 from etude.common.api.run.scheduling import Scheduling
 from etude.common.api.run.weights import Weights
+from etude.common.api.storage import Storage
 
 DEFAULT_ROLLOUT = RolloutPolicy()
 """What holds for a ReinforcementLearning phase without `rollout`."""
@@ -58,13 +58,6 @@ class ModelSource(Model):
         if self.uri is None:
             raise ValueError("model.checkpointRef is unresolved")
         return self.uri
-
-
-class Storage(StoreAccess):
-    """Location of everything durable of a run."""
-
-    uri: Uri
-    """Prefix of the run: s3://bucket/prefix, or file:///folder mounted by every role."""
 
 
 class Evaluation(Model):

@@ -29,7 +29,7 @@ def select_slice(schema: Schema, rank: int, ranks: int) -> BlockSelector:
 def select_regions(schema: Schema, regions: Regions) -> BlockSelector:
     """Blocks that have elements in some regions; a few more where regions are cut oddly."""
 
-    def wanted(index: Index) -> Mask:
+    def select(index: Index) -> Mask:
         found = np.zeros(len(index), np.bool_)
         for tensor in np.unique(index.tensor).tolist():
             here = np.flatnonzero(index.tensor == tensor)
@@ -38,7 +38,7 @@ def select_regions(schema: Schema, regions: Regions) -> BlockSelector:
                 found[here] = _overlap_mask(index, here, schema.tensors[tensor], schema, held)
         return found
 
-    return wanted
+    return select
 
 
 def _overlap_mask(
