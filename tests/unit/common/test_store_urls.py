@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from etude.cli.buckets import make_bucket
-from etude.common.api.pool.spec import StoreAccess
+from etude.common.api.storage import StoreAccess
 from etude.common.blobs import open_store
 from etude.common.errors import UserError
 from etude.common.store_urls import ENDPOINT, bucket_of, endpoint_of, folder_of, region_of

@@ -7,17 +7,11 @@ import pytest
 from tests.support.kube.later_release import with_strangers
 
 from etude.common import role_inputs
-from etude.common.api.pool.spec import StoreAccess
+from etude.common.api.storage import StoreAccess
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UserError
-from etude.common.role_inputs import (
-    ResolvedPool,
-    ResolvedRun,
-    local_folder,
-    open_source,
-    read_pool,
-    read_run,
-)
+from etude.common.role_inputs import ResolvedPool, ResolvedRun, read_pool, read_run
+from etude.common.stores import local_folder, open_source
 
 URI = "s3://bucket/tasks/a-task"
 ACCESS = StoreAccess()
