@@ -17,7 +17,8 @@ from etude.agent.search.embedders.registry import load_embedder as backend
 from etude.agent.search.embedders.trained import TrainedEmbedder
 from etude.agent.search.index import build_base_index
 from etude.agent.search.tokens import count_words
-from etude.common.api.pool.spec import SearchSettings, StoreAccess
+from etude.common.api.pool.spec import SearchSettings
+from etude.common.api.storage import StoreAccess
 from etude.common.errors import CorruptError, UserError
 from etude.envserver.host.workspace_sources import load_embedder
 
@@ -93,10 +94,11 @@ def test_the_hashed_directions_are_these_for_ever() -> None:
 @pytest.mark.parametrize("threads", ["1", "4"])
 def test_threads_change_no_bit(threads: str) -> None:
     code = (
-        "import hashlib; from etude.agent.search.embedders.hashed import HashedNull\n"
-        "from etude.agent.search.tokens import passage\n"
+        "import hashlib; from etude.agent.search.embedders.hashed import HashedEmbedder\n"
+        "from etude.agent.search.tokens import count_words\n"
         "from etude.agent.search.embedders.interface import cosines\n"
-        "rows = HashedNull().embed([passage(f'open door {n} file{n % 9}') for n in range(3000)])\n"
+        "texts = [count_words(f'open door {n} file{n % 9}') for n in range(3000)]\n"
+        "rows = HashedEmbedder().embed(texts)\n"
         "found = cosines(rows, rows[7])\n"
         "print(hashlib.sha256(rows.tobytes() + found.tobytes()).hexdigest())"
     )
@@ -147,7 +149,7 @@ def test_a_spoilt_table_is_refused(spoil: str, tmp_path: Path) -> None:
             np.savez(path, words=np.frombuffer(b"a\nb", np.uint8), rows=rows, scales=scales)
         case _:
             path.write_bytes(b"")
-    with pytest.raises(CorruptError, match="no table of words"):
+    with pytest.raises(CorruptError, match="not a table of words"):
         TrainedEmbedder.load(path)
 
 

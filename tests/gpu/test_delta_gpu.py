@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from etude.kernels import delta as deltas
-from etude.kernels import delta_reference, dispatch
-from etude.kernels.digest import digest_scan, reference
+from etude.kernels import delta_reference, digest_reference, dispatch
+from etude.kernels.digest import digest_scan
 from etude.kernels.tiles import contiguous_tiles, even_bounds
 from etude.kernels.words import raw_words
 
@@ -53,7 +53,9 @@ def test_bodies_and_reference_agree_on_a_layer_three_times_over(density: float) 
     before, after = raw_words(old, name="old"), raw_words(new, name="new")
     right = delta_reference.scan(before, after, tiles=tiles, capacity=old.numel())
     total = int(right.counts.sum())
-    change = reference(after, first_lane=3) - reference(before, first_lane=3)
+    change = digest_reference.digest_scan(after, first_lane=3) - digest_reference.digest_scan(
+        before, first_lane=3
+    )
     for _ in range(3):
         delta = deltas.delta_scan(old, new, tiles=tiles, capacity=total)
         assert torch.equal(delta.counts, right.counts)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from etude.kernels.delta_changes import ResolvedWords, WordChanges, change_positions
-from etude.kernels.digest import element_sums
+from etude.kernels.digest_reference import element_sums
 from etude.kernels.tiles import Tiles
 from etude.kernels.words import SIGNED, Axis, lanes_per_element, signed, unsigned, widen
 

@@ -21,7 +21,9 @@ ENTRIES = 1024
 
 
 @triton.jit
-def _moved(old: tl.tensor, steps: tl.tensor, AXIS: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+def _move_words(
+    old: tl.tensor, steps: tl.tensor, AXIS: tl.constexpr, BITS: tl.constexpr
+) -> tl.tensor:
     """Words moved by `steps` along an axis; see delta_reference.move_words."""
     top = 1 << (BITS - 1)
     mask = (1 << BITS) - 1
@@ -94,7 +96,7 @@ def _visit(
         before = tl.load(raw + place, mask=inside, other=0)
         after = tl.load(value + entry, mask=listed, other=0)
         if AXIS != 0:
-            after = _moved(before, after, AXIS, BITS)
+            after = _move_words(before, after, AXIS, BITS)
             tl.store(fresh + entry, after, mask=listed)
         if KEEP:
             tl.store(old + entry, before, mask=listed)

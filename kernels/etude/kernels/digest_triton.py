@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from etude.kernels import digest
+from etude.kernels import digest_reference
 from etude.kernels.dispatch import on_device
 from etude.kernels.words import lanes_per_element
 
@@ -13,12 +13,12 @@ BLOCK = 1024
 BLOCKS = 32
 """Blocks of one program: few partial sums, still thousands of programs for a model."""
 
-SEED_A = tl.constexpr(digest.SEEDS[0])
-SEED_B = tl.constexpr(digest.SEEDS[1])
-LANE_FACTOR = tl.constexpr(digest.LANE_FACTOR)
-WORD_FACTOR = tl.constexpr(digest.WORD_FACTOR)
-FIRST_MULTIPLIER = tl.constexpr(digest.MULTIPLIERS[0])
-SECOND_MULTIPLIER = tl.constexpr(digest.MULTIPLIERS[1])
+SEED_A = tl.constexpr(digest_reference.SEEDS[0])
+SEED_B = tl.constexpr(digest_reference.SEEDS[1])
+LANE_FACTOR = tl.constexpr(digest_reference.LANE_FACTOR)
+WORD_FACTOR = tl.constexpr(digest_reference.WORD_FACTOR)
+FIRST_MULTIPLIER = tl.constexpr(digest_reference.MULTIPLIERS[0])
+SECOND_MULTIPLIER = tl.constexpr(digest_reference.MULTIPLIERS[1])
 
 
 @triton.jit

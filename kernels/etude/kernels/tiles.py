@@ -130,7 +130,7 @@ def _tiles(table: Column, *, bits: int, device: str | torch.device) -> Tiles:
     is_contiguous = bool(np.all(rows <= 1))
     align = math.gcd(MAX_ALIGN, *np.unique(base % MAX_ALIGN), *np.unique(elements % MAX_ALIGN))
 
-    def put(column: Column, dtype: torch.dtype) -> Tensor:
+    def to_device(column: Column, dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(column).to(device=device, dtype=dtype)
 
     return Tiles(
@@ -138,14 +138,14 @@ def _tiles(table: Column, *, bits: int, device: str | torch.device) -> Tiles:
         end=int(ends.max(initial=0)),
         align=align,
         is_contiguous=is_contiguous,
-        base=put(base, torch.int64),
-        elements=put(elements, torch.int32),
-        width=put(np.maximum(width, 1), torch.int32),
-        pitch=put(pitch, torch.int64),
-        lane=put(lane, torch.int64),
-        lane_pitch=put(lane_pitch, torch.int64),
-        first_chunk=put(first_chunk, torch.int64),
-        chunk_tile=put(np.repeat(np.arange(len(base)), chunks), torch.int32),
+        base=to_device(base, torch.int64),
+        elements=to_device(elements, torch.int32),
+        width=to_device(np.maximum(width, 1), torch.int32),
+        pitch=to_device(pitch, torch.int64),
+        lane=to_device(lane, torch.int64),
+        lane_pitch=to_device(lane_pitch, torch.int64),
+        first_chunk=to_device(first_chunk, torch.int64),
+        chunk_tile=to_device(np.repeat(np.arange(len(base)), chunks), torch.int32),
     )
 
 

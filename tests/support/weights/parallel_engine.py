@@ -63,7 +63,7 @@ def half_a_commit(worker: Any) -> None:
     """Have the second rank say no to its next commit, after it has written."""
     if worker.rank != RANKS - 1:
         return
-    kind = type(worker._rank())
+    kind = type(worker._etude_rank)
     activate = kind.activate
 
     def refuse(rank: object) -> bool:

@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from etude.common.api.run.rewards import VerifierParameters
 from etude.common.api.run.roles import RewardFunction
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.rewards.functions.verifier import Verifier

@@ -167,9 +167,9 @@ def test_a_file_that_ends_its_worker_costs_only_itself(
     dying = tmp_path / "dying.py"
     dying.write_text(
         "import os, sys\n"
-        "from etude.agent.search import worker\n"
-        "real = worker.cut\n"
-        "worker.cut = lambda n, d: os.abort() if b'poison' in d else real(n, d)\n"
+        "from etude.agent.search.parsing import worker\n"
+        "real = worker.cut_file\n"
+        "worker.cut_file = lambda n, d: os.abort() if b'poison' in d else real(n, d)\n"
         "worker.main(sys.stdin.buffer, sys.stdout.buffer)\n"
     )
     monkeypatch.setattr(chunks, "_COMMAND", ("-I", str(dying)))
@@ -237,10 +237,11 @@ def test_the_worker_opens_nothing_and_keeps_its_limits(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     code = (
-        "import resource, sys; from etude.agent.search import worker; worker.confine()\n"
+        "import resource, sys; from etude.agent.search.parsing import worker; worker.confine()\n"
         "limits = [resource.getrlimit(x)[1] for x in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]\n"
         "try: sys.stdout.write(open(sys.argv[1]).read())\n"
-        "except PermissionError: print('denied', *limits, len(worker.cut('rust', b'fn a() {}')))\n"
+        "except PermissionError:\n"
+        "    print('denied', *limits, len(worker.cut_file('rust', b'fn a() {}')))\n"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-c", code, str(secret)], capture_output=True, text=True, check=False

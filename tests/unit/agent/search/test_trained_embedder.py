@@ -14,7 +14,7 @@ from etude.agent.search.embedders.interface import cosines
 from etude.agent.search.embedders.trained import TrainedEmbedder
 from etude.agent.search.tokens import count_words
 
-BENCH = Path(__file__).parents[3] / "bench"
+BENCH = Path(__file__).parents[4] / "bench"
 Import = Callable[[str], ModuleType]
 
 SOURCE = '''\

@@ -10,7 +10,6 @@ import hashlib
 import json
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,14 +115,8 @@ async def new_lints(path: str, before: bytes, after: bytes) -> list[Lint]:
     found = await diagnostics(path, after)
     if not found:
         return []
-    known = Counter(lint.identity for lint in await diagnostics(path, before))
-    fresh: list[Lint] = []
-    for lint in found:
-        if known[lint.identity] > 0:
-            known[lint.identity] -= 1
-        else:
-            fresh.append(lint)
-    return fresh
+    before_lints = await diagnostics(path, before)
+    return syntax_checkers.new_items(found, before_lints, lambda lint: lint.identity)
 
 
 async def diagnostics(path: str, data: bytes) -> list[Lint]:

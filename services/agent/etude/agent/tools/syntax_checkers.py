@@ -7,7 +7,8 @@ import base64
 import re
 import shlex
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple, TypeVar
 
 from etude.agent.tools.base import ToolError
 from etude.agent.workspace import Workspace, relative_path
@@ -18,6 +19,7 @@ _TIMEOUT_S = 30.0
 _MISSING = 99
 _BORDER = "\x01"
 _NUMBER = re.compile(r"\d+")
+_T = TypeVar("_T")
 
 
 class _Checker(NamedTuple):
@@ -59,14 +61,21 @@ async def new_complaints(
     if done.exit_code == _MISSING:
         return []
     old, _, new = done.output.decode("utf-8", "replace").partition(_BORDER)
-    known = Counter(_NUMBER.sub("", row) for row in old.splitlines())
-    fresh: list[str] = []
-    for row in new.splitlines():
-        identity = _NUMBER.sub("", row)
-        if known[identity] > 0:
-            known[identity] -= 1
-        elif row.strip():
-            fresh.append(f"{path}: {row}")
+    rows = new_items(new.splitlines(), old.splitlines(), lambda row: _NUMBER.sub("", row))
+    return [f"{path}: {row}" for row in rows if row.strip()]
+
+
+def new_items(
+    present: Iterable[_T], before: Iterable[_T], identity: Callable[[_T], Hashable]
+) -> list[_T]:
+    """Items that were not there before, by identity and number."""
+    known = Counter(map(identity, before))
+    fresh: list[_T] = []
+    for item in present:
+        if known[identity(item)] > 0:
+            known[identity(item)] -= 1
+        else:
+            fresh.append(item)
     return fresh
 
 

@@ -38,15 +38,15 @@ async def build_engine(options: EngineOptions, stop: asyncio.Event) -> "Replica 
     # Not asyncio's pool, which the event loop waits for when it ends.
     threading.Thread(target=build, name="build-engine", daemon=True).start()
     built = asyncio.wrap_future(outcome)
-    told = asyncio.create_task(stop.wait(), name="stop")
-    either: set[asyncio.Future[Any]] = {built, told}
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    either: set[asyncio.Future[Any]] = {built, stopping}
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
+    stopping.cancel()
     return None if stop.is_set() else await built
 
 
 def exit_process(code: int = 0) -> NoReturn:
-    """Exit at once, after everything that matters is closed.
+    """Exit immediately, after everything that matters is closed.
 
     Python would wait for threads that build, fetch or step, or tear down what they use.
     """

@@ -112,41 +112,15 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         return None
 
-    @override
-    def start_weight_update(self) -> None:
-        """Refuse.
+    def _refuse(self, *_: object) -> None:
+        """Refuse an update of weights.
 
         Raises:
             RuntimeError: always.
         """
         raise RuntimeError(NO_UPDATES)
 
-    @override
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Refuse any update.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(NO_UPDATES)
-
-    @override
-    def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Refuse.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(NO_UPDATES)
-
-    @override
-    def finish_weight_update(self) -> None:
-        """Refuse.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(NO_UPDATES)
+    start_weight_update = update_weights = receive_weights = finish_weight_update = _refuse
 
     @override
     def shutdown(self) -> None:

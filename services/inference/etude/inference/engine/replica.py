@@ -81,7 +81,9 @@ class VllmRanks(Ranks):
     @override
     async def call(self, method: str, *args: object) -> Sequence[Any]:
         with _vllm_errors():
-            answers: Sequence[Any] = await self._llm.collective_rpc(method, args=args)
+            answers: Sequence[Any] = await self._llm.collective_rpc(
+                "call_rank", args=(method, *args)
+            )
         return answers
 
 

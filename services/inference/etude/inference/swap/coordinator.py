@@ -69,16 +69,18 @@ class SwapCoordinator:
 
         Raises:
             CorruptError: it does not describe the model.
-            ComputedError: no map reaches all of the model, and nothing may be loaded.
+            ComputedParameterError: no map reaches all of the model, and nothing may be loaded.
             UnavailableError: a version is live, which mapping would destroy.
         """
         if self.live is not None:
             self.failed = "the tensors of the policy changed: restart the replica to map them"
             raise UnavailableError(f"engine: {self.failed}")
         began = time.perf_counter()
-        baked = await ranks.build_map(self.ranks, schema, may_load=self.may_load)
-        self.regions, self._state = baked.regions, baked.state
-        self._limits = PhaseLimits(map_s=time.perf_counter() - began, uses_loader=baked.uses_loader)
+        mapped = await ranks.build_map(self.ranks, schema, may_load=self.may_load)
+        self.regions, self._state = mapped.regions, mapped.state
+        self._limits = PhaseLimits(
+            map_s=time.perf_counter() - began, uses_loader=mapped.uses_loader
+        )
         self.schema_sha256 = schema.sha256
 
     async def prepare(

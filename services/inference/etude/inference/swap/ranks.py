@@ -66,7 +66,7 @@ async def build_map(ranks: Ranks, schema: Schema, *, may_load: bool) -> MappedSc
 
     Raises:
         CorruptError: it does not describe the model.
-        ComputedError: no map reaches all of the model, and nothing may be loaded.
+        ComputedParameterError: no map reaches all of the model, and nothing may be loaded.
     """
     try:
         return await _build_map(ranks, schema, uses_loader=False)

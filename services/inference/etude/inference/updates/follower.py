@@ -149,7 +149,7 @@ class VersionFollower:
 
         Raises:
             UnknownIdError: no such version is published.
-            EtudeError: as commit().
+            EtudeError: as activate().
         """
         async with self._update_lock:
             live = self.engine.live
@@ -170,7 +170,7 @@ class VersionFollower:
         """Return to an older version, and drop what was cached under newer ones.
 
         Raises:
-            EtudeError: as commit().
+            EtudeError: as activate().
         """
         async with self._update_lock:
             live = self.engine.live
@@ -223,14 +223,14 @@ class VersionFollower:
         self._lag.set_wanted(wanted, chain)
         self._lag.update_live(live)
 
-    def _record_live(self, moved: ActivatedVersion) -> None:
-        self._lag.update_live(moved.live)
+    def _record_live(self, activated: ActivatedVersion) -> None:
+        self._lag.update_live(activated.live)
         self.status = replace(
             self.status,
-            live=moved.live,
-            manifest_sha256=moved.manifest_sha256,
-            last_pause_s=moved.pause_s,
-            last_commit_s=moved.took_s,
+            live=activated.live,
+            manifest_sha256=activated.manifest_sha256,
+            last_pause_s=activated.pause_s,
+            last_commit_s=activated.took_s,
         )
         self._set_status(self._updating_status())
         self._observe_lag()
@@ -266,10 +266,10 @@ class VersionFollower:
             raise
 
     def _set_status(self, status: ReplicaStatus) -> None:
-        swap, mover = self.engine.swap, self._updater
+        swap, updater = self.engine.swap, self._updater
         self.status = replace(
             status,
-            staged=mover.staged,
+            staged=updater.staged,
             target=self.target,
             state_digest=bytes.fromhex(swap.state) if swap.live else b"",
             undo_depth=swap.undo_stack.depth,

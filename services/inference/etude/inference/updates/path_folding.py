@@ -16,13 +16,13 @@ from etude.common.weights.tensors.words import Words
 def stage_path_end(
     edges: Sequence[Edge], mirror: Mirror, path: Path, tensors: Collection[int]
 ) -> None:
-    """Take a way on disk, and stage where it ends.
+    """Apply a path to a copy of the model on disk, and stage the result.
 
     Args:
-        edges: the way; the first one is complete.
-        mirror: room for a whole copy of the model.
+        edges: the path; the first one is complete.
+        mirror: a complete copy of the model.
         path: of the file for the workers.
-        tensors: places in the schema of those that are held here at all.
+        tensors: schema indices of the tensors that this engine holds elements of.
 
     Raises:
         DamagedEdgeError: a step is damaged in the store, or leads to another state.

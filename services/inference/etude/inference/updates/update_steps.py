@@ -1,4 +1,4 @@
-"""Update steps of a path to a version: each is prepared beside requests, then activated whole."""
+"""Update steps of a path to a version: each is prepared while requests run."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -85,9 +85,9 @@ class Updater:
             StoreError: the store failed.
         """
         if self._prepared is not None and self._prepared.edge.target.version == version:
-            held, self._prepared = self._prepared, None
+            prepared, self._prepared = self._prepared, None
             await self._check_accepted(version)
-            await self._activate_prepared(held)
+            await self._activate_prepared(prepared)
         else:
             await self._update_to(version)
         self._failures = UpdateFailures()
@@ -99,7 +99,7 @@ class Updater:
         live or can be restored.
 
         Raises:
-            EtudeError: as move_to().
+            EtudeError: as activate().
         """
         if version in {self.staged, self.engine.live}:
             return
@@ -181,9 +181,9 @@ class Updater:
     async def _run_steps(
         self, edges: list[Edge], *, is_detour: bool, holds: bool
     ) -> _RefusedEdge | None:
-        legs = split_path(edges, self.engine.swap.live)
-        with self._prefetcher.prefetching(legs):
-            for number, (edge, _) in enumerate(legs):
+        steps = split_path(edges, self.engine.swap.live)
+        with self._prefetcher.prefetching(steps):
+            for number, (edge, _) in enumerate(steps):
                 if edge.base is None and self.engine.swap.live is not None:
                     detour = "corrupt" if is_detour else "behind"
                     reason = self._failures.reason if self._reseeds else detour
@@ -191,7 +191,7 @@ class Updater:
                 try:
                     prepared = await self._prepare(number, edge)
                     await self._check_accepted(edge.target.version)
-                    if holds and number == len(legs) - 1:
+                    if holds and number == len(steps) - 1:
                         self._prepared = prepared
                     else:
                         await self._activate_prepared(prepared)
@@ -241,13 +241,13 @@ class Updater:
         await self.auditor.count_activation(is_first=is_first)
         await self._record_live(edge.target, pause_s, began)
 
-    def _stage(self, leg: UpdateStep) -> Path:
+    def _stage(self, step: UpdateStep) -> Path:
         """Fetch the blocks of a step's target that the ranks hold, by their weight map."""
         regions = self.engine.swap.regions
-        if len(leg.parts) > 1:
-            return self.stager.stage_merged(leg, regions.keys())
-        schema = self._schema_of(leg.edge)
-        return self.stager.stage_blocks(leg.edge, schema, select_regions(schema, regions))
+        if len(step.parts) > 1:
+            return self.stager.stage_merged(step, regions.keys())
+        schema = self._schema_of(step.edge)
+        return self.stager.stage_blocks(step.edge, schema, select_regions(schema, regions))
 
     def _schema_of(self, edge: Edge) -> Schema:
         if self._schema is None or self._schema.sha256 != edge.schema_sha256:

@@ -62,7 +62,7 @@ def assign_counted(schema: Schema, ranks: Sequence[Numbers]) -> list[bytes]:
         One byte for each row of each rank: 1 where the rank counts the region.
 
     Raises:
-        ComputedError: an element of the checkpoint lies on no rank.
+        ComputedParameterError: an element of the checkpoint lies on no rank.
         CorruptError: a region that a lower rank holds in part: elements would count twice, or
             not at all.
     """

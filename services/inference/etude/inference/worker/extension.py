@@ -1,6 +1,5 @@
 """Worker extension that vLLM mixes into each of its workers (`worker_extension_cls`)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,68 +7,27 @@ import torch
 from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.inference.worker.device.live_weights import DeviceLiveWeights
-from etude.inference.worker.rank import Rank, RankAnswer
+from etude.inference.worker.rank import Rank
 from etude.inference.worker.reloaded_weights import ReloadedWeights
 from etude.inference.worker.weight_map import Load, build_weight_map
 
 
 class WeightWorker:
-    """The methods of `Rank` on the model of a worker; called by AsyncLLM.collective_rpc."""
+    """Gives each worker a `Rank` over its model."""
 
     model_runner: Any
     _etude_rank: Rank | None = None
 
-    def build_map(self, schema: bytes, sha256: str, uses_loader: bool) -> RankAnswer:  # noqa: FBT001 - as Rank
-        """Map the checkpoint to the live parameters, which are overwritten."""
-        return self._rank().build_map(schema, sha256, uses_loader)
-
-    def set_counted(self, flags: Mapping[str, bytes]) -> str:
-        """Count some regions, as the group agreed; the digest of those."""
-        return self._rank().set_counted(flags)
-
-    def prepare(
-        self,
-        path: str,
-        keep_old: bool,  # noqa: FBT001 - called by position
-        committed: int,
-        kept: int,
-    ) -> None:
-        """Start gathering the changes of a staged version."""
-        self._rank().prepare(path, keep_old, committed, kept)
-
-    def poll_prepared(self) -> RankAnswer | None:
-        """Result of prepare(); None while it runs."""
-        return self._rank().poll_prepared()
-
-    def activate(self) -> bool:
-        """Write the prepared change."""
-        return self._rank().activate()
-
-    def undo(self, number: int) -> bool:
-        """Write the old words of one version again."""
-        return self._rank().undo(number)
-
-    def scan(self) -> str:
-        """The state digest of what is live."""
-        return self._rank().scan()
-
-    def start_scan(self) -> None:
-        """Start a scan, concurrently with forward passes."""
-        self._rank().start_scan()
-
-    def poll_scan(self) -> str | None:
-        """Digest of start_scan(); None while it runs."""
-        return self._rank().poll_scan()
-
-    def _rank(self) -> Rank:
+    def call_rank(self, method: str, *args: object) -> Any:  # noqa: ANN401 - as the method
+        """Call a method of the rank; AsyncLLM.collective_rpc calls this on every worker."""
         if self._etude_rank is None:
             self._etude_rank = Rank(self._open_live)
-        return self._etude_rank
+        return getattr(self._etude_rank, method)(*args)
 
     def _open_live(
         self,
         schema: Schema,
-        loads: bool,  # noqa: FBT001 - as above
+        loads: bool,  # noqa: FBT001 - as Rank calls it
     ) -> LiveWeights | DeviceLiveWeights:
         model = self.model_runner.get_model()
         return open_live(model, model.load_weights, schema, uses_loader=loads)
@@ -88,7 +46,7 @@ def open_live(
 
     Raises:
         CorruptError: the schema does not describe the model.
-        ComputedError: a map does not reach all of it.
+        ComputedParameterError: a map does not reach all of it.
     """
     if uses_loader:
         return ReloadedWeights(model, load, schema, counts=True)

@@ -51,7 +51,7 @@ class Rank:
 
     Raises:
         CorruptError: the schema does not describe the model.
-        ComputedError: no map reaches all of it.
+        ComputedParameterError: no map reaches all of it.
     """
     _live: LiveWords[Any] | None = None
     _identity: str = field(default_factory=lambda: secrets.token_hex(8))

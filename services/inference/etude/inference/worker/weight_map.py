@@ -56,7 +56,7 @@ def build_weight_map(model: torch.nn.Module, load: Load, schema: Schema) -> Weig
     Raises:
         CorruptError: the schema does not describe this model: a tensor does not fit it, or a part
             of it is filled by no tensor.
-        ComputedError: a part of it is filled by a computation on tensors.
+        ComputedParameterError: a part of it is filled by a computation on tensors.
     """
     return _MapBuilder(model, load, schema).build()
 

@@ -56,11 +56,6 @@ class HashedEmbedder(Embedder):
                 sums[index] = np.array(weights, np.float64) @ rows
         return quantise(sums)
 
-    @override
-    def embed_query(self, question: Passage) -> Bytes:
-        row: Bytes = self.embed([question])[0]
-        return row
-
 
 def _weight(word: str, count: int) -> int:
     return COUNT_WEIGHTS[min(count, MAX_COUNT)] * min(len(word), _MAX_LETTERS)

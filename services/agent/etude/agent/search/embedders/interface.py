@@ -42,7 +42,8 @@ class Embedder(Protocol):
 
     def embed_query(self, question: Passage) -> Bytes:
         """A question, near the texts that answer it.  [C]."""
-        ...
+        row: Bytes = self.embed([question])[0]
+        return row
 
 
 def quantise(sums: NDArray[np.float64]) -> Bytes:

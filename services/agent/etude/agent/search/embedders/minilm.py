@@ -78,11 +78,6 @@ class MiniLmEmbedder(Embedder):
             rows[some] = self._means([encoded[index] for index in some])
         return quantise(rows)
 
-    @override
-    def embed_query(self, question: Passage) -> Bytes:
-        row: Bytes = self.embed([question])[0]
-        return row
-
     @classmethod
     def load(cls) -> Self:
         """Load the model of the installed package.

@@ -64,11 +64,6 @@ class TrainedEmbedder(Embedder):
                 sums[index] = weights.astype(np.float64) @ self.rows[ids].astype(np.float64)
         return quantise(sums)
 
-    @override
-    def embed_query(self, question: Passage) -> Bytes:
-        row: Bytes = self.embed([question])[0]
-        return row
-
     @classmethod
     def quantise_rows(cls, words: Sequence[str], rows: NDArray[np.float32]) -> Self:
         """The nearest table of whole numbers."""
