@@ -77,11 +77,6 @@ class Settings:
 
 
 def _tls(env: Mapping[str, str]) -> PlatformTls:
-    """The platform's TLS mode, which the chart always sets.
-
-    Raises:
-        ValueError: naming a variable that cannot be read.
-    """
     text = env["ETUDE_TLS_MODE"]
     if text not in set(CertificateMode):
         raise ValueError(f"ETUDE_TLS_MODE: {text!r} is not one of {', '.join(CertificateMode)}")
@@ -113,11 +108,6 @@ def _hours(env: Mapping[str, str]) -> int:
 
 
 def _trust(folder: Path) -> str:
-    """All certificates of a folder, as one PEM bundle.
-
-    Raises:
-        ValueError: the folder has none.
-    """
     found = read_bundle(folder)
     if not found:
         raise ValueError(f"ETUDE_TLS_TRUST: no certificate in {folder}")

@@ -8,7 +8,7 @@ write gate closed before it can write anything.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from etude.operator import metrics
@@ -42,7 +42,7 @@ class LeaderElector:
         """Return true while this process certainly leads: the write gate."""
         return self.clock.monotonic_s() < self._renewed_s + RENEW_DEADLINE_S
 
-    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def lead(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         while True:
             await self._acquire()
             log.info("%s became the leader", self.identity)
@@ -91,9 +91,9 @@ class LeaderElector:
             with contextlib.suppress(ClusterError):  # it expires anyway
                 await self.leases.write(held._replace(holder=""))
 
-    async def _work_while_leading(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _work_while_leading(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         async with asyncio.TaskGroup() as group:
-            working = group.create_task(_run(work), name="leader-work")
+            working = group.create_task(work(), name="leader-work")
             pause_s = RETRY_S
             while self.may_write():
                 await asyncio.sleep(pause_s)
@@ -118,7 +118,3 @@ class LeaderElector:
         return LeaderLease(
             self.identity, DURATION_S, record.transitions + int(changes), record.version
         )
-
-
-async def _run(work: Callable[[], Awaitable[None]]) -> None:
-    await work()

@@ -61,13 +61,6 @@ class PoolDemand:
         return _percent(metadata) / 100 * pool.spec.slots_per_replica
 
     def _external(self, namespace: str, metadata: Mapping[str, str]) -> EnvPool:
-        """A trigger's pool, in the namespace of its ScaledObject.
-
-        Raises:
-            InvalidFieldError: the trigger's metadata is not valid.
-            UnknownIdError: the pool does not exist.
-            WrongStateError: the pool is not in mode External.
-        """
         name = metadata.get(POOL, "")
         if not name:
             raise InvalidFieldError(f"scalerMetadata.{POOL}", "is missing: name an EnvPool")
