@@ -20,7 +20,7 @@ from torch import Tensor
 
 from etude.agent.chat import ChatFormat
 from etude.common.api.run.phases import Phase
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.common.weights.tensors.words import Words
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig

@@ -11,8 +11,8 @@ from tests.harness.chaos.settings import RUN, Settings
 from tests.harness.chaos.stores import faulty
 from typing_extensions import override
 
-from etude.common.api.run.spec import Storage
 from etude.common.api.run.weights import Weights, WeightSettings
+from etude.common.api.storage import Storage
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError, FencedError
 from etude.common.weights import VersionId, accepted_chain

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from etude.common.api.run.spec import Storage
 from etude.common.api.run.weights import Weights
+from etude.common.api.storage import Storage
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
-from etude.common.api.run.spec import Storage
 from etude.common.api.run.weights import Weights
+from etude.common.api.storage import Storage
 from etude.common.blobs import open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication

@@ -9,7 +9,7 @@ import pytest
 
 from etude.agent.chat import ChatFormat
 from etude.common.api.run.phases import RolloutPolicy
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.worker import RolloutWorker
 from etude.v1 import rollout_pb2

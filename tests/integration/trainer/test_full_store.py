@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from etude.cli.weights.verification import verify
 from etude.common import weights
-from etude.common.api.run.spec import Storage
 from etude.common.api.run.weights import Weights
+from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing

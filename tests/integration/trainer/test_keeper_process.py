@@ -11,8 +11,8 @@ import ray
 from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
-from etude.common.api.run.spec import Storage
 from etude.common.api.run.weights import Weights
+from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId

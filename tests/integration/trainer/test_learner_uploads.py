@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.common.errors import StoreError
 from etude.common.weights import VersionId
 from etude.trainer import ray_backend

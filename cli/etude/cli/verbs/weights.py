@@ -181,8 +181,8 @@ def export(  # noqa: PLR0913 - as above
 
 
 def _store(run: str, endpoint: str | None, region: str | None) -> "Store":
-    from etude.common.api.pool.spec import StoreAccess
-    from etude.common.role_inputs import open_source
+    from etude.common.api.storage import StoreAccess
+    from etude.common.stores import open_source
 
     uri = run if "://" in run else f"file://{runs.folder_of(run).resolve()}"
     return open_source(uri, StoreAccess(endpoint=endpoint_of(endpoint), region=region_of(region)))

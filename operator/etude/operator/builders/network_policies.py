@@ -194,7 +194,6 @@ def _policy(
 
 
 def _pool_egress(pool: str) -> list[Rule]:
-    """Egress to the brokers and the hosts of a pool."""
     return [_to({names.POOL: pool, names.ROLE: role}, role) for role in (names.BROKER, names.HOST)]
 
 
@@ -212,7 +211,6 @@ def _from_operator(namespace: str, role: str) -> Rule:
 
 
 def _issuer_egress(namespace: str) -> list[Rule]:
-    """Egress to the certificate issuer."""
     peer = _namespace(namespace) | _pods(ISSUER_LABELS)
     return [{"to": [peer], "ports": _ports([ISSUER_PORT])}]
 

@@ -16,7 +16,7 @@ from etude.common.checkpoints.job import (
 )
 from etude.common.checkpoints.manifest import MANIFEST, CheckpointManifest
 from etude.common.errors import CorruptError
-from etude.common.role_inputs import open_run_store
+from etude.common.stores import open_run_store
 
 
 def delete(store: Store, digest: str) -> None:

@@ -37,7 +37,7 @@ def _report(error: Exception, code: int) -> int:
 
 async def serve(settings: Settings) -> None:
     """Check everything that is cheap, build the engine, then serve until SIGTERM."""
-    from etude.common import role_inputs, telemetry
+    from etude.common import role_inputs, stores, telemetry
     from etude.common.probes import Probes
     from etude.inference.settings import engine_options
     from etude.inference.updates.store_access import require_readable_store
@@ -47,7 +47,7 @@ async def serve(settings: Settings) -> None:
     for port in (settings.port, settings.http_port):
         # Building the engine takes many seconds: report a port in use before.
         socket.create_server((settings.host, port)).close()
-    require_readable_store(role_inputs.open_run_store(run.spec.storage.uri, run.spec.storage))
+    require_readable_store(stores.open_run_store(run.spec.storage.uri, run.spec.storage))
     provider = telemetry.setup_tracing(
         "etude-inference",
         otlp_endpoint=run.spec.observability.otlp_endpoint,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-from etude.common import role_inputs
+from etude.common import stores
 from etude.common.errors import Problem, UserError
 from etude.common.role_inputs import ResolvedRun
 
@@ -144,7 +144,7 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
     role = run.spec.roles.inference
     if role is None:
         raise UserError(_problem("roles.inference", "is not set", "add it to the RLRun"))
-    model = role_inputs.local_folder(run.spec.model.folder, scratch, run.spec.storage)
+    model = stores.local_folder(run.spec.model.folder, scratch, run.spec.storage)
     limit = read_folder(model).position_limit
     if limit is not None and role.max_model_len > limit:
         raise UserError(

@@ -5,8 +5,9 @@ import secrets
 from dataclasses import dataclass, field
 
 from etude.common.probes import Probes
-from etude.common.role_inputs import ResolvedRun, open_run_store
+from etude.common.role_inputs import ResolvedRun
 from etude.common.rpc.server import Server
+from etude.common.stores import open_run_store
 from etude.inference.engine.replica import Replica
 from etude.inference.service import SERVICES, InferenceServicer, WeightServicer
 from etude.inference.serving.openai import HttpServer, PolicyVersionMiddleware

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from etude.common import role_inputs
-from etude.common.api.run.spec import Storage
+from etude.common import stores
+from etude.common.api.storage import Storage
 from etude.common.errors import CorruptError, UnavailableError, UserError
 from etude.common.harbor import task as harbor_task
 from etude.rewards.faults import Fault, FaultReason
@@ -58,7 +58,7 @@ class Scorer:
         ]
 
     def _task(self, uri: str, pool: str, deadline_s: float) -> GradedTask:
-        task = harbor_task.read_task(role_inputs.local_folder(uri, self.scratch, self.storage))
+        task = harbor_task.read_task(stores.local_folder(uri, self.scratch, self.storage))
         limit_s = min(task.verifier_timeout_s, self.rubric.verifier.limit_s)
         job = GradingJob(task, uri, pool, task.tests(), limit_s, deadline_s)
         return GradedTask(job, task.digest())

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.operator.builders import network_policies
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.checkpoints import manifest as checkpoints_manifest
 from etude.common.checkpoints.job import EXIT_CORRUPT, VARIABLE, verify_checkpoint

@@ -1,4 +1,4 @@
-"""A keeper beside a policy that is trained at random."""
+"""A compactor beside a policy that is trained at random."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from etude.common import weights
-from etude.common.api.run.spec import Storage
 from etude.common.api.run.weights import Weights
+from etude.common.api.storage import Storage
 from etude.common.blobs import MemoryStore, Store
 from etude.common.weights import VersionId, VersionRef, WeightManifest
 from etude.common.weights.protocol.manifest import PayloadObject, Stats
@@ -143,13 +143,13 @@ def trained() -> Trained:
 
 @pytest.fixture
 def keep(tmp_path: Path) -> Callable[..., Compactor]:
-    """A keeper over a store; further arguments are settings."""
+    """A compactor over a store; further arguments are settings."""
 
     def make(
         store: Store,
         *,
         epoch: int = 1,
-        folder: str = "keeper",
+        folder: str = "compactor",
         part_bytes: int = 1 << 20,
         clock: Callable[[], float] = lambda: 0.0,
         collect_every_s: float = 0.0,

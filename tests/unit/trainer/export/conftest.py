@@ -10,8 +10,8 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from etude.common import weights
-from etude.common.api.run.spec import Storage
 from etude.common.api.run.weights import Weights
+from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
 from etude.common.api.run.phases import Phase
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.common.errors import UserError
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.dataset import BUCKET_BATCHES, SupervisedDataset, load_dataset

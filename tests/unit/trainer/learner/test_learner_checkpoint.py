@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from etude.common.api.run.spec import Storage
 from etude.common.api.run.weights import Weights
+from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, WrongStateError
 from etude.common.weights.tensors import safetensors

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from etude.common.api.run.phases import Algorithm
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.common.errors import InvalidFieldError, UserError, WrongStateError
 from etude.trainer.algorithms.registry import build_algorithm
 from etude.trainer.learner.batches import (

@@ -13,15 +13,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from etude.common.api.pool.network import EgressPolicy
-from etude.common.api.pool.spec import (
-    DriverName,
-    EnvPoolSpec,
-    IsolationLevel,
-    StoreAccess,
-    Template,
-)
+from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel, Template
+from etude.common.api.storage import StoreAccess
 from etude.common.errors import CorruptError, StoreError
-from etude.common.role_inputs import open_source
+from etude.common.stores import open_source
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, IsolationStrength
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import jail_with_kvm

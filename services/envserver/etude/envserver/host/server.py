@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from etude.common import role_inputs, telemetry
-from etude.common.api.pool.spec import EnvPoolSpec, IsolationLevel, StoreAccess, Trust
+from etude.common import role_inputs, stores, telemetry
+from etude.common.api.pool.spec import EnvPoolSpec, IsolationLevel, Trust
+from etude.common.api.storage import StoreAccess
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.common.role_inputs import ResolvedPool
@@ -137,7 +138,7 @@ def _snapshot_store(pool: ResolvedPool, driver: Driver) -> SnapshotStore | None:
     uri = pool.spec.snapshots_uri
     if uri is None:
         return None
-    return SnapshotStore(role_inputs.open_run_store(uri, pool.spec.store or StoreAccess()), driver)
+    return SnapshotStore(stores.open_run_store(uri, pool.spec.store or StoreAccess()), driver)
 
 
 async def _serve(

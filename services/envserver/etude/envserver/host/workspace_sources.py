@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from etude.agent.search.contents import HASHED_ID
 from etude.agent.search.shared_index import SharedIndex
-from etude.common.api.pool.spec import SearchSettings, StoreAccess
+from etude.common.api.pool.spec import SearchSettings
+from etude.common.api.storage import StoreAccess
 from etude.common.errors import Problem, UserError
 from etude.common.harbor.task import read_files
-from etude.common.role_inputs import local_folder
+from etude.common.stores import local_folder
 from etude.envserver.storage import trees
 from etude.envserver.storage.trees import File, Tree
 

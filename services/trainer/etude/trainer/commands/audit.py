@@ -4,10 +4,10 @@ import argparse
 import json
 import sys
 
-from etude.common.api.pool.spec import StoreAccess
+from etude.common.api.storage import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError
-from etude.common.role_inputs import open_source
+from etude.common.stores import open_source
 from etude.trainer.controller.journal.audit import JOURNAL, JournalAudit, audit_journal
 
 

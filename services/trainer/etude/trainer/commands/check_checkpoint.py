@@ -17,7 +17,7 @@ from etude.common.checkpoints.job import (
 )
 from etude.common.checkpoints.manifest import CheckpointManifest
 from etude.common.errors import CorruptError
-from etude.common.role_inputs import open_run_store, open_source
+from etude.common.stores import open_run_store, open_source
 from etude.trainer.controller.checkpoints.state import (
     CONTROLLER,
     ControllerState,

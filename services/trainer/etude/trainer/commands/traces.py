@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from etude.agent.chat import ChatFormat
-from etude.common.api.pool.spec import StoreAccess
+from etude.common.api.storage import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError, Problem, UserError
-from etude.common.role_inputs import open_source
+from etude.common.stores import open_source
 from etude.trainer.commands import verifiers_traces
 from etude.trainer.controller.journal.audit import JOURNAL
 from etude.trainer.controller.journal.segments import decode_segment

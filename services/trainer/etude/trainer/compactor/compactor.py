@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from etude.common.api.run.spec import Storage
 from etude.common.api.run.weights import Weights
+from etude.common.api.storage import Storage
 from etude.common.blobs import MissingError, RangeReader, Store
 from etude.common.checkpoints import manifest
 from etude.common.errors import CorruptError, EtudeError, FencedError
-from etude.common.role_inputs import open_run_store
+from etude.common.stores import open_run_store
 from etude.common.weights import (
     GarbageCollector,
     Retention,

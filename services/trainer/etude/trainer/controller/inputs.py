@@ -11,7 +11,8 @@ from etude.common.api.run.phases import Phase
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.blobs import Store, probe
 from etude.common.errors import EtudeError, Problem, UserError
-from etude.common.role_inputs import ResolvedRun, local_folder, open_run_store, open_source
+from etude.common.role_inputs import ResolvedRun
+from etude.common.stores import local_folder, open_run_store, open_source
 from etude.common.weights.protocol.epochs import latest_epoch
 from etude.trainer.controller.admission.tasks import Task, TaskOrder, find_tasks
 from etude.trainer.settings import Settings

@@ -12,10 +12,10 @@ import numpy as np
 from etude.agent.chat import ChatFormat
 from etude.common.api.meta import number
 from etude.common.api.run.phases import Dataset, Phase
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.common.blobs import MissingError
 from etude.common.errors import InvalidFieldError, Problem, UserError
-from etude.common.role_inputs import open_run_store
+from etude.common.stores import open_run_store
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.seeding import derive_seed, permute_index
 

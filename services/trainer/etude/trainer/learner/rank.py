@@ -9,7 +9,7 @@ from etude.common.blobs import ObjectInfo
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import WrongStateError
-from etude.common.role_inputs import open_run_store
+from etude.common.stores import open_run_store
 from etude.common.weights import VersionId
 from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult

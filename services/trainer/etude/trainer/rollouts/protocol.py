@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from etude.common.api.run.phases import RolloutPolicy
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.common.errors import UnavailableError
 from etude.v1 import environments_pb2
 

@@ -10,7 +10,7 @@ from etude.common import telemetry
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.harbor import task_file
-from etude.common.role_inputs import open_run_store
+from etude.common.stores import open_run_store
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.environments import GroupEnvironments
 from etude.trainer.rollouts.group_runner import GroupRunner

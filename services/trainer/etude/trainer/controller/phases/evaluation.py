@@ -9,7 +9,7 @@ from typing import NamedTuple
 from etude.common.api.run.phases import Phase, RolloutPolicy
 from etude.common.api.run.spec import Evaluation
 from etude.common.errors import EtudeError
-from etude.common.role_inputs import open_source
+from etude.common.stores import open_source
 from etude.trainer.controller.admission.dispatch import mask_rollout
 from etude.trainer.controller.admission.dropping import QuarantineFilter
 from etude.trainer.controller.admission.quarantine_marks import RedrawReason
