@@ -87,13 +87,13 @@ def spec(*, staleness: int = 0, every_steps: int = 2, **fields: object) -> dict[
 
 @dataclass
 class Beside(CompactorClient):
-    """A keeper in a thread of this process."""
+    """A compactor in a thread of this process."""
 
-    keeper: Compactor
+    compactor: Compactor
 
     @override
     async def run_round(self, epoch: int) -> CompactorReport:
-        return await asyncio.to_thread(self.keeper.run_round, epoch)
+        return await asyncio.to_thread(self.compactor.run_round, epoch)
 
 
 def _task_sets(phases: Sequence[Phase]) -> TaskSets:
@@ -138,7 +138,7 @@ class World:
                 lambda: holder[0].publishing.served or VersionId(0, 0), self.fault_share
             ),
             engines=Engines((), timeout_s=1.0),
-            compactor=Beside(self._keeper(resolved, opened.epoch)),
+            compactor=Beside(self._compactor(resolved, opened.epoch)),
             record=StoreRecord(self.store),
             plans=PlanReporter(),
         )
@@ -149,7 +149,7 @@ class World:
         self.runs.append(run)
         return run, _task_sets(phases), opened.checkpoint
 
-    def _keeper(self, resolved: ResolvedRun, epoch: int) -> Compactor:
+    def _compactor(self, resolved: ResolvedRun, epoch: int) -> Compactor:
         config = CompactorConfig(
             run="run",
             epoch=epoch,
@@ -201,7 +201,7 @@ def make_world(chat: ChatFormat, tmp_path_factory: pytest.TempPathFactory) -> Ca
         fault_share: float = 0.0,
         **changed: Any,
     ) -> World:
-        folder = tmp_path_factory.mktemp("keeper")
+        folder = tmp_path_factory.mktemp("compactor")
         return World(chat, given or spec(**changed), folder, store or MemoryStore(), fault_share)
 
     return make

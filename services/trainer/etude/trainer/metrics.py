@@ -52,7 +52,7 @@ CHAIN_BYTES = Gauge(
     "etude_weights_chain_bytes", "Payload of the versions since the last complete one."
 )
 COLLECTED = Counter("etude_weights_collected_total", "Objects of old versions that were deleted.")
-KEEPER_FAILURES = Counter(
+COMPACTOR_FAILURES = Counter(
     "etude_weights_keeper_failures_total",
     "Failed stages of the compactor, which it retries.",
     ["stage"],

@@ -1,4 +1,4 @@
-"""The keeper shortens the chain: keyframes and skips that are bit for bit what was published."""
+"""The compactor shortens the chain: keyframes and skips that are bit for bit what was published."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from etude.common.weights.protocol.folded import read_skip
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.replicas.mirror import Mirror
 
-MakeKeeper = Callable[..., Any]
+MakeCompactor = Callable[..., Any]
 
 
 def keyframes(store: Any) -> list[VersionId]:
@@ -28,40 +28,40 @@ def skips(store: Any) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(("every", "steps"), [(3, 1), (7, 2)])
 def test_a_keyframe_is_written_after_so_many_steps(
-    trained: Any, keep: MakeKeeper, every: int, steps: int
+    trained: Any, keep: MakeCompactor, every: int, steps: int
 ) -> None:
-    keeper = keep(trained.store, every=every, stepsPerVersion=steps)
+    compactor = keep(trained.store, every=every, stepsPerVersion=steps)
     for number in range(1, 8):
         trained.publish(number)
-        keeper.run_round()
+        compactor.run_round()
     assert keyframes(trained.store) == [VersionId(1, 3), VersionId(1, 6)]
 
 
 def test_a_keyframe_is_written_once_deltas_add_up_to_a_share_of_the_last(
-    trained: Any, keep: MakeKeeper
+    trained: Any, keep: MakeCompactor
 ) -> None:
-    keeper = keep(trained.store, chainRatio="0.2")
+    compactor = keep(trained.store, chainRatio="0.2")
     sizes = [trained.publish(number).num_bytes for number in range(1, 4)]
     whole = weights.read_manifest(trained.store, VersionId(1, 0)).num_bytes
     assert sum(sizes) < 0.2 * whole
-    keeper.run_round()
+    compactor.run_round()
     assert keyframes(trained.store) == []
     number = 3
     while sum(sizes) < 0.2 * whole:
         number += 1
         sizes.append(trained.publish(number).num_bytes)
-        keeper.run_round()
+        compactor.run_round()
     assert keyframes(trained.store) == [VersionId(1, number)]
 
 
 @pytest.mark.parametrize("part_bytes", [1 << 20, 20_000, 900])
 def test_a_keyframe_is_the_version_bit_for_bit_in_parts_of_bounded_size(
-    trained: Any, keep: MakeKeeper, tmp_path: Path, part_bytes: int
+    trained: Any, keep: MakeCompactor, tmp_path: Path, part_bytes: int
 ) -> None:
-    keeper = keep(trained.store, every=2, part_bytes=part_bytes)
+    compactor = keep(trained.store, every=2, part_bytes=part_bytes)
     trained.publish(1)
     trained.publish(2)
-    report = keeper.run_round()
+    report = compactor.run_round()
     record = weights.read_keyframe(trained.store, VersionId(1, 2))
     dense = max(part_bytes, 2 * 128 * 2)
     assert all(item.size <= 1.1 * dense + 1000 for item in record.objects)
@@ -78,15 +78,15 @@ def test_a_keyframe_is_the_version_bit_for_bit_in_parts_of_bounded_size(
 @pytest.mark.parametrize("codec", ["L1", "L2", "L2r"])
 @pytest.mark.parametrize("part_bytes", [1 << 20, 6_000])
 def test_a_skip_leads_from_one_version_to_another_bit_for_bit(
-    trained: Any, keep: MakeKeeper, tmp_path: Path, codec: str, part_bytes: int
+    trained: Any, keep: MakeCompactor, tmp_path: Path, codec: str, part_bytes: int
 ) -> None:
-    keeper = keep(trained.store, skips=[4], codec=codec, part_bytes=part_bytes)
+    compactor = keep(trained.store, skips=[4], codec=codec, part_bytes=part_bytes)
     reader = Mirror(trained.store, tmp_path / "reader")
     reader.move_to(VersionId(1, 0))
-    keeper.run_round()
+    compactor.run_round()
     for number in range(1, 10):
         trained.publish(number, density=0.02)
-        keeper.run_round()
+        compactor.run_round()
     assert skips(trained.store) == [(0, 4), (4, 8)]
     written = read_skip(trained.store, VersionId(1, 0), VersionId(1, 4)).stats.codecs
     cut = {"L1"} if part_bytes == 6_000 else set()  # a tile in two parts takes L1
@@ -95,62 +95,64 @@ def test_a_skip_leads_from_one_version_to_another_bit_for_bit(
     assert trained.is_in(reader)
 
 
-def test_skips_of_all_strides_come_out_when_the_keeper_catches_up_at_once(
-    trained: Any, keep: MakeKeeper
+def test_skips_of_all_strides_come_out_when_the_compactor_catches_up_at_once(
+    trained: Any, keep: MakeCompactor
 ) -> None:
     for number in range(1, 18):
         trained.publish(number)
-    keeper = keep(trained.store, skips=[4, 8])
-    keeper._open_copy().move_to(VersionId(1, 0))
-    keeper._handle_arrival(keeper._open_copy())
-    keeper.run_round()
+    compactor = keep(trained.store, skips=[4, 8])
+    compactor._open_copy().move_to(VersionId(1, 0))
+    compactor._handle_arrival(compactor._open_copy())
+    compactor.run_round()
     assert skips(trained.store) == [(0, 4), (0, 8), (4, 8), (8, 12), (8, 16), (12, 16)]
 
 
-def test_a_skip_over_too_many_changes_is_given_up(trained: Any, keep: MakeKeeper) -> None:
-    keeper = keep(trained.store, skips=[4, 8])
-    keeper.run_round()
+def test_a_skip_over_too_many_changes_is_given_up(trained: Any, keep: MakeCompactor) -> None:
+    compactor = keep(trained.store, skips=[4, 8])
+    compactor.run_round()
     for number in range(1, 9):
         trained.publish(number, density=0.04)
-        keeper.run_round()
+        compactor.run_round()
     assert skips(trained.store) == [(0, 4), (4, 8)]
-    assert not (keeper._config.folder / "skips" / "8" / "old").stat().st_blocks
+    assert not (compactor._config.folder / "skips" / "8" / "old").stat().st_blocks
 
 
-def test_what_was_changed_and_changed_back_is_not_in_a_skip(trained: Any, keep: MakeKeeper) -> None:
-    keeper = keep(trained.store, skips=[2])
-    keeper.run_round()
+def test_what_was_changed_and_changed_back_is_not_in_a_skip(
+    trained: Any, keep: MakeCompactor
+) -> None:
+    compactor = keep(trained.store, skips=[2])
+    compactor.run_round()
     first = trained.of[VersionId(1, 0)]
     trained.publish(1, density=0.05)
-    keeper.run_round()
+    compactor.run_round()
     trained.publish(2, density=0.0)
-    keeper.run_round()
+    compactor.run_round()
     skip = weights.read_skip(trained.store, VersionId(1, 0), VersionId(1, 2))
     different = sum(int((first[n] != w).sum()) for n, w in trained.words.items())
     assert skip.stats.changed == different
 
 
-def test_a_skip_that_changes_nothing_is_not_written(trained: Any, keep: MakeKeeper) -> None:
-    keeper = keep(trained.store, skips=[2])
-    keeper.run_round()
+def test_a_skip_that_changes_nothing_is_not_written(trained: Any, keep: MakeCompactor) -> None:
+    compactor = keep(trained.store, skips=[2])
+    compactor.run_round()
     for number in (1, 2):
         trained.publish(number, density=0.0)
-        keeper.run_round()
+        compactor.run_round()
     assert skips(trained.store) == []
 
 
 def test_a_roll_back_breaks_the_skips_that_reach_over_it(
-    trained: Any, keep: MakeKeeper, tmp_path: Path
+    trained: Any, keep: MakeCompactor, tmp_path: Path
 ) -> None:
-    keeper = keep(trained.store, skips=[4])
-    keeper.run_round()
+    compactor = keep(trained.store, skips=[4])
+    compactor.run_round()
     for number in (1, 2):
         trained.publish(number)
-        keeper.run_round()
+        compactor.run_round()
     trained.open(VersionId(1, 1), "rollback")
     trained.back_to(VersionId(1, 1))
     with pytest.raises(FencedError):
-        keeper.run_round()
+        compactor.run_round()
     successor = keep(trained.store, epoch=2, skips=[4])
     for number in range(3, 9):
         trained.publish(number, epoch=2)
@@ -162,50 +164,50 @@ def test_a_roll_back_breaks_the_skips_that_reach_over_it(
 
 
 def test_a_version_without_a_base_needs_no_keyframe_and_breaks_no_rule(
-    trained: Any, keep: MakeKeeper
+    trained: Any, keep: MakeCompactor
 ) -> None:
-    keeper = keep(trained.store, every=2, skips=[2])
+    compactor = keep(trained.store, every=2, skips=[2])
     for number in range(1, 6):
         trained.publish(number, complete=True)
-        assert keeper.run_round().failures == ()
+        assert compactor.run_round().failures == ()
     assert keyframes(trained.store) == []
     assert skips(trained.store) == []
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_newest_keyframes_are_kept_as_many_as_the_run_has_it(
-    trained: Any, keep: MakeKeeper, count: int
+    trained: Any, keep: MakeCompactor, count: int
 ) -> None:
-    keeper = keep(trained.store, every=2, retainVersions=100, retainKeyframes=count)
+    compactor = keep(trained.store, every=2, retainVersions=100, retainKeyframes=count)
     for number in range(1, 11):
         trained.publish(number)
-        assert keeper.run_round().failures == ()
+        assert compactor.run_round().failures == ()
     kept = [VersionId(1, number) for number in (2, 4, 6, 8, 10)][-count:]
     assert keyframes(trained.store) == kept
 
 
 def test_versions_that_are_all_complete_are_collected_and_not_copied(
-    trained: Any, keep: MakeKeeper
+    trained: Any, keep: MakeCompactor
 ) -> None:
-    keeper = keep(trained.store, encoding="Full", retainVersions=2)
+    compactor = keep(trained.store, encoding="Full", retainVersions=2)
     for number in range(1, 7):
         trained.publish(number, complete=True)
-        assert keeper.run_round().failures == ()
+        assert compactor.run_round().failures == ()
     assert sorted(take_listing(trained.store).payloads) == [VersionId(1, 5), VersionId(1, 6)]
-    assert not (keeper._config.folder / "copy").exists()
+    assert not (compactor._config.folder / "copy").exists()
 
 
 def test_a_reader_far_behind_needs_few_objects(
-    trained: Any, keep: MakeKeeper, tmp_path: Path
+    trained: Any, keep: MakeCompactor, tmp_path: Path
 ) -> None:
-    keeper = keep(trained.store, every=80, skips=[4, 16], collect_every_s=1e9)
+    compactor = keep(trained.store, every=80, skips=[4, 16], collect_every_s=1e9)
     near, far = Mirror(trained.store, tmp_path / "near"), Mirror(trained.store, tmp_path / "far")
     for number in range(1, 201):
         trained.publish(number, density=0.0002)
         if number == 150:
             near.move_to(VersionId(1, 150))
         if number % 10 == 0:
-            assert keeper.run_round().failures == ()
+            assert compactor.run_round().failures == ()
     assert keyframes(trained.store) == [VersionId(1, 80), VersionId(1, 160)]
     # Up by deltas and ever larger strides, then down again: at most three of each size.
     for reader in (near, far):

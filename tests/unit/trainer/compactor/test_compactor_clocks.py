@@ -1,6 +1,6 @@
 """Clocks that are wrong by a day change nothing: not what is published, read, refused or deleted.
 
-Publisher, reader and keeper each live by a clock of their own; the store has its own, too. What
+Publisher, reader and compactor each live by a clock of their own; the store has its own, too. What
 they do is compared with what they do by right clocks.
 """
 
@@ -25,7 +25,7 @@ from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.protocol.reader_leases import ReaderLease
 from etude.common.weights.replicas.mirror import Mirror
 
-MakeKeeper = Callable[..., Any]
+MakeCompactor = Callable[..., Any]
 
 DAY_S = 86_400.0
 RIGHT = (0.0, 0.0, 0.0)
@@ -58,30 +58,30 @@ class Outcome(NamedTuple):
     went: list[list[str]]
     """Kinds of the edges over which the reader came to each version."""
     collected: list[int]
-    """Objects that each round of the keepers deleted."""
+    """Objects that each round of the compactors deleted."""
     objects: dict[str, bytes]
     """What is in the store at the end."""
 
 
 class Scene:
-    """A publisher that is replaced, a reader that follows, and the keeper of each epoch."""
+    """A publisher that is replaced, a reader that follows, and the compactor of each epoch."""
 
     def __init__(
-        self, trained: Any, keep: MakeKeeper, folder: Path, clocks: tuple[float, float, float]
+        self, trained: Any, keep: MakeCompactor, folder: Path, clocks: tuple[float, float, float]
     ) -> None:
         self.trained = trained
         self.store: MemoryStore = trained.store
         self.now_s = 1e9
         self.store.clock = lambda: self.now_s
         self.publishing_s, self.reading_s, self.keeping_s = clocks
-        self.make_keeper = lambda epoch: keep(
+        self.make_compactor = lambda epoch: keep(
             self.store, epoch=epoch, folder=f"{folder.name}-{epoch}", **SETTINGS
         )
         self.reader = Mirror(self.store, folder)
         self.lease = ReaderLease(self.store, "r0")
         self.outcome = Outcome([], [], {})
 
-    def follow(self, keeper: Any, version: VersionId) -> None:
+    def follow(self, compactor: Any, version: VersionId) -> None:
         """One version on its way, with half an hour of the store's time around it."""
         with clock_off_by(self.publishing_s):
             self.trained.publish(version.number, epoch=version.epoch)
@@ -92,13 +92,13 @@ class Scene:
             self.lease.record_live(self.reader.ref)
         assert self.trained.is_in(self.reader)
         with clock_off_by(self.keeping_s):
-            report = keeper.run_round()
+            report = compactor.run_round()
         assert report.failures == ()
         self.outcome.collected.append(report.collected)
         self.now_s += 1_800.0
 
     def play(self) -> Outcome:
-        first = self.make_keeper(1)
+        first = self.make_compactor(1)
         for number in range(1, 9):
             self.follow(first, VersionId(1, number))
         orphan = weights.publish_payload(self.store, VersionId(1, 9), 0, b"never committed")
@@ -109,7 +109,7 @@ class Scene:
         self.trained.back_to(VersionId(1, 8))
         with clock_off_by(self.keeping_s), pytest.raises(FencedError):
             first.run_round()
-        second = self.make_keeper(2)
+        second = self.make_compactor(2)
         swept_after = None
         for number in range(9, 17):
             self.follow(second, VersionId(2, number))
@@ -125,7 +125,7 @@ class Scene:
 
 @pytest.fixture
 def play(
-    trained: Any, keep: MakeKeeper, tmp_path: Path
+    trained: Any, keep: MakeCompactor, tmp_path: Path
 ) -> Callable[[tuple[float, float, float]], Outcome]:
     """The same play from the same beginning, by other clocks."""
     begun = dict(trained.store.objects)
@@ -156,12 +156,12 @@ def test_clocks_that_are_off_by_a_day_change_nothing(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_clock_of_the_store_that_jumps_by_a_day_takes_nothing_that_is_needed(
-    trained: Any, keep: MakeKeeper, tmp_path: Path, seed: int
+    trained: Any, keep: MakeCompactor, tmp_path: Path, seed: int
 ) -> None:
     """It alone tells the age of an upload that nothing names; the newest object is its now."""
     store, chance = trained.store, random.Random(seed)
     store.clock = lambda: 1e9 + chance.choice([-DAY_S, 0.0, DAY_S])
-    keeper = keep(store, **SETTINGS)
+    compactor = keep(store, **SETTINGS)
     reader, lease = Mirror(store, tmp_path / "reader"), ReaderLease(store, "r0")
     for number in range(1, 13):
         upload = weights.publish_payload(store, VersionId(1, number + 1), 0, b"under way")
@@ -172,7 +172,7 @@ def test_a_clock_of_the_store_that_jumps_by_a_day_takes_nothing_that_is_needed(
             assert reader.ref is not None
             lease.record_live(reader.ref)
             assert trained.is_in(reader)
-        assert keeper.run_round().failures == ()
+        assert compactor.run_round().failures == ()
         assert store.head(upload) is not None
     assert [v for v in verify(store, tmp_path / "verified") if v.problem] == []
     assert take_listing(store).keyframes

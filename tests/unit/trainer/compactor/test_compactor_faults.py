@@ -1,4 +1,4 @@
-"""A keeper that is killed, fenced or refused by its store breaks nothing, and is followed up."""
+"""A compactor that is killed, fenced or refused by its store breaks nothing, and is followed up."""
 
 import contextlib
 import tracemalloc
@@ -22,7 +22,7 @@ from etude.common.weights.protocol.reader_leases import ReaderLease
 from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 
-MakeKeeper = Callable[..., Any]
+MakeCompactor = Callable[..., Any]
 
 
 class KilledError(BaseException):
@@ -82,7 +82,7 @@ def check(store: Any, trained: Any, folder: Path) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_killed_at_any_write_it_leaves_nothing_wrong_and_a_new_one_goes_on(
-    trained: Any, keep: MakeKeeper, tmp_path: Path, *, after: bool
+    trained: Any, keep: MakeCompactor, tmp_path: Path, *, after: bool
 ) -> None:
     at = 1
     settings = {"every": 2, "skips": [2], "retainVersions": 2, "retainKeyframes": 1}
@@ -90,14 +90,14 @@ def test_killed_at_any_write_it_leaves_nothing_wrong_and_a_new_one_goes_on(
         store = MortalStore(objects=dict(trained.store.objects))
         policy = type(trained)(store, words=dict(trained.words), of=dict(trained.of))
         policy.manifest = trained.manifest
-        keeper = keep(store, folder=f"k{at}{after}", part_bytes=20_000, **settings)
-        keeper.run_round()
+        compactor = keep(store, folder=f"k{at}{after}", part_bytes=20_000, **settings)
+        compactor.run_round()
         for number in range(1, 5):
             policy.publish(number)
         store.calls_left, store.after = at, after
         with contextlib.suppress(KilledError):
-            keeper.run_round()
-            keeper.run_round()
+            compactor.run_round()
+            compactor.run_round()
         store.calls_left = -1
         check(store, policy, tmp_path / f"r{at}{after}")
         successor = keep(store, folder=f"k{at}{after}", part_bytes=20_000, **settings)
@@ -114,98 +114,100 @@ def test_killed_at_any_write_it_leaves_nothing_wrong_and_a_new_one_goes_on(
     assert at > 20
 
 
-def test_rests_of_a_killed_keeper_are_swept_once_they_are_old(
-    trained: Any, keep: MakeKeeper
+def test_rests_of_a_killed_compactor_are_swept_once_they_are_old(
+    trained: Any, keep: MakeCompactor
 ) -> None:
     now = [0.0]
     store = trained.store
     store.clock = lambda: now[0]
     rest = weights.publish_keyframe_part(store, VersionId(1, 0), 0, b"half a keyframe")
-    keeper = keep(store, every=2, retainVersions=2, retainKeyframes=1)
+    compactor = keep(store, every=2, retainVersions=2, retainKeyframes=1)
     for number in range(1, 5):
         trained.publish(number)
-        keeper.run_round()
+        compactor.run_round()
     assert store.head(rest) is not None  # it may be an upload in progress
     now[0] = 7200.0
     trained.publish(5)
-    keeper.run_round()
+    compactor.run_round()
     assert store.head(rest) is None
 
 
-def test_a_fenced_keeper_stops_without_deleting_anything(trained: Any, keep: MakeKeeper) -> None:
-    keeper = keep(trained.store, every=2, retainVersions=2)
-    keeper.run_round()
+def test_a_fenced_compactor_stops_without_deleting_anything(
+    trained: Any, keep: MakeCompactor
+) -> None:
+    compactor = keep(trained.store, every=2, retainVersions=2)
+    compactor.run_round()
     for number in range(1, 6):
         trained.publish(number)
     trained.open(VersionId(1, 5), "takeover")
     before = dict(trained.store.objects)
     with pytest.raises(FencedError, match="epoch 2 was opened"):
-        keeper.run_round()
+        compactor.run_round()
     assert trained.store.objects == before
 
 
-def test_a_store_that_is_away_fails_a_round_and_no_more(trained: Any, keep: MakeKeeper) -> None:
+def test_a_store_that_is_away_fails_a_round_and_no_more(trained: Any, keep: MakeCompactor) -> None:
     faults = Schedule()
-    keeper = keep(FaultyStore(trained.store, faults), every=2)
-    keeper.run_round()
+    compactor = keep(FaultyStore(trained.store, faults), every=2)
+    compactor.run_round()
     faults.down(is_down=True)
     for number in (1, 2):
         trained.publish(number)
-    report = keeper.run_round()
+    report = compactor.run_round()
     assert {each.stage for each in report.failures} >= {"epoch"}
     assert report.written == ()
     faults.down(is_down=False)
-    assert [each.kind for each in keeper.run_round().written] == ["keyframe"]
+    assert [each.kind for each in compactor.run_round().written] == ["keyframe"]
 
 
 def test_a_keyframe_that_cannot_be_stored_becomes_overdue_and_is_tried_again(
-    trained: Any, keep: MakeKeeper
+    trained: Any, keep: MakeCompactor
 ) -> None:
     faults = Schedule(hits=lambda call, key: call == "put" and "keyframes" in key)
-    keeper = keep(FaultyStore(trained.store, faults), every=2)
-    keeper.run_round()
+    compactor = keep(FaultyStore(trained.store, faults), every=2)
+    compactor.run_round()
     faults.down(is_down=True)
     seen = []
     for number in range(1, 6):
         trained.publish(number)
-        report = keeper.run_round()
+        report = compactor.run_round()
         seen.append((report.is_overdue, bool(report.failures)))
     assert seen == [(False, False), (False, True), (False, True), (True, True), (True, True)]
     faults.down(is_down=False)
-    report = keeper.run_round()
+    report = compactor.run_round()
     assert not report.is_overdue
     assert report.failures == ()
 
 
 def test_lost_replies_and_refusals_leave_a_chain_that_is_right(
-    trained: Any, keep: MakeKeeper, tmp_path: Path
+    trained: Any, keep: MakeCompactor, tmp_path: Path
 ) -> None:
     rates = {Fault.UNAVAILABLE: 0.02, Fault.LOST_REPLY: 0.02}
     faults = Schedule(seed=5, rates=rates)
     store = FaultyStore(trained.store, faults)
-    keeper = keep(store, every=3, skips=[2, 4], retainVersions=4, retainKeyframes=1)
+    compactor = keep(store, every=3, skips=[2, 4], retainVersions=4, retainKeyframes=1)
     failures = 0
     for number in range(1, 31):
         trained.publish(number)
-        failures += len(keeper.run_round().failures)
+        failures += len(compactor.run_round().failures)
     assert failures
     check(trained.store, trained, tmp_path / "reader")
     assert max(take_listing(trained.store).keyframes) >= VersionId(1, 20)
 
 
 def test_a_word_that_changed_on_disk_is_never_published(
-    trained: Any, keep: MakeKeeper, tmp_path: Path
+    trained: Any, keep: MakeCompactor, tmp_path: Path
 ) -> None:
-    keeper = keep(trained.store, every=2)
-    keeper.run_round()
+    compactor = keep(trained.store, every=2)
+    compactor.run_round()
     trained.publish(1)
-    keeper.run_round()
-    keeper._open_copy().tensor_words["norm"][3] ^= 1
+    compactor.run_round()
+    compactor._open_copy().tensor_words["norm"][3] ^= 1
     trained.publish(2, density=0.0001)
-    failed = keeper.run_round()
+    failed = compactor.run_round()
     assert [each.stage for each in failed.failures] == ["keyframe"]
     assert take_listing(trained.store).keyframes == {}
-    assert [each.kind for each in keeper.run_round().written] == ["keyframe"]
+    assert [each.kind for each in compactor.run_round().written] == ["keyframe"]
     check(trained.store, trained, tmp_path / "reader")
 
 
@@ -217,11 +219,11 @@ def damage(store: Any, manifest: Any) -> None:
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["damaged", "lost"])
 def test_a_delta_that_is_lost_for_good_cuts_readers_off_until_a_complete_version(
-    trained: Any, keep: MakeKeeper, tmp_path: Path, *, is_lost: bool
+    trained: Any, keep: MakeCompactor, tmp_path: Path, *, is_lost: bool
 ) -> None:
     store = trained.store
-    keeper = keep(store, every=3)
-    assert keeper.run_round().cut_off_at is None
+    compactor = keep(store, every=3)
+    assert compactor.run_round().cut_off_at is None
     broken = trained.publish(1)
     if is_lost:
         store.delete([broken.objects[0].key])
@@ -229,13 +231,13 @@ def test_a_delta_that_is_lost_for_good_cuts_readers_off_until_a_complete_version
         damage(store, broken)
     for number in (2, 3):
         trained.publish(number)
-        report = keeper.run_round()
+        report = compactor.run_round()
         assert report.cut_off_at == VersionId(1, number)
         assert [each.stage for each in report.failures] == ["follow"]
     trained.publish(4, complete=True)
     for number in (5, 6, 7):
         trained.publish(number)
-    report = keeper.run_round()
+    report = compactor.run_round()
     assert report.cut_off_at is None
     assert report.failures == ()
     assert [each.target.number for each in report.written] == [7]
@@ -243,7 +245,7 @@ def test_a_delta_that_is_lost_for_good_cuts_readers_off_until_a_complete_version
 
 
 def test_damage_that_something_leads_around_cuts_nobody_off(
-    trained: Any, keep: MakeKeeper, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trained: Any, keep: MakeCompactor, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained.publish(1)
     keep(trained.store, every=1).run_round()
@@ -255,21 +257,21 @@ def test_damage_that_something_leads_around_cuts_nobody_off(
     assert "took a detour around" in caplog.text
 
 
-def test_a_keeper_whose_own_copy_is_damaged_does_not_blame_the_store(
-    trained: Any, keep: MakeKeeper
+def test_a_compactor_whose_own_copy_is_damaged_does_not_blame_the_store(
+    trained: Any, keep: MakeCompactor
 ) -> None:
-    keeper = keep(trained.store)
-    keeper.run_round()
-    keeper._open_copy().tensor_words["norm"][3] ^= 1
+    compactor = keep(trained.store)
+    compactor.run_round()
+    compactor._open_copy().tensor_words["norm"][3] ^= 1
     damage(trained.store, trained.publish(1))
-    assert keeper.run_round().cut_off_at is None
-    assert keeper.run_round().cut_off_at == VersionId(1, 1)
+    assert compactor.run_round().cut_off_at is None
+    assert compactor.run_round().cut_off_at == VersionId(1, 1)
 
 
 def test_greed_takes_nothing_from_a_reader_with_a_lease(
-    trained: Any, keep: MakeKeeper, tmp_path: Path
+    trained: Any, keep: MakeCompactor, tmp_path: Path
 ) -> None:
-    keeper = keep(trained.store, every=3, retainVersions=2, retainKeyframes=1)
+    compactor = keep(trained.store, every=3, retainVersions=2, retainKeyframes=1)
     reader = Mirror(trained.store, tmp_path / "reader")
     reader.move_to(VersionId(1, 0))
     lease = ReaderLease(trained.store, "r0")
@@ -278,33 +280,33 @@ def test_greed_takes_nothing_from_a_reader_with_a_lease(
     for number in range(1, 20):
         trained.publish(number)
         lease.renew()
-        collected += keeper.run_round().collected
+        collected += compactor.run_round().collected
     assert reader.move_to(VersionId(1, 19))[0].base is not None
     assert trained.is_in(reader)
     assert reader.ref is not None
     lease.record_live(reader.ref)
-    assert keeper.run_round().collected > 20
+    assert compactor.run_round().collected > 20
     trained.publish(20)
     assert [edge.kind for edge in reader.move_to(VersionId(1, 20))] == ["delta"]
     assert trained.is_in(reader)
 
 
 def test_greed_takes_nothing_that_a_checkpoint_needs(
-    trained: Any, keep: MakeKeeper, tmp_path: Path
+    trained: Any, keep: MakeCompactor, tmp_path: Path
 ) -> None:
     store = trained.store
     for number in range(1, 6):
         trained.publish(number)
     manifest.write_manifest(store, _checkpoint(step=5, version=5))
-    keeper = keep(store, every=3, retainVersions=2, retainKeyframes=1)
+    compactor = keep(store, every=3, retainVersions=2, retainKeyframes=1)
     for number in range(6, 20):
         trained.publish(number)
-        assert keeper.run_round().failures == ()
+        assert compactor.run_round().failures == ()
     fresh = Mirror(store, tmp_path / "fresh")
     fresh.move_to(VersionId(1, 5))
     assert trained.is_in(fresh)
     manifest.delete_checkpoint(store, CheckpointId(0, 5))
-    assert keeper.run_round().collected > 0
+    assert compactor.run_round().collected > 0
     assert not weights.is_reachable(store, VersionId(1, 5))
 
 
@@ -323,20 +325,20 @@ def _checkpoint(*, step: int, version: int) -> CheckpointManifest:
 
 
 def test_a_round_holds_parts_in_memory_and_no_copy_of_the_model(
-    trained: Any, keep: MakeKeeper, tmp_path: Path
+    trained: Any, keep: MakeCompactor, tmp_path: Path
 ) -> None:
     spec = TensorSpec(name="w", dtype="BF16", shape=(8192, 1024), split="rows")
     large = type(trained)(open_store(f"file://{tmp_path}/store"), Schema(grid=1, tensors=(spec,)))
     large.open()
     large.publish(0)
-    keeper = keep(large.store, every=4, skips=[2, 4])
-    keeper.run_round()
+    compactor = keep(large.store, every=4, skips=[2, 4])
+    compactor.run_round()
     for number in range(1, 4):
         large.publish(number, density=0.001)
-    keeper.run_round()
+    compactor.run_round()
     large.publish(4, density=0.001)
     tracemalloc.start()
-    report = keeper.run_round()
+    report = compactor.run_round()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [each.kind for each in report.written] == ["skip", "skip", "keyframe"]

@@ -14,12 +14,12 @@ from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.protocol.plan import Edge
 from etude.common.weights.replicas.mirror import Mirror
 
-MakeKeeper = Callable[..., Any]
+MakeCompactor = Callable[..., Any]
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_keyframes_and_skips_of_an_eventful_run_are_right(
-    trained: Any, keep: MakeKeeper, tmp_path: Path, seed: int
+    trained: Any, keep: MakeCompactor, tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
     settings = {
@@ -33,7 +33,7 @@ def test_keyframes_and_skips_of_an_eventful_run_are_right(
     }
     epoch = number = 1
     trained.publish(1)
-    keeper = keep(trained.store, **settings)
+    compactor = keep(trained.store, **settings)
     checked = 0
     for _ in range(40):
         match chance.choice(["publish"] * 8 + ["complete", "back", "restart"]):
@@ -50,11 +50,11 @@ def test_keyframes_and_skips_of_an_eventful_run_are_right(
                 parent = chance.choice(known)
                 epoch = trained.open(parent, "rollback")
                 trained.back_to(parent)
-                keeper = keep(trained.store, epoch=epoch, **settings)
+                compactor = keep(trained.store, epoch=epoch, **settings)
             case _:  # it restarts
-                keeper = keep(trained.store, epoch=epoch, **settings)
+                compactor = keep(trained.store, epoch=epoch, **settings)
         if chance.random() < 0.7:
-            assert keeper.run_round().failures == ()
+            assert compactor.run_round().failures == ()
             checked += check(trained, tmp_path / "reader")
     assert checked
 

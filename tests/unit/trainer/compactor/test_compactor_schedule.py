@@ -89,7 +89,7 @@ def test_what_keeps_a_keyframe_from_being_written_is_said() -> None:
     )
 
 
-def test_a_keeper_that_does_not_answer_is_noticed_by_what_was_published_meanwhile() -> None:
+def test_a_compactor_that_does_not_answer_is_noticed_by_what_was_published_meanwhile() -> None:
     seen = report(of(versions=10))
     assert describe_overdue(seen, newest=198, first=0, versions=100) == ""
     assert "the compactor does not answer" in describe_overdue(

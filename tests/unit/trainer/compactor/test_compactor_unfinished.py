@@ -13,7 +13,7 @@ from etude.common.errors import StoreError
 from etude.common.weights.protocol.retention import ORPHAN_S
 from etude.trainer.compactor.unfinished_uploads import delete_unfinished_uploads
 
-MakeKeeper = Callable[..., Any]
+MakeCompactor = Callable[..., Any]
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def aged(file: Path, *, by_s: float) -> None:
     os.utime(file, (then, then))
 
 
-def test_a_keeper_deletes_what_nobody_writes_any_more(
-    trained: Any, keep: MakeKeeper, folder: Path
+def test_a_compactor_deletes_what_nobody_writes_any_more(
+    trained: Any, keep: MakeCompactor, folder: Path
 ) -> None:
     store = open_store(f"file://{quote(str(folder))}")
     policy = type(trained)(store)
@@ -39,12 +39,12 @@ def test_a_keeper_deletes_what_nobody_writes_any_more(
     left.write_bytes(whole.read_bytes()[:100])
     under_way = whole.with_name(whole.name + "#22")
     under_way.write_bytes(b"half")
-    keeper = keep(store)
-    assert keeper.run_round().failures == ()
+    compactor = keep(store)
+    assert compactor.run_round().failures == ()
     assert left.exists()
     aged(left, by_s=2 * ORPHAN_S)
     policy.publish(1)
-    assert keeper.run_round().failures == ()
+    assert compactor.run_round().failures == ()
     assert not left.exists()
     assert under_way.exists()
     assert whole.exists()

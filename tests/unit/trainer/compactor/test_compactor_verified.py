@@ -1,4 +1,4 @@
-"""What a keeper leaves of a run is proved sound, and damage in it is still found."""
+"""What a compactor leaves of a run is proved sound, and damage in it is still found."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 
-MakeKeeper = Callable[..., Any]
+MakeCompactor = Callable[..., Any]
 
 KEYFRAME = VersionId(1, 12)
 HEADLESS = [VersionId(1, 10), VersionId(1, 11)]
@@ -19,12 +19,12 @@ HEADLESS = [VersionId(1, 10), VersionId(1, 11)]
 
 
 @pytest.fixture
-def collected(trained: Any, keep: MakeKeeper) -> MemoryStore:
+def collected(trained: Any, keep: MakeCompactor) -> MemoryStore:
     store: MemoryStore = trained.store
-    keeper = keep(store, every=4, retainVersions=3, retainKeyframes=1)
+    compactor = keep(store, every=4, retainVersions=3, retainKeyframes=1)
     for number in range(1, 13):
         trained.publish(number)
-        assert keeper.run_round().failures == ()
+        assert compactor.run_round().failures == ()
     assert take_listing(store).keyframes.keys() == {KEYFRAME}
     return store
 

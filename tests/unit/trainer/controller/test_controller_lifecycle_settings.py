@@ -64,13 +64,13 @@ def inputs(world: Any, tmp_path: Path) -> Inputs:
     return Inputs(world.store, tmp_path, world.chat, TaskSets(orders={}, evaluations={}))
 
 
-def test_learners_and_the_keeper_have_the_settings_of_the_run(
+def test_learners_and_the_compactor_have_the_settings_of_the_run(
     settings: Settings, resolved: ResolvedRun, inputs: Inputs
 ) -> None:
     (learner,) = lifecycle._learner_configs(settings, resolved, inputs)
     assert learner.weights == resolved.spec.weights
-    keeper = lifecycle._compactor_config(settings, resolved, 7)
-    assert (keeper.weights, keeper.epoch) == (resolved.spec.weights, 7)
+    compactor = lifecycle._compactor_config(settings, resolved, 7)
+    assert (compactor.weights, compactor.epoch) == (resolved.spec.weights, 7)
 
 
 def test_rollouts_wait_for_engines_as_long_as_an_engine_may_take(

@@ -108,7 +108,7 @@ async def test_versions_whose_base_is_refused_are_published_complete(
 
 
 class CutOff(CompactorClient):
-    """A keeper that never gets on, whatever is published."""
+    """A compactor that never gets on, whatever is published."""
 
     report = CompactorReport(
         chain=EMPTY,

@@ -1,4 +1,4 @@
-"""A run with its keeper: short chains, little in the store, and no step that waits for it."""
+"""A run with its compactor: short chains, little in the store, and no step that waits for it."""
 
 import asyncio
 import json
@@ -89,7 +89,7 @@ def report_of(
 
 @dataclass
 class Broken(CompactorClient):
-    """A keeper whose process dies at every round."""
+    """A compactor whose process dies at every round."""
 
     rounds: int = 0
 
@@ -99,7 +99,7 @@ class Broken(CompactorClient):
         raise ConnectionError("the actor died")
 
 
-async def test_a_dead_keeper_is_reported_and_stops_nothing(
+async def test_a_dead_compactor_is_reported_and_stops_nothing(
     make_world: MakeWorld, uninterrupted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "TICK_S", 0.0)
@@ -138,7 +138,7 @@ async def test_a_store_that_is_away_is_said_before_a_late_keyframe(make_world: M
 
 @dataclass
 class Unlucky(CompactorClient):
-    """A keeper that comes to one version only after the store damaged it."""
+    """A compactor that comes to one version only after the store damaged it."""
 
     keeping: CompactorClient
     store: Any
@@ -170,7 +170,7 @@ async def test_a_version_that_nobody_can_read_any_more_is_followed_by_a_complete
         step = run.learners.policy_step
 
         async def slowly(batch: PolicyBatch) -> StepResult:
-            await run.publishing.compaction.run_round()  # the keeper sees every version
+            await run.publishing.compaction.run_round()  # the compactor sees every version
             return await step(batch)
 
         monkeypatch.setattr(run.learners, "policy_step", slowly)
@@ -203,7 +203,7 @@ def test_a_complete_version_that_does_not_help_is_not_followed_by_one_after_the_
     assert asked == [1, 102, 203, 304]
 
 
-def test_what_the_keeper_did_not_see_yet_may_have_mended_the_chain() -> None:
+def test_what_the_compactor_did_not_see_yet_may_have_mended_the_chain() -> None:
     mine = over(Counting())
     mine.last = report_of(EMPTY, CompactorFailure("follow", "blake3"), cut_off_at=VersionId(1, 7))
     assert mine.chain_break()
@@ -254,7 +254,7 @@ async def ran_until_fenced(keeping: Counting, upkeep: CompactionMonitor) -> "asy
     return task
 
 
-async def test_a_fenced_keeper_is_not_asked_again_until_its_controller_opens_an_epoch(
+async def test_a_fenced_compactor_is_not_asked_again_until_its_controller_opens_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compaction, "TICK_S", 0.0)

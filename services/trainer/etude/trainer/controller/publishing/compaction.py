@@ -75,7 +75,7 @@ class CompactionMonitor:
             raise
         except Exception as error:
             log.warning("the compactor failed", exc_info=error)
-            metrics.KEEPER_FAILURES.labels(stage="round").inc()
+            metrics.COMPACTOR_FAILURES.labels(stage="round").inc()
             self.problem = f"{type(error).__name__}: {str(error)[:512]}"
             return False
         self.problem, self.last = "", report
@@ -121,4 +121,4 @@ def _count(report: CompactorReport) -> None:
         metrics.FOLDED_BYTES.labels(kind=written.kind).inc(written.num_bytes)
         metrics.FOLDED.labels(kind=written.kind).observe(written.seconds)
     for failure in report.failures:
-        metrics.KEEPER_FAILURES.labels(stage=failure.stage).inc()
+        metrics.COMPACTOR_FAILURES.labels(stage=failure.stage).inc()
