@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.common.api.run.spec import Storage
+from etude.common.api.storage import Storage
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.leases import Leases
 from etude.trainer.rollouts.protocol import WorkerConfig
