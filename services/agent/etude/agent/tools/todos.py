@@ -17,7 +17,7 @@ _NOTE = "todos"
 
 
 class TodoStatus(StrEnum):
-    """How far a todo is."""
+    """Progress of a todo."""
 
     PENDING = "pending"
     IN_PROGRESS = "in_progress"

@@ -54,15 +54,9 @@ class LiveWords(Protocol[_Found]):
     def undo(self, prepared: _Found) -> bool: ...
 
 
-class PendingChange(Protocol):
+class PendingChange(GatheredChange, Protocol):
     """The change from the live version to the next."""
 
-    @property
-    def digest(self) -> Digest: ...
-    @property
-    def changed(self) -> int: ...
-    @property
-    def num_bytes(self) -> int: ...
     def write(self) -> bool: ...
     def undo(self) -> bool: ...
 
@@ -76,17 +70,14 @@ class UndoableChange(Generic[_Found]):
 
     @property
     def digest(self) -> Digest:
-        """Its difference to the state digest."""
         return self.prepared.digest
 
     @property
     def changed(self) -> int:
-        """Counted elements that change."""
         return self.prepared.changed
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it holds."""
         return self.prepared.num_bytes
 
     def write(self) -> bool:
