@@ -35,7 +35,7 @@ def test_an_operator_whose_api_server_is_away_ends_when_it_is_told_to(tmp_path: 
     ) as operator:
         assert operator.stderr is not None
         # It asks for what there is, and nobody answers.
-        assert any("again in" in line for line in operator.stderr)
+        assert any("retries in" in line for line in operator.stderr)
         operator.terminate()
         assert operator.wait(timeout=60) == 0
         assert "stopped" in operator.stderr.read()

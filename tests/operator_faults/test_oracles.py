@@ -9,7 +9,7 @@ RAISED = "Traceback (most recent call last):"
 
 
 def test_errors_of_ours_and_what_anybody_raises_are_complaints() -> None:
-    error = f"{TIME} ERROR etude.operator.controller.operator RLRun demo: again in 1.0 s"
+    error = f"{TIME} ERROR etude.operator.controller.operator RLRun demo: retries in 1.0 s"
     lines = [f"{TIME} WARNING etude.operator.controller.operator x", error, RAISED, "ValueError: x"]
     assert oracles.complaints("\n".join(lines)) == [error, RAISED]
     lines = [f"{TIME} ERROR asyncio Task exception was never retrieved", RAISED, "OSError"]

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 from etude.common.errors import EtudeError, Problem
 from etude.operator.controller.leader_election import RETRY_S
+from etude.operator.kind_registry import KINDS
 from etude.operator.kube.interface import ClusterError
 from etude.operator.kube.leases import KubernetesLeaseStore, LeaderLease, LeaseStore
 from etude.operator.kube.rest import RestClient, parse_read_reply, path_of
-from etude.operator.manifests import OWN_KINDS
 from etude.operator.settings import Settings
 
 REASON = "NotInstalled"
@@ -26,9 +26,9 @@ async def find_problems(
     rest: RestClient, leases: LeaseStore, settings: Settings, probe: tuple[str, int]
 ) -> AsyncIterator[Problem]:
     """All failed checks, each with a suggested fix."""
-    for kind in OWN_KINDS:
+    for kind in KINDS:
         for namespace in settings.namespaces or ("",):
-            problem = await served_problem(rest, kind, namespace)
+            problem = await served_problem(rest, kind.name, namespace)
             if problem is not None:
                 yield problem
     for found in (
@@ -125,7 +125,8 @@ def main() -> None:
         raise SystemExit(f"{error}") from error
     if found:
         raise SystemExit("\n".join(problem.text() for problem in found))
-    sys.stdout.write(f"{', '.join(OWN_KINDS)} are served, and an operator leads and answers\n")
+    kinds = ", ".join(kind.name for kind in KINDS)
+    sys.stdout.write(f"{kinds} are served, and an operator leads and answers\n")
 
 
 if __name__ == "__main__":
