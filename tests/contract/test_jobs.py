@@ -172,12 +172,12 @@ async def test_jobs_of_a_folder_are_known_to_a_successor(tmp_path: Path) -> None
         successor = FolderJobs(made.folder, made.launch)
         assert ended(await successor.state(done)) == (3, 6, "")
         assert await printed(successor, done) == b"hello\n"
-        assert not successor.is_whole
+        assert not successor.is_intact
         with pytest.raises(SandboxError, match="was running when the host process ended"):
             await successor.state(cut_off)
         successor.end_lost()
         assert ended(await successor.state(cut_off)) == (128 + 9, 3, "")
-        assert FolderJobs(made.folder, made.launch).is_whole
+        assert FolderJobs(made.folder, made.launch).is_intact
         assert await successor.start("true", timeout_s=None) == cut_off + 1
         await successor.close()
 

@@ -64,7 +64,7 @@ async def test_each_machine_is_a_user_of_its_own_without_a_network(states: State
     assert owner(one.pid) != owner(other.pid)
     assert 0 not in (*owner(one.pid), *owner(other.pid))
     assert network(one.pid) == network(other.pid) != network("self")
-    root = one.cell.root.stat()
+    root = one.jail.root.stat()
     assert (root.st_uid, root.st_gid) == owner(one.pid)
     assert one.folder.stat().st_mode & 0o077 == 0
 
@@ -72,7 +72,7 @@ async def test_each_machine_is_a_user_of_its_own_without_a_network(states: State
 async def test_what_machines_share_none_of_them_can_change(states: States) -> None:
     vm = monitor(await states.begun("one"))
     for name in (api_requests.MEMORY, api_requests.STATE, api_requests.ROOT):
-        found = (vm.cell.root / name).stat()
+        found = (vm.jail.root / name).stat()
         assert (found.st_uid, found.st_mode & 0o777) == (0, 0o444)
     await vm.freeze()
     with pytest.raises(VmmError, match="Permission denied"):
@@ -81,14 +81,14 @@ async def test_what_machines_share_none_of_them_can_change(states: States) -> No
 
 async def test_a_name_in_the_jail_that_leads_out_of_it_is_not_followed(states: States) -> None:
     vm = monitor(await states.begun("one"))
-    for name, target in {"file": "/etc/passwd", "socket": str(vm.cell.root / jail.API)}.items():
-        (vm.cell.root / name).symlink_to(target)
+    for name, target in {"file": "/etc/passwd", "socket": str(vm.jail.root / jail.API)}.items():
+        (vm.jail.root / name).symlink_to(target)
     with pytest.raises(VmmError):
-        jail.open_file(vm.cell, "file")
+        jail.open_file(vm.jail, "file")
     with pytest.raises(VmmError):
-        jail.dial(vm.cell, "socket")
+        jail.dial(vm.jail, "socket")
     with pytest.raises(VmmError, match="size"):
-        jail.open_file(vm.cell, api_requests.MEMORY, size_bytes=1)
+        jail.open_file(vm.jail, api_requests.MEMORY, size_bytes=1)
 
 
 async def test_a_machine_that_dies_is_a_fault_of_the_platform(states: States) -> None:

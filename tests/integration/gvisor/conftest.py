@@ -31,7 +31,7 @@ def started(image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def driver(started: GvisorDriver) -> Iterator[GvisorDriver]:
-    started._places = asyncio.Semaphore(2)
+    started._slots = asyncio.Semaphore(2)
     yield started
     for folder in started.leases.iterdir():
         folders.remove_folder(folder)

@@ -214,7 +214,7 @@ async def test_snapshots_wait_for_the_turn_that_runs(make_node: MakeNode, order:
     node.driver.gate = asyncio.Event()
     test = call("2", "run_terminal", command="pytest -q")
     turn = asyncio.create_task(said(environment, call("1", "search_replace", **FIX), test))
-    await node.driver.begun.wait()
+    await node.driver.command_started.wait()
     snapshot = asyncio.create_task(node.states.snapshot(environment, "s", with_memory=False))
     await asyncio.sleep(0)
     assert not snapshot.done()

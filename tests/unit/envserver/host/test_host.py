@@ -138,7 +138,7 @@ async def test_a_turn_runs_to_its_end_when_its_caller_leaves(
     environment = await opened(node, order)
     asked = call("1", "run_terminal", command="pytest -q")
     impatient = asyncio.create_task(environment.run_turn([asked]))
-    await node.driver.begun.wait()
+    await node.driver.command_started.wait()
     impatient.cancel()
     with pytest.raises(asyncio.CancelledError):
         await impatient
@@ -157,7 +157,7 @@ async def test_a_lease_that_ends_ends_its_turn(make_node: MakeNode, order: Order
     node.driver.gate = asyncio.Event()
     environment = await opened(node, order)
     turn = asyncio.create_task(said(environment, call("1", "run_terminal", command="x")))
-    await node.driver.begun.wait()
+    await node.driver.command_started.wait()
 
     await node.close(["a"])
 

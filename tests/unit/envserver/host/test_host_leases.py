@@ -170,7 +170,7 @@ async def test_a_turn_that_was_cut_off_without_a_trace_is_run_again(
     dead.driver.gate = asyncio.Event()
     test = call("1", "run_terminal", command="pytest -q")
     cut_off = asyncio.create_task(said(environment, test))
-    await dead.driver.begun.wait()
+    await dead.driver.command_started.wait()
 
     node = make_node()
     assert await node.take_over() == (1, 0)
@@ -187,7 +187,7 @@ async def test_a_turn_that_was_cut_off_in_the_middle_of_a_change_loses_its_lease
     dead.driver.gate = asyncio.Event()
     calls = call("1", "search_replace", **FIX), call("2", "run_terminal", command="pytest -q")
     cut_off = asyncio.create_task(said(environment, *calls))
-    await dead.driver.begun.wait()
+    await dead.driver.command_started.wait()
 
     node = make_node()
     assert await node.take_over() == (0, 1)

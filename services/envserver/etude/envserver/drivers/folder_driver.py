@@ -171,7 +171,7 @@ class FolderSandbox(Sandbox):
     @property
     @override
     def is_intact(self) -> bool:
-        return self._jobs is None or self._jobs.is_whole
+        return self._jobs is None or self._jobs.is_intact
 
     @override
     async def close(self) -> None:

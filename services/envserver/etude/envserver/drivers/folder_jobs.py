@@ -75,7 +75,7 @@ class FolderJobs(Jobs):
         return bool(self._running())
 
     @property
-    def is_whole(self) -> bool:
+    def is_intact(self) -> bool:
         """True if no job was lost with an earlier process."""
         return not any(job.lost for job in self._all.values())
 

@@ -37,7 +37,7 @@ class MemoryDriver(FolderDriver):
     commands: list[str] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """Commands wait for this event."""
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    command_started: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by each command."""
 
     @override
@@ -51,7 +51,7 @@ class MemoryDriver(FolderDriver):
     @override
     async def run(self, command: FolderCommand) -> CommandOutcome:
         self.commands.append(command.command)
-        self.begun.set()
+        self.command_started.set()
         if self.gate is not None:
             await self.gate.wait()
         return self.answer(command)

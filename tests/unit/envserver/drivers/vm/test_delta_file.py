@@ -90,7 +90,7 @@ def test_a_file_that_has_proved_whole_is_not_read_again_before_it_is_written_to(
 ) -> None:
     path, proven = tmp_path / "delta", delta_file.VerifiedFiles()
     path.write_bytes(saved.read_bytes())
-    delta_file.load(path, key=KEY, template=TEMPLATE, proven=proven).close()
+    delta_file.load(path, key=KEY, template=TEMPLATE, verified=proven).close()
     (tmp_path / "fork").hardlink_to(path)
     about = (tmp_path / "fork").stat()
     assert proven.is_verified(about, bytes.fromhex(delta_file.digest(path)))
@@ -101,4 +101,4 @@ def test_a_file_that_has_proved_whole_is_not_read_again_before_it_is_written_to(
     path.write_bytes(damaged)
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns + 1))
     with pytest.raises(IntegrityError):
-        delta_file.load(path, key=KEY, template=TEMPLATE, proven=proven)
+        delta_file.load(path, key=KEY, template=TEMPLATE, verified=proven)

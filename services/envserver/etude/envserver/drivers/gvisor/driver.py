@@ -108,7 +108,7 @@ class GvisorDriver(Driver):
     _runsc: RunscClient = field(init=False)
     _roots: dict[str, Path] = field(default_factory=dict)
     """Unpacked roots, by the template's name."""
-    _places: asyncio.Semaphore = field(
+    _slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(2 * (os.cpu_count() or 1))
     )
     _lock: int = -1
@@ -151,7 +151,7 @@ class GvisorDriver(Driver):
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
         begin = partial(self._begin, template)
-        factory = ContainerFactory(runsc=self._runsc, begin=begin, slots=self._places)
+        factory = ContainerFactory(runsc=self._runsc, begin=begin, slots=self._slots)
         return GvisorSandbox(folder, runner, factory)
 
     @override
@@ -172,7 +172,7 @@ class GvisorDriver(Driver):
         root = self._roots.get(template)
         if root is None:
             raise RunscError(f"template {template!r} was not unpacked")
-        async with self._places:
+        async with self._slots:
             return await GvisorContainer.start(
                 self._runsc, folder, root, memory_mib=self.memory_mib
             )

@@ -80,12 +80,12 @@ class ProcessDriver(FolderDriver):
     _ready: asyncio.Future[None] | None = None
     _next_id: int = 0
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _places: asyncio.Semaphore = field(init=False)
+    _slots: asyncio.Semaphore = field(init=False)
     _doors: EgressListeners = field(default_factory=EgressListeners)
 
     def __post_init__(self) -> None:
         self.leases = self.scratch / "leases"
-        self._places = asyncio.Semaphore(_COMMANDS_PER_CORE * (os.cpu_count() or 1))
+        self._slots = asyncio.Semaphore(_COMMANDS_PER_CORE * (os.cpu_count() or 1))
 
     @override
     def owner(self) -> Owner:
@@ -155,7 +155,7 @@ class ProcessDriver(FolderDriver):
             >= sandbox_layout.MAX_COMMAND_BYTES
         ):
             return _TOO_LONG
-        async with self._places:
+        async with self._slots:
             await self.start()
             return await self._run(command)
 

@@ -78,7 +78,9 @@ def save(delta: VmDelta, path: Path, *, key: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def load(path: Path, *, key: bytes, template: str, proven: VerifiedFiles | None = None) -> VmDelta:
+def load(
+    path: Path, *, key: bytes, template: str, verified: VerifiedFiles | None = None
+) -> VmDelta:
     """Load a delta that this host wrote for this template. Call it on a thread.
 
     Raises:
@@ -96,14 +98,14 @@ def load(path: Path, *, key: bytes, template: str, proven: VerifiedFiles | None 
         if about.st_size != HEADER_BYTES + size:
             raise IntegrityError(f"{path}: is truncated, or longer than it was")
         said = head[len(_MAGIC) :][:_CODE_BYTES]
-        if proven is None or not proven.is_verified(about, said):
+        if verified is None or not verified.is_verified(about, said):
             code = blake3(header, key=key)
             for part in _parts(descriptor, HEADER_BYTES, size):
                 code.update(part)
             if not hmac.compare_digest(code.digest(), said):
                 raise IntegrityError(f"{path}: was not written by this host")
-            if proven is not None:
-                proven.add(about, said)
+            if verified is not None:
+                verified.add(about, said)
         if found != bytes.fromhex(template):
             raise IntegrityError(f"{path}: is of template {found.hex()}, not {template}")
         opened.pop_all()

@@ -57,7 +57,7 @@ async def prepare_template(
 
 async def start_clone(
     shell: Vmm,
-    base: VmTemplate,
+    template: VmTemplate,
     *,
     name: str,
     saved: VmDelta | None = None,
@@ -67,7 +67,7 @@ async def start_clone(
 
     Args:
         shell: the idle VMM.
-        base: its template.
+        template: its template.
         name: its environment's id and host name.
         saved: the state to restore; None restores the template's.
         generation: above 1 it resumes and keeps its host name and machine id.
@@ -77,7 +77,7 @@ async def start_clone(
     """
     identity = _new_identity(name, generation=generation)
     try:
-        found = await _restore_and_run(shell, base, saved)
+        found = await _restore_and_run(shell, template, saved)
         await found.channel.sync(identity)
     except GuestLostError as error:
         error.add_note(await shell.console())
@@ -89,15 +89,17 @@ async def start_clone(
     return replace(found, identity=identity)
 
 
-async def start_paused_clone(shell: Vmm, base: VmTemplate) -> GuestVm:
+async def start_paused_clone(shell: Vmm, template: VmTemplate) -> GuestVm:
     """Turn an idle VMM into a paused clone: it has answered once, has no identity, and is frozen.
 
     The first execution of guest code is translated and costs ten times as much; here it is done.
     """
-    return await _start_frozen(shell, base, None, _read_file(_READ_LIMIT_S), name="paused")
+    return await _start_frozen(shell, template, None, _read_file(_READ_LIMIT_S), name="paused")
 
 
-async def start_fork_parent(shell: Vmm, base: VmTemplate, saved: VmDelta | None = None) -> GuestVm:
+async def start_fork_parent(
+    shell: Vmm, template: VmTemplate, saved: VmDelta | None = None
+) -> GuestVm:
     """Turn an idle VMM into a warmed-up, frozen clone without identity, the parent of child VMs.
 
     Raises:
@@ -105,19 +107,19 @@ async def start_fork_parent(shell: Vmm, base: VmTemplate, saved: VmDelta | None 
     """
     does = warm_up_jit if saved is None else _read_file(_SAVED_LIMIT_S)
     try:
-        return await _start_frozen(shell, base, saved, does, name="rehearsal")
+        return await _start_frozen(shell, template, saved, does, name="rehearsal")
     except WorkspaceError as error:
         raise VmmError(f"JIT warm-up failed: {error}") from error
 
 
-async def start_child(part: Vmm, *, name: str, generation: int = 1) -> GuestVm:
+async def start_child(child: Vmm, *, name: str, generation: int = 1) -> GuestVm:
     """Resume a child VM under its own identity; it is destroyed on failure."""
     identity = _new_identity(name, generation=generation)
     try:
-        found = await _run_frozen(part)
+        found = await _run_frozen(child)
         await found.channel.sync(identity)
     except BaseException:
-        await part.destroy()
+        await child.destroy()
         raise
     return replace(found, identity=identity)
 
@@ -134,11 +136,11 @@ async def resume_paused_clone(waiting: GuestVm, *, name: str) -> GuestVm:
     return replace(waiting, identity=identity)
 
 
-async def adopt_guest(found: Vmm, *, name: str, generation: int, is_stopped: bool) -> GuestVm:
+async def adopt_guest(vmm: Vmm, *, name: str, generation: int, is_stopped: bool) -> GuestVm:
     """Connect to the guest of an adopted VM. A frozen one is not resumed."""
     token = secrets.token_bytes(_TOKEN_BYTES)
     identity = GuestIdentity(env_id=name, token=token, generation=generation)
-    guest = GuestVm(found, await connect_agent(found), identity, is_connected=False)
+    guest = GuestVm(vmm, await connect_agent(vmm), identity, is_connected=False)
     if is_stopped:
         return guest
     try:

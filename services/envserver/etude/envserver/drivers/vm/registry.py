@@ -96,9 +96,9 @@ class VmRegistry:
     """VMs of one scratch folder."""
 
     scratch: Path
-    places: VmFolders | None = None
+    folders: VmFolders | None = None
     """Process discovery of another kind of VMM, if it has one."""
-    _places: VmFolders = field(init=False)
+    _folders: VmFolders = field(init=False)
     _key: bytes | None = None
     _lock: int = -1
     _left: dict[Path, VmRecord] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class VmRegistry:
     _sweeper: "asyncio.Task[None] | None" = None
 
     def __post_init__(self) -> None:
-        self._places = self.places or VmFolders(scratch=self.scratch)
+        self._folders = self.folders or VmFolders(scratch=self.scratch)
 
     @property
     def templates(self) -> Path:
@@ -135,10 +135,10 @@ class VmRegistry:
         """
         if self._lock >= 0:
             return
-        self._places.leases.mkdir(parents=True, exist_ok=True)
+        self._folders.leases.mkdir(parents=True, exist_ok=True)
         self._lock = await scratch_folder.lock_scratch(self.scratch)
         self._key = _load_key(self.scratch / "key")
-        self._left = await asyncio.to_thread(vmm_processes.reap_at_start, self._places)
+        self._left = await asyncio.to_thread(vmm_processes.reap_at_start, self._folders)
 
     def memory_sharers(self) -> dict[str, list[int]]:
         """List processes of adoptable VMs that share a template's memory, by template address."""
@@ -186,7 +186,7 @@ class VmRegistry:
         for folder in unwanted:
             await self._adopted.pop(folder).destroy()
         num_ended = len(unwanted)
-        num_ended += await asyncio.to_thread(_end_orphans, self._places, least_age_s)
+        num_ended += await asyncio.to_thread(_end_orphans, self._folders, least_age_s)
         if num_ended:
             log.warning("ended %d orphaned VMs", num_ended)
         return num_ended

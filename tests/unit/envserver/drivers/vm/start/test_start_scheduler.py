@@ -87,7 +87,7 @@ async def test_a_budget_that_is_spent_comes_back_with_time() -> None:
 
 
 async def test_places_are_given_in_order_and_come_back_from_whoever_went() -> None:
-    places, order = RunSlots(1, patience_s=60), []
+    places, order = RunSlots(1, wait_limit_s=60), []
 
     async def run(number: int) -> None:
         await places.take()
@@ -105,7 +105,7 @@ async def test_places_are_given_in_order_and_come_back_from_whoever_went() -> No
 
 
 async def test_a_place_that_came_as_its_waiter_went_is_the_next_ones() -> None:
-    places = RunSlots(1, patience_s=60)
+    places = RunSlots(1, wait_limit_s=60)
     await places.take()
     first, second = (asyncio.create_task(places.take()) for _ in range(2))
     await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def test_a_place_that_came_as_its_waiter_went_is_the_next_ones() -> None:
 
 
 async def test_who_waits_too_long_for_a_long_command_runs_beside_it() -> None:
-    places = RunSlots(1, patience_s=0.01)
+    places = RunSlots(1, wait_limit_s=0.01)
     await places.take()
     await places.take()
     assert places.taken == 2

@@ -28,9 +28,9 @@ def request() -> GuestRequest:
 async def resting(
     machine: ScriptedSleeper, patience: IdleTimeouts = HASTY, places: RunSlots | None = None
 ) -> AutoSuspendingVm:
-    places = places or RunSlots(4, patience_s=60)
+    places = places or RunSlots(4, wait_limit_s=60)
     await places.take()
-    return AutoSuspendingVm(machine, places, patience=patience)
+    return AutoSuspendingVm(machine, places, timeouts=patience)
 
 
 async def becomes(guest: AutoSuspendingVm, state: PowerState) -> None:
@@ -42,7 +42,7 @@ async def becomes(guest: AutoSuspendingVm, state: PowerState) -> None:
 @pytest.mark.parametrize("seed", range(60))
 async def test_calls_are_answered_whatever_the_machine_does_meanwhile(seed: int) -> None:
     dice = random.Random(seed)
-    machine, places = ScriptedSleeper(dice), RunSlots(1, patience_s=60)
+    machine, places = ScriptedSleeper(dice), RunSlots(1, wait_limit_s=60)
     guest = await resting(machine, places=places)
 
     async def caller() -> None:
@@ -103,7 +103,7 @@ async def test_failures_are_told_to_who_waits_and_nobody_waits_for_ever(seed: in
 @pytest.mark.parametrize("seed", range(30))
 async def test_an_end_in_the_middle_of_anything_is_the_end(seed: int) -> None:
     dice = random.Random(seed)
-    machine, places = ScriptedSleeper(dice), RunSlots(1, patience_s=60)
+    machine, places = ScriptedSleeper(dice), RunSlots(1, wait_limit_s=60)
     guest = await resting(machine, places=places)
     callers = [asyncio.create_task(guest.call(request())) for _ in range(3)]
     for _ in range(dice.randrange(30)):
@@ -192,10 +192,10 @@ async def test_the_clock_is_set_for_who_stood_still_for_long() -> None:
 
 
 async def test_a_machine_waits_for_a_place_before_it_runs() -> None:
-    places = RunSlots(1, patience_s=60)
+    places = RunSlots(1, wait_limit_s=60)
     one, other = ScriptedSleeper(), ScriptedSleeper()
     first = await resting(one, NEVER, places)
-    second = AutoSuspendingVm(other, places, state=PowerState.SAVED, patience=NEVER)
+    second = AutoSuspendingVm(other, places, state=PowerState.SAVED, timeouts=NEVER)
     other.where = "saved"
     call = asyncio.create_task(second.call(request()))
     for _ in range(100):

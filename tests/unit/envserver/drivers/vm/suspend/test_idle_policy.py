@@ -25,7 +25,7 @@ def idlenesses(draw: st.DrawFn) -> Idleness:
         state=draw(st.sampled_from([*PowerState])),
         num_calls=draw(st.integers(0, 3)),
         num_jobs=draw(st.integers(0, 2)),
-        quiet_s=draw(times),
+        last_call_s=draw(times),
         frozen_s=draw(times),
         stopped_s=draw(times),
     )
@@ -51,7 +51,7 @@ def test_nothing_is_done_twice_at_a_time_nor_after_the_end(seen: Idleness, now_s
 def test_a_guest_that_nobody_calls_ends_on_the_disk(
     state: PowerState, num_jobs: int, quiet_s: float, now_s: float
 ) -> None:
-    seen = Idleness(state=state, num_jobs=num_jobs, quiet_s=quiet_s)
+    seen = Idleness(state=state, num_jobs=num_jobs, last_call_s=quiet_s)
     steps, asked = [], 0
     while (due := seen.next_step(PATIENCE, now_s=now_s)) != DueStep():
         asked += 1
@@ -68,7 +68,7 @@ def test_a_guest_that_nobody_calls_ends_on_the_disk(
 
 
 def test_the_limits_are_those_that_were_promised() -> None:
-    seen = Idleness(quiet_s=100.0)
+    seen = Idleness(last_call_s=100.0)
     assert seen.next_step(PATIENCE, now_s=100.049).step is None
     assert seen.next_step(PATIENCE, now_s=100.051).step is PowerStep.FREEZE
     with_job = replace(seen, num_jobs=1)
@@ -102,7 +102,7 @@ def test_what_is_lost_by_a_failure_is_what_was_in_memory_alone(
 
 
 def test_a_guest_that_was_woken_for_somebody_who_left_is_given_time_before_it_stops() -> None:
-    seen = Idleness(state=PowerState.SAVED, quiet_s=0.0).begin_call()
+    seen = Idleness(state=PowerState.SAVED, last_call_s=0.0).begin_call()
     seen = (
         seen.begin_step(PowerStep.RESTORE)
         .end_call(now_s=1.0)

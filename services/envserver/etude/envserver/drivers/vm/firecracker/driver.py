@@ -78,8 +78,8 @@ class FirecrackerDriver(VmDriver):
             compat_key=key,
             machine=self.machine,
             folder=kept.folder_of(key),
-            ground=ground,
-            users=users,
+            context=ground,
+            uids=users,
         )
 
     async def _boot(

@@ -62,13 +62,13 @@ class FirecrackerTemplate(VmTemplate):
     machine: FirecrackerConfig
     folder: Path
     """Folder of its immutable files."""
-    ground: HostContext
-    users: UidPool
+    context: HostContext
+    uids: UidPool
 
     @override
     async def spawn(self, folder: Path, jail: Jail) -> FirecrackerVm:
         return await start_vmm(
-            self.machine, self.ground, self.users, folder=folder, template=self.address
+            self.machine, self.context, self.uids, folder=folder, template=self.address
         )
 
     @override
@@ -104,10 +104,10 @@ class FirecrackerTemplate(VmTemplate):
     @override
     async def adopt(self, folder: Path, process: ProcessId) -> FirecrackerVm:
         """Adopt a VMM that an earlier process of this host started; its guest runs."""
-        found = await vm.adopt(self.machine, self.ground.programs, folder, process)
+        found = await vm.adopt(self.machine, self.context.programs, folder, process)
         noted = vm_record.load(folder)
         if noted is not None:
-            _release_at_exit(found, self.users, noted.uid)
+            _release_at_exit(found, self.uids, noted.uid)
         try:
             # A frozen guest accepts no connections.
             await found.thaw()
@@ -123,7 +123,7 @@ class FirecrackerTemplate(VmTemplate):
     def _add_files(self, found: FirecrackerVm, saved: VmDelta | None) -> None:
         if saved is not None and saved.template != self.address:
             raise VmmError(f"the delta is of template {saved.template}, not {self.address}")
-        cell = found.cell
+        cell = found.jail
         jail.add_file(cell, ROOT, self.folder / ROOT)
         if saved is None:
             jail.add_file(cell, MEMORY, self.folder / MEMORY)
@@ -146,7 +146,7 @@ class FirecrackerTemplate(VmTemplate):
         diffs = PendingDiffs(found.folder)
         with crossing(VmmError, f"VM {found.pid} cannot be saved"):
             if len(diffs.pending()) >= MAX_PENDING:
-                os.close(_merge_diffs(found.cell, self.machine.memory_bytes))
+                os.close(_merge_diffs(found.jail, self.machine.memory_bytes))
             return diffs.add()
 
     def _packed(self, found: FirecrackerVm, name: str, pause_s: float) -> VmDelta:
@@ -157,7 +157,7 @@ class FirecrackerTemplate(VmTemplate):
         """
         try:
             with contextlib.ExitStack() as stack:
-                changed = _merge_diffs(found.cell, self.machine.memory_bytes, name)
+                changed = _merge_diffs(found.jail, self.machine.memory_bytes, name)
                 stack.callback(os.close, changed)
                 state = _state(found, _SAVED)
                 stream = sealed_files.create_sealed(
@@ -196,7 +196,7 @@ async def start_vmm(
 
 def _release_at_exit(found: FirecrackerVm, users: UidPool, uid: int) -> None:
     """Free its user id and remove its control group once it has ended."""
-    group, vm_id = found.programs.firecracker.name, found.cell.vm_id
+    group, vm_id = found.programs.firecracker.name, found.jail.vm_id
 
     def ended() -> None:
         users.give(uid)
@@ -220,7 +220,7 @@ async def boot_template(
             api_requests.INITRAMFS: image.initramfs,
             ROOT: image.root,
         }.items():
-            await asyncio.to_thread(jail.add_file, running.cell, name, source)
+            await asyncio.to_thread(jail.add_file, running.jail, name, source)
         for put in api_requests.boot(running.machine):
             await running.api.put(*put)
         await prepare_template(await _first_connection(running), warm_up)
@@ -267,7 +267,7 @@ async def _first_connection(running: FirecrackerVm) -> GuestChannel:
 
 def _copy_files(running: FirecrackerVm, image: BuiltImage, target: Path) -> None:
     size = running.machine.memory_bytes
-    found = jail.open_file(running.cell, MEMORY, size_bytes=size)
+    found = jail.open_file(running.jail, MEMORY, size_bytes=size)
     try:
         memory_files.copy_sparse(found, target / MEMORY)
     finally:
@@ -279,7 +279,7 @@ def _copy_files(running: FirecrackerVm, image: BuiltImage, target: Path) -> None
 
 
 def _state(found: FirecrackerVm, name: str) -> bytes:
-    descriptor = jail.open_file(found.cell, name)
+    descriptor = jail.open_file(found.jail, name)
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(_MAX_STATE_BYTES + 1)
     if len(data) > _MAX_STATE_BYTES:

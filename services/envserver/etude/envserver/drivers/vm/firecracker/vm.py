@@ -51,17 +51,17 @@ class FirecrackerVm(VmmProcess):
     """One snapshot at a time."""
 
     @property
-    def cell(self) -> FirecrackerJail:
+    def jail(self) -> FirecrackerJail:
         """Its jail in the VM's folder, which moves when a lease takes the VM."""
         return jail.find_jail(self.folder, self.programs)
 
     @property
     def api(self) -> FirecrackerApi:
-        return FirecrackerApi(partial(jail.dial, self.cell, jail.API))
+        return FirecrackerApi(partial(jail.dial, self.jail, jail.API))
 
     @override
     async def agent(self) -> socket.socket:
-        connection = jail.dial(self.cell, api_requests.CHANNEL)
+        connection = jail.dial(self.jail, api_requests.CHANNEL)
         try:
             async with asyncio.timeout(_HANDSHAKE_LIMIT_S):
                 await _greet(connection)

@@ -35,7 +35,7 @@ class StartScheduler:
         *,
         cores: int,
         room: int,
-        patience_s: float = SLOT_WAIT_S,
+        slot_wait_s: float = SLOT_WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without running VMs.
@@ -43,10 +43,10 @@ class StartScheduler:
         Args:
             cores: cores of this host process.
             room: limit of VMs in memory.
-            patience_s: time after which a waiting guest runs without a slot.
+            slot_wait_s: time after which a waiting guest runs without a slot.
             clock: in seconds.
         """
-        self.run_slots = RunSlots(_RUNNING_PER_CORE * cores, patience_s)
+        self.run_slots = RunSlots(_RUNNING_PER_CORE * cores, slot_wait_s)
         self._queue = StartQueue(
             max_concurrent=cores, room=room, bucket=full_bucket(cores, at_s=clock())
         )
@@ -132,8 +132,8 @@ class StartScheduler:
 class RunSlots:
     """Slots for running VMs, in order; a waiter runs without a free slot after a time limit."""
 
-    def __init__(self, count: int, patience_s: float) -> None:
-        self.count, self.patience_s = count, patience_s
+    def __init__(self, count: int, wait_limit_s: float) -> None:
+        self.count, self.wait_limit_s = count, wait_limit_s
         self.taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -149,7 +149,7 @@ class RunSlots:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(granted)
         try:
-            await asyncio.wait([granted], timeout=self.patience_s)
+            await asyncio.wait([granted], timeout=self.wait_limit_s)
         except asyncio.CancelledError:
             self._cancel_wait(granted)
             raise

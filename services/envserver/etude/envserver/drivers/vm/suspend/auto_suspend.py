@@ -77,26 +77,26 @@ class AutoSuspendingVm(GuestCaller):
 
     def __init__(
         self,
-        machine: SuspendableVm,
-        places: RunSlots,
+        vm: SuspendableVm,
+        run_slots: RunSlots,
         *,
         state: PowerState = PowerState.RUNNING,
-        patience: IdleTimeouts | None = None,
+        timeouts: IdleTimeouts | None = None,
     ) -> None:
         """Start watching a VM.
 
         Args:
-            machine: the VM.
-            places: slots for running VMs; a running VM holds one already.
+            vm: the VM.
+            run_slots: slots for running VMs; a running VM holds one already.
             state: its present state: running, frozen or saved.
-            patience: idle timeouts.
+            timeouts: idle timeouts.
         """
-        self.vm = machine
-        machine.on_jobs = self._count_jobs
-        self._places, self._patience = places, patience or IdleTimeouts()
+        self.vm = vm
+        vm.on_jobs = self._count_jobs
+        self._run_slots, self._timeouts = run_slots, timeouts or IdleTimeouts()
         now_s = time.monotonic()
-        self._idleness = Idleness(state=state, quiet_s=now_s, frozen_s=now_s, stopped_s=now_s)
-        self._has_place = state is PowerState.RUNNING
+        self._idleness = Idleness(state=state, last_call_s=now_s, frozen_s=now_s, stopped_s=now_s)
+        self._has_slot = state is PowerState.RUNNING
         self._hurries = False
         self._step: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -188,7 +188,7 @@ class AutoSuspendingVm(GuestCaller):
             self._timer = None
         if self._step is not None:
             return
-        patience = _NO_TIMEOUTS if self._hurries else self._patience
+        patience = _NO_TIMEOUTS if self._hurries else self._timeouts
         due = self._idleness.next_step(patience, now_s=time.monotonic())
         if due.step is not None:
             self._idleness = self._idleness.begin_step(due.step)
@@ -214,13 +214,13 @@ class AutoSuspendingVm(GuestCaller):
             case PowerStep.FREEZE:
                 await self.vm.freeze()
             case PowerStep.THAW:
-                await self._take_place()
+                await self._take_slot()
                 behind_s = time.monotonic() - self._idleness.stopped_s
-                await self.vm.thaw(sets_clock=behind_s > self._patience.drift_s)
+                await self.vm.thaw(sets_clock=behind_s > self._timeouts.drift_s)
             case PowerStep.SAVE:
                 await self.vm.save()
             case PowerStep.RESTORE:
-                await self._take_place()
+                await self._take_slot()
                 await self.vm.restore()
 
     def _failed(self, step: PowerStep, error: Exception) -> None:
@@ -235,16 +235,16 @@ class AutoSuspendingVm(GuestCaller):
 
     def _wake_waiters(self, why: str) -> None:
         """Wake those who wait for a change, and give the run slot back unless it runs."""
-        if self._has_place and self._idleness.state is not PowerState.RUNNING:
-            self._has_place = False
-            self._places.give()
+        if self._has_slot and self._idleness.state is not PowerState.RUNNING:
+            self._has_slot = False
+            self._run_slots.give()
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(why)
 
-    async def _take_place(self) -> None:
-        await self._places.take()
-        self._has_place = True
+    async def _take_slot(self) -> None:
+        await self._run_slots.take()
+        self._has_slot = True
 
     def _count_jobs(self, count: int) -> None:
         self._idleness = replace(self._idleness, num_jobs=count)

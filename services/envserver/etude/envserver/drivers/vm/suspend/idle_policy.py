@@ -78,7 +78,7 @@ class Idleness:
     num_calls: int = 0
     """Calls that run or wait for the guest."""
     num_jobs: int = 0
-    quiet_s: float = 0.0
+    last_call_s: float = 0.0
     """End of the last call, on any monotonic clock."""
     frozen_s: float = 0.0
     """Time of the last freeze or failed suspend."""
@@ -89,7 +89,7 @@ class Idleness:
         return replace(self, num_calls=self.num_calls + 1)
 
     def end_call(self, *, now_s: float) -> "Idleness":
-        return replace(self, num_calls=self.num_calls - 1, quiet_s=now_s)
+        return replace(self, num_calls=self.num_calls - 1, last_call_s=now_s)
 
     def begin_step(self, step: PowerStep) -> "Idleness":
         return replace(self, state=_TRANSITIONS[step].through)
@@ -101,7 +101,7 @@ class Idleness:
                 return replace(after, frozen_s=now_s, stopped_s=now_s)
             case PowerStep.THAW | PowerStep.RESTORE:
                 # It has not run yet, even if its caller has gone.
-                return replace(after, quiet_s=max(after.quiet_s, now_s))
+                return replace(after, last_call_s=max(after.last_call_s, now_s))
             case PowerStep.SAVE:
                 return after
 
@@ -119,7 +119,7 @@ class Idleness:
         match self.state:
             case PowerState.RUNNING if self.num_calls == 0:
                 limit_s = patience.job_s if self.num_jobs else patience.linger_s
-                return _due_at(self.quiet_s + limit_s, PowerStep.FREEZE, now_s)
+                return _due_at(self.last_call_s + limit_s, PowerStep.FREEZE, now_s)
             case PowerState.FROZEN if self.num_calls > 0:
                 return DueStep(step=PowerStep.THAW)
             case PowerState.FROZEN:

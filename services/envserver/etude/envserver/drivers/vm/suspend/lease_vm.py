@@ -74,13 +74,13 @@ class LeaseVm(SuspendableVm):
         self,
         lease: Path,
         starter: Callable[[], VmStarter],
-        bed: SuspendStore,
+        store: SuspendStore,
         guest: GuestVm | None,
         gate: EnvironmentEgress | None = None,
     ) -> None:
         self._gate = gate
         self._egress: GuestEgressListener | None = None
-        self._lease, self._starter, self._bed = lease, starter, bed
+        self._lease, self._starter, self._store = lease, starter, store
         self._guest = guest
         self._jobs = RunningJobs(guest.jobs if guest is not None else ())
         self.generation = guest.identity.generation if guest is not None else _generation(lease)
@@ -142,7 +142,7 @@ class LeaseVm(SuspendableVm):
         if not await guest.channel.ping(timeout_s=_PING_LIMIT_S):
             raise VmmError(f"guest of VM {guest.vm.pid} does not answer")
         try:
-            saved = await base.save(guest.vm, self._bed.buffer, keep_running=True)
+            saved = await base.save(guest.vm, self._store.buffer, keep_running=True)
         finally:
             if not guest.vm.keeps_channel:  # whether it was written or not
                 self._continue_with(await guest_vm.reconnect_guest(guest))
@@ -151,7 +151,7 @@ class LeaseVm(SuspendableVm):
             size = os.fstat(saved.stream).st_size
             if size > max_bytes:
                 raise TooLargeError(f"the VM has {size} bytes of changes")
-            await _run_to_end(partial(delta_file.save, saved, path, key=self._bed.key))
+            await _run_to_end(partial(delta_file.save, saved, path, key=self._store.key))
         finally:
             saved.close()
 
@@ -162,10 +162,10 @@ class LeaseVm(SuspendableVm):
             # If it cannot be written, it continues and is connected again.
             await guest.channel.close()
             guest = self._guest = replace(guest, is_connected=False)
-        saved = await base.save(guest.vm, self._bed.buffer, keep_running=False)
+        saved = await base.save(guest.vm, self._store.buffer, keep_running=False)
         path = self._lease / f"asleep.{self.generation}"
         try:
-            await _run_to_end(partial(delta_file.save, saved, path, key=self._bed.key))
+            await _run_to_end(partial(delta_file.save, saved, path, key=self._store.key))
         finally:
             saved.close()
         await guest.destroy()
@@ -178,7 +178,7 @@ class LeaseVm(SuspendableVm):
             raise VmmError(f"suspended VM of lease {self._lease.name} has no file")
         name, folder = self._lease.name, self._lease / VM_FOLDER
         address = self._starter().template.address
-        bed = self._bed
+        bed = self._store
         saved = await load_delta(
             partial(delta_file.load, path, key=bed.key, template=address, proven=bed.verified)
         )
@@ -290,7 +290,7 @@ class VmContext:
         state = PowerState.SAVED
         if guest is not None:
             state = PowerState.RUNNING if guest.is_connected else PowerState.FROZEN
-        return AutoSuspendingVm(machine, self.run_slots, state=state, patience=self.idle_timeouts)
+        return AutoSuspendingVm(machine, self.run_slots, state=state, timeouts=self.idle_timeouts)
 
 
 def _generation(lease: Path) -> int:

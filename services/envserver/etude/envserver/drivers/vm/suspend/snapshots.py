@@ -39,14 +39,14 @@ async def save(
     return await asyncio.to_thread(folder_snapshots.save_notes, main, lease, target, limits)
 
 
-def check(source: Path, saved: SavedSandbox, bed: SuspendStore, template: str) -> None:
+def check(source: Path, saved: SavedSandbox, store: SuspendStore, template: str) -> None:
     """Check that a file is the snapshot that was saved, and can be restored. Call it on a thread.
 
     Raises:
         IntegrityError: it is not, or cannot be restored.
     """
     path = source / DELTA
-    delta_file.load(path, key=bed.key, template=template, proven=bed.verified).close()
+    delta_file.load(path, key=store.key, template=template, verified=store.verified).close()
     if delta_file.digest(path) != folder_snapshots.main_digest(saved):
         raise IntegrityError(f"{source}: is another snapshot than the requested one")
 

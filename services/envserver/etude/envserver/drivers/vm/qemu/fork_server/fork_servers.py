@@ -35,7 +35,7 @@ class ForkServers:
             scheduler=starter.scheduler,
         )
         snapshots = SnapshotForkServers(
-            base=template,
+            template=template,
             library=library,
             folder=folder,
             jail=starter.jail,

@@ -38,7 +38,7 @@ class _SnapshotServer:
 class SnapshotForkServers:
     """Fork servers of one template's saved states."""
 
-    base: QemuTemplate
+    template: QemuTemplate
     library: Callable[[], Path | None]
     """Finds the preload library. May block."""
     folder: Path
@@ -122,7 +122,7 @@ class SnapshotForkServers:
             await asyncio.wait([server.starting], timeout=_START_LIMIT_S)
             return
         supervisor = ForkServerSupervisor(
-            self.base,
+            self.template,
             library=self.library,
             folder=self.folder / f"{saved.digest[:12]}-fork-server",
             jail=self.jail,

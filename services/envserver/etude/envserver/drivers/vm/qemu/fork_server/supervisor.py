@@ -32,7 +32,7 @@ class ForkServerSupervisor(ChildSpawner):
 
     def __init__(
         self,
-        base: QemuTemplate,
+        template: QemuTemplate,
         *,
         library: Callable[[], Path | None],
         folder: Path,
@@ -40,7 +40,7 @@ class ForkServerSupervisor(ChildSpawner):
         scheduler: StartScheduler,
         saved: VmDelta | None = None,
     ) -> None:
-        self._base, self._library, self._folder, self._saved = base, library, folder, saved
+        self._template, self._library, self._folder, self._saved = template, library, folder, saved
         self._jail, self._scheduler = jail, scheduler
         self._server: ForkServer | None = None
         self._backoff = RefillBackoff()
@@ -53,13 +53,13 @@ class ForkServerSupervisor(ChildSpawner):
 
     @property
     def address(self) -> str:
-        return self._base.address
+        return self._template.address
 
     def ensure_started(self) -> "asyncio.Task[None] | None":
         """Start a server unless there is one or one is being started; returns the task, if any."""
         is_busy = self._starting is not None and not self._starting.done()
         if not self.is_ready and not is_busy and time.monotonic() >= self._backoff.until_s:
-            name = f"start fork server of {self._base.address[:12]}"
+            name = f"start fork server of {self._template.address[:12]}"
             self._starting = asyncio.create_task(self._start(), name=name)
             return self._starting
         return None
@@ -112,7 +112,7 @@ class ForkServerSupervisor(ChildSpawner):
                 folder = self._folder.with_name(f"{self._folder.name}-{secrets.token_hex(4)}")
                 _empty_folder(folder)
                 self._server = await start_fork_server(
-                    self._base, library, folder=folder, jail=self._jail, saved=self._saved
+                    self._template, library, folder=folder, jail=self._jail, saved=self._saved
                 )
                 self._scheduler.watch(self._server.vm)
         except (UnavailableError, OSError) as error:
