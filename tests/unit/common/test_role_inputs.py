@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support.kube.later_release import with_strangers
 
-from etude.common import role_inputs
+from etude.common import stores
 from etude.common.api.storage import StoreAccess
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UserError
@@ -20,7 +20,7 @@ ACCESS = StoreAccess()
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     store = MemoryStore(objects={"task.toml": b"one", "tests/test.sh": b"sh"})
-    monkeypatch.setattr(role_inputs, "open_run_store", lambda uri, access: store)
+    monkeypatch.setattr(stores, "open_run_store", lambda uri, access: store)
     return store
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from etude.common import role_inputs, telemetry
+from etude.common import role_inputs, stores, telemetry
 from etude.common.errors import UnavailableError
 from etude.common.probes import Probes
 from etude.inference import main, settings
@@ -81,7 +81,7 @@ def test_it_closes_everything_when_it_fails(
     monkeypatch.setattr(main, "build_engine", story.build)
     monkeypatch.setattr(main, "exit_process", leave)
     monkeypatch.setattr(role_inputs, "read_run", lambda _path: mock.MagicMock())
-    monkeypatch.setattr(role_inputs, "open_run_store", mock.MagicMock())
+    monkeypatch.setattr(stores, "open_run_store", mock.MagicMock())
     monkeypatch.setattr(store_access, "require_readable_store", story.read)
     monkeypatch.setattr(settings, "engine_options", mock.MagicMock())
     monkeypatch.setattr(telemetry, "setup_tracing", lambda *_, **__: story)

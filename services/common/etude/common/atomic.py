@@ -1,4 +1,4 @@
-"""Atomic file writes: a temporary file beside the target, renamed over it."""
+"""Atomic file writes: a temporary file, renamed over the target."""
 
 import contextlib
 import os

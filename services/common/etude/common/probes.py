@@ -33,7 +33,6 @@ class Probes:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Close the port."""
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()

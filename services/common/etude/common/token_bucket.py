@@ -19,7 +19,6 @@ class TokenBucket:
 
     @classmethod
     def full(cls, rate_per_s: float, burst: float, *, at_s: float = 0.0) -> Self:
-        """A full bucket."""
         return cls(rate_per_s=rate_per_s, burst=burst, tokens=burst, at_s=at_s)
 
     def refill(self, now_s: float) -> Self:

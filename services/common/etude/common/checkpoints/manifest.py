@@ -41,7 +41,6 @@ class CheckpointId(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """Prefix of its keys; ends with a slash."""
         branch = f"-{self.branch:03d}" if self.branch else ""
         return f"{CHECKPOINTS}{self.step:012d}{branch}/"
 
@@ -98,12 +97,10 @@ class CheckpointManifest(BaseModel):
 
     @property
     def checkpoint_id(self) -> CheckpointId:
-        """Identity of the checkpoint within its run."""
         return CheckpointId(self.branch, self.step)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all objects."""
         return sum(item.size for item in self.objects)
 
 

@@ -43,7 +43,6 @@ class Credentials:
 
     @property
     def identity(self) -> Identity:
-        """Identity of this process."""
         return self._now.identity
 
     def current(self) -> TlsMaterial:

@@ -49,7 +49,6 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """As certificates have it."""
         parts = (("ns", self.namespace), ("run", self.run), ("pool", self.pool))
         path = "".join(f"/{key}/{value}" for key, value in (*parts, ("role", self.role)) if value)
         return f"spiffe://{self.domain}{path}"

@@ -95,7 +95,7 @@ def _fits(caller: Identity, callee: Identity, allowed: AllowedCaller) -> bool:
     if caller.namespace != callee.namespace or caller.role not in {"", allowed.role}:
         return False
     if not caller.role or not callee.role:
-        return True  # one certificate for a namespace tells nobody in it apart
+        return True  # one certificate for a namespace cannot tell its holders apart
     match allowed.bond:
         case Bond.RUN:
             return caller.run == callee.run

@@ -30,7 +30,6 @@ class SuccessPolicy(Model):
     """Steps of the phase whose mean is compared; so many are done in any case."""
 
     def holds(self, figure: float) -> bool:
-        """True if a figure is good enough."""
         return meets_threshold(figure, self.op, self.value)
 
 
@@ -50,7 +49,6 @@ class Gate(Model):
     so."""
 
     def holds(self, figure: float) -> bool:
-        """True if a figure is good enough."""
         return meets_threshold(figure, self.op, self.value)
 
 

@@ -252,5 +252,4 @@ class Phase(Model):
 
     @property
     def is_rl(self) -> bool:
-        """True if this phase samples."""
         return self.type == PhaseType.REINFORCEMENT_LEARNING

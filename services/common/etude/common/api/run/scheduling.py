@@ -125,7 +125,6 @@ class Scheduling(Model):
 
     @property
     def kind(self) -> Workload:
-        """Kind of workload that the roles' pods come from."""
         if self.workload == "Auto":
             return "JobSet" if self.admission == "JobSet" else "StatefulSet"
         return self.workload

@@ -73,7 +73,6 @@ class Index:
             yield from (BlockRow(*row) for row in zip(*columns, hashes, strict=True))
 
     def row(self, place: int) -> BlockRow:
-        """One row."""
         numbers = {name: int(getattr(self, name)[place]) for name, _ in COLUMNS}
         return BlockRow(**numbers, blake3=self.blake3[place].tobytes())
 

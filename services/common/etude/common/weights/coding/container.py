@@ -45,7 +45,6 @@ class Container(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
         return len(self.data)
 
 
@@ -84,7 +83,6 @@ class ContainerWriter:
         self._offset += len(payload)
 
     def finish(self) -> Container:
-        """The object."""
         columns = [
             np.array([row[place] for row in self._rows], kind).tobytes()
             for place, (_, kind) in enumerate(COLUMNS)

@@ -56,7 +56,6 @@ class Skip(BaseModel):
 
     @property
     def key(self) -> str:
-        """Key of its record."""
         return skip_key(self.base.version, self.target.version)
 
 
@@ -82,7 +81,6 @@ class Keyframe(BaseModel):
 
     @property
     def key(self) -> str:
-        """Key of its record."""
         return keyframe_key(self.target.version)
 
 

@@ -34,7 +34,6 @@ class VersionRef(BaseModel):
 
     @property
     def version(self) -> VersionId:
-        """Its identity."""
         return VersionId(self.epoch, self.number)
 
 
@@ -116,7 +115,6 @@ class WeightManifest(BaseModel):
 
     @property
     def version(self) -> VersionId:
-        """Its identity."""
         return VersionId(self.epoch, self.number)
 
     @property
@@ -126,7 +124,6 @@ class WeightManifest(BaseModel):
 
     @property
     def num_bytes(self) -> int:
-        """Size of all payload objects."""
         return sum(item.size for item in self.objects)
 
     @cached_property

@@ -95,7 +95,6 @@ class Edge(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Size of its objects."""
         return sum(item.size for item in self.objects)
 
 

@@ -87,7 +87,6 @@ class Suspect(BaseModel):
 
     @property
     def key(self) -> str:
-        """Key of the record."""
         return f"{SUSPECTS}{self.replica}.json"
 
 

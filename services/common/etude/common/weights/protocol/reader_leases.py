@@ -38,7 +38,6 @@ class Lease(BaseModel):
 
     @property
     def key(self) -> str:
-        """Key of the lease."""
         return f"{LEASES}{self.replica}.json"
 
 

@@ -47,7 +47,6 @@ class Tombstone(BaseModel):
 
     @property
     def key(self) -> str:
-        """Key of the tombstone."""
         return f"{TRASH}{self.id}.json"
 
 

@@ -17,7 +17,6 @@ class BlockLayout:
         self._tilings: dict[int, Tiling] = {}
 
     def tiling(self, tensor: int) -> Tiling:
-        """Tiling of a tensor."""
         if tensor not in self._tilings:
             self._tilings[tensor] = tiling(self.schema.tensors[tensor], self.schema.grid)
         return self._tilings[tensor]
@@ -30,7 +29,6 @@ class BlockLayout:
         return cut.tile(tile).elements if 0 <= tile < cut.tiles else 0
 
     def tile_rows(self, tensor: int, tile: int) -> TileRows:
-        """Rows of a tile within its tensor."""
         if tile == WHOLE_TENSOR:
             size = self.schema.tensors[tensor].elements
             return TileRows(0, size, size)

@@ -20,12 +20,10 @@ class Patch(NamedTuple):
 
     @property
     def word_positions(self) -> Indices:
-        """The positions."""
         return self.positions() if callable(self.positions) else self.positions
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it holds."""
         held = 0 if callable(self.positions) else self.positions.nbytes
         return held + self.old.nbytes + self.new.nbytes
 
@@ -41,5 +39,4 @@ class PreparedPatches(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it holds."""
         return sum(patch.num_bytes for patch in self.patches)

@@ -74,7 +74,6 @@ class Preparation:
         self._changed = 0
 
     def run(self, blocks: Iterable[StagedBlock]) -> PreparedPatches:
-        """Gather everything."""
         checked = self._layout.sort_blocks(list(blocks))
         met = [(block, list(self._cuts(block))) for block in checked]
         room = self._room(met)

@@ -31,7 +31,6 @@ class Region(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return self.rows * self.width
 
     @property

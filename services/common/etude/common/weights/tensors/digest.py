@@ -42,7 +42,6 @@ class Digest(NamedTuple):
         return Digest((self.a - other.a) & _MASK, (self.b - other.b) & _MASK)
 
     def hex(self) -> str:
-        """32 hexadecimal digits."""
         return f"{self.a:016x}{self.b:016x}"
 
     @staticmethod

@@ -52,7 +52,6 @@ class Tensor:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the data."""
         return memoryview(self.data).nbytes
 
 

@@ -54,12 +54,10 @@ class TensorSpec(BaseModel):
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """Size of its data."""
         return self.elements * ITEM_BYTES[self.dtype]
 
     @property
@@ -97,17 +95,14 @@ class Schema(BaseModel):
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Place of each tensor by name."""
         return {spec.name: place for place, spec in enumerate(self.tensors)}
 
     @property
     def lanes(self) -> int:
-        """Lanes of the whole model."""
         return self.offsets[-1]
 
     @property
     def num_bytes(self) -> int:
-        """Size of the whole model."""
         return sum(spec.num_bytes for spec in self.tensors)
 
     @cached_property

@@ -27,7 +27,6 @@ class Tile(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return self.rows * self.columns
 
 
@@ -47,12 +46,10 @@ class Tiling(NamedTuple):
 
     @property
     def panel_rows(self) -> int:
-        """Rows of one panel."""
         return self.rows if self.by_columns else self.rows // self.panels
 
     @property
     def panel_columns(self) -> int:
-        """Columns of one panel."""
         return self.columns // self.panels if self.by_columns else self.columns
 
     @property
