@@ -30,8 +30,6 @@ DOCSTRINGS = frozenset(
     {
         # The file runs inside sandboxes and is kept byte for byte.
         "etude.agent.minitest:Verdict",
-        # Its text is part of a prompt that policies are trained with.
-        "etude.agent.tools.todos:TodoStatus",
     }
 )
 """Definitions whose docstring begins with a question word."""
