@@ -14,7 +14,7 @@ NAMES = frozenset(
         "etude.envserver.drivers.vm.firecracker.api_client:put",
         # Machine words of tensors.
         "etude.common.weights.tensors.words",
-        "etude.kernels.words",
+        "etude.kernels.raw_words",
         # To be renamed.
         "etude.common.blobs.range_reader:_Wanted",
         "etude.common.weights.coding.codecs.l2:_Found",

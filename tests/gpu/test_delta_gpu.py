@@ -11,8 +11,8 @@ import torch
 from etude.kernels import delta as deltas
 from etude.kernels import delta_reference, digest_reference, dispatch
 from etude.kernels.digest import digest_scan
+from etude.kernels.raw_words import raw_words
 from etude.kernels.tiles import contiguous_tiles, even_bounds
-from etude.kernels.words import raw_words
 
 KERNELS = Path(__file__).parents[1] / "unit" / "kernels"
 LAWS = (

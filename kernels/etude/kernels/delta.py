@@ -14,8 +14,8 @@ from torch import Tensor
 from etude.kernels import delta_checks, delta_reference
 from etude.kernels.delta_changes import WordChanges
 from etude.kernels.dispatch import uses_triton
+from etude.kernels.raw_words import Axis, raw_words
 from etude.kernels.tiles import Tiles
-from etude.kernels.words import Axis, raw_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

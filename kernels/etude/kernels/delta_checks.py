@@ -5,8 +5,8 @@ from torch import Tensor
 
 from etude.kernels import dispatch
 from etude.kernels.delta_changes import WordChanges, change_positions
+from etude.kernels.raw_words import UNSIGNED
 from etude.kernels.tiles import Tiles
-from etude.kernels.words import UNSIGNED
 
 
 def fit_for_scan(before: Tensor, after: Tensor, *, tiles: Tiles, capacity: int) -> None:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from etude.kernels.delta_changes import ResolvedWords, WordChanges, change_positions
 from etude.kernels.digest_reference import element_sums
+from etude.kernels.raw_words import SIGNED, Axis, lanes_per_element, signed, unsigned, widen
 from etude.kernels.tiles import Tiles
-from etude.kernels.words import SIGNED, Axis, lanes_per_element, signed, unsigned, widen
 
 
 def scan(old: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> WordChanges:

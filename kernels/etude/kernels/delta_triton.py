@@ -14,7 +14,7 @@ from torch import Tensor
 from etude.kernels.delta_changes import ResolvedWords, WordChanges
 from etude.kernels.digest_triton import SEED_A, SEED_B, element_mix
 from etude.kernels.dispatch import on_device
-from etude.kernels.words import Axis, lanes_per_element
+from etude.kernels.raw_words import Axis, lanes_per_element
 
 ENTRIES = 1024
 """Changes that a program visits at once."""

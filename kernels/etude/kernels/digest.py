@@ -7,7 +7,7 @@ from torch import Tensor
 
 from etude.kernels import digest_reference
 from etude.kernels.dispatch import uses_triton
-from etude.kernels.words import raw_words
+from etude.kernels.raw_words import raw_words
 
 
 def digest_scan(tensor: Tensor, *, first_lane: int = 0) -> Tensor:

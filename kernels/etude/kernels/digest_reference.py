@@ -11,7 +11,7 @@ It proves bookkeeping, not origin: it is not a cryptographic hash.
 import torch
 from torch import Tensor
 
-from etude.kernels.words import lanes_per_element, widen
+from etude.kernels.raw_words import lanes_per_element, widen
 
 SEEDS = (0, 0xA5A5A5A5A5A5A5A5)
 LANE_FACTOR = 0x9E3779B97F4A7C15

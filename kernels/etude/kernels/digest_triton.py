@@ -7,7 +7,7 @@ from torch import Tensor
 
 from etude.kernels import digest_reference
 from etude.kernels.dispatch import on_device
-from etude.kernels.words import lanes_per_element
+from etude.kernels.raw_words import lanes_per_element
 
 BLOCK = 1024
 BLOCKS = 32

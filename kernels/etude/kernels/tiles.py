@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from etude.kernels.words import lanes_per_element
+from etude.kernels.raw_words import lanes_per_element
 
 TILE_ELEMENTS = 262_144
 """Most elements of a tile."""

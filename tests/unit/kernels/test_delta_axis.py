@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from etude.kernels import delta as deltas
 from etude.kernels import dispatch
 from etude.kernels.digest import digest_scan
+from etude.kernels.raw_words import Axis
 from etude.kernels.tiles import contiguous_tiles
-from etude.kernels.words import Axis
 
 EXAMPLES = settings(
     max_examples=10 if dispatch.INTERPRETED else 60,

@@ -9,8 +9,8 @@ from etude.common.weights.tensors.tiles import TILE_ELEMENTS as WIRE_TILE_ELEMEN
 from etude.common.weights.tensors.words import Words
 from etude.kernels import delta as deltas
 from etude.kernels.digest import digest_lanes, digest_scan
+from etude.kernels.raw_words import Axis
 from etude.kernels.tiles import TILE_ELEMENTS, contiguous_tiles
-from etude.kernels.words import Axis
 
 
 def any_words(rng: np.random.Generator, bits: int) -> Words:

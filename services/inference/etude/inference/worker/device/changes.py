@@ -14,7 +14,7 @@ from etude.common.weights.tensors.words import Words
 from etude.inference.worker.device.parameter import DeviceParameter, split_keys, to_host_words
 from etude.kernels import delta as deltas
 from etude.kernels.delta import Delta
-from etude.kernels.words import Axis, signed
+from etude.kernels.raw_words import Axis, signed
 
 Integers = npt.NDArray[np.int64]
 

@@ -38,7 +38,7 @@ from etude.inference.worker.device.changes import (
     WideChange,
 )
 from etude.inference.worker.device.parameter import DeviceParameter, DigestSums, to_host_words
-from etude.kernels.words import Axis
+from etude.kernels.raw_words import Axis
 
 Integers = npt.NDArray[np.int64]
 

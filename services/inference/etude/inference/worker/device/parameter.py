@@ -14,8 +14,8 @@ from etude.common.weights.tensors.jit import compiled
 from etude.common.weights.tensors.words import Words
 from etude.kernels.digest import digest_lanes, digest_scan
 from etude.kernels.digest_reference import element_sums
+from etude.kernels.raw_words import lanes_per_element, raw_words, signed, widen
 from etude.kernels.tiles import TILE_ELEMENTS, Rectangle, rectangle_tiles
-from etude.kernels.words import lanes_per_element, raw_words, signed, widen
 
 Integers = npt.NDArray[np.int64]
 
