@@ -21,9 +21,16 @@ from etude.envserver.host.host import Host
 from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.v1 import environments_pb2
 
-FOLDER = "etude/envserver/"
-WATCHED = ("node/states.py", "node/snapshots.py", "node/records.py", "drivers/saving.py")
-SAMPLED = ("copies.py", "folders.py", "host/environment.py", "host/host.py")
+FOLDER = "/etude/"
+WATCHED = (
+    *("common/atomic.py", "envserver/host/leases/records.py"),
+    *("envserver/host/snapshots/environment_state.py", "envserver/drivers/folder_snapshots.py"),
+    "envserver/host/snapshots/local_snapshots.py",
+)
+SAMPLED = (
+    *("envserver/storage/copies.py", "envserver/storage/folders.py"),
+    *("envserver/host/environment.py", "envserver/host/host.py"),
+)
 """Every seventh line of these: a prime, so that loops are met in all of their places."""
 STEP = 7
 APART = 13
