@@ -1,4 +1,4 @@
-"""The keeper as an actor: it works in a process of its own, and survives that process's death."""
+"""The compactor as an actor: it works in a process of its own, and survives that process's death."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def upkeep(tmp_path: Path) -> Iterator[CompactionMonitor]:
         run="uid-run",
         epoch=1,
         storage=Storage(uri=f"file://{tmp_path}/run"),
-        folder=tmp_path / "keeper",
+        folder=tmp_path / "compactor",
         weights=Weights.model_validate({"keyframeEverySteps": 2}),
     )
     yield CompactionMonitor(
@@ -55,7 +55,7 @@ def keyframes(store: Store) -> list[int]:
     return sorted(version.number for version, each in found.items() if each.record is not None)
 
 
-async def test_a_keeper_that_is_killed_is_started_again_and_goes_on(
+async def test_a_compactor_that_is_killed_is_started_again_and_goes_on(
     store: Store, upkeep: CompactionMonitor
 ) -> None:
     policy = TrainedPolicy(SCHEMA)
