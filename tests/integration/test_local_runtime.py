@@ -208,5 +208,5 @@ def test_a_manifest_that_is_suspended_says_how_to_go_on(tmp_path: Path) -> None:
     process = local.start()
     _, words = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
-    assert b"--set spec.suspend=false goes on" in words
+    assert b"--set spec.suspend=false resumes" in words
     assert local.start("--set", "spec.suspend=false").wait(LIMIT_S) == 0
