@@ -6,7 +6,7 @@ CLASSES: frozenset[str] = frozenset()
 NAMES = frozenset(
     {
         # A noun on the wire: the ending of a rollout.
-        "etude.agent.trajectory:Ending",
+        "etude.agent.trajectory:RolloutEnding",
         # Verbs: a create-only put of an object store, and PUT of Firecracker's API.
         "etude.common.blobs.memory:put",
         "etude.common.blobs.obstore_client:put",

@@ -7,9 +7,9 @@ from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.trajectory import (
     CallRecord,
     ContextLink,
-    Ending,
     PolicySpan,
     RolloutCosts,
+    RolloutEnding,
     Trajectory,
 )
 from etude.agent.turns import ToolCall
@@ -18,7 +18,7 @@ from etude.v1 import environments_pb2, inference_pb2, rollout_pb2
 
 
 def test_endings_have_the_numbers_of_the_wire() -> None:
-    ours = {f"ENDING_{ending.name}": int(ending) for ending in Ending}
+    ours = {f"ENDING_{ending.name}": int(ending) for ending in RolloutEnding}
     theirs = dict(rollout_pb2.Ending.items())
     # A platform fault is raised, and the trainer writes it down; a policy fault does not occur.
     for absent in ("UNSPECIFIED", "POLICY_FAULT", "PLATFORM_FAULT"):
@@ -75,7 +75,7 @@ def test_a_trajectory_is_written_down_completely() -> None:
         Trajectory(
             links=(link,),
             costs=costs,
-            ending=Ending.TURN_LIMIT,
+            ending=RolloutEnding.TURN_LIMIT,
             final_message="Done.",
             calls=(record,),
         )
@@ -98,6 +98,6 @@ def test_a_trajectory_is_written_down_completely() -> None:
 
 def test_a_trajectory_without_samples_has_no_versions() -> None:
     message = messages.to_rollout_message(
-        Trajectory(links=(), costs=RolloutCosts(), ending=Ending.TIME_LIMIT)
+        Trajectory(links=(), costs=RolloutCosts(), ending=RolloutEnding.TIME_LIMIT)
     )
     assert not message.HasField("oldest")

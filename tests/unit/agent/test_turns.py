@@ -18,7 +18,7 @@ from etude.agent.local import LocalEnvironment, ScriptedSampler
 from etude.agent.tool_calls import render_call
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import toolset
-from etude.agent.trajectory import Ending, PolicySpan, Trajectory
+from etude.agent.trajectory import PolicySpan, RolloutEnding, Trajectory
 from etude.agent.turns import (
     RolloutEnvironment,
     RolloutLimits,
@@ -83,7 +83,7 @@ async def test_a_rollout_is_the_transcript_of_its_turns(chat: ChatFormat) -> Non
         "<tool_response>pytest -q: 3 passed</tool_response><|end|>"
         "<|assistant|>Done.<|end|>"
     )
-    assert (done.ending, done.final_message) == (Ending.STOPPED, "Done.")
+    assert (done.ending, done.final_message) == (RolloutEnding.STOPPED, "Done.")
 
 
 async def test_the_mask_covers_what_was_sampled_and_nothing_else(chat: ChatFormat) -> None:
@@ -216,7 +216,7 @@ async def test_an_unknown_tool_counts_as_malformed_and_a_failed_one_does_not(
 async def test_finish_ends_the_rollout_after_the_calls_beside_it(chat: ChatFormat) -> None:
     finish = render_call("finish", {"message": "Fixed add."})
     done = await roll_out(chat, EDIT + finish, tools="Standard")
-    assert (done.ending, done.final_message) == (Ending.STOPPED, "Fixed add.")
+    assert (done.ending, done.final_message) == (RolloutEnding.STOPPED, "Fixed add.")
     assert [call.name for call in done.calls] == ["search_replace", "finish"]
     assert not done.calls[0].is_error
     assert done.links[0].token_ids[-1] == chat.end_id
@@ -224,7 +224,7 @@ async def test_finish_ends_the_rollout_after_the_calls_beside_it(chat: ChatForma
 
 async def test_a_turn_cut_by_its_limit_ends_the_rollout_and_runs_nothing(chat: ChatFormat) -> None:
     done = await roll_out(chat, EDIT, at=limits(turn_tokens=5))
-    assert done.ending is Ending.LENGTH_LIMIT
+    assert done.ending is RolloutEnding.LENGTH_LIMIT
     assert done.calls == ()
     assert sum(done.links[0].loss_mask) == 5
     assert done.final_message.startswith("<tool_call>")
@@ -235,13 +235,13 @@ async def test_the_transcript_never_outgrows_its_limit(chat: ChatFormat) -> None
     for room in range(1, 60):
         done = await roll_out(chat, READ, EDIT, "Done.", at=limits(tokens=opening + room))
         assert len(done.links[0].token_ids) <= opening + room
-        assert done.ending in {Ending.LENGTH_LIMIT, Ending.STOPPED}
+        assert done.ending in {RolloutEnding.LENGTH_LIMIT, RolloutEnding.STOPPED}
 
 
 async def test_an_oversized_result_ends_the_rollout_before_it_is_read(chat: ChatFormat) -> None:
     opening = len(chat.opening(COMPACT.system_prompt, "Fix add."))
     done = await roll_out(chat, READ, "Done.", at=limits(tokens=opening + 20))
-    assert done.ending is Ending.LENGTH_LIMIT
+    assert done.ending is RolloutEnding.LENGTH_LIMIT
     assert done.links[0].token_ids[-1] == chat.end_id
     assert done.calls[0].result.startswith("def add")
 
@@ -253,7 +253,7 @@ async def test_an_oversized_prompt_is_refused_with_the_way_out(chat: ChatFormat)
 
 async def test_the_last_turns_calls_are_run_and_not_answered(chat: ChatFormat) -> None:
     done = await roll_out(chat, READ, EDIT, "Done.", at=limits(turns=2))
-    assert (done.ending, done.costs.turns) == (Ending.TURN_LIMIT, 2)
+    assert (done.ending, done.costs.turns) == (RolloutEnding.TURN_LIMIT, 2)
     assert done.calls[1].result == "ok"
     assert done.links[0].token_ids[-1] == chat.end_id
 
@@ -275,7 +275,7 @@ async def test_a_rollout_out_of_time_keeps_what_it_has(chat: ChatFormat) -> None
     task = RolloutTask(instruction="Fix add.")
     at = limits(timeout_s=0.01)
     done = await run_rollout(Silent(), environment, chat, COMPACT, at, task)
-    assert done.ending is Ending.TIME_LIMIT
+    assert done.ending is RolloutEnding.TIME_LIMIT
     assert sum(done.links[0].loss_mask) == 0
     assert done.oldest is None
 
@@ -304,7 +304,7 @@ async def test_call_ids_are_unique_in_a_rollout_and_only_good_calls_travel(
     )
     assert [call.call_id for call in environment.calls] == ["0.0", "0.2", "1.0"]
     assert [call.result for call in done.calls] == ["no", BAD, "no", "no", BAD]
-    assert done.ending is Ending.STOPPED
+    assert done.ending is RolloutEnding.STOPPED
 
 
 async def test_a_call_record_keeps_the_first_bytes_of_a_result(chat: ChatFormat) -> None:

@@ -11,7 +11,7 @@ MAX_RESULT_BYTES = 4096
 """Bytes of a result that a call record keeps."""
 
 
-class Ending(IntEnum):
+class RolloutEnding(IntEnum):
     """Reason for a rollout's end; the numbers are those of the wire. Faults have none."""
 
     STOPPED = 1
@@ -82,7 +82,7 @@ class Trajectory:
 
     links: tuple[ContextLink, ...]
     costs: RolloutCosts
-    ending: Ending
+    ending: RolloutEnding
     final_message: str = ""
     """The last completion's text, or the message of finish."""
     calls: tuple[CallRecord, ...] = ()

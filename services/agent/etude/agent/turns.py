@@ -24,9 +24,9 @@ from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import (
     MAX_RESULT_BYTES,
     CallRecord,
-    Ending,
     LinkDraft,
     RolloutCosts,
+    RolloutEnding,
     Trajectory,
 )
 from etude.common.errors import EtudeError, Problem, UnavailableError, UserError
@@ -140,7 +140,7 @@ async def run_rollout(
         async with asyncio.timeout(limits.timeout_s):
             ending = await rollout.run()
     except TimeoutError:
-        ending = Ending.TIME_LIMIT
+        ending = RolloutEnding.TIME_LIMIT
     return Trajectory(
         links=(link.finish(),),
         costs=rollout.costs,
@@ -165,14 +165,14 @@ class _Rollout:
     records: list[CallRecord] = field(default_factory=list)
     final_message: str = ""
 
-    async def run(self) -> Ending:
+    async def run(self) -> RolloutEnding:
         for turn in range(self.limits.max_turns):
             ending = await self._turn(turn)
             if ending is not None:
                 return ending
-        return Ending.TURN_LIMIT
+        return RolloutEnding.TURN_LIMIT
 
-    async def _turn(self, turn: int) -> Ending | None:
+    async def _turn(self, turn: int) -> RolloutEnding | None:
         """Run one turn: a completion and its calls; returns the ending of the last turn."""
         completion = await self._sample(turn)
         ids = completion.token_ids
@@ -181,27 +181,27 @@ class _Rollout:
         self.link.append_sampled(ids, completion.logprobs, completion.spans)
         if ids[-1] != self.chat.end_id:
             self.final_message = self.chat.decode(ids)
-            return Ending.LENGTH_LIMIT
+            return RolloutEnding.LENGTH_LIMIT
         calls, message = parse_calls(self.chat.decode(ids[:-1]))
         if not calls:
             self.final_message = message
-            return Ending.STOPPED
+            return RolloutEnding.STOPPED
         bound = self.tools.bind_turn(calls)
         outcomes = await self._run(turn, calls, bound)
         self._record(turn, calls, outcomes)
         finish = _finish(bound)
         if finish is not None:
             self.final_message = finish.message or message
-            return Ending.STOPPED
+            return RolloutEnding.STOPPED
         return self._continue(turn, outcomes)
 
-    def _continue(self, turn: int, outcomes: Sequence[ToolOutcome]) -> Ending | None:
+    def _continue(self, turn: int, outcomes: Sequence[ToolOutcome]) -> RolloutEnding | None:
         """Append the results, unless no turn or no room is left."""
         if turn + 1 >= self.limits.max_turns:
-            return Ending.TURN_LIMIT
+            return RolloutEnding.TURN_LIMIT
         results = self.chat.tool_turn([outcome.content for outcome in outcomes])
         if len(self.link.token_ids) + len(results) >= self.limits.max_tokens:
-            return Ending.LENGTH_LIMIT
+            return RolloutEnding.LENGTH_LIMIT
         self.costs.tool_output_tokens += len(results)
         self.link.append_read(results)
         return None

@@ -14,7 +14,7 @@ from etude.agent import messages
 from etude.agent.chat import ChatFormat
 from etude.agent.replay import CallLog, DivergedError
 from etude.agent.toolsets import toolset
-from etude.agent.trajectory import Ending, Trajectory
+from etude.agent.trajectory import RolloutEnding, Trajectory
 from etude.agent.turns import PlatformFaultError, RolloutLimits, RolloutTask, run_rollout
 from etude.common.errors import EtudeError, UnavailableError
 from etude.trainer.rollouts.client_pool import ClientPool
@@ -220,7 +220,7 @@ class GroupRunner:
 
 def _was_cut_off(trajectory: Trajectory, *, is_late: bool) -> bool:
     """True if the platform, not the policy, caused the time limit, or nothing was sampled."""
-    if trajectory.ending is not Ending.TIME_LIMIT:
+    if trajectory.ending is not RolloutEnding.TIME_LIMIT:
         return trajectory.oldest is None
     return not is_late or trajectory.oldest is None
 
