@@ -1,4 +1,4 @@
-"""The compactor as an actor: it works in a process of its own, and survives that process's death."""
+"""The compactor as an actor: works in its own process, and survives the death of that process."""
 
 import asyncio
 import os
