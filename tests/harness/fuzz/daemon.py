@@ -1,4 +1,4 @@
-"""python -m tests.harness.fuzz.daemon SEED: a node as `etude-envserver node`, whose guests are hostile.
+"""python -m tests.harness.fuzz.daemon SEED: `etude-envserver node` whose guests are hostile.
 
 All of it is the real one, but for what starts a machine: a process stands for it that serves a
 monitor's and an agent's socket and says what it likes.
@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from etude.agent.workspace.interface import Runner
 from etude.common.api.pool.spec import EnvPoolSpec
+from etude.envserver.drivers import process_identity
 from etude.envserver.drivers.base import (
     CommandOutcome,
     Driver,
@@ -33,6 +34,7 @@ from etude.envserver.drivers.base import (
     Verification,
 )
 from etude.envserver.drivers.selection import DriverFolders
+from etude.envserver.drivers.vm import vmm_process
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.guest_vm import GuestVm
 from etude.envserver.drivers.vm.jail import Jail
@@ -127,7 +129,8 @@ class HostileDriver(Driver):
     async def _begun(self, folder: Path) -> StartedVm:
         pid = await self._made(folder)
         machine = vm._watch(QemuConfig(tsc_khz=1), folder, pid, os.pidfd_open(pid), lambda: None)
-        vm._save_record(machine, Jail(), "")
+        uid = vmm_process.vmm_uid(Jail().uid)
+        machine.save_record(process_identity.identify(pid), uid=uid, template="")
         try:
             await machine.connect()
             reader, writer = await asyncio.open_unix_connection(sock=await machine.agent())

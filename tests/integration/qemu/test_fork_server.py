@@ -260,7 +260,11 @@ async def test_a_keeper_whose_library_fails_tries_again_later(lab: Lab) -> None:
 async def test_a_keeper_grows_another_stem_when_one_has_ended(lab: Lab, library: Path) -> None:
     lanes = StartScheduler(cores=1, room=8)
     keeper = ForkServerSupervisor(
-        lab.template, library=lambda: library, folder=lab.folder / "stem", jail=Jail(), scheduler=lanes
+        lab.template,
+        library=lambda: library,
+        folder=lab.folder / "stem",
+        jail=Jail(),
+        scheduler=lanes,
     )
     try:
         for _ in range(2):

@@ -63,12 +63,12 @@ def exit_future(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[i
     loop = asyncio.get_running_loop()
     exited: asyncio.Future[int | None] = loop.create_future()
 
-    def ended() -> None:
+    def on_exit() -> None:
         loop.remove_reader(pidfd)
         os.close(pidfd)
         exited.set_result(reap())
 
-    loop.add_reader(pidfd, ended)
+    loop.add_reader(pidfd, on_exit)
     return exited
 
 

@@ -198,11 +198,11 @@ def _release_at_exit(found: FirecrackerVm, users: UidPool, uid: int) -> None:
     """Free its user id and remove its control group once it has ended."""
     group, vm_id = found.programs.firecracker.name, found.jail.vm_id
 
-    def ended() -> None:
+    def on_exit() -> None:
         users.give(uid)
         jail.remove_cgroups(group, vm_id)
 
-    found.exited.add_done_callback(lambda _: ended())
+    found.exited.add_done_callback(lambda _: on_exit())
 
 
 async def boot_template(

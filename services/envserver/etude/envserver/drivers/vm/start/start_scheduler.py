@@ -105,11 +105,11 @@ class StartScheduler:
         """Count a VM until it has exited."""
         self._queue.live += 1
 
-        def ended(_: object) -> None:
+        def on_exit(_: object) -> None:
             self._queue.live -= 1
             self._admit()
 
-        vm.exited.add_done_callback(ended)
+        vm.exited.add_done_callback(on_exit)
 
     def _admit(self) -> None:
         admission = self._queue.admit(now_s=self._clock())

@@ -180,7 +180,7 @@ class LeaseVm(SuspendableVm):
         address = self._starter().template.address
         bed = self._store
         saved = await load_delta(
-            partial(delta_file.load, path, key=bed.key, template=address, proven=bed.verified)
+            partial(delta_file.load, path, key=bed.key, template=address, verified=bed.verified)
         )
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
