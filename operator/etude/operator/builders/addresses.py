@@ -25,7 +25,6 @@ def role_address(run: RLRun, role: str, ordinal: int = 0) -> str:
 
 
 def _host_name(run: RLRun, workload: str, ordinal: int) -> str:
-    """The host name that its workload gives a pod."""
     if run.spec.scheduling.kind == "JobSet":
         return f"{workload}-0-{ordinal}"  # the first and only Job of its role
     return names.pod(workload, ordinal)

@@ -191,7 +191,6 @@ def _egress_env(pool: EnvPool) -> list[Manifest]:
 
 
 def _with_placement(pod: RolePod, pool: EnvPool) -> RolePod:
-    """The pod of a host with the pool's resources and placement."""
     placement = pool.spec.placement
     siblings = {names.POOL: pool.metadata.name, names.ROLE: names.HOST}
     return replace(
@@ -206,7 +205,6 @@ def _with_placement(pod: RolePod, pool: EnvPool) -> RolePod:
 
 
 def _cpu(pool: EnvPool) -> str | None:
-    """CPU request of a host, for all of its slots."""
     slot = pool.spec.slot
     if slot.cpu is None:
         return None
@@ -243,7 +241,6 @@ def _devices(pool: EnvPool, role: str, platform: Platform) -> tuple[str, ...]:
 
 
 def _runs_vms(pool: EnvPool) -> bool:
-    """The pool's hosts may run microVMs."""
     return pool.spec.isolation.driver is not DriverName.GVISOR and _outlives_daemon(pool)
 
 

@@ -164,7 +164,6 @@ def _certificate(run: RLRun, role: str, platform: Platform) -> PodCertificate | 
 
 
 def _resume_at(run: RLRun) -> ResumeAt | None:
-    """The checkpoint that the trainer must resume from, once."""
     decision = run.status.resumption
     if decision is None or not decision.number:
         return None
@@ -249,7 +248,6 @@ def _run_pod(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Role
 
 
 def _peer_env(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
-    """Environment variables with the addresses of a role's peers."""
     match role:
         case names.TRAINER:
             return [*_engine_env(run), *_broker_env(run, shape), *_rewards_env(run)]
@@ -274,7 +272,6 @@ def _rewards_env(run: RLRun) -> list[Manifest]:
 
 
 def _broker_env(run: RLRun, shape: RunShape) -> list[Manifest]:
-    """Environment variable with the broker addresses of each environment."""
     targets = {}
     for role in run.spec.roles.environments:
         template = role.pool_template

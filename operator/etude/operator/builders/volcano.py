@@ -11,7 +11,6 @@ from etude.operator.builders.workload import object_head
 from etude.operator.manifests import Manifest
 
 API = "scheduling.volcano.sh/v1beta1"
-SCHEDULER = "volcano"
 
 
 def pod_group_name(run: RLRun, role: str) -> str | None:

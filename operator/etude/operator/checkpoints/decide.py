@@ -249,7 +249,6 @@ def _start_job(
 
 
 def _rejection(observed: ObservedCheckpoint) -> ConditionFact:
-    """The API server's rejection of its Job."""
     assert observed.problem is not None, "asked for without one"  # noqa: S101 - our own mistake
     return false_condition("Ready", observed.problem.reason, observed.problem.message)
 
@@ -339,6 +338,5 @@ def _retry(
 
 
 def _delete_job(observed: ObservedCheckpoint, what: str) -> tuple[Delete, ...]:
-    """Delete a finished Job."""
     job = observed.jobs.get(what)
     return () if job is None or is_deleting(job) else (Delete(ref=ref(job), uid=uid(job)),)

@@ -14,8 +14,8 @@ from etude.operator.builders.run_spec import resolved_spec
 VERIFY = "verify"
 DELETE = "delete"
 
-JANITOR = ("python", "-m", "etude.operator.checkpoints.data_job")
-LOADER = ("python", "-m", "etude.trainer.commands.check_checkpoint")
+DATA_JOB = ("python", "-m", "etude.operator.checkpoints.data_job")
+LOAD_JOB = ("python", "-m", "etude.trainer.commands.check_checkpoint")
 
 
 def job_name(checkpoint: Checkpoint, what: str) -> str:
@@ -49,7 +49,7 @@ def data_job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Pla
     pod = (
         _loading_pod(checkpoint, run, platform)
         if is_load
-        else _janitor_pod(checkpoint, what, platform)
+        else _data_pod(checkpoint, what, platform)
     )
     manifest = {
         "apiVersion": "batch/v1",
@@ -65,11 +65,11 @@ def data_job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Pla
     return Apply(manifest=manifest, manager=names.CHECKPOINT_FIELD_MANAGER)
 
 
-def _janitor_pod(checkpoint: Checkpoint, what: str, platform: Platform) -> RolePod:
+def _data_pod(checkpoint: Checkpoint, what: str, platform: Platform) -> RolePod:
     return RolePod(
         role=names.JANITOR,
         image=platform.images["operator"],
-        command=JANITOR,
+        command=DATA_JOB,
         ports={},
         env=[env(VARIABLE, _order(checkpoint, what, None))],
         secret=_secret(checkpoint),
@@ -89,7 +89,7 @@ def _loading_pod(checkpoint: Checkpoint, run: RLRun | None, platform: Platform) 
     return RolePod(
         role=names.JANITOR,
         image=image,
-        command=LOADER,
+        command=LOAD_JOB,
         ports={},
         env=[env(VARIABLE, _order(checkpoint, VERIFY, model)), env("HOME", SCRATCH_FOLDER)],
         resources=PodResources(memory=memory),

@@ -81,7 +81,6 @@ def _adoption_undone(manifest: Manifest, run: RLRun) -> ConditionFact:
 
 
 def _adopter(manifest: Manifest) -> str:
-    """The uid of the run that adopted it last; empty if none has."""
     annotations = manifest["metadata"].get("annotations") or {}
     return str(annotations.get(names.ADOPTED_BY, ""))
 

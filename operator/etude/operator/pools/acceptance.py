@@ -39,7 +39,7 @@ def driver_problem(spec: EnvPoolSpec, platform: Platform, *, at: str) -> Conditi
         return None
     message = (
         f"{at}.isolation.driver: {driver} needs root, which no pod of a pool is; take QemuMicroVM"
-        " or Auto, or start brokers and nodes of this driver yourself"
+        " or Auto, or start brokers and hosts of this driver yourself"
     )
     return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
 

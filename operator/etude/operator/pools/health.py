@@ -115,7 +115,6 @@ class HealthMonitor:
         )
 
     def _quarantine(self, there: Sequence[Manifest], unwell: set[str], now_s: float) -> set[str]:
-        """Uids of the hosts in quarantine."""
         room = max(1, len(there) // QUARANTINE_SHARE) - len(self._kept)
         new = [uid(host) for host in there if uid(host) in unwell and uid(host) not in self._kept]
         self._kept |= dict.fromkeys(new[: max(0, room)], now_s)

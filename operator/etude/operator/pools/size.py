@@ -215,7 +215,6 @@ def requested_size(pool: EnvPool, observed: ObservedPool) -> PoolSize:
 
 
 def _unready_to_remove(observed: ObservedPool, count: int) -> tuple[str, ...]:
-    """Names of at most `count` hosts that are not ready and hold nothing."""
     reported = reported_hosts(observed.report)
     order = sorted(
         (

@@ -74,6 +74,5 @@ class RunContext:
 
     @property
     def _is_recently_silent(self) -> bool:
-        """The controller has been silent for less than SILENCE_LIMIT_S."""
         silent = self.observed.report.disconnected_since_s
         return silent is not None and self.now.monotonic_s - silent < SILENCE_LIMIT_S

@@ -94,7 +94,7 @@ def phase(context: RunContext, facts: Sequence[ConditionFact]) -> str:
         (fact["Suspended"].holds, "Suspended"),
         (intent is not None and intent.type in SUSPENDING, "Suspending"),
         (not fact["Accepted"].holds, "Pending"),
-        (_is_queued(context), "Queued"),
+        (context.is_queued, "Queued"),
         (not _are_pods_ready(context), "Restarting" if attempt else "Provisioning"),
         (context.is_awaited and fact["Ready"].holds, context.run.status.phase),
         (state in {State.RUN_STATE_UNSPECIFIED, State.RUN_STATE_LOADING}, "Initializing"),
@@ -105,7 +105,6 @@ def phase(context: RunContext, facts: Sequence[ConditionFact]) -> str:
 
 
 def _needed_roles(context: RunContext) -> list[RoleStatus]:
-    """Roles that the active phase needs."""
     return [r for r in context.run.status.roles if r.name == names.TRAINER or context.samples_now]
 
 
@@ -127,13 +126,9 @@ def _release_reason(context: RunContext) -> str | None:
     """The reason for which the run holds no pods on purpose; None if it should hold some."""
     if context.ending is not None:
         return Reason.FINISHED
-    if context.quota is not None and _is_queued(context):
+    if context.quota is not None and context.is_queued:
         return context.quota.reason
     return None if context.is_running else Reason.SUSPENDED
-
-
-def _is_queued(context: RunContext) -> bool:
-    return context.quota is not None and not context.quota.allows_pods
 
 
 def _quota_reserved(context: RunContext) -> ConditionFact:

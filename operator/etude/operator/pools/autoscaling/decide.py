@@ -139,7 +139,6 @@ def _hold_size(
 def _with_sample(
     state: PoolState, metrics: PoolMetrics, config: PoolScalingConfig, *, now_s: float
 ) -> PoolState:
-    """The state with the present metrics added."""
     scaling = config.autoscaling
     demanded = metrics.leased + metrics.queued
     sample = Sample(now_s, demanded)
@@ -154,7 +153,6 @@ def _with_sample(
 def _reactive_size(
     noted: PoolState, metrics: PoolMetrics, config: PoolScalingConfig, *, now_s: float
 ) -> ReactiveSize:
-    """The reactive size; its windows hold at least the present sample."""
     size = reactive_size(
         noted.samples,
         noted.panic,

@@ -162,7 +162,6 @@ def _moments(
 def _held_by_template(
     waves: Mapping[str, Sequence[Wave]], metrics: PoolMetrics
 ) -> dict[str, list[RunningEnvironments]]:
-    """Held leases by template, with their expected duration."""
     leases: dict[str, tuple[Quantile, ...]] = {
         name: group[0].lease or metrics.lease for name, group in waves.items()
     }

@@ -61,7 +61,6 @@ def decide_released(run: RLRun, observed: ObservedRun, now: ClockReading) -> Rel
 
 
 def _has_other_roles(run: RLRun) -> bool:
-    """The run has pods other than its trainer's."""
     own_pools = (role.pool_template is not None for role in run.spec.roles.environments)
     return run_spec.pods_by_role(run).keys() != {names.TRAINER} or any(own_pools)
 
@@ -102,7 +101,6 @@ def _left_s(run: RLRun, report: run_pb2.RunStatus) -> float | None:
 
 
 def _phases_from(run: RLRun, name: str) -> Iterator[Phase]:
-    """The phases from one on."""
     is_reached = False
     for phase in run.spec.phases:
         is_reached = is_reached or phase.name == name

@@ -70,7 +70,6 @@ def _delete_kinds(run: RLRun, observed: ObservedRun, kinds: Set[str]) -> Iterato
 
 
 def _live_parts(run: RLRun, observed: ObservedRun) -> Iterator[tuple[Ref, Manifest]]:
-    """Children with the run's labels that are not terminating."""
     ours = run_spec.run_labels(run).items()
     for key, live in observed.children.items():
         if ours <= labels(live).items() and not is_deleting(live):

@@ -145,6 +145,5 @@ def _has_restarted(intent: Intent, observed: ObservedRun) -> bool:
 
 
 def _pods_to_restart(intent: Intent, observed: ObservedRun) -> list[Manifest]:
-    """Pods of the roles that restart, of this attempt and of earlier ones."""
     roles = [intent.role] if intent.role else list(observed.pods)
     return [pod for role in roles for pod in observed.pods.get(role, ())]
