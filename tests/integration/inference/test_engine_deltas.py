@@ -287,7 +287,7 @@ async def test_no_prefix_is_shared_across_a_swap_unless_it_is_sticky(
 async def test_each_option_reaches_the_part_of_the_engine_that_it_is_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("chosen", "gate"):  # what the bench's own replica told the engine
+    for name in ("salt_by_request", "gate"):  # what the bench's own replica told the engine
         monkeypatch.setattr(bench.engine.llm, name, None)
     options = replace(
         bench.engine.options,
