@@ -5,8 +5,6 @@ CLASSES: frozenset[str] = frozenset()
 
 NAMES = frozenset(
     {
-        # A noun on the wire: the ending of a rollout.
-        "etude.agent.trajectory:RolloutEnding",
         # Verbs: a create-only put of an object store, and PUT of Firecracker's API.
         "etude.common.blobs.memory:put",
         "etude.common.blobs.obstore_client:put",
@@ -14,13 +12,9 @@ NAMES = frozenset(
         "etude.envserver.drivers.vm.firecracker.api_client:put",
         # Machine words of tensors.
         "etude.common.weights.tensors.words",
-        "etude.kernels.raw_words",
         # To be renamed.
         "etude.common.blobs.range_reader:_Wanted",
         "etude.common.weights.coding.codecs.l2:_Found",
-        "etude.envserver.drivers.process_identity:ended",
-        "etude.envserver.drivers.vm.firecracker.template:ended",
-        "etude.envserver.drivers.vm.start.start_scheduler:ended",
         "etude.trainer.export.touched",
     }
 )
