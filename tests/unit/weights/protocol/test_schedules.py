@@ -215,7 +215,9 @@ BROKEN = {
         lambda lease, live: setattr(lease, "live", live),
     ),
     "readers go over refused versions": Broken(
-        "a reader goes around a refused version", "chain_view.list_quarantined", lambda _: frozenset()
+        "a reader goes around a refused version",
+        "chain_view.list_quarantined",
+        lambda _: frozenset(),
     ),
     "readers serve refused versions": Broken(
         "a refused version is not served", "chain_view.list_quarantined", lambda _: frozenset()
