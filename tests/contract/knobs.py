@@ -117,15 +117,15 @@ POOL = {
     "lease.maxQueue": f"{BROKER}.launch_admission policy",
     "lease.maxPerRun": f"{BROKER}.launch_admission policy",
     "lease.queueTimeoutSeconds": f"{BROKER}.broker",
-    "store.endpoint": "etude.common.role_inputs storage",
-    "store.region": "etude.common.role_inputs storage",
+    "store.endpoint": "etude.common.stores storage",
+    "store.region": "etude.common.stores storage",
     "store.secretRef.name": f"{OPERATOR}.builders.pool secret",
     "observability.otlpEndpoint": f"{OPERATOR}.builders.pool observability",
 }
 STORAGE = {
     "uri": f"{CONTROLLER}.inputs",
-    "endpoint": "etude.common.role_inputs",
-    "region": "etude.common.role_inputs",
+    "endpoint": "etude.common.stores",
+    "region": "etude.common.stores",
     "secretRef.name": f"{OPERATOR}.builders.run secret",
 }
 PUBLISHER = f"{TRAINER}.export.publisher"
