@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 GOOD = yaml.safe_load((ROOT / "tests" / "cluster" / "bad_manifests.yaml").read_text())["good"]
 OTHERS = ("keda.sh/v1alpha1",)
-"""APIs that are not ours; tests/unit/operator/integrations/test_keda_scaler.py reads what is said of that one."""
+"""APIs that are not ours; tests/unit/operator/integrations/test_keda_scaler.py reads that one."""
 
 Document = dict[str, Any]
 

@@ -188,7 +188,8 @@ async def test_a_job_runs_once_and_is_complete(tmp_path: Path) -> None:
 def test_a_process_dies_with_its_parent_even_when_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import os, subprocess, sys, time\n"
-        f"tied = [sys.executable, {str(parent_death.__file__)!r}, str(os.getpid()), 'sleep', '600']\n"
+        f"tied = [sys.executable, {str(parent_death.__file__)!r}, str(os.getpid())]\n"
+        "tied += ['sleep', '600']\n"
         "print(subprocess.Popen(tied).pid, flush=True)\n"
         "time.sleep(600)\n"
     )

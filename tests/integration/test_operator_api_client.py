@@ -121,7 +121,9 @@ async def test_a_watch_that_is_refused_is_tried_again_ever_later(
             server.answers[f"GET {path_of(kind)}"] = [listing(1)]
         server.watch_status = 403
         watching = asyncio.create_task(Watches(cluster.rest, cluster.cache).keep_watching())
-        await until(lambda: "watch of Pod: watch /api/v1/pods: 403; retries in 2.0 s" in caplog.messages)
+        await until(
+            lambda: "watch of Pod: watch /api/v1/pods: 403; retries in 2.0 s" in caplog.messages
+        )
         watching.cancel()
     asked = [path for _, path, _ in server.requests if path.startswith(PODS)]
     assert ["watch" in path for path in asked] == [False, True, True, True]

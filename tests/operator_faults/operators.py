@@ -117,10 +117,7 @@ def write_kubeconfig(path: Path, address: str) -> None:
 
 def serve() -> NoReturn:
     """Be the process that operators are split off from."""
-    from etude.operator import (
-        main,  # noqa: PLC0415
-        service,  # noqa: F401, PLC0415 - kopf and the API client
-    )
+    from etude.operator import main, service  # noqa: F401, PLC0415 - kopf and the API client
 
     gc.freeze()
     answers = os.dup(1)

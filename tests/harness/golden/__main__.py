@@ -1,4 +1,4 @@
-"""python -m tests.harness.golden [STAGE] [--write]: play the golden run, compare it, or write it anew."""
+"""python -m tests.harness.golden [STAGE] [--write]: play the golden run; compare or rewrite it."""
 
 import argparse
 import asyncio

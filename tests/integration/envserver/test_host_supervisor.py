@@ -24,7 +24,8 @@ time.sleep(600)
 SUPERVISOR = """
 import sys
 from etude.envserver import host_supervisor, pid_namespace
-pid_namespace.is_possible = pid_namespace.is_possible if sys.argv[1] == "namespace" else lambda: False
+if sys.argv[1] != "namespace":
+    pid_namespace.is_possible = lambda: False
 sys.exit(host_supervisor.supervise([sys.executable, "-c", sys.argv[2]]))
 """
 

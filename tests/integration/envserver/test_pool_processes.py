@@ -142,7 +142,12 @@ async def test_told_to_stop_both_end_well_and_tell_what_they_did(
     ("role", "changes", "status", "said"),
     [
         ("node", {"ETUDE_POOL_FILE": "/no/such/file"}, 78, "/no/such/file"),
-        ("node", {"ETUDE_PORT": "many"}, 78, "ETUDE_PORT: 'many' is not a valid port: use a number from 0 to 65535"),
+        (
+            "node",
+            {"ETUDE_PORT": "many"},
+            78,
+            "ETUDE_PORT: 'many' is not a valid port: use a number from 0 to 65535",
+        ),
         ("node", {"ETUDE_ALLOW_WEAK_ISOLATION": "yes"}, 78, "ETUDE_ALLOW_WEAK_ISOLATION"),
         ("broker", {"ETUDE_PROBE_PORT": "99999"}, 78, "ETUDE_PROBE_PORT"),
         ("other", {}, 78, "usage: etude-envserver broker|node"),
