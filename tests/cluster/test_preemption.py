@@ -1,6 +1,6 @@
 """A run that loses its place in a queue to another one saves first: real trainers on a real node.
 
-Kueue and JobSet are stand-ins (tests/support/kube/controllers); pods, signals, checkpoints are real.
+Kueue and JobSet are stand-ins (tests/support/kube/controllers); pods, signals and saves are real.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Live words in host memory and on a device keep one contract, word for word.
 
-The device is the CPU, where kernels take their reference path, unless ETUDE_TEST_DEVICE names
-another.
+The device is the CPU, where kernels take their reference path, or ETUDE_TEST_DEVICE.
 """
 
 import os
@@ -17,12 +16,8 @@ from hypothesis import strategies as st
 from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs import l2
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR, Codec
-from etude.common.weights.replicas.live_weights import (
-    LiveWeights,
-    Region,
-    identity_regions,
-    slice_regions,
-)
+from etude.common.weights.replicas import live_weights
+from etude.common.weights.replicas.live_weights import LiveWeights, Region
 from etude.common.weights.replicas.regions import Regions
 from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors import digest
@@ -198,7 +193,7 @@ def test_a_commit_gives_the_new_words_of_every_format_and_an_undo_the_old(
 ) -> None:
     old = drawn(MIXED, 1)
     new = stepped(old, 5, density)
-    place = make(MIXED, old, identity_regions(MIXED))
+    place = make(MIXED, old, live_weights.identity_regions(MIXED))
     assert place.live.scan() == state(MIXED, old)
     prepared = place.live.prepare(blocks(MIXED, old, new, codec))
     assert equal(place.read(), old)
@@ -226,7 +221,7 @@ def test_blocks_that_only_old_words_decode_are_decoded_from_the_live_ones(
         for t in schema.tensors
     }
     new = stepped(old, 5, 0.02)
-    place = make(schema, old, identity_regions(schema))
+    place = make(schema, old, live_weights.identity_regions(schema))
     prepared = place.live.prepare(blocks(schema, old, new, codec))
     assert state(schema, old).plus(prepared.digest) == state(schema, new)
     assert place.live.write(prepared)
@@ -240,7 +235,8 @@ def test_slices_of_all_ranks_add_up_to_the_whole(make: Make, ranks: int) -> None
     changed = blocks(MIXED, old, new)
     before = after = digest.ZERO
     for rank in range(ranks):
-        place = make(MIXED, sliced(MIXED, old, rank, ranks), slice_regions(MIXED, rank, ranks))
+        share = live_weights.slice_regions(MIXED, rank, ranks)
+        place = make(MIXED, sliced(MIXED, old, rank, ranks), share)
         before = before.plus(place.live.scan())
         prepared = place.live.prepare(changed)
         after = after.plus(prepared.digest)
@@ -256,7 +252,7 @@ def test_a_region_whose_rows_are_wider_than_a_kernels_tile_is_changed(make: Make
     schema = Schema(grid=1, tensors=(spec("experts", "U8", (2, 600, 1000)),))
     old = drawn(schema, 1)
     new = stepped(old, 5, 0.01)
-    place = make(schema, sliced(schema, old, 1, 2), slice_regions(schema, 1, 2))
+    place = make(schema, sliced(schema, old, 1, 2), live_weights.slice_regions(schema, 1, 2))
     assert place.live.write(place.live.prepare(blocks(schema, old, new)))
     assert equal(place.read(), sliced(schema, new, 1, 2))
 
@@ -264,7 +260,7 @@ def test_a_region_whose_rows_are_wider_than_a_kernels_tile_is_changed(make: Make
 def test_half_a_commit_is_completed_or_undone(make: Make) -> None:
     old = drawn(MIXED, 1)
     new = stepped(old, 5, 0.05)
-    place = make(MIXED, old, identity_regions(MIXED))
+    place = make(MIXED, old, live_weights.identity_regions(MIXED))
     prepared = place.live.prepare(blocks(MIXED, old, new))
     for step, expected in ((place.live.undo, old), (place.live.write, new)):
         place.write("bias", 0, new["bias"])
@@ -278,7 +274,7 @@ def test_half_a_commit_is_completed_or_undone(make: Make) -> None:
 def test_a_word_that_was_neither_old_nor_new_is_told_and_undone(make: Make, name: str) -> None:
     old = drawn(MIXED, 1)
     new = stepped(old, 5, 0.1)
-    place = make(MIXED, old, identity_regions(MIXED))
+    place = make(MIXED, old, live_weights.identity_regions(MIXED))
     prepared = place.live.prepare(blocks(MIXED, old, new))
     at = int(np.flatnonzero(old[name] != new[name])[3])
     place.write(name, at, old[name][at : at + 1] ^ np.array([64], old[name].dtype))
@@ -294,10 +290,9 @@ def test_the_baseline_is_the_exclusive_or_of_a_whole_tensor(make: Make) -> None:
     at = np.flatnonzero(old["down"] != new["down"])
     block = StagedBlock(
         *(0, WHOLE_TENSOR, 0, old["down"].size, Codec.XOR_ZSTD),
-        at.astype(np.uint32),
-        old["down"][at] ^ new["down"][at],
+        *(at.astype(np.uint32), old["down"][at] ^ new["down"][at]),
     )
-    place = make(schema, old, identity_regions(schema))
+    place = make(schema, old, live_weights.identity_regions(schema))
     prepared = place.live.prepare([block])
     assert place.live.scan().plus(prepared.digest) == state(schema, new)
     assert place.live.write(prepared)
@@ -378,7 +373,7 @@ def test_fused_padded_and_repeated_parameters_are_changed_and_counted_once(
 def test_regions_that_no_longer_count_are_still_changed(make: Make) -> None:
     old = drawn(FUSED, 1)
     new = stepped(old, 2, 0.1)
-    place = make(FUSED, old, identity_regions(FUSED))
+    place = make(FUSED, old, live_weights.identity_regions(FUSED))
     place.live.count(
         {t: [r._replace(counted=False) for r in held] for t, held in place.live.regions.items()}
     )
@@ -391,7 +386,7 @@ def test_regions_that_no_longer_count_are_still_changed(make: Make) -> None:
 
 def test_places_that_do_not_increase_are_refused(make: Make) -> None:
     old = drawn(FUSED, 1)
-    place = make(FUSED, old, identity_regions(FUSED))
+    place = make(FUSED, old, live_weights.identity_regions(FUSED))
     bad = StagedBlock(
         0, 0, 0, 70, Codec.L1, np.array([5, 5], np.uint32), np.array([1, 1], np.uint16)
     )
