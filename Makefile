@@ -50,14 +50,14 @@ test-long: $(READY) ## what takes longer: tests marked so, the demo on three see
 	$(RUN) python hack/minio.py --if-possible
 	$(RUN) pytest -m long tests/unit tests/contract tests/integration tests/attacks tests/cluster
 	$(RUN) pytest tests/e2e --timeout=3600
-	$(RUN) python -m tests.chaos
+	$(RUN) python -m tests.harness.chaos
 
 fuzz-frames: $(READY) ## 1,000,000 hostile frames at a node's parser, its channels and a live node, and more at the guest's agent (SEED=0)
 	$(RUN) python -m tests.harness.fuzz --seed $(SEED)
 
 chaos-weights: $(READY) ## 1,000 versions under faults on a folder and on MinIO, 100 on real engines; each check broken once
 	$(RUN) python hack/minio.py --if-possible
-	$(RUN) python -m tests.chaos --seed $(SEED) --mutations
+	$(RUN) python -m tests.harness.chaos --seed $(SEED) --mutations
 
 minio: $(READY) ## build a MinIO server, and run the object store's tests on it too (needs Go)
 	$(RUN) python hack/minio.py

@@ -89,7 +89,8 @@ def test_every_command_of_the_page_works_as_it_stands(page: str, tmp_path: Path)
 
 def test_the_rules_of_the_page_are_those_that_are_looked_for() -> None:
     tasks = ROOT / "services" / "envserver" / "etude" / "envserver" / "tasks"
-    texts = "".join((tasks / name).read_text() for name in ("probe.py", "hidden.py", "lint.py"))
+    modules = ("leak_probe.py", "hidden_content.py", "lint.py")
+    texts = "".join((tasks / name).read_text() for name in modules)
     used = set(re.findall(r'(?:add\(|rule=)"([a-z-]+)"', texts)) | {"gold-lines", "tests-lines"}
     page = (ROOT / "docs" / "how-to" / "write-a-task.md").read_text()
     table = page.partition("## Lint")[2]

@@ -18,7 +18,7 @@ from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
 from etude.inference.worker.device.live_weights import DeviceLiveWeights
 
-CONTRACT = Path(__file__).parents[1] / "unit" / "inference" / "test_live_contract.py"
+CONTRACT = Path(__file__).parents[1] / "unit" / "inference" / "worker" / "test_live_contract.py"
 
 if not torch.cuda.is_available():
     if os.environ.get("ETUDE_REQUIRE") == "gpu":

@@ -50,7 +50,7 @@ def say(line: str) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.chaos", description=__doc__)
     parser.add_argument("--versions", type=int, help=f"{VERSIONS}; {engines.VERSIONS} with engines")
     parser.add_argument("--seed", type=int, default=0)
     only = parser.add_mutually_exclusive_group()

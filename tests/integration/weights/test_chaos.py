@@ -33,7 +33,7 @@ KINDS = {
 def chain(tmp_path: Path, *options: str) -> dict[str, Any]:
     """What a run came to; a run that fails shows what it said."""
     out = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "tests.chaos", "--quick", "--out", str(out), *options]
+    command = [sys.executable, "-m", "tests.harness.chaos", "--quick", "--out", str(out), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     figures: dict[str, Any] = json.loads(out.read_text())
