@@ -17,9 +17,8 @@ from etude.common.errors import CorruptError, StoreError, UnavailableError
 from etude.common.weights import MAX_LAG, VersionId
 from etude.inference.engine.fake import MemoryEngine
 from etude.inference.status import ReplicaState, ReplicaStatus
-from etude.inference.updates import lag as updates_lag
-from etude.inference.updates.follower import VersionFollower
-from etude.inference.updates.lag import READY_LAG
+from etude.inference.updates import follower as updates_lag
+from etude.inference.updates.follower import READY_LAG, VersionFollower
 
 NUMBERS = st.integers(0, 60)
 

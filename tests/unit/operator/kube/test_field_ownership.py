@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.operator.kube.field_ownership import take_over_fields
+from etude.operator.kube.client import take_over_fields
 
 Tree = dict[str, Any]
 NAMES = st.sampled_from(["f:a", "f:b", 'k:{"name":"c"}', "."])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from etude.common.api.run.algorithms import Correction
-from etude.trainer.algorithms import aggregation, importance_sampling, kl, losses
+from etude.trainer.algorithms import aggregation, importance_sampling, losses
+from etude.trainer.algorithms import losses as algorithms_losses
 from etude.trainer.algorithms.importance_sampling import correction_weights
 
 
@@ -163,7 +164,7 @@ def test_the_penalty_in_the_reward_has_the_gradient_of_the_divergence() -> None:
     reference = torch.tensor([0.1, 0.4, -0.3], dtype=torch.float64).log_softmax(0)
     logprobs = logits.log_softmax(0)
     probabilities = logprobs.exp()
-    penalty = kl.kl_penalty(logprobs, reference, coefficient=1.0)
+    penalty = algorithms_losses.kl_penalty(logprobs, reference, coefficient=1.0)
     assert not penalty.requires_grad
     objective = (probabilities.detach() * penalty * logprobs).sum()
     divergence = (probabilities * (logprobs - reference)).sum()
@@ -175,6 +176,6 @@ def test_the_penalty_in_the_reward_has_the_gradient_of_the_divergence() -> None:
 def test_the_reported_divergence_is_never_negative_and_unbiased() -> None:
     p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     q = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
-    values = kl.k3_estimate(q.log() - p.log())
+    values = algorithms_losses.k3_estimate(q.log() - p.log())
     assert (values >= 0).all()
     assert float((p * values).sum()) == pytest.approx(float((p * (p / q).log()).sum()))

@@ -15,7 +15,7 @@ from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import TILE_ELEMENTS, tiling
 from etude.common.weights.tensors.words import word_type
-from etude.inference.updates.path_folding import stage_path_end
+from etude.inference.updates.staging import stage_path_end
 
 SCHEMA = Schema(
     grid=2,

@@ -2,21 +2,74 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from etude.common import weights
 from etude.common.blobs import MissingError
 from etude.common.errors import EtudeError, StoreError, UnavailableError, UnknownIdError
-from etude.common.weights import ReaderLease, VersionId
+from etude.common.weights import MAX_LAG, ReaderLease, VersionId
 from etude.inference import metrics
 from etude.inference.engine.interface import PolicyEngine
 from etude.inference.status import ReplicaState, ReplicaStatus
-from etude.inference.updates import lag
 from etude.inference.updates.audit import Auditor
-from etude.inference.updates.lag import VersionLag
 from etude.inference.updates.staging import Stager
 from etude.inference.updates.updater import ActivatedVersion, Updater
+
+REASON = "ReplicaLagging"
+
+READY_LAG = 2
+"""Largest lag at which a replica becomes ready; one that is ready stays so up to MAX_LAG.
+
+The gap keeps a few slow versions from taking a replica out of rotation and back in.
+"""
+
+
+def is_near(lag: int, *, was_near: bool) -> bool:
+    """True if a replica with this lag gets new requests."""
+    return lag <= (MAX_LAG if was_near else READY_LAG)
+
+
+def lag_versions(live: VersionId, wanted: VersionId, chain: Sequence[VersionId]) -> int:
+    """Number of accepted versions between the live and the wanted one.
+
+    Version numbers alone do not tell: they have gaps where a run was resumed.
+    """
+    return sum(live.number < each.number <= wanted.number for each in chain)
+
+
+def may_lag(live: VersionId | None, wanted: VersionId) -> bool:
+    """True if by the numbers alone a replica may lag too far to become ready."""
+    return wanted.number - (0 if live is None else live.number) > READY_LAG
+
+
+@dataclass(slots=True)
+class VersionLag:
+    """Known lag of a replica behind the version that it should serve.
+
+    While the store does not answer, no newer version is known: the lag stays as it was.
+    """
+
+    is_near: bool = False
+    _wanted: VersionId | None = None
+    _chain: Sequence[VersionId] = ()
+
+    def set_wanted(self, wanted: VersionId, chain: Sequence[VersionId]) -> None:
+        """Set the wanted version, and the accepted chain if the numbers leave the lag open."""
+        self._wanted, self._chain = wanted, chain
+
+    def update_live(self, live: VersionId | None) -> None:
+        """Update from the live version."""
+        if live is not None and self._wanted is not None:
+            self.is_near = is_near(
+                lag_versions(live, self._wanted, self._chain), was_near=self.is_near
+            )
+
+    @property
+    def message(self) -> str:
+        """Reason for not being ready."""
+        return f"too far behind version {self._wanted} for new requests"
+
 
 POLL_S = 1.0
 """Polling interval for versions that were not announced."""
@@ -218,7 +271,7 @@ class VersionFollower:
         """Measure the lag behind a version."""
         live = self.engine.live
         chain: list[VersionId] = []
-        if lag.may_lag(live, wanted):
+        if may_lag(live, wanted):
             chain = await asyncio.to_thread(weights.accepted_chain, self.stager.store)
         self._lag.set_wanted(wanted, chain)
         self._lag.update_live(live)
@@ -244,10 +297,10 @@ class VersionFollower:
             return replace(
                 status,
                 state=ReplicaState.NOT_READY,
-                reason=lag.REASON,
+                reason=REASON,
                 message=f"serves {status.live}, {self._lag.message}",
             )
-        if status.reason == lag.REASON:
+        if status.reason == REASON:
             status = replace(status, reason="", message="")
         return replace(status, state=ReplicaState.CATCHING_UP)
 

@@ -13,13 +13,57 @@ from etude.common import atomic, weights
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, UnavailableError, crossing
 from etude.common.weights import Edge, VersionId, WeightManifest
-from etude.common.weights.replicas import block_reader
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.protocol.plan import Edge
+from etude.common.weights.replicas import block_reader, staged_file
 from etude.common.weights.replicas.block_selection import BlockSelector, select_all
-from etude.common.weights.replicas.mirror import Mirror
-from etude.common.weights.tensors.schema import Schema, parse_schema
+from etude.common.weights.replicas.mirror import Mirror, MirroredVersion
+from etude.common.weights.replicas.staged_file import StagedBlock
+from etude.common.weights.tensors.schema import Schema, TensorSpec, parse_schema
+from etude.common.weights.tensors.tiles import Tiling, tiling
+from etude.common.weights.tensors.words import Words
 from etude.inference import metrics
-from etude.inference.updates.path_folding import stage_path_end
 from etude.inference.updates.update_steps import UpdateStep
+
+
+def stage_path_end(
+    edges: Sequence[Edge], mirror: Mirror, path: Path, tensors: Collection[int]
+) -> None:
+    """Apply a path to a copy of the model on disk, and stage the result.
+
+    Args:
+        edges: the path; the first one is complete.
+        mirror: a complete copy of the model.
+        path: of the file for the workers.
+        tensors: schema indices of the tensors that this engine holds elements of.
+
+    Raises:
+        DamagedEdgeError: a step is damaged in the store, or leads to another state.
+        MissingError: an object was collected.
+        StoreError: the store failed.
+    """
+    for edge in edges:
+        mirror.apply_edge(edge)
+    staged_file.write_blocks(path, _complete(mirror.current_version(), tensors))
+
+
+def _complete(whole: MirroredVersion, tensors: Collection[int]) -> Iterator[StagedBlock]:
+    for tensor, spec in enumerate(whole.schema.tensors):
+        if tensor in tensors and spec.elements:
+            cut = tiling(spec, whole.schema.grid)
+            for number, data in enumerate(_tiles(whole.words[spec.name], spec, cut)):
+                yield StagedBlock(tensor, number, 0, data.size, Codec.DENSE, None, data)
+
+
+def _tiles(words: Words, spec: TensorSpec, cut: Tiling) -> Iterator[Words]:
+    """The words of each tile, in its own order."""
+    planes = words[: spec.elements].reshape(cut.planes, cut.rows, cut.columns)
+    for number in range(cut.tiles):
+        tile = cut.tile(number)
+        rows = slice(tile.row, tile.row + tile.rows)
+        columns = slice(tile.column, tile.column + tile.columns)
+        yield planes[tile.plane, rows, columns].reshape(-1)
+
 
 UNPACKED = 5
 """Bytes on disk per byte in the store: indices of 4 bytes were packed into less than one."""

@@ -30,9 +30,8 @@ from etude.common.weights import (
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.protocol.chain_view import ChainView, ChainViewer
 from etude.common.weights.protocol.retention import ORPHAN_S
-from etude.common.weights.protocol.versions import skip_key
-from etude.common.weights.replicas.mirror import Mirror
-from etude.trainer.compactor.detours import move_around_damage
+from etude.common.weights.protocol.versions import VersionId, skip_key
+from etude.common.weights.replicas.mirror import Change, DamagedEdgeError, Mirror
 from etude.trainer.compactor.folding import FoldWindow, FoldWindows
 from etude.trainer.compactor.keyframes import write_keyframe, write_skip
 from etude.trainer.compactor.parts import PART_BYTES
@@ -48,6 +47,50 @@ from etude.trainer.compactor.schedule import (
 )
 from etude.trainer.compactor.unfinished_uploads import delete_unfinished_uploads
 from etude.trainer.export.codec_choice import CODECS
+
+
+def move_around_damage(
+    mirror: Mirror,
+    version: VersionId,
+    damage: CorruptError | MissingError,
+    *,
+    on_change: Change,
+) -> bool:
+    """Move a copy to a version by steps that are not damaged.
+
+    Args:
+        mirror: becomes the version, or what the last sound step led to.
+        version: an accepted one.
+        damage: what the copy met on the cheapest way.
+        on_change: as in Mirror.move_to().
+
+    Returns:
+        Whether there is a way; False if whatever leads there is damaged or gone.
+
+    Raises:
+        FencedError: the version is not on the accepted chain.
+        StoreError: the store failed.
+    """
+    avoid = _keys(damage)
+    while True:
+        try:
+            # Looks at the store anew: an object may have gone since the caller did.
+            mirror.move_to(version, on_change, avoid=avoid)
+        except (CorruptError, MissingError) as error:
+            keys = _keys(error)
+            if keys <= avoid:
+                return False
+            avoid |= keys
+        else:
+            return True
+
+
+def _keys(damage: CorruptError | MissingError) -> set[str]:
+    """The objects of the step that is damaged; none where no step is."""
+    if isinstance(damage, DamagedEdgeError):
+        return {item.key for item in damage.edge.objects}
+    return set()
+
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from etude.trainer.algorithms import kl
+from etude.trainer.algorithms import losses
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.importance_sampling import correction_weights
 from etude.trainer.algorithms.losses import MAX_EXPONENT
@@ -55,7 +55,8 @@ class PolicyObjective:
         self._record_figure("entropy", scores.entropy())
         self._record_figure("mismatch", (proximal - sampler).abs())
         self._record_figure(
-            "mismatch_k3", kl.k3_estimate((proximal - sampler).clamp(-MAX_EXPONENT, MAX_EXPONENT))
+            "mismatch_k3",
+            losses.k3_estimate((proximal - sampler).clamp(-MAX_EXPONENT, MAX_EXPONENT)),
         )
         self._record_figure("clipped", surrogate.clipped)
         if correction is not None:
@@ -84,7 +85,7 @@ class PolicyObjective:
             return microbatch.advantages
         reference = self.reference(microbatch)
         self._record_figure("reference_kl", proximal - reference)
-        return microbatch.advantages - kl.kl_penalty(
+        return microbatch.advantages - losses.kl_penalty(
             proximal, reference, coefficient=self.algorithm.parameters.kl_coefficient
         )
 

@@ -9,7 +9,7 @@ from tests.unit.envserver.drivers.vm.firecracker.test_firecracker_parts import P
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import template
 from etude.envserver.drivers.vm.firecracker.jail import FirecrackerJail, FirecrackerPrograms
-from etude.envserver.drivers.vm.firecracker.pending_diffs import PendingDiffs
+from etude.envserver.drivers.vm.firecracker.template import PendingDiffs
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from etude.common import atomic
 from etude.common.errors import CorruptError, crossing
 from etude.envserver.drivers.process_identity import ProcessId
 from etude.envserver.drivers.vm import sealed_files, vm_record
@@ -32,7 +33,6 @@ from etude.envserver.drivers.vm.firecracker.api_requests import (
     FirecrackerConfig,
 )
 from etude.envserver.drivers.vm.firecracker.jail import FirecrackerJail
-from etude.envserver.drivers.vm.firecracker.pending_diffs import MAX_PENDING, PendingDiffs
 from etude.envserver.drivers.vm.firecracker.uid_pool import UidPool
 from etude.envserver.drivers.vm.firecracker.vm import FirecrackerVm, HostContext
 from etude.envserver.drivers.vm.guest_vm import BOOT_LIMIT_S, prepare_template
@@ -41,6 +41,53 @@ from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.template_cache import template_address
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.images.built_image import BuiltImage
+
+MAX_PENDING = 16
+"""A diff is merged as soon as it is written; others come from a failure or a dead process."""
+_NOTE = "diffs"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDiffs:
+    """Diffs of one VM that were not merged yet."""
+
+    folder: Path
+    """Folder of the VM; private to the host."""
+
+    def add(self) -> str:
+        """Record the next diff, and return its name.
+
+        Raises:
+            VmmError: what was noted cannot be read.
+        """
+        asked = self._load()
+        self._save(range(asked.start, asked.stop + 1))
+        return _name(asked.stop)
+
+    def pending(self) -> list[str]:
+        """List the recorded diffs, oldest first."""
+        return [_name(number) for number in self._load()]
+
+    def remove_oldest(self) -> None:
+        asked = self._load()
+        self._save(range(asked.start + 1, asked.stop))
+
+    def _load(self) -> range:
+        try:
+            first, behind = map(int, (self.folder / _NOTE).read_text().split())
+        except FileNotFoundError:
+            return range(0)
+        except (OSError, ValueError) as cause:
+            raise VmmError(f"{self.folder / _NOTE}: {cause}") from cause
+        return range(first, behind)
+
+    def _save(self, asked: range) -> None:
+        atomic.write_text(self.folder / _NOTE, f"{asked.start} {asked.stop}")
+
+
+def _name(number: int) -> str:
+    return f"diff-{number}"
+
 
 SNAPSHOT_LIMIT_S = 300.0
 """For a full memory on a slow disk."""
