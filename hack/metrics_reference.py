@@ -11,7 +11,7 @@ MODULES: Mapping[str, str] = {
     "Trainer": "services/trainer/etude/trainer/metrics.py",
     "Inference": "services/inference/etude/inference/metrics.py",
     "Environments: broker and nodes": "services/envserver/etude/envserver/metrics.py",
-    "Rewards": "services/rewards/etude/rewards/service.py",
+    "Rewards": "services/rewards/etude/rewards/metrics.py",
     "Every part: certificates": "services/common/etude/common/tls/metrics.py",
 }
 HEAD = """\

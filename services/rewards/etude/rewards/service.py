@@ -7,28 +7,16 @@ from dataclasses import dataclass
 import grpc
 from opentelemetry import trace
 from opentelemetry.context import Context
-from prometheus_client import Counter, Histogram
 from typing_extensions import override
 
 from etude.common import telemetry
 from etude.common.errors import InvalidFieldError
+from etude.rewards import metrics
 from etude.rewards.faults import Fault
 from etude.rewards.functions.verifier import Grade
 from etude.rewards.rubric import RewardValue
 from etude.rewards.scoring import Scorer
 from etude.v1 import rewards_pb2, rewards_pb2_grpc, rollout_pb2
-
-REWARD_SECONDS = Histogram(
-    "etude_reward_seconds",
-    "Time to score one group.",
-    buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
-)
-REWARD_FAULTS = Counter(
-    "etude_reward_faults_total",
-    "Rollouts that could not be scored, by reason and by who caused it.",
-    ("kind", "blame"),
-)
-
 
 MAX_ROLLOUTS = 1024
 MAX_SCORE_S = 43_200.0
@@ -65,7 +53,7 @@ class RewardService(rewards_pb2_grpc.RewardServiceServicer):
                 request.rollouts,
                 deadline_s=started + ANSWER_SHARE * left_s,
             )
-        REWARD_SECONDS.observe(time.monotonic() - started)
+        metrics.REWARD_SECONDS.observe(time.monotonic() - started)
         for rollout, outcome in zip(request.rollouts, outcomes, strict=True):
             record_reward_span(rollout, outcome)
         return rewards_pb2.ScoreResponse(
@@ -112,7 +100,7 @@ class RewardService(rewards_pb2_grpc.RewardServiceServicer):
 def record(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> rewards_pb2.RewardRecord:
     """A rollout's outcome as a message for the trainer."""
     if isinstance(outcome, Fault):
-        REWARD_FAULTS.labels(kind=outcome.reason, blame="platform").inc()
+        metrics.REWARD_FAULTS.labels(kind=outcome.reason, blame="platform").inc()
         fault = rewards_pb2.RewardFault(reason=outcome.reason, message=outcome.message)
         return rewards_pb2.RewardRecord(rollout_id=rollout.rollout_id, fault=fault)
     success = outcome.success

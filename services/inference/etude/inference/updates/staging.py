@@ -14,7 +14,6 @@ from etude.common.blobs import Store
 from etude.common.errors import CorruptError, UnavailableError, crossing
 from etude.common.weights import Edge, VersionId, WeightManifest
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.protocol.plan import Edge
 from etude.common.weights.replicas import block_reader, staged_file
 from etude.common.weights.replicas.block_selection import BlockSelector, select_all
 from etude.common.weights.replicas.mirror import Mirror, MirroredVersion

@@ -21,12 +21,7 @@ from etude.common.blobs import MissingError, RangeReader, Store
 from etude.common.checkpoints import manifest
 from etude.common.errors import CorruptError, EtudeError, FencedError
 from etude.common.stores import open_run_store
-from etude.common.weights import (
-    GarbageCollector,
-    Retention,
-    VersionId,
-    is_fenced,
-)
+from etude.common.weights import GarbageCollector, Retention, is_fenced
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.protocol.chain_view import ChainView, ChainViewer
 from etude.common.weights.protocol.retention import ORPHAN_S
