@@ -159,7 +159,7 @@ def test_a_restricted_pod_boots_machines_from_the_store_and_says_so(
     place = shard_of("run", 2)
     mine, other = f"machines-broker-{place}", f"machines-broker-{1 - place}"
     asyncio.run(work(f"{pod_ip(kubectl, namespace, mine)}:7020"))
-    with pytest.raises(grpc.aio.AioRpcError, match="clients and nodes need all brokers"):
+    with pytest.raises(grpc.aio.AioRpcError, match="clients and hosts need all brokers"):
         asyncio.run(work(f"{pod_ip(kubectl, namespace, other)}:7020"))
 
     edge = pod_ip(kubectl, namespace, "machines-edge-0")

@@ -141,7 +141,7 @@ async def test_what_is_no_state_ends_the_monitor_with_its_last_words(lab: Lab) -
     garbled = sealed_files.create_sealed("garbled", [b"QEVM\0\0\0\3" + bytes(100)])
     with (
         sealed_files.reopen(garbled) as source,
-        pytest.raises(VmmError, match="monitor ended with 1"),
+        pytest.raises(VmmError, match="the VMM ended with 1"),
     ):
         await receive(shell, source, has_memory=False)
     os.close(garbled)

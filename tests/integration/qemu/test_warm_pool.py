@@ -164,7 +164,7 @@ async def test_a_stock_that_cannot_be_filled_says_why_and_lets_starts_go_on(
         async with asyncio.timeout(microvms.COMMAND_LIMIT_S):
             while not made.warm_pool.refill_error:  # noqa: ASYNC110 - there is no event for tests alone
                 await asyncio.sleep(0.01)
-    assert "the warm pool is not filled" in caplog.text
+    assert "warm pool is not refilled" in caplog.text
     found = await begun(made, tmp_path, "mine")
     assert found.kind is StartKind.SPAWN
     await found.guest.destroy()
