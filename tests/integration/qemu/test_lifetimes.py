@@ -106,7 +106,7 @@ async def test_leases_go_on_in_their_machines_when_the_daemon_is_killed(
     assert await in_call == ["helo"]
     assert await pool.turn(third, ("1", "run_terminal", {"command": "sh greet.sh"})) == ["helo"]
     assert [file.path for file in (await pool.diff(one)).written] == ["greet.sh"]
-    assert "took up 2 machines of 2" in processes.log("node")
+    assert "adopted 2 of 2 VMs" in processes.log("node")
 
 
 async def test_a_lease_whose_machine_dies_is_lost_and_its_slot_is_free(
