@@ -123,7 +123,7 @@ def test_storage_that_cannot_be_made_ends_in_one_line(
     ("fault", "code", "words"),
     [
         (Fault.UNAVAILABLE, 75, "StoreError: memory://: create: "),
-        (Fault.DENIED, 1, "RefusedError: memory://: create: "),
+        (Fault.DENIED, 1, "StoreRefusedError: memory://: create: "),
     ],
 )
 def test_a_store_that_does_not_answer_has_an_exit_code_that_one_that_says_no_has_not(

@@ -17,7 +17,7 @@ PULLS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverP
 CRASHES = {"CrashLoopBackOff"}
 UNMADE = {"CreateContainerError", "CreateContainerConfigError", "RunContainerError"}
 """The kubelet cannot create or start the container."""
-STORE = re.compile(r"\b((Store|Refused|Denied|NoBucket)Error|StorageUnavailable)\b")
+STORE = re.compile(r"\b((Store|StoreRefused|Refused|Denied|NoBucket)Error|StorageUnavailable)\b")
 """Errors of our processes about an object store."""
 STUCK = {"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
 """Reasons of Events while nothing of a pod runs yet."""

@@ -92,7 +92,10 @@ def test_a_crash_is_told_with_its_exit_code_what_that_means_and_its_last_line() 
     assert "kubectl etude logs demo --previous" in found.do
 
 
-@pytest.mark.parametrize("error", ["StoreError", "RefusedError", "DeniedError", "NoBucketError"])
+@pytest.mark.parametrize(
+    "error",
+    ["StoreError", "StoreRefusedError", "RefusedError", "DeniedError", "NoBucketError"],
+)
 def test_a_crash_for_the_object_store_is_the_object_stores_trouble(error: str) -> None:
     words = f"etude-trainer: {error}: s3://runs/demo: create: 403 AccessDenied"
     crashed = pod(
