@@ -15,12 +15,9 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
-
-from typing_extensions import override
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("TRAINER", "INFERENCE", "REWARDS", "ENVSERVER", "OPERATOR")
@@ -173,16 +170,7 @@ def _set_clock(ahead_s: float) -> None:
 
     from grpc.aio import _utils as grpc_times  # noqa: PLC0415
 
-    from etude.operator.kube import leases  # noqa: PLC0415
-
     right = time.time
-
-    class Wrong(datetime):
-        @override
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> "Wrong":
-            return cls.fromtimestamp(right(), tz) + timedelta(seconds=ahead_s)
 
     vars(grpc_times)["time"] = SimpleNamespace(time=right)
     time.time = lambda: right() + ahead_s
-    vars(leases)["datetime"] = Wrong
