@@ -1,22 +1,18 @@
 """Dataset of a supervised phase: transcripts and texts, shuffled and batched by step."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 from urllib.parse import unquote, urlparse
 
-import numpy as np
-
 from etude.agent.chat import ChatFormat
-from etude.common.api.meta import number
-from etude.common.api.run.phases import Dataset, Phase
+from etude.common.api.run.phases import Phase
 from etude.common.api.storage import Storage
 from etude.common.blobs import MissingError
-from etude.common.errors import InvalidFieldError, Problem, UserError
 from etude.common.stores import open_run_store
 from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.data.encoding import RowEncoder, refuse_row
 from etude.trainer.seeding import derive_seed, permute_index
 
 BUCKET_BATCHES = 8
@@ -69,72 +65,36 @@ def load_dataset(
     """
     sequences: list[SupervisedSequence] = []
     for dataset in phase.data or ():
-        reader = _Reader(dataset=dataset, chat=chat, context=context)
+        encoder = RowEncoder(dataset=dataset, chat=chat, max_tokens=context)
         found = [
             sequence
             for line, text in enumerate(_read_lines(dataset.uri, storage), start=1)
-            for sequence in reader.read(text, line)
+            for sequence in _encode_line(encoder, text, f"{dataset.uri} line {line}")
         ]
         if not found:
-            _refuse(dataset.uri, f"dataset {dataset.name} holds no sequence")
+            refuse_row(dataset.uri, f"dataset {dataset.name} holds no sequence")
         sequences += found
     batch_size = phase.batch_size or DEFAULT_BATCH_SIZE
     return SupervisedDataset(sequences=tuple(sequences), batch_size=batch_size, seed=phase.seed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reader:
-    """Turns the lines of one dataset into sequences."""
-
-    dataset: Dataset
-    chat: ChatFormat
-    context: int
-
-    def read(self, text: str, line: int) -> Iterator[SupervisedSequence]:
-        where = f"{self.dataset.uri} line {line}"
-        try:
-            row = json.loads(text)
-        except ValueError as cause:
-            _refuse(where, f"is not JSON: {cause}")
-        match row:
-            case {"messages": [_, *_] as messages}:
-                yield self._transcript(messages, where)
-            case {"text": str(body)} if body:
-                yield from self._text(body)
-            case _:
-                _refuse(where, 'has neither "messages" nor "text"')
-
-    def _transcript(
-        self, messages: Sequence[Mapping[str, object]], where: str
-    ) -> SupervisedSequence:
-        try:
-            ids, written = self.chat.encode_messages(messages)  # type: ignore[arg-type]  # hostile
-        except InvalidFieldError as cause:
-            _refuse(where, str(cause))
-        if len(ids) > self.context:
-            _refuse(where, f"has {len(ids)} tokens, and the model takes {self.context}")
-        weight = number(self.dataset.context_weight)
-        return SupervisedSequence(
-            token_ids=np.asarray(ids, dtype=np.int32),
-            weights=np.where(np.asarray(written), 1.0, weight).astype(np.float32),
-        )
-
-    def _text(self, body: str) -> Iterator[SupervisedSequence]:
-        ids = np.asarray([*self.chat.encode_text(body), self.chat.end_id], dtype=np.int32)
-        for start in range(0, len(ids), self.context):
-            piece = ids[start : start + self.context]
-            yield SupervisedSequence(token_ids=piece, weights=np.ones(len(piece), np.float32))
+def _encode_line(encoder: RowEncoder, text: str, where: str) -> Iterator[SupervisedSequence]:
+    try:
+        row = json.loads(text)
+    except ValueError as cause:
+        refuse_row(where, f"is not JSON: {cause}")
+    yield from encoder.encode(row, where)
 
 
 def _read_lines(uri: str, storage: Storage) -> Iterator[str]:
     try:
         data = _content(uri, storage).decode()
     except (MissingError, FileNotFoundError):
-        _refuse(uri, "is missing")
+        refuse_row(uri, "is missing")
     except OSError as cause:
-        _refuse(uri, f"cannot be read: {cause.strerror}")
+        refuse_row(uri, f"cannot be read: {cause.strerror}")
     except UnicodeDecodeError as cause:
-        _refuse(uri, f"is not UTF-8: {cause}")
+        refuse_row(uri, f"is not UTF-8: {cause}")
     return (line for line in data.split("\n") if line.strip())
 
 
@@ -144,14 +104,3 @@ def _content(uri: str, storage: Storage) -> bytes:
         return Path(unquote(parts.path)).read_bytes()
     folder, _, name = uri.rpartition("/")
     return open_run_store(folder, storage).get(name)
-
-
-def _refuse(where: str, what: str) -> NoReturn:
-    raise UserError(
-        Problem(
-            reason="InvalidData",
-            what=what,
-            where=where,
-            fix='one JSON object per line: {"messages": […]} or {"text": "…"}',
-        )
-    )

@@ -1,0 +1,181 @@
+"""Streams of training batches, and their cursors."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Barrier
+
+import numpy as np
+import pytest
+
+from etude.common.api.storage import Storage
+from etude.common.errors import CorruptError, UserError
+from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.data import files
+from etude.trainer.learner.data.encoding import refuse_row
+from etude.trainer.learner.data.jsonl_blocks import JsonRow
+from etude.trainer.learner.data.stream import DatasetStream, TokenStream, read_cursor
+from etude.trainer.learner.data.windows import (
+    EncodedShare,
+    RankExchange,
+    SingleRank,
+    WindowReader,
+)
+
+CAPACITY = 64
+
+
+def encode(row: JsonRow) -> Iterator[SupervisedSequence]:
+    """A row [id, length] becomes its id, so many times."""
+    match row.value:
+        case {"text": str(text)}:
+            number, length = map(int, text.split())
+        case _:
+            refuse_row(row.where, "no text")
+    ids = np.full(length, number, dtype=np.int32)
+    yield SupervisedSequence(token_ids=ids, weights=np.ones(length, dtype=np.float32))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, first, count in (("a", 0, 300), ("b", 1_000, 200)):
+        rows = [{"text": f"{first + i} {1 + i * 7 % 40}"} for i in range(count)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    return tmp_path
+
+
+def stream(
+    folder: Path,
+    *,
+    cursor: str = "",
+    ranks: RankExchange | None = None,
+    weights: dict[str, float] | None = None,
+) -> TokenStream:
+    storage = Storage(uri=f"file://{folder}")
+    shares = weights or {"a": 1.0, "b": 1.0}
+    listed = {name: files.list_files(f"file://{folder}/{name}.jsonl", storage) for name in shares}
+    digests = {name: files.listing_digest(each) for name, each in listed.items()}
+    cursors = read_cursor(cursor, digests)
+    pool = ThreadPoolExecutor(1)
+    datasets = [
+        DatasetStream(
+            name=name,
+            reader=WindowReader(
+                blocks=files.list_blocks(each, block_bytes=256),
+                encode=encode,
+                ranks=ranks or SingleRank(),
+                capacity=CAPACITY,
+                seed=5,
+                window_bytes=2_000,
+            ),
+            cursor=cursors[name],
+            pool=pool,
+        )
+        for name, each in listed.items()
+    ]
+    return TokenStream(datasets=datasets, weights=shares, rows_per_batch=4)
+
+
+def ids(batch: Sequence[SupervisedSequence]) -> list[tuple[int, int]]:
+    return [(int(each.token_ids[0]), each.token_ids.size) for each in batch]
+
+
+def test_one_pass_gives_every_sequence_once(folder: Path) -> None:
+    taken = stream(folder, weights={"a": 1.0})
+    dataset = taken.datasets[0]
+    seen: Counter[tuple[int, int]] = Counter()
+    while True:
+        row = dataset.take_row()
+        if dataset.cursor.pass_number:
+            break
+        seen.update(ids(row))
+    assert seen == Counter((i, 1 + i * 7 % 40) for i in range(300))
+
+
+def test_a_stream_goes_on_from_its_cursor_as_if_it_had_not_stopped(folder: Path) -> None:
+    whole = stream(folder)
+    batches = [ids(whole.take_batch()) for _ in range(60)]
+    for stopped_after in (0, 1, 7, 23, 59):
+        first = stream(folder)
+        for _ in range(stopped_after):
+            first.take_batch()
+        rest = stream(folder, cursor=first.cursor() if stopped_after else "")
+        assert ids(rest.take_batch()) == batches[stopped_after]
+
+
+@dataclass(slots=True)
+class ThreadRank:
+    """A rank that is a thread of this process."""
+
+    rank: int
+    size: int
+    shares: list[EncodedShare]
+    barrier: Barrier
+
+    def gather_objects(self, value: EncodedShare) -> list[EncodedShare]:
+        self.shares[self.rank] = value
+        self.barrier.wait(timeout=30)
+        gathered = list(self.shares)
+        self.barrier.wait(timeout=30)
+        return gathered
+
+
+def run_ranks(folder: Path, size: int) -> list[list[list[tuple[int, int]]] | Exception]:
+    shares, barrier = [EncodedShare([])] * size, Barrier(size)
+
+    def run(rank: int) -> list[list[tuple[int, int]]] | Exception:
+        taken = stream(folder, ranks=ThreadRank(rank, size, shares, barrier))
+        try:
+            return [ids(taken.take_batch()) for _ in range(40)]
+        except UserError as error:
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_any_number_of_ranks_sees_the_same_batches(folder: Path, size: int) -> None:
+    alone = stream(folder)
+    expected = [ids(alone.take_batch()) for _ in range(40)]
+    assert run_ranks(folder, size) == [expected] * size
+
+
+def test_a_bad_row_stops_all_ranks(folder: Path) -> None:
+    with (folder / "b.jsonl").open("a") as file:
+        file.write('{"body": 1}\n')
+    errors = run_ranks(folder, 3)
+    assert all(isinstance(each, UserError) for each in errors)
+    assert len({str(each) for each in errors}) == 1
+
+
+@pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (3.0, 1.0), (0.1, 0.9)])
+def test_tokens_follow_the_weights_of_the_datasets(folder: Path, a: float, b: float) -> None:
+    taken = stream(folder, weights={"a": a, "b": b})
+    for _ in range(200):
+        taken.take_batch()
+    tokens = {each.name: each.cursor.tokens for each in taken.datasets}
+    assert abs(tokens["a"] / sum(tokens.values()) - a / (a + b)) <= CAPACITY / sum(tokens.values())
+
+
+def test_a_cursor_of_other_files_is_refused(folder: Path) -> None:
+    taken = stream(folder)
+    taken.take_batch()
+    (folder / "a.jsonl").write_text('{"text": "1 1"}\n')
+    with pytest.raises(UserError, match=r"dataset a.*has other files than when the run stopped"):
+        stream(folder, cursor=taken.cursor())
+
+
+def test_a_damaged_cursor_is_refused() -> None:
+    with pytest.raises(CorruptError, match="data cursor"):
+        read_cursor("{", {})
+
+
+def test_a_dataset_without_a_sequence_is_refused(folder: Path) -> None:
+    (folder / "a.jsonl").write_text("\n\n")
+    with pytest.raises(UserError, match="a whole pass over the data holds no sequence"):
+        stream(folder, weights={"a": 1.0}).take_batch()
