@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
 from etude.cli.weights.verification import verify
@@ -24,7 +25,6 @@ from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
-from etude.trainer.simulation.workers import SimulatedLearners
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
 DISK = 'mount -t tmpfs -o size=2m tmpfs "$1" && shift && exec "$@"'

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.support.stores.store_faults import Fault, FaultyStore, Schedule
+from tests.support.trainer_simulation.workers import SimulatedLearners
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId, WeightManifest, read_manifest
 from etude.trainer.controller.run import Run
-from etude.trainer.simulation.workers import SimulatedLearners
 
 SFT_STEPS = 4
 RL_STEPS = 6

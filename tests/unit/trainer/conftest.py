@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.trainer_simulation.workers import SimulatedLearners, SimulatedRollouts
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from typing_extensions import override
 
@@ -26,7 +27,6 @@ from etude.trainer.controller.journal.audit import JournalAudit, audit_journal
 from etude.trainer.controller.program import train
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.run import Run, RunServices, root_cause
-from etude.trainer.simulation.workers import SimulatedLearners, SimulatedRollouts
 
 SFT_STEPS = 4
 RL_STEPS = 6

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.trainer_simulation.workers import SimulatedLearners
 
 from etude.common.blobs import MemoryStore
 from etude.common.role_inputs import ResolvedRun
@@ -14,7 +15,6 @@ from etude.common.run_folder.record import StoreRecord
 from etude.common.weights import VersionId, newest_version
 from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.run import Run
-from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
 
 SFT_STEPS = 4

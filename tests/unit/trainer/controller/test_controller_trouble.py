@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.trainer.store_outages import replace_learners
+from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
 from etude.common.api.run.spec import RLRunSpec
@@ -25,7 +26,6 @@ from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import InfraFailuresError, MismatchError
 from etude.trainer.controller.program import train
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
 
 SFT_STEPS = 4

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.support.trainer_simulation.workers import SimulatedLearners, SimulatedRollouts
 from typing_extensions import override
 
 from etude.common import weights
@@ -16,7 +17,6 @@ from etude.trainer.controller.admission.quarantine_marks import QuarantineMarks,
 from etude.trainer.controller.journal import write_ahead_log
 from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.simulation.workers import SimulatedLearners, SimulatedRollouts
 from etude.v1 import journal_pb2, rollout_pb2
 
 MakeWorld = Callable[..., Any]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.trainer_simulation.workers import SimulatedLearners
 
 from etude.common.api.run.checkpointing import EVERY_STEPS, Checkpointing
 from etude.common.checkpoints.manifest import Reason
@@ -15,7 +16,6 @@ from etude.trainer.controller.checkpoints import cadence
 from etude.trainer.controller.checkpoints.cadence import REST, CheckpointCadence, CheckpointRequests
 from etude.trainer.controller.checkpoints.saver import CheckpointSaver
 from etude.trainer.controller.run import Run
-from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
 
 MakeWorld = Callable[..., Any]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.support.trainer.store_outages import replace_learners
+from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
 from etude.cli.weights.verification import verify
@@ -17,7 +18,6 @@ from etude.trainer.controller import lifecycle
 from etude.trainer.controller.checkpoints.recovery import OpenedRun
 from etude.trainer.controller.inputs import Inputs
 from etude.trainer.export.receipts import NonFiniteWeightsError, PublishBase, RankReceipt
-from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import run_pb2
 
 MakeWorld = Callable[..., Any]

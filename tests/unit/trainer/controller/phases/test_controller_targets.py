@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.trainer_simulation.workers import SimulatedLearners
 
 from etude.common.api.run.phase_goals import Gate, meets_threshold
 from etude.trainer.controller.checkpoints.state import EvaluationResult
 from etude.trainer.controller.phases import targets
 from etude.trainer.controller.phases.targets import GateNotMetError
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.simulation.workers import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
 SFT_STEPS = 4

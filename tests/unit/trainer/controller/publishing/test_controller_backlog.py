@@ -19,6 +19,7 @@ from tests.support.trainer.store_outages import (
     stalled,
     steps,
 )
+from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
 from etude.common import weights
@@ -27,7 +28,6 @@ from etude.common.errors import StoreError
 from etude.trainer.controller import store_retry
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.learner.batches import NonFiniteLossError, PolicyBatch, StepResult
-from etude.trainer.simulation.workers import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
 

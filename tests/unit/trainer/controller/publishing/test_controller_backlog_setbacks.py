@@ -21,6 +21,7 @@ from tests.support.trainer.store_outages import (
     stalled,
     steps,
 )
+from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
 from etude.common import weights
@@ -31,7 +32,6 @@ from etude.trainer.compactor.schedule import EMPTY
 from etude.trainer.controller import store_retry
 from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.simulation.workers import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from tests.support.stores.store_faults import FaultyStore, Schedule
+from tests.support.trainer_simulation import weights as simulation_weights
+from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
 from etude.common import weights
@@ -28,8 +30,6 @@ from etude.trainer.controller.publishing import compaction
 from etude.trainer.controller.publishing.compaction import CompactionMonitor
 from etude.trainer.controller.run import Run
 from etude.trainer.learner.batches import PolicyBatch, StepResult
-from etude.trainer.simulation import weights as simulation_weights
-from etude.trainer.simulation.workers import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
 from etude.common import weights
@@ -22,7 +23,6 @@ from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.run import Run
-from etude.trainer.simulation.workers import SimulatedLearners
 from etude.v1 import weights_pb2_grpc
 
 MakeWorld = Callable[..., Any]

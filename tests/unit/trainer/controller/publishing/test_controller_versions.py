@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
 from etude.common import weights
@@ -27,7 +28,6 @@ from etude.trainer.controller.publishing.versions import BaseLostError, VersionC
 from etude.trainer.controller.run import Run
 from etude.trainer.controller.store_retry import StoreRetry
 from etude.trainer.export.receipts import PublishBase, RankReceipt, build_manifest
-from etude.trainer.simulation.workers import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
 

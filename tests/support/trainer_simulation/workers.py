@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from tests.support.trainer_simulation import weights as simulation_weights
+from tests.support.trainer_simulation.weights import SimulatedPublisher
 from typing_extensions import override
 
 from etude.common.api.run.phases import Phase
@@ -26,8 +28,6 @@ from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.protocol import Learners
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
 from etude.trainer.seeding import derive_seed
-from etude.trainer.simulation import weights as simulation_weights
-from etude.trainer.simulation.weights import SimulatedPublisher
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
 
 END_ID = 4
@@ -138,7 +138,7 @@ class SimulatedRollouts(RolloutWorkers):
     async def run(self, order: GroupRequest) -> GroupResult:
         self.orders.append(order)
         oldest = self.serving()
-        await asyncio.sleep(random.Random(order.seed).random() * self.longest_s)  # noqa: S311
+        await asyncio.sleep(random.Random(order.seed).random() * self.longest_s)
         newest = self.serving()
         records = [self._record(order, index, oldest, newest) for index in order.indices]
         return GroupResult(
@@ -151,7 +151,7 @@ class SimulatedRollouts(RolloutWorkers):
     def _record(
         self, order: GroupRequest, index: int, oldest: VersionId, newest: VersionId
     ) -> journal_pb2.JournalRollout:
-        draw = random.Random(derive_seed(order.seed, index))  # noqa: S311 - a simulation
+        draw = random.Random(derive_seed(order.seed, index))
         name = order.rollout_id(index)
         if draw.random() < self.fault_share:
             fault = rewards_pb2.RewardFault(reason="PlatformFault", message="simulated")
