@@ -33,6 +33,8 @@ class RolloutGroup:
     """Index of each rollout that was dropped to be redrawn, by its id."""
     serving: int | None = None
     """Oldest position that engines served when its rollouts started; unset while none runs."""
+    _oldest: dict[int, VersionId] = field(default_factory=dict)
+    """Oldest version of each finished rollout, by index; decoded once."""
 
     def missing_indices(self, size: int) -> list[int]:
         """Indices without a finished rollout."""
@@ -59,10 +61,31 @@ class RolloutGroup:
         """Position of the oldest version that touched any token of a valid rollout."""
         positions = [
             position
-            for index in self.valid_indices()
-            if (position := position_of(oldest_version(self.finished[index].rollout))) is not None
+            for index in self.finished
+            if index not in self.masked
+            and (position := position_of(self._oldest_version(index))) is not None
         ]
         return min(positions, default=None)
+
+    def oldest_bound(self, position_of: PositionOf) -> int | None:
+        """Oldest position of its finished rollouts, and of those that still run.
+
+        None if no rollout is finished or running. A group that is resumed or redrawn keeps the
+        age of its finished siblings.
+        """
+        known = (self.oldest_position(position_of), self.serving)
+        return min((each for each in known if each is not None), default=None)
+
+    def _oldest_version(self, index: int) -> VersionId:
+        """Oldest version of a finished rollout; each group is asked at each change of any."""
+        if index not in self._oldest:
+            self._oldest[index] = oldest_version(self.finished[index].rollout)
+        return self._oldest[index]
+
+    def remove_finished(self, index: int) -> None:
+        """Remove a finished rollout, to be redrawn."""
+        del self.finished[index]
+        self._oldest.pop(index, None)
 
 
 def oldest_version(rollout: rollout_pb2.Rollout) -> VersionId:

@@ -229,7 +229,7 @@ def _remove_rollout(group: RolloutGroup, body: journal_pb2.JournalDrop) -> int:
     new = named - group.masked
     if body.reason in REDRAWN:
         for index in new:
-            del group.finished[index]
+            group.remove_finished(index)
             group.spent[body.rollout_id] = index
     else:
         group.masked |= new

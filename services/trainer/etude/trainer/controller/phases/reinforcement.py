@@ -185,11 +185,7 @@ class ReinforcementPhase:
         return not group.missing_indices(self.algorithm.group_size)
 
     def _deadline_of(self, group: RolloutGroup) -> GroupDeadline:
-        oldest = (
-            group.oldest_position(self._accounting.position)
-            if self._is_ready(group)
-            else group.serving
-        )
+        oldest = group.oldest_bound(self._accounting.position)
         return GroupDeadline(
             group.group_id,
             self.bound.deadline(self._serving_position if oldest is None else oldest),
@@ -234,7 +230,8 @@ class ReinforcementPhase:
         """Drop groups that a platform fault made too stale: the bound has priority."""
         run = self.run
         for group in self._live_groups():
-            if self._is_ready(group) and self.bound.is_late(
+            # Its finished siblings may be too old before the missing ones are drawn again.
+            if group.group_id not in self._in_flight and self.bound.is_late(
                 self._deadline_of(group).deadline, trainer=run.progress.cursor.step
             ):
                 drop_group(run.book, group, "stale")
@@ -317,7 +314,8 @@ class ReinforcementPhase:
         for record in records:
             self.run.book.write(journal_pb2.JournalRecord(rollout=record))
         self.run.plans.forecast.record_leases(task.environment, records)
-        drop_faulty(self.run.book, self._live_groups())
+        group.serving = None
+        drop_faulty(self.run.book, [group])
         del self._in_flight[group.group_id]
         self._changed.set()
 
