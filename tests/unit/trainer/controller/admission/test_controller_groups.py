@@ -134,6 +134,24 @@ def test_a_group_is_as_old_as_its_oldest_valid_rollout() -> None:
     assert group(lost(0), masked=(0,)).oldest_position(KNOWN.get) is None
 
 
+@pytest.mark.parametrize(("serving", "bound"), [(5, 4), (3, 3), (None, 4)])
+def test_a_resumed_group_keeps_the_age_of_its_finished_siblings(
+    serving: int | None, bound: int
+) -> None:
+    resumed = group(scored(0, 1.0))
+    resumed.serving = serving
+    assert resumed.oldest_bound(KNOWN.get) == bound
+
+
+def test_a_group_whose_only_rollout_is_redrawn_is_as_old_as_what_runs() -> None:
+    redrawn = group(scored(0, 1.0))
+    assert redrawn.oldest_bound(KNOWN.get) == 4
+    redrawn.remove_finished(0)
+    assert redrawn.oldest_bound(KNOWN.get) is None
+    redrawn.serving = 5
+    assert redrawn.oldest_bound(KNOWN.get) == 5
+
+
 def test_faults_wait_for_their_drop_on_the_record() -> None:
     waiting = group(scored(0, 1.0), lost(1))
     assert waiting.faulty_indices() == [1]
