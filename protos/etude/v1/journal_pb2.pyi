@@ -83,18 +83,20 @@ class JournalBatch(_message.Message):
     def __init__(self, phase: _Optional[str] = ..., step: _Optional[int] = ..., group_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JournalStep(_message.Message):
-    __slots__ = ("phase", "step", "loss", "grad_norm", "weight_digest")
+    __slots__ = ("phase", "step", "loss", "grad_norm", "weight_digest", "data_cursor")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DATA_CURSOR_FIELD_NUMBER: _ClassVar[int]
     phase: str
     step: int
     loss: float
     grad_norm: float
     weight_digest: str
-    def __init__(self, phase: _Optional[str] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., grad_norm: _Optional[float] = ..., weight_digest: _Optional[str] = ...) -> None: ...
+    data_cursor: str
+    def __init__(self, phase: _Optional[str] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., grad_norm: _Optional[float] = ..., weight_digest: _Optional[str] = ..., data_cursor: _Optional[str] = ...) -> None: ...
 
 class JournalPublished(_message.Message):
     __slots__ = ("epoch", "number", "step", "manifest_sha256")

@@ -9,8 +9,8 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tests.support.trainer_simulation import weights as simulation_weights
@@ -43,6 +43,8 @@ class SimulatedLearners(Learners):
     mismatch: float = 0.0
     trained: list[str] = field(default_factory=list)
     """Digest after each step."""
+    data_cursors: list[str] = field(default_factory=list)
+    """Position in streamed data with which each phase was started."""
     steps_until_crash: int = -1
     """Steps until a simulated crash; -1 for none."""
     after_step: Callable[[], None] = lambda: None
@@ -76,13 +78,20 @@ class SimulatedLearners(Learners):
         )
 
     @override
-    async def start_phase(self, phase: Phase, step: int) -> None:
+    async def start_phase(self, phase: Phase, step: int, data_cursor: str = "") -> None:
         self.phase = phase.name
+        self.data_cursors.append(data_cursor)
 
     @override
     async def supervised_step(self, step: int) -> StepResult:
         await asyncio.sleep(0)
-        return self._advance(f"{self.phase}/{step}".encode())
+        result = self._advance(f"{self.phase}/{step}".encode())
+        return replace(result, data_cursor=f"{self.phase} {step + 1}")
+
+    @override
+    async def held_out_losses(self) -> Mapping[str, float]:
+        await asyncio.sleep(0)
+        return {"held-out": 1.0 / (1 + len(self.trained))}
 
     @override
     async def policy_step(self, batch: PolicyBatch) -> StepResult:

@@ -3,6 +3,11 @@
 from prometheus_client import Counter, Gauge, Histogram
 
 LOSS = Gauge("etude_trainer_loss", "Loss of the last optimiser step.")
+HELD_OUT_LOSS = Gauge(
+    "etude_trainer_held_out_loss",
+    "Mean loss of a trained token of held-out data, in nats.",
+    ["dataset"],
+)
 ENTROPY = Gauge("etude_trainer_entropy", "Nats per trained token in the last policy step.")
 GRAD_NORM = Gauge("etude_trainer_grad_norm", "Gradient norm of the last step, before clipping.")
 MISMATCH = Gauge(

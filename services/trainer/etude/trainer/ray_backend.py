@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -184,13 +184,18 @@ class RayLearners(Learners):
             raise unwrap_ray_error(error) from error
 
     @override
-    async def start_phase(self, phase: Phase, step: int) -> None:
-        await self._call("start_phase", phase.to_json(), step)
+    async def start_phase(self, phase: Phase, step: int, data_cursor: str = "") -> None:
+        await self._call("start_phase", phase.to_json(), step, data_cursor)
 
     @override
     async def supervised_step(self, step: int) -> StepResult:
         result: StepResult = await self._call("supervised_step", step)
         return result
+
+    @override
+    async def held_out_losses(self) -> Mapping[str, float]:
+        losses: Mapping[str, float] = await self._call("held_out_losses")
+        return losses
 
     @override
     async def policy_step(self, batch: PolicyBatch) -> StepResult:

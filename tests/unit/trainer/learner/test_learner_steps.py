@@ -380,3 +380,20 @@ def test_a_folder_without_a_usable_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(UserError, match="holds pickled weights"):
         load_policy(tmp_path, seed=0)
+
+
+def test_held_out_loss_is_what_a_step_would_report_and_changes_nothing(build: Build) -> None:
+    learner = build()
+    learner.start_phase(SFT, 0)
+    rng = np.random.default_rng(0)
+    sequences = [
+        SupervisedSequence(
+            token_ids=rng.integers(0, 64, length).astype(np.int32),
+            weights=rng.choice(np.array([0.0, 0.5, 1.0], np.float32), length),
+        )
+        for length in (3, 17, 9)
+    ]
+    before = learner.digest()
+    loss = learner.held_out_loss(sequences)
+    assert learner.digest() == before
+    assert learner.supervised_step(sequences).loss == pytest.approx(loss, abs=1e-6)

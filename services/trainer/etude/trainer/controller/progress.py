@@ -61,14 +61,15 @@ class RunProgress:
     def enter_phase(self, phase: Phase) -> None:
         cursor = self.cursor
         if cursor.phase != phase.name or phase.name not in cursor.starts:
-            cursor.phase, cursor.step = phase.name, 0
+            cursor.phase, cursor.step, cursor.data = phase.name, 0, ""
             cursor.starts[phase.name] = cursor.global_step
             self.figures.step_seconds, self.figures.window = [], []
 
-    def complete_step(self, seconds: float) -> None:
-        """Advance by one optimiser step that took this long."""
+    def complete_step(self, seconds: float, data_cursor: str = "") -> None:
+        """Advance by one optimiser step that took this long, and streamed data to this position."""
         cursor, figures = self.cursor, self.figures
         cursor.step += 1
+        cursor.data = data_cursor
         cursor.global_step += 1
         figures.productive_seconds += seconds
         figures.step_seconds = [*figures.step_seconds, round(seconds, 4)][-KEPT_STEP_TIMES:]

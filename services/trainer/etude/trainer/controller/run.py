@@ -138,7 +138,7 @@ class Run:
 
     def complete_step(self, result: StepResult, *, seconds: float) -> None:
         """Advance by one optimiser step, journal it, and report it."""
-        self.progress.complete_step(seconds)
+        self.progress.complete_step(seconds, result.data_cursor)
         self.checkpoints.count_step()
         cursor, status = self.progress.cursor, self.reporter.status
         body = journal_pb2.JournalStep(
@@ -147,6 +147,7 @@ class Run:
             loss=result.loss,
             grad_norm=result.grad_norm,
             weight_digest=result.weight_digest,
+            data_cursor=result.data_cursor,
         )
         self.book.write(journal_pb2.JournalRecord(step=body))
         status.loss = result.loss

@@ -110,6 +110,8 @@ class StepResult:
     seconds: float
     extra: Mapping[str, float] = field(default_factory=dict)
     """Further figures of the algorithm, for metrics only."""
+    data_cursor: str = ""
+    """Position in streamed data after the step, as JSON; empty without any."""
 
 
 def links_of(rollout: rollout_pb2.Rollout, *, index: int) -> tuple[PolicySequence, ...]:

@@ -1,7 +1,7 @@
 """The learner of one rank: weights, training steps, gradient accumulation, export, restore."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from blake3 import blake3
@@ -96,6 +96,25 @@ class Learner:
             weight_digest=self.digest(),
             seconds=time.perf_counter() - started,
         )
+
+    def held_out_loss(self, sequences: Sequence[SupervisedSequence]) -> float:
+        """Mean loss of a trained token, in nats; trains nothing.
+
+        Raises:
+            InvalidFieldError: a token that the model does not know, or a sequence too long.
+        """
+        self._check_batch(sequences)
+        total = torch.zeros((), dtype=torch.float64)
+        with torch.no_grad():
+            for loss in microbatch_losses(
+                self.policy,
+                rows.supervised_rows(sequences),
+                imitation_loss,
+                ranks=self._ranks,
+                max_tokens=self._config.micro_batch_tokens,
+            ):
+                total += loss.cpu()
+        return float(self._ranks.total(total))
 
     def policy_step(self, batch: PolicyBatch) -> StepResult:
         """One update from the rewards of whole groups.
@@ -277,14 +296,26 @@ def accumulate_gradients(
         The loss of the whole batch.
     """
     policy.zero_grad()
-    plan = plan_microbatches(
-        [row.token_ids.size for row in rows], ranks=ranks.size, max_tokens=max_tokens
-    )
     total = torch.zeros((), dtype=torch.float64)
-    for places in plan[ranks.rank]:
-        microbatch = collate([rows[place] for place in places], device=ranks.device)
-        scores = policy(microbatch.token_ids, microbatch.rows, microbatch.places)
-        loss = objective(scores, microbatch)
+    for loss in microbatch_losses(policy, rows, objective, ranks=ranks, max_tokens=max_tokens):
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         total += loss.detach().cpu()
     return float(ranks.total(total))
+
+
+def microbatch_losses(
+    policy: Policy,
+    rows: Sequence[TrainingRow],
+    objective: Objective,
+    *,
+    ranks: RankGroup,
+    max_tokens: int,
+) -> Iterator[Tensor]:
+    """Compute the loss of each of this rank's microbatches; every one is collective."""
+    plan = plan_microbatches(
+        [row.token_ids.size for row in rows], ranks=ranks.size, max_tokens=max_tokens
+    )
+    for places in plan[ranks.rank]:
+        microbatch = collate([rows[place] for place in places], device=ranks.device)
+        scores = policy(microbatch.token_ids, microbatch.rows, microbatch.places)
+        yield objective(scores, microbatch)

@@ -1,5 +1,6 @@
 """Protocol between the controller and the learner, as it crosses Ray."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from etude.common.api.run.phases import Phase
@@ -19,11 +20,18 @@ class LearnerLostError(UnavailableError):
 class Learners(Protocol):
     """The learner, all ranks of it together."""
 
-    async def start_phase(self, phase: Phase, step: int) -> None:
-        """Start a phase of which `step` steps are done, or update its settings and data."""
+    async def start_phase(self, phase: Phase, step: int, data_cursor: str = "") -> None:
+        """Start a phase of which `step` steps are done, or update its settings and data.
+
+        Streamed data goes on from the cursor, which the last step's result has.
+        """
 
     async def supervised_step(self, step: int) -> StepResult:
         """Train on the batch of a step, counted from 0."""
+        ...
+
+    async def held_out_losses(self) -> Mapping[str, float]:
+        """Mean loss of a trained token of each dataset of the phase's validation, in nats."""
         ...
 
     async def policy_step(self, batch: PolicyBatch) -> StepResult:

@@ -1,6 +1,7 @@
 """Actor of one learner rank: the learner with the dataset that it trains on."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from etude.agent.chat import ChatFormat
@@ -12,8 +13,11 @@ from etude.common.errors import WrongStateError
 from etude.common.stores import open_run_store
 from etude.common.weights import VersionId
 from etude.trainer.export.receipts import PublishBase, RankReceipt
-from etude.trainer.learner.batches import PolicyBatch, StepResult
+from etude.trainer.learner.batches import PolicyBatch, StepResult, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.data.phase_data import DataReader
+from etude.trainer.learner.data.rank_exchange import ProcessGroupExchange
+from etude.trainer.learner.data.stream import TokenStream
 from etude.trainer.learner.dataset import SupervisedDataset, load_dataset
 
 if TYPE_CHECKING:
@@ -31,7 +35,8 @@ class LearnerRank:
     def __init__(self, config: LearnerConfig) -> None:
         self._config = config
         self._store = open_run_store(config.storage.uri, config.storage)
-        self._corpus: SupervisedDataset | None = None
+        self._data: SupervisedDataset | TokenStream | None = None
+        self._held_out: Mapping[str, list[SupervisedSequence]] = {}
 
     def load(self) -> None:
         """Load the model; Ray would report an error of the constructor as a dead actor."""
@@ -40,18 +45,28 @@ class LearnerRank:
 
         self._learner = Learner(self._config)
 
-    def start_phase(self, phase_json: Mapping[str, object], step: int) -> None:
-        """Start or update a phase, and load its dataset if it has one."""
+    def start_phase(
+        self, phase_json: Mapping[str, object], step: int, data_cursor: str = ""
+    ) -> None:
+        """Start or update a phase, and open its data if it has any."""
         phase = Phase.model_validate(phase_json)
-        self._corpus = None
+        self._data, self._held_out = None, {}
         if phase.data is not None:
-            self._corpus = load_dataset(
-                phase,
-                chat=ChatFormat.load(self._config.model_folder),
-                context=self._learner.policy.config.max_position_embeddings,
-                storage=self._config.storage,
-            )
+            self._open_data(phase, data_cursor)
         self._learner.start_phase(phase_json, step)
+
+    def _open_data(self, phase: Phase, data_cursor: str) -> None:
+        config = self._config
+        chat = ChatFormat.load(config.model_folder)
+        context = self._learner.policy.config.max_position_embeddings
+        reader = DataReader(chat=chat, context=context, storage=config.storage)
+        if phase.batch_tokens is None:
+            self._data = load_dataset(phase, chat=chat, context=context, storage=config.storage)
+        else:
+            ranks = ProcessGroupExchange(config.rank, config.world_size)
+            self._data = reader.open_stream(phase, ranks=ranks, cursor=data_cursor)
+        if phase.validation is not None:
+            self._held_out = reader.load_held_out(phase.validation)
 
     def supervised_step(self, step: int) -> StepResult:
         """Train on the batch of a step.
@@ -59,9 +74,25 @@ class LearnerRank:
         Raises:
             WrongStateError: the phase has no data.
         """
-        if self._corpus is None:
-            raise WrongStateError("the phase has no data")
-        return self._learner.supervised_step(self._corpus.batch(step))
+        match self._data:
+            case None:
+                raise WrongStateError("the phase has no data")
+            case SupervisedDataset():
+                return self._learner.supervised_step(self._data.batch(step))
+            case TokenStream():
+                result = self._learner.supervised_step(self._data.take_batch())
+                return replace(
+                    result,
+                    data_cursor=self._data.cursor(),
+                    extra=dict(result.extra) | {"data_fill": self._data.fill},
+                )
+
+    def held_out_losses(self) -> Mapping[str, float]:
+        """Mean loss of a trained token of each held-out dataset, in nats."""
+        return {
+            name: self._learner.held_out_loss(sequences)
+            for name, sequences in self._held_out.items()
+        }
 
     def policy_step(self, batch: PolicyBatch) -> StepResult:
         return self._learner.policy_step(batch)

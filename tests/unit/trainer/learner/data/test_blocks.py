@@ -26,8 +26,8 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
     else:
-        compress = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
-        path.write_bytes(compress(data))
+        packed = {".gz": gzip.compress(data), ".zst": zstandard.compress(data)}
+        path.write_bytes(packed.get(path.suffix, data))
 
 
 def read_all(uri: str, folder: Path) -> list[object]:

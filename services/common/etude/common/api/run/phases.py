@@ -25,15 +25,44 @@ class AsyncMode(StrEnum):
     FULLY_ASYNC = "FullyAsync"
 
 
-class Dataset(Model):
-    """Transcripts to learn from."""
+class HeldOutDataset(Model):
+    """Transcripts or texts, from their beginning."""
 
     name: Name
-    """Shown in errors about it."""
+    """Shown in errors and figures about it."""
     uri: Uri
-    """A JSON-lines file: {"messages": […]} per line for chats, {"text": …} for plain text."""
+    """A JSON-lines file: {"messages": […]} per line for chats, {"text": …} for plain text. With
+    batchTokens also .jsonl.gz, .jsonl.zst, .parquet, or a folder of such files."""
     context_weight: Fraction = "0"
     """Loss weight of tokens that the assistant did not write; its own have 1."""
+
+
+class Dataset(HeldOutDataset):
+    """Transcripts to learn from."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="double(self.weight) > 0.0",
+            holds=lambda s: number(s.weight) > 0,
+            message="weight must be above 0: with 0 the dataset is never read",
+            fix="give a share, or remove the dataset",
+            field_path=".weight",
+        ),
+    )
+
+    weight: Fraction = "1"
+    """With batchTokens: share of the tokens, relative to the other datasets."""
+
+
+class Validation(Model):
+    """Held-out loss of a supervised phase."""
+
+    data: Annotated[tuple[HeldOutDataset, ...], Field(min_length=1, max_length=32), NAMED]
+    """Data that is not trained on; any kind of file."""
+    every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    """Steps between two measurements; there is one before the first step and one at the end."""
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 262_144
+    """Tokens of each dataset, from its beginning."""
 
 
 class TaskSet(Model):
@@ -211,6 +240,31 @@ class Phase(Model):
             fix="add data: [{name, uri}] and remove tasks, algorithm, asyncLimits and rollout",
         ),
         Rule(
+            cel="self.type != 'ReinforcementLearning' || (!has(self.batchTokens)"
+            " && !has(self.validation))",
+            holds=lambda s: not s.is_rl or (s.batch_tokens is None and s.validation is None),
+            message="a phase of type ReinforcementLearning has no batchTokens and no validation",
+            fix="remove them; evaluation measures such a phase",
+        ),
+        Rule(
+            cel="!has(self.batchSize) || !has(self.batchTokens)",
+            holds=lambda s: s.batch_size is None or s.batch_tokens is None,
+            message="batchSize and batchTokens exclude each other",
+            fix="keep batchTokens for data of any size, batchSize for a small file",
+            field_path=".batchTokens",
+        ),
+        Rule(
+            cel="!has(self.sequenceTokens) || (has(self.batchTokens)"
+            " && self.sequenceTokens <= self.batchTokens)",
+            holds=lambda s: (
+                s.sequence_tokens is None
+                or (s.batch_tokens is not None and s.sequence_tokens <= s.batch_tokens)
+            ),
+            message="sequenceTokens needs batchTokens, and is at most as large",
+            fix="set batchTokens to a multiple of sequenceTokens",
+            field_path=".sequenceTokens",
+        ),
+        Rule(
             cel="!has(self.successPolicy) || (self.type == 'ReinforcementLearning')"
             " == (self.successPolicy.metric != 'Loss')",
             holds=lambda s: (
@@ -234,7 +288,14 @@ class Phase(Model):
     optimizer: Optimizer
     """AdamW and its schedule."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Supervised phases: sequences per step; 12 unless set."""
+    """Supervised phases: sequences per step; 12 unless set. The data is read into memory."""
+    batch_tokens: Annotated[int, Field(ge=16, le=1_000_000_000)] | None = None
+    """Supervised phases: tokens per step, instead of batchSize. The data is streamed, packed into
+    rows of sequenceTokens, and may be of any size."""
+    sequence_tokens: Annotated[int, Field(ge=16, le=10_000_000)] | None = None
+    """With batchTokens: longest sequence; the model's context, or batchTokens, unless set."""
+    validation: Validation | None = None
+    """Supervised phases: what the held-out loss is measured on; it is not unless set."""
     data: Annotated[tuple[Dataset, ...], Field(min_length=1, max_length=32), NAMED] | None = None
     """Supervised phases: transcripts."""
     tasks: Annotated[tuple[TaskSet, ...], Field(min_length=1, max_length=64), NAMED] | None = None

@@ -65,6 +65,8 @@ class Cursor(BaseModel):
     """Met or NotMet, by phase whose gate was checked."""
     policy: tuple[int, int] | None = None
     """Epoch and number of the newest published version."""
+    data: str = ""
+    """Position in the active phase's streamed data, as JSON; empty without any."""
     evaluated: list[str] = Field(default_factory=list)
     """Finished evaluations, so that a resume does not repeat them."""
 

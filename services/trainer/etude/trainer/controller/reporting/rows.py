@@ -90,6 +90,11 @@ def version_row(
     )
 
 
+def held_out_row(place: RowPosition, losses: Mapping[str, float]) -> Row:
+    """Held-out losses of a supervised phase, by dataset."""
+    return place.row("held_out", losses={name: round(loss, 6) for name, loss in losses.items()})
+
+
 class StepFaults(NamedTuple):
     """Rollouts that platform faults cost a step."""
 

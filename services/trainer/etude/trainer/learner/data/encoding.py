@@ -8,7 +8,7 @@ import numpy as np
 
 from etude.agent.chat import ChatFormat
 from etude.common.api.meta import number
-from etude.common.api.run.phases import Dataset
+from etude.common.api.run.phases import HeldOutDataset
 from etude.common.errors import InvalidFieldError, Problem, UserError
 from etude.trainer.learner.batches import SupervisedSequence
 
@@ -17,7 +17,7 @@ from etude.trainer.learner.batches import SupervisedSequence
 class RowEncoder:
     """Turns rows of one dataset into sequences."""
 
-    dataset: Dataset
+    dataset: HeldOutDataset
     chat: ChatFormat
     max_tokens: int
     """Longest sequence: longer texts are cut, longer transcripts are refused."""
