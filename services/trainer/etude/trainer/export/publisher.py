@@ -39,6 +39,7 @@ from etude.trainer.export.shard_packer import PackedShard, ShardPacker
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.parameters import StepObserver
 from etude.trainer.model.policy import Policy
+from etude.trainer.model.weight_digest import total_digest
 
 T = TypeVar("T")
 
@@ -245,11 +246,7 @@ class Publisher(StepObserver):
         return self._digests
 
     def _is_state(self, digests: list[Digest], base: VersionRef) -> bool:
-        own = sum_digests(digests)
-        # Sums of 64-bit integers wrap around, as those of the digest do.
-        lanes = torch.tensor([_signed(own.a), _signed(own.b)], dtype=torch.int64)
-        wanted = Digest.parse(base.state)
-        return self._ranks.total(lanes).tolist() == [_signed(wanted.a), _signed(wanted.b)]
+        return total_digest(sum_digests(digests), self._ranks) == Digest.parse(base.state)
 
     def _receipt(self, version: VersionId, packed: PackedShard) -> RankReceipt:
         rank = self._ranks.rank
@@ -282,7 +279,3 @@ class Publisher(StepObserver):
     @property
     def _is_delta(self) -> bool:
         return self._settings.encoding != "Full"
-
-
-def _signed(lane: int) -> int:
-    return lane - (1 << 64) if lane >= 1 << 63 else lane

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from blake3 import blake3
 from torch import Tensor
 
 from etude.common import weights
@@ -31,8 +30,9 @@ from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import Microbatch, collate, plan_microbatches
 from etude.trainer.model import fsdp, tensor_bits
 from etude.trainer.model.fsdp import RankGroup
-from etude.trainer.model.parameters import gather_full, local_shard, parameters_by_name
+from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.policy import Policy, load_policy
+from etude.trainer.model.weight_digest import weight_digest
 
 
 class Learner:
@@ -233,12 +233,8 @@ class Learner:
         return PhasePosition(restored.state.phase.name, restored.state.step)
 
     def digest(self) -> str:
-        """BLAKE3 of the fp32 weights, in the order of their names; collective."""
-        hasher = blake3()
-        for name, parameter in parameters_by_name(self.policy).items():
-            hasher.update(name.encode())
-            hasher.update(hf_folder.to_wire_tensor(name, gather_full(parameter)).data)
-        return hasher.hexdigest()
+        """State digest of the master weights; collective, and reads only this rank's shards."""
+        return weight_digest(self.policy, self._ranks)
 
     def _check_finite(self) -> None:
         """Refuse weights that no run could resume from, judged in the published dtype.
