@@ -1,0 +1,1 @@
+"""Model folders at their sources, and their sealed copies in object stores."""
