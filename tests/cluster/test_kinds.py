@@ -102,10 +102,10 @@ def test_nobody_scales_a_pool_beyond_its_most_or_one_that_sizes_itself(
     refused = kubectl(*scale, "--replicas=5", fails=True)
     assert "replicas must be at most maxReplicas" in refused
     refused = patch(kubectl, pool, {"autoscaling": {}}, fails=True)
-    assert "the operator decides how many nodes there are" in refused
+    assert "the operator decides how many hosts there are" in refused
     patch(kubectl, pool, {"autoscaling": {"schedule": SCHEDULE}, "replicas": None})
     refused = kubectl(*scale, "--replicas=3", fails=True)
-    assert "the operator decides how many nodes there are" in refused
+    assert "the operator decides how many hosts there are" in refused
     shown = json.loads(kubectl("-n", namespace, "get", "envp", "python-repos", "-o", "json"))
     assert shown["spec"]["autoscaling"]["mode"] == "Predictive"
     assert shown["spec"]["autoscaling"]["schedule"][0]["timeZone"] == "UTC"

@@ -168,6 +168,6 @@ def test_a_restricted_pod_boots_machines_from_the_store_and_says_so(
 
     refused = json.dumps({"spec": {"brokers": 3}})
     patch = ("patch", "envp", "machines", "--type=merge", "-p", refused)
-    assert "immutable while the pool has nodes" in kubectl("-n", namespace, *patch, fails=True)
+    assert "immutable while the pool has hosts" in kubectl("-n", namespace, *patch, fails=True)
     kubectl("-n", namespace, "patch", "envp", "machines", "--type=json", "-p", WITHOUT_EDGE)
     kubectl("-n", namespace, "wait", "--for=delete", "pod/machines-edge-0", f"--timeout={LIMIT_S}s")

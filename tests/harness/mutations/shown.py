@@ -203,7 +203,7 @@ def _unsized(spec: Manifest) -> Manifest:
 
 
 def _is_sized(spec: Manifest) -> bool:
-    """Whether the operator decides how many nodes there are."""
+    """Whether the operator decides how many hosts there are."""
     return spec.get("autoscaling", {}).get("mode", "") in {"Reactive", "Predictive"}
 
 

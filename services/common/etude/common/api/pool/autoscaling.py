@@ -15,7 +15,7 @@ Seconds = Annotated[int, Field(ge=1, le=86_400)]
 
 
 class ScalingMode(StrEnum):
-    """Source of a pool's number of nodes."""
+    """Source of a pool's number of hosts."""
 
     MANUAL = "Manual"
     REACTIVE = "Reactive"
@@ -24,18 +24,18 @@ class ScalingMode(StrEnum):
 
 
 DECIDED = (ScalingMode.REACTIVE, ScalingMode.PREDICTIVE)
-"""Modes in which the operator decides, and spec.replicas is nobody's."""
+"""Modes in which the operator decides, and spec.replicas is unused."""
 
 
 class ZeroMode(StrEnum):
-    """Permission to have no node at all."""
+    """Permission to have no host at all."""
 
     NEVER = "Never"
     WHEN_IDLE = "WhenIdle"
 
 
 class ScaleToZero(Model):
-    """Scaling of an idle pool to no node at all."""
+    """Scaling of an idle pool to no host at all."""
 
     mode: ZeroMode = ZeroMode.NEVER
     """WhenIdle: after a whole stable window without demand, and graceSeconds. The brokers stay, so
@@ -83,16 +83,16 @@ class PredictiveScaling(Model):
 
 
 class Refill(Model):
-    """Limits on the creation of nodes."""
+    """Limits on the creation of hosts."""
 
     max_per_second: Annotated[int, Field(ge=1, le=1_000)] = 50
-    """Nodes that one second may bring."""
+    """Hosts that one second may bring."""
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] = 200
-    """Nodes that are not ready yet at any time."""
+    """Hosts that are not ready yet at any time."""
 
 
 class Autoscaling(Model):
-    """Autoscaling of the number of nodes by demand."""
+    """Autoscaling of the number of hosts by demand."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -104,7 +104,7 @@ class Autoscaling(Model):
             " || (has(self.schedule) && size(self.schedule) > 0)"
             " || has(self.refill))",
             holds=lambda s: s.mode in DECIDED or s.is_bare,
-            message="in modes Manual and External somebody else decides, and nothing reads"
+            message="in modes Manual and External the operator does not decide, and nothing reads"
             " targetUtilizationPercent, stableWindowSeconds, panicWindowPercent,"
             " panicThresholdPercent, maxScaleUpRate, maxScaleDownRate, scaleDownDelaySeconds,"
             " burstCapacity, scaleToZero, schedule and refill",
@@ -155,13 +155,13 @@ class Autoscaling(Model):
     """Slots that a burst may ask for at once: condition BurstCapacityMet says whether they would be
     there. 0 unless set."""
     scale_to_zero: ScaleToZero | None = None
-    """A pool keeps one node at least unless this says otherwise."""
+    """A pool keeps one host at least unless this says otherwise."""
     schedule: Annotated[tuple[ScheduleEntry, ...], Field(max_length=16)] = ()
     """Slots to have from times of day on."""
     predictive: PredictiveScaling | None = None
     """Use of the runs' plans."""
     refill: Refill | None = None
-    """Limits on the creation of nodes."""
+    """Limits on the creation of hosts."""
 
     @property
     def is_bare(self) -> bool:

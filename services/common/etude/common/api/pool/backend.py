@@ -6,7 +6,7 @@ from etude.common.api.meta import Rule
 
 
 class Backend(StrEnum):
-    """Kind of object for one node: a pod, or a Sandbox of the project agent-sandbox."""
+    """Kind of object for one host: a pod, or a Sandbox of the project agent-sandbox."""
 
     PODS = "Pods"
     AGENT_SANDBOX = "AgentSandbox"

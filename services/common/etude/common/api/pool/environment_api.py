@@ -13,6 +13,6 @@ class EnvironmentApi(Model):
     keys_ref: NameRef
     """Secret whose entry `keys` has a line for each API key, as `etude-envserver key` prints it."""
     workspace: Uri | None = None
-    """First files of a sandbox that somebody asks for; none unless set."""
+    """First files of a requested sandbox; none unless set."""
     max_sandboxes: Annotated[int, Field(ge=1, le=10_000)] = 100
     """Sandboxes at a time, over all keys."""

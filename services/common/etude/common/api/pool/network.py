@@ -48,7 +48,7 @@ class HttpMethod(StrEnum):
 
 
 class EgressCredential(Model):
-    """A header that nodes add to requests; environments never see it."""
+    """A header that hosts add to requests; environments never see it."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -63,7 +63,7 @@ class EgressCredential(Model):
     header: Annotated[str, Field(pattern=HEADER, max_length=64)] = "Authorization"
     """Its name; what an environment sends under it is replaced."""
     secret_ref: NameRef
-    """Secret with the header's value, mounted into the nodes."""
+    """Secret with the header's value, mounted into the hosts."""
     key: Annotated[str, Field(pattern=DATA_KEY, max_length=253)] = "value"
     """The Secret's key that holds it, such as `Bearer …`, in one line."""
 
@@ -76,14 +76,14 @@ class EgressRule(Model):
             cel="self.mode != 'Tunnel' || ((!has(self.methods) || size(self.methods) == 0)"
             " && (!has(self.paths) || size(self.paths) == 0))",
             holds=lambda s: s.mode is not EgressMode.TUNNEL or not (s.methods or s.paths),
-            message="nobody can see methods and paths inside of a tunnel",
+            message="methods and paths inside of a tunnel cannot be seen",
             fix="set mode to Https and have clients ask for http://, or remove them",
             field_path=".mode",
         ),
         Rule(
             cel="self.mode == 'Https' || !has(self.credential)",
             holds=lambda s: s.mode is EgressMode.HTTPS or s.credential is None,
-            message="a credential needs a request that the node can read and then encrypts",
+            message="a credential needs a request that the host can read and then encrypts",
             fix="set mode to Https, or remove credential",
             field_path=".mode",
         ),
@@ -98,7 +98,8 @@ class EgressRule(Model):
     """Port of the host: 443, and 80 for Http, unless set."""
     mode: EgressMode = EgressMode.TUNNEL
     """Tunnel carries the client's own TLS, as https:// through a proxy does. Http and Https carry
-    requests for http://, which nodes read; with Https the node speaks TLS with the host."""
+    requests for http://, which hosts read; with Https the environment host
+    speaks TLS with the upstream."""
     methods: Annotated[tuple[HttpMethod, ...], Field(max_length=8)] = ()
     """Methods that requests may have; all if there are none. Not for Tunnel."""
     paths: Annotated[
@@ -107,7 +108,7 @@ class EgressRule(Model):
     """Beginnings of paths, up to a slash, that requests may have; all if there are none. Not for
     Tunnel."""
     credential: EgressCredential | None = None
-    """Header that nodes add. For Https only."""
+    """Header that hosts add. For Https only."""
 
     @property
     def effective_port(self) -> int:
@@ -147,7 +148,7 @@ class Network(Model):
     listed: Annotated[tuple[EgressRule, ...], Field(max_length=32, alias="rules"), NAMED] = ()
     """Hosts that environments may reach; of several that fit, one that allows it counts."""
     policy: PolicyManagement = "Managed"
-    """Managed makes a NetworkPolicy for brokers, nodes and the edge, where the cluster enforces
+    """Managed makes a NetworkPolicy for brokers, hosts and the edge, where the cluster enforces
     them. With Unmanaged the namespace's own decide what these pods may reach."""
     max_mib: Annotated[int, Field(ge=1, le=1_048_576)] = 1_024
     """What one environment may send and receive together; then it reaches nothing any more."""

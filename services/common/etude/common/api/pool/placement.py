@@ -1,4 +1,4 @@
-"""Placement of a pool's nodes on machines."""
+"""Placement of a pool's hosts on nodes."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -10,7 +10,7 @@ KEY = rf"^(({SUBDOMAIN}/)?{QUALIFIED})?$"
 
 
 class Toleration(Model):
-    """A taint that does not keep nodes away, as Kubernetes writes it."""
+    """A taint that does not keep hosts away, as Kubernetes writes it."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -32,12 +32,12 @@ class Toleration(Model):
 
 
 class Placement(Model):
-    """Placement of a pool's nodes on machines."""
+    """Placement of a pool's hosts on nodes."""
 
     node_selector: dict[str, LabelValue] = Field(default_factory=dict, max_length=64)
-    """Labels that a machine must carry."""
+    """Labels that a node must carry."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
-    """Taints that do not keep nodes away."""
+    """Taints that do not keep hosts away."""
     one_per_machine: bool = False
-    """Nodes of this pool never share a machine, as those of a DaemonSet: a replica for which there
-    is no machine waits for one."""
+    """Hosts of this pool never share a node, as those of a DaemonSet: a replica for which there is
+    no node waits for one."""

@@ -4,13 +4,13 @@ from etude.common.api.meta import Rule, number
 from etude.common.api.pool.autoscaling import ZeroMode
 
 _DECIDES = "(has(self.autoscaling) && self.autoscaling.mode in ['Reactive', 'Predictive'])"
-"""CEL for: the operator decides how many nodes there are."""
+"""CEL for: the operator decides how many hosts there are."""
 
 SIZES: tuple[Rule, ...] = (
     Rule(
         cel=f"!{_DECIDES} || !has(self.replicas)",
         holds=lambda s: not s.is_sized_for_demand or s.replicas is None,
-        message="with autoscaling.mode Reactive or Predictive the operator decides how many nodes"
+        message="with autoscaling.mode Reactive or Predictive the operator decides how many hosts"
         " there are, and not replicas",
         fix="remove replicas, or take autoscaling.mode: Manual",
         field_path=".replicas",
@@ -19,7 +19,7 @@ SIZES: tuple[Rule, ...] = (
         cel=f"!{_DECIDES} || has(self.maxReplicas)",
         holds=lambda s: not s.is_sized_for_demand or s.max_replicas is not None,
         message="with mode Reactive or Predictive a pool grows by itself, and needs maxReplicas:"
-        " the most nodes that it may have",
+        " the most hosts that it may have",
         fix="set maxReplicas",
         field_path=".autoscaling",
     ),

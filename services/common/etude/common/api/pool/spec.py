@@ -67,20 +67,20 @@ class Template(Model):
     """Name that tasks ask for."""
     image: Annotated[str, Field(max_length=512, pattern=IMAGE)] | None = None
     """What a microVM boots: an image of the pool's store, as `etude images push` prints it, or the
-    name or folder of one that `etude images build` made on the node. Without it environments see
-    the node's own programs."""
+    name or folder of one that `etude images build` made on the host. Without it environments see
+    the host's own programs."""
     trust: Trust = Trust.UNTRUSTED
     """Untrusted templates are refused by drivers whose isolation is weak."""
     egress: Annotated[tuple[Name, ...], Field(max_length=6)] | None = None
     """Names of the pool's network rules that its environments may use: all unless set, and with an
     empty list none."""
     warm_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
-    """Environments that each node keeps ready, whatever is planned; each takes about 17 MiB. GVisor
+    """Environments that each host keeps ready, whatever is planned; each takes about 17 MiB. GVisor
     and Process prepare none and refuse it."""
 
 
 class Isolation(Model):
-    """Isolation of environments from each other and from their node."""
+    """Isolation of environments from each other and from their host."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -104,9 +104,9 @@ class Isolation(Model):
     )
 
     minimum: IsolationLevel = IsolationLevel.MICRO_VM
-    """Weakest acceptable wall; a pool never silently gets less."""
+    """Weakest acceptable isolation; a pool never silently gets less."""
     driver: DriverName = DriverName.AUTO
-    """Auto takes QemuMicroVM where every template has an image and the node can boot it, GVisor
+    """Auto takes QemuMicroVM where every template has an image and the host can boot it, GVisor
     where that cannot be had or is a weaker wall than the pool accepts, and Process otherwise.
     Firecracker needs KVM, and is taken by name only."""
 
@@ -115,7 +115,7 @@ class Slot(Model):
     """Resources of one environment."""
 
     cpu: Annotated[str, Field(max_length=32, pattern=CPU)] | None = None
-    """CPU that a node's pod requests for each of its slots, a Kubernetes quantity; it requests
+    """CPU that a host's pod requests for each of its slots, a Kubernetes quantity; it requests
     none unless set. Environments rest between calls, so a slot needs a fraction of one."""
     memory_mib: Annotated[int, Field(ge=64, le=65_536)] | None = None
     """Memory of a microVM, 256 unless set; with GVisor what the files of its workspace may take.
@@ -123,27 +123,27 @@ class Slot(Model):
 
 
 class Quarantine(StrEnum):
-    """Treatment of a node that is not healthy."""
+    """Treatment of a host that is not healthy."""
 
     ALWAYS = "Always"
     NEVER = "Never"
 
 
 class Health(Model):
-    """Limits after which a node gives up a template, and a pool a node."""
+    """Limits after which a host gives up a template, and a pool a host."""
 
     readiness_grace_seconds: Annotated[int, Field(ge=10, le=86_400)] | None = None
-    """A node whose containers run and that is not ready for so long is not well: 300 unless set."""
+    """A host whose containers run and that is not ready so long is unhealthy: 300 unless set."""
     crash_loop_threshold: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Machines of a template that crash one after the other as they start, before the node leaves
-    it alone for a while; and restarts of a node in a row, before it is not well: 5 unless set.
-    GVisor and Process start no machines and refuse it."""
+    """VMs of a template that crash one after the other as they start, before the host leaves it
+    alone for a while; and restarts of a host in a row, before it is unhealthy: 5 unless set.
+    GVisor and Process start no VMs and refuse it."""
     unschedulable_recheck_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    """Once a node has waited for a machine for so long the pool makes no more, until none waits: 60
+    """Once a host has waited for a node for so long the pool makes no more, until none waits: 60
     unless set."""
     quarantine: Quarantine | None = None
-    """Always, unless set: a node that is not well is kept for an hour, to be looked at, with
-    another in its place; one in ten, and one in any case. Never: it is deleted and made anew."""
+    """Always, unless set: an unhealthy host is kept for an hour for inspection, with another in its
+    place; one in ten, and one in any case. Never: it is deleted and replaced."""
 
 
 class LeasePolicy(Model):
@@ -155,7 +155,7 @@ class LeasePolicy(Model):
     """Environments that may wait; more are refused with a retry hint."""
     max_per_run: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Environments that one run may hold and wait for; more are refused with a retry hint. Without
-    it one run may take the whole pool while nobody else asks."""
+    it one run may take the whole pool while no other run asks."""
     queue_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
     """Longest wait for a slot where a client sets none. A run's rollouts wait for four of their own
     time limits, and at least 600 s; a verifier waits for its own."""
@@ -176,7 +176,7 @@ class SearchSettings(Model):
 
     backend: Annotated[str, Field(max_length=32, pattern=BACKEND)] = "hashed-1"
     """Where vectors come from: hashed-1 needs no model, minilm-l6-v2 is a packaged sentence model,
-    trained-… a table that `make search-model` wrote. A node without this one does not start."""
+    trained-… a table that `make search-model` wrote. A host without this one does not start."""
     models: Annotated[str, Field(max_length=512, pattern=MODELS)] | None = None
     """Folder with the trained table of that name."""
 
@@ -203,7 +203,7 @@ class EnvPoolSpec(Model):
             cel=_unless(_BOUND_TO_A_NODE, "!has(self.snapshotsUri)"),
             holds=lambda s: s.snapshots_uri is None or s.isolation.driver not in _BOUND_TO_A_NODE,
             message="snapshots of this isolation.driver hold memory that is of use on their own"
-            " node only: it takes no snapshotsUri",
+            " host only: it takes no snapshotsUri",
             fix="remove snapshotsUri, or take isolation.driver: Process",
             field_path=".snapshotsUri",
         ),
@@ -227,7 +227,7 @@ class EnvPoolSpec(Model):
             holds=lambda s: (
                 s.health.crash_loop_threshold is None or s.isolation.driver not in _PREPARE_NOTHING
             ),
-            message="this isolation.driver starts no machines that could crash one after the other",
+            message="this isolation.driver starts no VMs that could crash one after the other",
             fix="remove crashLoopThreshold, or take isolation.driver: QemuMicroVM",
             field_path=".health.crashLoopThreshold",
         ),
@@ -260,35 +260,35 @@ class EnvPoolSpec(Model):
     )
 
     backend: Backend = Backend.PODS
-    """What its nodes are. It stays as it was made."""
+    """What its hosts are. It stays as it was made."""
     sandbox_template_ref: NameRef | None = None
-    """SandboxTemplate of the namespace that nodes of backend AgentSandbox are made by: its pod is
-    laid over ours, whose container is called node. A change is for nodes that come."""
+    """SandboxTemplate of the namespace that hosts of backend AgentSandbox are made by: its pod is
+    laid over ours, whose container is called node. A change is for hosts that come."""
     templates: Annotated[tuple[Template, ...], Field(min_length=1, max_length=64), NAMED]
     """Templates that this pool serves."""
     isolation: Isolation = Field(default_factory=Isolation)
-    """Isolation of environments from each other and from their node."""
+    """Isolation of environments from each other and from their host."""
     replicas: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """Environment nodes of a pool that does not size itself: 1 unless set."""
+    """Environment hosts of a pool that does not size itself: 1 unless set."""
     max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """The most nodes, whoever decides; a pool that sizes itself needs it."""
+    """The most hosts in every mode; a pool that sizes itself needs it."""
     min_idle: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Slots that a pool that sizes itself has beside those that are leased: 0 unless set."""
     overcommit_factor: Fraction | None = None
-    """A pool that sizes itself never has more nodes than demand of late times this: 1.5 unless
+    """A pool that sizes itself never has more hosts than demand of late times this: 1.5 unless
     set. It guards against mistakes of the operator, and shows as condition HardCapped."""
     autoscaling: Autoscaling | None = None
-    """How the number of nodes follows demand. Without it, mode Manual: as many as replicas says."""
+    """How the number of hosts follows demand. Without it, mode Manual: as many as replicas says."""
     slots_per_replica: Annotated[int, Field(ge=1, le=1_024)] = 64
-    """Environments that one node runs at once."""
+    """Environments that one host runs at once."""
     warm: Warm = Field(default_factory=Warm)
-    """What each node keeps half started; plans and shortages ask for more. GVisor and Process
+    """What each host keeps half started; plans and shortages ask for more. GVisor and Process
     prepare nothing and refuse it."""
     brokers: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Processes that grant leases: one grants some 3,500 environments a second, and several share
-    the runs by the hash of their ids. Fixed while the pool has nodes."""
+    the runs by the hash of their ids. Fixed while the pool has hosts."""
     placement: Placement = Field(default_factory=Placement)
-    """Which machines its nodes run on."""
+    """Nodes that its hosts run on."""
     edge: EnvironmentApi | None = None
     """Serves sandboxes over HTTP as well."""
     slot: Slot = Field(default_factory=Slot)
@@ -298,33 +298,33 @@ class EnvPoolSpec(Model):
     network: Network = Field(default_factory=Network)
     """What environments may reach."""
     health: Health = Field(default_factory=Health)
-    """When a node gives something up."""
+    """When a host gives something up."""
     lease: LeasePolicy = Field(default_factory=LeasePolicy)
     """Rules for leases of environments."""
     store: StoreAccess | None = None
-    """How nodes reach tasks behind s3://; a run's own pool takes the run's storage unless set."""
+    """How hosts reach tasks behind s3://; a run's own pool takes the run's storage unless set."""
     snapshots_uri: Annotated[str, Field(max_length=512, pattern=PREFIX)] | None = None
-    """Where nodes share snapshots, so that they outlive them: a prefix of the store, or a folder
-    that all nodes see, for this pool alone. Without it none are shared."""
+    """Where hosts share snapshots, so that these outlive them: a prefix of the store, or a folder
+    that all hosts see, for this pool alone. Without it none are shared."""
     observability: Observability = Field(default_factory=Observability)
     """Where signals go; a run's own pool takes the run's unless set."""
 
     @property
     def mode(self) -> ScalingMode:
-        """Source of the number of nodes."""
+        """Source of the number of hosts."""
         return ScalingMode.MANUAL if self.autoscaling is None else self.autoscaling.mode
 
     @property
     def is_sized_for_demand(self) -> bool:
-        """True if the operator decides on the number of nodes."""
+        """True if the operator decides on the number of hosts."""
         return self.mode in DECIDED
 
     @property
     def asked_replicas(self) -> int:
-        """Number of nodes that a user or another autoscaler set."""
+        """Number of hosts that a user or another autoscaler set."""
         return 1 if self.replicas is None else self.replicas
 
     @property
     def is_released(self) -> bool:
-        """True if the pool has no pods at all: no node is asked for, and no request waits."""
+        """True if the pool has no pods at all: no host is asked for, and no request waits."""
         return self.mode is ScalingMode.MANUAL and not self.asked_replicas

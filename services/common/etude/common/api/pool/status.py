@@ -15,7 +15,7 @@ class Slots(StatusModel):
     leased: Count = 0
     """Held."""
     opening: Count = 0
-    """Promised to somebody, and not ready yet."""
+    """Granted, and not ready yet."""
     queued: Count = 0
     """Asked for and waiting."""
 
@@ -26,7 +26,7 @@ class LeaseStatus(StatusModel):
     granted_total: Count = 0
     """Leases ever granted."""
     expired_total: Count = 0
-    """Leases that ended because nobody renewed them."""
+    """Leases that ended because they were not renewed."""
     acquire_p50_ms: Count = 0
     """Median time from request to lease."""
     acquire_p99_ms: Count = 0
@@ -36,11 +36,11 @@ class LeaseStatus(StatusModel):
 
 
 class AutoscalerStatus(StatusModel):
-    """Latest decision on the number of nodes."""
+    """Latest decision on the number of hosts."""
 
     mode: Annotated[str, Field(max_length=16)] = ""
     """What asked for the most: Stable, Panic, Planned or Scheduled; Manual and External while
-    somebody else decides; Unknown while brokers are silent."""
+    the operator does not decide; Unknown while brokers are silent."""
     stable_value: Figure | None = None
     """Mean demand in slots over the stable window."""
     panic_value: Figure | None = None
@@ -52,7 +52,7 @@ class AutoscalerStatus(StatusModel):
     excess_burst_capacity: int = 0
     """Slots that would be left after a burst of burstCapacity."""
     hard_cap: Count = 0
-    """Nodes that demand of late explains at most."""
+    """Hosts that demand of late explains at most."""
     last_scale_time: Time | None = None
     """When desired changed last."""
     last_reason: Annotated[str, Field(max_length=256)] = ""
@@ -60,14 +60,14 @@ class AutoscalerStatus(StatusModel):
 
 
 class ProvisionStatus(StatusModel):
-    """Time of nodes from their creation until they are ready."""
+    """Time of hosts from their creation until they are ready."""
 
     p50_seconds: Figure
     """Half of them are ready by then."""
     p95_seconds: Figure
     """Nineteen of twenty."""
     samples: Count = 0
-    """Nodes that this was learnt from; the fewer, the more of it is assumed."""
+    """Hosts that this was learnt from; the fewer, the more of it is assumed."""
 
 
 class EnvPoolStatus(StatusModel):
@@ -80,34 +80,34 @@ class EnvPoolStatus(StatusModel):
     conditions: Conditions = ()
     """Facts, each with a reason."""
     replicas: Count = 0
-    """Nodes that exist."""
+    """Hosts that exist."""
     ready_replicas: Count = 0
-    """Nodes that answer their readiness probe."""
+    """Hosts that answer their readiness probe."""
     desired: Count = 0
-    """Nodes that there should be."""
+    """Hosts that there should be."""
     creating: Count = 0
-    """Nodes that are not ready yet."""
+    """Hosts that are not ready yet."""
     terminating: Count = 0
-    """Nodes on their way out."""
+    """Hosts that are being deleted."""
     unschedulable: Count = 0
-    """Nodes that wait for a machine."""
+    """Hosts that wait for a node."""
     quarantined: Count = 0
-    """Nodes that are not well and are kept to be looked at, with others in their place."""
+    """Unhealthy hosts that are kept for inspection, with others in their place."""
     draining: Count = 0
-    """Nodes that get no more environments, and go once they hold none."""
+    """Hosts that get no more environments, and go once they hold none."""
     autoscaler: AutoscalerStatus = Field(default_factory=AutoscalerStatus)
     """What decided on desired."""
     provision: ProvisionStatus | None = None
-    """How long nodes take to be ready."""
+    """How long hosts take to be ready."""
     selector: Annotated[str, Field(max_length=253)] = ""
-    """Label selector of the nodes, for the scale subresource."""
+    """Label selector of the hosts, for the scale subresource."""
     slots: Slots | None = None
     """Environments by state."""
     leases: LeaseStatus | None = None
     """Counts and latencies of leases."""
     driver: Annotated[str, Field(max_length=63)] = ""
-    """Driver that the nodes run."""
+    """Driver that the hosts run."""
     isolation: Literal["Weak", "Moderate", "Strong", ""] = ""
-    """Strength of the wall around each environment."""
+    """Strength of the isolation of each environment."""
     resolved: Resolved | None = None
     """Defaults pinned at acceptance."""

@@ -1,4 +1,4 @@
-"""Warm pool of a node: VMs of each template that are started ahead of demand."""
+"""Warm pool of a host: VMs of each template that are started ahead of demand."""
 
 from typing import Annotated, ClassVar
 
@@ -23,6 +23,6 @@ class Warm(Model):
     )
 
     shells_per_replica: Annotated[int, Field(ge=0, le=MAX_SHELLS)] = 0
-    """What a node keeps also when nobody asked for long; each takes about 15 MiB."""
+    """VMs that a host keeps also without demand; each takes about 15 MiB."""
     max_shells_per_replica: Annotated[int, Field(ge=0, le=MAX_SHELLS)] = MAX_SHELLS
     """How far starts and rollbacks that found nothing ready may raise that."""

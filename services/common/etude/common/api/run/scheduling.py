@@ -34,7 +34,7 @@ class Topology(Model):
 
 
 class Gang(Model):
-    """Pods that get their machines together or not at all."""
+    """Pods that get their nodes together or not at all."""
 
     provider: Literal["Volcano"]
     """Who sees to it. Volcano: its scheduler places the pods of the roles, by a PodGroup."""
@@ -42,7 +42,7 @@ class Gang(Model):
     """Run waits for the pods of all roles, PerRole for those of each role by itself, which suits
     runs whose engines come and go. Environments are not part of it."""
     timeout_seconds: Annotated[int, Field(ge=1, le=604_800)] = 600
-    """Time without machines after which condition PodsScheduled says GangTimeout; the pods go on
+    """Time without nodes after which condition PodsScheduled says GangTimeout; the pods go on
     waiting."""
 
 

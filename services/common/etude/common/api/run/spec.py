@@ -247,7 +247,7 @@ class RLRunSpec(Model):
     evaluation: Annotated[tuple[Evaluation, ...], Field(max_length=16), NAMED] = ()
     """Measurements on held-out tasks."""
     scheduling: Scheduling = Field(default_factory=Scheduling)
-    """How its pods get their machines."""
+    """How its pods get their nodes."""
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
     """What failures lead to, and how often the run may restart."""
     deadlines: Deadlines = Field(default_factory=Deadlines)

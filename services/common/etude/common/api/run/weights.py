@@ -10,8 +10,8 @@ from etude.common.api.meta import Fraction, Model, Rule, number
 
 Stride = Annotated[int, Field(ge=2, le=4_096)]
 
-# The API server fills in defaults before it asks the rules: a field that nobody set is told by
-# them from one that somebody set to no effect.
+# The API server fills in defaults before it asks the rules: a field that was not set is told by
+# them from one that was set to no effect.
 _KEYFRAME_EVERY_STEPS = 100
 _STICKY_LAG = 4
 _COMMIT_TIMEOUT_S = 30
@@ -155,8 +155,7 @@ class Weights(Model):
                 s.advanced.commit_timeout_seconds == _COMMIT_TIMEOUT_S
                 or s.advanced.commit_timeout_seconds <= s.timeout_seconds
             ),
-            message="commitTimeoutSeconds must not be above timeoutSeconds, after which nobody"
-            " waits any more",
+            message="commitTimeoutSeconds must not be above timeoutSeconds, which ends the wait",
             fix="set commitTimeoutSeconds to timeoutSeconds or less",
             field_path=".advanced.commitTimeoutSeconds",
         ),

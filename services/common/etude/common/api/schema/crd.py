@@ -177,7 +177,7 @@ ENV_POOL = CrdKind(
         RootRule(
             cel="(has(oldSelf.spec.replicas) && oldSelf.spec.replicas == 0)"
             " || self.spec.brokers == oldSelf.spec.brokers",
-            message="spec.brokers is immutable while the pool has nodes, which know its brokers:"
+            message="spec.brokers is immutable while the pool has hosts, which know its brokers:"
             " set spec.replicas=0 first, with autoscaling.mode Manual",
             field_path=".spec.brokers",
         ),
