@@ -15,7 +15,7 @@ from etude.trainer.algorithms.importance_sampling import correction_weights
 from etude.trainer.algorithms.losses import MAX_EXPONENT
 from etude.trainer.learner.sequence_packing import Microbatch
 from etude.trainer.model.fsdp import RankGroup
-from etude.trainer.model.policy import TokenScores
+from etude.trainer.model.output_head import TokenScores
 
 Objective = Callable[[TokenScores, Microbatch], Tensor]
 Reference = Callable[[Microbatch], Tensor]
@@ -52,7 +52,7 @@ class PolicyObjective:
             advantages=advantages,
         )
         values = surrogate.values if correction is None else correction * surrogate.values
-        self._record_figure("entropy", scores.entropy())
+        self._record_figure("entropy", scores.entropy)
         self._record_figure("mismatch", (proximal - sampler).abs())
         self._record_figure(
             "mismatch_k3",

@@ -4,7 +4,6 @@ Shapes: B rows of a microbatch, T their padded length, N tokens to predict, V vo
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -13,21 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from typing_extensions import override
 
 from etude.common.errors import Problem, UserError
+from etude.trainer.model.logit_probe import backbone, find_logit_transform
+from etude.trainer.model.output_head import UNCHANGED, LogitTransform, TokenScores, score_tokens
 
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
-
-
-class TokenScores(NamedTuple):
-    """Log-probs of the requested tokens, and the distributions at their places."""
-
-    logprobs: Tensor
-    """Of the tokens, with gradient. [N]"""
-    distributions: Tensor
-    """Log-probs of all tokens at the same places, without gradient. [N, V]"""
-
-    def entropy(self) -> Tensor:
-        """Of the distributions, in nats, without gradient. [N]."""
-        return -(self.distributions.exp() * self.distributions).sum(dim=-1)
 
 
 class InvalidModelError(UserError):
@@ -50,9 +38,10 @@ class InvalidModelError(UserError):
 class Policy(nn.Module):
     """A causal language model that computes logits only where a loss needs them."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, transform: LogitTransform = UNCHANGED) -> None:
         super().__init__()
         self.model = model
+        self.transform = transform
 
     @property
     def config(self) -> PretrainedConfig:
@@ -70,16 +59,21 @@ class Policy(nn.Module):
             rows: row of each token to predict. [N]
             places: its place in the row, at least 1. [N]
         """
-        # On a GPU the blocks compute in bf16; the output layer and the losses stay in fp32.
+        # On a GPU the blocks compute in bf16; sums of the output layer and the losses are in fp32.
         with torch.autocast(token_ids.device.type, torch.bfloat16, enabled=token_ids.is_cuda):
-            output = self.model.base_model(input_ids=token_ids, use_cache=False)
+            output = backbone(self.model)(input_ids=token_ids, use_cache=False)
         hidden = output.last_hidden_state.flatten(0, 1)
-        before = hidden.index_select(0, rows * token_ids.shape[1] + places - 1)
-        logits = self.model.get_output_embeddings()(before.float())
-        everything = logits.log_softmax(dim=-1)
-        chosen = everything.gather(1, token_ids[rows, places][:, None]).flatten()
+        head = self.model.get_output_embeddings()
+        scores = score_tokens(
+            hidden.index_select(0, rows * token_ids.shape[1] + places - 1),
+            token_ids[rows, places],
+            # Of the root module, whose hook has made it complete on every rank.
+            weight=head.weight,
+            bias=head.bias,
+            transform=self.transform,
+        )
         # FSDP2 hooks into what a module returns, and a view could lose the hook.
-        return TokenScores(chosen.clone(), everything.detach())
+        return TokenScores(scores.logprobs.clone(), scores.entropy)
 
 
 def load_policy(folder: Path, *, seed: int) -> Policy:
@@ -92,19 +86,22 @@ def load_policy(folder: Path, *, seed: int) -> Policy:
     if any(folder.glob("*.bin")):
         # Drawing weights beside them would be a silent mistake, reading them runs their code.
         raise InvalidModelError(folder, "holds pickled weights; convert them to safetensors")
+    try:
+        transform = find_logit_transform(config)
+    except ValueError as cause:
+        raise InvalidModelError(folder, str(cause)) from cause
     has_weights = any((folder / name).is_file() for name in _WEIGHT_FILES)
     try:
         model = _load_model(folder, config) if has_weights else _draw_model(config, seed=seed)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as cause:
         raise InvalidModelError(folder, f"the model cannot be loaded: {cause}") from cause
-    policy = Policy(model.eval())  # without dropout: trainer and sampler must say the same
-    _check_scores(policy, folder)
-    return policy
+    # Without dropout: trainer and sampler must say the same.
+    return Policy(model.eval(), transform)
 
 
 def empty_copy(policy: Policy) -> Policy:
     """Create a model of the same shape with arbitrary weights, to be overwritten."""
-    return Policy(_draw_model(policy.config, seed=0).eval())
+    return Policy(_draw_model(policy.config, seed=0).eval(), policy.transform)
 
 
 def _load_model(folder: Path, config: PretrainedConfig) -> PreTrainedModel:
@@ -145,22 +142,3 @@ def _read_config(folder: Path) -> PretrainedConfig:
     except (OSError, ValueError, KeyError) as cause:
         raise InvalidModelError(folder, f"config.json cannot be used: {cause}") from cause
     return config
-
-
-def _check_scores(policy: Policy, folder: Path) -> None:
-    """Compare with the model's own logits: some architectures scale or cap them after the head.
-
-    Raises:
-        InvalidModelError: they differ.
-    """
-    length = min(8, policy.config.vocab_size)
-    token_ids = torch.arange(length, dtype=torch.int64)[None]
-    places = torch.arange(1, length)
-    with torch.no_grad():
-        ours = policy(token_ids, torch.zeros_like(places), places).logprobs
-        logits = policy.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
-        theirs = logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
-    # fp32 sums in another order differ by about 1e-6; a forgotten factor by far more.
-    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
-        kind = type(policy.model).__name__
-        raise InvalidModelError(folder, f"{kind} changes its logits after the output layer")
