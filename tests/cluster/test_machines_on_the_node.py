@@ -137,7 +137,7 @@ def pod_ip(kubectl: Kubectl, namespace: str, name: str) -> str:
     return ip
 
 
-def test_a_restricted_pod_boots_machines_from_the_store_and_says_so(
+def test_a_restricted_pod_boots_vms_from_the_store_and_says_so(
     kubectl: Kubectl,
     namespace: str,
     store: Store,

@@ -38,7 +38,7 @@ def refused(rules: Rules, method: str, path: str, body: object) -> str:
     return str(caught.value)
 
 
-def test_a_machine_is_configured_started_stopped_and_saved_in_this_order() -> None:
+def test_a_vm_is_configured_started_stopped_and_saved_in_this_order() -> None:
     rules = started()
     assert str(rules.phase) == str(Phase.RUNNING)
     assert "unavailable while running" in refused(rules, "PUT", "/snapshot/create", CREATE)  # N, F
@@ -75,7 +75,7 @@ def test_a_snapshot_is_loaded_into_a_process_that_was_not_configured() -> None:
     assert "after configuring" in refused(configured, "PUT", "/snapshot/load", LOAD)  # N, F
 
 
-def test_a_diff_needs_a_machine_that_tracks_what_is_written() -> None:
+def test_a_diff_needs_a_vm_that_tracks_what_is_written() -> None:
     rules = Rules()
     rules.taken("PUT", "/snapshot/load", {**LOAD, "track_dirty_pages": False})
     diff = {**CREATE, "snapshot_type": "Diff"}

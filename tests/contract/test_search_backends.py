@@ -153,7 +153,7 @@ def test_a_spoilt_table_is_refused(spoil: str, tmp_path: Path) -> None:
         TrainedEmbedder.load(path)
 
 
-def test_a_node_without_the_pools_table_does_not_start(tmp_path: Path) -> None:
+def test_a_host_without_the_pools_table_does_not_start(tmp_path: Path) -> None:
     settings = SearchSettings(backend="trained-" + "0" * 16, models=tmp_path.as_uri())
     with pytest.raises(UserError, match="make search-model"):
         load_embedder(settings, tmp_path, StoreAccess())

@@ -117,7 +117,7 @@ async def begun(driver: QemuDriver | ProcessDriver, tree: Tree) -> Sandbox:
 
 
 @pytest.mark.timeout(1800)
-async def test_a_machine_fetches_a_package_from_a_listed_index_and_from_no_other(
+async def test_a_vm_fetches_a_package_from_a_listed_index_and_from_no_other(
     image: BuiltImage, world: World, name: str, tmp_path: Path
 ) -> None:
     driver = QemuDriver(

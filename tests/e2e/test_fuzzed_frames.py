@@ -8,7 +8,7 @@ from tests.harness.fuzz import agents, live
 from tests.support.vm import guests
 
 
-def test_a_node_takes_whatever_its_guests_send_and_serves_the_next_lease(tmp_path: Path) -> None:
+def test_a_host_takes_whatever_its_guests_send_and_serves_the_next_lease(tmp_path: Path) -> None:
     siege = asyncio.run(live.besieged(tmp_path, 1, 5_000))
 
     assert siege.counts.frames >= 5_000

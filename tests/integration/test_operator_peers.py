@@ -203,6 +203,6 @@ async def test_followers_write_into_the_book_and_notice_a_controller_of_another_
     assert not book.run("uid").is_connected
 
 
-async def test_a_broker_says_which_nodes_are_empty(wired: Wired) -> None:
+async def test_a_broker_says_which_hosts_are_empty(wired: Wired) -> None:
     assert await wired.peers.drain(wired.target, ["idle", "busy"]) == {"idle"}
     assert await wired.peers.drain(wired.target, []) == frozenset()

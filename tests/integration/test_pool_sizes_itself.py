@@ -181,7 +181,7 @@ async def pool(tmp_path: Path, _process_driver: None) -> AsyncIterator[Pool]:
 
 
 @pytest.mark.timeout(5 * LIMIT_S)
-async def test_a_pool_grows_for_demand_and_for_plans_and_gives_up_empty_nodes_only(
+async def test_a_pool_grows_for_demand_and_for_plans_and_gives_up_empty_hosts_only(
     pool: Pool,
 ) -> None:
     assert len(pool.ready) == 1

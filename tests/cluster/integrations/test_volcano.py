@@ -20,7 +20,7 @@ def stand_ins(plane: Mapping[str, Any], operator: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_a_run_waits_for_volcano_and_its_pods_for_machines_for_all_of_them(
+def test_a_run_waits_for_volcano_and_its_pods_for_nodes_for_all_of_them(
     lab: Any, installed: Callable[[str], None]
 ) -> None:
     lab.run(scheduling=GANG)

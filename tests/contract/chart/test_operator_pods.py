@@ -26,7 +26,7 @@ def environment(chart: Rendered) -> dict[str, Any]:
     return {each["name"]: each for each in chart.pod["containers"][0]["env"]}
 
 
-def test_two_replicas_share_no_machine_where_there_is_another() -> None:
+def test_two_replicas_share_no_node_where_there_is_another() -> None:
     chart = operator()
     deployment = chart.one("Deployment")["spec"]
     assert deployment["replicas"] == 2

@@ -178,7 +178,7 @@ async def test_commands_reach_a_server_of_their_lease_and_no_other(driver: Proce
     await other.close()
 
 
-async def test_a_node_takes_over_a_lease_whose_jobs_have_ended_and_no_other(
+async def test_a_host_takes_over_a_lease_whose_jobs_have_ended_and_no_other(
     driver: ProcessDriver, source: str, tmp_path: Path
 ) -> None:
     def node() -> Host:

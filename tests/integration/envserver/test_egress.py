@@ -93,7 +93,7 @@ async def test_tls_goes_from_end_to_end_through_a_tunnel(
     assert world.seen[0].is_tls
 
 
-async def test_the_node_adds_a_credential_that_no_command_sees(
+async def test_the_host_adds_a_credential_that_no_command_sees(
     driver: ProcessDriver, world: World
 ) -> None:
     sandbox = await opened(driver)

@@ -107,7 +107,7 @@ async def graded(
     return diff, answer.reward_file
 
 
-async def test_an_episode_whose_node_is_killed_ends_like_one_that_nobody_disturbed(
+async def test_an_episode_whose_host_is_killed_ends_like_one_that_nobody_disturbed(
     processes: Processes, episodes: Episodes
 ) -> None:
     every = range(len(EPISODE))
@@ -144,7 +144,7 @@ async def test_an_episode_that_cannot_be_made_again_the_same_is_a_fault_of_the_p
         await environment.run(calls(0))
 
 
-async def test_a_pool_whose_last_node_is_killed_gives_up_in_time(
+async def test_a_pool_whose_last_host_is_killed_gives_up_in_time(
     processes: Processes, episodes: Episodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("etude.trainer.rollouts.failover.PLACEMENT_S", 2.0)

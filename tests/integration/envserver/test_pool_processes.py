@@ -59,7 +59,7 @@ def names(leases: Sequence[environments_pb2.Lease]) -> list[str]:
     return [lease.lease_id for lease in leases]
 
 
-async def test_leases_outlive_a_killed_node(
+async def test_leases_outlive_a_killed_host(
     driver: Driver, processes: Processes, connect: Callable[..., Any], source: str
 ) -> None:
     pool = await started(processes, connect, source)
@@ -182,7 +182,7 @@ def test_a_missing_setting_is_named(processes: Processes) -> None:
         ("Process", "Untrusted", "0", "template 'python' is Untrusted"),
     ],
 )
-def test_a_node_refuses_what_its_wall_is_too_weak_for(
+def test_a_host_refuses_what_its_wall_is_too_weak_for(
     processes: Processes, minimum: str, trust: str, allow: str, said: str
 ) -> None:
     processes.write_pool(minimum, trust)

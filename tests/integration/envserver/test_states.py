@@ -169,7 +169,7 @@ async def is_known(pool: Pool, lease: environments_pb2.Lease) -> bool:
     return not (await pool.broker.RenewLeases(request, timeout=DEADLINE_S)).missing_lease_ids
 
 
-async def test_a_client_waits_for_a_node_that_is_away_as_long_as_it_may(states: States) -> None:
+async def test_a_client_waits_for_a_host_that_is_away_as_long_as_it_may(states: States) -> None:
     lease = environments_pb2.Lease(lease_id="a", endpoint="127.0.0.1:9")
     impatient = SnapshotClient(states.stub(lease), lease, OutageBudget(0), DEADLINE_S)
 

@@ -230,7 +230,7 @@ async def succeed(scratch: Path, check: Callable[..., Awaitable[None]]) -> None:
     ],
     ids=["snapshot", "rollback", "fork", "drop", "pause", "resume"],
 )
-def test_whatever_line_a_node_dies_at_its_successor_finds_one_state_or_the_other(
+def test_whatever_line_a_host_dies_at_its_successor_finds_one_state_or_the_other(
     tmp_path: Path,
     work: Work,
     check: Callable[..., Awaitable[None]],

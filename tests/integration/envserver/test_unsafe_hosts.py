@@ -8,7 +8,7 @@ from etude.envserver.broker.host_client import GrpcHostClient, HostCallError
 from etude.v1 import environments_pb2
 
 
-async def test_a_node_that_cannot_be_spoken_to_safely_fails_alone(
+async def test_a_host_that_cannot_be_spoken_to_safely_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channels, "process_security", lambda: security_from_setting(""))

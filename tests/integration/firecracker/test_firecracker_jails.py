@@ -59,7 +59,7 @@ def network(pid: int | str) -> str:
     return str(Path(f"/proc/{pid}/ns/net").readlink())
 
 
-async def test_each_machine_is_a_user_of_its_own_without_a_network(states: States) -> None:
+async def test_each_vm_is_a_user_of_its_own_without_a_network(states: States) -> None:
     one, other = monitor(await states.begun("one")), monitor(await states.begun("other"))
     assert owner(one.pid) != owner(other.pid)
     assert 0 not in (*owner(one.pid), *owner(other.pid))
@@ -69,7 +69,7 @@ async def test_each_machine_is_a_user_of_its_own_without_a_network(states: State
     assert one.folder.stat().st_mode & 0o077 == 0
 
 
-async def test_what_machines_share_none_of_them_can_change(states: States) -> None:
+async def test_what_vms_share_none_of_them_can_change(states: States) -> None:
     vm = monitor(await states.begun("one"))
     for name in (api_requests.MEMORY, api_requests.STATE, api_requests.ROOT):
         found = (vm.jail.root / name).stat()
@@ -91,7 +91,7 @@ async def test_a_name_in_the_jail_that_leads_out_of_it_is_not_followed(states: S
         jail.open_file(vm.jail, api_requests.MEMORY, size_bytes=1)
 
 
-async def test_a_machine_that_dies_is_a_fault_of_the_platform(states: States) -> None:
+async def test_a_vm_that_dies_is_a_fault_of_the_platform(states: States) -> None:
     sandbox = await states.begun("one")
     vm = monitor(sandbox)
     os.kill(vm.pid, signal.SIGKILL)
@@ -133,9 +133,7 @@ def stock(driver: FirecrackerDriver) -> tuple[int, int]:
     return found.paused_clones, found.shells
 
 
-async def test_machines_that_are_ready_become_leases(
-    driver: FirecrackerDriver, states: States
-) -> None:
+async def test_vms_that_are_ready_become_leases(driver: FirecrackerDriver, states: States) -> None:
     driver.keep_warm(
         [TemplateReadiness(template="python", paused_clones=1, shells=1)], max_shells=1
     )
@@ -152,7 +150,7 @@ async def test_machines_that_are_ready_become_leases(
     assert starts[0] is StartKind.PAUSED_CLONE
 
 
-async def test_who_is_cancelled_while_a_machine_starts_leaves_no_process(
+async def test_who_is_cancelled_while_a_vm_starts_leaves_no_process(
     driver: FirecrackerDriver, tmp_path: Path
 ) -> None:
     (starter,) = driver._starters.values()

@@ -42,7 +42,7 @@ async def pool(processes: Processes, tmp_path: Path) -> AsyncIterator[Pool]:
         yield made
 
 
-async def test_a_lease_says_that_its_wall_is_strong_and_its_machine_outlives_the_node(
+async def test_a_lease_says_that_its_wall_is_strong_and_its_vm_outlives_the_host(
     pool: Pool, processes: Processes
 ) -> None:
     (lease,) = await pool.launch("a", 1)

@@ -68,7 +68,7 @@ async def test_memory_and_commands_of_forks_of_forks_are_saved(states: States) -
 
 
 @pytest.mark.long
-async def test_a_machine_that_slept_goes_on_with_what_it_was(states: States) -> None:
+async def test_a_vm_that_slept_goes_on_with_what_it_was(states: States) -> None:
     one = await states.begun("one")
     await one.run("echo here > /tmp/memory", LIMIT_S)
     for _ in range(2):
@@ -77,7 +77,7 @@ async def test_a_machine_that_slept_goes_on_with_what_it_was(states: States) -> 
         assert (await one.run("cat /tmp/memory; hostname", LIMIT_S)).output == b"here\none\n"
 
 
-async def test_a_machine_that_cannot_be_saved_goes_on(
+async def test_a_vm_that_cannot_be_saved_goes_on(
     states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = await states.begun("one")
@@ -102,7 +102,7 @@ async def test_a_machine_that_cannot_be_saved_goes_on(
     assert (await other.run("cat /tmp/memory", LIMIT_S)).output == b"here\n"
 
 
-async def test_a_verifier_runs_in_a_machine_where_nobody_was(driver: FirecrackerDriver) -> None:
+async def test_a_verifier_runs_in_a_vm_where_nobody_was(driver: FirecrackerDriver) -> None:
     work = Verification(
         template="python",
         workspace={"answer": File(b"42")},
@@ -117,7 +117,7 @@ async def test_a_verifier_runs_in_a_machine_where_nobody_was(driver: Firecracker
 
 
 @pytest.mark.long
-async def test_a_machine_gives_the_golden_results(driver: FirecrackerDriver) -> None:
+async def test_a_vm_gives_the_golden_results(driver: FirecrackerDriver) -> None:
     async with leased(driver, HAS, template="python") as stage:
         rows = await play(stage, TREE)
     assert not list(differences(rows, paragraphs(FILE.read_text())))

@@ -55,7 +55,7 @@ async def succeed(driver: FirecrackerDriver) -> None:
     "when",
     [pytest.param("between calls", marks=pytest.mark.long), "before a diff is put together"],
 )
-def test_machines_and_all_of_their_memory_outlive_the_node(
+def test_vms_and_all_of_their_memory_outlive_the_host(
     make: Make, scratch: Path, tmp_path: Path, when: str
 ) -> None:
     (tmp_path / "source").mkdir()

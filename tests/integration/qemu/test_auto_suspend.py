@@ -83,7 +83,7 @@ async def sh(guest: AutoSuspendingVm, command: str) -> str:
     return done.output.decode().strip()
 
 
-async def test_a_machine_that_nobody_calls_stands_still_until_somebody_does(
+async def test_a_vm_that_nobody_calls_stands_still_until_somebody_does(
     home: VmContext,
 ) -> None:
     guest = await launched(home)
@@ -97,7 +97,7 @@ async def test_a_machine_that_nobody_calls_stands_still_until_somebody_does(
     await guest.destroy()
 
 
-async def test_a_machine_that_sleeps_takes_no_memory_and_comes_back_as_it_was(
+async def test_a_vm_that_sleeps_takes_no_memory_and_comes_back_as_it_was(
     home: VmContext,
 ) -> None:
     guest = await launched(with_patience(home, SLEEPS))
@@ -126,7 +126,7 @@ async def test_a_command_in_the_background_goes_on_after_sleep(home: VmContext) 
     await guest.destroy()
 
 
-async def test_a_command_in_the_background_keeps_its_machine_running(home: VmContext) -> None:
+async def test_a_command_in_the_background_keeps_its_vm_running(home: VmContext) -> None:
     guest = await launched(home)
     jobs = GuestJobs(channel=guest)
     await jobs.start("sleep 0.5; echo done > /tmp/done", timeout_s=None)
@@ -184,7 +184,7 @@ async def test_calls_at_any_moment_are_answered(home: VmContext) -> None:
     await guest.destroy()
 
 
-async def test_a_machine_that_died_while_it_stood_still_is_lost_and_said_so(
+async def test_a_vm_that_died_while_it_stood_still_is_lost_and_said_so(
     home: VmContext,
 ) -> None:
     guest = await launched(home)

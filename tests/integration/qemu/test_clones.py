@@ -40,7 +40,7 @@ def ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-async def test_a_clone_answers_and_is_a_machine_of_its_own(lab: Lab) -> None:
+async def test_a_clone_answers_and_is_a_vm_of_its_own(lab: Lab) -> None:
     one, other = await lab.guest(), await lab.guest()
     await one.sh("echo one > /tmp/name")
     assert await other.sh("ls /tmp/name || echo none") != "/tmp/name"
@@ -67,7 +67,7 @@ async def test_a_clone_runs_without_rights(lab: Lab) -> None:
     assert re.search(r"Max open files +128 ", limits)
 
 
-async def test_a_clone_takes_memory_in_small_pages_and_its_node_does_not(lab: Lab) -> None:
+async def test_a_clone_takes_memory_in_small_pages_and_its_host_does_not(lab: Lab) -> None:
     vm = await lab.paused()
     assert status(vm.pid)["THP_enabled"] == "0"
     assert status(os.getpid())["THP_enabled"] == "1"

@@ -81,7 +81,7 @@ async def test_a_rollback_undoes_what_came_after_the_snapshot(lab: Lab) -> None:
     saved.close()
 
 
-async def test_a_machine_restored_from_a_delta_stands_still_until_it_is_told_to_run(
+async def test_a_vm_restored_from_a_delta_stands_still_until_it_is_told_to_run(
     lab: Lab,
 ) -> None:
     saved = await lab.save(await lab.guest())

@@ -96,7 +96,7 @@ async def test_sandboxes_see_nothing_of_each_other_and_end_with_their_lease(
     await other.close()
 
 
-async def test_a_machine_that_dies_is_a_fault_of_the_platform(driver: QemuDriver) -> None:
+async def test_a_vm_that_dies_is_a_fault_of_the_platform(driver: QemuDriver) -> None:
     sandbox = await begun(driver, "a")
     assert (await sandbox.run("kill -9 1; echo o > /proc/sysrq-trigger; reboot -f", 60)).exit_code
     await sandbox._running.vm._guest.vm.destroy()  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ async def test_a_machine_that_dies_is_a_fault_of_the_platform(driver: QemuDriver
 
 
 @pytest.mark.parametrize("death", ["killed", "panic"])
-async def test_a_call_ends_at_once_when_its_machine_dies(driver: QemuDriver, death: str) -> None:
+async def test_a_call_ends_at_once_when_its_vm_dies(driver: QemuDriver, death: str) -> None:
     sandbox = await begun(driver, "a")
     assert sandbox.is_intact
     call = asyncio.create_task(sandbox.run("sleep 1000", LONG_S))
@@ -124,7 +124,7 @@ async def test_a_call_ends_at_once_when_its_machine_dies(driver: QemuDriver, dea
     await sandbox.close()
 
 
-async def test_a_machine_that_dies_while_nobody_calls_it_is_lost(driver: QemuDriver) -> None:
+async def test_a_vm_that_dies_while_nobody_calls_it_is_lost(driver: QemuDriver) -> None:
     sandbox = await begun(driver, "a")
     vm = sandbox._running.vm._guest.vm  # type: ignore[attr-defined]
     os.kill(vm.pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ async def test_a_template_that_only_crashes_is_refused_with_its_last_words(
     os.close(junk)
 
 
-async def test_a_verifier_runs_in_a_machine_where_nobody_was(driver: QemuDriver) -> None:
+async def test_a_verifier_runs_in_a_vm_where_nobody_was(driver: QemuDriver) -> None:
     work = Verification(
         template="small",
         workspace={"answer": File(b"42")},
@@ -192,7 +192,7 @@ async def test_what_is_no_small_file_is_no_reward(driver: QemuDriver, script: by
     assert (await driver.verify(work)).collected is None
 
 
-def test_translated_machines_do_not_claim_a_strong_wall(image: BuiltImage, tmp_path: Path) -> None:
+def test_translated_vms_do_not_claim_a_strong_wall(image: BuiltImage, tmp_path: Path) -> None:
     made = QemuDriver(scratch=tmp_path, images={"small": image}, machine=microvms.small_machine())
     assert made.strength is IsolationStrength.WEAK
 

@@ -164,7 +164,7 @@ async def test_closing_the_sandbox_ends_its_connections(
 
 
 @pytest.mark.long
-async def test_the_way_out_is_there_after_the_nodes_death(
+async def test_the_way_out_is_there_after_the_hosts_death(
     image: BuiltImage, world: World, tmp_path: Path
 ) -> None:
     machine = microvms.small_machine()

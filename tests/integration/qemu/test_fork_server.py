@@ -71,7 +71,7 @@ async def part(lab: Lab, of: ForkServer) -> AsyncIterator[Guest]:
         await vm.destroy()
 
 
-async def test_parts_of_a_stem_are_machines_of_their_own(lab: Lab, library: Path) -> None:
+async def test_parts_of_a_fork_server_are_vms_of_their_own(lab: Lab, library: Path) -> None:
     async with grown(lab, library) as one, part(lab, one) as a, part(lab, one) as b:
         await a.sh("echo a > /tmp/name; (sleep 600 &) >/dev/null 2>&1")
         assert await b.sh("ls /tmp/name 2>/dev/null || echo none; pidof sleep || echo idle") == (
@@ -88,7 +88,7 @@ async def test_parts_of_a_stem_are_machines_of_their_own(lab: Lab, library: Path
             assert await c.sh("ls -A /workspace") == ""
 
 
-async def test_a_part_outlives_its_stem_and_can_be_saved(lab: Lab, library: Path) -> None:
+async def test_a_part_outlives_its_fork_server_and_can_be_saved(lab: Lab, library: Path) -> None:
     async with grown(lab, library) as one:
         whole = part(lab, one)
         found = await whole.__aenter__()
@@ -162,7 +162,7 @@ async def test_a_split_that_is_cancelled_leaves_no_child_and_no_answer(
             await eventually(lambda: children_of(one) == {found.vm.pid})
 
 
-async def test_a_stem_whose_answer_is_not_waited_for_is_ended_with_its_child(
+async def test_a_fork_server_whose_answer_is_not_waited_for_is_ended_with_its_child(
     lab: Lab, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forked = ForkServer._fork
@@ -190,7 +190,7 @@ async def test_a_stem_whose_answer_is_not_waited_for_is_ended_with_its_child(
         assert await before.sh("echo alive") == "alive"
 
 
-async def test_an_answer_with_another_machines_number_ends_the_stem_and_not_that_machine(
+async def test_an_answer_with_another_vms_number_ends_the_fork_server_and_not_that_vm(
     lab: Lab, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_processes, "_NAMED_LIMIT_S", 0.2)
@@ -206,7 +206,9 @@ async def test_an_answer_with_another_machines_number_ends_the_stem_and_not_that
         assert await a.sh("echo a") + await b.sh("echo b") == "ab"
 
 
-async def test_a_library_that_the_loader_ignores_makes_no_stem(lab: Lab, tmp_path: Path) -> None:
+async def test_a_library_that_the_loader_ignores_makes_no_fork_server(
+    lab: Lab, tmp_path: Path
+) -> None:
     broken = tmp_path / "stem.so"
     broken.write_bytes(b"no library")
     broken.chmod(0o644)
@@ -216,7 +218,7 @@ async def test_a_library_that_the_loader_ignores_makes_no_stem(lab: Lab, tmp_pat
     assert not vmm_processes.find_marked_processes(lab.folder)
 
 
-async def test_a_stem_without_its_node_ends(lab: Lab, library: Path) -> None:
+async def test_a_fork_server_without_its_host_ends(lab: Lab, library: Path) -> None:
     async with grown(lab, library) as one:
         one._control.close()  # what the kernel does when the node is killed
         await asyncio.wait_for(asyncio.shield(one.vm.exited), 30)
@@ -257,7 +259,9 @@ async def test_a_keeper_whose_library_fails_tries_again_later(lab: Lab) -> None:
     await keeper.close()
 
 
-async def test_a_keeper_grows_another_stem_when_one_has_ended(lab: Lab, library: Path) -> None:
+async def test_a_keeper_grows_another_fork_server_when_one_has_ended(
+    lab: Lab, library: Path
+) -> None:
     lanes = StartScheduler(cores=1, room=8)
     keeper = ForkServerSupervisor(
         lab.template,
@@ -281,7 +285,7 @@ async def test_a_keeper_grows_another_stem_when_one_has_ended(lab: Lab, library:
         await keeper.close()
 
 
-async def test_a_node_with_many_open_files_grows_a_stem_like_any_other(
+async def test_a_host_with_many_open_files_grows_a_fork_server_like_any_other(
     lab: Lab, library: Path
 ) -> None:
     # A monitor inherits files under the numbers that they have with its node.

@@ -80,7 +80,7 @@ async def answered(work: Callable[[], Awaitable[_T]]) -> _T:
                 await asyncio.sleep(0.1)
 
 
-async def test_leases_go_on_in_their_machines_when_the_daemon_is_killed(
+async def test_leases_go_on_in_their_vms_when_the_daemon_is_killed(
     processes: Processes, pool: Pool
 ) -> None:
     one, other, third = await pool.launch("a", 3)
@@ -109,7 +109,7 @@ async def test_leases_go_on_in_their_machines_when_the_daemon_is_killed(
     assert "adopted 2 of 2 VMs" in processes.log("node")
 
 
-async def test_a_lease_whose_machine_dies_is_lost_and_its_slot_is_free(
+async def test_a_lease_whose_vm_dies_is_lost_and_its_slot_is_free(
     processes: Processes, pool: Pool
 ) -> None:
     leases = await pool.launch("a", 4)  # all there are
@@ -129,7 +129,7 @@ async def test_a_lease_whose_machine_dies_is_lost_and_its_slot_is_free(
     assert await pool.turn(other, ("1", "run_terminal", {"command": "sh greet.sh"})) == ["helo"]
 
 
-async def test_a_pod_that_is_killed_leaves_no_machine(processes: Processes, pool: Pool) -> None:
+async def test_a_pod_that_is_killed_leaves_no_vm(processes: Processes, pool: Pool) -> None:
     scratch = processes.folder / "scratch"
     (lease,) = await pool.launch("a")
     await pool.turn(lease, ("1", "run_terminal", {"command": "true"}))

@@ -64,7 +64,7 @@ async def until_there(environment: FailoverEnvironment, path: str) -> AsyncItera
     assert said[-1].exit.exit_code == 0
 
 
-async def test_an_episode_whose_machine_is_killed_goes_on_in_another(
+async def test_an_episode_whose_vm_is_killed_goes_on_in_another(
     processes: Processes, episodes: Episodes
 ) -> None:
     environment = await episodes.begin("a")

@@ -43,7 +43,7 @@ async def pool(processes: Processes, tmp_path: Path) -> AsyncIterator[Pool]:
         yield made
 
 
-async def test_tools_and_verifiers_run_in_machines_and_the_lease_says_so(pool: Pool) -> None:
+async def test_tools_and_verifiers_run_in_vms_and_the_lease_says_so(pool: Pool) -> None:
     lease, other = await pool.launch("a", 2)
     assert (lease.driver, lease.isolation) == ("qemu-microvm", environments_pb2.ISOLATION_WEAK)
 
@@ -71,7 +71,7 @@ async def test_tools_and_verifiers_run_in_machines_and_the_lease_says_so(pool: P
         assert (graded.reward_file if graded.HasField("reward_file") else None) == reward
 
 
-async def test_a_node_holds_the_image_that_it_boots_until_it_ends(
+async def test_a_host_holds_the_image_that_it_boots_until_it_ends(
     pool: Pool, processes: Processes, own_image: BuiltImage
 ) -> None:
     await pool.launch("a")
@@ -83,7 +83,7 @@ async def test_a_node_holds_the_image_that_it_boots_until_it_ends(
     os.close(descriptor)
 
 
-async def test_a_group_that_was_announced_finds_a_machine_ready(
+async def test_a_group_that_was_announced_finds_a_vm_ready(
     pool: Pool, processes: Processes
 ) -> None:
     group = environments_pb2.PrepareGroupRequest(

@@ -17,7 +17,7 @@ async def nothing(command: str, timeout_s: float) -> ExecResult:
     raise AssertionError((command, timeout_s))
 
 
-async def test_a_program_in_a_machine_is_talked_to_while_it_runs(
+async def test_a_program_in_a_vm_is_talked_to_while_it_runs(
     image: BuiltImage, tmp_path: Path
 ) -> None:
     driver = QemuDriver(scratch=tmp_path, images={"small": image}, machine=microvms.small_machine())

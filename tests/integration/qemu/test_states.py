@@ -65,7 +65,7 @@ async def test_a_fork_has_a_name_of_its_own_and_other_random_numbers(states: Sta
         assert len({names[place] for names in seen}) == 3
 
 
-async def test_a_machine_that_sleeps_is_saved_without_being_woken(states: States) -> None:
+async def test_a_vm_that_sleeps_is_saved_without_being_woken(states: States) -> None:
     parent = await states.begun("parent")
     await parent.run("echo here > /tmp/memory", LIMIT_S)
     await parent.pause()
@@ -81,7 +81,7 @@ async def test_a_machine_that_sleeps_is_saved_without_being_woken(states: States
         assert (await each.run("cat /tmp/memory", LIMIT_S)).output == b"here\n"
 
 
-async def test_a_machine_that_died_can_be_put_back(states: States) -> None:
+async def test_a_vm_that_died_can_be_put_back(states: States) -> None:
     sandbox = await states.begun("parent")
     folder, saved = await states.saved(sandbox, "s")
     assert sandbox._guest is not None  # type: ignore[attr-defined]

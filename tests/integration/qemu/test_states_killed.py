@@ -77,7 +77,7 @@ async def succeed(scratch: Path, image: BuiltImage, *, was_put_back: bool) -> No
         "before the notes are replaced",
     ],
 )
-def test_machines_and_what_was_saved_of_them_outlive_the_node(
+def test_vms_and_what_was_saved_of_them_outlive_the_host(
     image: BuiltImage, tmp_path: Path, when: str
 ) -> None:
     (tmp_path / "source").mkdir()

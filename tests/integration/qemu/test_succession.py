@@ -60,7 +60,7 @@ def machines(scratch: Path) -> set[int]:
     return {process.pid for process, folder in marked if FORK_SERVER not in folder.name}
 
 
-def test_machines_and_their_template_outlive_a_killed_daemon(start: Start, scratch: Path) -> None:
+def test_vms_and_their_template_outlive_a_killed_daemon(start: Start, scratch: Path) -> None:
     first = start()
     assert first.report["boots"] == 0
     names = ["a", "b", "c"]
@@ -96,7 +96,7 @@ def test_a_damaged_template_is_booted_again(start: Start, scratch: Path, name: s
     assert start().report["boots"] == 1
 
 
-def test_another_nodes_template_is_booted_again(start: Start, scratch: Path) -> None:
+def test_another_hosts_template_is_booted_again(start: Start, scratch: Path) -> None:
     (scratch / "key").write_bytes(bytes(32))
     assert start().report["boots"] == 1
 
@@ -120,7 +120,7 @@ def test_two_daemons_cannot_have_the_same_folder(start: Start, scratch: Path) ->
     assert first.ask("begin", "a") == ["a"]
 
 
-def test_a_lease_whose_machine_died_with_the_daemon_is_lost_and_not_begun_anew(
+def test_a_lease_whose_vm_died_with_the_daemon_is_lost_and_not_begun_anew(
     start: Start, scratch: Path
 ) -> None:
     first = start()
@@ -135,9 +135,7 @@ def test_a_lease_whose_machine_died_with_the_daemon_is_lost_and_not_begun_anew(
 
 
 @pytest.mark.long
-def test_a_machine_whose_node_dies_while_it_begins_is_whole_or_gone(
-    start: Start, scratch: Path
-) -> None:
+def test_a_vm_whose_host_dies_while_it_begins_is_whole_or_gone(start: Start, scratch: Path) -> None:
     outcomes = set()
     for number, lines in enumerate(LINES):
         first = start(lines=lines)
@@ -180,7 +178,7 @@ def test_a_hundred_leases_leave_no_process_no_file_and_no_folder(
     assert not list(scratch.glob("stock/*"))
 
 
-def test_the_sweep_ends_what_is_nobodys_and_nothing_of_another_node(
+def test_the_sweep_ends_what_is_nobodys_and_nothing_of_another_host(
     start: Start, scratch: Path, tmp_path: Path
 ) -> None:
     other = shutil.copytree(scratch, tmp_path / "other")
@@ -197,7 +195,7 @@ def test_the_sweep_ends_what_is_nobodys_and_nothing_of_another_node(
     assert neighbour.ask("run", "a", "cat README") == "read me\n"
 
 
-def test_what_a_dead_node_never_wrote_down_is_ended_at_the_next_start(
+def test_what_a_dead_host_never_wrote_down_is_ended_at_the_next_start(
     start: Start, scratch: Path
 ) -> None:
     first = start()

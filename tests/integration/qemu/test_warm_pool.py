@@ -70,7 +70,7 @@ async def words(guest: GuestVm, command: str) -> str:
     ],
     ids=["paused", "shell", "none"],
 )
-async def test_a_start_takes_the_warmest_machine_and_says_which(
+async def test_a_start_takes_the_warmest_vm_and_says_which(
     made: VmStarter, tmp_path: Path, target: WarmPoolTarget, start: StartKind
 ) -> None:
     made.warm_pool.set_target(target)
@@ -93,7 +93,7 @@ async def test_a_paused_clone_refuses_every_call_until_it_is_somebodys(made: VmS
     await waiting.destroy()
 
 
-async def test_two_paused_clones_become_two_machines(made: VmStarter, tmp_path: Path) -> None:
+async def test_two_paused_clones_become_two_vms(made: VmStarter, tmp_path: Path) -> None:
     made.warm_pool.set_target(WarmPoolTarget(paused=2))
     await holds(made, WarmPoolLevel(paused=2, shells=0))
     names = ("one", "other")
@@ -128,7 +128,7 @@ async def test_shells_are_kept_once_saved_states_were_taken_up(made: VmStarter) 
     await holds(made, WarmPoolLevel(paused=0, shells=2))
 
 
-async def test_a_machine_that_died_in_stock_is_passed_over(made: VmStarter, tmp_path: Path) -> None:
+async def test_a_vm_that_died_in_stock_is_passed_over(made: VmStarter, tmp_path: Path) -> None:
     made.warm_pool.set_target(WarmPoolTarget(paused=1))
     await holds(made, WarmPoolLevel(paused=1, shells=0))
     dead = made.warm_pool._paused[0].vm
@@ -173,7 +173,7 @@ async def test_a_stock_that_cannot_be_filled_says_why_and_lets_starts_go_on(
     assert made.warm_pool.refill_error == ""
 
 
-async def test_a_node_without_room_gives_up_its_stock_for_who_waits(
+async def test_a_host_without_room_gives_up_its_stock_for_who_waits(
     template: QemuTemplate, tmp_path: Path
 ) -> None:
     made = starter(template, tmp_path, room=2)

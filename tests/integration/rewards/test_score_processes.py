@@ -128,7 +128,7 @@ async def test_a_verifier_broken_on_the_base_masks_the_group(
     assert [record.fault.reason for record in answer.records] == ["GraderError"] * 2
 
 
-async def test_a_killed_node_is_a_fault_and_its_successor_grades(stack: Any, stub: "Stub") -> None:
+async def test_a_killed_host_is_a_fault_and_its_successor_grades(stack: Any, stub: "Stub") -> None:
     problem, task = stack.problems[4], stack.tasks[4]
     changed = {path: text + "# fresh\n" for path, text in _repaired(problem).items()}
     request = _request(task, [_rollout("a", changed)])

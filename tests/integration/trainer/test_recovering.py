@@ -50,7 +50,7 @@ async def test_only_what_may_have_changed_something_is_run_again(
     assert len(partners.node.ran) == 4
 
 
-async def test_a_node_that_is_away_is_waited_for_until_the_broker_says_that_the_lease_is_gone(
+async def test_a_host_that_is_away_is_waited_for_until_the_broker_says_that_the_lease_is_gone(
     episodes: Episodes, partners: Any
 ) -> None:
     environment = await begun(episodes)

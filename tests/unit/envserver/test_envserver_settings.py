@@ -18,7 +18,7 @@ def test_the_collector_of_trace_spans_is_a_setting_of_ours() -> None:
     assert HostSettings.from_env(ENV).server.otlp_endpoint is None
 
 
-def test_a_node_may_have_several_brokers() -> None:
+def test_a_host_may_have_several_brokers() -> None:
     told = HostSettings.from_env(ENV | {"ETUDE_BROKER_TARGET": "a:1, b:2"})
     assert told.broker_targets == ("a:1", "b:2")
     with pytest.raises(ValueError, match="ETUDE_BROKER_TARGET"):

@@ -22,7 +22,7 @@ def failing(times: int, words: str, monkeypatch: pytest.MonkeyPatch) -> list[str
     return calls
 
 
-def test_a_node_that_is_late_on_a_busy_machine_is_started_again(
+def test_a_ray_node_that_is_late_on_a_busy_computer_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = failing(2, LATE, monkeypatch)
@@ -30,7 +30,7 @@ def test_a_node_that_is_late_on_a_busy_machine_is_started_again(
     assert calls == ["init", "shutdown", "init", "shutdown", "init"]
 
 
-def test_a_node_that_is_always_late_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_node_that_is_always_late_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = failing(ray_backend.START_ATTEMPTS, LATE, monkeypatch)
     with pytest.raises(Exception, match=ray_backend.TOO_SLOW):
         ray_backend.start_ray(None)

@@ -23,13 +23,13 @@ TCG = {"image": IMAGE, "accelerator": "tcg", "why": "/dev/kvm cannot be opened"}
         (DemoDriver.PROCESS, KVM, False),
     ],
 )
-def test_the_demo_takes_machines_where_they_are_fast_or_asked_for(
+def test_the_demo_takes_vms_where_they_are_fast_or_asked_for(
     driver: DemoDriver, found: dict[str, str], *, takes_machines: bool
 ) -> None:
     assert bool(choose_settings(driver, found)) is takes_machines
 
 
-def test_the_settings_make_the_manifest_one_of_machines() -> None:
+def test_the_settings_make_the_manifest_one_of_vms() -> None:
     value = yaml_documents.parse_documents(inputs.find_manifest().read_bytes())[0].value
     assert isinstance(value, dict)
     run = RLRun.model_validate(
@@ -42,6 +42,6 @@ def test_the_settings_make_the_manifest_one_of_machines() -> None:
 
 
 @pytest.mark.parametrize("words", ["denied", "could not access KVM\n-accel kvm: denied\n"])
-def test_why_there_are_no_machines_is_one_line(words: str) -> None:
+def test_why_there_are_no_vms_is_one_line(words: str) -> None:
     assert last_line(words).endswith("denied")
     assert "\n" not in last_line(words)

@@ -100,7 +100,7 @@ def test_a_pool_of_nobody_in_particular_serves_every_run_of_its_namespace() -> N
         assert not refusal(who(role, run=run), shared, "/etude.v1.EnvBrokerService/LaunchBatch")
 
 
-def test_a_node_speaks_to_its_own_broker_alone() -> None:
+def test_a_host_speaks_to_its_own_broker_alone() -> None:
     broker = who("broker", run="", pool="p")
     beat = "/etude.v1.EnvBrokerService/Heartbeat"
     assert not refusal(who("node", run="", pool="p"), broker, beat)

@@ -26,7 +26,7 @@ async def test_a_batch_is_one_order_and_every_environment_has_its_own_lease() ->
     assert len(tokens) == 16
 
 
-async def test_a_batch_is_spread_over_the_nodes() -> None:
+async def test_a_batch_is_spread_over_the_hosts() -> None:
     nodes = MemoryHostClient()
     outcomes = await launched(started(nodes, "n1", "n2", spec=pool(2)), request(count=8))
 
@@ -63,7 +63,7 @@ async def test_who_comes_first_does_not_get_every_slot_before_others_are_heard()
     assert len(await first) == 64
 
 
-async def test_a_group_waits_for_its_node_while_that_is_busy_with_orders() -> None:
+async def test_a_group_waits_for_its_host_while_that_is_busy_with_orders() -> None:
     nodes = NodesWithADoor(slots=128)
     broker = started(nodes, "n1", "n2", spec=pool(2))
     nodes.door.set()
@@ -157,7 +157,7 @@ async def test_a_repeated_request_finds_its_leases_on_a_pool_without_a_free_slot
     assert ids(await waiting) == ids(first)
 
 
-async def test_a_broker_does_not_wait_for_ever_for_a_node_that_is_gone() -> None:
+async def test_a_broker_does_not_wait_for_ever_for_a_host_that_is_gone() -> None:
     nodes = MemoryHostClient()
     broker = Broker(pool(2), nodes, started_s=time.monotonic() - REBUILD_S - 1)
     broker.heartbeat(nodes.heartbeat("n1"))
@@ -221,7 +221,7 @@ async def test_a_full_queue_is_refused_with_a_time_to_come_back() -> None:
     waiting.cancel()
 
 
-async def test_an_order_that_fails_goes_to_another_node() -> None:
+async def test_an_order_that_fails_goes_to_another_host() -> None:
     nodes = MemoryHostClient(failing={"n1"})
     broker = started(nodes, "n1", "n2", spec=pool(2))
 
@@ -230,7 +230,7 @@ async def test_an_order_that_fails_goes_to_another_node() -> None:
     assert {o.lease.endpoint for o in outcomes} == {"n2"}
 
 
-async def test_an_environment_that_three_nodes_failed_is_a_failure() -> None:
+async def test_an_environment_that_three_hosts_failed_is_a_failure() -> None:
     nodes = MemoryHostClient(failing={"n1"})
     broker = started(nodes)
     waiting = asyncio.create_task(launched(broker, request()))
@@ -243,7 +243,7 @@ async def test_an_environment_that_three_nodes_failed_is_a_failure() -> None:
     assert "does not answer" in outcome.failure.message
 
 
-async def test_a_node_that_is_fuller_than_thought_keeps_the_order_waiting() -> None:
+async def test_a_host_that_is_fuller_than_thought_keeps_the_order_waiting() -> None:
     nodes = MemoryHostClient(slots=1)
     broker = started(nodes)
     foreign = environments_pb2.HeldLease(lease=environments_pb2.Lease(lease_id="foreign"))

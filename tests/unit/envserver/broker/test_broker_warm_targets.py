@@ -31,7 +31,7 @@ def warm(broker: Broker, nodes: MemoryHostClient, *endpoints: str) -> dict[str, 
     return {name: sum(t.paused_clones for t in answer.warm) for name, answer in answers.items()}
 
 
-async def test_a_plan_makes_nodes_warm_up_until_its_groups_have_come() -> None:
+async def test_a_plan_makes_hosts_warm_up_until_its_groups_have_come() -> None:
     nodes = MemoryHostClient(slots=10)
     broker = started(nodes, "n1", "n2")
 
@@ -56,7 +56,7 @@ async def test_a_launch_outside_of_groups_takes_nothing_from_a_plan() -> None:
     assert warm(broker, nodes, "n1") == {"n1": 2}
 
 
-async def test_a_prepared_group_starts_on_its_node() -> None:
+async def test_a_prepared_group_starts_on_its_host() -> None:
     nodes = MemoryHostClient(slots=100)
     names = [f"n{n}" for n in range(20)]
     broker = started(nodes, *names)
@@ -72,7 +72,7 @@ async def test_a_prepared_group_starts_on_its_node() -> None:
     assert {o.lease.endpoint for o in outcomes} == {chosen}
 
 
-async def test_siblings_share_a_node_also_when_they_come_in_parts() -> None:
+async def test_siblings_share_a_host_also_when_they_come_in_parts() -> None:
     nodes = MemoryHostClient(slots=4)
     broker = started(nodes, *(f"n{n}" for n in range(20)))
 

@@ -30,7 +30,7 @@ def members(*names: str) -> Hosts:
     return found
 
 
-def test_a_node_that_shall_go_gets_nothing_more_until_it_is_wanted_again() -> None:
+def test_a_host_that_shall_go_gets_nothing_more_until_it_is_wanted_again() -> None:
     nodes = members("a", "b")
     vacating = HostDrains(nodes)
     assert vacating.start_drain(["a"], hold_s=HOLD_S, now_s=0.0) == ["a"]
@@ -39,7 +39,7 @@ def test_a_node_that_shall_go_gets_nothing_more_until_it_is_wanted_again() -> No
     assert [node.takes("python") for node in nodes] == [True, False]
 
 
-def test_a_node_with_a_lease_an_order_or_something_to_close_is_not_empty() -> None:
+def test_a_host_with_a_lease_an_order_or_something_to_close_is_not_empty() -> None:
     nodes = members("leased", "ordered", "closing", "idle")
     nodes[0].leases.add("x")
     nodes[1].opening = 1
@@ -48,11 +48,11 @@ def test_a_node_with_a_lease_an_order_or_something_to_close_is_not_empty() -> No
     assert HostDrains(nodes).start_drain(names, hold_s=HOLD_S, now_s=0.0) == ["idle"]
 
 
-def test_a_node_that_is_unknown_holds_nothing() -> None:
+def test_a_host_that_is_unknown_holds_nothing() -> None:
     assert HostDrains(members()).start_drain(["gone"], hold_s=HOLD_S, now_s=0.0) == ["gone"]
 
 
-def test_whoever_forgets_a_node_does_not_keep_its_slots() -> None:
+def test_whoever_forgets_a_host_does_not_keep_its_slots() -> None:
     nodes = members("a")
     vacating = HostDrains(nodes)
     vacating.start_drain(["a"], hold_s=HOLD_S, now_s=0.0)
@@ -77,13 +77,13 @@ def test_idle_begins_when_the_last_lease_ends() -> None:
     assert nodes[0].idle_since_s == 2.0
 
 
-async def test_a_broker_that_hears_its_nodes_does_not_call_any_of_them_empty() -> None:
+async def test_a_broker_that_hears_its_hosts_does_not_call_any_of_them_empty() -> None:
     broker = Broker(pool(), MemoryHostClient())
     with pytest.raises(UnavailableError):
         broker.drain_hosts(["n1"], hold_s=HOLD_S)
 
 
-async def test_leases_go_to_other_nodes_than_those_that_shall_go() -> None:
+async def test_leases_go_to_other_hosts_than_those_that_shall_go() -> None:
     nodes = MemoryHostClient(slots=4)
     broker = started(nodes, "n1", "n2")
     assert broker.drain_hosts(["n1"], hold_s=HOLD_S) == ["n1"]
@@ -99,7 +99,7 @@ class Taken:
     endpoints: list[str] = field(default_factory=list)
 
 
-async def test_a_pool_that_sizes_itself_fills_one_node_after_the_other() -> None:
+async def test_a_pool_that_sizes_itself_fills_one_host_after_the_other() -> None:
     nodes = MemoryHostClient(slots=8)
     broker = started(nodes, *(f"n{place}" for place in range(12)), spec=SIZED)
     taken = Taken()
@@ -117,7 +117,7 @@ async def test_a_pool_of_a_fixed_size_spreads_leases() -> None:
     assert len(set(taken.endpoints)) > 3
 
 
-async def test_the_report_tells_nodes_leases_and_plans() -> None:
+async def test_the_report_tells_hosts_leases_and_plans() -> None:
     nodes = MemoryHostClient(slots=4)
     broker = started(nodes, "n1", "n2", spec=SIZED)
     await launched(broker, request(count=3))

@@ -132,7 +132,7 @@ def test_a_template_without_room_holds_up_neither_other_templates_nor_other_runs
     assert names(take(queue, 9)) == ["a0"]
 
 
-def test_an_environment_whose_node_failed_is_next_and_is_not_paid_twice() -> None:
+def test_an_environment_whose_host_failed_is_next_and_is_not_paid_twice() -> None:
     queue = LaunchQueue()
     queue.add(batch("r", "a", 4))
     queue.add(batch("s", "b", 4))

@@ -40,7 +40,7 @@ def expired(ledger: LeaseLedger, now_unix_ms: int) -> list[str]:
     return [lease_id for each in closing for lease_id in each.lease_ids]
 
 
-def test_a_lease_takes_a_slot_until_its_node_has_closed_it() -> None:
+def test_a_lease_takes_a_slot_until_its_host_has_closed_it() -> None:
     ledger = ledger_with("a", "b")
     assert free(ledger) == {"n": 2}
 
@@ -52,7 +52,7 @@ def test_a_lease_takes_a_slot_until_its_node_has_closed_it() -> None:
     assert free(ledger) == {"n": 3}
 
 
-def test_a_node_that_missed_the_end_of_a_lease_hears_of_it_again() -> None:
+def test_a_host_that_missed_the_end_of_a_lease_hears_of_it_again() -> None:
     ledger = ledger_with("a")
     ledger.end(["a"], now_s=1)
 
@@ -80,7 +80,7 @@ def test_a_lease_that_comes_back_after_its_request_was_served_again_is_ended() -
     } == {0: "b"}
 
 
-def test_a_new_broker_learns_its_leases_from_the_nodes() -> None:
+def test_a_new_broker_learns_its_leases_from_the_hosts() -> None:
     ledger = LeaseLedger()
     ledger.heartbeat(beat(held("a", 3), held("b", 4)), now_s=0)
 
@@ -89,7 +89,7 @@ def test_a_new_broker_learns_its_leases_from_the_nodes() -> None:
     assert free(ledger) == {"n": 2}
 
 
-def test_a_renewal_reaches_the_node_with_its_next_heartbeat() -> None:
+def test_a_renewal_reaches_the_host_with_its_next_heartbeat() -> None:
     ledger = ledger_with("a")
     assert ledger.renew(["a", "x"], expires_unix_ms=NOW_MS + 7, now_s=1) == ["x"]
 
@@ -108,7 +108,7 @@ def test_a_lease_expires_at_its_end_and_not_before() -> None:
     assert ledger.expired_total == 1
 
 
-def test_a_lease_that_a_heartbeat_told_of_before_the_nodes_answer_is_one_lease() -> None:
+def test_a_lease_that_a_heartbeat_told_of_before_the_hosts_answer_is_one_lease() -> None:
     ledger = ledger_with()
     later = NOW_MS + 60_000
     ledger.heartbeat(beat(held("a")), now_s=0, adopted_until_unix_ms=later)
@@ -136,7 +136,7 @@ def test_a_renewal_may_also_shorten_a_lease() -> None:
     assert expired(ledger, NOW_MS - 9) == ["a"]
 
 
-def test_a_lease_that_two_nodes_claim_lives_on_the_first() -> None:
+def test_a_lease_that_two_hosts_claim_lives_on_the_first() -> None:
     ledger = ledger_with("a")
 
     answer = ledger.heartbeat(beat(held("a"), node="other"), now_s=1)
@@ -146,7 +146,7 @@ def test_a_lease_that_two_nodes_claim_lives_on_the_first() -> None:
     assert free(ledger) == {"n": 3, "other": 3}
 
 
-def test_a_node_that_misses_three_heartbeats_is_lost_with_its_leases() -> None:
+def test_a_host_that_misses_three_heartbeats_is_lost_with_its_leases() -> None:
     ledger = ledger_with("a")
 
     assert ledger.remove_silent_hosts(now_s=LOST_AFTER_S) == []
@@ -155,7 +155,7 @@ def test_a_node_that_misses_three_heartbeats_is_lost_with_its_leases() -> None:
     assert free(ledger) == {}
 
 
-def test_leases_of_a_lost_node_live_again_when_it_returns_with_them() -> None:
+def test_leases_of_a_lost_host_live_again_when_it_returns_with_them() -> None:
     ledger = ledger_with("a")
     ledger.renew(["a"], expires_unix_ms=NOW_MS + 7, now_s=1)
     ledger.remove_silent_hosts(now_s=10)
@@ -185,7 +185,7 @@ def test_a_lost_lease_can_be_released() -> None:
     assert list(ledger.heartbeat(beat(held("a")), now_s=11).close_lease_ids) == ["a"]
 
 
-def test_a_lease_that_its_node_does_not_know_is_dropped_once_it_had_time_to_appear() -> None:
+def test_a_lease_that_its_host_does_not_know_is_dropped_once_it_had_time_to_appear() -> None:
     ledger = ledger_with("a")
 
     ledger.heartbeat(beat(), now_s=SETTLE_S)
@@ -203,7 +203,7 @@ def test_an_order_without_an_answer_leaves_no_environment() -> None:
     assert ledger.leases == {}
 
 
-def test_a_draining_or_suspect_node_gets_nothing_until_its_next_heartbeat() -> None:
+def test_a_draining_or_suspect_host_gets_nothing_until_its_next_heartbeat() -> None:
     ledger = ledger_with()
     node = ledger.hosts.get("n")
     assert node is not None

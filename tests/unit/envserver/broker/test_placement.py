@@ -52,7 +52,7 @@ def eligible(found: list[HostState]) -> list[HostState]:
 
 @settings(deadline=None)  # neighbours may hold both cores
 @given(nodes)
-def test_when_every_node_is_looked_at_the_soonest_eligible_one_wins(found: list[HostState]) -> None:
+def test_when_every_host_is_looked_at_the_soonest_eligible_one_wins(found: list[HostState]) -> None:
     soonest = min((expected_ms(n, "python") for n in eligible(found)), default=None)
 
     picked = choose_host(found, PlacementRequest("python"), Random(0), choices=len(found) + 1)
@@ -62,7 +62,7 @@ def test_when_every_node_is_looked_at_the_soonest_eligible_one_wins(found: list[
 
 @settings(deadline=None)  # neighbours may hold both cores
 @given(nodes, st.integers())
-def test_a_few_random_nodes_are_eligible_and_found_whenever_there_are_any(
+def test_a_few_random_hosts_are_eligible_and_found_whenever_there_are_any(
     found: list[HostState], seed: int
 ) -> None:
     picked = choose_host(found, PlacementRequest("python"), Random(seed))
@@ -106,7 +106,7 @@ def test_the_best_of_four_is_never_worse_than_the_fourth_best_of_most() -> None:
     assert lower == pytest.approx(1 - 0.5**CHOICES, abs=0.02)
 
 
-def test_what_a_node_has_ready_decides_between_idle_nodes() -> None:
+def test_what_a_host_has_ready_decides_between_idle_hosts() -> None:
     bare, shell, clone, away = (
         HostState(node_id=name, slots=9, readiness_by_template={"python": level})
         for name, level in {
@@ -122,7 +122,7 @@ def test_what_a_node_has_ready_decides_between_idle_nodes() -> None:
         assert best_host(reversed(order[place:]), PlacementRequest("python")) is node
 
 
-def test_a_reservation_uses_up_what_is_ready_and_makes_the_node_slower() -> None:
+def test_a_reservation_uses_up_what_is_ready_and_makes_the_host_slower() -> None:
     node = HostState(
         node_id="n",
         slots=4,

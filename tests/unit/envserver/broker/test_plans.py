@@ -277,7 +277,7 @@ def test_a_template_is_ready_at_once_where_it_is_at_hand() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 60)), max_size=5), st.floats(0, 60))
-def test_targets_never_exceed_what_plans_expect_or_nodes_hold(
+def test_targets_never_exceed_what_plans_expect_or_hosts_hold(
     waves: list[tuple[int, float]], now_s: float
 ) -> None:
     warming = WarmTargets(PlanRegistry({"python"}))

@@ -16,7 +16,7 @@ def names(members: Hosts, run_id: str, snapshot_id: str) -> list[str]:
     return [node.node_id for node in members.holders(run_id, snapshot_id)]
 
 
-def test_two_runs_may_choose_the_same_id_on_one_node() -> None:
+def test_two_runs_may_choose_the_same_id_on_one_host() -> None:
     members = Hosts()
     members.apply_heartbeat(told("n", ("one", "s", "python"), ("two", "s", "go")), now_s=0)
 
@@ -30,7 +30,7 @@ def test_two_runs_may_choose_the_same_id_on_one_node() -> None:
     assert names(members, "two", "s") == ["n"]
 
 
-def test_what_a_silent_node_held_is_nowhere() -> None:
+def test_what_a_silent_host_held_is_nowhere() -> None:
     members = Hosts()
     for node_id in ("n", "m"):
         members.apply_heartbeat(told(node_id, ("one", "s", "python")), now_s=0)

@@ -52,7 +52,7 @@ async def test_templates_without_images_are_processes(place: DriverFolders, driv
     assert (await select_driver(spec(isolation={"driver": driver}), place)).name == "process"
 
 
-async def test_a_pool_that_demands_a_machine_never_gets_less(place: DriverFolders) -> None:
+async def test_a_pool_that_demands_a_vm_never_gets_less(place: DriverFolders) -> None:
     error = await refused(spec(isolation={"minimum": "MicroVM"}), place)
     assert error.problem.where == "spec.templates[0].image"
     image(place)
@@ -60,7 +60,7 @@ async def test_a_pool_that_demands_a_machine_never_gets_less(place: DriverFolder
     assert "qemu-system-x86_64" in error.problem.what
 
 
-async def test_a_pool_that_accepts_processes_gets_them_where_no_machine_can_be(
+async def test_a_pool_that_accepts_processes_gets_them_where_no_vm_can_be(
     place: DriverFolders, caplog: pytest.LogCaptureFixture
 ) -> None:
     image(place)
@@ -68,7 +68,7 @@ async def test_a_pool_that_accepts_processes_gets_them_where_no_machine_can_be(
     assert "qemu-system-x86_64" in caplog.text
 
 
-async def test_machines_that_crash_are_counted_to_the_pools_threshold(
+async def test_vms_that_crash_are_counted_to_the_pools_threshold(
     place: DriverFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = QemuDriver(scratch=place.scratch, images={}, machine=QemuConfig(tsc_khz=1))

@@ -23,7 +23,7 @@ def loaded(module: str, watched: tuple[str, ...]) -> str:
     return done.stdout.strip()
 
 
-def test_a_node_loads_a_driver_only_once_its_pool_wants_it() -> None:
+def test_a_host_loads_a_driver_only_once_its_pool_wants_it() -> None:
     assert loaded("etude.envserver.host.server", DRIVERS) == "[]"
 
 

@@ -128,7 +128,7 @@ def test_a_tunnels_host_is_asked_for_nothing_in_plain_text() -> None:
     assert decide(RULES, get("/", host="pypi.org")).verdict is EgressVerdict.NOT_LISTED
 
 
-def test_the_node_speaks_tls_for_clients_that_ask_in_plain_text() -> None:
+def test_the_host_speaks_tls_for_clients_that_ask_in_plain_text() -> None:
     for port in (80, 443):
         assert decide(RULES, get("/v1/x", port=port)).verdict is EgressVerdict.ALLOWED
 

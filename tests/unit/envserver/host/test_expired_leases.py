@@ -72,7 +72,7 @@ async def test_a_lease_says_what_can_be_done_with_it(make_node: MakeNode, order:
     assert outcome.lease.caps == told
 
 
-async def test_a_lease_whose_snapshots_hold_memory_says_that_they_stay_on_their_node(
+async def test_a_lease_whose_snapshots_hold_memory_says_that_they_stay_on_their_host(
     make_node: MakeNode, order: Order
 ) -> None:
     node = make_node()

@@ -120,7 +120,7 @@ async def never(command: str, timeout_s: float) -> ExecResult:
     raise AssertionError((command, timeout_s))
 
 
-async def test_a_machine_whose_notes_were_not_replaced_is_the_saved_one_all_the_same(
+async def test_a_vm_whose_notes_were_not_replaced_is_the_saved_one_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved, lease = tmp_path / "saved", tmp_path / "lease"

@@ -58,7 +58,7 @@ async def test_tokens_open_what_they_are_for(make_node: MakeNode, order: Order) 
             check(token)
 
 
-async def test_a_node_holds_no_more_than_its_slots(make_node: MakeNode, order: Order) -> None:
+async def test_a_host_holds_no_more_than_its_slots(make_node: MakeNode, order: Order) -> None:
     node = make_node(slots=2)
 
     outcomes = await node.open(order("a", "b", "c"))
@@ -214,7 +214,7 @@ async def test_a_lease_whose_source_has_changed_is_not_continued(
     assert await make_node().take_over() == (0, 1)
 
 
-async def test_a_folder_that_cannot_be_removed_ends_neither_its_node_nor_the_next(
+async def test_a_folder_that_cannot_be_removed_ends_neither_its_host_nor_the_next(
     make_node: MakeNode, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(folder: Path) -> None:

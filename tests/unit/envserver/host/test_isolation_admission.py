@@ -19,7 +19,7 @@ def of(spec: EnvPoolSpec, *, allow_weak: bool = False) -> IsolationAdmission:
 
 
 @pytest.mark.parametrize("minimum", [IsolationLevel.MICRO_VM, IsolationLevel.SANDBOX])
-def test_a_pool_that_wants_a_stronger_wall_is_refused_whatever_the_node_allows(
+def test_a_pool_that_wants_a_stronger_wall_is_refused_whatever_the_host_allows(
     minimum: IsolationLevel,
 ) -> None:
     with pytest.raises(DriverUnavailableError) as caught:
@@ -36,7 +36,7 @@ def test_an_untrusted_template_is_refused_and_a_trusted_one_served() -> None:
     assert refused.keys() == {"foreign"}
 
 
-def test_a_node_may_allow_weak_isolation() -> None:
+def test_a_host_may_allow_weak_isolation() -> None:
     served, refused = of(pool(IsolationLevel.PROCESS), allow_weak=True)
 
     assert served == {"own", "foreign"}

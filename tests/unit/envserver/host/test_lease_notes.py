@@ -24,7 +24,7 @@ async def todo(environment: LeasedEnvironment, call_id: str, *todos: object) -> 
     return (await environment.run_turn([call]))[0].content.decode()
 
 
-async def test_todos_are_there_for_the_successor_of_a_dead_node(
+async def test_todos_are_there_for_the_successor_of_a_dead_host(
     make_node: MakeNode, order: Order
 ) -> None:
     dead = await opened(make_node(), order)

@@ -31,7 +31,7 @@ def ledger() -> LeaseLedger:
     return made
 
 
-def test_a_node_that_missed_the_end_is_told_of_it(ledger: LeaseLedger) -> None:
+def test_a_host_that_missed_the_end_is_told_of_it(ledger: LeaseLedger) -> None:
     assert list(beat(ledger, held(OVER_UNIX_MS)).close_lease_ids) == ["a"]
     assert ledger.leases == {}
 

@@ -54,7 +54,7 @@ def pair(make_node: MakeNode) -> Pair:
     return Pair(make_node(), make_node())
 
 
-async def test_another_node_takes_up_files_and_results(pair: Pair, order: Order) -> None:
+async def test_another_host_takes_up_files_and_results(pair: Pair, order: Order) -> None:
     await pair.begin(order)
     shared = await pair.share()
     assert shared.num_bytes > 0

@@ -239,7 +239,7 @@ def test_starts_of_templates_that_a_pool_does_not_have_are_not_counted() -> None
     assert list(broker.warm_targets._watermarks) == ["python"]
 
 
-def test_what_a_node_fetches_for_its_first_start_is_told_by_template() -> None:
+def test_what_a_host_fetches_for_its_first_start_is_told_by_template() -> None:
     nodes = MemoryHostClient()
     broker = started(nodes, "n1", "n2")
     for name, first_ms in (("n1", 9_000), ("n2", 12_000)):

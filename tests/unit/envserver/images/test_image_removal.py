@@ -156,7 +156,7 @@ def test_an_image_that_goes_before_it_is_measured_is_none(cache: BuildCache) -> 
     assert list(removal._present_images([image], "images")) == []
 
 
-def test_an_image_that_a_node_boots_stays_until_the_node_has_ended(cache: BuildCache) -> None:
+def test_an_image_that_a_host_boots_stays_until_the_host_has_ended(cache: BuildCache) -> None:
     image = made(cache, "python", "one")
     descriptor = hold(image.folder)
     assert descriptor is not None
@@ -202,7 +202,7 @@ def test_rm_says_what_it_does_and_a_dry_run_does_nothing(
     assert ran(cache, "rm", "python") == 3
 
 
-def test_rm_refuses_what_a_pool_names_or_a_node_boots(
+def test_rm_refuses_what_a_pool_names_or_a_host_boots(
     cache: BuildCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = made(cache, "python", "one")

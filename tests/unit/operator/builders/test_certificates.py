@@ -89,7 +89,7 @@ def test_plaintext_is_said_and_nothing_is_mounted_for_it(made: Any) -> None:
         assert not [volume for volume in spec["volumes"] if volume["name"].startswith("tls")]
 
 
-def test_who_was_told_nothing_keeps_to_its_machine(made: Any) -> None:
+def test_pods_without_a_certificate_setting_get_no_tls_mode(made: Any) -> None:
     for spec in pods(made(None)).values():
         assert told(spec, "ETUDE_TLS") is None
 
@@ -158,7 +158,7 @@ def test_kept_pods_may_reach_the_issuer_and_others_may_not(made: Any) -> None:
     assert reached(CertificateMode.CERT_MANAGER) == set()
 
 
-def test_a_node_says_who_answers_at_its_address(made: Any) -> None:
+def test_a_host_says_who_answers_at_its_address(made: Any) -> None:
     spec = pods(made(CHOICES[CertificateMode.SELF_MANAGED]))["node"]
     assert told(spec, "ETUDE_ADVERTISE") == "demo-repos-node@$(ETUDE_POD_IP):7030"
 

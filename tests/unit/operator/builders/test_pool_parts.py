@@ -53,7 +53,7 @@ def variables(workload: Manifest) -> dict[str, str]:
     return {item["name"]: item.get("value", "") for item in container["env"]}
 
 
-def test_each_of_several_brokers_knows_its_place_and_nodes_know_all_in_order(
+def test_each_of_several_brokers_knows_its_place_and_hosts_know_all_in_order(
     pool: EnvPool, platform: Platform
 ) -> None:
     made = children(pool, platform, brokers=3)
@@ -154,7 +154,7 @@ def test_warm_starts_count_by_how_many_a_broker_granted() -> None:
     assert combine_reports([]) is None
 
 
-def test_nodes_run_where_their_pool_says_and_brokers_anywhere(
+def test_hosts_run_where_their_pool_says_and_brokers_anywhere(
     pool: EnvPool, platform: Platform
 ) -> None:
     placement = {
@@ -177,7 +177,7 @@ def test_nodes_run_where_their_pool_says_and_brokers_anywhere(
     ("cpu", "slots", "requested"),
     [("50m", 64, "3200m"), ("0.25", 4, "1000m"), ("0.0001", 3, "1m"), ("2", 1, "2000m")],
 )
-def test_a_node_requests_the_cpu_of_all_its_slots(
+def test_a_host_requests_the_cpu_of_all_its_slots(
     pool: EnvPool, platform: Platform, cpu: str, slots: int, requested: str
 ) -> None:
     made = children(pool, platform, slot={"cpu": cpu}, slotsPerReplica=slots)
@@ -265,7 +265,7 @@ def test_a_toleration_that_kubernetes_would_refuse_is_refused_first(
         EnvPoolSpec.model_validate(spec)
 
 
-def test_nodes_alone_have_the_credentials_that_egress_rules_name(
+def test_hosts_alone_have_the_credentials_that_egress_rules_name(
     pool: EnvPool, platform: Platform
 ) -> None:
     credential = {"secretRef": {"name": "tokens"}, "key": "shop"}

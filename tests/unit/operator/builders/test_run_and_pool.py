@@ -221,7 +221,7 @@ def test_no_pool_may_run_untrusted_templates_behind_a_weak_wall(
         (None, "Process", False, False),
     ],
 )
-def test_nodes_that_boot_images_are_supervised_and_ask_for_the_device_of_virtual_machines(
+def test_hosts_that_boot_images_are_supervised_and_ask_for_the_device_of_vms(
     pool: EnvPool, image: str | None, driver: str, *, is_supervised: bool, asks: bool
 ) -> None:
     resource = "devices.kubevirt.io/kvm"
@@ -241,7 +241,7 @@ def test_nodes_that_boot_images_are_supervised_and_ask_for_the_device_of_virtual
     assert "resources" not in broker["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_environment_nodes_alone_get_the_seccomp_profile_of_the_platform(pool: EnvPool) -> None:
+def test_environment_hosts_alone_get_the_seccomp_profile_of_the_platform(pool: EnvPool) -> None:
     profile = "etude/environment-node.json"
     platform = Platform(images={"envserver": "img"}, host_seccomp_profile=profile)
     *_, broker, node = desired_pools.pool_children(pool, (0,), platform.images, platform)

@@ -40,7 +40,7 @@ def test_an_older_version_is_dropped() -> None:
     assert cache.get(KEY) == pod(5)
 
 
-def test_of_a_pods_spec_a_large_cluster_keeps_its_machine_alone() -> None:
+def test_of_a_pods_spec_a_large_cluster_keeps_its_node_name_alone() -> None:
     cache = WatchCache(reduce_object)
     spec = {"nodeName": "n", "hostname": "p", "containers": [{"name": "c", "image": "i"}]}
     cache.update({**pod(5, managedFields=[{"manager": "x"}]), "spec": spec})

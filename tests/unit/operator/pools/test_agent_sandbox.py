@@ -77,7 +77,7 @@ def accepted(lab: Any) -> tuple[str, str]:
     return found.reason, found.message
 
 
-async def test_each_node_is_a_sandbox_whose_pod_the_template_is_laid_over(boxes: Any) -> None:
+async def test_each_host_is_a_sandbox_whose_pod_the_template_is_laid_over(boxes: Any) -> None:
     boxes.cluster.upsert(body())
     await boxes.settle()
     assert boxes.names("Sandbox") == ["boxes-node-0", "boxes-node-1"]
@@ -90,7 +90,7 @@ async def test_each_node_is_a_sandbox_whose_pod_the_template_is_laid_over(boxes:
     assert (found.phase, found.replicas, found.ready_replicas) == ("Ready", 2, 2)
 
 
-async def test_a_change_of_the_template_is_for_nodes_that_come(boxes: Any) -> None:
+async def test_a_change_of_the_template_is_for_hosts_that_come(boxes: Any) -> None:
     boxes.cluster.upsert(body(1))
     await boxes.settle()
     boxes.cluster.upsert(template(runtimeClassName="kata"))
@@ -115,7 +115,7 @@ async def test_the_sandbox_of_a_pod_that_is_over_is_replaced(boxes: Any) -> None
     assert status(boxes).ready_replicas == 2
 
 
-async def test_fewer_nodes_are_fewer_sandboxes(boxes: Any) -> None:
+async def test_fewer_hosts_are_fewer_sandboxes(boxes: Any) -> None:
     boxes.cluster.upsert(body())
     await boxes.settle()
     boxes.cluster.upsert(body(1))

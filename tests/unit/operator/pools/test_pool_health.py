@@ -59,7 +59,7 @@ async def pool_lab(lab: Any) -> Any:
     return lab
 
 
-async def test_a_node_that_does_not_get_ready_is_kept_with_another_in_its_place(
+async def test_a_host_that_does_not_get_ready_is_kept_with_another_in_its_place(
     pool_lab: Any,
 ) -> None:
     pool_lab.cluster.set_status(of(pool_lab, 0), state())
@@ -92,7 +92,7 @@ async def test_quarantine_ends_after_an_hour(pool_lab: Any) -> None:
     assert nodes(pool_lab) == ["repos-node-1", "repos-node-2"]
 
 
-async def test_without_quarantine_a_node_that_is_not_well_is_made_anew(lab: Any) -> None:
+async def test_without_quarantine_a_host_that_is_not_well_is_made_anew(lab: Any) -> None:
     lab.cluster.upsert(body(health={"quarantine": "Never", "readinessGraceSeconds": 30}))
     await lab.settle()
     before = uid(lab.cluster.objects()[of(lab, 0)])
@@ -105,7 +105,7 @@ async def test_without_quarantine_a_node_that_is_not_well_is_made_anew(lab: Any)
 
 
 @pytest.mark.parametrize(("restarts", "kept"), [(2, 0), (3, 1)])
-async def test_a_node_may_restart_so_often_in_a_row(lab: Any, restarts: int, kept: int) -> None:
+async def test_a_host_may_restart_so_often_in_a_row(lab: Any, restarts: int, kept: int) -> None:
     # It has been ready after its first two restarts, so these count no more.
     lab.cluster.upsert(body(health={"crashLoopThreshold": 3}))
     await lab.settle()
@@ -124,7 +124,7 @@ async def test_an_image_may_take_as_long_as_it_takes(pool_lab: Any) -> None:
     assert status(pool_lab).quarantined == 0
 
 
-async def test_a_pool_makes_no_more_nodes_while_one_finds_no_machine(lab: Any) -> None:
+async def test_a_pool_creates_no_more_hosts_while_one_finds_no_node(lab: Any) -> None:
     lab.cluster.upsert(body(3))
     await lab.settle()
     lab.cluster.set_status(of(lab, 2), {"phase": "Pending", "conditions": [UNPLACED]})
@@ -147,7 +147,7 @@ async def test_a_pool_makes_no_more_nodes_while_one_finds_no_machine(lab: Any) -
     assert condition(lab, "Scheduled") == ("True", "Scheduled")
 
 
-async def test_a_pool_that_shall_have_no_node_keeps_none_to_be_looked_at(pool_lab: Any) -> None:
+async def test_a_pool_that_shall_have_no_host_keeps_none_to_be_looked_at(pool_lab: Any) -> None:
     pool_lab.cluster.set_status(of(pool_lab, 0), state())
     await pool_lab.settle()
     await pool_lab.advance(300)
@@ -156,7 +156,7 @@ async def test_a_pool_that_shall_have_no_node_keeps_none_to_be_looked_at(pool_la
     assert nodes(pool_lab) == []
 
 
-async def test_a_limit_of_nodes_holds_for_those_in_quarantine_too(lab: Any) -> None:
+async def test_a_limit_of_hosts_holds_for_those_in_quarantine_too(lab: Any) -> None:
     lab.cluster.upsert(body(maxReplicas=2))
     await lab.settle()
     lab.cluster.set_status(of(lab, 0), state())

@@ -42,7 +42,7 @@ async def pool_lab(lab: Any) -> Any:
     return lab
 
 
-async def test_a_pool_gets_a_broker_and_its_nodes(pool_lab: Any) -> None:
+async def test_a_pool_gets_a_broker_and_its_hosts(pool_lab: Any) -> None:
     assert nodes(pool_lab) == ["repos-node-0", "repos-node-1"]
     assert "repos-broker-0" in pool_lab.names("Pod")
     found = status(pool_lab)
@@ -68,7 +68,7 @@ async def test_p17_a_pool_of_as_many_images_as_it_may_have_has_a_short_status(la
     assert len(json.dumps(found["status"])) < 100 * 1_024
 
 
-async def test_scaling_down_takes_the_highest_nodes_and_up_fills_the_gaps(pool_lab: Any) -> None:
+async def test_scaling_down_takes_the_highest_hosts_and_up_fills_the_gaps(pool_lab: Any) -> None:
     pool_lab.cluster.upsert(body(replicas=1))
     await pool_lab.settle()
     assert nodes(pool_lab) == ["repos-node-0"]
@@ -77,7 +77,7 @@ async def test_scaling_down_takes_the_highest_nodes_and_up_fills_the_gaps(pool_l
     assert nodes(pool_lab) == ["repos-node-0", "repos-node-1", "repos-node-2"]
 
 
-async def test_a_lost_node_is_replaced_under_the_same_name(pool_lab: Any) -> None:
+async def test_a_lost_host_is_replaced_under_the_same_name(pool_lab: Any) -> None:
     key = Ref("Pod", "lab", "repos-node-0")
     before = pool_lab.cluster.objects()[key]["metadata"]["uid"]
     pool_lab.cluster.set_status(key, {"phase": "Failed", "reason": "Evicted"})
@@ -136,7 +136,7 @@ async def test_a_pool_that_cannot_be_read_is_reported_by_name(pool_lab: Any, run
     assert pool_lab.condition("Accepted") == ("False", "PoolNotFound")
 
 
-async def test_nodes_that_refuse_to_start_show_as_an_unavailable_driver(pool_lab: Any) -> None:
+async def test_hosts_that_refuse_to_start_show_as_an_unavailable_driver(pool_lab: Any) -> None:
     pool_lab.end("repos-node-0", exit_code=78, message="isolation MicroVM needs /dev/kvm")
     pool_lab.end("repos-node-1", exit_code=78, message="isolation MicroVM needs /dev/kvm")
     await pool_lab.settle()
@@ -156,7 +156,7 @@ async def test_weak_isolation_needs_the_platforms_consent(lab: Any, platform: Pl
 
 
 @pytest.mark.parametrize("driver", ["Firecracker", "GVisor"])
-async def test_drivers_that_need_root_are_refused_where_nodes_are_pods(
+async def test_drivers_that_need_root_are_refused_where_hosts_are_pods(
     lab: Any, platform: Platform, driver: str
 ) -> None:
     lab.cluster.upsert(body(isolation={"minimum": "Sandbox", "driver": driver}))
@@ -208,7 +208,7 @@ async def test_a_pool_of_which_nothing_may_be_made_is_pending(
     assert found.phase == "Pending"
 
 
-async def test_a_node_on_its_way_out_keeps_its_ordinal() -> None:
+async def test_a_host_on_its_way_out_keeps_its_ordinal() -> None:
     def node(number: int, *, leaves: bool = False) -> dict[str, Any]:
         metadata: dict[str, Any] = {"name": f"repos-node-{number}"}
         return {"metadata": metadata | ({"deletionTimestamp": "now"} if leaves else {})}

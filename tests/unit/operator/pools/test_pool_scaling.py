@@ -121,7 +121,7 @@ async def started(lab: Any, manifest: Any) -> Pool:
     return made
 
 
-async def test_a_pool_that_sizes_itself_keeps_one_node_while_nobody_asks(lab: Any) -> None:
+async def test_a_pool_that_sizes_itself_keeps_one_host_while_nobody_asks(lab: Any) -> None:
     pool = await started(lab, body())
     assert pool.nodes == ["repos-node-0"]
     assert (pool.status.desired, pool.status.phase) == (1, "Ready")
@@ -137,7 +137,7 @@ async def test_nothing_is_decided_before_every_broker_has_spoken(lab: Any) -> No
     assert pool.status.autoscaler.mode == "Unknown"
 
 
-async def test_environments_that_wait_bring_nodes(lab: Any) -> None:
+async def test_environments_that_wait_bring_hosts(lab: Any) -> None:
     pool = await started(lab, body())
     await pool.last(8, waiting=20)
     assert len(pool.nodes) >= 5
@@ -146,13 +146,13 @@ async def test_environments_that_wait_bring_nodes(lab: Any) -> None:
     assert pool.status.slots.queued == 20
 
 
-async def test_a_pool_never_has_more_nodes_than_it_may(lab: Any) -> None:
+async def test_a_pool_never_has_more_hosts_than_it_may(lab: Any) -> None:
     pool = await started(lab, body(maxReplicas=3))
     await pool.last(10, waiting=1_000)
     assert len(pool.nodes) == 3
 
 
-async def test_nodes_come_no_faster_than_the_cluster_bears(lab: Any) -> None:
+async def test_hosts_come_no_faster_than_the_cluster_bears(lab: Any) -> None:
     refill = {"maxPerSecond": 1, "maxInFlight": 200}
     pool = await started(lab, body(scaling={"refill": refill, "maxScaleUpRate": 1000}))
     before = len(pool.nodes)
@@ -162,7 +162,7 @@ async def test_nodes_come_no_faster_than_the_cluster_bears(lab: Any) -> None:
     assert before < len(pool.nodes) <= before + 4
 
 
-async def test_a_plan_brings_nodes_before_its_wave(lab: Any) -> None:
+async def test_a_plan_brings_hosts_before_its_wave(lab: Any) -> None:
     pool = await started(lab, body("Predictive"))
     await pool.say(plans=[plan(pool, 16, in_s=600)])
     await lab.advance(2)
@@ -192,7 +192,7 @@ async def test_the_plan_of_a_suspended_run_counts_for_nothing(lab: Any, run_body
     assert len(pool.nodes) >= 4
 
 
-async def test_only_nodes_that_hold_nothing_go(lab: Any) -> None:
+async def test_only_hosts_that_hold_nothing_go(lab: Any) -> None:
     scaling = {"scaleDownDelaySeconds": 10, "stableWindowSeconds": 10}
     pool = await started(lab, body(scaling=scaling))
     await pool.last(10, waiting=16)
@@ -205,7 +205,7 @@ async def test_only_nodes_that_hold_nothing_go(lab: Any) -> None:
     assert pool.status.desired == len(pool.nodes)
 
 
-async def test_a_node_stays_as_long_as_a_broker_cannot_say_that_it_is_empty(lab: Any) -> None:
+async def test_a_host_stays_as_long_as_a_broker_cannot_say_that_it_is_empty(lab: Any) -> None:
     scaling = {"scaleDownDelaySeconds": 10, "stableWindowSeconds": 10}
     pool = await started(lab, body(scaling=scaling))
     await pool.last(10, waiting=16)
@@ -219,7 +219,7 @@ async def test_a_node_stays_as_long_as_a_broker_cannot_say_that_it_is_empty(lab:
     assert len(pool.nodes) < len(before)
 
 
-async def test_a_node_that_was_leased_meanwhile_stays(lab: Any) -> None:
+async def test_a_host_that_was_leased_meanwhile_stays(lab: Any) -> None:
     """What brokers said last may be old: their answer to Drain is what counts."""
     scaling = {"scaleDownDelaySeconds": 10, "stableWindowSeconds": 10}
     pool = await started(lab, body(scaling=scaling))
@@ -310,7 +310,7 @@ async def test_a_burst_that_would_have_to_wait_is_told(lab: Any) -> None:
     assert pool.condition("HardCapped") == ("False", "Healthy")
 
 
-async def test_how_long_nodes_take_outlives_the_operator(lab: Any) -> None:
+async def test_how_long_hosts_take_outlives_the_operator(lab: Any) -> None:
     pool = await started(lab, body())
     lab.cluster.kubelet = Slow()
     await pool.last(10, waiting=16)
@@ -356,7 +356,7 @@ async def test_people_who_scale_down_wait_for_leases_too(lab: Any) -> None:
     assert pool.nodes == ["repos-node-0", "repos-node-2"]
 
 
-async def test_nodes_that_are_wanted_again_get_environments_again(lab: Any) -> None:
+async def test_hosts_that_are_wanted_again_get_environments_again(lab: Any) -> None:
     pool = await started(lab, manual(2))
     held = dict.fromkeys(pool.nodes, 1)
     await pool.say(held)

@@ -121,7 +121,7 @@ def test_a_pool_that_grows_as_its_brokers_fall_silent_grows_no_further() -> None
     assert there[9:] == [last_heard] * 31
 
 
-def test_nodes_that_are_lost_while_brokers_are_silent_are_replaced_within_the_budget() -> None:
+def test_hosts_that_are_lost_while_brokers_are_silent_are_replaced_within_the_budget() -> None:
     refill = {"maxPerSecond": 1, "maxInFlight": 5}
     full = pool(refill=refill, targetUtilizationPercent=100)
     scene = Scene(full, [node(n) for n in range(100)])
@@ -141,7 +141,7 @@ def test_nodes_that_are_lost_while_brokers_are_silent_are_replaced_within_the_bu
 
 
 @pytest.mark.parametrize("grace_s", [0, 30])
-def test_nodes_that_never_end_on_a_lost_machine_keep_no_others_from_being_made(
+def test_hosts_that_never_end_on_a_lost_node_do_not_block_the_creation_of_others(
     grace_s: int,
 ) -> None:
     going = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace_s}

@@ -117,7 +117,7 @@ async def pool(lab: Any) -> Pool:
     return made
 
 
-async def test_the_only_node_with_a_machine_stays_when_the_burst_is_over(pool: Pool) -> None:
+async def test_the_only_scheduled_host_stays_when_the_burst_is_over(pool: Pool) -> None:
     await pool.last(30, waiting=32)
     assert len(pool.unplaced) >= 7
     for _ in range(20):
@@ -126,7 +126,7 @@ async def test_the_only_node_with_a_machine_stays_when_the_burst_is_over(pool: P
     assert pool.condition("Available") == ("True", "NodesReady")
 
 
-async def test_nodes_that_nobody_waits_for_do_not_wait_for_machines(pool: Pool) -> None:
+async def test_hosts_without_demand_do_not_wait_for_nodes(pool: Pool) -> None:
     await pool.last(30, waiting=32)
     # Panic ends a stable window after the burst, and a pool shrinks after the delay.
     await pool.last(60 + 6 + 120 + 10)
@@ -135,7 +135,7 @@ async def test_nodes_that_nobody_waits_for_do_not_wait_for_machines(pool: Pool) 
     assert pool.condition("HardCapped") == ("False", "Healthy")
 
 
-async def test_a_pool_whose_machine_comes_back_serves_again(pool: Pool) -> None:
+async def test_a_pool_whose_node_comes_back_serves_again(pool: Pool) -> None:
     await pool.last(30, waiting=32)
     await pool.last(240)
     pool.lab.cluster.purge(Ref("Pod", "lab", "repos-node-0"))
@@ -143,7 +143,7 @@ async def test_a_pool_whose_machine_comes_back_serves_again(pool: Pool) -> None:
     assert len(pool.ready) == 1
 
 
-async def test_what_waits_for_a_machine_goes_before_what_has_one(pool: Pool) -> None:
+async def test_hosts_that_wait_for_a_node_go_before_those_that_have_one(pool: Pool) -> None:
     pool.machines.taken_by, pool.machines.is_slow = frozenset({6, 7}), True
     await pool.last(30, waiting=32)
     assert len(pool.pods) >= 10
@@ -152,7 +152,7 @@ async def test_what_waits_for_a_machine_goes_before_what_has_one(pool: Pool) -> 
     assert sorted(pool.pods) == ["repos-node-0", "repos-node-6", "repos-node-7"]
 
 
-async def test_a_node_that_is_not_ready_and_holds_a_lease_is_no_surplus(pool: Pool) -> None:
+async def test_a_host_that_is_not_ready_and_holds_a_lease_is_no_surplus(pool: Pool) -> None:
     pool.machines.taken_by = frozenset({0, 1, 2})
     await pool.last(30, waiting=8)
     lost = pool.ready[2]

@@ -232,7 +232,7 @@ def test_a_pool_that_hands_out_what_it_has_is_no_cause_though_it_may_not_grow() 
     assert why(seen(run(waits), idle)).reason == "Refused"
 
 
-def test_a_pool_is_explained_by_its_nodes() -> None:
+def test_a_pool_is_explained_by_its_hosts() -> None:
     waits = condition("Progressing", "False", "WaitingForEnvironments")
     node = pod("node", ready=False, pool="swe", container=waiting("ErrImagePull", "x: not found"))
     warming = pool(condition("Available", "False", "PoolWarming", "no node is ready"))
@@ -241,7 +241,7 @@ def test_a_pool_is_explained_by_its_nodes() -> None:
     assert found.evidence[0] == "pool swe hands out no environments"
 
 
-def test_nodes_that_refuse_their_driver_say_so() -> None:
+def test_hosts_that_refuse_their_driver_say_so() -> None:
     waits = condition("Progressing", "False", "WaitingForEnvironments")
     last = {"lastState": ended(78, "KVM: /dev/kvm is missing")}
     node = pod("node", ready=False, pool="swe", container={**waiting("CrashLoopBackOff"), **last})

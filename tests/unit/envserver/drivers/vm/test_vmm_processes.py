@@ -104,7 +104,7 @@ def test_a_lease_with_a_damaged_record_does_not_begin_anew(places: VmFolders) ->
     assert damaged.is_dir()
 
 
-def test_a_machine_that_sleeps_is_what_its_file_says(places: VmFolders, monitor: ProcessId) -> None:
+def test_a_vm_that_sleeps_is_what_its_file_says(places: VmFolders, monitor: ProcessId) -> None:
     folder = lease(places, "a")
     note(folder, is_begun=True, process=monitor)
     (folder.parent / "asleep.3").write_bytes(b"its state")
@@ -126,7 +126,7 @@ def test_a_monitor_is_found_by_its_mark_and_ended_if_nobody_knows_it(
     assert vmm_processes.find_marked_processes(places.scratch) == {}
 
 
-def test_a_folder_whose_name_begins_alike_is_another_nodes(
+def test_a_folder_whose_name_begins_alike_is_another_hosts(
     places: VmFolders, monitor: ProcessId, tmp_path: Path
 ) -> None:
     assert vmm_processes.find_marked_processes(tmp_path / "sto") == {}
@@ -147,7 +147,7 @@ def test_a_monitor_is_an_orphan_only_once_it_is_old_enough(
     assert vmm_processes.find_orphans(seen, (), least_age_s=0) == []
 
 
-def test_this_process_is_nobodys_machine(places: VmFolders) -> None:
+def test_this_process_is_no_vm(places: VmFolders) -> None:
     mine = process_identity.identify(os.getpid())
     assert mine is not None
     assert mine not in vmm_processes.find_marked_processes(places.scratch)

@@ -50,7 +50,7 @@ async def test_a_run_is_told_when_its_plans_are_believed_no_more(
     assert ("0.4 times" in found.message) == (ratio == 0.4)
 
 
-async def test_nodes_for_a_template_that_takes_long_to_fetch_are_begun_earlier(lab: Any) -> None:
+async def test_hosts_for_a_template_that_takes_long_to_fetch_are_begun_earlier(lab: Any) -> None:
     # A node is ready within a minute; its first environment of this template takes four more.
     began = {}
     for name, fetching_ms in (("quick", 0), ("slow", 240_000)):

@@ -162,7 +162,7 @@ def test_a_damaged_delta_is_no_delta(damage: object, tmp_path: Path) -> None:
     os.close(changed)
 
 
-def test_no_two_machines_have_the_same_user_and_a_number_rests() -> None:
+def test_no_two_vms_have_the_same_user_and_a_number_rests() -> None:
     users = UidPool()
     users.reserve([UIDS[0]])
     first, second = users.take(), users.take()
@@ -180,7 +180,7 @@ def test_users_end() -> None:
     assert users.take() == UIDS[5]
 
 
-def test_nodes_do_not_know_each_others_machines(tmp_path: Path) -> None:
+def test_hosts_do_not_know_each_others_vms(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     assert vm_id_prefix(tmp_path / "a") != vm_id_prefix(tmp_path / "b")
@@ -188,7 +188,7 @@ def test_nodes_do_not_know_each_others_machines(tmp_path: Path) -> None:
     assert FirecrackerFolders(scratch=tmp_path / "a").find_processes() == {}
 
 
-def test_control_groups_of_this_node_alone_are_removed(tmp_path: Path) -> None:
+def test_control_groups_of_this_host_alone_are_removed(tmp_path: Path) -> None:
     for name in ("mine-1", "mine-2/busy", "other-1"):
         (tmp_path / "firecracker" / name).mkdir(parents=True)
     jail.remove_cgroups("firecracker", "mine", root=tmp_path)

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_a_node_wrote_it_finds_again_and_nothing_else(folder: Path) -> None:
+def test_what_a_host_wrote_it_finds_again_and_nothing_else(folder: Path) -> None:
     address = kept(folder).find("k")
     assert address is not None
     assert kept(folder).find("k") == address

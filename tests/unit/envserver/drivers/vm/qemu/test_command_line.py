@@ -78,7 +78,7 @@ def test_a_disk_names_every_file_that_it_is_based_on() -> None:
 
 
 @pytest.mark.parametrize(("memory_mib", "tsc_khz"), [(63, 1), (1 << 21, 1), (256, 0)])
-def test_a_machine_that_cannot_be_is_refused(memory_mib: int, tsc_khz: int) -> None:
+def test_a_vm_that_cannot_be_is_refused(memory_mib: int, tsc_khz: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         QemuConfig(memory_mib=memory_mib, tsc_khz=tsc_khz)
 

@@ -29,7 +29,7 @@ def page(seed: int) -> bytes:
 
 
 @given(st.dictionaries(st.integers(0, 255), st.integers(0, 1 << 30).map(page), max_size=20))
-def test_a_delta_restores_the_changed_pages_and_the_machines_own_devices(
+def test_a_delta_restores_the_changed_pages_and_the_vms_own_devices(
     changed: dict[int, bytes],
 ) -> None:
     stream = b"".join(splice(parse(TEMPLATE), STATE, pages(changed)))

@@ -158,7 +158,7 @@ def test_a_start_that_somebody_waits_for_comes_before_one_done_ahead() -> None:
     assert line.admit(now_s=0.0).tickets == (2,)
 
 
-def test_a_node_without_room_says_so_and_hands_out_what_it_has() -> None:
+def test_a_host_without_room_says_so_and_hands_out_what_it_has() -> None:
     line = StartQueue(max_concurrent=2, room=1, bucket=full_bucket(2), live=1)
     line.enqueue(1, StartWork.RESTORE, is_urgent=True)
     line.enqueue(2, StartWork.PAUSED_CLONE, is_urgent=True)

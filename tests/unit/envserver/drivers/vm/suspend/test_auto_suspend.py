@@ -40,7 +40,7 @@ async def becomes(guest: AutoSuspendingVm, state: PowerState) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_calls_are_answered_whatever_the_machine_does_meanwhile(seed: int) -> None:
+async def test_calls_are_answered_whatever_the_vm_does_meanwhile(seed: int) -> None:
     dice = random.Random(seed)
     machine, places = ScriptedSleeper(dice), RunSlots(1, wait_limit_s=60)
     guest = await resting(machine, places=places)
@@ -121,7 +121,7 @@ async def test_an_end_in_the_middle_of_anything_is_the_end(seed: int) -> None:
     await guest.destroy()
 
 
-async def test_who_goes_while_the_machine_wakes_does_not_stop_it_for_others() -> None:
+async def test_who_goes_while_the_vm_wakes_does_not_stop_it_for_others() -> None:
     machine = ScriptedSleeper(random.Random(1))
     guest = await resting(machine)
     await becomes(guest, PowerState.SAVED)
@@ -147,7 +147,7 @@ async def test_a_restore_that_failed_is_tried_again_by_the_next_call() -> None:
     await guest.destroy()
 
 
-async def test_a_machine_that_cannot_be_saved_stays_in_memory() -> None:
+async def test_a_vm_that_cannot_be_saved_stays_in_memory() -> None:
     machine = ScriptedSleeper(fails=lambda step: step is PowerStep.SAVE)
     guest = await resting(machine, IdleTimeouts(linger_s=0.0, frozen_s=3600.0))
     with pytest.raises(VmmError, match="save fails"):
@@ -169,7 +169,7 @@ async def test_rest_saves_at_once_and_a_call_brings_it_back() -> None:
     await guest.destroy()
 
 
-async def test_a_machine_with_a_command_in_its_background_goes_on() -> None:
+async def test_a_vm_with_a_command_in_its_background_goes_on() -> None:
     machine = ScriptedSleeper()
     guest = await resting(machine, IdleTimeouts(linger_s=0.01, job_s=3600.0))
     machine.on_jobs(1)
@@ -191,7 +191,7 @@ async def test_the_clock_is_set_for_who_stood_still_for_long() -> None:
         await guest.destroy()
 
 
-async def test_a_machine_waits_for_a_place_before_it_runs() -> None:
+async def test_a_vm_waits_for_a_place_before_it_runs() -> None:
     places = RunSlots(1, wait_limit_s=60)
     one, other = ScriptedSleeper(), ScriptedSleeper()
     first = await resting(one, NEVER, places)

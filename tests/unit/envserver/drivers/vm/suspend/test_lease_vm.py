@@ -11,7 +11,7 @@ from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.suspend.lease_vm import load_delta
 
 
-async def test_who_is_cancelled_while_a_machine_is_read_leaves_no_file_open() -> None:
+async def test_who_is_cancelled_while_a_vm_is_read_leaves_no_file_open() -> None:
     stream = sealed_files.create_sealed("saved", [b"state"])
     is_reading, may_end = threading.Event(), threading.Event()
 
