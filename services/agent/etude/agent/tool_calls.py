@@ -9,6 +9,7 @@ is a malformed call: it is kept as data, so that the policy can be shown what wa
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,10 @@ _BOUNDARY = re.compile(r"</?tool_call>")
 _FUNCTION = re.compile(r"<function=([^<>\s]+)>")
 _PARAMETER = re.compile(r"\n?<parameter=([^<>\s]+)>")
 _VALUE_END = re.compile(r"</parameter>(?=\n?<parameter=|\Z)")
+_SPACE = re.compile(r"[ \t\r\n]*+")
+MAX_JSON_DEPTH = 100
+"""Levels of lists and objects in an argument."""
+_TOO_DEEP = f"nested more than {MAX_JSON_DEPTH} levels deep"
 _OPEN, _CLOSE, _FUNCTION_CLOSE = "<tool_call>", "</tool_call>", "</function>"
 
 
@@ -77,18 +82,79 @@ def render_call(name: str, arguments: Mapping[str, str]) -> str:
 def call_from_json(name: str, arguments_json: str) -> ParsedCall | MalformedCall:
     """Parse a call from the wire: a tool's name and one JSON object."""
     try:
-        arguments = json.loads(arguments_json, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        return MalformedCall(reason=f"the arguments are not JSON: {error}", raw=arguments_json)
-    if "\\ud" in arguments_json.lower() and not _is_unicode(arguments):
-        return MalformedCall(reason="the arguments are not Unicode text", raw=arguments_json)
+        arguments = read_json(arguments_json)
+    except ValueError as error:
+        return MalformedCall(reason=f"the arguments are {error}", raw=arguments_json)
     if not isinstance(arguments, dict):
         return MalformedCall(reason="the arguments are not a JSON object", raw=arguments_json)
     return ParsedCall(name=name, arguments=arguments, raw=arguments_json)
 
 
+def read_json(text: str) -> object:
+    """Parse one JSON value.
+
+    Raises:
+        ValueError: as `decode_json`, or text follows the value.
+    """
+    value, end = decode_json(text, _SPACE.match(text).end())  # type: ignore[union-attr] # matches anywhere
+    if _SPACE.match(text, end).end() < len(text):  # type: ignore[union-attr] # matches anywhere
+        raise ValueError("not JSON: text follows the value")
+    return value
+
+
+def decode_json(text: str, start: int) -> "JsonValue":
+    """Parse the JSON value that starts at a position.
+
+    Raises:
+        ValueError: there is none, or one that no other program could read: an infinite number, half
+            of a surrogate pair, more than MAX_JSON_DEPTH levels.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    source = text[start:end]
+    if source.count("[") + source.count("{") > MAX_JSON_DEPTH and _is_too_deep(value):
+        raise ValueError(_TOO_DEEP)
+    if "\\ud" in source.lower() and not _is_unicode(value):
+        raise ValueError("not Unicode text")
+    return JsonValue(value, end)
+
+
+class JsonValue(NamedTuple):
+    """A value and the position after it."""
+
+    value: object
+    end: int
+
+
 def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
+
+
+def _read_number(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is too large")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_read_number)
+
+
+def _is_too_deep(value: object) -> bool:
+    # Level by level: recursion would end where the caller's own depth says.
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+    return any(isinstance(child, dict | list) for child in level)
 
 
 def _is_unicode(value: object) -> bool:

@@ -1,0 +1,1 @@
+"""Formats in which families of models write tool calls."""
