@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tests.support.chat_tokens import encode_opening
 
 from etude.agent import tool_calls
 from etude.agent.chat import CHAT_TEMPLATE, ChatFormat
@@ -38,7 +39,7 @@ def test_the_first_prompt_is_the_same(chat: ChatFormat) -> None:
         {"role": "system", "content": " Fix the bug.\n"},
         {"role": "user", "content": "é {{ x }} {% raw %}\n\n"},
     ]
-    expected = chat.opening(" Fix the bug.\n", "é {{ x }} {% raw %}\n\n")
+    expected = encode_opening(chat, " Fix the bug.\n", "é {{ x }} {% raw %}\n\n")
     assert tokens(chat, rendered(messages, prompt=True)) == expected
 
 
@@ -84,4 +85,4 @@ def test_transformers_renders_and_encodes_the_same(tmp_path: Path, chat: ChatFor
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "I x\n  y"}]
     ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert list(ids) == chat.opening("S", "I x\n  y")
+    assert list(ids) == encode_opening(chat, "S", "I x\n  y")

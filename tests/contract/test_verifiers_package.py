@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.chat_tokens import encode_opening, encode_results
 from tests.support.oracles import Oracle
 
 from etude.agent.chat import ChatFormat
@@ -58,12 +59,12 @@ def link(chat: ChatFormat, *turns: tuple[str, list[str]], closed: bool = True) -
         found.loss_mask += bytes([sampled]) * len(ids)
         found.sampler_logprobs.extend([-0.5 - 0.25 * sampled] * len(ids))
 
-    add(chat.opening("Be careful.", "Repair it."), sampled=False)
+    add(encode_opening(chat, "Be careful.", "Repair it."), sampled=False)
     for text, results in turns:
         ids = chat.completion(text)
         add(ids if closed or results else ids[:-1], sampled=True)
         if results:
-            add(chat.tool_turn(results), sampled=False)
+            add(encode_results(chat, results), sampled=False)
     return found
 
 

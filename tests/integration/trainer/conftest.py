@@ -11,7 +11,7 @@ from tests.support.trainer.scripted_environments import Broker, Node
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from typing_extensions import override
 
-from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
+from etude.agent.chat import CHAT_TEMPLATE, LAYOUT_TOKENS, ChatFormat
 from etude.common.rpc.server import Server
 from etude.v1 import (
     environment_state_pb2,
@@ -35,6 +35,7 @@ def model_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return folder
 
 

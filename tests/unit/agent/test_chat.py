@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.chat_tokens import encode_opening, encode_results
 
-from etude.agent.chat import END, LAYOUT_TOKENS, ChatFormat, Message
+from etude.agent.chat import LAYOUT_TOKENS, ChatFormat, Message
 from etude.common.errors import InvalidFieldError, UserError
 
+END = "<|end|>"
 MODEL = Path(__file__).parent / "model"
 TRANSCRIPT: list[Message] = [
     {"role": "system", "content": "Fix the bug."},
@@ -21,14 +23,14 @@ TRANSCRIPT: list[Message] = [
 
 
 def test_the_opening_is_system_user_and_the_start_of_a_turn(chat: ChatFormat) -> None:
-    ids = chat.opening("Fix the bug.", "A test fails.")
+    ids = encode_opening(chat, "Fix the bug.", "A test fails.")
     assert chat.decode(ids) == (
         "<|system|>Fix the bug.<|end|><|user|>A test fails.<|end|><|assistant|>"
     )
 
 
 def test_a_tool_turn_holds_one_response_per_call(chat: ChatFormat) -> None:
-    assert chat.decode(chat.tool_turn(["ok", ""])) == (
+    assert chat.decode(encode_results(chat, ["ok", ""])) == (
         "<|tool|><tool_response>ok</tool_response><tool_response></tool_response>"
         "<|end|><|assistant|>"
     )
@@ -36,8 +38,8 @@ def test_a_tool_turn_holds_one_response_per_call(chat: ChatFormat) -> None:
 
 def test_a_transcript_built_turn_by_turn_equals_the_supervised_one(chat: ChatFormat) -> None:
     first, last = "<tool_call><function=grep></function></tool_call>", "Done."
-    ids = chat.opening("Fix the bug.", "A test fails.") + chat.completion(first)
-    ids += chat.tool_turn(["a.py: x", "no match"]) + chat.completion(last)
+    ids = encode_opening(chat, "Fix the bug.", "A test fails.") + chat.completion(first)
+    ids += encode_results(chat, ["a.py: x", "no match"]) + chat.completion(last)
     assert chat.encode_messages(TRANSCRIPT).token_ids == ids
 
 
@@ -61,7 +63,7 @@ def test_foreign_text_never_becomes_a_special_token(chat: ChatFormat, pieces: li
     ids = chat.encode_text(text)
     assert special.isdisjoint(ids)
     assert chat.decode(ids) == text
-    assert chat.tool_turn([text]).count(chat.end_id) == 1
+    assert encode_results(chat, [text]).count(chat.end_id) == 1
 
 
 @given(st.text(max_size=60))
@@ -79,7 +81,6 @@ def test_a_token_cut_from_a_character_decodes_to_a_replacement(chat: ChatFormat)
     "message",
     [
         {"role": "critic", "content": "x"},
-        {"role": "tool", "content": "x"},
         {"role": "tool", "content": [1]},
         {"role": "user", "content": ["x"]},
         {"role": "user"},
@@ -103,27 +104,86 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
         ChatFormat.load(tmp_path)
 
 
-def test_a_tokenizer_without_the_layouts_tokens_is_refused_by_their_names(tmp_path: Path) -> None:
+def copy_model(folder: Path, **files: object) -> None:
+    """The model's tokenizer in a folder of its own, with other JSON files in place of its own."""
+    (folder / "tokenizer.json").write_bytes((MODEL / "tokenizer.json").read_bytes())
+    config = json.loads((MODEL / "tokenizer_config.json").read_text())
+    for name, content in {"tokenizer_config": config, **files}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def test_the_plain_template_needs_its_tokens_by_name(tmp_path: Path) -> None:
+    copy_model(tmp_path, tokenizer_config={})
     layout = json.loads((MODEL / "tokenizer.json").read_text())
     layout["added_tokens"] = [t for t in layout["added_tokens"] if t["content"] != "<|tool|>"]
     del layout["model"]["vocab"]["<|tool|>"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
-    with pytest.raises(UserError, match=r"lacks <\|tool\|>"):
+    with pytest.raises(UserError, match=r"lacks .*<\|tool\|>"):
+        ChatFormat.load(tmp_path, "Plain")
+
+
+def test_the_plain_template_serves_a_model_without_one(tmp_path: Path, chat: ChatFormat) -> None:
+    copy_model(tmp_path, tokenizer_config={})
+    with pytest.raises(UserError, match=r"no chat_template(.|\n)*Plain"):
+        ChatFormat.load(tmp_path)
+    plain = ChatFormat.load(tmp_path, "Plain")
+    assert plain.open("S", "I").prompt == chat.open("S", "I").prompt
+
+
+def test_every_end_that_the_model_declares_ends_a_turn(tmp_path: Path, chat: ChatFormat) -> None:
+    copy_model(tmp_path, generation_config={"eos_token_id": [0, 5]})
+    assert ChatFormat.load(tmp_path).end_ids == {0, 5, chat.end_id}
+
+
+def test_a_declared_end_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    copy_model(tmp_path, generation_config={"eos_token_id": "<|end|>"})
+    with pytest.raises(UserError, match=r"generation_config.json.*eos_token_id is '<\|end\|>'"):
         ChatFormat.load(tmp_path)
 
 
-def test_a_tokenizer_that_ends_turns_otherwise_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((MODEL / "tokenizer.json").read_bytes())
-    config = {"eos_token": {"content": "<|im_end|>"}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="eos_token"):
+def test_a_format_without_any_end_is_refused(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    copy_model(tmp_path, tokenizer_config={"chat_template": template})
+    with pytest.raises(UserError, match=r"eos_token_id"):
         ChatFormat.load(tmp_path)
 
 
-def test_tags_that_a_tokenizer_calls_ordinary_are_special_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [{"vocab_size": 100}, {"text_config": {"vocab_size": 100}}])
+def test_a_vocabulary_larger_than_the_embedding_is_refused(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    copy_model(tmp_path, config=config)
+    with pytest.raises(UserError, match=r"embedding has 100 rows"):
+        ChatFormat.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{% for m in messages %}", "does not parse"),
+        ("{{ raise_exception('never') }}", "fails at user and assistant: .*never"),
+        ("{{ messages[0].content.__class__.__mro__ }}", "SecurityError"),
+        ("  ", "renders nothing"),
+        ("{{ bos_token }}Hello.", "not the text"),
+    ],
+)
+def test_a_broken_template_is_refused_with_its_file(
+    tmp_path: Path, template: str, what: str
+) -> None:
+    copy_model(tmp_path, tokenizer_config={"chat_template": template})
+    with pytest.raises(UserError, match=rf"tokenizer_config.json .*{what}"):
+        ChatFormat.load(tmp_path)
+
+
+def test_too_many_messages_are_refused_at_once(chat: ChatFormat) -> None:
+    with pytest.raises(InvalidFieldError, match="10001 messages; at most 10000"):
+        chat.encode_messages([{"role": "user", "content": "x"}] * 10_001)
+
+
+def test_tags_that_a_tokenizer_calls_ordinary_are_tags_here(tmp_path: Path) -> None:
     layout = json.loads((MODEL / "tokenizer.json").read_text())
     for token in layout["added_tokens"]:
         token["special"] = False
+    copy_model(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
-    chat = ChatFormat.load(tmp_path)
-    assert chat.end_id not in chat.encode_text(END)
+    assert ChatFormat.load(tmp_path).end_id not in ChatFormat.load(tmp_path).encode_text(END)

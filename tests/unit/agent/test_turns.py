@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.support.chat_tokens import encode_opening
 from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
@@ -231,7 +232,7 @@ async def test_a_turn_cut_by_its_limit_ends_the_rollout_and_runs_nothing(chat: C
 
 
 async def test_the_transcript_never_outgrows_its_limit(chat: ChatFormat) -> None:
-    opening = len(chat.opening(COMPACT.system_prompt, "Fix add."))
+    opening = len(encode_opening(chat, COMPACT.system_prompt, "Fix add."))
     for room in range(1, 60):
         done = await roll_out(chat, READ, EDIT, "Done.", at=limits(tokens=opening + room))
         assert len(done.links[0].token_ids) <= opening + room
@@ -239,7 +240,7 @@ async def test_the_transcript_never_outgrows_its_limit(chat: ChatFormat) -> None
 
 
 async def test_an_oversized_result_ends_the_rollout_before_it_is_read(chat: ChatFormat) -> None:
-    opening = len(chat.opening(COMPACT.system_prompt, "Fix add."))
+    opening = len(encode_opening(chat, COMPACT.system_prompt, "Fix add."))
     done = await roll_out(chat, READ, "Done.", at=limits(tokens=opening + 20))
     assert done.ending is RolloutEnding.LENGTH_LIMIT
     assert done.links[0].token_ids[-1] == chat.end_id

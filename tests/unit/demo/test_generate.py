@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.chat_tokens import encode_opening
 from tokenizers import Tokenizer
 
 from etude.agent.chat import ChatFormat
@@ -131,7 +132,7 @@ def test_the_tags_are_those_of_the_compact_toolset() -> None:
 
 def test_the_first_prompt_has_forty_five_tokens_and_transcripts_round_trip(made: Path) -> None:
     chat = ChatFormat.load(made / "model")
-    opening = chat.opening(toolset("Compact").system_prompt, "Fix add_price.")
+    opening = encode_opening(chat, toolset("Compact").system_prompt, "Fix add_price.")
     assert len(opening) == 45
     rows = (made / "data/traces.jsonl").read_text().splitlines()
     for row in rows[:50]:

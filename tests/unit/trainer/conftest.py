@@ -11,7 +11,7 @@ from tests.support.trainer_simulation.workers import SimulatedLearners, Simulate
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from typing_extensions import override
 
-from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
+from etude.agent.chat import CHAT_TEMPLATE, LAYOUT_TOKENS, ChatFormat
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import MemoryStore
 from etude.common.role_inputs import ResolvedRun
@@ -40,6 +40,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in LAYOUT_TOKENS])
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return ChatFormat.load(folder)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ class FinishReason(IntEnum):
     """Reason for the end of sampling; the numbers are those of the wire."""
 
     STOP = 1
-    """<|end|> was sampled."""
+    """A token that ends turns was sampled."""
     LENGTH = 2
     """The limit of tokens was reached."""
     ABORT = 3
@@ -26,7 +27,7 @@ class Completion(NamedTuple):
     """The tokens of one turn. N tokens."""
 
     token_ids: Sequence[int]
-    """<|end|> included. [N]"""
+    """The end of the turn included. [N]"""
     logprobs: Sequence[float]
     """Of each token, under the weights and the temperature it was sampled with. [N]"""
     spans: Sequence[PolicySpan]
@@ -35,7 +36,7 @@ class Completion(NamedTuple):
 
 
 def find_inconsistency(
-    completion: Completion, *, max_tokens: int, vocab_size: int, end_id: int
+    completion: Completion, *, max_tokens: int, vocab_size: int, end_ids: AbstractSet[int]
 ) -> str:
     """Find the first inconsistency of a completion, with its field; empty if there is none."""
     ids, logprobs = completion.token_ids, completion.logprobs
@@ -48,15 +49,15 @@ def find_inconsistency(
     # A sum is NaN or infinite as soon as one term is, and two finite infinities do not occur.
     if not math.isfinite(sum(logprobs)) or max(logprobs) > _LOGPROB_ROUNDING:
         return "logprobs: one is no log-probability"
-    return _wrong_end(completion, end_id) or _wrong_spans(completion.spans, len(ids))
+    return _wrong_end(completion, end_ids) or _wrong_spans(completion.spans, len(ids))
 
 
-def _wrong_end(completion: Completion, end_id: int) -> str:
+def _wrong_end(completion: Completion, end_ids: AbstractSet[int]) -> str:
     ids = completion.token_ids
-    if end_id in ids[:-1]:
-        return "token_ids: sampling went on after <|end|>"
-    if ids[-1] != end_id and completion.finish is not FinishReason.LENGTH:
-        return f"finish: {completion.finish.name} without <|end|>"
+    if not end_ids.isdisjoint(ids[:-1]):
+        return "token_ids: sampling went on after the end of the turn"
+    if ids[-1] not in end_ids and completion.finish is not FinishReason.LENGTH:
+        return f"finish: {completion.finish.name} without the end of a turn"
     return ""
 
 

@@ -4,10 +4,10 @@ The policy's tokens go into the link as they were sampled; only tool output is t
 next prompt is the link itself, so a prompt is always the exact prefix of what was sampled on.
 """
 
-import asyncio
 import json
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -15,8 +15,9 @@ import grpc
 from opentelemetry import trace
 
 from etude.agent import completions
-from etude.agent.chat import ChatFormat
+from etude.agent.chat import ChatFormat, Conversation, DeltaError, TemplateError
 from etude.agent.completions import Completion
+from etude.agent.time_limit import time_limit
 from etude.agent.tool_calls import MalformedCall, ParsedCall, parse_calls
 from etude.agent.tools.base import ErrorKind, Tool, ToolOutcome
 from etude.agent.tools.terminal import Finish
@@ -24,6 +25,7 @@ from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import (
     MAX_RESULT_BYTES,
     CallRecord,
+    ContextLink,
     LinkDraft,
     RolloutCosts,
     RolloutEnding,
@@ -31,6 +33,7 @@ from etude.agent.trajectory import (
 )
 from etude.common.errors import EtudeError, Problem, UnavailableError, UserError
 
+log = logging.getLogger(__name__)
 _TRACER = trace.get_tracer("etude.agent")
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -50,7 +53,7 @@ class Sampler(Protocol):
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float, seed: int | None
     ) -> Completion:
-        """Continue the prompt until <|end|>, which is sampled and kept, or max_tokens.
+        """Continue the prompt until a token that ends turns, which is kept, or max_tokens.
 
         The prompt is only lent: it grows after the call.
         """
@@ -95,54 +98,67 @@ class RolloutTask:
 
 def first_prompt(
     chat: ChatFormat, tools: Toolset, instruction: str, *, max_tokens: int
-) -> Sequence[int]:
-    """Tokens of a rollout's first prompt.
+) -> Conversation:
+    """Open a rollout's conversation, with its first prompt.
 
     Raises:
-        UserError: the prompt leaves no room for a completion.
+        UserError: the prompt leaves no room for a completion, or the chat template refuses it.
     """
-    opening = chat.opening(tools.system_prompt, instruction)
-    if len(opening) >= max_tokens:
+    try:
+        conversation = chat.open(tools.system_prompt, instruction)
+    except TemplateError as error:
+        raise UserError(
+            Problem(
+                reason="WrongChatTemplate",
+                what=f"the chat template refuses the first prompt: {error}",
+                where=str(chat.template.path),
+                fix="correct the template, or give a model with one that takes instructions",
+            )
+        ) from error
+    if len(conversation.prompt) >= max_tokens:
         raise UserError(
             Problem(
                 reason="PromptTooLong",
-                what=f"the first prompt has {len(opening)} tokens; a transcript may have"
-                f" {max_tokens}",
+                what=f"the first prompt has {len(conversation.prompt)} tokens; a transcript may"
+                f" have {max_tokens}",
                 where="rollout.maxTokens",
                 fix="raise rollout.maxTokens, shorten the instruction, or use the Compact toolset",
             )
         )
-    return opening
+    return conversation
 
 
-async def run_rollout(
+async def run_rollout(  # noqa: PLR0913 - the parts of a rollout
     sampler: Sampler,
     environment: RolloutEnvironment,
     chat: ChatFormat,
     tools: Toolset,
     limits: RolloutLimits,
     task: RolloutTask,
+    *,
+    paused_s: Callable[[], float] = lambda: 0.0,
 ) -> Trajectory:
     """Run one rollout from the first prompt to its end.
 
     A turn that reaches its limit of tokens ends the rollout and runs nothing: its calls are
-    incomplete. A limit on turns ends it after the calls of the last one were run.
+    incomplete. A limit on turns ends it after the calls of the last one were run. The limit on time
+    does not count `paused_s`, the seconds that sampler and environment were away.
 
     Raises:
         PlatformFaultError: the sampler or the environment failed, or answered inconsistently.
         UserError: the first prompt leaves no room for a completion.
     """
-    opening = first_prompt(chat, tools, task.instruction, max_tokens=limits.max_tokens)
-    link = LinkDraft.start(opening)
-    costs = RolloutCosts(prompt_tokens=len(opening))
-    rollout = _Rollout(sampler, environment, chat, tools, limits, task, link, costs)
+    opened = first_prompt(chat, tools, task.instruction, max_tokens=limits.max_tokens)
+    link = LinkDraft.start(opened.prompt)
+    costs = RolloutCosts(prompt_tokens=len(opened.prompt))
+    rollout = _Rollout(sampler, environment, opened, tools, limits, task, link, costs)
     try:
-        async with asyncio.timeout(limits.timeout_s):
+        async with time_limit(limits.timeout_s, paused_s=paused_s):
             ending = await rollout.run()
     except TimeoutError:
         ending = RolloutEnding.TIME_LIMIT
     return Trajectory(
-        links=(link.finish(),),
+        links=(*rollout.links, rollout.link.finish()),
         costs=rollout.costs,
         ending=ending,
         final_message=rollout.final_message,
@@ -156,14 +172,21 @@ class _Rollout:
 
     sampler: Sampler
     environment: RolloutEnvironment
-    chat: ChatFormat
+    conversation: Conversation
     tools: Toolset
     limits: RolloutLimits
     task: RolloutTask
     link: LinkDraft
     costs: RolloutCosts
+    links: list[ContextLink] = field(default_factory=list)
+    """Finished ones, before a turn that the chat template could not be continued after."""
     records: list[CallRecord] = field(default_factory=list)
     final_message: str = ""
+
+    @property
+    def chat(self) -> ChatFormat:
+        """The format of the conversation."""
+        return self.conversation.chat
 
     async def run(self) -> RolloutEnding:
         for turn in range(self.limits.max_turns):
@@ -179,10 +202,11 @@ class _Rollout:
         self.costs.turns += 1
         self.costs.completion_tokens += len(ids)
         self.link.append_sampled(ids, completion.logprobs, completion.spans)
-        if ids[-1] != self.chat.end_id:
+        if ids[-1] not in self.chat.end_ids:
             self.final_message = self.chat.decode(ids)
             return RolloutEnding.LENGTH_LIMIT
-        calls, message = parse_calls(self.chat.decode(ids[:-1]))
+        text = self.chat.decode(ids[:-1])
+        calls, message = parse_calls(text)
         if not calls:
             self.final_message = message
             return RolloutEnding.STOPPED
@@ -193,17 +217,39 @@ class _Rollout:
         if finish is not None:
             self.final_message = finish.message or message
             return RolloutEnding.STOPPED
+        self.conversation.add_completion(text)
         return self._continue(turn, outcomes)
 
     def _continue(self, turn: int, outcomes: Sequence[ToolOutcome]) -> RolloutEnding | None:
         """Append the results, unless no turn or no room is left."""
         if turn + 1 >= self.limits.max_turns:
             return RolloutEnding.TURN_LIMIT
-        results = self.chat.tool_turn([outcome.content for outcome in outcomes])
+        try:
+            results = self.conversation.append_results([each.content for each in outcomes])
+        except DeltaError as error:
+            return self._start_link(error)
         if len(self.link.token_ids) + len(results) >= self.limits.max_tokens:
             return RolloutEnding.LENGTH_LIMIT
         self.costs.tool_output_tokens += len(results)
         self.link.append_read(results)
+        return None
+
+    def _start_link(self, reason: DeltaError) -> RolloutEnding | None:
+        """Go on in a new context, as the chat template cannot continue this one.
+
+        Raises:
+            PlatformFaultError: the template refuses the whole conversation.
+        """
+        log.warning("a new context starts: %s", reason)
+        try:
+            prompt = self.conversation.render_again()
+        except TemplateError as error:
+            raise PlatformFaultError(f"chat template: {error}") from error
+        if len(prompt) >= self.limits.max_tokens:
+            return RolloutEnding.LENGTH_LIMIT
+        self.links.append(self.link.finish())
+        self.link = LinkDraft.start(prompt)
+        self.costs.prompt_tokens += len(prompt)
         return None
 
     async def _sample(self, turn: int) -> Completion:
@@ -224,7 +270,7 @@ class _Rollout:
                 completion,
                 max_tokens=room,
                 vocab_size=self.chat.vocab_size,
-                end_id=self.chat.end_id,
+                end_ids=self.chat.end_ids,
             )
             if wrong:
                 raise PlatformFaultError(f"sampler: {wrong}")

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.hub_server import Hub, serve_hub
 from tests.support.stores.store_faults import Fault, FaultyStore, Schedule
 from tokenizers import AddedToken, Tokenizer, models
 
-from etude.agent.chat import LAYOUT_TOKENS
+from etude.agent.chat import CHAT_TEMPLATE, LAYOUT_TOKENS
 from etude.common.api.run.spec import Evaluation, RLRunSpec
 from etude.common.blobs import MemoryStore, open_store
 from etude.common.errors import UserError
@@ -27,6 +28,7 @@ def folder(tmp_path: Path) -> Path:
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in LAYOUT_TOKENS])
     (tmp_path / "model").mkdir()
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     (tmp_path / "model" / "config.json").write_text("{}")
     for number in range(6):
         (tmp_path / "tasks" / f"t{number}").mkdir(parents=True)
@@ -153,7 +155,7 @@ def test_a_missing_model_is_named(folder: Path) -> None:
 
 def test_a_wrong_tokenizer_is_named(folder: Path) -> None:
     Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(folder / "model/tokenizer.json"))
-    with pytest.raises(UserError, match="lacks"):
+    with pytest.raises(UserError, match="names no eos_token_id"):
         find(folder, spec(folder))
 
 
@@ -205,3 +207,18 @@ def test_the_greedy_pass_follows_its_setting(greedy: str, *, expected: bool) -> 
     found = due_pass(evaluation(greedy=greedy), step=10, last_step=25)
     assert found is not None
     assert found.is_greedy is expected
+
+
+def test_a_model_on_a_hub_is_read_from_its_copy_in_the_runs_store(folder: Path) -> None:
+    files = {path.name: path.read_bytes() for path in (folder / "model").iterdir()}
+    with serve_hub(Hub("org/tiny", files)) as hub:
+        given = {**spec(folder), "model": {"uri": "hf://org/tiny@v1/0"}}
+        resolved = ResolvedRun.model_validate({"name": "r", "uid": "u", "spec": given})
+        env = {**environment(folder), "HF_ENDPOINT": hub.endpoint}
+        found = find_inputs(resolved, Settings.from_env(env))
+        assert found.model_folder.parent == folder / "run" / "models"
+        assert (found.model_folder / "config.json").read_text() == "{}"
+        asked = len(hub.requests)
+        again = find_inputs(resolved, Settings.from_env(environment(folder)))
+        assert again.model_folder == found.model_folder
+        assert len(hub.requests) == asked

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
+from etude.agent.chat import CHAT_TEMPLATE, LAYOUT_TOKENS, ChatFormat
 from etude.common.api.run.phases import Phase
 from etude.common.api.storage import Storage
 from etude.common.errors import UserError
@@ -23,6 +23,8 @@ def chat(tmp_path: Path) -> ChatFormat:
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in LAYOUT_TOKENS])
     (tmp_path / "model").mkdir()
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
     return ChatFormat.load(tmp_path / "model")
 
 

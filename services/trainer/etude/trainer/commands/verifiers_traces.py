@@ -5,11 +5,13 @@ its tokens in order are exactly what the policy saw and sampled. Schema: `verifi
 version 1, of verifiers 0.4.0 (https://pypi.org/project/verifiers/0.4.0/). Pure.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from etude.agent.chat import ChatFormat
+from etude.agent.chat.pieces import Piece, PieceReader
 from etude.common.weights import VersionId
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
@@ -38,34 +40,10 @@ _FAULTS = frozenset(
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """Token ids of the chat layout's tags in one tokenizer."""
-
-    system: int
-    user: int
-    tool: int
-    response: int
-    end: int
-    assistant: int
-
-    @classmethod
-    def of(cls, chat: ChatFormat) -> "Tags":
-        """Read the ids from an encoded opening and tool turn."""
-        system, end, user, _, assistant = chat.opening("", "")
-        tool, response, *_ = chat.tool_turn([""])
-        return cls(system, user, tool, response, end, assistant)
-
-    @property
-    def roles(self) -> Mapping[int, str]:
-        """Role of each opening tag."""
-        return {self.system: "system", self.user: "user", self.tool: "tool"}
-
-
 def trace(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Json:
     """Convert one rollout with its reward to a JSON value."""
     rollout, reward = record.rollout, record.reward
-    graph = _Graph(chat, Tags.of(chat), _calls(rollout.calls))
+    graph = _Graph(chat, PieceReader.of(chat), _calls(rollout.calls))
     for link in rollout.links:
         graph.add(link)
     is_fault = rollout.ending in _FAULTS or reward.HasField("fault")
@@ -96,7 +74,7 @@ def trace(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Json:
 @dataclass(slots=True)
 class _Graph:
     chat: ChatFormat
-    tags: Tags
+    reader: PieceReader
     calls: Mapping[int, list[Json]]
     """Tool calls by turn."""
     nodes: list[Json] = field(default_factory=list)
@@ -109,7 +87,8 @@ class _Graph:
         """Add one context as a path of its own."""
         parent: int | None = None
         seen = 0
-        for start, end, sampled in _pieces(link, self.tags):
+        for piece, sampled in _pieces(link, self.reader):
+            start, end = piece.start, piece.end
             tokens = list(link.token_ids[start:end])
             mask = [bool(byte) for byte in link.loss_mask[start:end]]
             node: Json = {"parent": parent, "token_ids": tokens, "mask": mask, "timestamp": 0.0}
@@ -124,7 +103,7 @@ class _Graph:
                 }
                 self._exchange(len(self.nodes), seen + mask.index(True), sum(mask), tokens)
             else:
-                node["message"] = self._message(tokens)
+                node["message"] = self._message(piece)
             parent = len(self.nodes)
             self.nodes.append(node)
             seen += len(tokens)
@@ -135,63 +114,54 @@ class _Graph:
         return {"prompt": first.get("user"), "system_prompt": first.get("system")}
 
     def _answer(self, tokens: Sequence[int], mask: Sequence[bool]) -> Json:
-        text = self.chat.decode([t for t, m in zip(tokens, mask, strict=True) if m])
+        sampled = [t for t, m in zip(tokens, mask, strict=True) if m]
+        words = self.chat.decode(sampled[:-1] if sampled[-1] in self.chat.end_ids else sampled)
         calls = self.calls.get(self._turn, [])
         self._turn += 1
         self._open = [call["id"] for call in calls]
-        words = text.removesuffix("<|end|>")
         if calls:
             words = words.partition(_CALL)[0]
         message: Json = {"role": "assistant", "content": words or None}
         return message | ({"tool_calls": calls} if calls else {})
 
-    def _message(self, tokens: Sequence[int]) -> Json:
-        inner = [token for token in tokens if token not in self._edges]
-        text = self.chat.decode(inner)
-        role = next((self.tags.roles[t] for t in tokens if t in self.tags.roles), "tool")
-        if role == "tool" and self.tags.response in tokens:
+    def _message(self, piece: Piece) -> Json:
+        if piece.role == "tool":
             name = self._open.pop(0) if self._open else ""
-            text = text.removeprefix("<tool_response>").removesuffix("</tool_response>")
-            return {"role": "tool", "tool_call_id": name, "content": text}
-        return {"role": "user" if role == "tool" else role, "content": text}
-
-    @property
-    def _edges(self) -> set[int]:
-        return {*self.tags.roles, self.tags.end, self.tags.assistant}
+            return {"role": "tool", "tool_call_id": name, "content": piece.text}
+        role = "user" if piece.role == "assistant" else piece.role
+        return {"role": role, "content": piece.text}
 
     def _exchange(self, node: int, prompt: int, sampled: int, tokens: Sequence[int]) -> None:
         has_calls = bool(self.calls.get(self._turn - 1))
         ended = "tool_calls" if has_calls else "stop"
         usage = {"prompt_tokens": prompt, "completion_tokens": sampled}
-        finish = ended if tokens[-1] == self.tags.end else "length"
+        finish = ended if tokens[-1] in self.chat.end_ids else "length"
         self.exchanges.append({"node": node, "finish_reason": finish, "usage": usage})
 
 
-def _pieces(link: rollout_pb2.Link, tags: Tags) -> Iterator[tuple[int, int, bool]]:
-    """Split a link into messages: start, end, and whether the policy sampled it.
+def _pieces(link: rollout_pb2.Link, reader: PieceReader) -> Iterator[tuple[Piece, bool]]:
+    """Split a link into messages, and tell which ones the policy sampled.
 
-    A sampled message begins with the tag that the harness wrote for it. A tool turn is cut before
-    each of its results but the first.
+    A sampled message begins with the frame that the harness wrote for it. A tool turn is one
+    message for each of its results.
     """
-    ids, mask = link.token_ids, link.loss_mask
-    start = place = 0
-    while place < len(ids):
-        if mask[place]:
-            while place < len(ids) and mask[place]:
-                place += 1
-            yield start, place, True
+    place = start = 0
+    for sampled, run in itertools.groupby(link.loss_mask, key=bool):
+        size = sum(1 for _ in run)
+        if sampled:
+            yield Piece("assistant", "", start, place + size), True
+        else:
+            ids = link.token_ids[place : place + size]
+            pieces = reader.read_results(ids) if place else reader.read_opening(ids)
+            is_last = place + size == len(link.loss_mask)
+            for piece in pieces:
+                moved = piece._replace(start=piece.start + place, end=piece.end + place)
+                if piece.role != "assistant" or is_last:
+                    yield moved, False
+                start = moved.start if piece.role == "assistant" else moved.end
+        place += size
+        if sampled:
             start = place
-            continue
-        token, place = ids[place], place + 1
-        is_next_given = place < len(ids) and not mask[place]
-        before_result = (
-            is_next_given and ids[place] == tags.response and tags.response in ids[start:place]
-        )
-        if (token == tags.end and is_next_given) or before_result:
-            yield start, place, False
-            start = place
-    if start < len(ids):
-        yield start, len(ids), False
 
 
 def _calls(records: Sequence[rollout_pb2.CallRecord]) -> dict[int, list[Json]]:

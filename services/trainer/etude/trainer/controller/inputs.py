@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from etude.agent.chat import ChatFormat
+from etude.agent.chat import ChatFormat, Vocabulary
 from etude.common.api.run.phases import Phase
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.blobs import Store, probe
 from etude.common.errors import EtudeError, Problem, UserError
+from etude.common.model_sources.run_model import mirror_run_model
 from etude.common.role_inputs import ResolvedRun
 from etude.common.stores import local_folder, open_run_store, open_source
 from etude.common.weights.protocol.epochs import latest_epoch
@@ -115,8 +116,21 @@ class Inputs(NamedTuple):
 
     store: Store
     model_folder: Path
-    chat: ChatFormat
+    chat: ChatFormat | None
+    """None if no phase and no evaluation rolls out: then a tokenizer is enough."""
     task_sets: TaskSets
+
+
+def _load_chat(spec: RLRunSpec, model_folder: Path) -> ChatFormat | None:
+    """Load the chat format if the run rolls out; at least the tokenizer is checked.
+
+    Raises:
+        UserError: the model's tokenizer or chat template does not work.
+    """
+    if any(phase.tasks is not None for phase in spec.phases) or spec.evaluation:
+        return ChatFormat.load(model_folder)
+    Vocabulary.load(model_folder)
+    return None
 
 
 def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
@@ -129,7 +143,10 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
     spec = resolved.spec
     store = _storage(spec)
     probe(store)
-    model_folder = local_folder(spec.model.folder, settings.scratch, spec.storage)
+    model_uri = mirror_run_model(
+        spec.model.folder, store, scratch=settings.scratch, access=settings.hub
+    )
+    model_folder = local_folder(model_uri, settings.scratch, spec.storage)
     if not (model_folder / "config.json").is_file():
         raise UserError(
             Problem(
@@ -140,4 +157,4 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
             )
         )
     task_sets = find_task_sets(spec, is_begun=latest_epoch(store) is not None)
-    return Inputs(store, model_folder, ChatFormat.load(model_folder), task_sets)
+    return Inputs(store, model_folder, _load_chat(spec, model_folder), task_sets)

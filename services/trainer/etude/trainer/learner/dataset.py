@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from etude.agent.chat import ChatFormat
+from etude.agent.chat import ChatFormat, DataFormat
 from etude.common.api.run.phases import Phase
 from etude.common.api.storage import Storage
 from etude.common.blobs import MissingError
@@ -50,7 +50,7 @@ class SupervisedDataset:
 
 
 def load_dataset(
-    phase: Phase, *, chat: ChatFormat, context: int, storage: Storage
+    phase: Phase, *, chat: ChatFormat | DataFormat, context: int, storage: Storage
 ) -> SupervisedDataset:
     """Read and encode the data of a supervised phase.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from etude.agent.chat import ChatFormat
+from etude.agent.chat import DataFormat
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import ObjectInfo
 from etude.common.checkpoints import manifest
@@ -57,7 +57,7 @@ class LearnerRank:
 
     def _open_data(self, phase: Phase, data_cursor: str) -> None:
         config = self._config
-        chat = ChatFormat.load(config.model_folder)
+        chat = DataFormat(config.model_folder)
         context = self._learner.policy.config.max_position_embeddings
         reader = DataReader(chat=chat, context=context, storage=config.storage)
         if phase.batch_tokens is None:

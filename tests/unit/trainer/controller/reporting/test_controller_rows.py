@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.chat_tokens import encode_opening, encode_results
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
+from etude.agent.chat import CHAT_TEMPLATE, LAYOUT_TOKENS, ChatFormat
 from etude.trainer.controller.reporting.rows import (
     RowPosition,
     StepFaults,
@@ -41,6 +42,7 @@ def chat(tmp_path: Path) -> ChatFormat:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in LAYOUT_TOKENS])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return ChatFormat.load(tmp_path)
 
 
@@ -97,9 +99,9 @@ def test_an_evaluation_shows_both_modes() -> None:
 def transcript(chat: ChatFormat) -> Link:
     """One call and its result, as the turn loop leaves them."""
     pieces = [
-        (chat.opening("Be good.", "Fix it."), False),
+        (encode_opening(chat, "Be good.", "Fix it."), False),
         (chat.completion("calls a tool"), True),
-        (chat.tool_turn(["first", "<|end|> as text"]), False),
+        (encode_results(chat, ["first", "<|end|> as text"]), False),
         (chat.completion("Done."), True),
     ]
     ids = [token for tokens, _ in pieces for token in tokens]
@@ -115,7 +117,7 @@ def test_a_rollout_reads_turn_by_turn(chat: ChatFormat) -> None:
     assert row["turns"][1]["text"] == "Fix it."
     assert row["turns"][2]["text"] == "calls a tool"
     assert row["turns"][-1] == {"role": "assistant", "text": "Done."}
-    assert "<tool_response>first</tool_response>" in row["turns"][3]["text"]
+    assert [t["text"] for t in row["turns"][3:5]] == ["first", "<|end|> as text"]
 
 
 def test_a_masked_rollout_says_why(chat: ChatFormat) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from etude.agent.chat import ChatFormat
+from etude.agent.chat.pieces import PieceReader
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.manifest import Stats
 from etude.trainer.controller.reporting.behaviour import behaviour
@@ -190,7 +191,7 @@ def _count_active(records: Sequence[journal_pb2.JournalRollout]) -> int:
     return sum(len(found) > 1 for found in rewards.values())
 
 
-def rollout_row(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Row:
+def rollout_row(record: journal_pb2.JournalRollout, chat: ChatFormat | None) -> Row:
     """Row of one rollout for people: turns as text, reward and ending."""
     rollout, reward = record.rollout, record.reward
     row: Row = {
@@ -200,7 +201,7 @@ def rollout_row(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Row:
         "index": rollout.index,
         "ending": _ending_name(rollout),
         "tokens": length(rollout),
-        "turns": turns(rollout, chat),
+        "turns": turns(rollout, chat) if chat is not None else [],
         "calls": [
             {"turn": c.turn, "name": c.name, "is_error": c.is_error, "is_malformed": c.is_malformed}
             for c in rollout.calls
@@ -226,38 +227,27 @@ def _evidence(found: environments_pb2.GradeEvidence) -> Row:
     return {"mode": mode.lower(), "driver": found.driver, "isolation": isolation.lower()}
 
 
-_ROLES: Mapping[str, str] = {
-    "<|system|>": "system",
-    "<|user|>": "user",
-    "<|assistant|>": "assistant",
-    "<|tool|>": "tool",
-}
-
-
 def turns(rollout: rollout_pb2.Rollout, chat: ChatFormat) -> list[Row]:
     """Transcript turn by turn. The mask, not the tags, delimits sampled turns.
 
     A policy that samples a role's tag therefore stays one assistant turn.
     """
+    reader = PieceReader.of(chat)
     found: list[Row] = []
     for link in rollout.links:
         place = 0
         for sampled, run in itertools.groupby(link.loss_mask, key=bool):
             size = sum(1 for _ in run)
-            text = chat.decode(link.token_ids[place : place + size])
+            ids = link.token_ids[place : place + size]
+            if sampled:
+                text = chat.decode(ids[:-1] if ids[-1] in chat.end_ids else ids)
+                found.append(_turn("assistant", text))
+            else:
+                pieces = reader.read_results(ids) if place else reader.read_opening(ids)
+                found += [_turn(piece.role, piece.text) for piece in pieces]
             place += size
-            found += [_turn("assistant", text)] if sampled else _harness_turns(text)
     return [turn for turn in found if turn["text"]]
 
 
-def _harness_turns(text: str) -> list[Row]:
-    """Split text of the harness into turns. Tool output has no tags: they are encoded as text."""
-    found: list[Row] = []
-    for piece in text.split("<|end|>"):
-        role = next((tag for tag in _ROLES if piece.startswith(tag)), "")
-        found.append(_turn(_ROLES.get(role, "tool"), piece.removeprefix(role)))
-    return found
-
-
 def _turn(role: str, text: str) -> Row:
-    return {"role": role, "text": text.removesuffix("<|end|>")}
+    return {"role": role, "text": text}

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from etude.agent.chat import ChatFormat
+from etude.agent.chat import ChatFormat, DataFormat
 from etude.common.api.meta import number
 from etude.common.api.run.phases import HeldOutDataset
 from etude.common.errors import InvalidFieldError, Problem, UserError
@@ -18,7 +18,7 @@ class RowEncoder:
     """Turns rows of one dataset into sequences."""
 
     dataset: HeldOutDataset
-    chat: ChatFormat
+    chat: ChatFormat | DataFormat
     max_tokens: int
     """Longest sequence: longer texts are cut, longer transcripts are refused."""
 
@@ -40,7 +40,7 @@ class RowEncoder:
         self, messages: Sequence[Mapping[str, object]], where: str
     ) -> SupervisedSequence:
         try:
-            ids, written = self.chat.encode_messages(messages)  # type: ignore[arg-type]  # hostile
+            ids, written = self.chat.encode_messages(messages)
         except InvalidFieldError as cause:
             refuse_row(where, str(cause))
         if len(ids) > self.max_tokens:
@@ -52,7 +52,7 @@ class RowEncoder:
         )
 
     def _encode_text(self, body: str) -> Iterator[SupervisedSequence]:
-        ids = np.asarray([*self.chat.encode_text(body), self.chat.end_id], dtype=np.int32)
+        ids = np.asarray(self.chat.encode_document(body), dtype=np.int32)
         for start in range(0, len(ids), self.max_tokens):
             piece = ids[start : start + self.max_tokens]
             yield SupervisedSequence(token_ids=piece, weights=np.ones(len(piece), np.float32))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from etude.agent.chat import ChatFormat
+from etude.agent.chat import ChatFormat, DataFormat
 from etude.common.api.meta import number
 from etude.common.api.run.phases import Dataset, HeldOutDataset, Phase, Validation
 from etude.common.api.storage import Storage
@@ -27,7 +27,7 @@ from etude.trainer.seeding import derive_seed
 class DataReader:
     """Reads datasets for one model."""
 
-    chat: ChatFormat
+    chat: ChatFormat | DataFormat
     context: int
     """Longest sequence that the model takes."""
     storage: Storage

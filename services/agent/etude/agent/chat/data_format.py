@@ -1,0 +1,42 @@
+"""Token format of supervised data: transcripts need a chat template, texts only a tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etude.agent.chat.format import ChatFormat
+from etude.agent.chat.supervised import SupervisedTokens
+from etude.agent.chat.vocabulary import Vocabulary
+
+
+class DataFormat:
+    """One model's tokens for supervised data; the chat template is loaded on first use."""
+
+    def __init__(self, model_folder: Path, template: str = "") -> None:
+        """Load the tokenizer.
+
+        Raises:
+            UserError: the folder has none that works.
+        """
+        self.vocabulary = Vocabulary.load(model_folder)
+        self._template = template
+        self._chat: ChatFormat | None = None
+
+    def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> SupervisedTokens:
+        """Encode a transcript, as `ChatFormat.encode_messages` does.
+
+        Raises:
+            InvalidFieldError: a message has an unknown role or the wrong kind of content.
+            UserError: the folder has no chat template that works.
+        """
+        if self._chat is None:
+            self._chat = ChatFormat.load(self.vocabulary.folder, self._template)
+        return self._chat.encode_messages(messages)
+
+    def encode_document(self, text: str) -> list[int]:
+        """Encode a text of pre-training, with the token that ends it.
+
+        Raises:
+            UserError: the tokenizer declares no such token.
+        """
+        return self.vocabulary.encode_document(text)
