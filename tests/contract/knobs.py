@@ -156,6 +156,7 @@ EVALUATED = dict.fromkeys(("name", "uri", "environment"), f"{CONTROLLER}.inputs 
 RLRUN = {
     "suspend": f"{OPERATOR}.runs.lifecycle.intents",
     "model.uri": "etude.common.api.run.spec self",
+    "model.secretRef.name": f"{OPERATOR}.builders.run secret",
     "model.checkpointRef.name": f"{OPERATOR}.runs.observe about",
     "model.seed": f"{CONTROLLER}.lifecycle",
     **dict(under("storage", STORAGE)),

@@ -125,6 +125,8 @@ class RolePod:
     env: Sequence[Manifest] = ()
     secret: str | None = None
     """Secret whose keys become environment variables."""
+    more_secrets: Sequence[str] = ()
+    """Further ones."""
     grace_s: int = 60
     seccomp_profile: str | None = None
     """Localhost profile of the node, where the runtime's default forbids what the role does."""
@@ -255,8 +257,9 @@ def _container(pod: RolePod) -> Manifest:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [_mount(name, path) for name, path in _mounts(pod).items()],
     }
-    if pod.secret is not None:
-        container["envFrom"] = [{"secretRef": {"name": pod.secret}}]
+    secrets = [*([] if pod.secret is None else [pod.secret]), *pod.more_secrets]
+    if secrets:
+        container["envFrom"] = [{"secretRef": {"name": secret}} for secret in secrets]
     resources = _resources(pod.resources)
     if resources:
         container["resources"] = resources

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from etude.common import process
 from etude.common.errors import EtudeError, UserError
+from etude.common.role_inputs import ResolvedRun
 from etude.inference.engine.build import build_engine, exit_process
 from etude.inference.settings import Settings
 
@@ -35,6 +36,22 @@ def _report(error: Exception, code: int) -> int:
     return code
 
 
+async def _await_model(run: ResolvedRun, settings: Settings) -> ResolvedRun:
+    """The run with the copy of its model once the trainer has made it, alive for the kubelet."""
+    from etude.common.model_sources.hub_uri import is_hub_uri
+    from etude.common.model_sources.run_model import with_model_folder
+    from etude.common.probes import Probes
+
+    if not is_hub_uri(run.spec.model.folder):
+        return run
+    probes = Probes(settings.probe_port, settings.host)
+    await probes.start()
+    try:
+        return await asyncio.to_thread(with_model_folder, run)
+    finally:
+        await probes.stop()
+
+
 async def serve(settings: Settings) -> None:
     """Check everything that is cheap, build the engine, then serve until SIGTERM."""
     from etude.common import role_inputs, stores, telemetry
@@ -42,7 +59,7 @@ async def serve(settings: Settings) -> None:
     from etude.inference.settings import engine_options
     from etude.inference.updates.store_access import require_readable_store
 
-    run = role_inputs.read_run(settings.run_file)
+    run = await _await_model(role_inputs.read_run(settings.run_file), settings)
     options = engine_options(run, scratch=settings.scratch, threads=settings.threads)
     for port in (settings.port, settings.http_port):
         # Building the engine takes many seconds: report a port in use before.

@@ -3,12 +3,17 @@
 import asyncio
 import os
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 from etude.common import process
 from etude.common.errors import EtudeError, UserError
+from etude.common.probes import Probes
 from etude.common.role_inputs import read_run
 from etude.trainer.exit_codes import exit_code
 from etude.trainer.settings import Settings
+
+T = TypeVar("T")
 
 _PROGRAM = "etude-trainer"
 
@@ -26,6 +31,16 @@ def main() -> None:
     sys.exit(code)
 
 
+async def _answering_probes(settings: Settings, work: Callable[[], T]) -> T:
+    """Do some work in a thread, alive for the kubelet: a model is copied for many minutes."""
+    probes = Probes(settings.probe_port, settings.host)
+    await probes.start()
+    try:
+        return await asyncio.to_thread(work)
+    finally:
+        await probes.stop()
+
+
 def _run(settings: Settings) -> int:
     resolved = read_run(settings.run_file)
     try:
@@ -34,7 +49,7 @@ def _run(settings: Settings) -> int:
         process.exit_with(_PROGRAM, str(error), process.EXIT_CONFIGURATION)
     from etude.trainer.controller.inputs import find_inputs
 
-    inputs = find_inputs(resolved, settings)
+    inputs = asyncio.run(_answering_probes(settings, lambda: find_inputs(resolved, settings)))
     # Ray's processes inherit these before they load torch. Threads that spin for long starve busy
     # cores (2 x the CPU seconds); those that sleep at once wake too late for small operations. A
     # thousand turns: a step of the demo takes 0.129 s instead of 0.156 on idle cores.

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.broker_shards import brokers_by_environment
+from etude.common.model_sources.hub_access import HubAccess
 from etude.common.settings_fields import parse_count, parse_names, parse_path, parse_port
 
 
@@ -33,6 +34,8 @@ class Settings:
     pod: str
     attempt: int
     traces_file: Path | None
+    hub: HubAccess = field(default_factory=HubAccess)
+    """HF_ENDPOINT and HF_TOKEN, as the hub's own client has them."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -55,6 +58,7 @@ class Settings:
             pod=env.get("ETUDE_POD", "trainer"),
             attempt=parse_count(env, "ETUDE_ATTEMPT", 1, high=1_000_000),
             traces_file=parse_path(env, "ETUDE_TRACES_FILE"),
+            hub=HubAccess.from_env(env),
         )
 
     def check(self, spec: RLRunSpec) -> None:

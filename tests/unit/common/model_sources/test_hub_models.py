@@ -17,7 +17,8 @@ from etude.common.api.storage import StoreAccess
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, UserError
 from etude.common.model_sources import parts
-from etude.common.model_sources.hub import HubAccess, HubError, HubModel, Patience, open_hub_model
+from etude.common.model_sources.hub import HubError, HubModel, open_hub_model
+from etude.common.model_sources.hub_access import HubAccess, Patience
 from etude.common.model_sources.hub_uri import parse_hub_uri
 from etude.common.model_sources.mirror import copy_model, read_manifest
 from etude.common.model_sources.run_model import await_run_model, find_run_model, mirror_run_model
@@ -49,12 +50,12 @@ def store(tmp_path: Path) -> Store:
 
 
 def open_it(hub: Hub, *, token: str | None = None, uri: str = URI) -> HubModel:
-    access = HubAccess(endpoint=hub.endpoint, token=token, patience=QUICK)
-    return open_hub_model(parse_hub_uri(uri), access)
+    quick = HubAccess(endpoint=hub.endpoint, token=token, patience=QUICK)
+    return open_hub_model(parse_hub_uri(uri), quick)
 
 
-def environment(hub: Hub) -> dict[str, str]:
-    return {"HF_ENDPOINT": hub.endpoint}
+def access(hub: Hub) -> HubAccess:
+    return HubAccess.from_env({"HF_ENDPOINT": hub.endpoint})
 
 
 def refusal(hub: Hub, tmp_path: Path, *, token: str | None = None, uri: str = URI) -> str:
@@ -71,9 +72,7 @@ def test_a_copy_has_weights_tokenizer_and_configuration_and_nothing_else(
     hub: Hub, store: Store, tmp_path: Path
 ) -> None:
     folder = Path(
-        mirror_run_model(URI, store, scratch=tmp_path, environment=environment(hub)).removeprefix(
-            "file://"
-        )
+        mirror_run_model(URI, store, scratch=tmp_path, access=access(hub)).removeprefix("file://")
     )
     names = {"config.json", "tokenizer.json", "model.safetensors"}
     assert {path.name for path in folder.iterdir()} == names
@@ -90,14 +89,14 @@ def test_a_branch_that_moves_is_still_the_commit_that_the_run_began_with(
 ) -> None:
     hub.faults["model.safetensors"] = [Fault(status=403)]
     with pytest.raises(UserError):
-        mirror_run_model(URI, store, scratch=tmp_path, environment=environment(hub))
+        mirror_run_model(URI, store, scratch=tmp_path, access=access(hub))
     assert find_run_model(URI, store) is None
     asked = len(hub.requests)
-    folder = mirror_run_model(URI, store, scratch=tmp_path, environment=environment(hub))
+    folder = mirror_run_model(URI, store, scratch=tmp_path, access=access(hub))
     assert hub.requests[asked].path == f"/api/models/org/tiny/revision/{COMMIT}"
     hub.commit = "b" * 40
     asked = len(hub.requests)
-    assert mirror_run_model(URI, store, scratch=tmp_path, environment={}) == folder
+    assert mirror_run_model(URI, store, scratch=tmp_path, access=HubAccess()) == folder
     assert await_run_model(URI, store, limit_s=0) == folder
     assert len(hub.requests) == asked, "a sealed copy asks the hub for nothing"
 
@@ -221,7 +220,8 @@ KILLED = """
     from pathlib import Path
     from etude.common.blobs import open_store
     from etude.common.model_sources import parts
-    from etude.common.model_sources.hub import HubAccess, open_hub_model
+    from etude.common.model_sources.hub import open_hub_model
+    from etude.common.model_sources.hub_access import HubAccess
     from etude.common.model_sources.hub_uri import parse_hub_uri
     from etude.common.model_sources.mirror import copy_model
     parts.PARTS_AT_ONCE = 1

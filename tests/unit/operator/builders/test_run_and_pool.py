@@ -327,3 +327,15 @@ def test_the_demo_renders_from_the_command_line(
         if manifest["kind"] in CORE:
             version = kubernetes_validate.latest_version()
             kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_only_the_trainer_has_the_token_of_a_hub(run_body: Any, platform: Platform) -> None:
+    body = run_body(model={"uri": "hf://org/tiny@main", "secretRef": {"name": "hub"}})
+    made = children_of(RLRun.model_validate(body), platform)
+
+    def secrets(role: str) -> list[str]:
+        spec = made["StatefulSet", f"demo-{role}"]["spec"]["template"]["spec"]
+        return [each["secretRef"]["name"] for each in spec["containers"][0].get("envFrom", ())]
+
+    assert secrets("trainer") == ["s3", "hub"]
+    assert secrets("inference") == secrets("rewards") == ["s3"]

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from etude.common.api.meta import Model, Uri
 from etude.common.api.run.checkpointing import Depth
+from etude.common.api.run.spec import ModelUri
 from etude.common.api.storage import Storage
 from etude.common.blobs import MissingError, Store
 from etude.common.checkpoints import manifest as checkpoints_manifest
@@ -40,9 +41,9 @@ class CheckpointOrder(Model):
     """How to reach the store."""
     depth: Depth = "Checksums"
     """How far to verify."""
-    model: Uri | None = None
-    """Load: the folder with the configuration of the model that the state is of; None for the
-    checkpoint's own, if it has one."""
+    model: ModelUri | None = None
+    """Load: the folder with the configuration of the model that the state is of, as the run names
+    it; None for the checkpoint's own, if it has one."""
 
 
 def verify_checkpoint(

@@ -4,8 +4,10 @@ import logging
 import time
 from pathlib import Path
 
+from etude.common.api.run.spec import ModelSource
 from etude.common.blobs import Store
 from etude.common.errors import Problem, UserError
+from etude.common.model_sources.hub_access import HubAccess
 from etude.common.model_sources.hub_uri import HubUri, is_hub_uri, parse_hub_uri
 from etude.common.model_sources.mirror import (
     Progress,
@@ -14,14 +16,18 @@ from etude.common.model_sources.mirror import (
     read_manifest,
     read_pin,
 )
+from etude.common.role_inputs import ResolvedRun
+from etude.common.stores import open_run_store
 
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0
+LONGEST_COPY_S = 6 * 3600.0
+"""A terabyte at 50 MB/s; a trainer that fails ends the run, and its engines, much earlier."""
 LOG_EVERY_S = 60.0
 
 
-def mirror_run_model(uri: str, store: Store, *, scratch: Path, environment: dict[str, str]) -> str:
+def mirror_run_model(uri: str, store: Store, *, scratch: Path, access: HubAccess) -> str:
     """URI of the run's model folder; a model on a hub is copied into the run's store first.
 
     The hub is asked once per run: the commit is pinned before the first byte, and a sealed copy
@@ -31,7 +37,7 @@ def mirror_run_model(uri: str, store: Store, *, scratch: Path, environment: dict
         uri: as the run names it.
         store: of the run.
         scratch: folder with room for the largest file of the model.
-        environment: with HF_ENDPOINT and HF_TOKEN.
+        access: to the hub.
 
     Raises:
         UserError: the model is refused, or the hub refuses.
@@ -46,9 +52,8 @@ def mirror_run_model(uri: str, store: Store, *, scratch: Path, environment: dict
     if sealed is not None:
         return sealed
     # Only a run that names a model on a hub needs its client.
-    from etude.common.model_sources.hub import HubAccess, open_hub_model  # noqa: PLC0415
+    from etude.common.model_sources.hub import open_hub_model  # noqa: PLC0415
 
-    access = HubAccess.from_env(environment)
     pin = read_pin(store, uri)
     if pin is None:
         model = open_hub_model(wanted, access)
@@ -101,6 +106,20 @@ def await_run_model(uri: str, store: Store, *, limit_s: float) -> str:
             log.info("%s: waiting for the trainer to copy it into the run's store", uri)
         time.sleep(POLL_S)
     return folder
+
+
+def with_model_folder(run: ResolvedRun, *, limit_s: float = LONGEST_COPY_S) -> ResolvedRun:
+    """A run that names the copy of its model, once the trainer has made it.
+
+    Raises:
+        UserError: it is not there after the limit.
+        StoreError: the store does not answer.
+    """
+    spec = run.spec
+    store = open_run_store(spec.storage.uri, spec.storage)
+    folder = await_run_model(spec.model.folder, store, limit_s=limit_s)
+    model = ModelSource(uri=folder, seed=spec.model.seed)
+    return run.model_copy(update={"spec": spec.model_copy(update={"model": model})})
 
 
 def _log_progress(source: str) -> Progress:

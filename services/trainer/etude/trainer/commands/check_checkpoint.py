@@ -17,6 +17,7 @@ from etude.common.checkpoints.job import (
 )
 from etude.common.checkpoints.manifest import CheckpointManifest
 from etude.common.errors import CorruptError
+from etude.common.model_sources.run_model import find_run_model
 from etude.common.stores import open_run_store, open_source
 from etude.trainer.controller.checkpoints.state import (
     CONTROLLER,
@@ -109,7 +110,10 @@ def carry_out(order: CheckpointOrder) -> None:
         CorruptError: it differs from what was registered, or cannot be loaded.
         StoreError: the store stayed away.
     """
-    model = None if order.model is None else open_source(order.model, order.storage)
+    folder = order.model
+    if folder is not None:
+        folder = find_run_model(folder, open_run_store(order.storage.uri, order.storage))
+    model = None if folder is None else open_source(folder, order.storage)
     store = open_run_store(order.uri, order.storage)
     retry_store_errors(lambda: load(store, order.digest, model=model))
 

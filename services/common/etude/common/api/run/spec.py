@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule, Uri
+from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule
 from etude.common.api.observability import Observability
 from etude.common.api.pool.network import RunNetwork
 from etude.common.api.run.checkpointing import Checkpointing
@@ -22,9 +22,15 @@ from etude.common.api.run.roles import Roles
 from etude.common.api.run.scheduling import Scheduling
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
+from etude.common.model_sources import hub_uri
 
 DEFAULT_ROLLOUT = RolloutPolicy()
 """What holds for a ReinforcementLearning phase without `rollout`."""
+
+
+ModelUri = Annotated[
+    str, Field(min_length=1, max_length=1024, pattern=rf"^(file|s3)://|{hub_uri.PATTERN}")
+]
 
 
 class ModelSource(Model):
@@ -37,10 +43,22 @@ class ModelSource(Model):
             message="give exactly one of uri and checkpointRef",
             fix="keep uri for a model folder, checkpointRef for the model of a checkpoint",
         ),
+        Rule(
+            cel="!has(self.secretRef) || (has(self.uri) && self.uri.startsWith('hf://'))",
+            holds=lambda s: s.secret_ref is None or (s.uri or "").startswith(hub_uri.SCHEME),
+            message="secretRef is for a uri that begins with hf://",
+            fix="remove secretRef, or name the model as hf://organisation/name@revision",
+        ),
     )
 
-    uri: Uri | None = None
-    """A Hugging Face model folder; without weight files in it, weights are drawn from seed."""
+    uri: ModelUri | None = None
+    """A Hugging Face model folder: s3://bucket/prefix, file:///folder, or
+    hf://organisation/name@revision on a hub. The trainer pins the revision to a commit and copies
+    safetensors, tokenizer and configuration into spec.storage once, with their digests; nothing
+    else asks the hub. Without weight files in the folder, weights are drawn from seed."""
+    secret_ref: NameRef | None = None
+    """Secret with HF_TOKEN and, for a hub other than huggingface.co, HF_ENDPOINT; for the trainer
+    alone."""
     checkpoint_ref: NameRef | None = None
     """A Checkpoint of this namespace that holds a model: one of reason PhaseEnd, Final, Manual or
     Imported. Its store is reached as spec.storage says. It is not superseded while a run names
