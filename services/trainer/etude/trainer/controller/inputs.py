@@ -12,7 +12,6 @@ from etude.common.api.run.spec import RLRunSpec
 from etude.common.blobs import Store, probe
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.model_sources.run_model import mirror_run_model
-from etude.common.model_sources.run_model import mirror_run_model
 from etude.common.role_inputs import ResolvedRun
 from etude.common.stores import local_folder, open_run_store, open_source
 from etude.common.weights.protocol.epochs import latest_epoch
