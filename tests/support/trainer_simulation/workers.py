@@ -27,6 +27,7 @@ from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.protocol import Learners
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
+from etude.trainer.routing.table import RoutingTable
 from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
 
@@ -142,6 +143,8 @@ class SimulatedRollouts(RolloutWorkers):
     replica: str = "engine-0"
     """Name of the engine process in spans."""
     orders: list[GroupRequest] = field(default_factory=list)
+    tables: list[RoutingTable] = field(default_factory=list)
+    """Routing tables in the order of their arrival."""
 
     @override
     async def run(self, order: GroupRequest) -> GroupResult:
@@ -156,6 +159,15 @@ class SimulatedRollouts(RolloutWorkers):
             driver="simulated",
             isolation=environments_pb2.ISOLATION_STRONG,
         )
+
+    @property
+    @override
+    def num_workers(self) -> int:
+        return 1
+
+    @override
+    async def update_routing(self, table: RoutingTable) -> None:
+        self.tables.append(table)
 
     def _record(
         self, order: GroupRequest, index: int, oldest: VersionId, newest: VersionId

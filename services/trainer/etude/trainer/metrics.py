@@ -28,6 +28,15 @@ ENVIRONMENTS = Counter(
 REPLAYED = Counter(
     "etude_rollout_replayed_calls_total", "Calls replayed in replacement environments."
 )
+COMPLETIONS = Counter(
+    "etude_rollout_completions_total",
+    "Completions, by whether an engine's end interrupted them.",
+    ["interrupted"],
+)
+LOST_WORK_LENGTH_RATIO = Gauge(
+    "etude_rollout_lost_work_length_ratio",
+    "Mean length of interrupted completions over the mean length of all; 0 without any.",
+)
 STALENESS = Histogram(
     "etude_policy_staleness",
     "Versions between the oldest token of a group and the trainer at its batch.",

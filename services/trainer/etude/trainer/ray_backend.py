@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -31,6 +31,7 @@ from etude.trainer.rollouts.protocol import (
     split_evenly,
 )
 from etude.trainer.rollouts.worker import RolloutWorker
+from etude.trainer.routing.table import Loads, RoutingTable, RoutingUpdate, sum_loads
 
 log = logging.getLogger(__name__)
 
@@ -235,12 +236,17 @@ class _Worker:
     actor: Actor
     load: int = 0
     """Rollouts under way."""
+    engine_loads: Loads = field(default_factory=dict)
+    """Its calls in flight, when it last reported them."""
 
 
 REVIVAL_S = 120.0
 """Longest wait for a restarted worker: imports on a busy machine."""
 
 PING_EVERY_S = 0.5
+
+ROUTING_S = 5.0
+"""Longest wait for workers that take a routing table; a late one gets the next."""
 
 CLOSE_S = 10.0
 """Longest wait for workers that close; leases that are not released expire."""
@@ -274,6 +280,24 @@ class RayRollouts(RolloutWorkers):
         finally:
             worker.load -= len(order.indices)
         return result
+
+    @property
+    @override
+    def num_workers(self) -> int:
+        return len(self.workers)
+
+    @override
+    async def update_routing(self, table: RoutingTable) -> None:
+        await asyncio.gather(*(self._update_worker(worker, table) for worker in self.workers))
+
+    async def _update_worker(self, worker: _Worker, table: RoutingTable) -> None:
+        others = sum_loads(each.engine_loads for each in self.workers if each is not worker)
+        reference = worker.actor.update_routing.remote(RoutingUpdate(table, others))
+        try:
+            worker.engine_loads = await asyncio.wait_for(reference, ROUTING_S)
+        except (RayActorError, TimeoutError):
+            # It restarts, or is busy: its calls ended with it, or count again once it answers.
+            worker.engine_loads = {}
 
     async def _await_restart(self, worker: _Worker) -> None:
         """Wait until a lost worker answers again; before that it would only lose the next attempt.

@@ -18,7 +18,6 @@ ORDER = GroupRequest(
     indices=(0, 1),
     seed=0,
     temperature=1.0,
-    targets=(),
     limits=RolloutPolicy(),
 )
 

@@ -23,6 +23,7 @@ from etude.trainer.controller.phases.targets import report_done
 from etude.trainer.controller.program import train
 from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.publishing.engines import Engines
+from etude.trainer.controller.publishing.routing_broadcast import RoutingBroadcast
 from etude.trainer.controller.reporting.commands import RunCommands
 from etude.trainer.controller.reporting.reporter import RunReporter
 from etude.trainer.controller.reporting.reports import NAME, RunService
@@ -94,12 +95,16 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
         async with _run_servers(settings, run):
             _announce_start(run, opened)
             forward = asyncio.create_task(_forward_stop(stop, run.commands), name="stop")
+            routing = asyncio.create_task(
+                RoutingBroadcast(services.engines, workers).run(), name="routing"
+            )
             code = await _train(run, inputs, opened)
             if code == 0:
                 await stop.wait()
             else:
                 await asyncio.sleep(FINAL_REPORT_S)
             forward.cancel()
+            routing.cancel()
             await workers.close()
         await run.plans.close()
         await run.publishing.engines.close()

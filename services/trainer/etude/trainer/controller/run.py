@@ -71,7 +71,7 @@ class Run:
         *,
         store: Store,
         holder: str,
-        chat: ChatFormat,
+        chat: ChatFormat | None,
     ) -> "Run":
         """Build the handles of a run that this process has opened."""
         book, learners = opened.book, services.learners
@@ -120,6 +120,7 @@ class Run:
                 reporter=reporter,
                 book=book,
                 workers=services.workers,
+                engines=services.engines,
                 chat=chat,
             ),
             plans=services.plans,

@@ -1,85 +1,147 @@
-"""Engine client: samples the turns of one rollout on the engines in rotation."""
+"""Engine client: samples the turns of one rollout on the engines that the router chooses."""
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+import grpc
 from typing_extensions import override
 
-from etude.agent.completions import Completion, FinishReason
-from etude.agent.trajectory import PolicySpan
+from etude.agent.completions import Completion
 from etude.agent.turns import Sampler
 from etude.common import telemetry
 from etude.common.errors import UnavailableError
-from etude.common.weights import VersionId
-from etude.trainer.rollouts.outage import OutageBudget
-from etude.v1 import (
-    inference_pb2,
-    inference_pb2_grpc,
-    weights_pb2,
-)
+from etude.trainer.rollouts.completion_draft import CompletionCounts, CompletionDraft
+from etude.trainer.rollouts.outage import UNREACHABLE, Attempt, OutageBudget
+from etude.trainer.routing.router import CallInFlight, Router, RoutingKey
+from etude.trainer.routing.table import Purpose
+from etude.v1 import inference_pb2, inference_pb2_grpc
+
+MESSAGE_TOKENS = 64
+"""Tokens of one message: an engine that dies takes at most so many with it, of each completion."""
+
+GONE = UNREACHABLE | {grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
+"""Codes of an engine that is away, refuses more load, or stops while it samples."""
 
 
 @dataclass(slots=True)
 class EngineSampler(Sampler):
-    """Samples one rollout's turns on the engines in rotation; moves on when one fails."""
+    """Samples one rollout's turns; goes on elsewhere from the exact prefix when an engine ends."""
 
     engine_of: "Callable[[str], inference_pb2_grpc.InferenceServiceAsyncStub]"
-    targets: Sequence[str]
+    router: Router
+    group_id: str
     rollout_id: str
-    end_id: int
+    end_ids: AbstractSet[int]
+    """Tokens that end a turn."""
     outage: OutageBudget
     timeout_s: float
+    purpose: Purpose = Purpose.TRAINING
+    counts: CompletionCounts = field(default_factory=CompletionCounts)
     _calls: int = field(default=0)
-    _chosen: int = field(default=0)
+    _engine: str = field(default="")
+    _engine_tokens: int = field(default=0)
 
     @override
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float, seed: int | None
     ) -> Completion:
-        request = inference_pb2.GenerateRequest(
-            prompt_token_ids=prompt_ids,
-            episode=self.rollout_id,
-            sampling=inference_pb2.Sampling(
-                max_tokens=max_tokens,
-                temperature=temperature,
-                stop_token_ids=[self.end_id],
-                seed=seed,
-            ),
+        draft = CompletionDraft(max_tokens, self.end_ids)
+        while draft.finish is None:
+            request = inference_pb2.GenerateRequest(
+                prompt_token_ids=[*prompt_ids, *draft.token_ids],
+                episode=self.rollout_id,
+                sampling=inference_pb2.Sampling(
+                    max_tokens=draft.num_left,
+                    temperature=temperature,
+                    stop_token_ids=sorted(self.end_ids),
+                    seed=draft.call_seed(seed),
+                ),
+                message_tokens=MESSAGE_TOKENS,
+            )
+            await self._sample_part(request, draft)
+        num_tokens = len(draft.token_ids)
+        self.counts.add(num_tokens, is_interrupted=draft.num_calls > 1)
+        self.router.note_completion(num_tokens)
+        return draft.completion()
+
+    async def _sample_part(
+        self, request: inference_pb2.GenerateRequest, draft: CompletionDraft
+    ) -> None:
+        """Call one engine; what it sampled before it ended stays in the draft.
+
+        Raises:
+            UnavailableError: no engine made progress for the limit of the outage budget.
+            AioRpcError: the engine refused the request.
+        """
+        key = self._next_key(len(request.prompt_token_ids))
+        # An engine may still know the id of a call that broke.
+        request.request_id = f"{self.rollout_id}/{key.call}"
+        choice = self.router.choose(key)
+        if choice is None:
+            async with self.outage.count_outage("engines"):
+                raise UnavailableError("none takes calls")
+            return
+        outage = self.outage.count_outage(
+            f"engine {choice.target}",
+            codes=GONE,
+            has_substitute=not choice.is_suspect,
         )
-        while True:
-            target = self.targets[self._chosen % len(self.targets)]
-            # An engine may still know the id of a call that broke.
-            self._calls += 1
-            request.request_id = f"{self.rollout_id}/{self._calls}"
-            async with self.outage.count_outage(f"engine {target}"):
-                return await self._ask(target, request)
-            # The exact prefix continues anywhere.
-            self._chosen += 1
+        async with outage as attempt:
+            try:
+                with self.router.track(choice.target, key) as load:
+                    await self._read(choice.target, request, draft, attempt, load)
+            except (grpc.aio.AioRpcError, UnavailableError) as error:
+                self._note_failure(choice.target, error, attempt)
+                raise
+            finally:
+                draft.end_call()
 
-    async def _ask(self, target: str, request: inference_pb2.GenerateRequest) -> Completion:
-        ids: list[int] = []
-        logprobs: list[float] = []
-        spans: list[PolicySpan] = []
-        finish = FinishReason.ABORT
-        # An engine that aborts, or hangs up without a finish reason, counts as unreachable.
-        async for message in self.engine_of(target).Generate(
+    def _next_key(self, prompt_tokens: int) -> RoutingKey:
+        self._calls += 1
+        return RoutingKey(
+            group_id=self.group_id,
+            rollout_id=self.rollout_id,
+            call=self._calls,
+            prompt_tokens=prompt_tokens,
+            purpose=self.purpose,
+            engine=self._engine,
+            engine_tokens=self._engine_tokens,
+        )
+
+    async def _read(
+        self,
+        target: str,
+        request: inference_pb2.GenerateRequest,
+        draft: CompletionDraft,
+        attempt: Attempt,
+        load: CallInFlight,
+    ) -> None:
+        """Read the messages of one call, up to the end of the completion or of the engine's stay.
+
+        Raises:
+            UnavailableError: the engine ended the call without a finish reason.
+        """
+        call = self.engine_of(target).Generate(
             request, timeout=self.timeout_s, metadata=telemetry.trace_metadata()
-        ):
-            ids += message.token_ids
-            logprobs += message.logprobs
-            if message.finish_reason:
-                finish = FinishReason(message.finish_reason)
-                spans = [_read_span(span) for span in message.spans]
-        if finish is FinishReason.ABORT:
+        )
+        try:
+            async for message in call:
+                draft.add(message)
+                load.add_tokens(len(message.token_ids))
+                if message.token_ids:
+                    attempt.note_progress()
+                    self.router.note_success(target)
+                    self._engine, self._engine_tokens = target, load.tokens
+                if draft.finish is None and self.router.is_leaving(target):
+                    return
+        finally:
+            call.cancel()
+        if draft.finish is None:
             raise UnavailableError("aborted the completion")
-        return Completion(ids, logprobs, spans, finish)
 
-
-def _read_span(span: weights_pb2.PolicySpan) -> PolicySpan:
-    return PolicySpan(
-        span.start,
-        span.end,
-        VersionId.from_proto(span.sampled),
-        VersionId.from_proto(span.context),
-        span.replica,
-    )
+    def _note_failure(self, target: str, error: Exception, attempt: Attempt) -> None:
+        """Let other calls avoid an engine that is away; one that aborts for a swap is not."""
+        is_away = isinstance(error, grpc.aio.AioRpcError) and error.code() in GONE
+        if is_away or (isinstance(error, UnavailableError) and not attempt.has_progress):
+            self.router.note_failure(target)

@@ -18,6 +18,7 @@ from etude.agent.trajectory import RolloutEnding, Trajectory
 from etude.agent.turns import PlatformFaultError, RolloutLimits, RolloutTask, run_rollout
 from etude.common.errors import EtudeError, UnavailableError
 from etude.trainer.rollouts.client_pool import ClientPool
+from etude.trainer.rollouts.completion_draft import CompletionCounts
 from etude.trainer.rollouts.engine_client import EngineSampler
 from etude.trainer.rollouts.environments import GroupEnvironments, RolloutEnvironments
 from etude.trainer.rollouts.failover import FailoverCounts, FailoverEnvironment
@@ -25,6 +26,7 @@ from etude.trainer.rollouts.leases import LaunchResult, RolloutSlots
 from etude.trainer.rollouts.outage import OutageBudget
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.sandbox_client import EnvironmentLostError
+from etude.trainer.routing.router import Router
 from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, rollout_pb2
 
@@ -50,11 +52,13 @@ class GroupRunner:
     slots: RolloutSlots
     clients: ClientPool
     environments: GroupEnvironments
+    router: Router
     saves_end_state: bool = False
     """True if the end state is snapshotted, to be graded in a fork."""
     retried: int = 0
     tally: FailoverCounts = field(default_factory=FailoverCounts)
     """Counts of lost and replaced environments."""
+    completions: CompletionCounts = field(default_factory=CompletionCounts)
     driver: str = ""
     isolation: environments_pb2.Isolation = environments_pb2.ISOLATION_UNSPECIFIED
     _instruction: str = ""
@@ -176,11 +180,14 @@ class GroupRunner:
         limits, order, outage = self.order.limits, self.order, environment.outage
         sampler = EngineSampler(
             engine_of=self.clients.engine_stub,
-            targets=order.targets,
+            router=self.router,
+            group_id=order.group_id,
             rollout_id=self._rollout_id(index),
-            end_id=self.chat.end_id,
+            end_ids=self.chat.end_ids,
             outage=outage,
             timeout_s=self.environments.call_s,
+            purpose=order.purpose,
+            counts=self.completions,
         )
         started = time.monotonic()
         trajectory = await run_rollout(
@@ -199,6 +206,7 @@ class GroupRunner:
                 temperature=order.temperature,
                 seed=self._seed(index),
             ),
+            paused_s=lambda: outage.lost_s,
         )
         own_s = time.monotonic() - started - outage.lost_s
         if _was_cut_off(trajectory, is_late=own_s >= limits.timeout_seconds):

@@ -1,10 +1,10 @@
-"""Outage budget of a rollout: time that it may lose to unreachable services, with retries."""
+"""Outage budget of a rollout: time that it lost to unreachable services, with retries."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -18,34 +18,69 @@ UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_E
 
 
 @dataclass(slots=True)
+class Attempt:
+    """One attempt at a call, and its last sign of progress."""
+
+    since_s: float = field(default_factory=time.monotonic)
+    """Time of the last progress, or of the start."""
+    has_progress: bool = False
+
+    def note_progress(self) -> None:
+        """Record that the service did something: time up to now is not lost."""
+        self.since_s = time.monotonic()
+        self.has_progress = True
+
+
+@dataclass(slots=True)
 class OutageBudget:
     """Time that a rollout lost to unreachable services, which is not the policy's fault."""
 
     limit_s: float
+    """Longest time without any progress."""
     lost_s: float = 0.0
+    """All of the lost time."""
+    stalled_s: float = 0.0
+    """Time lost since the last progress."""
 
     @asynccontextmanager
-    async def count_outage(self, what: str) -> AsyncIterator[None]:
-        """Count the block's time if the service was unreachable; fail once too much time was lost.
+    async def count_outage(
+        self,
+        what: str,
+        *,
+        codes: frozenset[grpc.StatusCode] = UNREACHABLE,
+        has_substitute: bool = False,
+    ) -> AsyncIterator[Attempt]:
+        """Count the block's time if the service was unreachable; fail after too long an outage.
+
+        Args:
+            what: the service, for errors.
+            codes: status codes of a service that is away.
+            has_substitute: True if another service may be asked after a failure: there is neither
+                a pause nor an end.
 
         Raises:
-            UnavailableError: the service stayed away.
-            AioRpcError: it answered with an error that a retry does not cure.
+            UnavailableError: nothing made progress for the limit.
+            AioRpcError: the service answered with an error that a retry does not cure.
         """
-        started = time.monotonic()
+        attempt = Attempt()
         try:
-            yield
+            yield attempt
         except grpc.aio.AioRpcError as error:
-            if error.code() not in UNREACHABLE:
+            if error.code() not in codes:
                 raise
-            await self._add_lost_time(started)
-            if self.lost_s > self.limit_s:
+            await self._add_lost_time(attempt, has_substitute=has_substitute)
+            if self.stalled_s > self.limit_s and not has_substitute:
                 raise UnavailableError(f"{what}: {error.details()}") from error
         except UnavailableError as error:
-            await self._add_lost_time(started)
-            if self.lost_s > self.limit_s:
+            await self._add_lost_time(attempt, has_substitute=has_substitute)
+            if self.stalled_s > self.limit_s and not has_substitute:
                 raise UnavailableError(f"{what}: {error}") from error
+        else:
+            self.stalled_s = 0.0
 
-    async def _add_lost_time(self, started_s: float) -> None:
-        await asyncio.sleep(RETRY_S)
-        self.lost_s += time.monotonic() - started_s
+    async def _add_lost_time(self, attempt: Attempt, *, has_substitute: bool) -> None:
+        if not has_substitute:
+            await asyncio.sleep(RETRY_S)
+        lost_s = time.monotonic() - attempt.since_s
+        self.lost_s += lost_s
+        self.stalled_s = lost_s + (0.0 if attempt.has_progress else self.stalled_s)

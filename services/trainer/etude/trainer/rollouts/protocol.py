@@ -1,13 +1,15 @@
 """Protocol between the controller and rollout workers, as it crosses Ray."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from etude.common.api.run.phases import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.common.errors import UnavailableError
+from etude.trainer.rollouts.completion_draft import CompletionCounts
+from etude.trainer.routing.table import Purpose, RoutingTable
 from etude.v1 import environments_pb2
 
 
@@ -32,9 +34,10 @@ class GroupRequest:
     seed: int
     temperature: float
     """0 is greedy."""
-    targets: tuple[str, ...]
-    """Engines in rotation; the first is asked first."""
     limits: RolloutPolicy
+    purpose: Purpose = Purpose.TRAINING
+    routing: RoutingTable = field(default_factory=RoutingTable)
+    """The engines at the time of the request; later changes come by `update_routing`."""
     draws: tuple[int, ...] = ()
     """Number of earlier draws of each sibling of the group; empty if none was redrawn."""
     share: int | None = None
@@ -70,6 +73,8 @@ class GroupResult(NamedTuple):
     """Lost environments that were replaced, so that the rollout went on."""
     replayed: int = 0
     """Calls that were replayed in replacements."""
+    completions: CompletionCounts = CompletionCounts()
+    """Completions of all rollouts, read only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,4 +108,13 @@ class RolloutWorkers(Protocol):
         Raises:
             WorkerLostError: the worker died.
         """
+        ...
+
+    async def update_routing(self, table: RoutingTable) -> None:
+        """Give all workers the engines as they are now, and each the loads of the others."""
+        ...
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers whose loads differ."""
         ...

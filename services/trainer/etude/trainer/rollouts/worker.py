@@ -17,6 +17,8 @@ from etude.trainer.rollouts.group_runner import GroupRunner
 from etude.trainer.rollouts.leases import RolloutSlots
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerConfig
 from etude.trainer.rollouts.scoring import Scorer
+from etude.trainer.routing.router import Router
+from etude.trainer.routing.table import Loads, RoutingUpdate
 
 RETRY_S = 1.0
 """Pause before a failed read of the store is retried."""
@@ -35,10 +37,12 @@ class RolloutWorker:
         self._chat = ChatFormat.load(config.model_folder)
         self._slots = RolloutSlots()
         self._clients = ClientPool(config)
+        self._router = Router()
         self._nonce = uuid.uuid4().hex[:12]
 
     async def run_group(self, order: GroupRequest) -> GroupResult:
         """Run and score the siblings of a request; platform faults are retried, then masked."""
+        self._router.use_table(order.routing)
         self._slots.resize(order.share or order.limits.max_concurrent)
         with telemetry.continue_trace(order.trace):
             return await self._run_group(order)
@@ -54,6 +58,7 @@ class RolloutWorker:
             slots=self._slots,
             clients=self._clients,
             environments=environments,
+            router=self._router,
         )
         try:
             instruction = await self._instruction(order)
@@ -76,6 +81,7 @@ class RolloutWorker:
             lost=runner.tally.lost,
             recovered=runner.tally.recovered,
             replayed=runner.tally.replayed,
+            completions=runner.completions,
         )
 
     async def _instruction(self, order: GroupRequest) -> str:
@@ -117,6 +123,10 @@ class RolloutWorker:
                     raise
                 await asyncio.sleep(RETRY_S)
                 waited_s += RETRY_S
+
+    async def update_routing(self, update: RoutingUpdate) -> Loads:
+        """Take the engines and the loads of other workers; return this worker's loads."""
+        return self._router.update(update)
 
     async def ping(self) -> None:
         """Answer once the worker has started."""

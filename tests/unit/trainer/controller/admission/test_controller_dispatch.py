@@ -12,6 +12,7 @@ from etude.common.weights import VersionId
 from etude.trainer.controller.journal.segments import encode_record
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
+from etude.trainer.routing.table import RoutingTable
 from etude.v1 import environments_pb2
 from etude.v1.journal_pb2 import JournalRecord, JournalRollout
 from etude.v1.rewards_pb2 import RewardRecord
@@ -27,7 +28,6 @@ ORDER = GroupRequest(
     indices=(0,),
     seed=0,
     temperature=1.0,
-    targets=(),
     limits=RolloutPolicy(),
 )
 
@@ -54,6 +54,15 @@ class Answering(RolloutWorkers):
     async def run(self, order: GroupRequest) -> GroupResult:
         data = self.record.SerializeToString()
         return GroupResult((data,), 0, self.driver, environments_pb2.ISOLATION_WEAK)
+
+    @property
+    @override
+    def num_workers(self) -> int:
+        return 1
+
+    @override
+    async def update_routing(self, table: RoutingTable) -> None:
+        """Run no worker."""
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Dispatch of group requests to rollout workers, with retries and validation of results."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opentelemetry import trace
 
@@ -14,7 +14,9 @@ from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
 from etude.trainer.controller.checkpoints.recovery import JournaledLedger
 from etude.trainer.controller.journal.segments import MAX_RECORD_BYTES
 from etude.trainer.controller.progress import RunProgress
+from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.reporting.reporter import RunReporter
+from etude.trainer.rollouts.completion_draft import CompletionCounts
 from etude.trainer.rollouts.protocol import (
     GroupRequest,
     GroupResult,
@@ -41,7 +43,11 @@ class RolloutDispatcher:
     reporter: RunReporter
     book: JournaledLedger
     workers: RolloutWorkers
-    chat: ChatFormat
+    engines: Engines
+    chat: ChatFormat | None
+    """None in runs that request no rollouts."""
+    completions: CompletionCounts = field(default_factory=CompletionCounts)
+    """Completions that this process was handed."""
 
     async def run_group(self, order: GroupRequest) -> list[journal_pb2.JournalRollout]:
         """Run a request; each finished rollout has a valid reward or a fault.
@@ -71,6 +77,7 @@ class RolloutDispatcher:
             metrics.ROLLOUTS.labels(state=outcome, reason=record.reward.fault.reason).inc()
         self.progress.figures.retried += result.retried
         _count_lost(result)
+        self._count_completions(result.completions)
         self.progress.mark_progress()
         self._report_environment(order.environment, result)
         return records
@@ -78,16 +85,20 @@ class RolloutDispatcher:
     async def _run_with_retries(self, order: GroupRequest) -> GroupResult:
         for _ in range(WORKER_RETRIES):
             try:
-                return await self.workers.run(order)
+                return await self._run_once(order)
             except WorkerLostError as error:
                 self.reporter.record_event(
                     "WorkerLost", f"{order.group_id} is retried: {error}", warning=True
                 )
                 self.progress.figures.retried += len(order.indices)
-        return await self.workers.run(order)
+        return await self._run_once(order)
+
+    async def _run_once(self, order: GroupRequest) -> GroupResult:
+        return await self.workers.run(replace(order, routing=self.engines.routing_table()))
 
     def _check_record(self, record: journal_pb2.JournalRollout, order: GroupRequest) -> None:
         """Mask a rollout that cannot be trained on; results of workers are untrusted."""
+        assert self.chat is not None  # noqa: S101 - this run requests rollouts
         if record.ByteSize() > MAX_ROLLOUT_BYTES:
             what = f"a record of {record.ByteSize()} bytes; the journal takes {MAX_ROLLOUT_BYTES}"
             for content in ("links", "calls", "diff", "final_message"):
@@ -107,6 +118,12 @@ class RolloutDispatcher:
             mask_rollout(record, str(error), reason=error.reason)
         except InvalidFieldError as error:
             mask_rollout(record, str(error))
+
+    def _count_completions(self, counts: CompletionCounts) -> None:
+        self.completions.merge(counts)
+        metrics.COMPLETIONS.labels(interrupted="false").inc(counts.completions - counts.interrupted)
+        metrics.COMPLETIONS.labels(interrupted="true").inc(counts.interrupted)
+        metrics.LOST_WORK_LENGTH_RATIO.set(self.completions.lost_work_length_ratio)
 
     def _report_environment(self, pool: str, result: GroupResult) -> None:
         if not result.driver:

@@ -18,6 +18,7 @@ from etude.trainer.controller.checkpoints.state import EvaluationResult
 from etude.trainer.controller.reporting.rows import evaluation_fields, rollout_row
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest
+from etude.trainer.routing.table import Purpose
 from etude.trainer.seeding import derive_seed
 from etude.v1 import journal_pb2, run_pb2
 
@@ -169,9 +170,8 @@ class Evaluator:
             counts = ", ".join(f"{n} {why}" for why, n in Counter(marked.values()).items())
             message = f"evaluation {name}: {len(marked)} rollouts are redrawn: {counts}"
             self.run.reporter.record_event("RolloutsRedrawn", message, warning=True)
-            rotation = self.run.publishing.engines.rotation
             again = [order for order in orders if order.group_id in marked]
-            anew = await self._run_all([replace(o, draws=(draw,), targets=rotation) for o in again])
+            anew = await self._run_all([replace(o, draws=(draw,)) for o in again])
             records = [r for r in records if r.rollout.group_id not in marked] + anew
         for record in records:
             if (why := marked.get(record.rollout.group_id)) is not None:
@@ -208,6 +208,6 @@ class Evaluator:
             indices=(0,),
             seed=derive_seed(self.phase.seed, group_id),
             temperature=0.0 if greedy else 1.0,
-            targets=self.run.publishing.engines.rotation,
+            purpose=Purpose.EVALUATION,
             limits=self.phase.rollout or RolloutPolicy(),
         )

@@ -307,7 +307,6 @@ class ReinforcementPhase:
             draws=group.draws(self.algorithm.group_size),
             seed=group.seed,
             temperature=1.0,
-            targets=self.run.publishing.engines.rotation,
             limits=self.limits,
         )
         records = await self.run.dispatcher.run_group(order)

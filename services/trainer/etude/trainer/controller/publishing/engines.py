@@ -12,6 +12,7 @@ from etude.trainer.controller.publishing.engine_client import (
     ContentRefusedError,
     EngineWeightClient,
 )
+from etude.trainer.routing.table import EngineState, RoutingTable
 from etude.v1 import weights_pb2
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class Engines:
     together_s: float | None = None
     """Longest wait for all replicas to stage a version, before those that did activate it together;
     None lets each activate it as soon as it is ready."""
+    num_for_evaluation: int = 0
+    """Number of targets, the first, that serve evaluations alone."""
     limit: int = 0
     """Number of targets to use, from the next version on; 0 for all."""
     rotation: tuple[str, ...] = ()
@@ -61,6 +64,7 @@ class Engines:
     _moves: set[_Task] = field(default_factory=set)
     """Calls under way; those to late replicas continue in the background."""
     _hints: set[asyncio.Task[None]] = field(default_factory=set)
+    _table: RoutingTable = field(default_factory=RoutingTable)
 
     def __post_init__(self) -> None:
         self._replicas = {
@@ -86,6 +90,26 @@ class Engines:
             return 0
         last = max((self.targets.index(target) + 1 for target in self.rotation), default=0)
         return max(self.limit, last)
+
+    def routing_table(self) -> RoutingTable:
+        """The engines as rollout workers must see them now; a change has a higher revision."""
+        engines = tuple(
+            (target, self._state_of(target))
+            for target in self.targets
+            if target in self.rotation or target in self.expected
+        )
+        if engines != self._table.engines:
+            self._table = RoutingTable(
+                revision=self._table.revision + 1,
+                engines=engines,
+                evaluation=frozenset(self.targets[: self.num_for_evaluation]),
+            )
+        return self._table
+
+    def _state_of(self, target: str) -> EngineState:
+        if target not in self.expected:
+            return EngineState.DRAINING
+        return EngineState.LIVE if target in self.rotation else EngineState.LAGGING
 
     @property
     def lag_problem(self) -> str:
