@@ -24,6 +24,14 @@ EXAMPLES = {
         "etude storage check s3://runs --endpoint http://127.0.0.1:9000",
         "etude storage check file:///srv/runs",
     ),
+    "model import": (
+        "etude model import hf://Qwen/Qwen3-8B@main --to s3://runs",
+        "etude model import runs/smollm2 --to s3://runs/team",
+    ),
+    "model inspect": (
+        "etude model inspect runs/smollm2",
+        "etude model inspect hf://Qwen/Qwen3-8B",
+    ),
     "ls": ("etude weights ls demo", "etude weights ls s3://runs/demo --json"),
     "objects": (
         "etude weights objects demo newest",

@@ -16,6 +16,7 @@ from etude.cli.verbs import (
     images,
     lint,
     logs,
+    model,
     report,
     run,
     serve,
@@ -46,6 +47,7 @@ for name, verb in VERBS.items():
     app.command(name, epilog=epilog(name))(verb)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(storage.app, name="storage")
+app.add_typer(model.app, name="model")
 app.add_typer(weights.app, name="weights")
 app.add_typer(images.app, name="images")
 app.add_typer(env.app, name="env")
