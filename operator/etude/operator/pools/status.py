@@ -56,27 +56,17 @@ def pool_status(
         problem: of the pool itself, for which nothing is created then. After a rejection by the
             cluster (`observed.problem`) the existing children go on.
     """
-    staying = staying_hosts(observed.hosts)
-    ready = sum(is_true(host, "Ready") for host in staying)
-    accepted = problem or observed.problem or true_condition("Accepted", Reason.ACCEPTED)
-    available = _available(pool, observed, size, problem)
+    counts = _host_counts(observed, size)
     facts = [
-        accepted,
-        available,
+        problem or observed.problem or true_condition("Accepted", Reason.ACCEPTED),
+        _available(pool, observed, size, problem),
         _degraded(observed, size),
         _scheduled(observed),
         *scale_facts(pool, size),
     ]
     changes: dict[str, object] = {
+        **counts,
         "observed_generation": pool.metadata.generation,
-        "replicas": len(staying),
-        "ready_replicas": ready,
-        "desired": size.desired,
-        "creating": len(staying) - ready,
-        "terminating": len(observed.hosts) - len(staying),
-        "unschedulable": len(size.findings.unschedulable),
-        "quarantined": len(size.findings.quarantined),
-        "draining": len(size.retiring),
         "autoscaler": autoscaler_status(pool, size, now),
         # The figure of an earlier operator holds until hosts are created again.
         "provision": provision_status(size) or pool.status.provision,
@@ -87,17 +77,28 @@ def pool_status(
             generation=pool.metadata.generation,
             now=rfc3339(now.wall_s),
         ),
-        "phase": _phase(facts, size, ready),
+        "phase": _phase(facts, size, counts["ready_replicas"]),
     }
-    if not _is_served(observed):
+    if not any(is_true(pod, "Ready") for pod in observed.brokers):
         changes |= NO_BROKER
     elif observed.report.newest is not None:
         changes |= _reported(observed.report.newest)
     return pool.status.model_copy(update=changes)
 
 
-def _is_served(observed: ObservedPool) -> bool:
-    return any(is_true(pod, "Ready") for pod in observed.brokers)
+def _host_counts(observed: ObservedPool, size: PoolSize) -> dict[str, int]:
+    staying = staying_hosts(observed.hosts)
+    ready = sum(is_true(host, "Ready") for host in staying)
+    return {
+        "replicas": len(staying),
+        "ready_replicas": ready,
+        "desired": size.desired,
+        "creating": len(staying) - ready,
+        "terminating": len(observed.hosts) - len(staying),
+        "unschedulable": len(size.findings.unschedulable),
+        "quarantined": len(size.findings.quarantined),
+        "draining": len(size.retiring),
+    }
 
 
 def _reported(newest: environments_pb2.WatchPoolResponse) -> dict[str, object]:

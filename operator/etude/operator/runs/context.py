@@ -6,6 +6,7 @@ from etude.common.api.kinds import RLRun
 from etude.operator.actions import ClockReading
 from etude.operator.builders.platform import Platform
 from etude.operator.conditions import ConditionFact, is_condition_true
+from etude.operator.reasons import Reason
 from etude.operator.runs.capacity.kueue import QuotaState
 from etude.operator.runs.lifecycle.limits import SILENCE_LIMIT_S
 from etude.operator.runs.observe import ObservedRun
@@ -34,6 +35,15 @@ class RunContext:
     def is_queued(self) -> bool:
         """The run waits for quota."""
         return self.quota is not None and not self.quota.allows_pods
+
+    @property
+    def release_reason(self) -> str | None:
+        """The reason for which the run holds no pods on purpose; None if it should hold some."""
+        if self.ending is not None:
+            return Reason.FINISHED
+        if self.quota is not None and self.is_queued:
+            return self.quota.reason
+        return None if self.is_running else Reason.SUSPENDED
 
     @property
     def is_resting(self) -> bool:

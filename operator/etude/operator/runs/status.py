@@ -122,25 +122,15 @@ def _all_pods(context: RunContext) -> list[Manifest]:
     return [pod for pods in context.observed.pods.values() for pod in pods]
 
 
-def _release_reason(context: RunContext) -> str | None:
-    """The reason for which the run holds no pods on purpose; None if it should hold some."""
-    if context.ending is not None:
-        return Reason.FINISHED
-    if context.quota is not None and context.is_queued:
-        return context.quota.reason
-    return None if context.is_running else Reason.SUSPENDED
-
-
 def _quota_reserved(context: RunContext) -> ConditionFact:
     if context.quota is not None:
         return context.quota.fact
-    return false_condition("QuotaReserved", _release_reason(context) or Reason.SUSPENDED)
+    return false_condition("QuotaReserved", context.release_reason or Reason.SUSPENDED)
 
 
 def _pods_scheduled(context: RunContext) -> ConditionFact:
-    resting = _release_reason(context)
-    if resting is not None:
-        return false_condition("PodsScheduled", resting)
+    if context.release_reason is not None:
+        return false_condition("PodsScheduled", context.release_reason)
     gang = gangs.gang_wait(context.run, context.observed, context.now)
     if gang is not None and gang.left_s <= 0:
         return false_condition("PodsScheduled", Reason.GANG_TIMEOUT, gang.message)
@@ -152,9 +142,8 @@ def _pods_scheduled(context: RunContext) -> ConditionFact:
 
 
 def _roles_ready(context: RunContext) -> ConditionFact:
-    resting = _release_reason(context)
-    if resting is not None:
-        return false_condition("RolesReady", resting)
+    if context.release_reason is not None:
+        return false_condition("RolesReady", context.release_reason)
     if _are_pods_ready(context):
         return true_condition("RolesReady", Reason.PODS_READY)
     pods = _all_pods(context)
@@ -172,9 +161,8 @@ def _roles_ready(context: RunContext) -> ConditionFact:
 
 
 def _environments_ready(context: RunContext) -> ConditionFact:
-    resting = _release_reason(context)
-    if resting is not None:
-        return false_condition("EnvironmentsReady", resting)
+    if context.release_reason is not None:
+        return false_condition("EnvironmentsReady", context.release_reason)
     if not context.run.status.environments:
         return true_condition("EnvironmentsReady", Reason.NOT_NEEDED)
     if context.run.status.released is not None:
@@ -201,9 +189,9 @@ def _ready(context: RunContext) -> ConditionFact:
 
 
 def _progressing(context: RunContext) -> ConditionFact:
-    resting = _release_reason(context)
-    if resting is not None or context.unaccepted is not None:
-        return false_condition("Progressing", resting or Reason.WAITING_FOR_ROLES)
+    if context.release_reason is not None or context.unaccepted is not None:
+        reason = context.release_reason or Reason.WAITING_FOR_ROLES
+        return false_condition("Progressing", reason)
     report = context.report
     waits = (
         (not _are_pods_ready(context), Reason.WAITING_FOR_ROLES, _roles_ready(context).message),
