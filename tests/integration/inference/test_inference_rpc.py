@@ -47,13 +47,19 @@ class Replica:
         return (await self.weights.CommitVersion(request, timeout=DEADLINE_S)).status
 
     def generate(
-        self, request_id: str = "r", *, stream: bool = False, max_tokens: int = 8
+        self,
+        request_id: str = "r",
+        *,
+        stream: bool = False,
+        max_tokens: int = 8,
+        message_tokens: int = 0,
     ) -> "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]":
         request = inference_pb2.GenerateRequest(
             request_id=request_id,
             prompt_token_ids=[1, 2, 3],
             sampling=inference_pb2.Sampling(max_tokens=max_tokens, temperature=1.0),
             stream=stream,
+            message_tokens=message_tokens,
         )
         return self.inference.Generate(request, timeout=DEADLINE_S)
 
@@ -112,6 +118,16 @@ async def test_a_stream_carries_the_same_tokens_piece_by_piece(replica: Replica)
     assert [t for piece in pieces for t in piece.token_ids] == list(whole.token_ids)
     assert len(pieces) == 8
     assert [bool(piece.spans) for piece in pieces] == [False] * 7 + [True]
+
+
+async def test_messages_of_some_tokens_each_carry_all_spans_so_far(replica: Replica) -> None:
+    replica.publish(0)
+    await replica.commit(0)
+    [whole] = [message async for message in replica.generate("a")]
+    pieces = [message async for message in replica.generate("b", message_tokens=3)]
+    assert [t for piece in pieces for t in piece.token_ids] == list(whole.token_ids)
+    assert [piece.spans[-1].end for piece in pieces] == [3, 6, 8]
+    assert [bool(piece.finish_reason) for piece in pieces] == [False, False, True]
 
 
 TOKENS = 4_000

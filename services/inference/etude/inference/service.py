@@ -101,22 +101,22 @@ class _ModelCall:
     num_tokens: int = 0
 
     def response(self, piece: TokenChunk) -> inference_pb2.GenerateResponse:
-        """The chunk as a message; the last one with spans and finish reason."""
+        """The chunk as a message, with spans if it has labels; the last one with finish reason."""
         self.num_tokens += len(piece.token_ids)
         response = inference_pb2.GenerateResponse(
             token_ids=piece.token_ids, logprobs=piece.logprobs
         )
+        if piece.admitted is not None:
+            spans = policy_spans(
+                piece.labels,
+                admitted=piece.admitted,
+                num_tokens=self.num_tokens,
+                recomputes=self.recomputes_kv,
+                replica=self.instance,
+            )
+            response.spans.extend(spans)
         if piece.finish is not None:
             response.finish_reason = _FINISH[piece.finish]
-            if piece.admitted is not None:
-                spans = policy_spans(
-                    piece.labels,
-                    admitted=piece.admitted,
-                    num_tokens=self.num_tokens,
-                    recomputes=self.recomputes_kv,
-                    replica=self.instance,
-                )
-                response.spans.extend(spans)
             self.span.set_attribute("gen_ai.usage.output_tokens", self.num_tokens)
             self.span.set_attribute("gen_ai.response.model", str(piece.admitted))
         return response

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,8 @@ class MemoryEngine(PolicyEngine, ForwardGate):
         self.running.add(request.request_id)
         admitted = self.live
         tokens: list[int] = []
+        sent = 0
+        chunk_tokens = 1 if request.stream else request.chunk_tokens or request.max_tokens
         labels: list[LabelSpan] = []
         finish = Finish.LENGTH
         try:
@@ -133,11 +135,15 @@ class MemoryEngine(PolicyEngine, ForwardGate):
                 if tokens[-1] in request.stop_token_ids:
                     finish = Finish.STOP
                     break
-                if request.stream and len(tokens) < request.max_tokens:
-                    yield TokenChunk(token_ids=tokens[-1:], logprobs=[-1.0])
+                if len(tokens) - sent >= chunk_tokens and len(tokens) < request.max_tokens:
+                    chunk = TokenChunk(token_ids=tokens[sent:], logprobs=[-1.0] * chunk_tokens)
+                    sent = len(tokens)
+                    if not request.stream:
+                        chunk = replace(chunk, labels=list(labels), admitted=admitted)
+                    yield chunk
         finally:
             self.running.discard(request.request_id)
-        last = tokens[-1:] if request.stream else tokens
+        last = tokens[sent:]
         yield TokenChunk(
             token_ids=last,
             logprobs=[-1.0] * len(last),

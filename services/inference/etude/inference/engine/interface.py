@@ -34,6 +34,8 @@ class SampleRequest:
     stop_token_ids: Sequence[int] = ()
     seed: int | None = None
     stream: bool = False
+    chunk_tokens: int = 0
+    """Without stream: tokens of one labelled chunk; 0 for one chunk at the end."""
     rollout: str = ""
     """Rollout that the request is a turn of, to share cached prefixes; empty for none."""
 
@@ -56,15 +58,15 @@ class LabelSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenChunk:
-    """New tokens of one completion; the last chunk has the finish reason and the labels."""
+    """New tokens of one completion; the last chunk has the finish reason."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     finish: Finish | None = None
     labels: Sequence[LabelSpan] = ()
-    """Of the whole completion; only in the last chunk."""
+    """Of the completion up to and with this chunk; in a stream only in the last chunk."""
     admitted: VersionId | None = None
-    """Version that was live when the request entered the engine; only in the last chunk."""
+    """Version that was live when the request entered the engine; in chunks with labels."""
 
 
 class PolicyEngine(Protocol):

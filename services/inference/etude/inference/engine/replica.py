@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -139,10 +140,28 @@ class Replica(PolicyEngine, ForwardGate):
         try:
             with _vllm_errors():
                 async with contextlib.aclosing(outputs):
+                    num_tokens = 0
                     async for output in outputs:
-                        yield _token_chunk(output, oldest)
+                        num_tokens += len(output.outputs[0].token_ids)
+                        chunk = _token_chunk(output, oldest)
+                        if chunk.finish is None and request.chunk_tokens:
+                            labels = self._labels(request.request_id, num_tokens)
+                            chunk = replace(chunk, labels=labels, admitted=oldest)
+                        yield chunk
         finally:
             self._salt_by_request.pop(request.request_id, None)
+
+    def _labels(self, request_id: str, num_tokens: int) -> list[LabelSpan]:
+        """Labels of the first tokens of a running request; vLLM gives them at its end only."""
+        processor = self.llm.output_processor
+        [internal_id] = processor.external_req_ids[request_id]
+        starts = processor.request_states[internal_id].weight_version_starts
+        ends = [start for _, start in starts[1:]] + [num_tokens]
+        return [
+            LabelSpan(label, start, min(end, num_tokens))
+            for (label, start), end in zip(starts, ends, strict=True)
+            if start < num_tokens
+        ]
 
     @override
     async def drain(self) -> None:
@@ -205,6 +224,7 @@ def _vllm_errors() -> Iterator[None]:
 
 
 def _sampling_params(request: SampleRequest) -> SamplingParams:
+    in_parts = request.stream or request.chunk_tokens
     return SamplingParams(
         max_tokens=request.max_tokens,
         temperature=request.temperature,
@@ -215,7 +235,8 @@ def _sampling_params(request: SampleRequest) -> SamplingParams:
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if in_parts else RequestOutputKind.FINAL_ONLY,
+        stream_interval=None if request.stream else request.chunk_tokens or None,
     )
 
 

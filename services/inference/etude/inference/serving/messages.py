@@ -40,6 +40,8 @@ def sample_request(request: inference_pb2.GenerateRequest, info: EngineInfo) -> 
         raise InvalidFieldError(
             "sampling.temperature", f"is {sampling.temperature}, must be finite and >= 0"
         )
+    if request.message_tokens < 0:
+        raise InvalidFieldError("message_tokens", f"is {request.message_tokens}, must be >= 0")
     return SampleRequest(
         request_id=request.request_id,
         prompt_token_ids=prompt,
@@ -48,6 +50,7 @@ def sample_request(request: inference_pb2.GenerateRequest, info: EngineInfo) -> 
         stop_token_ids=tuple(sampling.stop_token_ids),
         seed=sampling.seed if sampling.HasField("seed") else None,
         stream=request.stream,
+        chunk_tokens=request.message_tokens,
         rollout=request.episode,
     )
 
