@@ -11,7 +11,7 @@ import pytest
 from etude.common.blobs import MemoryStore, open_store
 from etude.common.errors import StoreError
 from etude.common.weights.protocol.retention import ORPHAN_S
-from etude.trainer.compactor.unfinished_uploads import delete_unfinished_uploads
+from etude.trainer.compactor.compactor import delete_unfinished_uploads
 
 MakeCompactor = Callable[..., Any]
 
