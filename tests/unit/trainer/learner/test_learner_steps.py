@@ -26,6 +26,7 @@ from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner, accumulate_gradients
 from etude.trainer.learner.objective import PolicyObjective, imitation_loss
 from etude.trainer.learner.rows import TrainingRow, policy_rows, supervised_rows
+from etude.trainer.learner.sequence_packing import Packing
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.parameters import parameters_by_name
 from etude.trainer.model.policy import load_policy
@@ -129,7 +130,9 @@ def gradient(
     rows: list[TrainingRow], objective: Any, *, max_tokens: int
 ) -> tuple[float, torch.Tensor]:
     policy = load_policy(MODEL, seed=5)
-    loss = accumulate_gradients(policy, rows, objective, ranks=alone(), max_tokens=max_tokens)
+    loss = accumulate_gradients(
+        policy, rows, objective, ranks=alone(), packing=Packing(max_tokens=max_tokens)
+    )
     parts = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
     return loss, torch.cat(parts)
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.trainer.learner.sequence_packing import plan_microbatches
+from etude.trainer.model.flops import SequenceCost
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=40)
 
@@ -40,3 +41,33 @@ def test_work_is_spread_evenly() -> None:
 
 def test_sequences_of_similar_length_share_a_microbatch() -> None:
     assert plan_microbatches([10, 100, 11, 99], ranks=1, max_tokens=200) == (((1, 3), (2, 0)),)
+
+
+COSTS = st.builds(SequenceCost, st.floats(0.1, 10), st.floats(0, 1))
+
+
+@given(lengths=LENGTHS, ranks=st.integers(1, 5), max_tokens=st.integers(1, 1_000), cost=COSTS)
+def test_packed_microbatches_hold_each_sequence_once_within_the_limit(
+    lengths: list[int], ranks: int, max_tokens: int, cost: SequenceCost
+) -> None:
+    plan = plan_microbatches(lengths, ranks=ranks, max_tokens=max_tokens, cost=cost, packed=True)
+    found = sorted(index for share in plan for batch in share for index in batch)
+    assert found == list(range(len(lengths)))
+    assert len({len(share) for share in plan}) == 1
+    for batch in (batch for share in plan for batch in share):
+        assert sum(lengths[index] for index in batch) <= max_tokens or len(batch) == 1
+
+
+def test_ranks_share_the_cost_of_attention_and_not_only_tokens() -> None:
+    # One long sequence costs as much attention as a hundred of a tenth of its length.
+    lengths, cost = [1_000, *[100] * 100], SequenceCost(1.0, 1.0)
+    plan = plan_microbatches(lengths, ranks=2, max_tokens=20_000, cost=cost, packed=True)
+    loads = [sum(cost.of(lengths[i]) for batch in share for i in batch) for share in plan]
+    assert max(loads) / sum(loads) < 0.51
+
+
+def test_packing_needs_fewer_passes_than_padding() -> None:
+    lengths = [100, *[10] * 30]
+    packed = plan_microbatches(lengths, ranks=1, max_tokens=200, packed=True)
+    padded = plan_microbatches(lengths, ranks=1, max_tokens=200)
+    assert (len(packed[0]), len(padded[0])) == (2, 3)

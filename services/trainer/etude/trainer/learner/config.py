@@ -26,7 +26,13 @@ class LearnerConfig:
     weights: Weights = field(default_factory=Weights)
     """Encoding of versions; exports share the number format."""
     micro_batch_tokens: int = 8_192
-    """Padded tokens of one forward and backward pass."""
+    """Tokens of one forward and backward pass, padding included."""
+    packing: str = "Auto"
+    """Auto, Packed or Padded rows."""
+    activation_checkpointing: str = "None"
+    """None, Blocks or Selective."""
+    compile_blocks: bool = False
+    """Compile each block on its first pass."""
     threads: int = 1
     """CPU threads of this rank; one makes every step repeatable bit for bit."""
     rank: int = 0

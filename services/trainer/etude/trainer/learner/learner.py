@@ -9,7 +9,7 @@ from torch import Tensor
 from etude.common import weights
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import ObjectInfo, open_store
-from etude.common.errors import WrongStateError
+from etude.common.errors import InvalidFieldError, WrongStateError
 from etude.common.weights import VersionId
 from etude.trainer.export import hf_folder
 from etude.trainer.export.publisher import Publisher
@@ -27,9 +27,21 @@ from etude.trainer.learner.objective import Objective, PolicyObjective, Referenc
 from etude.trainer.learner.optimiser import Update
 from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
 from etude.trainer.learner.rows import TrainingRow
-from etude.trainer.learner.sequence_packing import Microbatch, collate, plan_microbatches
+from etude.trainer.learner.sequence_packing import (
+    Microbatch,
+    Packing,
+    collate,
+    plan_microbatches,
+)
 from etude.trainer.model import fsdp, tensor_bits
+from etude.trainer.model.activation_checkpointing import (
+    Checkpointing,
+    checkpoint_blocks,
+    compile_blocks,
+)
+from etude.trainer.model.flops import sequence_cost
 from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.packed_attention import check_packing
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.policy import Policy, load_policy
 from etude.trainer.model.weight_digest import weight_digest
@@ -52,6 +64,14 @@ class Learner:
         )
         self.policy = load_policy(config.model_folder, seed=config.seed)
         self._ranks.shard(self.policy)
+        self._packing = Packing(
+            max_tokens=config.micro_batch_tokens,
+            cost=sequence_cost(self.policy.model),
+            packed=_packs_sequences(config, self.policy, self._ranks.device),
+        )
+        checkpoint_blocks(self.policy.model, Checkpointing(config.activation_checkpointing))
+        if config.compile_blocks:
+            compile_blocks(self.policy.model)
         self._publisher = Publisher(
             self.policy, self._ranks, store=self._store, settings=config.weights
         )
@@ -111,7 +131,7 @@ class Learner:
                 rows.supervised_rows(sequences),
                 imitation_loss,
                 ranks=self._ranks,
-                max_tokens=self._config.micro_batch_tokens,
+                packing=self._packing,
             ):
                 total += loss.cpu()
         return float(self._ranks.total(total))
@@ -159,7 +179,7 @@ class Learner:
                 trained,
                 objective,
                 ranks=self._ranks,
-                max_tokens=self._config.micro_batch_tokens,
+                packing=self._packing,
             )
             update = state.optimiser.apply(step=state.step, loss=loss)
         else:
@@ -268,10 +288,29 @@ class Learner:
         )
 
 
+def _packs_sequences(config: LearnerConfig, policy: Policy, device: torch.device) -> bool:
+    """True if sequences are packed: on request, or on a GPU for a model that allows it.
+
+    Raises:
+        InvalidFieldError: it was requested, and the model does not allow it.
+    """
+    if config.packing == "Padded" or (config.packing == "Auto" and device.type != "cuda"):
+        return False
+    try:
+        check_packing(policy.config)
+    except ValueError as cause:
+        if config.packing == "Auto":
+            return False
+        raise InvalidFieldError("roles.trainer.packing", f"{cause}; set Padded") from cause
+    return True
+
+
 def _reference_scorer(reference: Policy) -> Reference:
     def logprobs(microbatch: Microbatch) -> Tensor:
         with torch.no_grad():
-            scores = reference(microbatch.token_ids, microbatch.rows, microbatch.places)
+            scores = reference(
+                microbatch.token_ids, microbatch.rows, microbatch.places, microbatch.lengths
+            )
         known: Tensor = scores.logprobs
         return known
 
@@ -284,7 +323,7 @@ def accumulate_gradients(
     objective: Objective,
     *,
     ranks: RankGroup,
-    max_tokens: int,
+    packing: Packing,
 ) -> float:
     """Replace the parameters' gradients by the gradient of the batch's loss; collective.
 
@@ -293,7 +332,7 @@ def accumulate_gradients(
     """
     policy.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
-    for loss in microbatch_losses(policy, rows, objective, ranks=ranks, max_tokens=max_tokens):
+    for loss in microbatch_losses(policy, rows, objective, ranks=ranks, packing=packing):
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         total += loss.detach().cpu()
     return float(ranks.total(total))
@@ -305,13 +344,21 @@ def microbatch_losses(
     objective: Objective,
     *,
     ranks: RankGroup,
-    max_tokens: int,
+    packing: Packing,
 ) -> Iterator[Tensor]:
     """Compute the loss of each of this rank's microbatches; every one is collective."""
     plan = plan_microbatches(
-        [row.token_ids.size for row in rows], ranks=ranks.size, max_tokens=max_tokens
+        [row.token_ids.size for row in rows],
+        ranks=ranks.size,
+        max_tokens=packing.max_tokens,
+        cost=packing.cost,
+        packed=packing.packed,
     )
     for places in plan[ranks.rank]:
-        microbatch = collate([rows[place] for place in places], device=ranks.device)
-        scores = policy(microbatch.token_ids, microbatch.rows, microbatch.places)
+        microbatch = collate(
+            [rows[place] for place in places], device=ranks.device, packed=packing.packed
+        )
+        scores = policy(
+            microbatch.token_ids, microbatch.rows, microbatch.places, microbatch.lengths
+        )
         yield objective(scores, microbatch)

@@ -1,6 +1,8 @@
-"""Sequence packing: sequences assigned to ranks, packed into microbatches, and padded.
+"""Sequence packing: sequences assigned to ranks, and laid into microbatches.
 
-Shapes: B rows of a microbatch, T their padded length, N their trained tokens.
+A padded microbatch has one sequence a row; a packed one has a single row with its sequences one
+behind the other, so that no padding goes through the model.
+Shapes: B rows of a microbatch, T their length, N their trained tokens, S sequences.
 """
 
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from etude.trainer.learner.rows import TrainingRow
+from etude.trainer.model.flops import BY_TOKENS, SequenceCost
 
 PAD = 0
 """Any id would do: padding is on the right and never scored."""
@@ -32,22 +35,48 @@ class Microbatch:
     """Empty for supervised rows. [N]"""
     sampler_logprobs: Tensor
     """Empty for supervised rows. [N]"""
+    lengths: tuple[int, ...] = ()
+    """Of the sequences of a packed row; empty if rows are padded. [S]"""
 
 
-def collate(rows: Sequence[TrainingRow], *, device: torch.device) -> Microbatch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Form of the microbatches of a step."""
+
+    max_tokens: int
+    """Of one microbatch, padding included; a longer sequence is alone."""
+    cost: SequenceCost = BY_TOKENS
+    """Of one sequence, by which ranks share the work."""
+    packed: bool = False
+    """True if sequences are packed and not padded."""
+
+
+def collate(
+    rows: Sequence[TrainingRow], *, device: torch.device, packed: bool = False
+) -> Microbatch:
     """Collate rows into one microbatch; no rows give a token of weight 0.
 
     Every pass has collectives, so a rank without rows takes part too.
     """
-    token_ids = np.full((max(1, len(rows)), _longest(rows)), PAD, dtype=np.int64)
-    for index, row in enumerate(rows):
-        token_ids[index, : row.token_ids.size] = row.token_ids
+    num_trained = [row.places.size for row in rows]
+    if packed:
+        lengths = tuple(row.token_ids.size for row in rows) or (1,)
+        token_ids = np.concatenate([row.token_ids for row in rows] or [np.full(1, PAD)])[None]
+        starts = np.cumsum([0, *lengths[:-1]])[: len(rows)]
+        places = [row.places + start for row, start in zip(rows, starts, strict=True)]
+        owners = np.zeros(sum(num_trained), dtype=np.int64)
+    else:
+        lengths = ()
+        token_ids = np.full((max(1, len(rows)), _longest(rows)), PAD, dtype=np.int64)
+        for index, row in enumerate(rows):
+            token_ids[index, : row.token_ids.size] = row.token_ids
+        places = [row.places for row in rows]
+        owners = np.repeat(np.arange(len(rows)), num_trained)
     return Microbatch(
-        token_ids=torch.from_numpy(token_ids).to(device),
-        rows=torch.tensor(
-            np.repeat(np.arange(len(rows)), [row.places.size for row in rows]), device=device
-        ),
-        places=_concatenate([row.places for row in rows], torch.int64, device),
+        token_ids=torch.from_numpy(token_ids.astype(np.int64)).to(device),
+        rows=torch.tensor(owners, device=device),
+        places=_concatenate(places, torch.int64, device),
+        lengths=lengths,
         weights=_concatenate([row.weights for row in rows], torch.float32, device),
         advantages=_concatenate([row.advantages for row in rows], torch.float32, device),
         sampler_logprobs=_concatenate(
@@ -70,35 +99,90 @@ MicrobatchIndices = tuple[int, ...]
 
 
 def plan_microbatches(
-    lengths: Sequence[int], *, ranks: int, max_tokens: int
+    lengths: Sequence[int],
+    *,
+    ranks: int,
+    max_tokens: int,
+    cost: SequenceCost = BY_TOKENS,
+    packed: bool = False,
 ) -> tuple[tuple[MicrobatchIndices, ...], ...]:
     """Spread sequences over ranks by cost, then cut each rank's share into microbatches.
 
     Every rank gets the same number of microbatches, because each pass has collectives; some may be
     empty. A function of its arguments alone, so that each rank computes the same plan.
 
+    Args:
+        lengths: of the sequences, in tokens.
+        ranks: that share them.
+        max_tokens: of one microbatch, padding included; a longer sequence is alone.
+        cost: of one sequence.
+        packed: true if sequences are packed and not padded.
+
     Returns:
-        For each rank its microbatches, longest sequences first.
+        For each rank its microbatches. Padded ones have sequences of similar length, packed ones
+        similar cost, so that ranks wait little for each other.
     """
-    shares = [_microbatches(share, lengths, max_tokens) for share in _shares(lengths, ranks)]
-    most = max(len(share) for share in shares)
-    return tuple((*share, *([()] * (most - len(share)))) for share in shares)
+    costs = [cost.of(length) for length in lengths]
+    shares = _shares(costs, lengths, ranks)
+    if packed:
+        num = max(len(_fill_bins(share, lengths, max_tokens)) for share in shares)
+        return tuple(_balance_bins(share, lengths, costs, max_tokens, num) for share in shares)
+    cut = [_microbatches(share, lengths, max_tokens) for share in shares]
+    most = max(len(share) for share in cut)
+    return tuple((*share, *([()] * (most - len(share)))) for share in cut)
 
 
-def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+def _shares(costs: Sequence[float], lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Assign the longest sequence first to the least loaded rank."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
+    loads = [0.0] * ranks
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         rank = loads.index(min(loads))
         shares[rank].append(index)
-        loads[rank] += lengths[index]
+        loads[rank] += costs[index]
     return shares
+
+
+def _fill_bins(share: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Pack sequences, longest first, each into the first bin that has room."""
+    bins: list[list[int]] = []
+    free: list[int] = []
+    for index in share:
+        place = next((i for i, room in enumerate(free) if room >= lengths[index]), len(bins))
+        if place == len(bins):
+            bins.append([])
+            free.append(max_tokens)
+        bins[place].append(index)
+        free[place] -= lengths[index]
+    return bins
+
+
+def _balance_bins(
+    share: Sequence[int],
+    lengths: Sequence[int],
+    costs: Sequence[float],
+    max_tokens: int,
+    num: int,
+) -> tuple[MicrobatchIndices, ...]:
+    """Pack sequences into a number of bins of similar cost; by room alone if that fails."""
+    bins: list[list[int]] = [[] for _ in range(num)]
+    loads, free = [0.0] * num, [max_tokens] * num
+    for index in share:
+        fitting = [i for i in range(num) if free[i] >= lengths[index] or not bins[i]]
+        if not fitting:
+            filled = _fill_bins(share, lengths, max_tokens)
+            return tuple(map(tuple, (*filled, *([[]] * (num - len(filled))))))
+        place = min(fitting, key=loads.__getitem__)
+        bins[place].append(index)
+        loads[place] += costs[index]
+        free[place] -= lengths[index]
+    return tuple(map(tuple, bins))
 
 
 def _microbatches(
     share: Sequence[int], lengths: Sequence[int], max_tokens: int
 ) -> list[MicrobatchIndices]:
+    """Cut sequences, longest first, into microbatches that padding fits."""
     batches: list[MicrobatchIndices] = []
     current: list[int] = []
     for index in share:

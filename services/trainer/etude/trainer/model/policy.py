@@ -4,6 +4,7 @@ Shapes: B rows of a microbatch, T their padded length, N tokens to predict, V vo
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from typing_extensions import override
 
-from etude.common.errors import Problem, UserError
+from etude.common.errors import Problem, UserError, WrongStateError
+from etude.trainer.model import packed_attention
 from etude.trainer.model.logit_probe import backbone, find_logit_transform
 from etude.trainer.model.output_head import UNCHANGED, LogitTransform, TokenScores, score_tokens
 
@@ -48,20 +50,27 @@ class Policy(nn.Module):
         return self.model.config
 
     @override
-    def forward(self, token_ids: Tensor, rows: Tensor, places: Tensor) -> TokenScores:
+    def forward(
+        self, token_ids: Tensor, rows: Tensor, places: Tensor, lengths: tuple[int, ...] = ()
+    ) -> TokenScores:
         """Score the tokens at (rows, places), each given those before it.
 
         Rows are padded on the right, so causal attention needs no mask: no real token sees a
-        padded one, and no padded one is asked for.
+        padded one, and no padded one is asked for. A packed row has several sequences, each with
+        positions and attention of its own.
 
         Args:
             token_ids: [B, T]
             rows: row of each token to predict. [N]
-            places: its place in the row, at least 1. [N]
+            places: its place in the row, not the first of its sequence. [N]
+            lengths: of the sequences in a packed row, of which there is one. [S]
         """
+        packing = self._pack(lengths, token_ids.device) if lengths else {}
         # On a GPU the blocks compute in bf16; sums of the output layer and the losses are in fp32.
         with torch.autocast(token_ids.device.type, torch.bfloat16, enabled=token_ids.is_cuda):
-            output = backbone(self.model)(input_ids=token_ids, use_cache=False)
+            output = backbone(self.model)(input_ids=token_ids, use_cache=False, **packing)
+        if lengths:
+            self._check_packed(packing["segments"])
         hidden = output.last_hidden_state.flatten(0, 1)
         head = self.model.get_output_embeddings()
         scores = score_tokens(
@@ -74,6 +83,27 @@ class Policy(nn.Module):
         )
         # FSDP2 hooks into what a module returns, and a view could lose the hook.
         return TokenScores(scores.logprobs.clone(), scores.entropy)
+
+    def _pack(self, lengths: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+        """Arguments by which the model's layers attend within each sequence of a row."""
+        if self.config._attn_implementation != packed_attention.IMPLEMENTATION:
+            # For good: a checkpointed block computes its forward pass again during the backward.
+            self.model.set_attn_implementation(packed_attention.IMPLEMENTATION)
+        segments = packed_attention.Segments.from_lengths(lengths, device=device)
+        return {"position_ids": segments.positions(), "segments": segments}
+
+    def _check_packed(self, segments: packed_attention.Segments) -> None:
+        """Refuse a model whose layers did not all attend by the segments.
+
+        Raises:
+            WrongStateError: tokens may have seen those of other sequences; nothing was changed.
+        """
+        num_layers = self.config.get_text_config().num_hidden_layers
+        if len(segments.layers) != num_layers:
+            raise WrongStateError(
+                f"{len(segments.layers)} of {num_layers} layers of {type(self.model).__name__}"
+                " attend within packed sequences: set roles.trainer.packing: Padded"
+            )
 
 
 def load_policy(folder: Path, *, seed: int) -> Policy:

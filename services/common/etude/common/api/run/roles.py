@@ -83,7 +83,15 @@ class TrainerRole(RoleSpec):
     threads_per_rank: Annotated[int, Field(ge=1, le=256)] = 1
     """CPU threads of each learner rank."""
     micro_batch_tokens: Annotated[int, Field(ge=64, le=10_000_000)] = 8_192
-    """Padded tokens of one forward and backward pass."""
+    """Tokens of one forward and backward pass, padding included."""
+    packing: Literal["Auto", "Packed", "Padded"] = "Auto"
+    """Whether sequences of one pass share a row without padding, each with attention of its own.
+    Auto packs on GPUs, for models whose attention allows it; Packed is refused for others."""
+    activation_checkpointing: Literal["None", "Blocks", "Selective"] = "None"
+    """What the backward pass computes again instead of keeping it: Blocks all of each block,
+    Selective all but the results of attention."""
+    compile_blocks: bool = False
+    """Compile each block of the model on its first pass (torch.compile)."""
 
 
 class EngineScaling(Model):

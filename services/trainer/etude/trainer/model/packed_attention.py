@@ -1,0 +1,175 @@
+"""Packed attention: causal attention within each of several sequences that lie in one row.
+
+Registered as an attention implementation of transformers, so that a model's own modules call it.
+On GPUs it is one kernel over all sequences; elsewhere one call a sequence, so that no mask of
+T * T elements is built.
+
+Shapes: B rows, T their length, A query heads, K key heads, D head size, S sequences.
+"""
+
+import itertools
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
+
+IMPLEMENTATION = "etude_packed"
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_UNSUPPORTED = ("s_aux", "position_bias", "cache")
+"""Arguments that change the result, and that this implementation does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """Sequences that lie in one row, one behind the other."""
+
+    lengths: tuple[int, ...]
+    """[S]"""
+    bounds: Tensor
+    """Where each begins, and the end, int32. [S + 1]"""
+    layers: set[int] = field(default_factory=set)
+    """Layers that attended by these segments."""
+
+    @classmethod
+    def from_lengths(cls, lengths: tuple[int, ...], *, device: torch.device) -> "Segments":
+        """Lay sequences one behind the other."""
+        ends = (0, *itertools.accumulate(lengths))
+        return cls(lengths=lengths, bounds=torch.tensor(ends, dtype=torch.int32, device=device))
+
+    def positions(self) -> Tensor:
+        """Position of each token in its own sequence. [1, T]."""
+        parts = [torch.arange(length, device=self.bounds.device) for length in self.lengths]
+        return torch.cat(parts)[None]
+
+
+def check_packing(config: PretrainedConfig) -> None:
+    """Check that a model's layers can attend within packed sequences.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    text = config.get_text_config()
+    others = sorted({*(getattr(text, "layer_types", None) or ())} - _LAYER_TYPES)
+    if others:
+        raise ValueError(f"{config.model_type} has layers of type {', '.join(others)}")
+    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    if not getattr(kind, "_supports_attention_backend", False):
+        raise ValueError(f"{kind.__name__} computes attention without transformers' interface")
+
+
+def attend(  # noqa: PLR0913 - transformers' own signature
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    segments: Segments | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """Attend within each segment; without segments each row is one.
+
+    Args:
+        module: the attention module that calls.
+        query: [B, A, T, D]
+        key: [B, K, T, D]
+        value: [B, K, T, D]
+        attention_mask: must be None.
+        scaling: of the dot products; 1 / sqrt(D) unless given.
+        sliding_window: positions that a token sees, its own included; all earlier unless given.
+        softcap: bounds the scaled dot products by softcap * tanh(. / softcap).
+        segments: of one row.
+        others: further arguments of transformers.
+
+    Raises:
+        ValueError: an argument has no meaning here.
+
+    Returns:
+        [B, T, A, D]
+    """
+    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
+    if unsupported or attention_mask is not None or not getattr(module, "is_causal", True):
+        named = ", ".join(unsupported) or "a mask of its own"
+        raise ValueError(f"{type(module).__name__} attends with {named}, which packing lacks")
+    if segments is None:
+        rows, length = query.shape[0], query.shape[2]
+        segments = Segments.from_lengths((length,) * rows, device=query.device)
+    segments.layers.add(int(getattr(module, "layer_idx", -1)))
+    flat = tuple(part.transpose(1, 2).flatten(0, 1) for part in (query, key, value))
+    longest = max(segments.lengths)
+    window = sliding_window if sliding_window is not None and sliding_window < longest else None
+    if _has_kernel(*flat, softcap=softcap):
+        result = varlen_attn(
+            *flat,
+            segments.bounds,
+            segments.bounds,
+            longest,
+            longest,
+            scale=scaling,
+            window_size=(-1 if window is None else window - 1, 0),
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+    else:
+        bounds = itertools.accumulate(segments.lengths)
+        result = torch.cat(
+            [
+                _attend_once(
+                    *(part[end - length : end] for part in flat),
+                    scaling=scaling,
+                    window=window,
+                    softcap=softcap,
+                )
+                for end, length in zip(bounds, segments.lengths, strict=True)
+            ]
+        )
+    return result.unflatten(0, (query.shape[0], query.shape[2])), None
+
+
+def _has_kernel(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:
+    narrow = query.dtype in {torch.bfloat16, torch.float16}
+    return query.is_cuda and narrow and softcap is None and key.shape[-1] == value.shape[-1] <= 256
+
+
+def _attend_once(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Attend within one sequence. [T, A, D], [T, K, D], [T, K, D] -> [T, A, D]."""
+    query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
+    length = query.shape[2]
+    mask = None
+    if softcap is not None or (window is not None and window < length):
+        mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        mask = mask if window is None else mask.triu(1 - window)
+    if softcap is not None and mask is not None:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        products = softcap * torch.tanh(query @ key.transpose(2, 3) * scale / softcap)
+        weights = products.masked_fill(~mask, -torch.inf).softmax(dim=-1, dtype=torch.float32)
+        result = weights.to(value.dtype) @ value
+    else:
+        result = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+    return result[0].transpose(0, 1)
+
+
+AttentionInterface.register(IMPLEMENTATION, attend)
