@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, core_schema
 
 from etude.common.api.field_docs import DocumentedModel
+from etude.common.model_sources.hub_uri import PATTERN as HUB_URI
 
 GROUP = "etude.dev"
 VERSION = "v1alpha1"
@@ -28,6 +29,9 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT)]
 """What Kubernetes takes for the name of most objects: a DNS subdomain."""
 
 Uri = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^(file|s3)://")]
+ModelUri = Annotated[str, Field(min_length=1, max_length=1024, pattern=rf"^(file|s3)://|{HUB_URI}")]
+"""A folder or prefix, or a model on a hub."""
+
 Fraction = Annotated[str, Field(min_length=1, max_length=32, pattern=DECIMAL)]
 """A non-negative decimal as text: floats do not survive every JSON encoder unchanged."""
 

@@ -9,9 +9,8 @@ from typing import Literal, NoReturn
 import stamina
 from pydantic import ValidationError
 
-from etude.common.api.meta import Model, Uri
+from etude.common.api.meta import Model, ModelUri, Uri
 from etude.common.api.run.checkpointing import Depth
-from etude.common.api.run.spec import ModelUri
 from etude.common.api.storage import Storage
 from etude.common.blobs import MissingError, Store
 from etude.common.checkpoints import manifest as checkpoints_manifest

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule
+from etude.common.api.meta import NAMED, Model, ModelUri, Name, NameRef, Rule
 from etude.common.api.observability import Observability
 from etude.common.api.pool.network import RunNetwork
 from etude.common.api.run.checkpointing import Checkpointing
@@ -26,11 +26,6 @@ from etude.common.model_sources import hub_uri
 
 DEFAULT_ROLLOUT = RolloutPolicy()
 """What holds for a ReinforcementLearning phase without `rollout`."""
-
-
-ModelUri = Annotated[
-    str, Field(min_length=1, max_length=1024, pattern=rf"^(file|s3)://|{hub_uri.PATTERN}")
-]
 
 
 class ModelSource(Model):
