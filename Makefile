@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator search-model system-deps buf
+.PHONY: help demo check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-routing search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -128,6 +128,9 @@ bench-weights: $(READY) ## what a policy version costs to move, against what oth
 
 bench-autoscaler: $(READY) ## how long GPUs wait for environments under five ways to size a pool (simulated, a minute)
 	$(RUN) python bench/autoscaler.py
+
+bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
+	$(RUN) python bench/routing.py
 
 bench-operator: $(READY) ## runs a second, API writes, memory and restart of the operator (KWOK; Go, root, idle, ten minutes)
 	$(RUN) python hack/testbed/build.py

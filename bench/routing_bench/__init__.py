@@ -1,0 +1,1 @@
+"""Simulated engines in virtual time, for bench/routing.py."""
