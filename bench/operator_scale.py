@@ -20,6 +20,11 @@ Examples:
   python bench/operator_scale.py --kind rl --runs 100 --only runs   runs with every role and a pool
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from operator_bench.command import main
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ import time
 from functools import partial
 from typing import NamedTuple
 
-from operator_bench.api import GROUP, Object, all_of, ticks
+from tests.support.kube.api_client import MERGE
+
+from operator_bench.api import GROUP, Object, all_of, follow, ticks
 from operator_bench.manifests import NAMESPACE, pool
 from operator_bench.operator_process import Metrics
 from operator_bench.scene import LIMIT_S, POOLS, RUNS, Scene, until_ready
@@ -113,8 +115,9 @@ async def spec_changes(scene: Scene, names: list[str], *, changes: int, per_s: f
                 waits[name] = time.monotonic() - asked[name]
 
     path = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
-    query = "&labelSelector=app.kubernetes.io/managed-by=etude"
-    watching = asyncio.create_task(scene.api.watch(path, arrived, query=query), name="watch")
+    managed = "app.kubernetes.io/managed-by=etude"
+    following = follow(scene.api, path, arrived, labelSelector=managed)
+    watching = asyncio.create_task(following, name="watch")
     try:
         await asyncio.sleep(5)
         chosen = random.Random(0).sample(names, min(changes, len(names)))  # noqa: S311 - no secret
@@ -124,7 +127,8 @@ async def spec_changes(scene: Scene, names: list[str], *, changes: int, per_s: f
             if name is None:
                 break
             asked[name] = time.monotonic()
-            await scene.api.patch(f"{RUNS}/{name}", {"spec": {"checkpointing": {"keepLast": 7}}})
+            change = {"spec": {"checkpointing": {"keepLast": 7}}}
+            await scene.api.call("PATCH", f"{RUNS}/{name}", change, content=MERGE)
         await scene.until_none(
             lambda: len(chosen) - len(waits), "changes to be in their ConfigMaps", limit_s=300
         )

@@ -1,8 +1,7 @@
 """The operator as a process, with the environment and the account that the chart gives its pod."""
 
-import json
+import asyncio
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import NamedTuple
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+from tests.support.kube import operator_process, testbeds
+from tests.support.kube.operator_process import OperatorProcess
 
-from operator_bench.testbed import HOME, ROOT, Testbed, memory_mib, processor_s
+from operator_bench.testbed import Testbed, memory_mib, processor_s
 
 POD = "etude-operator-bench"
 PORT = 8080
@@ -31,9 +32,12 @@ class Operator:
 
     def __init__(self, testbed: Testbed, folder: Path) -> None:
         self._testbed, self._folder = testbed, folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self._running: OperatorProcess | None = None
         self._url = f"http://{testbed.state['node_ip']}:{PORT}"
-        self._environment = self._of_the_chart()
+        kubectl = testbeds.program(testbed.state, "kubectl")
+        self._environment = operator_process.chart_environment(
+            kubectl, testbed.state, folder, pod=POD, port=PORT
+        )
 
     @property
     def pid(self) -> int:
@@ -42,9 +46,9 @@ class Operator:
         Raises:
             RuntimeError: none does.
         """
-        if self._process is None or self._process.poll() is not None:
+        if self._running is None or not self._running.is_running:
             raise RuntimeError(f"the operator ended: see {self.log}")
-        return self._process.pid
+        return self._running.process.pid
 
     @property
     def log(self) -> Path:
@@ -53,8 +57,9 @@ class Operator:
 
     def start(self) -> None:
         """Start it."""
-        command = [str(ROOT / ".venv" / "bin" / "etude-operator")]
-        self._process = self._testbed.start(command, self.log, self._environment)
+        self._running = operator_process.start_operator(
+            self._environment, self.log, self._url, prefix=self._testbed.network
+        )
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """End it, and wait for its end.
@@ -62,14 +67,9 @@ class Operator:
         Raises:
             TimeoutExpired: it did not end when it was told to; it was killed.
         """
-        if self._process is not None:
-            process, self._process = self._process, None
-            process.send_signal(number)
-            try:
-                process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.stop(number)
 
     def processor_s(self) -> float:
         """Its CPU seconds until now."""
@@ -88,32 +88,10 @@ class Operator:
             return Metrics(tuple(_samples(await answer.text())), time.monotonic())
 
     async def is_ready(self) -> bool:
-        """Whether its caches are filled."""
-        try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.get(f"{self._url}/readyz", timeout=aiohttp.ClientTimeout(5)) as answer,
-            ):
-                return answer.status == 200
-        except (OSError, aiohttp.ClientError, TimeoutError):
-            return False
-
-    def _of_the_chart(self) -> dict[str, str]:
-        kubectl = ("kubectl", "-n", HOME)
-        found = json.loads(
-            self._testbed.program(*kubectl, "get", "deployment/etude-operator", "-o", "json")
+        """True if its caches are filled."""
+        return self._running is not None and await asyncio.to_thread(
+            lambda running: running.is_ready, self._running
         )
-        spec = found["spec"]["template"]["spec"]
-        given = {each["name"]: each.get("value", "") for each in spec["containers"][0]["env"]}
-        account = spec["serviceAccountName"]
-        token = self._testbed.program(*kubectl, "create", "token", account, "--duration=6h").strip()
-        config = self._folder / "operator.kubeconfig"
-        known = json.loads(Path(self._testbed.state["kubeconfig"]).read_text(encoding="utf-8"))
-        known["users"] = [{"name": "operator", "user": {"token": token}}]
-        known["contexts"][0]["context"]["user"] = "operator"
-        config.write_text(json.dumps(known), encoding="utf-8")
-        own = {"ETUDE_POD": POD, "ETUDE_NAMESPACE": HOME, "ETUDE_PROBE_PORT": str(PORT)}
-        return given | own | {"KUBECONFIG": str(config)}
 
 
 class Metrics(NamedTuple):

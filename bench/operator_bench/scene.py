@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from operator_bench.api import GROUP, Api, Object, Say, all_of, condition, ticks, until_none
+from tests.support.kube.api_client import ApiClient, connect_client
+
+from operator_bench.api import GROUP, Object, Say, all_of, condition, follow, ticks, until_none
 from operator_bench.manifests import NAMESPACE, PODS_PER_NODE, node
 from operator_bench.operator_process import Metrics, Operator
-from operator_bench.testbed import Testbed, processor_s
+from operator_bench.testbed import ROOT, Testbed, processor_s
 
 RUNS = f"{GROUP}/namespaces/{NAMESPACE}/rlruns"
 POOLS = f"{GROUP}/namespaces/{NAMESPACE}/envpools"
@@ -55,7 +57,7 @@ class Scene:
     """What every measurement works with."""
 
     testbed: Testbed
-    api: Api
+    api: ApiClient
     operator: Operator
     seen: Seen
     controllers: "subprocess.Popen[bytes]"
@@ -101,24 +103,23 @@ async def scene(folder: Path, say: Say, *, pods: int) -> AsyncIterator[Scene]:
     testbed = Testbed.up()
     try:
         testbed.install()
-        api = Api(testbed.server, testbed.run / "pki")
-        await _prepare(api, pods=pods)
-        async with _served(testbed, api, folder, say) as made:
-            yield made
-        await api.close()
+        async with connect_client(testbed.state, limit_s=None) as api:
+            await _prepare(api, pods=pods)
+            async with _served(testbed, api, folder, say) as made:
+                yield made
     finally:
         testbed.down()
 
 
 @contextlib.asynccontextmanager
-async def _served(testbed: Testbed, api: Api, folder: Path, say: Say) -> AsyncIterator[Scene]:
+async def _served(testbed: Testbed, api: ApiClient, folder: Path, say: Say) -> AsyncIterator[Scene]:
     operator = Operator(testbed, folder)
     controllers = _start(testbed, folder, "operator_bench.standin")
     seen = Seen()
     operator.start()
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(api.watch(path, seen.take)) for path in (RUNS, POOLS)]
+            tasks = [group.create_task(follow(api, path, seen.take)) for path in (RUNS, POOLS)]
             await until_ready(operator)
             yield Scene(testbed, api, operator, seen, controllers, folder, say)
             for task in tasks:
@@ -131,7 +132,7 @@ async def _served(testbed: Testbed, api: Api, folder: Path, say: Say) -> AsyncIt
 
 def _start(testbed: Testbed, folder: Path, module: str) -> "subprocess.Popen[bytes]":
     words = [sys.executable, "-m", module, str(testbed.run / "cluster.json")]
-    return testbed.start(words, folder / f"{module}.log", {"PYTHONPATH": str(BENCH)})
+    return testbed.start(words, folder / f"{module}.log", {"PYTHONPATH": f"{BENCH}:{ROOT}"})
 
 
 async def until_ready(operator: Operator) -> None:
@@ -141,7 +142,7 @@ async def until_ready(operator: Operator) -> None:
             return
 
 
-async def _prepare(api: Api, *, pods: int) -> None:
+async def _prepare(api: ApiClient, *, pods: int) -> None:
     labels = {"etude.dev/weak-isolation": "allow"}
     made = {"metadata": {"name": NAMESPACE, "labels": labels}}
     await api.call("POST", "/api/v1/namespaces", made)

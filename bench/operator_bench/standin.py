@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+from tests.support.kube.api_client import ApiClient, connect_client
 from typing_extensions import override
 
 from etude.operator import names
 from etude.operator.builders.addresses import PORTS
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
-from operator_bench.api import GROUP, Api, Object, ticks
+from operator_bench.api import GROUP, Object, follow, ticks
 from operator_bench.manifests import LIFE, NAMESPACE, STEPS
 
 STEP_S = 0.5
@@ -32,14 +33,14 @@ Watched = run_pb2.WatchRunResponse
 class Runs:
     """Which run's trainer has which address."""
 
-    api: Api
+    api: ApiClient
     _by_address: dict[str, str] = field(default_factory=dict)
     _uids: dict[str, str] = field(default_factory=dict)
 
     async def follow(self) -> None:
         """Learn the addresses as pods get them."""
-        query = f"&labelSelector={names.ROLE}={names.TRAINER}"
-        await self.api.watch(f"/api/v1/namespaces/{NAMESPACE}/pods", self._seen, query=query)
+        path, trainers = f"/api/v1/namespaces/{NAMESPACE}/pods", f"{names.ROLE}={names.TRAINER}"
+        await follow(self.api, path, self._seen, labelSelector=trainers)
 
     def _seen(self, _: str, pod: Object) -> None:
         address = pod.get("status", {}).get("podIP")
@@ -163,19 +164,22 @@ def _address(peer: str) -> str:
 
 async def serve(known: Object) -> None:
     """Answer for all of them until ended."""
-    api = Api(f"https://{known['node_ip']}:6443", Path(known["run"]) / "pki")
-    runs = Runs(api)
-    # By default a client that pings an idle stream is taken for an attacker.
-    options = [("grpc.http2.min_ping_interval_without_data_ms", 5_000), ("grpc.so_reuseport", 0)]
-    server = grpc.aio.server(options=options)
-    run_pb2_grpc.add_RunServiceServicer_to_server(Controllers(runs), server)
-    environments_pb2_grpc.add_PoolServiceServicer_to_server(Brokers(), server)
-    for role in (names.TRAINER, names.BROKER):
-        server.add_insecure_port(f"0.0.0.0:{PORTS[role]['grpc']}")
-    await server.start()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(runs.follow(), name="addresses")
-        group.create_task(server.wait_for_termination(), name="server")
+    async with connect_client(known, limit_s=None) as api:
+        runs = Runs(api)
+        # By default a client that pings an idle stream is taken for an attacker.
+        options = [
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.so_reuseport", 0),
+        ]
+        server = grpc.aio.server(options=options)
+        run_pb2_grpc.add_RunServiceServicer_to_server(Controllers(runs), server)
+        environments_pb2_grpc.add_PoolServiceServicer_to_server(Brokers(), server)
+        for role in (names.TRAINER, names.BROKER):
+            server.add_insecure_port(f"0.0.0.0:{PORTS[role]['grpc']}")
+        await server.start()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(runs.follow(), name="addresses")
+            group.create_task(server.wait_for_termination(), name="server")
 
 
 if __name__ == "__main__":

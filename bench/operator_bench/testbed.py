@@ -48,6 +48,12 @@ class Testbed(NamedTuple):
         """The cluster's folder."""
         return Path(self.state["run"])
 
+    @property
+    def network(self) -> tuple[str, ...]:
+        """Prefix of a command that runs it on the cluster's network."""
+        init = (self.run / "pid" / "init").read_text(encoding="utf-8")
+        return ("nsenter", "-t", init, "-n", "--")
+
     def program(self, name: str, *arguments: str) -> str:
         """Run kubectl or helm as administrator; answers what it said.
 
@@ -78,11 +84,12 @@ class Testbed(NamedTuple):
         self, command: list[str], log: Path, environment: Mapping[str, str]
     ) -> "subprocess.Popen[bytes]":
         """A process of ours on the cluster's network."""
-        init = (self.run / "pid" / "init").read_text(encoding="utf-8")
-        words = ("nsenter", "-t", init, "-n", "--", *command)
         with log.open("ab") as output:
             return subprocess.Popen(
-                words, env={**os.environ, **environment}, stdout=output, stderr=output
+                (*self.network, *command),
+                env={**os.environ, **environment},
+                stdout=output,
+                stderr=output,
             )
 
     def processor_s(self) -> dict[str, float]:

@@ -81,7 +81,7 @@ def tally(operator: Running) -> Iterator[list[Outcome]]:
         mutations_declined=counts[Verdict.DECLINED],
         mutations_at_fault=sum(bool(each.faults) for each in found),
         mutations_seed=SEED,
-        crashed=len(operator.troubles) + (not operator.answers),
+        crashed=len(operator.troubles) + (not operator.is_ready),
     )
 
 
@@ -117,5 +117,5 @@ def test_a_change_is_refused_by_name_or_shows_and_can_be_taken_back(
     faults = [f"{each.mutation}: {each.verdict}: {each.faults}" for each in found if each.faults]
     assert not faults, "\n".join([f"SEED={SEED}", *faults])
     assert operator.troubles == []
-    assert operator.answers, f"SEED={SEED}"
+    assert operator.is_ready, f"SEED={SEED}"
     assert len(found) == len(wanted)

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 import aiohttp
 from tests.operator_faults import controllers
-from tests.operator_faults.api import Api, RefusedError, patiently
 from tests.operator_faults.observer import Event, Scenery
+from tests.support.kube.api_client import ApiClient, RefusedError, retry_until_answered
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
@@ -32,7 +32,7 @@ def address() -> str:
     return f"127.{2 + os.getpid() % 250}.{number // 256 % 256}.{number % 256}"
 
 
-async def join(api: Api) -> None:
+async def join(api: ApiClient) -> None:
     """Make the node."""
     await api.call("POST", "/api/v1/nodes", {"metadata": {"name": NODE}})
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
@@ -41,7 +41,7 @@ async def join(api: Api) -> None:
     await api.call("PATCH", path, status, content="application/merge-patch+json")
 
 
-async def beat(api: Api) -> None:
+async def beat(api: ApiClient) -> None:
     """Keep the node alive, until cancelled."""
     leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
     spec = {"holderIdentity": NODE, "leaseDurationSeconds": 40}
@@ -61,7 +61,7 @@ async def beat(api: Api) -> None:
 class Kubelet:
     """The pods of one namespace."""
 
-    api: Api
+    api: ApiClient
     scenery: Scenery
     tasks: asyncio.TaskGroup
     stores: defaultdict[str, controllers.Kept] = field(
@@ -155,7 +155,7 @@ async def _patiently(call: Callable[[], Awaitable[object]]) -> None:
         RefusedError: the API server says no.
     """
     try:
-        await patiently(call)
+        await retry_until_answered(call)
     except RefusedError as error:
         if error.status not in {404, 409}:
             raise

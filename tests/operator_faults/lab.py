@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.operator_faults import kubelet, operators, oracles
-from tests.operator_faults.api import Api, RefusedError, connected
 from tests.operator_faults.kubelet import Kubelet
 from tests.operator_faults.observer import Observer, Scenery
 from tests.operator_faults.operators import Nursery
 from tests.operator_faults.proxy import EventFault, Fault, Proxy, proxied
+from tests.support.kube.api_client import ApiClient, RefusedError, connect_client
+from tests.support.kube.operator_process import write_kubeconfig
 
 from etude.operator.manifests import Manifest, Ref, condition, is_true
 
@@ -30,7 +31,7 @@ class Scene:
     """One namespace and what happens there."""
 
     namespace: str
-    api: Api
+    api: ApiClient
     scenery: Scenery
     kubelet: Kubelet
     nursery: Nursery
@@ -117,7 +118,7 @@ class Running:
         """Start it once more."""
         scene = self.scene
         config = scene.folder / f"{self.name}.kubeconfig"
-        operators.write_kubeconfig(config, self.proxy.address)
+        write_kubeconfig(config, {"server": self.proxy.address}, token="none")
         env = operators.environment(pod=self.name, namespace=scene.namespace, kubeconfig=config)
         request = {
             "env": env | scene.environment,
@@ -159,7 +160,7 @@ class Running:
 class Lab:
     """What all scenes of a test share."""
 
-    api: Api
+    api: ApiClient
     observer: Observer
     nursery: Nursery
     folder: Path
@@ -209,7 +210,11 @@ class Lab:
 @contextlib.asynccontextmanager
 async def laboratory(state: Mapping[str, Any], folder: Path) -> AsyncIterator[Lab]:
     """Over a cluster, until the end of the block."""
-    async with connected(state) as api, operators.nursery() as made, asyncio.TaskGroup() as tasks:
+    async with (
+        connect_client(state) as api,
+        operators.nursery() as made,
+        asyncio.TaskGroup() as tasks,
+    ):
         with contextlib.suppress(RefusedError):  # it joined before
             await kubelet.join(api)
         observer = Observer(api)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import aiohttp
-from tests.operator_faults.api import Api
+from tests.support.kube.api_client import ApiClient
 
 from etude.operator.kube.rest import path_of
 from etude.operator.manifests import RESOURCES, Manifest, Ref, ref, resource_version
@@ -83,7 +83,7 @@ class Scenery:
 class Observer:
     """Watches all kinds of all namespaces."""
 
-    api: Api
+    api: ApiClient
     scenes: defaultdict[str, Scenery] = field(default_factory=lambda: defaultdict(Scenery))
     _newest: dict[Ref, int] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ class Observer:
             try:
                 version = version or await self._list(kind)
                 first.set()
-                async for event in self.api.watch(path_of(kind), version):
+                async for event in self.api.watch(path_of(kind), resourceVersion=version):
                     if event["type"] == "ERROR":
                         version = ""
                         break

@@ -99,19 +99,6 @@ def environment(*, pod: str, namespace: str, kubeconfig: Path, served: str = "")
     }
 
 
-def write_kubeconfig(path: Path, address: str) -> None:
-    """How an operator reaches its proxy."""
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "proxy",
-        "clusters": [{"name": "proxy", "cluster": {"server": address}}],
-        "users": [{"name": "operator", "user": {"token": "none"}}],
-        "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "operator"}}],
-    }
-    path.write_text(json.dumps(config), encoding="utf-8")
-
-
 def serve() -> NoReturn:
     """Be the process that operators are split off from."""
     from etude.operator import main, service  # noqa: F401, PLC0415 - kopf and the API client

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
-from tests.operator_faults.api import Api
+from tests.support.kube.api_client import ApiClient
 from typing_extensions import override
 
 PASSED_ON = ("Content-Type", "Accept")
@@ -85,7 +85,7 @@ EventFault = Callable[[Call, Events], Events]
 class Proxy:
     """One operator's way to the API server."""
 
-    api: Api
+    api: ApiClient
     faults: list[Fault] = field(default_factory=list)
     event_faults: list[EventFault] = field(default_factory=list)
     log: list[Entry] = field(default_factory=list)
@@ -256,7 +256,7 @@ def type_of(line: bytes) -> str:
 
 
 @contextlib.asynccontextmanager
-async def proxied(api: Api) -> AsyncIterator[Proxy]:
+async def proxied(api: ApiClient) -> AsyncIterator[Proxy]:
     """A proxy that listens until the end of the block."""
     proxy = Proxy(api)
     server = web.Server(proxy.handle)

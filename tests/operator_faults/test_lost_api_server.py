@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.operator_faults.api import patiently
 from tests.operator_faults.lab import Lab, laboratory
 from tests.operator_faults.planes import installed
 from tests.operator_faults.stories import References, told
 from tests.operator_faults.workloads import CREATE, POOL, pool
 from tests.support.kube import testbeds
+from tests.support.kube.api_client import retry_until_answered
 
 COMPACT = """
 import json, sys, urllib.request
@@ -79,7 +79,7 @@ async def test_a_compacted_history_is_listed_again(
         await asyncio.to_thread(restart, "kube-apiserver")
         await scene.api_calls(lambda: any(_is_gone(entry) for entry in operator.proxy.log))
         grown = {"spec": {"replicas": 3}}
-        await patiently(lambda: scene.merge("EnvPool", POOL, grown, "scale"))
+        await retry_until_answered(lambda: scene.merge("EnvPool", POOL, grown, "scale"))
         await scene.until(lambda: _ready(scene.get("EnvPool", POOL)) == 3)
         assert scene.problems() == []
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.harness.mutations import shown, state
-from tests.harness.mutations.api import path_of
 from tests.harness.mutations.cases import Mutation
 from tests.harness.mutations.lab import Bench, NeverError, Outcome, Verdict
 from typing_extensions import override
+
+from etude.operator.kube.rest import path_of
 
 FIXED = ("runRef", "source", "reason", "parentRef")
 """What a checkpoint is; the API server keeps it."""

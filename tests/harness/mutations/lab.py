@@ -9,11 +9,13 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from tests.harness.mutations import schema, shown, state
-from tests.harness.mutations.api import MERGE, Api, Reply, path_of
+from tests.harness.mutations.api import Api
 from tests.harness.mutations.cases import Mutation, changed, dumped
 from tests.harness.mutations.state import Manifest
+from tests.support.kube.api_client import MERGE, Reply
 
 from etude.common.api.schema import crd
+from etude.operator.kube.rest import path_of
 
 LIMIT_S = 300.0
 """For one change to be dealt with: a pass takes milliseconds, and a busy machine gets patience."""

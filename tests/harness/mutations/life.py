@@ -11,12 +11,14 @@ from typing import Any
 
 import grpc
 from tests.harness.mutations import schema
-from tests.harness.mutations.api import MERGE, Api, path_of
+from tests.harness.mutations.api import Api
 from tests.harness.mutations.state import conditions
+from tests.support.kube.api_client import MERGE
 from typing_extensions import override
 
 from etude.common.api.schema import crd
 from etude.operator.builders.addresses import PORTS
+from etude.operator.kube.rest import path_of
 from etude.v1 import run_pb2, run_pb2_grpc
 
 LIMIT_S = 180.0

@@ -2,37 +2,35 @@
 
 import asyncio
 import contextlib
-import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from tests.support.kube.api_client import MERGE, ApiClient, connect_client
 
 Manifest = dict[str, Any]
 Step = Callable[["Client"], Awaitable[None]]
 
 PAUSE_S = 0.2
-MERGE = "application/merge-patch+json"
 
 
+@dataclass(frozen=True, slots=True)
 class Client:
-    """Requests with the administrator's certificate."""
+    """Requests of a stand-in, which tolerate objects that have changed or gone."""
 
-    def __init__(self, session: aiohttp.ClientSession, base: str, context: ssl.SSLContext) -> None:
-        self._session, self._base, self._context = session, base, context
+    api: ApiClient
 
     async def every(self, path: str) -> list[Manifest]:
         """All objects under a path; none where the kind is not served."""
-        status, body = await self._call("GET", path)
-        items: list[Manifest] = body.get("items") or [] if status == 200 else []
+        reply = await self.api.request("GET", path)
+        items: list[Manifest] = reply.body.get("items") or [] if reply.is_good else []
         return items
 
     async def get(self, path: str) -> Manifest | None:
-        status, body = await self._call("GET", path)
-        found: Manifest | None = body if status == 200 else None
-        return found
+        reply = await self.api.request("GET", path)
+        return reply.body if reply.is_good else None
 
     async def create(self, path: str, body: Manifest) -> None:
         """Make an object.
@@ -40,10 +38,10 @@ class Client:
         Raises:
             ValueError: the API server refuses it, which is a fault of the test.
         """
-        status, reply = await self._call("POST", path, body)
-        is_closing = "because it is being terminated" in str(reply.get("message"))
-        if status not in {200, 201, 409} and not is_closing:
-            raise ValueError(f"{path}: {reply.get('message')}")
+        reply = await self.api.request("POST", path, body)
+        is_closing = "because it is being terminated" in str(reply.body.get("message"))
+        if reply.status not in {200, 201, 409} and not is_closing:
+            raise ValueError(f"{path}: {reply.body.get('message')}")
 
     async def patch(self, path: str, body: Manifest) -> None:
         """Merge into an object; one that has changed or gone is looked at again in a moment.
@@ -51,18 +49,9 @@ class Client:
         Raises:
             ValueError: the API server refuses it.
         """
-        status, reply = await self._call("PATCH", path, body)
-        if status not in {200, 404, 409}:
-            raise ValueError(f"{path}: {reply.get('message')}")
-
-    async def _call(self, verb: str, path: str, body: Manifest | None = None) -> tuple[int, Any]:
-        headers = {"Content-Type": MERGE if verb == "PATCH" else "application/json"}
-        async with self._session.request(
-            verb, self._base + path, json=body, headers=headers, ssl=self._context
-        ) as reply:
-            # What is not served is answered in plain words.
-            is_json = reply.content_type == "application/json"
-            return reply.status, await reply.json() if is_json else {}
+        reply = await self.api.request("PATCH", path, body, content=MERGE)
+        if reply.status not in {200, 404, 409}:
+            raise ValueError(f"{path}: {reply.body.get('message')}")
 
 
 @contextlib.contextmanager
@@ -89,11 +78,8 @@ async def _loop(
     stop: threading.Event,
     faults: list[BaseException],
 ) -> None:
-    pki = Path(cluster["run"]) / "pki"
-    context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
-    context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
-    async with aiohttp.ClientSession() as session:
-        client = Client(session, f"https://{cluster['node_ip']}:6443", context)
+    async with connect_client(cluster) as api:
+        client = Client(api)
         while not stop.is_set():
             for step in steps:
                 try:
