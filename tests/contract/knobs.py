@@ -173,6 +173,7 @@ RLRUN = {
     "phases[].optimizer.gradientClip": f"{TRAINER}.learner.optimiser settings",
     "phases[].optimizer.beta1": f"{TRAINER}.learner.optimiser settings",
     "phases[].optimizer.beta2": f"{TRAINER}.learner.optimiser settings",
+    "phases[].optimizer.epsilon": f"{TRAINER}.learner.optimiser settings",
     "phases[].batchSize": f"{TRAINER}.learner.dataset",
     "phases[].batchTokens": f"{TRAINER}.learner.data.phase_data",
     "phases[].sequenceTokens": f"{TRAINER}.learner.data.phase_data",

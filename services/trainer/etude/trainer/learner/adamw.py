@@ -9,7 +9,6 @@ from torch.optim.adamw import adamw
 from etude.trainer.model.parameters import local_shard
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-EPS = 1e-8
 
 State = dict[str, Tensor]
 
@@ -30,6 +29,7 @@ class AdamW:
         rate: float,
         betas: tuple[float, float],
         weight_decay: float,
+        epsilon: float,
     ) -> None:
         """Update these parameters by their gradients; one without a gradient stays as it is.
 
@@ -58,7 +58,7 @@ class AdamW:
             beta2=betas[1],
             lr=rate,
             weight_decay=weight_decay,
-            eps=EPS,
+            eps=epsilon,
             maximize=False,
         )
 

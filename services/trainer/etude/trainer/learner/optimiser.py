@@ -40,6 +40,7 @@ class Optimiser:
         self._clip = number(settings.gradient_clip)
         self._betas = (number(settings.beta1), number(settings.beta2))
         self._weight_decay = number(settings.weight_decay)
+        self._epsilon = number(settings.epsilon)
 
     def rate_at(self, step: int) -> float:
         """Learning rate of a step of the phase."""
@@ -84,7 +85,13 @@ class Optimiser:
         decayed = [name for name in names if self._parameters[name].ndim > 1]
         spared = [name for name in names if self._parameters[name].ndim <= 1]
         for group, decay in ((decayed, self._weight_decay), (spared, 0.0)):
-            self._adamw.update(group, rate=rate, betas=self._betas, weight_decay=decay)
+            self._adamw.update(
+                group,
+                rate=rate,
+                betas=self._betas,
+                weight_decay=decay,
+                epsilon=self._epsilon,
+            )
 
     def moments(self) -> dict[str, Tensor]:
         """Moments by name, live and sharded as they are; none before the first update."""

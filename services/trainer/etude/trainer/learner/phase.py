@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from etude.common.api.meta import Model
-from etude.common.api.run.phases import Phase, RolloutPolicy
+from etude.common.api.run.phases import AsyncLimits, Phase, RolloutPolicy
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.errors import CorruptError, WrongStateError
 from etude.trainer.algorithms.base import AlgorithmSteps
@@ -181,4 +181,9 @@ def _algorithm(phase: Phase) -> AlgorithmSteps | None:
     if phase.algorithm is None:
         return None
     rollout = phase.rollout or RolloutPolicy()
-    return build_algorithm(phase.algorithm, max_tokens=rollout.max_tokens)
+    limits = phase.async_limits or AsyncLimits()
+    return build_algorithm(
+        phase.algorithm,
+        max_tokens=rollout.max_trained_tokens,
+        max_staleness=limits.max_staleness_versions,
+    )

@@ -87,10 +87,22 @@ class AlgorithmParameters(Model):
     """Weight of the divergence from the weights at the start of the phase, which is subtracted
     from each token's advantage."""
     correction: Correction = Field(default_factory=Correction)
-    """What to do about tokens that older weights sampled."""
+    """What to do about tokens that older weights sampled. Unless it is set, a phase whose
+    maxStalenessVersions is above 0 has kind TIS with high 2; one that gives clipLow or clipHigh
+    keeps the clip instead."""
     group_filter: Literal["None", "NonZeroAdvantage"] = "NonZeroAdvantage"
-    """NonZeroAdvantage leaves groups of equal rewards out of the forward pass, but not out of any
-    total; with klCoefficient, their divergence is not counted."""
+    """NonZeroAdvantage leaves groups of equal rewards out of the update, but not out of any total;
+    with klCoefficient, their divergence is not counted."""
+    filtered_sample_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 2_048
+    """Tokens of filtered rollouts that each step scores without a gradient, so that figures and
+    the mismatch guard cover them too. Whole rollouts are drawn until they have so many tokens; a
+    large number scores all of them."""
+
+    @model_validator(mode="after")
+    def _sample_has_effect(self) -> Self:
+        if "filtered_sample_tokens" in self.model_fields_set and self.group_filter == "None":
+            raise ValueError("filteredSampleTokens is ignored with groupFilter None")
+        return self
 
 
 class _Clipped(AlgorithmParameters):
@@ -113,7 +125,8 @@ class DrGRPOParameters(_Clipped):
     clip_high: ClipHigh = 0.28
     """The importance ratio is clipped above 1 + clipHigh."""
     loss_scale: LossScale | None = None
-    """What the summed loss of a rollout is divided by; rollout.maxTokens unless set."""
+    """What the summed loss of a rollout is divided by. Unless set, the most tokens that a rollout
+    may train: the smaller of rollout.maxTokens and maxTurns times maxTurnTokens."""
 
 
 class GRPOParameters(_Clipped):
@@ -129,7 +142,8 @@ class RLOOParameters(AlgorithmParameters):
     """Advantage R - mean of the siblings; plain policy gradient; constant denominator."""
 
     loss_scale: LossScale | None = None
-    """What the summed loss of a rollout is divided by; rollout.maxTokens unless set."""
+    """What the summed loss of a rollout is divided by. Unless set, the most tokens that a rollout
+    may train: the smaller of rollout.maxTokens and maxTurns times maxTurnTokens."""
 
 
 PARAMETERS: Mapping[str, type[AlgorithmParameters]] = MappingProxyType(

@@ -122,6 +122,13 @@ class Optimizer(Model):
             fix='give a decay, for example "0.95"',
             field_path=".beta2",
         ),
+        Rule(
+            cel="double(self.epsilon) > 0.0",
+            holds=lambda s: number(s.epsilon) > 0,
+            message="epsilon must be above 0: a parameter without a gradient would become NaN",
+            fix='give a small number, for example "1e-8"',
+            field_path=".epsilon",
+        ),
     )
 
     learning_rate: Fraction
@@ -142,6 +149,9 @@ class Optimizer(Model):
     """Decay of the first moment."""
     beta2: Fraction = "0.95"
     """Decay of the second moment."""
+    epsilon: Fraction = "1e-8"
+    """Added to the square root of the second moment. Gradients much smaller than it are damped:
+    with billions of parameters and a gradient norm below 1e-3, "1e-12" or less is right."""
 
 
 class Algorithm(Model):
@@ -202,6 +212,11 @@ class RolloutPolicy(Model):
     """Repeats after a platform fault, before the rollout is masked."""
     max_infra_failure_percent: Annotated[int, Field(ge=0, le=100)] = 30
     """Share of masked rollouts in a step above which the run stops."""
+
+    @property
+    def max_trained_tokens(self) -> int:
+        """Most tokens that a rollout can sample, and thus train."""
+        return min(self.max_tokens, self.max_turns * self.max_turn_tokens)
 
 
 class Phase(Model):
