@@ -42,6 +42,9 @@ class SimulatedLearners(Learners):
     weights: str = "initial"
     phase: str = ""
     mismatch: float = 0.0
+    """Of tokens of the current version."""
+    stale_mismatch: float = 0.0
+    """Over all tokens of a step."""
     trained: list[str] = field(default_factory=list)
     """Digest after each step."""
     data_cursors: list[str] = field(default_factory=list)
@@ -72,7 +75,7 @@ class SimulatedLearners(Learners):
             trained_tokens=50,
             learning_rate=1e-3,
             entropy=0.1,
-            mismatch_mean=self.mismatch,
+            mismatch_mean=self.stale_mismatch,
             mismatch_max=self.mismatch,
             weight_digest=self.weights,
             seconds=0.0,
@@ -98,7 +101,11 @@ class SimulatedLearners(Learners):
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
         await asyncio.sleep(0)
         tokens = b"".join(sequence.token_ids.tobytes() for sequence in batch.sequences)
-        return self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes())
+        result = self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes())
+        current = [each.is_current for each in batch.sequences if each.is_current is not None]
+        if not any(each.any() for each in current):
+            return result
+        return replace(result, mismatch_current=self.mismatch, current_tokens=300)
 
     @override
     async def encode(self, version: VersionId, base: PublishBase | None) -> list[RankReceipt]:

@@ -1,6 +1,7 @@
 """A run beside other controllers, stores that are away, and partners that fail."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,35 @@ async def test_engine_and_learner_that_disagree_stop_the_run(
     # The update that was made from wrong samples is not published.
     manifests = [k for k in world.store.objects if k.startswith("weights/manifests/")]
     assert len(manifests) == 2
+
+
+@pytest.mark.parametrize(("current", "stale"), [(2e-3, 0.0), (0.0, 1.5), (math.nan, 0.0)])
+async def test_asynchronous_modes_stop_for_a_mismatch_too(
+    make_world: MakeWorld, current: float, stale: float
+) -> None:
+    def prepare(run: Run) -> None:
+        assert isinstance(run.learners, SimulatedLearners)
+        run.learners.mismatch, run.learners.stale_mismatch = current, stale
+
+    world = make_world(staleness=2)
+    with pytest.raises(ExceptionGroup) as caught:
+        await world.train(prepare)
+    assert isinstance(root_cause(caught.value), MismatchError)
+
+
+async def test_drift_of_older_weights_is_no_mismatch(make_world: MakeWorld) -> None:
+    def prepare(run: Run) -> None:
+        assert isinstance(run.learners, SimulatedLearners)
+        run.learners.stale_mismatch = 0.3
+
+    world = make_world(staleness=2)
+    assert await world.train(prepare)
+    rows = [row for row in world.rows("step") if "mismatch_current" in row]
+    assert len(rows) == RL_STEPS
+    # A step without tokens of the current version says so, and does not report a gap of 0.
+    for row in rows:
+        assert (row["mismatch_current"] is None) == (row["mismatch_current_tokens"] == 0)
+    assert rows[0]["mismatch_current"] == 0.0
 
 
 async def test_a_newer_controller_stops_the_older_one(

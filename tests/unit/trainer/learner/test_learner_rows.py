@@ -1,5 +1,6 @@
 """What each token of a batch counts, whatever way the batch is cut."""
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +11,14 @@ from hypothesis import strategies as st
 
 from etude.common.api.run.phases import Algorithm
 from etude.common.errors import InvalidFieldError
+from etude.common.weights import VersionId
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.registry import build_algorithm
+from etude.trainer.controller.admission.groups import (
+    RolloutGroup,
+    build_policy_batch,
+    check_rollout,
+)
 from etude.trainer.learner.batches import (
     PolicyBatch,
     PolicySequence,
@@ -19,8 +26,8 @@ from etude.trainer.learner.batches import (
     check_sequences,
     links_of,
 )
-from etude.trainer.learner.rows import policy_rows, supervised_rows
-from etude.v1 import rollout_pb2
+from etude.trainer.learner.rows import TrainingRow, policy_rows, sample_rows, supervised_rows
+from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
 
 
 def algorithm(name: str = "DrGRPO", **parameters: Any) -> AlgorithmSteps:
@@ -110,6 +117,89 @@ def test_a_token_that_the_sampler_gave_no_probability_is_removed_and_counted(
     assert found.removed == 1
     assert found.rows[0].places.tolist() == [2, 4]
     assert np.isfinite(found.rows[0].sampler_logprobs).all()
+
+
+@given(data=st.data(), size=st.integers(2, 20))
+def test_of_any_checked_rollout_exactly_the_tokens_without_a_log_prob_are_removed(
+    data: st.DataObject, size: int
+) -> None:
+    version = weights_pb2.PolicyVersion(epoch=1, number=1)
+    values = st.lists(
+        st.sampled_from([-1.0, -0.5, math.nan, math.inf, -math.inf]), min_size=size, max_size=size
+    )
+    logprobs = data.draw(values)
+    records = []
+    for index, given_logprobs in enumerate((logprobs, [-1.0] * size)):
+        link = rollout_pb2.Link(
+            token_ids=[1] * (size + 1),
+            loss_mask=bytes([0] + [1] * size),
+            sampler_logprobs=[math.nan, *given_logprobs],
+            spans=[weights_pb2.PolicySpan(sampled=version, context=version, start=1, end=size + 1)],
+        )
+        made = rollout_pb2.Rollout(
+            rollout_id=f"g-{index}", index=index, links=[link], oldest=version, newest=version
+        )
+        check_rollout(made, vocab_size=4, max_tokens=64, position_of={VersionId(1, 1): 1}.get)
+        reward = rewards_pb2.RewardRecord(reward=float(index))
+        records.append(journal_pb2.JournalRollout(rollout=made, reward=reward))
+    group = RolloutGroup(
+        group_id="g",
+        phase="rl",
+        position=0,
+        task_id="t",
+        seed=0,
+        sequence=1,
+        finished=dict(enumerate(records)),
+    )
+    found = policy_rows(build_policy_batch([group]), algorithm())
+    finite = [place + 1 for place, value in enumerate(logprobs) if math.isfinite(value)]
+    assert found.removed == size - len(finite)
+    assert [row.places.tolist() for row in found.rows] == [
+        places for places in (finite, list(range(1, size + 1))) if places
+    ]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 50), max_size=12),
+    tokens=st.integers(1, 200),
+    seed=st.integers(0, 2**40),
+)
+def test_a_sample_of_rows_has_enough_tokens_and_no_row_twice(
+    sizes: list[int], tokens: int, seed: int
+) -> None:
+    rows = [
+        TrainingRow(
+            token_ids=np.zeros(size, np.int32),
+            places=np.zeros(0, np.int64),
+            weights=np.zeros(0, np.float32),
+        )
+        for size in sizes
+    ]
+    drawn = sample_rows(rows, tokens=tokens, seed=seed)
+    again = sample_rows(rows, tokens=tokens, seed=seed)
+    assert [id(row) for row in drawn] == [id(row) for row in again]
+    assert len({id(row) for row in drawn}) == len(drawn)
+    total = sum(row.token_ids.size for row in drawn)
+    assert total >= min(tokens, sum(sizes))
+    # No more than the row that reached the budget went beyond it.
+    assert not drawn or total - drawn[-1].token_ids.size < tokens
+
+
+def test_a_phase_with_staleness_corrects_its_tokens_unless_told_otherwise() -> None:
+    def correction(name: str, *, staleness: int, **parameters: Any) -> Any:
+        given_algorithm = Algorithm.model_validate({"name": name, "parameters": parameters})
+        built = build_algorithm(given_algorithm, max_tokens=480, max_staleness=staleness)
+        return built.parameters.correction
+
+    for name in ("DrGRPO", "GRPO", "RLOO"):
+        assert correction(name, staleness=0).kind == "None"
+        assert (correction(name, staleness=1).kind, correction(name, staleness=1).high) == (
+            "TIS",
+            2.0,
+        )
+        assert correction(name, staleness=4, correction={"kind": "None"}).kind == "None"
+    assert correction("DrGRPO", staleness=4, clipHigh=0.3).kind == "None"
+    assert correction("DrGRPO", staleness=0, clipHigh=0.3).kind == "None"
 
 
 def test_a_log_prob_off_the_mask_is_never_read() -> None:

@@ -4,7 +4,7 @@ Free of torch, so that the controller builds batches without loading it.
 Shapes: T tokens of one sequence, R rollouts of one batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.common.errors import EtudeError, InvalidFieldError
+from etude.common.weights import VersionId
 from etude.v1 import rollout_pb2
 
 Ints = NDArray[np.int32]
@@ -52,10 +53,15 @@ class PolicySequence:
     """Recorded at sampling; read only where the mask is true. [T]"""
     rollout: int
     """Its rollout's place in the batch's rewards."""
+    is_current: Bools | None = None
+    """True where the weights of this step sampled the token over a context that they computed too;
+    None: nowhere. [T]"""
 
     def __post_init__(self) -> None:
         _same_length("loss_mask", self.token_ids, self.loss_mask)
         _same_length("sampler_logprobs", self.token_ids, self.sampler_logprobs)
+        if self.is_current is not None:
+            _same_length("is_current", self.token_ids, self.is_current)
         if self.loss_mask[0]:
             raise InvalidFieldError("loss_mask[0]", "the first token has no context to predict it")
 
@@ -88,13 +94,17 @@ class PolicyBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Result of one optimiser step. Means and shares are over trained tokens of all ranks."""
+    """Result of one optimiser step.
+
+    Means and shares of policy steps estimate those over all sampled tokens of valid rollouts, also
+    of rollouts that are filtered because their advantage is 0; only a sample of these is scored.
+    """
 
     loss: float
     grad_norm: float
     """Before clipping."""
     tokens: int
-    """Tokens that went through the model, padding left out."""
+    """Tokens of the rows that were trained, padding left out."""
     trained_tokens: int
     """Tokens with a part in the loss."""
     learning_rate: float
@@ -103,6 +113,11 @@ class StepResult:
     mismatch_mean: float = 0.0
     """Mean of |trainer - sampler log-prob|, trainer before the update."""
     mismatch_max: float = 0.0
+    mismatch_current: float | None = None
+    """Mean of |trainer - sampler log-prob| over tokens that the trainer's very weights sampled;
+    None if the batch has none."""
+    current_tokens: int = 0
+    """Number of these tokens."""
     clip_fraction: float = 0.0
     """Share of tokens whose importance ratio was clipped."""
     weight_digest: str
@@ -114,17 +129,36 @@ class StepResult:
     """Position in streamed data after the step, as JSON; empty without any."""
 
 
-def links_of(rollout: rollout_pb2.Rollout, *, index: int) -> tuple[PolicySequence, ...]:
-    """Decode the links of a rollout as it came over the wire."""
+def links_of(
+    rollout: rollout_pb2.Rollout, *, index: int, current: Collection[VersionId] = ()
+) -> tuple[PolicySequence, ...]:
+    """Decode the links of a rollout as it came over the wire.
+
+    Args:
+        rollout: as it came, checked.
+        index: its place in the batch's rewards.
+        current: versions with exactly the weights of the step.
+    """
     return tuple(
         PolicySequence(
             token_ids=np.asarray(link.token_ids, dtype=np.int32),
             loss_mask=np.frombuffer(link.loss_mask, dtype=np.uint8) != 0,
             sampler_logprobs=np.asarray(link.sampler_logprobs, dtype=np.float32),
             rollout=index,
+            is_current=_current_tokens(link, current),
         )
         for link in rollout.links
     )
+
+
+def _current_tokens(link: rollout_pb2.Link, current: Collection[VersionId]) -> Bools:
+    """Select the tokens that current weights sampled over a context of current weights. [T]."""
+    selected = np.zeros(len(link.token_ids), dtype=np.bool_)
+    for span in link.spans:
+        versions = VersionId.from_proto(span.sampled), VersionId.from_proto(span.context)
+        if all(version in current for version in versions):
+            selected[span.start : span.end] = True
+    return selected
 
 
 def check_sequences(

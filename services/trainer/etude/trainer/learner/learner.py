@@ -23,6 +23,7 @@ from etude.trainer.learner.batches import (
     check_sequences,
 )
 from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.filtered_sample import score_filtered
 from etude.trainer.learner.objective import Objective, PolicyObjective, Reference, imitation_loss
 from etude.trainer.learner.optimiser import Update
 from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
@@ -152,22 +153,39 @@ class Learner:
         trained = rows.policy_rows(batch, state.algorithm)
         reference = None if state.reference is None else _reference_scorer(state.reference)
         objective = PolicyObjective(algorithm=state.algorithm, reference=reference)
+        # Before the update: the figures are of the weights that it starts from.
+        sampled = score_filtered(
+            self.policy,
+            trained.filtered_rows,
+            objective,
+            losses=lambda sample, objective: microbatch_losses(
+                self.policy, sample, objective, ranks=self._ranks, packing=self._packing
+            ),
+            seed=state.step,
+        )
         loss, update = self._update(trained.rows, objective)
-        figures = objective.summary(self._ranks)
+        trained_tokens = sum(row.places.size for row in trained.rows)
+        figures = objective.summary(self._ranks, trained_tokens=trained_tokens)
         return StepResult(
             loss=loss,
             grad_norm=update.grad_norm,
             tokens=sum(row.token_ids.size for row in trained.rows),
-            trained_tokens=sum(row.places.size for row in trained.rows),
+            trained_tokens=trained_tokens,
             learning_rate=update.learning_rate,
             entropy=figures.pop("entropy"),
             mismatch_mean=figures.pop("mismatch"),
             mismatch_max=figures.pop("mismatch_max"),
+            mismatch_current=figures.pop("mismatch_current", None),
+            current_tokens=int(figures.pop("current_tokens")),
             clip_fraction=figures.pop("clipped"),
             weight_digest=self.digest(),
             seconds=time.perf_counter() - started,
             extra=figures
-            | {"removed_tokens": trained.removed, "filtered_rollouts": trained.filtered},
+            | {
+                "removed_tokens": trained.removed,
+                "filtered_rollouts": trained.filtered,
+                "filtered_tokens_scored": sampled,
+            },
         )
 
     def _update(self, trained: Sequence[TrainingRow], objective: Objective) -> tuple[float, Update]:

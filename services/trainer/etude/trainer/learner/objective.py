@@ -22,25 +22,49 @@ Reference = Callable[[Microbatch], Tensor]
 """Log-probs of the reference weights. [N]."""
 
 
+UPDATES_PER_BATCH = 1
+"""With more, proximal log-probs, corrections and the KL penalty need a pass before the first."""
+
+
 def imitation_loss(scores: TokenScores, microbatch: Microbatch) -> Tensor:
     """Weighted cross-entropy."""
     return -(microbatch.weights * scores.logprobs).sum()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PolicyObjective:
     """The loss of one policy step, microbatch by microbatch.
 
-    With one update per batch, the log-probs of the gradient pass are those before the update.
+    With one update per batch, the log-probs of the gradient pass are those before the update: the
+    proximal log-probs, the corrections and the KL penalty are taken from it. summary() checks that
+    each trained token went through exactly one gradient pass.
     """
 
     algorithm: AlgorithmSteps
     reference: Reference | None
     """Set if there is a KL penalty."""
     figures: dict[str, list[Tensor]] = field(default_factory=dict)
-    """Figures of this rank's trained tokens by name, one value per token."""
+    """Figures of this rank's scored tokens by name, one value per token."""
+    _trained: int = 0
+    """Tokens of this rank's gradient passes."""
 
     def __call__(self, scores: TokenScores, microbatch: Microbatch) -> Tensor:
+        self._trained += len(microbatch.places)
+        return self._score(scores, microbatch, token_weight=1.0)
+
+    def record_filtered(
+        self, scores: TokenScores, microbatch: Microbatch, *, token_weight: float
+    ) -> Tensor:
+        """Record the figures of tokens that have no part in the loss; return their loss.
+
+        Args:
+            scores: without gradient.
+            microbatch: of rollouts whose advantage is 0.
+            token_weight: number of tokens that each of these stands for.
+        """
+        return self._score(scores, microbatch, token_weight=token_weight)
+
+    def _score(self, scores: TokenScores, microbatch: Microbatch, *, token_weight: float) -> Tensor:
         proximal, sampler = scores.logprobs.detach(), microbatch.sampler_logprobs
         advantages = self._advantages(proximal, microbatch)
         correction = correction_weights(
@@ -59,25 +83,44 @@ class PolicyObjective:
             losses.k3_estimate((proximal - sampler).clamp(-MAX_EXPONENT, MAX_EXPONENT)),
         )
         self._record_figure("clipped", surrogate.clipped)
+        self._record_figure("weight", torch.full_like(proximal, token_weight))
+        self._record_figure("is_current", microbatch.is_current)
         if correction is not None:
             self._record_figure("correction", correction)
         return (microbatch.weights * values).sum()
 
-    def summary(self, ranks: RankGroup) -> dict[str, float]:
-        """Means over the trained tokens of all ranks, and the tail of the mismatch; collective."""
-        names = ["entropy", "mismatch", "mismatch_k3", "clipped"]
+    def summary(self, ranks: RankGroup, *, trained_tokens: int) -> dict[str, float]:
+        """Means over the tokens of all ranks, and the tail of the mismatch; collective.
+
+        Args:
+            ranks: all ranks.
+            trained_tokens: number of trained tokens of the batch.
+
+        Returns:
+            Figures by name; mismatch_current only if a token was sampled by the current weights.
+
+        Raises:
+            AssertionError: the batch went through more than one gradient pass.
+        """
+        passed = int(ranks.total(torch.tensor(self._trained)))
+        if passed != UPDATES_PER_BATCH * trained_tokens:
+            raise AssertionError(f"one gradient pass has {trained_tokens} tokens, not {passed}")
+        names = ["entropy", "mismatch", "mismatch_k3", "clipped", "weight", "is_current"]
         names += ["correction"] if self.algorithm.parameters.correction.kind != "None" else []
         names += ["reference_kl"] if self.reference is not None else []
         values = {
             name: ranks.gather_values(torch.cat([torch.zeros(0), *self.figures.get(name, ())]))
             for name in names
         }
-        means = {name: float(v.double().mean()) if len(v) else 0.0 for name, v in values.items()}
-        tail = values["mismatch"].sort().values
-        last = len(tail) - 1
+        weights = values.pop("weight").double()
+        current = values["mismatch"][values.pop("is_current") > 0].double()
+        means = {name: _weighted_mean(v.double(), weights) for name, v in values.items()}
+        if len(current):
+            means["mismatch_current"] = float(current.mean())
         return means | {
-            "mismatch_p99": float(tail[int(0.99 * last)]) if len(tail) else 0.0,
-            "mismatch_max": float(tail[last]) if len(tail) else 0.0,
+            "current_tokens": len(current),
+            "mismatch_p99": _weighted_quantile(values["mismatch"], weights, share=0.99),
+            "mismatch_max": float(values["mismatch"].max()) if len(weights) else 0.0,
         }
 
     def _advantages(self, proximal: Tensor, microbatch: Microbatch) -> Tensor:
@@ -91,3 +134,18 @@ class PolicyObjective:
 
     def _record_figure(self, name: str, values: Tensor) -> None:
         self.figures.setdefault(name, []).append(values.detach().float().cpu())
+
+
+def _weighted_mean(values: Tensor, weights: Tensor) -> float:
+    """Mean of values that stand for several tokens each; 0 without values. [N], [N]."""
+    return float((values * weights).sum() / weights.sum()) if len(values) else 0.0
+
+
+def _weighted_quantile(values: Tensor, weights: Tensor, *, share: float) -> float:
+    """Smallest value that this share of all tokens does not exceed; 0 without values."""
+    if not len(values):
+        return 0.0
+    order = values.argsort()
+    reached = weights[order].cumsum(0)
+    index = int(torch.searchsorted(reached, share * reached[-1]))
+    return float(values[order[min(index, len(order) - 1)]])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from etude.trainer.algorithms import advantages
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.learner.batches import (
+    Bools,
     Floats,
     Ints,
     PolicyBatch,
@@ -23,6 +24,10 @@ from etude.trainer.learner.batches import (
 
 def _no_values() -> Floats:
     return np.zeros(0, dtype=np.float32)
+
+
+def _no_flags() -> Bools:
+    return np.zeros(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +44,20 @@ class TrainingRow:
     """Policy rows only. [N]"""
     sampler_logprobs: Floats = field(default_factory=_no_values)
     """Policy rows only. [N]"""
+    is_current: Bools = field(default_factory=_no_flags)
+    """Policy rows only: True where the weights of this step sampled the token. [N]"""
 
 
 class PolicyRows(NamedTuple):
     """A policy batch in rows, and counts of what was left out."""
 
     rows: list[TrainingRow]
+    filtered_rows: list[TrainingRow]
+    """Rows of rollouts that are left out because their advantage is 0."""
     removed: int
     """Trained tokens whose sampler log-prob was not finite."""
     filtered: int
-    """Rollouts left out because their advantage is 0."""
+    """Number of rollouts left out because their advantage is 0."""
 
 
 def supervised_rows(sequences: Sequence[SupervisedSequence]) -> list[TrainingRow]:
@@ -79,15 +88,31 @@ def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
     kept = part.copy()
     if algorithm.parameters.group_filter == "NonZeroAdvantage":
         kept &= values != 0
-    rows = [
-        _policy_row(
-            sequence, own, weight=weights[sequence.rollout], advantage=values[sequence.rollout]
-        )
-        for sequence, own in zip(batch.sequences, places, strict=True)
-        if kept[sequence.rollout] and own.size
-    ]
+    rows: dict[bool, list[TrainingRow]] = {True: [], False: []}
+    for sequence, own in zip(batch.sequences, places, strict=True):
+        rollout = sequence.rollout
+        if part[rollout] and own.size:
+            row = _policy_row(sequence, own, weight=weights[rollout], advantage=values[rollout])
+            rows[bool(kept[rollout])].append(row)
     sampled = sum(int(s.loss_mask.sum()) for s in batch.sequences if part[s.rollout])
-    return PolicyRows(rows, sampled - int(trained.sum()), int((part & ~kept).sum()))
+    return PolicyRows(
+        rows[True], rows[False], sampled - int(trained.sum()), int((part & ~kept).sum())
+    )
+
+
+def sample_rows(rows: Sequence[TrainingRow], *, tokens: int, seed: int) -> list[TrainingRow]:
+    """Draw rows at random until they have this many tokens; all of them if they have fewer.
+
+    A function of its arguments alone, so that each rank draws the same rows.
+    """
+    drawn: list[TrainingRow] = []
+    size = 0
+    for index in np.random.default_rng(seed).permutation(len(rows)):
+        if size >= tokens:
+            break
+        drawn.append(rows[index])
+        size += rows[index].token_ids.size
+    return drawn
 
 
 def _trained_places(sequence: PolicySequence) -> NDArray[np.int64]:
@@ -106,4 +131,9 @@ def _policy_row(
         weights=np.full(places.size, weight, dtype=np.float32),
         advantages=np.full(places.size, advantage, dtype=np.float32),
         sampler_logprobs=sequence.sampler_logprobs[places],
+        is_current=(
+            np.zeros(places.size, dtype=np.bool_)
+            if sequence.is_current is None
+            else sequence.is_current[places]
+        ),
     )

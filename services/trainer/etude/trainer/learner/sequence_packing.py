@@ -35,6 +35,8 @@ class Microbatch:
     """Empty for supervised rows. [N]"""
     sampler_logprobs: Tensor
     """Empty for supervised rows. [N]"""
+    is_current: Tensor
+    """True where the weights of this step sampled the token. Empty for supervised rows. [N]"""
     lengths: tuple[int, ...] = ()
     """Of the sequences of a packed row; empty if rows are padded. [S]"""
 
@@ -82,6 +84,7 @@ def collate(
         sampler_logprobs=_concatenate(
             [row.sampler_logprobs for row in rows], torch.float32, device
         ),
+        is_current=_concatenate([row.is_current for row in rows], torch.bool, device),
     )
 
 

@@ -57,8 +57,6 @@ def test_a_sound_rollout_passes() -> None:
         ({"token_ids": [], "loss_mask": b"", "sampler_logprobs": []}, "links[0].token_ids"),
         ({"loss_mask": bytes([0, 1])}, "links[0]"),
         ({"sampler_logprobs": [0.0]}, "links[0]"),
-        ({"sampler_logprobs": [0.0, 0.0, math.nan, 0.0]}, "links[0].sampler_logprobs"),
-        ({"sampler_logprobs": [0.0, 0.0, -math.inf, 0.0]}, "links[0].sampler_logprobs"),
         ({"token_ids": [1] * 7}, "links[0].token_ids"),
         ({"loss_mask": bytes([1, 0, 1, 1])}, "links[0].loss_mask"),
         ({"spans": []}, "links[0].spans"),
@@ -150,6 +148,19 @@ def test_a_group_whose_only_rollout_is_redrawn_is_as_old_as_what_runs() -> None:
     assert redrawn.oldest_bound(KNOWN.get) is None
     redrawn.serving = 5
     assert redrawn.oldest_bound(KNOWN.get) == 5
+
+
+def test_a_token_is_current_if_current_weights_sampled_it_and_its_context() -> None:
+    mixed = link(
+        spans=[
+            PolicySpan(sampled=NEW, context=NEW, start=2, end=3),
+            PolicySpan(sampled=NEW, context=OLD, start=3, end=4),
+        ]
+    )
+    record = JournalRollout(rollout=rollout(mixed), reward=RewardRecord(reward=1.0))
+    (sequence,) = build_policy_batch([group(record)], current={VersionId(1, 5)}).sequences
+    assert sequence.is_current is not None
+    assert sequence.is_current.tolist() == [False, False, True, False]
 
 
 def test_faults_wait_for_their_drop_on_the_record() -> None:

@@ -1,7 +1,7 @@
 """Groups of the rollout buffer: sibling rollouts from admission to batch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,6 +98,8 @@ def check_rollout(
 ) -> None:
     """Refuse a rollout that cannot be trained on, before it is acknowledged.
 
+    A sampled token without a finite log-prob is no reason: the learner removes that token alone.
+
     Args:
         rollout: as it came over the wire.
         vocab_size: of the model.
@@ -130,9 +132,6 @@ def _check_link(link: rollout_pb2.Link, where: str, *, vocab_size: int, max_toke
     mask = np.frombuffer(link.loss_mask, dtype=np.uint8) != 0
     if mask[0]:
         raise InvalidFieldError(f"{where}.loss_mask", "the first token has nothing before it")
-    logprobs = np.asarray(link.sampler_logprobs, dtype=np.float32)
-    if not np.isfinite(logprobs[mask]).all():
-        raise InvalidFieldError(f"{where}.sampler_logprobs", "not finite on a sampled token")
 
 
 def check_reward(record: journal_pb2.JournalRollout) -> None:
@@ -146,8 +145,15 @@ def check_reward(record: journal_pb2.JournalRollout) -> None:
         raise InvalidFieldError("reward", f"{reward} is not a usable number")
 
 
-def build_policy_batch(groups: Sequence[RolloutGroup]) -> PolicyBatch:
-    """Build the learner's batch: groups in this order, siblings by index."""
+def build_policy_batch(
+    groups: Sequence[RolloutGroup], *, current: Collection[VersionId] = ()
+) -> PolicyBatch:
+    """Build the learner's batch: groups in this order, siblings by index.
+
+    Args:
+        groups: of one step.
+        current: versions with exactly the weights of the step.
+    """
     sequences: list[PolicySequence] = []
     rewards: list[float] = []
     siblings: list[int] = []
@@ -157,7 +163,7 @@ def build_policy_batch(groups: Sequence[RolloutGroup]) -> PolicyBatch:
             record = group.finished[index]
             is_valid = index not in group.masked
             if is_valid:
-                sequences += links_of(record.rollout, index=len(rewards))
+                sequences += links_of(record.rollout, index=len(rewards), current=current)
             rewards.append(record.reward.reward if is_valid else 0.0)
             siblings.append(number)
             valid.append(is_valid)

@@ -20,7 +20,7 @@ from etude.trainer.controller.admission.staleness import GroupDeadline, Stalenes
 from etude.trainer.controller.admission.tasks import TaskOrder
 from etude.trainer.controller.journal.ledger import StepId
 from etude.trainer.controller.phases.evaluation import Evaluator
-from etude.trainer.controller.phases.guards import check_faults, check_mismatch
+from etude.trainer.controller.phases.guards import MismatchGuard, check_faults
 from etude.trainer.controller.phases.step_accounting import StepAccounting
 from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.publishing.in_flight import ignore_change
@@ -29,7 +29,7 @@ from etude.trainer.controller.reporting.rows import (
 )
 from etude.trainer.controller.run import Run
 from etude.trainer.export.receipts import NonFiniteWeightsError
-from etude.trainer.learner.batches import NonFiniteLossError
+from etude.trainer.learner.batches import NonFiniteLossError, PolicyBatch
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.seeding import derive_seed
 from etude.v1 import journal_pb2
@@ -55,6 +55,7 @@ class ReinforcementPhase:
     _in_flight: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _accounting: StepAccounting = field(init=False)
+    _guard: MismatchGuard = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.phase.async_limits or AsyncLimits()
@@ -69,6 +70,7 @@ class ReinforcementPhase:
         self.limits = self.phase.rollout or RolloutPolicy()
         self.filter = self.run.quarantine_filter()
         self._accounting = StepAccounting(self.run, self.phase.name, self.bound)
+        self._guard = MismatchGuard(self.run.progress)
 
     async def train(self) -> bool:
         """Train the phase to its end; False if the controller was told to stop earlier.
@@ -148,7 +150,7 @@ class ReinforcementPhase:
             step := StepId(self.phase.name, run.progress.cursor.step + 1)
         ) in run.book.ledger.batches:
             groups = run.book.ledger.batches[step]
-            result = await run.learners.policy_step(build_policy_batch(groups))
+            result = await run.learners.policy_step(self._build_batch(groups))
             self._report_in_flight()
             row = self._accounting.account_step(result, groups, waited_s=0.0)
             run.reporter.recorder.add_row(row)
@@ -335,15 +337,20 @@ class ReinforcementPhase:
             await run.book.journal.wait_durable(sequence)
         run.publishing.batch_sequence = sequence
         run.plans.report_step()
-        result = await run.learners.policy_step(build_policy_batch(groups))
-        if not run.progress.cursor.step % self.bound.steps_per_version:
-            check_mismatch(run.progress, result)
+        result = await run.learners.policy_step(self._build_batch(groups))
+        self._guard.check(result)
         self._report_in_flight()
         row = self._accounting.account_step(result, groups, waited_s=waited_s)
         if self._is_version_due():
             row |= await self._publish(ahead=self.backlog)
         run.reporter.recorder.add_row(row)
         self._report_in_flight()
+
+    def _build_batch(self, groups: Sequence[RolloutGroup]) -> PolicyBatch:
+        """Build the learner's batch; tokens of versions with the learner's weights are marked."""
+        versions, step = self.run.book.ledger.versions, self.run.progress.cursor.global_step
+        current = {version for version, published in versions.items() if published == step}
+        return build_policy_batch(groups, current=current)
 
     def _report_in_flight(self) -> None:
         rollouts = self.run.reporter.status.rollouts

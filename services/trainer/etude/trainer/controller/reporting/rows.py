@@ -120,6 +120,8 @@ def policy_fields(
         "clip_fraction": result.clip_fraction,
         "mismatch_mean": result.mismatch_mean,
         "mismatch_max": result.mismatch_max,
+        "mismatch_current": result.mismatch_current,
+        "mismatch_current_tokens": result.current_tokens,
         "staleness_p50": statistics.median(staleness) if staleness else 0,
         "staleness_max": max(staleness, default=0),
         "rollouts": len(rollouts) + faults.masked,

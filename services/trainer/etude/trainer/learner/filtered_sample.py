@@ -1,0 +1,59 @@
+"""Scoring of a sample of filtered rollouts, so that figures cover them at a bounded cost."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from etude.trainer.learner.objective import Objective, PolicyObjective
+from etude.trainer.learner.rows import TrainingRow, sample_rows
+from etude.trainer.learner.sequence_packing import Microbatch
+from etude.trainer.model.output_head import TokenScores
+from etude.trainer.model.policy import Policy
+
+Losses = Callable[[Sequence[TrainingRow], Objective], Iterable[Tensor]]
+"""Losses of this rank's microbatches of some rows; every one is collective."""
+
+
+@torch.no_grad()
+def score_filtered(
+    policy: Policy,
+    rows: Sequence[TrainingRow],
+    objective: PolicyObjective,
+    *,
+    losses: Losses,
+    seed: int,
+) -> int:
+    """Record figures of a sample of filtered rows in the objective; collective.
+
+    Each scored token stands for (tokens of all these rows) / (tokens of the scored ones).
+
+    Args:
+        policy: before the update.
+        rows: of all filtered rollouts.
+        objective: of the step.
+        losses: of this rank's microbatches.
+        seed: of the draw, the same on all ranks.
+
+    Returns:
+        Number of sampled tokens whose log-probs were compared.
+    """
+    budget = objective.algorithm.parameters.filtered_sample_tokens
+    sample = sample_rows(rows, tokens=budget, seed=seed)
+    scored = sum(row.places.size for row in sample)
+    if not scored:
+        return 0
+    weight = sum(row.places.size for row in rows) / scored
+
+    def record(scores: TokenScores, microbatch: Microbatch) -> Tensor:
+        return objective.record_filtered(scores, microbatch, token_weight=weight)
+
+    for _ in losses(sample, record):  # each is one forward pass
+        pass
+    # FSDP2 keeps the root's parameters gathered after a forward pass, until a backward pass that
+    # a batch without signal does not have.
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return scored
