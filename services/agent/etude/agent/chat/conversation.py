@@ -85,7 +85,7 @@ class Conversation:
         before, found, after = text.partition(placeholder)
         if not found or placeholder in after:
             raise DeltaError("the template renders the assistant's turn not at all, or twice")
-        self._compare_history(before)
+        self._compare_history(before, self._planted[place]["content"])
         delta = self._cut_end(after)
         self._text += f"{self._planted[place]['content']}{after}"
         return self.chat.vocabulary.encode_marked(delta, self._mark, is_start=False)
@@ -120,8 +120,12 @@ class Conversation:
         wrapped = [f"<tool_response>\n{result}\n</tool_response>" for result in results]
         return [make_message("user", "\n".join(wrapped))]
 
-    def _compare_history(self, before: str) -> None:
-        if not self.rewrites_history and not before.startswith(self._text):
+    def _compare_history(self, before: str, reply: str) -> None:
+        if self.rewrites_history or before == self._text:
+            return
+        # The template may have put empty thinking before the placeholder, which has none.
+        is_longer = before.startswith(self._text)
+        if not is_longer or not self._render(self._planted).startswith(self._text + reply):
             self.rewrites_history = True
             log.info("the chat template renders earlier turns otherwise than they were sampled")
 

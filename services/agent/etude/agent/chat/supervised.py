@@ -38,7 +38,11 @@ def encode_transcript(
             return SupervisedTokens(ids, _written_after(ids, tag, chat.end_ids))
     ids, starts = chat.vocabulary.encode_with_starts(text, mark, is_start=True)
     written = [False] * len(ids)
-    turns = list(_find_turns(chat, messages, text, tools))
+    turns = list(
+        _find_after_headers(chat, messages, text)
+        or _find_between_frames(chat, messages, text, mark, tools)
+        or _find_by_prefixes(chat, messages, text, tools)
+    )
     for place, (begin, limit) in enumerate(turns):
         following = turns[place + 1][0] if place + 1 < len(turns) else len(text)
         first, last = bisect_left(starts, begin), bisect_left(starts, following)
@@ -59,28 +63,73 @@ def _written_after(ids: Sequence[int], header: int, ends: frozenset[int]) -> lis
     return written
 
 
-def _find_turns(
+def _find_after_headers(
+    chat: "ChatFormat", messages: Sequence[RenderedMessage], text: str
+) -> list[tuple[int, int]]:
+    """Find each turn behind the header that the template writes for it; empty if it does not.
+
+    Turns are pairs: where one begins in the text, and where it ends at the latest if known.
+    """
+    header = chat.traits.header
+    num_replies = sum(each["role"] == "assistant" for each in messages)
+    # Foreign text cannot hold a tag, so a header with one stands where the template wrote it.
+    if chat.vocabulary.finder.find(header) is None or text.count(header) != num_replies:
+        return []
+    turns = []
+    place = 0
+    for _ in range(num_replies):
+        place = text.index(header, place) + len(header)
+        turns.append((place, 0))
+    return turns
+
+
+def _find_between_frames(
+    chat: "ChatFormat",
+    messages: Sequence[RenderedMessage],
+    text: str,
+    mark: str,
+    tools: Sequence[Mapping[str, object]] | None,
+) -> list[tuple[int, int]]:
+    """Find each turn between what the template writes around placeholders; empty if it fails."""
+    placeholder = f"{mark}{mark}turn{mark}"
+    shown = [
+        {**each, "content": placeholder} if each["role"] == "assistant" else each
+        for each in messages
+    ]
+    try:
+        first, *frames = chat.template.render(shown, tools=tools).split(placeholder)
+    except TemplateError:
+        return []
+    num_replies = sum(each["role"] == "assistant" for each in messages)
+    if len(frames) != num_replies or not all(frames) or not text.startswith(first):
+        return []
+    turns = []
+    place = len(first)
+    for index, frame in enumerate(frames):
+        is_last = index == num_replies - 1
+        end = len(text) - len(frame) if is_last else text.find(frame, place)
+        if end < place or not text.startswith(frame, end):
+            return []
+        turns.append((place, end))
+        place = end + len(frame)
+    return turns
+
+
+def _find_by_prefixes(
     chat: "ChatFormat",
     messages: Sequence[RenderedMessage],
     text: str,
     tools: Sequence[Mapping[str, object]] | None,
 ) -> Iterator[tuple[int, int]]:
-    """Find where the assistant's turns begin in the text, and where they end at the latest.
+    """Find each turn behind a rendering of what comes before it.
 
     Raises:
-        TemplateError: they cannot be found.
+        TemplateError: the template rewrites what comes before.
     """
-    replies = [index for index, each in enumerate(messages) if each["role"] == "assistant"]
-    header = chat.traits.header
-    # Foreign text cannot hold a tag, so a header with one stands where the template wrote it.
-    if chat.vocabulary.finder.find(header) and text.count(header) == len(replies):
-        place = 0
-        for _ in replies:
-            place = text.index(header, place) + len(header)
-            yield place, 0
-        return
     previous = 0
-    for index in replies:
+    for index, each in enumerate(messages):
+        if each["role"] != "assistant":
+            continue
         before = chat.template.render(messages[:index], tools=tools, add_generation_prompt=True)
         begin = _common_size(before, text)
         after = chat.template.render(messages[: index + 1], tools=tools)
