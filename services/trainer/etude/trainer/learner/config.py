@@ -5,6 +5,8 @@ from pathlib import Path
 
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
+from etude.common.blobs import Store
+from etude.common.stores import open_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,10 @@ class LearnerConfig:
     holder: str
     """The pod's name, shown to people as the publisher."""
     model_folder: Path
-    """Local Hugging Face folder; without weight files in it, weights are drawn from seed."""
+    """Local Hugging Face folder: configuration and tokenizer."""
+    model_uri: str = ""
+    """Store with the weight files, which ranks read by range; the folder unless given. Without any,
+    weights are drawn from seed."""
     seed: int = 0
     storage: Storage
     """Where versions and checkpoints go."""
@@ -37,6 +42,8 @@ class LearnerConfig:
     """CPU threads of this rank; one makes every step repeatable bit for bit."""
     rank: int = 0
     world_size: int = 1
+    replicas: int = 1
+    """Copies of the weights, each sharded over world_size / replicas ranks."""
     rendezvous: str = ""
     """Address for several ranks: tcp://host:port, or file:///path that does not exist yet."""
 
@@ -45,3 +52,13 @@ class LearnerConfig:
             raise ValueError(f"rank {self.rank} is outside [0, {self.world_size})")
         if self.world_size > 1 and not self.rendezvous:
             raise ValueError(f"{self.world_size} ranks need a rendezvous")
+        if self.replicas < 1 or self.world_size % self.replicas:
+            raise ValueError(f"{self.replicas} replicas of {self.world_size} ranks")
+
+    def open_weights(self) -> Store | None:
+        """Open the store with the weight files; None if they are in the model folder.
+
+        Raises:
+            UserError: the URI holds no files.
+        """
+        return open_source(self.model_uri, self.storage) if self.model_uri else None

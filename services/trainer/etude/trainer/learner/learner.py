@@ -61,10 +61,14 @@ class Learner:
             config.storage.uri, endpoint=config.storage.endpoint, region=config.storage.region
         )
         self._ranks = fsdp.join_ranks(
-            rank=config.rank, size=config.world_size, rendezvous=config.rendezvous
+            rank=config.rank,
+            size=config.world_size,
+            rendezvous=config.rendezvous,
+            replicas=config.replicas,
         )
-        self.policy = load_policy(config.model_folder, seed=config.seed)
-        self._ranks.shard(self.policy)
+        self.policy = load_policy(
+            config.model_folder, seed=config.seed, ranks=self._ranks, weights=config.open_weights()
+        )
         self._packing = Packing(
             max_tokens=config.micro_batch_tokens,
             cost=sequence_cost(self.policy.model),

@@ -18,7 +18,7 @@ from etude.trainer.learner import checkpoint
 from etude.trainer.learner.optimiser import Optimiser
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.parameters import StepObserver, fill_shard, gather_full, parameters_by_name
-from etude.trainer.model.policy import Policy, empty_copy
+from etude.trainer.model.policy import Policy, copy_frozen
 
 
 class PhasePosition(NamedTuple):
@@ -93,7 +93,7 @@ class PhaseManager:
                 " because the weights at the start of the phase were not kept"
             )
         elif state.reference is None:
-            state.reference = self._frozen_copy()
+            state.reference = copy_frozen(self._policy, self._ranks)
         return state
 
     def save(
@@ -144,7 +144,7 @@ class PhaseManager:
             about.step,
             self._optimiser(about.phase),
             _algorithm(about.phase),
-            self._frozen_copy() if about.has_reference else None,
+            copy_frozen(self._policy, self._ranks) if about.has_reference else None,
         )
         state.optimiser.reset_moments(updates=about.updates)
         live = self._live_tensors(state)
@@ -166,15 +166,6 @@ class PhaseManager:
                 named = parameters_by_name(policy)
                 tensors |= {f"{kind}.{name}": p.detach() for name, p in named.items()}
         return tensors | {f"adamw.{n}": t for n, t in state.optimiser.moments().items()}
-
-    def _frozen_copy(self) -> Policy:
-        """Copy the current weights, frozen and sharded alike."""
-        copy = empty_copy(self._policy)
-        self._ranks.shard(copy)
-        own = parameters_by_name(self._policy)
-        for name, parameter in parameters_by_name(copy).items():
-            parameter.data.copy_(own[name].data)
-        return copy.requires_grad_(requires_grad=False)
 
 
 def _algorithm(phase: Phase) -> AlgorithmSteps | None:

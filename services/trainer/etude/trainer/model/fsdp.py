@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from etude.trainer.model.policy import Policy
+from etude.trainer.model.mesh import build_mesh, sharding_mesh
 
 _TIMEOUT = datetime.timedelta(minutes=10)
 """A rank that is silent for longer has died: its peers stop instead of waiting for ever."""
@@ -22,22 +22,25 @@ class RankGroup:
     rank: int
     size: int
     device: torch.device
+    mesh: DeviceMesh | None = None
+    """Axes over which weights are spread; None for a single rank."""
 
     @property
     def is_first(self) -> bool:
         """True on the rank that does what only one rank may do."""
         return self.rank == 0
 
-    def shard(self, policy: Policy) -> None:
-        """Shard the parameters of a policy over all ranks, block by block (FSDP2)."""
-        policy.to(self.device)
-        if self.size == 1:
+    def shard(self, policy: nn.Module) -> None:
+        """Shard the parameters of a policy over the mesh, block by block (FSDP2).
+
+        Parameters without memory stay so.
+        """
+        if self.mesh is None:
             return
-        mesh = init_device_mesh(self.device.type, (self.size,))
-        names = set(policy.model._no_split_modules or ())
+        names = set(getattr(policy.get_submodule("model"), "_no_split_modules", None) or ())
         blocks = [module for module in policy.modules() if type(module).__name__ in names]
         for module in (*blocks, policy):
-            fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=sharding_mesh(self.mesh))
         for module in policy.modules():
             if isinstance(module, FSDPModule):
                 # Losses are weighted with totals of the whole batch: ranks add, never average.
@@ -68,15 +71,24 @@ class RankGroup:
         return values.cpu()
 
 
-def join_ranks(*, rank: int, size: int, rendezvous: str) -> RankGroup:
-    """Join the process group; a single rank needs none."""
+def join_ranks(*, rank: int, size: int, rendezvous: str, replicas: int = 1) -> RankGroup:
+    """Join the process group; a single rank needs none.
+
+    Args:
+        rank: of this process.
+        size: number of ranks.
+        rendezvous: where they meet.
+        replicas: copies of the weights, each sharded over size / replicas ranks.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if size > 1:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_TIMEOUT
-        )
-    return RankGroup(rank=rank, size=size, device=device)
+    if size == 1:
+        return RankGroup(rank=rank, size=size, device=device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_TIMEOUT
+    )
+    mesh = build_mesh(device.type, replicate=replicas, shard=size // replicas)
+    return RankGroup(rank=rank, size=size, device=device, mesh=mesh)
 
 
 def leave_ranks(ranks: RankGroup) -> None:

@@ -7,17 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from typing_extensions import override
 
-from etude.common.errors import Problem, UserError, WrongStateError
+from etude.common.blobs import Store, open_store
+from etude.common.errors import CorruptError, Problem, UserError, WrongStateError
 from etude.trainer.model import packed_attention
+from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.logit_probe import backbone, find_logit_transform
 from etude.trainer.model.output_head import UNCHANGED, LogitTransform, TokenScores, score_tokens
-
-_WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+from etude.trainer.model.parameters import local_shard
+from etude.trainer.model.sharded_load import (
+    allocate,
+    build_blank_model,
+    fill,
+    plan_load,
+    restore_buffers,
+)
+from etude.trainer.model.weight_files import find_weights
 
 
 class InvalidModelError(UserError):
@@ -106,53 +114,67 @@ class Policy(nn.Module):
             )
 
 
-def load_policy(folder: Path, *, seed: int) -> Policy:
+def load_policy(
+    folder: Path, *, seed: int, ranks: RankGroup | None = None, weights: Store | None = None
+) -> Policy:
     """Load the model of a Hugging Face folder in fp32; without weight files, draw it at random.
+
+    Each rank reads the bytes of its own shards. A model that is drawn is complete on every rank
+    until it is sharded. Collective.
+
+    Args:
+        folder: local, with config.json.
+        seed: of weights that are drawn.
+        ranks: that share the weights; one alone on the CPU unless given.
+        weights: store with the weight files; the folder unless given.
 
     Raises:
         InvalidModelError: the folder holds no model, or one of an unsupported kind.
+        StoreError: the store failed.
     """
     config = _read_config(folder)
-    if any(folder.glob("*.bin")):
+    ranks = ranks or RankGroup(rank=0, size=1, device=torch.device("cpu"))
+    store = weights or open_store(folder.resolve().as_uri())
+    if any(info.key.endswith(".bin") and "/" not in info.key for info in store.list("")):
         # Drawing weights beside them would be a silent mistake, reading them runs their code.
         raise InvalidModelError(folder, "holds pickled weights; convert them to safetensors")
     try:
         transform = find_logit_transform(config)
     except ValueError as cause:
         raise InvalidModelError(folder, str(cause)) from cause
-    has_weights = any((folder / name).is_file() for name in _WEIGHT_FILES)
     try:
-        model = _load_model(folder, config) if has_weights else _draw_model(config, seed=seed)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as cause:
+        stored = find_weights(store)
+        if stored is None:
+            return _shard_drawn(Policy(_draw_model(config, seed=seed).eval(), transform), ranks)
+        # Without dropout: trainer and sampler must say the same.
+        policy = Policy(build_blank_model(config).eval(), transform)
+        plan = plan_load(policy.model, stored)
+        ranks.shard(policy)
+        allocate(policy, ranks.device)
+        fill(policy.model, plan, store)
+        restore_buffers(policy.model)
+    except (OSError, ValueError, RuntimeError, KeyError, CorruptError) as cause:
         raise InvalidModelError(folder, f"the model cannot be loaded: {cause}") from cause
-    # Without dropout: trainer and sampler must say the same.
-    return Policy(model.eval(), transform)
+    return policy
 
 
-def empty_copy(policy: Policy) -> Policy:
-    """Create a model of the same shape with arbitrary weights, to be overwritten."""
-    return Policy(_draw_model(policy.config, seed=0).eval(), policy.transform)
+def copy_frozen(policy: Policy, ranks: RankGroup) -> Policy:
+    """Copy a policy without gradients, sharded alike: each rank copies its own shards."""
+    copy = Policy(build_blank_model(policy.config).eval(), policy.transform)
+    ranks.shard(copy)
+    allocate(copy, ranks.device)
+    with torch.no_grad():
+        for named in (nn.Module.named_parameters, nn.Module.named_buffers):
+            own = dict(named(policy))
+            for name, tensor in named(copy):
+                local_shard(tensor).copy_(local_shard(own[name]))
+    return copy.requires_grad_(requires_grad=False)
 
 
-def _load_model(folder: Path, config: PretrainedConfig) -> PreTrainedModel:
-    """Load all stored weights; transformers itself only warns about missing ones.
-
-    Raises:
-        ValueError: a tensor is missing, or has another shape than the configuration says.
-    """
-    model: PreTrainedModel
-    model, report = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=config,
-        dtype=torch.float32,
-        attn_implementation="sdpa",
-        local_files_only=True,
-        output_loading_info=True,
-    )
-    faulty = sorted(map(str, {*report["missing_keys"], *report["mismatched_keys"]}))
-    if faulty:
-        raise ValueError(f"missing or misshapen tensors: {', '.join(faulty[:5])}")
-    return model
+def _shard_drawn(policy: Policy, ranks: RankGroup) -> Policy:
+    ranks.shard(policy)
+    policy.to(ranks.device)
+    return policy
 
 
 def _draw_model(config: PretrainedConfig, *, seed: int) -> PreTrainedModel:

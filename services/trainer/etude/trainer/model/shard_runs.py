@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -62,11 +63,9 @@ def intervals_of_shard(tensor: Tensor) -> list[list[Interval]]:
     """
     if not isinstance(tensor, DTensor):
         return [[(0, size)] for size in tensor.shape]
-    coordinate = tensor.device_mesh.get_coordinate()
-    if coordinate is None:
-        return [[] for _ in tensor.shape]
+    mesh = tensor.device_mesh
     return placed_intervals(
-        tuple(tensor.shape), tensor.placements, tuple(tensor.device_mesh.shape), coordinate
+        tuple(tensor.shape), tensor.placements, tuple(mesh.shape), _coordinate(mesh)
     )
 
 
@@ -79,12 +78,9 @@ def is_first_replica(tensor: Tensor, *, is_first_rank: bool) -> bool:
     """
     if not isinstance(tensor, DTensor):
         return is_first_rank
-    coordinate = tensor.device_mesh.get_coordinate()
-    if coordinate is None:
-        return False
     replicas = (
         place
-        for place, placement in zip(coordinate, tensor.placements, strict=True)
+        for place, placement in zip(_coordinate(tensor.device_mesh), tensor.placements, strict=True)
         if isinstance(placement, Replicate)
     )
     return not any(replicas)
@@ -167,6 +163,10 @@ def intersect_runs(first: ShardRuns, second: ShardRuns) -> RunOverlap:
         second.local[theirs] + begins - second.starts[theirs],
         ends - begins,
     )
+
+
+def _coordinate(mesh: DeviceMesh) -> list[int]:
+    return [mesh.get_local_rank(axis) for axis in range(mesh.ndim)]
 
 
 def _chunk(intervals: Sequence[Interval], count: int, place: int) -> list[Interval]:

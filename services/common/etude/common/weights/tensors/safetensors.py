@@ -103,26 +103,79 @@ def decode(data: Buffer, *, where: str) -> list[Tensor]:
         CorruptError: truncated, overlapping, with holes, or describing what it does not hold.
     """
     view = memoryview(data).cast("B")
-    header, start = _header(view, where)
-    tensors = []
+    return [
+        Tensor(
+            name=stored.name,
+            dtype=stored.dtype,
+            shape=stored.shape,
+            data=view[stored.start : stored.start + stored.num_bytes],
+        )
+        for stored in list_tensors(view[: header_bytes(view, where=where)], len(view), where=where)
+    ]
+
+
+class StoredTensor(NamedTuple):
+    """Description of a tensor in a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """First byte of its data in the file."""
+    num_bytes: int
+
+
+def header_bytes(data: Buffer, *, where: str) -> int:
+    """Size of the header, from the first eight bytes of a file or more.
+
+    Raises:
+        CorruptError: the file is shorter, or the header larger than any.
+    """
+    view = memoryview(data).cast("B")
+    if len(view) < _LENGTH_BYTES:
+        raise CorruptError(f"{where}: {len(view)} bytes, too short for a header")
+    length = int.from_bytes(view[:_LENGTH_BYTES], "little")
+    if length > MAX_HEADER_BYTES:
+        raise CorruptError(f"{where}: the header claims {length} bytes")
+    return _LENGTH_BYTES + length
+
+
+def list_tensors(header: Buffer, file_bytes: int, *, where: str) -> list[StoredTensor]:
+    """Tensors of a file by its header alone, in file order.
+
+    Args:
+        header: the first header_bytes() of the file.
+        file_bytes: size of the file.
+        where: of the file, for errors.
+
+    Raises:
+        CorruptError: truncated, overlapping, with holes, or describing what it does not hold.
+    """
+    entries, start = _header(memoryview(header).cast("B"), where)
+    found = []
     position = 0
-    for entry in sorted(header, key=lambda entry: (entry.begin, entry.end)):
+    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         at = f"{where}: tensor {entry.name!r}"
         if entry.begin != position:
             raise CorruptError(f"{at}: data begins at {entry.begin}, not {position}")
         position = entry.end
-        if start + position > len(view):
+        if start + position > file_bytes:
             raise CorruptError(f"{at}: data ends outside the file")
-        body = view[start + entry.begin : start + entry.end]
+        num_bytes = entry.end - entry.begin
         try:
-            tensors.append(
-                Tensor(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape), data=body)
+            problem = _problem(entry.name, entry.dtype, tuple(entry.shape), num_bytes)
+        except TypeError as cause:
+            raise CorruptError(f"{at}: {cause}") from cause
+        if problem:
+            raise CorruptError(f"{at}: {problem}")
+        found.append(
+            StoredTensor(
+                entry.name, entry.dtype, tuple(entry.shape), start + entry.begin, num_bytes
             )
-        except (ValueError, TypeError) as cause:
-            raise CorruptError(f"{where}: {cause}") from cause
-    if start + position != len(view):
-        raise CorruptError(f"{where}: {len(view) - start - position} bytes belong to no tensor")
-    return tensors
+        )
+    if start + position != file_bytes:
+        raise CorruptError(f"{where}: {file_bytes - start - position} bytes belong to no tensor")
+    return found
 
 
 class _Entry(NamedTuple):
@@ -141,12 +194,9 @@ def _header(view: memoryview, where: str) -> tuple[list[_Entry], int]:
     Raises:
         CorruptError: truncated, or no JSON of the right form.
     """
-    if len(view) < _LENGTH_BYTES:
-        raise CorruptError(f"{where}: {len(view)} bytes, too short for a header")
-    length = int.from_bytes(view[:_LENGTH_BYTES], "little")
-    if length > min(MAX_HEADER_BYTES, len(view) - _LENGTH_BYTES):
-        raise CorruptError(f"{where}: the header claims {length} bytes")
-    start = _LENGTH_BYTES + length
+    start = header_bytes(view, where=where)
+    if start > len(view):
+        raise CorruptError(f"{where}: the header claims {start - _LENGTH_BYTES} bytes")
     try:
         header = json.loads(bytes(view[_LENGTH_BYTES:start]), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as cause:

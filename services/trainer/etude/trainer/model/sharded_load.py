@@ -1,0 +1,204 @@
+"""Sharded load: each rank reads the bytes of its own shards, and holds no more of the model.
+
+The model is built without memory, sharded, and given memory for this rank's shards; then their
+elements are read from the weight files by range. Buffers that no file has are computed again.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from etude.common.blobs import Store
+from etude.common.weights.tensors.safetensors import ITEM_BYTES
+from etude.trainer.model import checkpoint_layout
+from etude.trainer.model.checkpoint_layout import CheckpointLayout, LayoutPiece
+from etude.trainer.model.parameters import local_shard
+from etude.trainer.model.shard_runs import ShardRuns, intersect_runs, runs_of_shard
+from etude.trainer.model.weight_files import ByteRange, StoredWeight, read_ranges
+
+log = logging.getLogger(__name__)
+
+_TORCH = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Formats that can be read; those of quantised models need scales that this loader knows nothing
+of."""
+
+
+class LoadPlan(NamedTuple):
+    """The stored tensors that a model is filled from."""
+
+    layout: CheckpointLayout
+    weights: dict[str, StoredWeight]
+    """By the tensor's name in the layout."""
+
+
+class _Placed(NamedTuple):
+    """Elements of a stored tensor that go to consecutive places of a shard."""
+
+    weight: StoredWeight
+    first: int
+    """In the stored tensor."""
+    source: str
+    place: int
+    """In the shard."""
+    length: int
+
+
+def build_blank_model(config: PretrainedConfig) -> PreTrainedModel:
+    """Build a model of the configuration without memory for its tensors."""
+    model: PreTrainedModel
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    return model
+
+
+def plan_load(model: PreTrainedModel, weights: Mapping[str, StoredWeight]) -> LoadPlan:
+    """Match stored tensors with those of a model.
+
+    Raises:
+        ValueError: a tensor is missing, misshapen or of an unknown format, or is stored in an
+            order that cannot be read in parts; nothing was allocated.
+    """
+    targets = _rename(model, weights)
+    layout = checkpoint_layout.trace_layout(model, dtype="Float32", grid=1)
+    if layout.scattered:
+        raise ValueError(
+            "the checkpoint's layout scatters tensors, which cannot be read in parts:"
+            f" {', '.join(layout.scattered[:5])}"
+        )
+    renamed = {target: name for name, target in targets.items()}
+    sources = {p.tensor: p.source for pieces in layout.pieces.values() for p in pieces}
+    found: dict[str, StoredWeight] = {}
+    faulty: list[str] = []
+    for spec in layout.schema.tensors:
+        # A tensor that is only renamed may be stored under an older name.
+        weight = weights.get(spec.name) or weights.get(renamed.get(sources[spec.name], ""))
+        if weight is None or weight.tensor.shape != spec.shape:
+            faulty.append(spec.name)
+        elif weight.tensor.dtype not in _TORCH:
+            raise ValueError(f"tensor {spec.name} has format {weight.tensor.dtype}")
+        else:
+            found[spec.name] = weight
+    if faulty:
+        raise ValueError(f"missing or misshapen tensors: {', '.join(sorted(faulty)[:5])}")
+    unused = len(weights) - len({weight.tensor.name for weight in found.values()})
+    if unused:
+        log.warning("%d tensors of the weight files are not of this model", unused)
+    return LoadPlan(layout, found)
+
+
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Give the tensors of a module memory, each shard its own; the content is arbitrary."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    ties = [
+        (name, names[id(p)])
+        for name, p in module.named_parameters(remove_duplicate=False)
+        if names[id(p)] != name
+    ]
+    module.to_empty(device=device)
+    own = dict(module.named_parameters(remove_duplicate=False))
+    for name, original in ties:
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, own[original])
+
+
+def fill(model: PreTrainedModel, plan: LoadPlan, store: Store) -> None:
+    """Read the elements of this rank's shards into a model that has memory.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    shards = {
+        name: (local_shard(tensor.detach()).reshape(-1), runs_of_shard(tensor))
+        for name, tensor in checkpoint_layout.live_tensors(model).items()
+    }
+    placed = [
+        each
+        for source, pieces in plan.layout.pieces.items()
+        for each in _place(pieces, shards[source][1], plan)
+    ]
+    ranges = [_byte_range(each) for each in placed]
+    for number, offset, data in read_ranges(store, ranges):
+        each = placed[number]
+        dtype = _TORCH[each.weight.tensor.dtype]
+        values = torch.frombuffer(bytearray(data), dtype=dtype)
+        place = each.place + offset // dtype.itemsize
+        shards[each.source][0][place : place + values.numel()].copy_(values)
+
+
+@torch.no_grad()
+def restore_buffers(model: PreTrainedModel) -> None:
+    """Compute the buffers that no checkpoint has, as the architecture does.
+
+    Raises:
+        ValueError: the architecture leaves one as it is.
+    """
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        tensor._is_hf_initialized = True  # the mark of transformers
+    blank = dict(model.named_non_persistent_buffers())
+    for name, buffer in blank.items():
+        buffer._is_hf_initialized = False
+        buffer.fill_(torch.nan if buffer.is_floating_point() else 0)
+        owner = model.get_submodule(name.rpartition(".")[0])
+        owner._is_hf_initialized = False
+    model.initialize_weights()
+    for name, buffer in model.named_non_persistent_buffers():
+        if buffer.is_floating_point() and buffer.isnan().any():
+            raise ValueError(f"buffer {name} is in no checkpoint and is not computed by the model")
+
+
+def _rename(model: PreTrainedModel, weights: Mapping[str, StoredWeight]) -> dict[str, str]:
+    """Name in the model of each stored tensor, as transformers maps them.
+
+    The conversions that apply to these files are attached to the model, so that its checkpoint
+    layout is theirs.
+    """
+    conversions = get_model_conversion_mapping(model)
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    known = model.state_dict()
+    targets: dict[str, str] = {}
+    for name in sorted(weights):
+        target, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        if target not in known and name in known:
+            target = name
+        targets[name] = target
+    model._weight_conversions = [each for each in conversions if each.was_used()]
+    return targets
+
+
+def _place(pieces: list[LayoutPiece], runs: ShardRuns, plan: LoadPlan) -> Iterator[_Placed]:
+    """Elements of the pieces of one source that this rank holds."""
+    numbers = np.array([(p.start, p.length) for p in pieces], np.int64).reshape(-1, 2)
+    # Numbered in the order of the source, the pieces are a shard of it that holds everything.
+    whole = ShardRuns(numbers[:, 0], numbers[:, 0], numbers[:, 1])
+    starts = numbers[:, 0]
+    for start, place, length in zip(
+        *(each.tolist() for each in intersect_runs(whole, runs)), strict=True
+    ):
+        piece = pieces[int(np.searchsorted(starts, start, side="right")) - 1]
+        weight = plan.weights[piece.tensor]
+        yield _Placed(weight, piece.first + start - piece.start, piece.source, place, length)
+
+
+def _byte_range(each: _Placed) -> ByteRange:
+    item = ITEM_BYTES[each.weight.tensor.dtype]
+    return ByteRange(each.weight, each.first * item, each.length * item)
