@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-routing search-model system-deps buf
+.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-routing search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -21,6 +21,13 @@ $(READY): pyproject.toml uv.lock | $(filter .tools/%,$(UV))
 
 demo: $(READY) ## train a small policy on this machine and watch it get better (SEED=0)
 	$(RUN) etude demo --seed $(SEED)
+
+SMOLLM2 ?= runs/smollm2
+
+smollm2: $(READY) ## train a real 135M model on this machine: fetch, convert, make tasks, run (SMOLLM2=FOLDER)
+	$(RUN) python examples/smollm2/convert.py $(SMOLLM2)/inputs/etude/smollm2/model
+	test -d $(SMOLLM2)/inputs/etude/demo || $(RUN) etude tasks generate $(SMOLLM2)/inputs/etude/demo
+	$(RUN) etude run examples/smollm2/rlrun.yaml --dir $(SMOLLM2)
 
 check: $(READY) ## format, lint, types, import rules; the wire where Node is, Go files where Go is
 	$(RUN) ruff format --check .

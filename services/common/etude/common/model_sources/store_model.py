@@ -17,7 +17,7 @@ RANGE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreModel(RemoteModel):
-    """A folder of a store. Nobody may change it meanwhile: each file is read against its digest."""
+    """A folder of a store, which must not change meanwhile: files are checked against digests."""
 
     uri: str
     name: str
