@@ -71,6 +71,22 @@ def test_a_download_that_broke_off_is_no_download(
     assert content(local_folder(URI, tmp_path, ACCESS)) == store.objects
 
 
+def test_a_large_object_is_read_in_ranges(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "RANGE_BYTES", 3)
+    store.objects |= {f"weights-{size}": bytes(range(size)) for size in (3, 4, 6, 7)}
+    get = MemoryStore.get
+
+    def get_small(self: MemoryStore, key: str) -> bytes:
+        data = get(self, key)
+        assert len(data) <= 3
+        return data
+
+    monkeypatch.setattr(MemoryStore, "get", get_small)
+    assert content(local_folder(URI, tmp_path, ACCESS)) == store.objects
+
+
 def test_a_key_that_leaves_the_folder_is_refused(store: MemoryStore, tmp_path: Path) -> None:
     store.objects["../outside"] = b"x"  # no store of ours would take it
     with pytest.raises(CorruptError, match="leaves the prefix"):

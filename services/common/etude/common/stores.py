@@ -12,6 +12,9 @@ from etude.common.blobs import ObjectInfo, Store, open_store
 from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.store_urls import folder_of
 
+RANGE_BYTES = 64 << 20
+"""Largest part of an object that is held in memory."""
+
 
 def open_run_store(uri: str, storage: StoreAccess) -> Store:
     """The store at uri, reached with the run's endpoint and region."""
@@ -76,12 +79,22 @@ def _download(store: Store, objects: Sequence[ObjectInfo], target: Path) -> None
                 raise CorruptError(f"{store.url}: key {info.key!r} leaves the prefix")
             path = partial / relative
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(store.get(info.key))
+            _download_object(store, info, path)
         try:
             partial.rename(target)
         except OSError:
             if not target.exists():  # else another reader of this scratch was faster
                 raise
+
+
+def _download_object(store: Store, info: ObjectInfo, path: Path) -> None:
+    """Write an object to a file, a range at a time: files of weights are larger than memory."""
+    if info.size <= RANGE_BYTES:
+        path.write_bytes(store.get(info.key))
+        return
+    with path.open("wb") as file:
+        for start in range(0, info.size, RANGE_BYTES):
+            file.write(store.get_range(info.key, start, min(RANGE_BYTES, info.size - start)))
 
 
 def _nothing_there(uri: str) -> Problem:
