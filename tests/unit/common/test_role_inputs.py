@@ -76,15 +76,16 @@ def test_a_large_object_is_read_in_ranges(
 ) -> None:
     monkeypatch.setattr(stores, "RANGE_BYTES", 3)
     store.objects |= {f"weights-{size}": bytes(range(size)) for size in (3, 4, 6, 7)}
-    get = MemoryStore.get
+    lengths: list[int] = []
+    get_range = MemoryStore.get_range
 
-    def get_small(self: MemoryStore, key: str) -> bytes:
-        data = get(self, key)
-        assert len(data) <= 3
-        return data
+    def get_recorded(self: MemoryStore, key: str, start: int, length: int) -> bytes:
+        lengths.append(length)
+        return get_range(self, key, start, length)
 
-    monkeypatch.setattr(MemoryStore, "get", get_small)
+    monkeypatch.setattr(MemoryStore, "get_range", get_recorded)
     assert content(local_folder(URI, tmp_path, ACCESS)) == store.objects
+    assert lengths == [3, 1, 3, 3, 3, 3, 1]
 
 
 def test_a_key_that_leaves_the_folder_is_refused(store: MemoryStore, tmp_path: Path) -> None:
