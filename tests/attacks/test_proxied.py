@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from tests.attacks.arena import REACHED
 from tests.attacks.proxied import PROXIED, PROXY
+from tests.support.environments.scripted_network import FixedResolver, RedirectingConnector
 
 from etude.common.api.pool.network import Network
 from etude.envserver.egress.byte_streams import SocketStream
 from etude.envserver.egress.environment_egress import PoolEgress
 from etude.envserver.egress.proxy import serve_connection
-from etude.envserver.egress.upstream import FixedResolver, RedirectingConnector, Upstream
+from etude.envserver.egress.upstream import Upstream
 
 HARMLESS = "two dozen connections that say nothing"
 """It reads no answers: what it might harm is the node."""

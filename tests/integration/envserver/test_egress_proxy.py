@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 
 import pytest
+from tests.support.environments.scripted_network import FixedResolver, RedirectingConnector
 from tests.support.environments.upstreams import SHOP, World
 
 from etude.envserver.egress import limits
@@ -16,8 +17,6 @@ from etude.envserver.egress.environment_egress import EnvironmentEgress
 from etude.envserver.egress.proxy import serve_connection
 from etude.envserver.egress.upstream import (
     Connector,
-    FixedResolver,
-    RedirectingConnector,
     Resolver,
     SocketConnector,
     SystemResolver,

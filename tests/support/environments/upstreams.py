@@ -15,16 +15,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from tests.support.environments.scripted_network import FixedResolver, RedirectingConnector
 
 from etude.common.api.pool.network import Network
 from etude.envserver.egress.credentials import SecretFiles
 from etude.envserver.egress.environment_egress import PoolEgress
-from etude.envserver.egress.upstream import (
-    FixedResolver,
-    RedirectingConnector,
-    SocketConnector,
-    Upstream,
-)
+from etude.envserver.egress.upstream import SocketConnector, Upstream
 
 SHOP, FILES, EVIL = "93.184.215.14", "151.101.1.63", "203.0.114.9"
 """Public addresses; nothing is ever sent to them."""

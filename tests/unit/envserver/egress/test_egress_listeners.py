@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.support.environments.scripted_network import FixedResolver, RedirectingConnector
 from tests.support.vm import guests
 
 from etude.envserver.egress.credentials import SecretFiles
@@ -12,7 +13,7 @@ from etude.envserver.egress.environment_egress import EnvironmentEgress
 from etude.envserver.egress.limits import MAX_CONNECTIONS, EgressAccount
 from etude.envserver.egress.listeners import EgressListeners
 from etude.envserver.egress.policy import AllowRule
-from etude.envserver.egress.upstream import FixedResolver, RedirectingConnector, Upstream
+from etude.envserver.egress.upstream import Upstream
 
 LIMIT_S = 60.0
 ASK = b"CONNECT b.example.com:443 HTTP/1.1\r\nhost: b\r\n\r\n"

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from tests.support.environments.scripted_network import FixedResolver, RedirectingConnector
 from tests.support.vm import guests
 from typing_extensions import override
 
 from etude.envserver.egress.upstream import (
-    FixedResolver,
     HostLookups,
-    RedirectingConnector,
     Resolver,
     UnreachableError,
     Upstream,

@@ -8,7 +8,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,24 +130,6 @@ class SystemResolver(Resolver):
         return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
-@dataclass(slots=True)
-class FixedResolver(Resolver):
-    """A resolver with fixed answers, for tests; of several answers, each look-up takes the next."""
-
-    names: Mapping[str, Sequence[Sequence[str]]]
-    asked: list[str] = field(default_factory=list)
-    """Names that were looked up."""
-
-    @override
-    async def addresses(self, host: str) -> Sequence[str]:
-        answers = self.names.get(host)
-        if not answers:
-            raise socket.gaierror(socket.EAI_NONAME, "there is no such host")
-        turn = self.asked.count(host)
-        self.asked.append(host)
-        return answers[min(turn, len(answers) - 1)]
-
-
 @dataclass(slots=True, eq=False)
 class HostLookups:
     """Look-ups of one environment: few at a time, each answer cached for a while."""
@@ -203,24 +185,6 @@ class SocketConnector(Connector):
         secured = {} if tls_name is None else {"ssl": self.context, "server_hostname": tls_name}
         reader, writer = await asyncio.open_connection(address, port, **secured)  # type: ignore[arg-type] # the two belong together
         return SocketStream(reader, writer)
-
-
-@dataclass(slots=True)
-class RedirectingConnector(Connector):
-    """A connector for tests: redirects known addresses to ports of this machine."""
-
-    ports: Mapping[tuple[str, int], int]
-    """By address and port."""
-    by: Connector = field(default_factory=SocketConnector)
-    reached: list[tuple[str, int]] = field(default_factory=list)
-
-    @override
-    async def connect(self, address: str, port: int, *, tls_name: str | None) -> ByteStream:
-        there = self.ports.get((address, port))
-        if there is None:
-            raise ConnectionRefusedError(f"no listener at {address} port {port}")
-        self.reached.append((address, port))
-        return await self.by.connect("127.0.0.1", there, tls_name=tls_name)
 
 
 class UpstreamTarget(NamedTuple):
