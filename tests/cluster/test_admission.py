@@ -15,6 +15,7 @@ from etude.common.api.schema import crd
 
 ROOT = Path(__file__).parents[2]
 BAD = yaml.safe_load(Path(__file__).with_name("bad_manifests.yaml").read_text(encoding="utf-8"))
+EXAMPLES = sorted((ROOT / "examples").glob("*/rlrun.yaml"))
 SEEDS = range(400)
 """Of each kind; a request takes about 10 ms."""
 
@@ -26,6 +27,13 @@ def test_the_good_manifests_pass_both(kubectl: Callable[..., str], kind: str) ->
     text = BAD["good"][kind]
     assert "created" in kubectl("apply", "--dry-run=server", "-f", "-", text=text)
     assert lint_text(text, name=kind) == []
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_the_runs_in_examples_pass_both(kubectl: Callable[..., str], path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "created" in kubectl("apply", "--dry-run=server", "-f", "-", text=text)
+    assert lint_text(text, name=path.parent.name) == []
 
 
 @pytest.mark.parametrize("case", BAD["cases"], ids=lambda case: str(case["about"]))
