@@ -42,7 +42,9 @@ class Layout:
         self.plain.encode_special_tokens = True
 
     def tag(self, name: str) -> int:
-        return int(self.tagged.token_to_id(name))
+        found: int | None = self.tagged.token_to_id(name)
+        assert found is not None
+        return found
 
     def opening(self, system: str, user: str) -> list[int]:
         return [*self.turn("system", system), *self.turn("user", user), self.tag("<|assistant|>")]
@@ -139,7 +141,7 @@ def test_a_whole_transcript_is_the_same(chat: ChatFormat, results: list[dict[str
     head += [{"role": "assistant", "content": CALL}]
     last = {"role": "assistant", "content": "Done."}
     text = rendered([*head, *results, last], prompt=False)
-    ours = chat.encode_messages([*head, {"role": "tool", "content": ["one\n", ""]}, last])  # type: ignore[list-item] # plain dicts, as they come from a file
+    ours = chat.encode_messages([*head, {"role": "tool", "content": ["one\n", ""]}, last])
     assert tokens(chat, text) == ours.token_ids
 
 

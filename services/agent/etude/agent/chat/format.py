@@ -47,7 +47,15 @@ class ChatFormat:
             UserError: the folder has no tokenizer or no template, or one that does not work; or
                 nothing tells the token that ends a turn.
         """
-        vocabulary = Vocabulary.load(model_folder)
+        return cls.of(Vocabulary.load(model_folder), template)
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, template: str = "") -> Self:
+        """Join a loaded tokenizer and its folder's template, or the template of a name.
+
+        Raises:
+            UserError: as `load`.
+        """
         compiled = _load_template(vocabulary, template)
         traits = find_traits(compiled, vocabulary.finder)
         end_ids = vocabulary.read_end_ids()
@@ -56,7 +64,7 @@ class ChatFormat:
             end_ids |= {end_id}
         if not end_ids:
             refuse_folder(
-                model_folder / "generation_config.json",
+                vocabulary.folder / "generation_config.json",
                 "names no eos_token_id, and the chat template writes no token after the"
                 " assistant's turns: a completion would never end",
                 "name the token that ends the assistant's turns as eos_token_id",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etude.agent.chat import ChatFormat, Vocabulary
+from etude.agent.chat.trial import check_chat_format
 from etude.common.api.run.phases import Phase
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.blobs import Store, probe
@@ -128,6 +129,7 @@ def _load_chat(spec: RLRunSpec, model_folder: Path) -> ChatFormat | None:
         UserError: the model's tokenizer or chat template does not work.
     """
     if any(phase.tasks is not None for phase in spec.phases) or spec.evaluation:
+        check_chat_format(model_folder)
         return ChatFormat.load(model_folder)
     Vocabulary.load(model_folder)
     return None

@@ -1,0 +1,107 @@
+"""`python -m etude.agent.chat.trial CPU_S FOLDER TEMPLATE`: try a chat format, within limits.
+
+A template is a program: it can loop for ever or fill the memory. It is tried once, in a process
+that the kernel stops, before the same template is rendered in processes that must not hang.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from etude.agent.chat.folder import read_json
+from etude.agent.chat.format import ChatFormat
+from etude.agent.chat.template import TemplateError, read_template, refuse_template
+from etude.agent.chat.vocabulary import Vocabulary
+from etude.common.errors import Problem, UserError
+
+CPU_S = 10
+"""CPU time of all renderings; those of the largest templates known take 0.1 s."""
+MEMORY_BYTES = 2 << 30
+"""Memory beyond what the tokenizer takes."""
+_WALL_S = 300.0
+_RESULTS = ("first result\n", "", "  third {{ result }} {% raw %}")
+
+
+def check_chat_format(model_folder: Path, template: str = "", *, cpu_s: int = CPU_S) -> None:
+    """Try a model's chat format in a process of its own, which may take `cpu_s` for rendering.
+
+    Raises:
+        UserError: the tokenizer or the template does not work, or the template takes too long.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "etude.agent.chat.trial",
+        str(cpu_s),
+        str(model_folder),
+        template,
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_WALL_S, check=False)
+    except subprocess.TimeoutExpired:
+        _refuse_template(model_folder, f"the chat template did not finish within {_WALL_S:g} s")
+        return
+    if done.returncode == 0:
+        return
+    try:
+        problem = Problem(*json.loads(done.stdout))
+    except (ValueError, TypeError):
+        error = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        why = f"signal {-done.returncode}" if done.returncode < 0 else error[:300]
+        what = (
+            f"the chat template failed, or took more than {cpu_s} s of CPU or"
+            f" {MEMORY_BYTES >> 30} GiB of memory, for a few short messages ({why})"
+        )
+        _refuse_template(model_folder, what)
+        return
+    raise UserError(problem)
+
+
+def _refuse_template(model_folder: Path, what: str) -> None:
+    found = read_template(model_folder, read_json(model_folder / "tokenizer_config.json"))
+    refuse_template(found[1] if found else model_folder, what)
+
+
+def _limit(cpu_s: int) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(used.ru_utime + used.ru_stime) + 1 + cpu_s
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _try(cpu_s: int, model_folder: Path, template: str) -> None:
+    """Load the format, roll out three turns, and encode a transcript."""
+    vocabulary = Vocabulary.load(model_folder)
+    _limit(cpu_s)
+    chat = ChatFormat.of(vocabulary, template)
+    tags = "".join(f"a{tag}b" for tag in vocabulary.tags)
+    try:
+        conversation = chat.open("A system prompt.", tags)
+        for results in (_RESULTS, (tags,), ("last",)):
+            conversation.add_completion("I call a tool.")
+            conversation.append_results(results)
+        conversation.render_again()
+    except TemplateError as error:
+        refuse_template(chat.template.path, f"the chat template cannot continue a turn: {error}")
+
+
+def main() -> None:
+    """Exit with 0 if the format works; otherwise print the problem.
+
+    Raises:
+        SystemExit: it does not work.
+    """
+    try:
+        _try(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    except UserError as error:
+        sys.stdout.write(json.dumps(error.problem))
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()
