@@ -97,7 +97,7 @@ async def test_a_delta_restores_what_qemus_own_full_stream_restores(
     await parent.sh(MAKE.format(8))
     small = await lab.save(parent, keep_running=False)
     of_parent = memory_of(parent.vm, template)
-    pause = delta.GuestPause(parent.vm, None, keep_running=False)
+    pause = delta.GuestPause(parent.vm, keep_running=False)
     full = await delta.save_full(pause, template)
     assert full.is_full
     by_delta, by_full = await lab.paused(small), await lab.paused(full)

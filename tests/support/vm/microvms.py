@@ -12,9 +12,8 @@ from etude.envserver.drivers.vm import host_cpu
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.jail import Jail
-from etude.envserver.drivers.vm.qemu import boot, delta, disk, template
+from etude.envserver.drivers.vm.qemu import boot, delta, template
 from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
-from etude.envserver.drivers.vm.qemu.disk import QemuDisk
 from etude.envserver.drivers.vm.qemu.template import QemuTemplate
 from etude.envserver.drivers.vm.qemu.vm import QemuVm
 from etude.envserver.guest.channel import GuestChannel, GuestIdentity
@@ -45,19 +44,18 @@ def guest_agent() -> Path:
     return program
 
 
-def small_image(*, with_disk: bool = False, service: str = "") -> BuiltImage:
+def small_image(*, service: str = "") -> BuiltImage:
     """Busybox and the agent: 12 s to build from nothing, most of it the kernel's download."""
     spec = specs.ImageSpec(
         name="served" if service else "small",
         base=specs.ImageBase(busybox=specs.BusyboxBase()),
         services=(specs.Service(start=service),) if service else (),
-        disk=specs.Disk(size_mib=2_048) if with_disk else None,
     )
     return build(spec, agent=guest_agent(), cache=BuildCache(images_folder()))
 
 
-def small_machine(*, with_disk: bool = False) -> QemuConfig:
-    return QemuConfig(memory_mib=256, tsc_khz=host_cpu.host_tsc_khz(), has_disk=with_disk)
+def small_machine() -> QemuConfig:
+    return QemuConfig(memory_mib=256, tsc_khz=host_cpu.host_tsc_khz())
 
 
 async def connected(vm: QemuVm) -> GuestChannel:
@@ -66,11 +64,9 @@ async def connected(vm: QemuVm) -> GuestChannel:
     return GuestChannel(reader, writer)
 
 
-async def booted(
-    image: BuiltImage, machine: QemuConfig, folder: Path, disk: QemuDisk | None = None
-) -> QemuTemplate:
+async def booted(image: BuiltImage, machine: QemuConfig, folder: Path) -> QemuTemplate:
     """A template in an empty folder: booted until the agent says hello, reset, and sealed."""
-    booting = await boot.boot(image, machine, folder=folder, jail=Jail(), disk=disk)
+    booting = await boot.boot(image, machine, folder=folder, jail=Jail())
     try:
         channel = await connected(booting.vm)
         await channel.hello(timeout_s=BOOT_LIMIT_S)
@@ -105,7 +101,6 @@ class Lab:
     template: QemuTemplate
     folder: Path
     buffer: PageBuffer = field(default_factory=lambda: PageBuffer(32 << 20))
-    disks: dict[int, QemuDisk] = field(default_factory=dict)
     _vms: list[QemuVm] = field(default_factory=list)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -114,20 +109,16 @@ class Lab:
         found.mkdir()
         return found
 
-    async def shell(self, layers: tuple[int, ...] = ()) -> QemuVm:
-        """A monitor that waits; with layers, over a disk of its own on top of them."""
-        mine = disk.layered_disk(layers, folder=self.folder, jail=Jail()) if layers else None
-        chain = mine.chain if mine else ()
+    async def shell(self) -> QemuVm:
+        """A monitor that waits."""
         folder = self.new_folder()
-        made = await template.spawn_shell(self.template, folder=folder, jail=Jail(), disk=chain)
+        made = await template.spawn_shell(self.template, folder=folder, jail=Jail())
         self._vms.append(made)
-        if mine:
-            self.disks[made.pid] = mine
         return made
 
     async def paused(self, saved: VmDelta | None = None) -> QemuVm:
         """A restored machine that has not run yet."""
-        shell = await self.shell(self.template.disk if saved is None else saved.disk)
+        shell = await self.shell()
         if saved is None:
             await template.restore_template(shell, self.template)
         else:
@@ -151,17 +142,13 @@ class Lab:
 
     async def save(self, guest: Guest, *, keep_running: bool = True) -> VmDelta:
         assert await guest.channel.ping(timeout_s=COMMAND_LIMIT_S)
-        mine = self.disks.get(guest.vm.pid)
         return await delta.save_delta(
             guest.vm,
             self.template,
             self.buffer,
             keep_running=keep_running,
-            layering=None if mine is None else disk.NextLayer(guest.vm, mine, Jail()),
         )
 
     async def close(self) -> None:
         for vm in self._vms:
             await vm.destroy()
-        for mine in self.disks.values():
-            mine.close()

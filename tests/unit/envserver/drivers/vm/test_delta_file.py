@@ -1,6 +1,5 @@
 """Deltas in files: what somebody else touched is refused before a monitor could see it."""
 
-import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,14 +74,6 @@ def test_a_link_in_place_of_a_delta_is_not_followed(saved: Path, tmp_path: Path)
     (tmp_path / "link").symlink_to(saved)
     with pytest.raises(OSError, match="symbolic"):
         delta_file.load(tmp_path / "link", key=KEY, template=TEMPLATE)
-
-
-def test_a_delta_with_a_disk_is_not_kept_without_it(saved: Path, tmp_path: Path) -> None:
-    found = delta_file.load(saved, key=KEY, template=TEMPLATE)
-    with_disk = dataclasses.replace(found, disk=(found.stream,))
-    with pytest.raises(ValueError, match="disk"):
-        delta_file.save(with_disk, tmp_path / "delta", key=KEY)
-    found.close()
 
 
 def test_a_file_that_has_proved_whole_is_not_read_again_before_it_is_written_to(

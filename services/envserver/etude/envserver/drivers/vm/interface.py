@@ -66,8 +66,6 @@ class VmDelta:
     """Immutable file."""
     offset: int = 0
     """Offset of the state in the file."""
-    disk: tuple[int, ...] = ()
-    """Layers of its disk, top first, read-only."""
     changed_bytes: int
     """Changed bytes of the guest's memory."""
     pause_s: float = 0.0
@@ -76,9 +74,8 @@ class VmDelta:
     """Digest of the stored file; empty before it is stored."""
 
     def close(self) -> None:
-        """Close the files."""
-        for descriptor in (self.stream, *self.disk):
-            os.close(descriptor)
+        """Close the file."""
+        os.close(self.stream)
 
 
 class VmTemplate(Protocol):

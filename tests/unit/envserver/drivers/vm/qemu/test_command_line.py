@@ -63,20 +63,6 @@ def test_with_kvm_the_guest_has_the_hosts_processor() -> None:
     assert booted[booted.index("-cpu") + 1] == "host"
 
 
-def test_a_disk_names_every_file_that_it_is_based_on() -> None:
-    wiring = VmmFiles(memory=3, qmp=4, agent=5, root=6, disk=(10, 11, 12))
-    (disk,) = (
-        word
-        for word in machines.clone_arguments(QemuConfig(tsc_khz=1, has_disk=True), wiring)
-        if word.startswith("id=d1")
-    )
-    assert "file=/proc/self/fd/10,format=qcow2" in disk
-    assert "backing.driver=qcow2" in disk
-    assert "backing.file.filename=/proc/self/fd/11" in disk
-    assert "backing.backing.driver=raw" in disk
-    assert "backing.backing.file.filename=/proc/self/fd/12" in disk
-
-
 @pytest.mark.parametrize(("memory_mib", "tsc_khz"), [(63, 1), (1 << 21, 1), (256, 0)])
 def test_a_vm_that_cannot_be_is_refused(memory_mib: int, tsc_khz: int) -> None:
     with pytest.raises(ValueError, match="must be"):

@@ -22,7 +22,6 @@ from etude.envserver.drivers.vm.qemu.command_line import (
     VmmFiles,
 )
 from etude.envserver.drivers.vm.qemu.compatibility import compat_key
-from etude.envserver.drivers.vm.qemu.disk import QemuDisk, freeze_layers
 from etude.envserver.drivers.vm.qemu.migration import send
 from etude.envserver.drivers.vm.qemu.template import (
     MAX_DEVICE_BYTES,
@@ -79,13 +78,10 @@ class BootingVm:
     image: BuiltImage
     memory: int
     root: int
-    disk: QemuDisk | None
 
     async def abandon(self) -> None:
         await self.vm.destroy()
         self.console.close()
-        if self.disk is not None:
-            self.disk.close()
         for descriptor in (self.memory, self.root):
             os.close(descriptor)
 
@@ -96,7 +92,6 @@ async def boot(
     *,
     folder: Path,
     jail: Jail,
-    disk: QemuDisk | None = None,
 ) -> BootingVm:
     """Boot a VM from its image; its agent answers seconds later.
 
@@ -109,16 +104,13 @@ async def boot(
         kernel, initramfs = (_open_file(opened, path) for path in (image.kernel, image.initramfs))
         root = os.open(image.root, os.O_RDONLY | os.O_CLOEXEC)
         memory = sealed_files.create(MEMORY_NAME, machine.memory_bytes)
-        layers = disk.chain if disk is not None else ()
         files = BootFiles(kernel=kernel, initramfs=initramfs, console=console.theirs.fileno())
 
         def arguments(sockets: vm.VmmSockets) -> Sequence[str]:
-            wiring = VmmFiles(
-                memory=memory, qmp=sockets.qmp, agent=sockets.agent, root=root, disk=layers
-            )
+            wiring = VmmFiles(memory=memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
             return (PROGRAM, *machines.boot_arguments(machine, wiring, files), *SANDBOX)
 
-        inherited = (memory, root, kernel, initramfs, files.console, *layers)
+        inherited = (memory, root, kernel, initramfs, files.console)
         try:
             started = await vm.start(
                 machine, arguments, descriptors=inherited, folder=folder, jail=jail
@@ -128,7 +120,7 @@ async def boot(
             os.close(memory)
             os.close(root)
             raise
-    return BootingVm(vm=started, console=console, image=image, memory=memory, root=root, disk=disk)
+    return BootingVm(vm=started, console=console, image=image, memory=memory, root=root)
 
 
 async def seal(booting: BootingVm) -> QemuTemplate:
@@ -163,7 +155,6 @@ async def seal(booting: BootingVm) -> QemuTemplate:
         devices=devices,
         stream=parse_device_state(data, machine),
         root=booting.root,
-        disk=_freeze_disk(booting.disk),
     )
 
 
@@ -176,14 +167,6 @@ def _device_data(devices: int) -> bytes:
     if (size := os.fstat(devices).st_size) > MAX_DEVICE_BYTES:
         raise VmmError(f"the template's device state has {size} bytes")
     return sealed_files.read_all(devices)
-
-
-def _freeze_disk(disk: QemuDisk | None) -> tuple[int, ...]:
-    if disk is None:
-        return ()
-    layers = freeze_layers(disk)
-    disk.close()
-    return layers
 
 
 async def boot_template(

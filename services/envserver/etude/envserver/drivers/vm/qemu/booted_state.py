@@ -22,9 +22,7 @@ class BootedState:
     stream: TemplateStream | FormatError
     """Parsed device state, or the reason why it cannot be parsed: then deltas are full streams."""
     root: int
-    disk: tuple[int, ...] = ()
-    """Layers of the disk, top first, read-only."""
 
     def close(self) -> None:
-        for descriptor in (self.memory, self.devices, self.root, *self.disk):
+        for descriptor in (self.memory, self.devices, self.root):
             os.close(descriptor)

@@ -1,6 +1,5 @@
 """QEMU command line of a VM. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,8 +31,6 @@ class QemuConfig:
     accelerator: Accelerator = Accelerator.TCG
     tsc_khz: int
     """Rate of the machine's time stamp counter, which the guest reads under TCG."""
-    has_disk: bool = False
-    """Whether the guest writes to a disk instead of its memory."""
 
     def __post_init__(self) -> None:
         if not 64 <= self.memory_mib <= 1 << 20:
@@ -54,8 +51,6 @@ class VmmFiles:
     qmp: int
     agent: int
     root: int
-    disk: Sequence[int] = ()
-    """Files of the disk, top first; the first is written, the last is raw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +65,10 @@ class BootFiles:
 
 def boot_arguments(machine: QemuConfig, wiring: VmmFiles, boot: BootFiles) -> tuple[str, ...]:
     """Arguments that boot a VM with shared memory."""
-    root = "sqshblk" if machine.has_disk else "sqsh"
     words = (
         "console=ttyS0 panic=-1 reboot=t quiet"
         # Without it one boot of five hangs under TCG: "Fast TSC calibration failed".
-        f" tsc_early_khz={machine.tsc_khz} envroot={root}"
+        f" tsc_early_khz={machine.tsc_khz} envroot=sqsh"
     )
     if machine.accelerator is Accelerator.TCG:
         # Translated code is found again at the same address only: with random addresses each
@@ -85,7 +79,7 @@ def boot_arguments(machine: QemuConfig, wiring: VmmFiles, boot: BootFiles) -> tu
         *_board(machine, wiring, is_shared=True),
         *("-kernel", _path(boot.kernel), "-initrd", _path(boot.initramfs), "-append", words),
         *("-chardev", f"socket,id={CONSOLE},fd={boot.console}"),
-        *_devices(machine, wiring),
+        *_devices(wiring),
     )
 
 
@@ -98,7 +92,7 @@ def clone_arguments(
         # A delta records the state "running": only -S keeps it paused.
         *("-S", "-incoming", "defer"),
         *("-chardev", f"ringbuf,id={CONSOLE},size={CONSOLE_BYTES}"),
-        *_devices(machine, wiring),
+        *_devices(wiring),
     )
 
 
@@ -134,10 +128,7 @@ def _processor(accelerator: Accelerator, translation_mib: int) -> tuple[str, ...
             return ("-accel", "kvm", "-cpu", "host")
 
 
-def _devices(machine: QemuConfig, wiring: VmmFiles) -> tuple[str, ...]:
-    disk: tuple[str, ...] = ()
-    if machine.has_disk:
-        disk = (*("-drive", _disk(wiring.disk)), *("-device", "virtio-blk-device,drive=d1"))
+def _devices(wiring: VmmFiles) -> tuple[str, ...]:
     return (
         *("-serial", f"chardev:{CONSOLE}"),
         *("-chardev", f"socket,id=qmp,fd={wiring.qmp},server=on,wait=off"),
@@ -148,19 +139,7 @@ def _devices(machine: QemuConfig, wiring: VmmFiles) -> tuple[str, ...]:
         *("-device", "virtio-rng-device"),
         *("-drive", f"id=d0,file={_path(wiring.root)},format=raw,if=none,readonly=on"),
         *("-device", "virtio-blk-device,drive=d0"),
-        *disk,
     )
-
-
-def _disk(chain: Sequence[int]) -> str:
-    top = f"id=d1,file={_path(chain[0])},format=qcow2,if=none,cache=writeback"
-    prefix, parts = "", [top]
-    for number, descriptor in enumerate(chain[1:], start=2):
-        prefix += "backing."
-        kind = "raw" if number == len(chain) else "qcow2"
-        parts.append(f"{prefix}driver={kind},{prefix}file.driver=file")
-        parts.append(f"{prefix}file.filename={_path(descriptor)}")
-    return ",".join(parts)
 
 
 def _path(descriptor: int) -> str:

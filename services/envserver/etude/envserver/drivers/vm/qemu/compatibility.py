@@ -22,7 +22,7 @@ _VERSION_LIMIT_S = 30.0
 
 def compat_key(machine: QemuConfig, image: BuiltImage) -> str:
     """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root."""
-    wiring = VmmFiles(memory=0, qmp=0, agent=0, root=0, disk=(0, 0) if machine.has_disk else ())
+    wiring = VmmFiles(memory=0, qmp=0, agent=0, root=0)
     arguments = machines.boot_arguments(
         machine, wiring, BootFiles(kernel=0, initramfs=0, console=0)
     )

@@ -11,7 +11,6 @@ from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, PageBuffer, read_
 from etude.envserver.drivers.vm.errors import FormatError, VmmError
 from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.qemu.booted_state import BootedState
-from etude.envserver.drivers.vm.qemu.disk import NextLayer
 from etude.envserver.drivers.vm.qemu.migration import device_state, receive, send
 from etude.envserver.drivers.vm.qemu.stream_splicing import TemplateStream, splice
 from etude.envserver.drivers.vm.qemu.vm import QemuVm
@@ -23,7 +22,6 @@ async def save_delta(
     buffer: PageBuffer,
     *,
     keep_running: bool,
-    layering: NextLayer | None = None,
 ) -> VmDelta:
     """Save a clone. It is paused for milliseconds, or stays paused unless `keep_running`.
 
@@ -32,7 +30,7 @@ async def save_delta(
     Raises:
         VmmError: the monitor failed.
     """
-    pause = GuestPause(vm, layering, keep_running=keep_running)
+    pause = GuestPause(vm, keep_running=keep_running)
     match template.stream:
         case TemplateStream() as stream:
             return await _save_dirty_pages(pause, template, stream, buffer)
@@ -58,37 +56,28 @@ async def save_full(pause: "GuestPause", template: BootedState) -> VmDelta:
         template=template.address,
         is_full=True,
         stream=stream,
-        disk=pause.shared_layers(),
         changed_bytes=template.machine.memory_bytes,
         pause_s=pause.took_s,
     )
 
 
 class GuestPause:
-    """Pause of a guest, in which its next disk layer is put on top."""
+    """Pause of a guest, and the time that it took."""
 
-    def __init__(self, vm: QemuVm, layering: NextLayer | None, *, keep_running: bool) -> None:
+    def __init__(self, vm: QemuVm, *, keep_running: bool) -> None:
         self.vm = vm
         self.took_s = 0.0
-        self._layering, self._keep_running = layering, keep_running
+        self._keep_running = keep_running
         self._began_s = 0.0
 
     async def __aenter__(self) -> None:
-        if self._layering is not None:
-            await self._layering.prepare()
         self._began_s = time.perf_counter()
         await self.vm.freeze()
-        if self._layering is not None:
-            await self._layering.activate()
 
     async def __aexit__(self, *error: object) -> None:
         if self._keep_running:
             await self.vm.thaw()
         self.took_s = time.perf_counter() - self._began_s
-
-    def shared_layers(self) -> tuple[int, ...]:
-        """Duplicate the disk layers of that moment, read-only."""
-        return self._layering.shared_layers() if self._layering is not None else ()
 
 
 async def restore_delta(shell: QemuVm, template: BootedState, delta: VmDelta) -> None:
@@ -120,7 +109,6 @@ async def _save_dirty_pages(
         template=template.address,
         is_full=False,
         stream=saved,
-        disk=pause.shared_layers(),
         changed_bytes=len(pages.numbers) * PAGE_BYTES,
         pause_s=pause.took_s,
     )

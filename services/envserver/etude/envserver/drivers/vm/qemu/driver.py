@@ -78,8 +78,7 @@ class QemuDriver(VmDriver):
     @override
     def _make_starter(self, template: VmTemplate) -> VmStarter:
         starter = VmDriver._make_starter(self, template)
-        # With KVM nothing can be forked, and a disk has one writer.
-        can_fork = self.machine.accelerator is Accelerator.TCG and not self.machine.has_disk
+        can_fork = self.machine.accelerator is Accelerator.TCG  # with KVM nothing can be forked
         if not can_fork or not isinstance(template, QemuTemplate):
             return starter
         return self.fork_servers.attach(starter, template, self.scratch)

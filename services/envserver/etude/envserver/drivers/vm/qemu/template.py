@@ -31,19 +31,17 @@ MAX_DEVICE_BYTES = 16 << 20
 """300 times the usual size, firmware included."""
 
 
-async def spawn_shell(
-    template: BootedState, *, folder: Path, jail: Jail, disk: Sequence[int] = ()
-) -> vm.QemuVm:
+async def spawn_shell(template: BootedState, *, folder: Path, jail: Jail) -> vm.QemuVm:
     """Start a VMM that waits for the template's state or a delta of it."""
 
     def program(sockets: vm.VmmSockets) -> Sequence[str]:
-        arguments = clone_arguments(template, sockets, disk, translation_mib=TRANSLATION_MIB)
+        arguments = clone_arguments(template, sockets, translation_mib=TRANSLATION_MIB)
         return (PROGRAM, *arguments, *SANDBOX)
 
     return await vm.start(
         template.machine,
         program,
-        descriptors=(template.memory, template.root, *disk),
+        descriptors=(template.memory, template.root),
         folder=folder,
         jail=jail,
         template=template.address,
@@ -53,7 +51,6 @@ async def spawn_shell(
 def clone_arguments(
     template: BootedState,
     sockets: vm.VmmSockets,
-    disk: Sequence[int] = (),
     *,
     translation_mib: int,
 ) -> Sequence[str]:
@@ -63,7 +60,6 @@ def clone_arguments(
         qmp=sockets.qmp,
         agent=sockets.agent,
         root=template.root,
-        disk=disk,
     )
     return command_line.clone_arguments(template.machine, files, translation_mib=translation_mib)
 

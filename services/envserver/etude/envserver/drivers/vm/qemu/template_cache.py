@@ -63,13 +63,7 @@ class QemuTemplateCache(TemplateCache):
     """Cached templates of one host."""
 
     def store(self, template: QemuTemplate) -> None:
-        """Write a template to the cache. Takes 1 ms a MiB: call it on a thread.
-
-        Raises:
-            ValueError: it has a disk, whose layers are not cached.
-        """
-        if template.disk:
-            raise ValueError("a template with disk layers cannot be cached")
+        """Write a template to the cache. Takes 1 ms a MiB: call it on a thread."""
         with self.replacing(template.compat_key) as folder:
             with (folder / _MEMORY).open("wb") as file:
                 for offset, part in sealed_files.nonzero_pages(template.memory):

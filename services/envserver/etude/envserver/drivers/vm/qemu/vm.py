@@ -36,8 +36,6 @@ _SET, _GET = 41, 42
 """PR_SET_THP_DISABLE and PR_GET_THP_DISABLE of prctl(2)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_DISK_BYTES = 64 << 30
-"""Limit of any guest's disk; the host's own quota is lower."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,7 +159,7 @@ async def start(  # noqa: PLR0913 - what it starts is five things
         command = jail.command(
             program(sockets),
             memory_bytes=machine.memory_bytes,
-            file_bytes=2 * machine.memory_bytes + (_DISK_BYTES if machine.has_disk else 0),
+            file_bytes=2 * machine.memory_bytes,
             inherited=inherited,
         )
         process = _start_process(command, inherited, folder, mark)
