@@ -19,7 +19,7 @@ from etude.common.weights.coding.codecs import zstd
 from etude.common.weights.coding.codecs.ids import Codec, Encoded
 from etude.common.weights.tensors.schema import Schema
 
-__all__ = ["BlockRow", "Container", "ContainerWriter", "Index", "parse_index", "parse_trailer"]
+__all__ = ["BlockRow", "Container", "ContainerWriter", "Index", "parse_index"]
 
 MAGIC = b"ETUDEDLT"
 FORMAT = 1
@@ -101,39 +101,6 @@ class ContainerWriter:
         )
         data = b"".join([*self._parts, index, trailer])
         return Container(data, self._offset, len(index), sha256.hexdigest(), len(self._rows))
-
-
-class Trailer(NamedTuple):
-    """The last bytes of a container, by which a tool finds the index."""
-
-    kind: int
-    blocks: int
-    index_offset: int
-    index_length: int
-    index_sha256: str
-
-
-def parse_trailer(data: bytes, *, size: int, where: str) -> Trailer:
-    """The trailer of an object of that size.
-
-    Raises:
-        CorruptError: not a trailer, or one of another object.
-    """
-    if len(data) != TRAILER.size:
-        raise CorruptError(f"{where}: a trailer has {TRAILER.size} bytes, not {len(data)}")
-    magic, version, kind, zero, blocks, offset, length, sha256 = TRAILER.unpack(data)
-    if magic != MAGIC or version != FORMAT or kind not in {DELTA, COMPLETE} or zero:
-        raise CorruptError(f"{where}: no container of format {FORMAT}")
-    found = Trailer(kind, blocks, offset, length, sha256.hex())
-    if offset + length + TRAILER.size != size or data != _packed(found):
-        raise CorruptError(f"{where}: the trailer does not fit an object of {size} bytes")
-    return found
-
-
-def _packed(trailer: Trailer) -> bytes:
-    sha256 = bytes.fromhex(trailer.index_sha256)
-    head = (MAGIC, FORMAT, trailer.kind, 0, trailer.blocks)
-    return TRAILER.pack(*head, trailer.index_offset, trailer.index_length, sha256)
 
 
 def parse_index(
