@@ -67,6 +67,7 @@ def _receipt(store: Store, version: VersionId, step: Step, rank: int) -> RankRec
         schema_sha256=SCHEMA.sha256,
         change=packed.digest.hex(),
         share=share.hex(),
+        coverage=ZERO.hex(),
         stats=Stats(**packed.stats._asdict()),
     )
 

@@ -91,6 +91,7 @@ class SimulatedPublisher:
             schema_sha256=SCHEMA.sha256,
             change=packed.digest.hex(),
             share=digest.scan(words, 0).hex(),
+            coverage=digest.ZERO.hex(),
             stats=Stats(**packed.stats._asdict()),
         )
 

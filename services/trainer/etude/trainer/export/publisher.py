@@ -262,6 +262,7 @@ class Publisher(StepObserver):
             schema_sha256=self._get_packer().schema.sha256,
             change=packed.change.hex(),
             share=share.hex(),
+            coverage=self._get_packer().coverage.hex(),
             stats=packed.stats,
         )
 

@@ -71,6 +71,8 @@ class RankReceipt(BaseModel):
     """Digest of the changes since the base; of everything if complete."""
     share: State
     """Digest of the current elements that this rank publishes."""
+    coverage: State
+    """Digest of the bounds of these elements; zero over all ranks if each has one publisher."""
     stats: Stats
 
 
@@ -109,6 +111,8 @@ def build_manifest(
     for each in receipts:
         if (each.schema_sha256, each.is_complete) != (first.schema_sha256, first.is_complete):
             raise WrongStateError(f"version {version}: rank {each.rank} disagrees with rank 0")
+    if sum_digests(Digest.parse(each.coverage) for each in receipts) != ZERO:
+        raise WrongStateError(f"version {version}: the ranks' parts overlap, or some are missing")
     if not first.is_complete and base is None:
         raise WrongStateError(f"version {version}: a delta without a base")
     built_on = None if first.is_complete else base

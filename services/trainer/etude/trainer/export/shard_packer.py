@@ -20,8 +20,9 @@ from etude.trainer.export.shards import (
     LiveShard,
     ShardEdits,
     ShardPart,
+    coverage,
     published_parts,
-    shard_ranges,
+    published_runs,
     tile_positions,
 )
 from etude.trainer.model import checkpoint_layout, tensor_bits
@@ -54,8 +55,10 @@ class ShardPacker:
             policy.model, dtype=settings.dtype, grid=settings.advanced.tile_grid
         )
         sources = checkpoint_layout.live_tensors(policy.model)
-        parts = published_parts(self._layout, shard_ranges(sources, ranks))
+        parts = published_parts(self._layout, published_runs(sources, ranks))
         self._parts = sorted([*parts, *self._scattered_parts()]) if ranks.is_first else parts
+        self.coverage = coverage(self._parts, self.schema, is_first_rank=ranks.is_first)
+        """Proof, with that of the other ranks, that all parts make up the checkpoint."""
         trained = {name for name, _ in policy.model.named_parameters()}
         self._untracked = sources.keys() - trained
         self.sizes = {name: local_shard(tensor).numel() for name, tensor in sources.items()}

@@ -1,24 +1,27 @@
 """Shards: the elements of the checkpoint that one rank publishes, and their place in its memory."""
 
+import hashlib
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from etude.common.weights.tensors.changes import changed_places
+from etude.common.weights.tensors.digest import ZERO, Digest
+from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.export.change_tracker import Changes, OldShard
 from etude.trainer.export.touched import Flat, TouchedElements
-from etude.trainer.model import tensor_bits
+from etude.trainer.model import checkpoint_layout, tensor_bits
 from etude.trainer.model.checkpoint_layout import CheckpointLayout
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.parameters import local_shard
+from etude.trainer.model.shard_runs import ShardRuns, owned_runs
 
 
 class HeldRun(NamedTuple):
@@ -51,24 +54,18 @@ class ShardEdits(NamedTuple):
     new: Words
 
 
-def published_parts(
-    layout: CheckpointLayout, ranges: Mapping[str, tuple[int, int]]
-) -> list[ShardPart]:
+def published_parts(layout: CheckpointLayout, shards: Mapping[str, ShardRuns]) -> list[ShardPart]:
     """Map a rank's shards to parts of checkpoint tensors, sorted by tensor and position.
 
     Args:
         layout: of the whole model.
-        ranges: first element and end of the rank's shard of each source, row-major.
+        shards: what the rank publishes of each source.
     """
     found: dict[int, list[tuple[int, HeldRun]]] = defaultdict(list)
     for source, pieces in layout.pieces.items():
-        first, end = ranges[source]
-        for piece in pieces:
-            start, stop = max(first, piece.start), min(end, piece.start + piece.length)
-            if start < stop:
-                held = HeldRun(source, start - first, stop - start)
-                place = layout.schema.index[piece.tensor]
-                found[place].append((piece.first + start - piece.start, held))
+        for piece, place in checkpoint_layout.cut_pieces(pieces, shards[source]):
+            held = HeldRun(source, place, piece.length)
+            found[layout.schema.index[piece.tensor]].append((piece.first, held))
     parts: list[ShardPart] = []
     for tensor in sorted(found):
         for place, held in sorted(found[tensor]):
@@ -80,29 +77,39 @@ def published_parts(
     return parts
 
 
-def shard_ranges(sources: Mapping[str, Tensor], ranks: RankGroup) -> dict[str, tuple[int, int]]:
-    """First element and end of this rank's shard of each tensor, row-major.
-
-    Rank 0 publishes the tensors that every rank holds completely.
+def published_runs(sources: Mapping[str, Tensor], ranks: RankGroup) -> dict[str, ShardRuns]:
+    """What this rank publishes of each tensor: its shard, unless an earlier rank holds the same.
 
     Raises:
-        ValueError: a tensor is not sharded along its first dimension alone.
+        ValueError: a tensor has no shards; it is named.
     """
-    return {name: _range(name, tensor, ranks) for name, tensor in sources.items()}
+    found = {}
+    for name, tensor in sources.items():
+        try:
+            found[name] = owned_runs(tensor, is_first_rank=ranks.is_first)
+        except ValueError as cause:
+            raise ValueError(f"{name}: {cause}") from cause
+    return found
 
 
-def _range(name: str, tensor: Tensor, ranks: RankGroup) -> tuple[int, int]:
-    if not isinstance(tensor, DTensor):
-        return (0, tensor.numel()) if ranks.is_first else (0, 0)
-    if tuple(tensor.placements) != (Shard(0),):
-        raise ValueError(f"{name} is spread as {tensor.placements}, not along its first dimension")
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    row = int(np.prod(tensor.shape[1:]))
-    if not shape[0]:
-        return (0, 0)
-    return offset[0] * row, (offset[0] + shape[0]) * row
+def coverage(parts: Iterable[ShardPart], schema: Schema, *, is_first_rank: bool) -> Digest:
+    """Digest of the bounds of a rank's parts, less those of everything on rank 0.
+
+    Over all ranks the digests add up to zero only if every element is in one part: then the end of
+    each part is the start of another, or the end of everything.
+    """
+    tensors = (spec.elements for spec in schema.tensors)
+    offsets = [0, *itertools.accumulate(tensors)]
+    total = ZERO
+    for part in parts:
+        offset = offsets[part.tensor]
+        total = total.plus(_bound(offset + part.stop)).minus(_bound(offset + part.start))
+    return total.minus(_bound(offsets[-1])).plus(_bound(0)) if is_first_rank else total
+
+
+def _bound(position: int) -> Digest:
+    drawn = hashlib.blake2b(position.to_bytes(8, "little"), digest_size=16).digest()
+    return Digest(int.from_bytes(drawn[:8], "little"), int.from_bytes(drawn[8:], "little"))
 
 
 class LiveShard(NamedTuple):

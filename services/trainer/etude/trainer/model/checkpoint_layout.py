@@ -8,7 +8,7 @@ elements back instead of their values.
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from etude.common.weights.tensors.schema import Grid, Schema, TensorSpec, split_of
 from etude.trainer.model import tensor_bits
+from etude.trainer.model.shard_runs import ShardRuns, intersect_runs
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,21 @@ def trace_layout(
             ", ".join(scattered[:5]),
         )
     return CheckpointLayout(schema, pieces, scattered)
+
+
+def cut_pieces(pieces: Sequence[LayoutPiece], runs: ShardRuns) -> Iterator[tuple[LayoutPiece, int]]:
+    """Parts of the pieces of one source that a shard holds, each with its place in the shard."""
+    starts = np.array([piece.start for piece in pieces], np.int64)
+    lengths = np.array([piece.length for piece in pieces], np.int64)
+    # In the order of the source, the pieces are a shard of it that holds everything.
+    overlap = intersect_runs(ShardRuns(starts, starts, lengths), runs)
+    numbers = np.searchsorted(starts, overlap.first, side="right") - 1
+    for number, start, place, length in zip(
+        *(each.tolist() for each in (numbers, *overlap)), strict=True
+    ):
+        piece = pieces[number]
+        first = piece.first + start - piece.start
+        yield piece._replace(start=start, first=first, length=length), place
 
 
 def to_checkpoint_tensors(

@@ -6,10 +6,9 @@ elements are read from the weight files by range. Buffers that no file has are c
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -19,9 +18,9 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from etude.common.blobs import Store
 from etude.common.weights.tensors.safetensors import ITEM_BYTES
 from etude.trainer.model import checkpoint_layout
-from etude.trainer.model.checkpoint_layout import CheckpointLayout, LayoutPiece
+from etude.trainer.model.checkpoint_layout import CheckpointLayout
 from etude.trainer.model.parameters import local_shard
-from etude.trainer.model.shard_runs import ShardRuns, intersect_runs, runs_of_shard
+from etude.trainer.model.shard_runs import runs_of_shard
 from etude.trainer.model.weight_files import ByteRange, StoredWeight, read_ranges
 
 log = logging.getLogger(__name__)
@@ -131,9 +130,9 @@ def fill(model: PreTrainedModel, plan: LoadPlan, store: Store) -> None:
         for name, tensor in checkpoint_layout.live_tensors(model).items()
     }
     placed = [
-        each
+        _Placed(plan.weights[piece.tensor], piece.first, source, place, piece.length)
         for source, pieces in plan.layout.pieces.items()
-        for each in _place(pieces, shards[source][1], plan)
+        for piece, place in checkpoint_layout.cut_pieces(pieces, shards[source][1])
     ]
     ranges = [_byte_range(each) for each in placed]
     for number, offset, data in read_ranges(store, ranges):
@@ -183,20 +182,6 @@ def _rename(model: PreTrainedModel, weights: Mapping[str, StoredWeight]) -> dict
         targets[name] = target
     model._weight_conversions = [each for each in conversions if each.was_used()]
     return targets
-
-
-def _place(pieces: list[LayoutPiece], runs: ShardRuns, plan: LoadPlan) -> Iterator[_Placed]:
-    """Elements of the pieces of one source that this rank holds."""
-    numbers = np.array([(p.start, p.length) for p in pieces], np.int64).reshape(-1, 2)
-    # Numbered in the order of the source, the pieces are a shard of it that holds everything.
-    whole = ShardRuns(numbers[:, 0], numbers[:, 0], numbers[:, 1])
-    starts = numbers[:, 0]
-    for start, place, length in zip(
-        *(each.tolist() for each in intersect_runs(whole, runs)), strict=True
-    ):
-        piece = pieces[int(np.searchsorted(starts, start, side="right")) - 1]
-        weight = plan.weights[piece.tensor]
-        yield _Placed(weight, piece.first + start - piece.start, piece.source, place, length)
 
 
 def _byte_range(each: _Placed) -> ByteRange:

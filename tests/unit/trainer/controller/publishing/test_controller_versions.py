@@ -23,7 +23,7 @@ from etude.common.weights.protocol.manifest import (
     read_manifest,
 )
 from etude.common.weights.protocol.quarantine import quarantine
-from etude.common.weights.tensors.digest import Digest
+from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.trainer.controller.publishing.versions import BaseLostError, VersionChain
 from etude.trainer.controller.run import Run
 from etude.trainer.controller.store_retry import StoreRetry
@@ -54,6 +54,7 @@ def receipt(rank: int, change: Digest, share: Digest, **fields: Any) -> RankRece
         "schema_sha256": "c" * 64,
         "change": change.hex(),
         "share": share.hex(),
+        "coverage": ZERO.hex(),
         "stats": STATS,
     }
     return RankReceipt(**{**given, **fields})
@@ -93,6 +94,7 @@ def test_the_state_is_that_of_the_base_and_the_changes_of_all_ranks(
         ({"is_complete": True}, "rank 1 disagrees with rank 0"),
         ({"rank": 2}, r"receipts of \[0, 2\]"),
         ({"share": Digest(5, 6).hex()}, "the changes lead to state"),
+        ({"coverage": Digest(5, 6).hex()}, "parts overlap, or some are missing"),
     ],
 )
 def test_receipts_that_do_not_fit_together_make_no_version(
