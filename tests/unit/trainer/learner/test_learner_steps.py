@@ -32,6 +32,7 @@ from etude.trainer.model.parameters import parameters_by_name
 from etude.trainer.model.policy import load_policy
 
 MODEL = Path(__file__).parents[3] / "data" / "tiny-model"
+ALONE = RankGroup(rank=0, size=1, device=torch.device("cpu"))
 SFT = {
     "name": "sft",
     "type": "SupervisedFineTuning",
@@ -122,16 +123,12 @@ def exact_logprobs(learner: Learner, token_ids: np.ndarray) -> np.ndarray:
     return found
 
 
-def alone() -> RankGroup:
-    return RankGroup(rank=0, size=1, device=torch.device("cpu"))
-
-
 def gradient(
     rows: list[TrainingRow], objective: Any, *, max_tokens: int
 ) -> tuple[float, torch.Tensor]:
     policy = load_policy(MODEL, seed=5)
     loss = accumulate_gradients(
-        policy, rows, objective, ranks=alone(), packing=Packing(max_tokens=max_tokens)
+        policy, rows, objective, ranks=ALONE, packing=Packing(max_tokens=max_tokens)
     )
     parts = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
     return loss, torch.cat(parts)

@@ -142,6 +142,12 @@ class Run:
         self.progress.complete_step(seconds, result.data_cursor)
         self.checkpoints.count_step()
         cursor, status = self.progress.cursor, self.reporter.status
+        if result.is_skipped:
+            self.reporter.record_event(
+                "BatchSkipped",
+                f"phase {cursor.phase}, step {cursor.step}: loss or gradient was not finite",
+                warning=True,
+            )
         body = journal_pb2.JournalStep(
             phase=cursor.phase,
             step=cursor.step,

@@ -16,8 +16,17 @@ State = dict[str, Tensor]
 class AdamW:
     """Moments of named parameters, and the update that follows them; fused kernels, fp32."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], *, moments: torch.dtype = torch.float32
+    ) -> None:
+        """Begin without moments.
+
+        Args:
+            parameters: by name.
+            moments: number format in which moments are kept; updates are computed in fp32.
+        """
         self._parameters = dict(parameters)
+        self._moments = moments
         self.state: dict[str, State] = {}
         """By parameter, since its first update: step, exp_avg, exp_avg_sq, sharded as it is."""
 
@@ -35,6 +44,22 @@ class AdamW:
 
         Source: Decoupled weight decay regularization, https://arxiv.org/abs/1711.05101.
         """
+        narrow = self._moments != torch.float32
+        # fp32 copies of narrow moments are of one parameter at a time.
+        for group in [[name] for name in names] if narrow else [names]:
+            self._update_group(
+                group, rate=rate, betas=betas, weight_decay=weight_decay, epsilon=epsilon
+            )
+
+    def _update_group(
+        self,
+        names: Sequence[str],
+        *,
+        rate: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        epsilon: float,
+    ) -> None:
         columns: list[list[Tensor]] = [[], [], [], [], []]
         for name in names:
             parameter = self._parameters[name]
@@ -45,6 +70,9 @@ class AdamW:
             for column, tensor in zip(columns, (*row, state["step"]), strict=True):
                 column.append(local_shard(tensor.detach()))
         parameters, gradients, averages, squares, steps = columns
+        kept = (*averages, *squares)
+        averages = [average.float() for average in averages]
+        squares = [square.float() for square in squares]
         adamw(
             parameters,
             gradients,
@@ -61,6 +89,9 @@ class AdamW:
             eps=epsilon,
             maximize=False,
         )
+        for target, value in zip(kept, (*averages, *squares), strict=True):
+            if target is not value:
+                target.copy_(value)
 
     def reset(self, *, updates: int) -> None:
         """Allocate zero moments with an update count; saved moments are copied into them."""
@@ -75,7 +106,9 @@ class AdamW:
     def _state_of(self, name: str) -> State:
         if name not in self.state:
             parameter = self._parameters[name].detach()
-            moments = {moment: torch.zeros_like(parameter) for moment in MOMENTS}
+            moments = {
+                moment: torch.zeros_like(parameter, dtype=self._moments) for moment in MOMENTS
+            }
             step = torch.zeros((), dtype=torch.float32, device=parameter.device)
             self.state[name] = {"step": step, **moments}
         return self.state[name]

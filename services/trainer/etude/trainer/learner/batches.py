@@ -123,6 +123,11 @@ class StepResult:
     weight_digest: str
     """BLAKE3 of the fp32 weights after the step."""
     seconds: float
+    mfu: float | None = None
+    """Model FLOPs utilisation: share of the devices' peak; None on CPUs and unknown devices."""
+    is_skipped: bool = False
+    """True if the loss or gradient was not finite, and the batch was left out; other figures of the
+    step are 0 then."""
     extra: Mapping[str, float] = field(default_factory=dict)
     """Further figures of the algorithm, for metrics only."""
     data_cursor: str = ""

@@ -34,6 +34,7 @@ from etude.trainer.learner.sequence_packing import (
     collate,
     plan_microbatches,
 )
+from etude.trainer.learner.step_figures import complete_result
 from etude.trainer.model import fsdp, tensor_bits
 from etude.trainer.model.activation_checkpointing import (
     Checkpointing,
@@ -112,7 +113,7 @@ class Learner:
         self._check_batch(sequences)
         trained = rows.supervised_rows(sequences)
         loss, update = self._update(trained, imitation_loss)
-        return StepResult(
+        result = StepResult(
             loss=loss,
             grad_norm=update.grad_norm,
             tokens=sum(row.token_ids.size for row in trained),
@@ -121,6 +122,7 @@ class Learner:
             weight_digest=self.digest(),
             seconds=time.perf_counter() - started,
         )
+        return self._complete(result, update, trained)
 
     def held_out_loss(self, sequences: Sequence[SupervisedSequence]) -> float:
         """Mean loss of a trained token, in nats; trains nothing.
@@ -170,7 +172,7 @@ class Learner:
         loss, update = self._update(trained.rows, objective)
         trained_tokens = sum(row.places.size for row in trained.rows)
         figures = objective.summary(self._ranks, trained_tokens=trained_tokens)
-        return StepResult(
+        result = StepResult(
             loss=loss,
             grad_norm=update.grad_norm,
             tokens=sum(row.token_ids.size for row in trained.rows),
@@ -190,6 +192,19 @@ class Learner:
                 "filtered_rollouts": trained.filtered,
                 "filtered_tokens_scored": sampled,
             },
+        )
+        return self._complete(result, update, trained.rows)
+
+    def _complete(
+        self, result: StepResult, update: Update, trained: Sequence[TrainingRow]
+    ) -> StepResult:
+        return complete_result(
+            result,
+            update,
+            trained,
+            cost=self._packing.cost,
+            devices=self._ranks.size,
+            device=self._ranks.device,
         )
 
     def _update(self, trained: Sequence[TrainingRow], objective: Objective) -> tuple[float, Update]:

@@ -1,5 +1,6 @@
 """Optimiser: gradient clipping and AdamW on fp32 master weights."""
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,12 +16,18 @@ from etude.trainer.learner.learning_rate import learning_rate
 from etude.trainer.model.parameters import StepObserver, gather_full, parameters_by_name
 from etude.trainer.model.policy import Policy
 
+log = logging.getLogger(__name__)
+
+_MOMENTS = {"Float32": torch.float32, "BFloat16": torch.bfloat16}
+
 
 class Update(NamedTuple):
     """Result of one optimiser step."""
 
     grad_norm: float
     learning_rate: float
+    is_skipped: bool = False
+    """True if the gradient was not finite and the phase leaves such batches out."""
 
 
 class Optimiser:
@@ -29,8 +36,10 @@ class Optimiser:
     def __init__(self, policy: Policy, phase: Phase, *, steps: StepObserver | None = None) -> None:
         """Begin a phase."""
         self._parameters = parameters_by_name(policy)
-        self._adamw = AdamW(self._parameters)
+        self._adamw = AdamW(self._parameters, moments=_MOMENTS[phase.optimizer.moments])
         self._steps = steps
+        self._num_skipped = 0
+        """Batches in a row that were left out."""
         self.update_settings(phase)
 
     def update_settings(self, phase: Phase) -> None:
@@ -50,24 +59,42 @@ class Optimiser:
         """Clip the gradient and apply it; collective.
 
         Raises:
-            NonFiniteLossError: the loss or the gradient is NaN or infinite; no weight changed.
+            NonFiniteLossError: the loss or the gradient is NaN or infinite, and the phase stops
+                then, or left out its limit of batches before; no weight changed.
         """
         gradient = torch.nn.utils.get_total_norm(
             [p.grad for p in self._parameters.values() if p.grad is not None]
         )
         norm = float(gather_full(gradient))
+        rate = self.rate_at(step)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NonFiniteLossError(
+            # Both are totals over all ranks, so that all of them decide alike.
+            self._skip(
                 f"phase {self._phase.name}, step {step}: loss {loss}, gradient norm {norm};"
                 " the step was not applied"
             )
-        rate = self.rate_at(step)
+            return Update(0.0, rate, is_skipped=True)
+        self._num_skipped = 0
         if norm > self._clip:
             for parameter in self._parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._clip / norm)
         self._step_all(rate)
         return Update(norm, rate)
+
+    def _skip(self, problem: str) -> None:
+        """Leave a batch out.
+
+        Raises:
+            NonFiniteLossError: the phase does not allow it, or not so often in a row.
+        """
+        settings = self._phase.optimizer
+        if settings.on_non_finite == "Stop":
+            raise NonFiniteLossError(problem)
+        if self._num_skipped >= settings.max_skipped_steps:
+            raise NonFiniteLossError(f"{problem}; {self._num_skipped} before it were left out")
+        self._num_skipped += 1
+        log.warning("%s", problem)
 
     def _step_all(self, rate: float) -> None:
         """Run one AdamW update, parameter by parameter where it is observed."""

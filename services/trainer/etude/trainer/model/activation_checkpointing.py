@@ -65,7 +65,11 @@ def _run_block(
         extra["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _ATTENTION)
     # A policy draws no random numbers: there is no state to keep.
     return checkpoint(
-        forward, *args, use_reentrant=False, preserve_rng_state=False, **extra, **kwargs
+        functools.partial(forward, **kwargs),
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        **extra,
     )
 
 

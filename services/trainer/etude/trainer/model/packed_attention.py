@@ -9,6 +9,7 @@ Shapes: B rows, T their length, A query heads, K key heads, D head size, S seque
 
 import itertools
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -101,12 +102,14 @@ def attend(  # noqa: PLR0913 - transformers' own signature
         rows, length = query.shape[0], query.shape[2]
         segments = Segments.from_lengths((length,) * rows, device=query.device)
     segments.layers.add(int(getattr(module, "layer_idx", -1)))
-    flat = tuple(part.transpose(1, 2).flatten(0, 1) for part in (query, key, value))
+    queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in (query, key, value))
     longest = max(segments.lengths)
     window = sliding_window if sliding_window is not None and sliding_window < longest else None
-    if _has_kernel(*flat, softcap=softcap):
-        result = varlen_attn(
-            *flat,
+    if _has_kernel(queries, keys, values, softcap=softcap):
+        found = varlen_attn(
+            queries,
+            keys,
+            values,
             segments.bounds,
             segments.bounds,
             longest,
@@ -115,20 +118,16 @@ def attend(  # noqa: PLR0913 - transformers' own signature
             window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=key.shape[1] != query.shape[1],
         )
+        result = cast("Tensor", found)  # nothing else was asked for
     else:
-        bounds = itertools.accumulate(segments.lengths)
-        result = torch.cat(
-            [
-                _attend_once(
-                    *(part[end - length : end] for part in flat),
-                    scaling=scaling,
-                    window=window,
-                    softcap=softcap,
-                )
-                for end, length in zip(bounds, segments.lengths, strict=True)
-            ]
+        parts = zip(
+            *(torch.split(part, list(segments.lengths)) for part in (queries, keys, values)),
+            strict=True,
         )
-    return result.unflatten(0, (query.shape[0], query.shape[2])), None
+        result = torch.cat(
+            [_attend_once(*part, scaling=scaling, window=window, softcap=softcap) for part in parts]
+        )
+    return result.reshape(query.shape[0], query.shape[2], *result.shape[1:]), None
 
 
 def _has_kernel(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:

@@ -123,6 +123,14 @@ class Optimizer(Model):
             field_path=".beta2",
         ),
         Rule(
+            cel="self.moments != 'BFloat16' || double(self.beta2) <= 0.99",
+            holds=lambda s: s.moments != "BFloat16" or number(s.beta2) <= 0.99,
+            message="moments BFloat16 needs beta2 of at most 0.99: a slower average rounds to no"
+            " change in bf16",
+            fix='set beta2: "0.99" or less, or moments: Float32',
+            field_path=".beta2",
+        ),
+        Rule(
             cel="double(self.epsilon) > 0.0",
             holds=lambda s: number(s.epsilon) > 0,
             message="epsilon must be above 0: a parameter without a gradient would become NaN",
@@ -149,6 +157,13 @@ class Optimizer(Model):
     """Decay of the first moment."""
     beta2: Fraction = "0.95"
     """Decay of the second moment."""
+    moments: Literal["Float32", "BFloat16"] = "Float32"
+    """Number format of both moments; updates are computed in fp32 with either."""
+    on_non_finite: Literal["Stop", "Skip"] = "Stop"
+    """A loss or gradient that is NaN or infinite: Stop ends the run, Skip leaves the batch out and
+    names it in the record."""
+    max_skipped_steps: Annotated[int, Field(ge=1, le=1_000)] = 3
+    """Skip: batches in a row that may be left out; the next one ends the run."""
     epsilon: Fraction = "1e-8"
     """Added to the square root of the second moment. Gradients much smaller than it are damped:
     with billions of parameters and a gradient norm below 1e-3, "1e-12" or less is right."""

@@ -83,6 +83,7 @@ class StepAccounting:
             step_row(progress.position(), result, seconds=seconds)
             | {"policy_version": version, "rollout_seconds": round(waited_s, 3)}
             | policy_fields(result, records, staleness=staleness, faults=faults)
+            | ({"quarantined": [g.group_id for g in groups]} if result.is_skipped else {})
         )
 
     def _report_step(

@@ -51,6 +51,9 @@ def step_row(place: RowPosition, result: StepResult, *, seconds: float) -> Row:
         trained_tokens=result.trained_tokens,
         tokens_per_second=round(result.tokens / max(seconds, 1e-9), 1),
         weight_digest=result.weight_digest,
+        learner_tokens_per_second=round(result.tokens / max(result.seconds, 1e-9), 1),
+        **({} if result.mfu is None else {"mfu": round(result.mfu, 4)}),
+        **({"skipped": True} if result.is_skipped else {}),
     )
 
 
