@@ -120,8 +120,18 @@ class JournalCheckpoint(_message.Message):
     manifest_digest: str
     def __init__(self, step: _Optional[int] = ..., uri: _Optional[str] = ..., manifest_digest: _Optional[str] = ...) -> None: ...
 
+class JournalPart(_message.Message):
+    __slots__ = ("number", "count", "data")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    count: int
+    data: bytes
+    def __init__(self, number: _Optional[int] = ..., count: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class JournalRecord(_message.Message):
-    __slots__ = ("sequence", "open", "admit", "rollout", "drop", "batch", "step", "published", "checkpoint")
+    __slots__ = ("sequence", "open", "admit", "rollout", "drop", "batch", "step", "published", "checkpoint", "part")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +141,7 @@ class JournalRecord(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     open: JournalOpen
     admit: JournalAdmit
@@ -140,4 +151,5 @@ class JournalRecord(_message.Message):
     step: JournalStep
     published: JournalPublished
     checkpoint: JournalCheckpoint
-    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[JournalOpen, _Mapping]] = ..., admit: _Optional[_Union[JournalAdmit, _Mapping]] = ..., rollout: _Optional[_Union[JournalRollout, _Mapping]] = ..., drop: _Optional[_Union[JournalDrop, _Mapping]] = ..., batch: _Optional[_Union[JournalBatch, _Mapping]] = ..., step: _Optional[_Union[JournalStep, _Mapping]] = ..., published: _Optional[_Union[JournalPublished, _Mapping]] = ..., checkpoint: _Optional[_Union[JournalCheckpoint, _Mapping]] = ...) -> None: ...
+    part: JournalPart
+    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[JournalOpen, _Mapping]] = ..., admit: _Optional[_Union[JournalAdmit, _Mapping]] = ..., rollout: _Optional[_Union[JournalRollout, _Mapping]] = ..., drop: _Optional[_Union[JournalDrop, _Mapping]] = ..., batch: _Optional[_Union[JournalBatch, _Mapping]] = ..., step: _Optional[_Union[JournalStep, _Mapping]] = ..., published: _Optional[_Union[JournalPublished, _Mapping]] = ..., checkpoint: _Optional[_Union[JournalCheckpoint, _Mapping]] = ..., part: _Optional[_Union[JournalPart, _Mapping]] = ...) -> None: ...

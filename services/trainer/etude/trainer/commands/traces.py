@@ -1,6 +1,7 @@
 """`python -m etude.trainer.commands.traces STORE --model FOLDER`: export a journal as traces."""
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.stores import open_source
 from etude.trainer.commands import verifiers_traces
 from etude.trainer.controller.journal.audit import JOURNAL
+from etude.trainer.controller.journal.record_parts import join_parts
 from etude.trainer.controller.journal.segments import decode_segment
 from etude.v1 import journal_pb2
 
@@ -24,15 +26,14 @@ def rollouts(store: Store) -> Iterator[journal_pb2.JournalRollout]:
         UserError: there is no journal.
     """
     seen = set[str]()
-    is_there = False
-    for info in store.list(JOURNAL):
-        is_there = True
-        for record in decode_segment(store.get(info.key), where=info.key).records:
-            name = record.rollout.rollout.rollout_id
-            if record.HasField("rollout") and name not in seen:
-                seen.add(name)
-                yield record.rollout
-    if not is_there:
+    keys = sorted(info.key for info in store.list(JOURNAL))
+    segments = (decode_segment(store.get(key), where=key).records for key in keys)
+    for record in join_parts(itertools.chain.from_iterable(segments)):
+        name = record.rollout.rollout.rollout_id
+        if record.HasField("rollout") and name not in seen:
+            seen.add(name)
+            yield record.rollout
+    if not keys:
         fix = "name a run that reached reinforcement learning"
         raise UserError(Problem("NotFound", "holds no journal", store.url, fix))
 

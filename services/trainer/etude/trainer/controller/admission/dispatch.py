@@ -12,7 +12,6 @@ from etude.trainer import metrics
 from etude.trainer.controller.admission.groups import check_reward, check_rollout
 from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
 from etude.trainer.controller.checkpoints.recovery import JournaledLedger
-from etude.trainer.controller.journal.segments import MAX_RECORD_BYTES
 from etude.trainer.controller.progress import RunProgress
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.reporting.reporter import RunReporter
@@ -31,8 +30,11 @@ _TRACER = trace.get_tracer("etude.trainer")
 WORKER_RETRIES = 3
 """Retries of a group whose worker died; then the group itself is at fault."""
 
-MAX_ROLLOUT_BYTES = MAX_RECORD_BYTES - (1 << 10)
-"""Largest rollout in the journal; the rest of a record is its frame."""
+MAX_ROLLOUT_BYTES = 64 << 20
+"""A larger rollout is kept without what training does not read: 8 million tokens are smaller."""
+
+MAX_TRAINED_BYTES = 1 << 30
+"""Largest content that training reads; protobuf ends at 2 GiB."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,9 +102,13 @@ class RolloutDispatcher:
         """Mask a rollout that cannot be trained on; results of workers are untrusted."""
         assert self.chat is not None  # noqa: S101 - this run requests rollouts
         if record.ByteSize() > MAX_ROLLOUT_BYTES:
-            what = f"a record of {record.ByteSize()} bytes; the journal takes {MAX_ROLLOUT_BYTES}"
-            for content in ("links", "calls", "diff", "final_message"):
+            # Never masked for it: a policy that can inflate its record must not escape its reward.
+            log.warning("rollout %s is kept without its calls", record.rollout.rollout_id)
+            for content in ("calls", "diff", "final_message"):
                 record.rollout.ClearField(content)
+        if record.ByteSize() > MAX_TRAINED_BYTES:
+            what = f"a record of {record.ByteSize()} bytes; {MAX_TRAINED_BYTES} are the limit"
+            record.rollout.ClearField("links")
             mask_rollout(record, what)
         if record.reward.WhichOneof("result") != "reward":
             return

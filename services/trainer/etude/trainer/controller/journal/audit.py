@@ -82,6 +82,8 @@ class _Auditor:
     versions: dict[tuple[int, int], int] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
     sequence: int = 0
+    parts: list[bytes] = field(default_factory=list)
+    """Of a record that is not complete yet."""
 
     def report(self, invariant: str, what: str) -> None:
         self.result.findings.append(JournalFinding(invariant, what))
@@ -90,6 +92,24 @@ class _Auditor:
         if record.sequence != self.sequence + 1:
             self.report("log", f"record {record.sequence} follows {self.sequence}")
         self.sequence = record.sequence
+        if record.WhichOneof("body") == "part":
+            self.part(record.part)
+        else:
+            self.parts.clear()  # the writer died between two parts: never acknowledged
+            self.apply_body(record)
+
+    def part(self, body: pb.JournalPart) -> None:
+        if body.number == 0:
+            self.parts.clear()
+        if body.number != len(self.parts):
+            self.report("log", f"part {body.number} of record {self.sequence} has no beginning")
+            return
+        self.parts.append(body.data)
+        if len(self.parts) == body.count:
+            self.apply_body(pb.JournalRecord.FromString(b"".join(self.parts)))
+            self.parts.clear()
+
+    def apply_body(self, record: pb.JournalRecord) -> None:
         match record.WhichOneof("body"):
             case "admit":
                 self.admit(record.admit)

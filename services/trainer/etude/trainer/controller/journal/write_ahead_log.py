@@ -9,6 +9,7 @@ from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
 from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import is_fenced
 from etude.trainer.controller.journal import segments
+from etude.trainer.controller.journal.record_parts import join_parts, split_record
 from etude.trainer.controller.store_retry import StoreRetry
 from etude.v1 import journal_pb2
 
@@ -67,9 +68,11 @@ class Journal:
 
     def append(self, record: journal_pb2.JournalRecord) -> int:
         """Queue a record and return its sequence. Wait until it is durable before acting on it."""
-        record.sequence = self.next_sequence
-        self._queue.append(_Frame(record.sequence, segments.encode_record(record)))
-        self.next_sequence += 1
+        for part in split_record(record):
+            part.sequence = self.next_sequence
+            self._queue.append(_Frame(part.sequence, segments.encode_record(part)))
+            self.next_sequence += 1
+        record.sequence = self.last_sequence
         self._work.set()
         return record.sequence
 
@@ -200,7 +203,7 @@ class RecoveredJournal(NamedTuple):
     last_sequence: int
     """Sequence of the newest record; 0 for an empty journal."""
     records: list[journal_pb2.JournalRecord]
-    """In order, from the requested sequence on."""
+    """In order, from the requested sequence on; those in parts are joined."""
 
 
 class _EpochRange(NamedTuple):
@@ -271,7 +274,7 @@ def recover_records(
         for segment in _segments(store, run_uid, stretch, since):
             end = _check_follows(segment, stretch, end, store)
             records += [r for r in segment.records if since <= r.sequence <= end]
-    return RecoveredJournal(newest, end, records)
+    return RecoveredJournal(newest, end, list(join_parts(records)))
 
 
 def _listing(store: Store) -> dict[int, list[int]]:
