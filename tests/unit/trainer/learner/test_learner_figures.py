@@ -138,15 +138,16 @@ def test_only_tokens_of_the_current_weights_are_compared_for_the_guard(build: Bu
     learner = build()
     learner.start_phase(rl(), 0)
     batch = rollouts(learner)
-    sequences = []
+    sequences: list[PolicySequence] = []
+    counted = 0
     for sequence in batch.sequences:
         is_old = np.arange(sequence.token_ids.size) % 2 == 1
         sequence.sampler_logprobs[is_old] -= 0.5
         sequences.append(replace(sequence, is_current=~is_old))
+        counted += int((sequence.loss_mask & ~is_old).sum())
     result = learner.policy_step(replace(batch, sequences=tuple(sequences)))
     assert result.mismatch_current is not None
     assert result.mismatch_current < 1e-5 < result.mismatch_mean
-    counted = sum(int((s.loss_mask & s.is_current).sum()) for s in sequences)
     assert result.current_tokens == counted
 
 
