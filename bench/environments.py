@@ -14,15 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from socket import socket
+
+from environment_bench.pool import DEADLINE_S, TICK_MS, Client, Pool, running
 
 from etude.agent import minitest
-from etude.common.rpc import channels
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import environments_pb2
 
 OUT = Path(__file__).parent / "out" / "environments.json"
 FILES = {
@@ -39,62 +38,31 @@ VERIFIER = (
     "os.makedirs('/logs/verifier')\n"
     "open('/logs/verifier/reward.txt', 'w').write(str(int(add_price(2, 2) == 4)))\n"
 )
+SLOTS = 256
 TASKS = 16
 """Sources; siblings of one task share one."""
 
 
 class Bench:
-    """Clients and process ids."""
+    """A pool with driver Process, and its client."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ports = [free_port() for _ in range(4)]
-        self.pids: dict[str, int] = {}
-        self.broker = environments_pb2_grpc.EnvBrokerServiceStub(
-            channels.dial(f"127.0.0.1:{self.ports[0]}")
-        )
-        self.node = environments_pb2_grpc.EnvNodeServiceStub(
-            channels.dial(f"127.0.0.1:{self.ports[1]}")
-        )
+    def __init__(self, pool: Pool, client: Client, folder: Path) -> None:
+        self.pool, self.client, self.folder = pool, client, folder
 
-    async def launch(self, key: str, count: int, task: int) -> list[environments_pb2.Lease]:
-        request = environments_pb2.LaunchBatchRequest(
-            run_id="bench",
-            idempotency_key=key,
-            template="python",
-            workspace=environments_pb2.WorkspaceSource(uri=f"file://{self.folder}/tasks/{task}"),
-            count=count,
-            toolset="Compact",
-        )
-        call = self.broker.LaunchBatch(request, timeout=120)
-        return [outcome.lease async for outcome in call]
-
-    async def release(self, leases: list[environments_pb2.Lease]) -> None:
-        ids = [lease.lease_id for lease in leases]
-        request = environments_pb2.ReleaseLeasesRequest(lease_ids=ids)
-        await self.broker.ReleaseLeases(request, timeout=120)
+    async def launch(self, count: int, task: int) -> list[environments_pb2.Lease]:
+        return await self.client.launch(count, uri=(self.folder / str(task)).as_uri())
 
     async def call(
-        self, lease: environments_pb2.Lease, call_id: str, name: str, arguments: Mapping[str, str]
-    ) -> bytes:
-        request = environments_pb2.RunTurnRequest(
-            lease_id=lease.lease_id,
-            agent_token=lease.agent_token,
-            calls=[
-                environments_pb2.ToolCall(
-                    call_id=call_id, name=name, arguments_json=json.dumps(arguments)
-                )
-            ],
-        )
-        return (await self.node.RunTurn(request, timeout=120)).results[0].content
+        self, lease: environments_pb2.Lease, name: str, arguments: Mapping[str, object]
+    ) -> None:
+        (result,) = await self.client.turn(lease, (name, arguments))
+        if result.is_error:
+            raise RuntimeError(f"{name}: {result.content.decode()}")
 
-    async def grade(self, lease: environments_pb2.Lease, content: str) -> bytes:
+    async def grade(self, lease: environments_pb2.Lease, content: str) -> None:
+        written = environments_pb2.WorkspaceFile(path="shop/core.py", content=content.encode())
         job = environments_pb2.GradeJob(
-            diff=environments_pb2.WorkspaceDiff(
-                written=[
-                    environments_pb2.WorkspaceFile(path="shop/core.py", content=content.encode())
-                ]
-            ),
+            diff=environments_pb2.WorkspaceDiff(written=[written]),
             files=[environments_pb2.WorkspaceFile(path="verify.py", content=VERIFIER.encode())],
             command="python3 /tests/verify.py",
             timeout_seconds=60,
@@ -105,27 +73,20 @@ class Bench:
             control_token=lease.control_token,
             chunk=job.SerializeToString(),
         )
-        return (await self.node.Grade(iter([request]), timeout=120)).reward_file
+        await self.client.node.Grade(iter([request]), timeout=DEADLINE_S)
 
     def cpu_ms(self) -> dict[str, float]:
-        """CPU time of broker, node and sandboxes until now."""
-        node = self.pids["node"]
-        outer = children(node)[0]
+        """CPU time of broker, host and sandboxes until now."""
+        processes = (self.pool.broker, self.pool.node)
+        broker, host = (process.pid for process in processes if process is not None)
+        outer = children(host)[0]
         server = children(outer)[0]
         return {
-            "broker": stat_ms(self.pids["broker"]),
-            "node": stat_ms(node),
+            "broker": stat_ms(broker),
+            "node": stat_ms(host),
             # The server has waited for every supervisor, and these for every command.
             "sandboxes": stat_ms(server, reaped=True),
         }
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def children(process: int) -> list[int]:
@@ -140,70 +101,21 @@ def children(process: int) -> list[int]:
 def stat_ms(process: int, *, reaped: bool = False) -> float:
     """CPU time of a process, in milliseconds, and of those that it has waited for."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    ticks = sum(map(int, fields[11 : 15 if reaped else 13]))
-    return 1000 * ticks / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11 : 15 if reaped else 13])) * TICK_MS
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Bench]:
-    """Broker and node of one pool."""
+async def serving() -> AsyncIterator[Bench]:
+    """Broker and host of one pool, and sources of its tasks."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        tasks = Path(name, "tasks")
         for task in range(TASKS):
             for path, text in FILES.items():
-                target = folder / "tasks" / str(task) / path
+                target = tasks / str(task) / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(f"{text}# task {task}\n")
-        spec = {
-            "templates": [{"name": "python", "trust": "Trusted"}],
-            "isolation": {"minimum": "Process"},
-            "slotsPerReplica": 256,
-        }
-        (folder / "pool.json").write_text(json.dumps({"name": "b", "uid": "b", "spec": spec}))
-        bench = Bench(folder)
-        processes = [start(bench, role, number) for number, role in enumerate(("broker", "node"))]
-        try:
-            for port in bench.ports[2:]:
-                await ready(port)
-            yield bench
-        finally:
-            for process in processes:
-                process.terminate()
-                process.wait(30)
-
-
-def start(bench: Bench, role: str, number: int) -> "subprocess.Popen[bytes]":
-    """Start a role as its container would."""
-    environment = {
-        "PATH": os.environ["PATH"],
-        "ETUDE_POOL_FILE": str(bench.folder / "pool.json"),
-        "ETUDE_PORT": str(bench.ports[number]),
-        "ETUDE_PROBE_PORT": str(bench.ports[number + 2]),
-        "ETUDE_POD": role,
-        "ETUDE_BROKER_TARGET": f"127.0.0.1:{bench.ports[0]}",
-        "ETUDE_SCRATCH": str(bench.folder / "scratch"),
-        "ETUDE_TRACES_FILE": str(bench.folder / "traces.jsonl"),
-    }
-    command = [sys.executable, "-m", "etude.envserver.main", role]
-    process = subprocess.Popen(command, env=environment)
-    bench.pids[role] = process.pid
-    return process
-
-
-async def ready(port: int) -> None:
-    """Wait for a role."""
-    async with asyncio.timeout(120):
-        while not await asyncio.to_thread(answers, f"http://127.0.0.1:{port}/readyz"):  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.1)
-
-
-def answers(url: str) -> bool:
-    """Whether somebody says that all is well."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own port
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+        async with running(Path(name), None, slots=SLOTS) as (pool, client):
+            yield Bench(pool, client, tasks)
 
 
 class Stage:
@@ -232,7 +144,7 @@ async def step(bench: Bench, rollouts: int, figures: dict[str, float]) -> None:
     stage = Stage(bench, figures)
     group = rollouts // TASKS
     async with stage.measured("launch", rollouts):
-        batches = [bench.launch(f"g{task}", group, task) for task in range(TASKS)]
+        batches = [bench.launch(group, task) for task in range(TASKS)]
         groups = await asyncio.gather(*batches)
     leases = [(task, lease) for task, found in enumerate(groups) for lease in found]
     read = {"path": "shop/core.py"}
@@ -243,16 +155,13 @@ async def step(bench: Bench, rollouts: int, figures: dict[str, float]) -> None:
         ("pytest_same_files", 1, "run_terminal", {"command": "pytest -q"}),
     ):
         async with stage.measured(name, repeats * len(leases)):
-            for turn in range(repeats):
-                await asyncio.gather(
-                    *(bench.call(lease, f"{name}{turn}", tool, arguments) for _, lease in leases)
-                )
+            for _ in range(repeats):
+                await asyncio.gather(*(bench.call(lease, tool, arguments) for _, lease in leases))
     async with stage.measured("search_replace", len(leases)):
         await asyncio.gather(
             *(
                 bench.call(
                     lease,
-                    "edit",
                     "search_replace",
                     {"path": "shop/core.py", "old_string": "a - b", "new_string": f"a + b + {n}"},
                 )
@@ -262,9 +171,7 @@ async def step(bench: Bench, rollouts: int, figures: dict[str, float]) -> None:
     for name, command in (("pytest_own_files", "pytest -q"), ("shell_command", "echo done")):
         async with stage.measured(name, len(leases)):
             given = {"command": command}
-            await asyncio.gather(
-                *(bench.call(lease, name, "run_terminal", given) for _, lease in leases)
-            )
+            await asyncio.gather(*(bench.call(lease, "run_terminal", given) for _, lease in leases))
     async with stage.measured("grade_own_files", len(leases)):
         await asyncio.gather(
             *(
@@ -273,7 +180,7 @@ async def step(bench: Bench, rollouts: int, figures: dict[str, float]) -> None:
             )
         )
     async with stage.measured("release", len(leases)):
-        await bench.release([lease for _, lease in leases])
+        await bench.client.release([lease for _, lease in leases])
 
 
 def plain_cpu_ms(command: Sequence[str], folder: Path, repeats: int = 20) -> float:
@@ -308,7 +215,7 @@ def ratios(figures: Mapping[str, float]) -> dict[str, float]:
 async def measure(rollouts: int) -> None:
     """Run, print, keep the figures."""
     figures: dict[str, float] = {"rollouts": rollouts}
-    async with running() as bench:
+    async with serving() as bench:
         await step(bench, rollouts, figures)
     for name, ratio in ratios(figures).items():
         print(f"{name:34} {ratio:5.2f} times the CPU of a bare process")

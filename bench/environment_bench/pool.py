@@ -1,4 +1,4 @@
-"""A pool of microVMs for measuring: broker and node as processes, and a client."""
+"""A pool for measuring: broker and host as processes, and a client."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,8 @@ class Pool:
     """Processes, their ports, and a client's stubs."""
 
     folder: Path
-    image: Path
+    image: Path | None
+    """Of microVMs; None for driver Process."""
     slots: int
     run_id: str = "bench"
     node: subprocess.Popen[bytes] | None = None
@@ -49,11 +50,11 @@ class Pool:
         workspace.mkdir()
         for name, text in TREE.items():
             (workspace / name).write_text(text)
-        spec = {
-            "templates": [{"name": "t", "trust": "Trusted", "image": self.image.as_uri()}],
-            "isolation": {"minimum": "Process", "driver": "QemuMicroVM"},
-            "slotsPerReplica": self.slots,
-        }
+        template, isolation = {"name": "t", "trust": "Trusted"}, {"minimum": "Process"}
+        if self.image is not None:
+            template["image"] = self.image.as_uri()
+            isolation["driver"] = "QemuMicroVM"
+        spec = {"templates": [template], "isolation": isolation, "slotsPerReplica": self.slots}
         pool = {"name": "bench", "uid": "u", "spec": spec}
         (self.folder / "pool.json").write_text(json.dumps(pool))
         self.broker = self.spawn("broker")
@@ -137,7 +138,7 @@ class Client:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def launch(
-        self, count: int = 1, *, run_id: str = "bench", snapshot_id: str = ""
+        self, count: int = 1, *, run_id: str = "bench", snapshot_id: str = "", uri: str = ""
     ) -> list[environments_pb2.Lease]:
         """Environments, when all of them are there.
 
@@ -146,7 +147,9 @@ class Client:
         """
         outcomes = [
             outcome
-            async for outcome in self.outcomes(count, run_id=run_id, snapshot_id=snapshot_id)
+            async for outcome in self.outcomes(
+                count, run_id=run_id, snapshot_id=snapshot_id, uri=uri
+            )
         ]
         for outcome in outcomes:
             if not outcome.HasField("lease"):
@@ -154,14 +157,14 @@ class Client:
         return [outcome.lease for outcome in outcomes]
 
     def outcomes(
-        self, count: int, *, run_id: str, snapshot_id: str = ""
+        self, count: int, *, run_id: str, snapshot_id: str = "", uri: str = ""
     ) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
         """What became of each, as it comes."""
         request = environments_pb2.LaunchBatchRequest(
             run_id=run_id,
             idempotency_key=f"key-{next(self._numbers)}",
             template="t",
-            workspace=environments_pb2.WorkspaceSource(uri=self.uri),
+            workspace=environments_pb2.WorkspaceSource(uri=uri or self.uri),
             snapshot_id=snapshot_id,
             count=count,
             toolset="Standard",
@@ -212,7 +215,9 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, image: Path, *, slots: int) -> AsyncIterator[tuple[Pool, Client]]:
+async def running(
+    folder: Path, image: Path | None, *, slots: int
+) -> AsyncIterator[tuple[Pool, Client]]:
     """A pool that is ready, and a client."""
     pool = Pool(folder=folder, image=image, slots=slots)
     try:
