@@ -10,7 +10,6 @@ from etude.common.api.pool.autoscaling import (
     ScaleToZero,
     ScalingMode,
     ScheduleEntry,
-    ZeroMode,
 )
 from etude.common.api.pool.spec import EnvPoolSpec
 
@@ -40,23 +39,6 @@ class ScalingParameters:
     predictive: PredictiveScaling = field(default_factory=PredictiveScaling)
     refill: Refill = field(default_factory=Refill)
 
-    def __post_init__(self) -> None:
-        if self.panic_window_s < LEAST_PANIC_S:
-            raise ValueError(
-                "panicWindowPercent of stableWindowSeconds must be at least 1 s,"
-                f" got {self.panic_window_s:.2f} s: raise one of them"
-            )
-        if not 0 < self.target_utilization_percent <= 100:
-            raise ValueError(
-                "targetUtilizationPercent must be above 0 and at most 100,"
-                f" got {self.target_utilization_percent}"
-            )
-        if self.max_scale_up_rate <= 1 or self.max_scale_down_rate <= 1:
-            raise ValueError(
-                "maxScaleUpRate and maxScaleDownRate must be above 1,"
-                f" got {self.max_scale_up_rate} and {self.max_scale_down_rate}"
-            )
-
     @property
     def panic_window_s(self) -> float:
         """Length of the short window."""
@@ -77,17 +59,6 @@ class PoolScalingConfig:
     while_planned: ScalingParameters | None = None
     """Parameters while all demand is planned; `autoscaling` unless set. Delays that allow for
     unknown demand may be short only where the next wave is known."""
-
-    def __post_init__(self) -> None:
-        if self.overcommit_factor < 1:
-            raise ValueError(f"overcommitFactor must be at least 1, got {self.overcommit_factor}")
-        if self.min_idle > self.max_replicas * self.slots_per_replica:
-            raise ValueError(
-                f"minIdle of {self.min_idle} slots is more than maxReplicas have:"
-                f" {self.max_replicas} x {self.slots_per_replica}"
-            )
-        if self.min_idle and self.autoscaling.scale_to_zero.mode is ZeroMode.WHEN_IDLE:
-            raise ValueError("scaleToZero WhenIdle needs minIdle 0")
 
 
 REACTIVE = ScalingParameters(mode=ScalingMode.REACTIVE)
@@ -132,31 +103,27 @@ def planning_config(spec: EnvPoolSpec) -> PoolScalingConfig:
 
 
 def _parameters(scaling: Autoscaling, defaults: ScalingParameters) -> ScalingParameters:
-    stable_s = _or_default(scaling.stable_window_seconds, defaults.stable_window_s)
-    panic_percent = _or_default(scaling.panic_window_percent, defaults.panic_window_percent)
+    numbers = {
+        name: getattr(defaults, name) if value is None else float(value)
+        for name, value in (
+            ("target_utilization_percent", scaling.target_utilization_percent),
+            ("stable_window_s", scaling.stable_window_seconds),
+            ("panic_window_percent", scaling.panic_window_percent),
+            ("panic_threshold_percent", scaling.panic_threshold_percent),
+            ("max_scale_up_rate", scaling.max_scale_up_rate),
+            ("max_scale_down_rate", scaling.max_scale_down_rate),
+            ("scale_down_delay_s", scaling.scale_down_delay_seconds),
+        )
+    }
+    # A share of 60 s was admitted: of the 30 s of a pool with a plan it may be too short.
+    least_percent = 100 * LEAST_PANIC_S / numbers["stable_window_s"]
+    numbers["panic_window_percent"] = max(numbers["panic_window_percent"], least_percent)
     return ScalingParameters(
+        **numbers,
         mode=scaling.mode,
-        target_utilization_percent=_or_default(
-            scaling.target_utilization_percent, defaults.target_utilization_percent
-        ),
-        stable_window_s=stable_s,
-        # A share of 60 s was admitted: of the 30 s of a pool with a plan it may be too short.
-        panic_window_percent=max(panic_percent, 100 * LEAST_PANIC_S / stable_s),
-        panic_threshold_percent=_or_default(
-            scaling.panic_threshold_percent, defaults.panic_threshold_percent
-        ),
-        max_scale_up_rate=_or_default(scaling.max_scale_up_rate, defaults.max_scale_up_rate),
-        max_scale_down_rate=_or_default(scaling.max_scale_down_rate, defaults.max_scale_down_rate),
-        scale_down_delay_s=_or_default(
-            scaling.scale_down_delay_seconds, defaults.scale_down_delay_s
-        ),
         burst_capacity=scaling.burst_capacity or 0,
         scale_to_zero=scaling.scale_to_zero or ScaleToZero(),
         schedule=scaling.schedule,
         predictive=scaling.predictive or PredictiveScaling(),
         refill=scaling.refill or Refill(),
     )
-
-
-def _or_default(value: int | None, default: float) -> float:
-    return default if value is None else float(value)
