@@ -3,6 +3,7 @@
 Shapes: B rows of a microbatch, T their padded length, N tokens to predict, V vocabulary.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from etude.trainer.model.logit_probe import backbone, find_logit_transform
 from etude.trainer.model.output_head import UNCHANGED, LogitTransform, TokenScores, score_tokens
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.sharded_load import (
+    ScatteredLayoutError,
     allocate,
     build_blank_model,
     fill,
@@ -26,6 +28,8 @@ from etude.trainer.model.sharded_load import (
     restore_buffers,
 )
 from etude.trainer.model.weight_files import find_weights
+
+log = logging.getLogger(__name__)
 
 
 class InvalidModelError(UserError):
@@ -145,10 +149,16 @@ def load_policy(
     try:
         stored = find_weights(store)
         if stored is None:
-            return _shard_drawn(Policy(_draw_model(config, seed=seed).eval(), transform), ranks)
+            return _shard_complete(Policy(_draw_model(config, seed=seed).eval(), transform), ranks)
         # Without dropout: trainer and sampler must say the same.
         policy = Policy(build_blank_model(config).eval(), transform)
-        plan = plan_load(policy.model, stored)
+        try:
+            plan = plan_load(policy.model, stored)
+        except ScatteredLayoutError as error:
+            if weights is not None:
+                raise InvalidModelError(folder, str(error)) from error
+            log.warning("every rank loads the complete model: %s", error)
+            return _shard_complete(Policy(_load_complete(folder, config).eval(), transform), ranks)
         ranks.shard(policy)
         allocate(policy, ranks.device)
         fill(policy.model, plan, store)
@@ -171,10 +181,21 @@ def copy_frozen(policy: Policy, ranks: RankGroup) -> Policy:
     return copy.requires_grad_(requires_grad=False)
 
 
-def _shard_drawn(policy: Policy, ranks: RankGroup) -> Policy:
+def _shard_complete(policy: Policy, ranks: RankGroup) -> Policy:
     ranks.shard(policy)
     policy.to(ranks.device)
     return policy
+
+
+def _load_complete(folder: Path, config: PretrainedConfig) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        local_files_only=True,
+    )
+    return model
 
 
 def _draw_model(config: PretrainedConfig, *, seed: int) -> PreTrainedModel:

@@ -39,6 +39,10 @@ _TORCH = {
 of."""
 
 
+class ScatteredLayoutError(ValueError):
+    """The checkpoint stores tensors in an order that cannot be read in parts."""
+
+
 class LoadPlan(NamedTuple):
     """The stored tensors that a model is filled from."""
 
@@ -73,13 +77,13 @@ def plan_load(model: PreTrainedModel, weights: Mapping[str, StoredWeight]) -> Lo
     """Match stored tensors with those of a model.
 
     Raises:
-        ValueError: a tensor is missing, misshapen or of an unknown format, or is stored in an
-            order that cannot be read in parts; nothing was allocated.
+        ScatteredLayoutError: a tensor is stored in an order that cannot be read in parts.
+        ValueError: a tensor is missing, misshapen or of an unknown format; nothing was allocated.
     """
     targets = _rename(model, weights)
     layout = checkpoint_layout.trace_layout(model, dtype="Float32", grid=1)
     if layout.scattered:
-        raise ValueError(
+        raise ScatteredLayoutError(
             "the checkpoint's layout scatters tensors, which cannot be read in parts:"
             f" {', '.join(layout.scattered[:5])}"
         )
