@@ -1,6 +1,8 @@
 """The layout of a transcript, and that foreign text can never become a special token."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.chat_tokens import encode_opening, encode_results
 
-from etude.agent.chat import LAYOUT_TOKENS, ChatFormat, Message
+from etude.agent.chat import CHAT_TEMPLATE, LAYOUT_TOKENS, ChatFormat, Message
 from etude.common.errors import InvalidFieldError, UserError
 
 END = "<|end|>"
@@ -118,15 +120,19 @@ def test_the_plain_template_needs_its_tokens_by_name(tmp_path: Path) -> None:
     layout["added_tokens"] = [t for t in layout["added_tokens"] if t["content"] != "<|tool|>"]
     del layout["model"]["vocab"]["<|tool|>"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     with pytest.raises(UserError, match=r"lacks .*<\|tool\|>"):
-        ChatFormat.load(tmp_path, "Plain")
+        ChatFormat.load(tmp_path)
 
 
 def test_the_plain_template_serves_a_model_without_one(tmp_path: Path, chat: ChatFormat) -> None:
     copy_model(tmp_path, tokenizer_config={})
-    with pytest.raises(UserError, match=r"no chat_template(.|\n)*Plain"):
+    with pytest.raises(UserError, match=r"no chat_template(.|\n)*agent.chat.plain"):
         ChatFormat.load(tmp_path)
-    plain = ChatFormat.load(tmp_path, "Plain")
+    command = [sys.executable, "-m", "etude.agent.chat.plain"]
+    printed = subprocess.run(command, capture_output=True, check=True).stdout
+    (tmp_path / "chat_template.jinja").write_bytes(printed)
+    plain = ChatFormat.load(tmp_path)
     assert plain.open("S", "I").prompt == chat.open("S", "I").prompt
 
 

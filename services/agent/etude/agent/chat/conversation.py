@@ -28,7 +28,7 @@ class DeltaError(TemplateError):
 
 @dataclass(slots=True)
 class Conversation:
-    """One conversation, as messages for the template beside the tokens of its caller."""
+    """One conversation, as messages for the template; its tokens are the caller's."""
 
     chat: "ChatFormat"
     tools: Sequence[Mapping[str, object]] | None

@@ -12,14 +12,13 @@ from etude.agent.chat.vocabulary import Vocabulary
 class DataFormat:
     """One model's tokens for supervised data; the chat template is loaded on first use."""
 
-    def __init__(self, model_folder: Path, template: str = "") -> None:
+    def __init__(self, model_folder: Path) -> None:
         """Load the tokenizer.
 
         Raises:
             UserError: the folder has none that works.
         """
         self.vocabulary = Vocabulary.load(model_folder)
-        self._template = template
         self._chat: ChatFormat | None = None
 
     def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> SupervisedTokens:
@@ -30,7 +29,7 @@ class DataFormat:
             UserError: the folder has no chat template that works.
         """
         if self._chat is None:
-            self._chat = ChatFormat.load(self.vocabulary.folder, self._template)
+            self._chat = ChatFormat.of(self.vocabulary)
         return self._chat.encode_messages(messages)
 
     def encode_document(self, text: str) -> list[int]:

@@ -17,9 +17,6 @@ from etude.agent.chat.traits import TemplateTraits, find_traits
 from etude.agent.chat.vocabulary import Vocabulary
 from etude.common.errors import InvalidFieldError
 
-PLAIN = "Plain"
-"""Name of our own template."""
-
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
@@ -36,27 +33,26 @@ class ChatFormat:
     """Finds tags that would end or open a turn inside the assistant's text."""
 
     @classmethod
-    def load(cls, model_folder: Path, template: str = "") -> Self:
+    def load(cls, model_folder: Path) -> Self:
         """Load the format of a Hugging Face model folder.
 
         Args:
             model_folder: with tokenizer.json, and tokenizer_config.json or chat_template.jinja.
-            template: "Plain" for our template; empty for the folder's own.
 
         Raises:
             UserError: the folder has no tokenizer or no template, or one that does not work; or
                 nothing tells the token that ends a turn.
         """
-        return cls.of(Vocabulary.load(model_folder), template)
+        return cls.of(Vocabulary.load(model_folder))
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, template: str = "") -> Self:
-        """Join a loaded tokenizer and its folder's template, or the template of a name.
+    def of(cls, vocabulary: Vocabulary) -> Self:
+        """Join a loaded tokenizer and its folder's template.
 
         Raises:
             UserError: as `load`.
         """
-        compiled = _load_template(vocabulary, template)
+        compiled = _load_template(vocabulary)
         traits = find_traits(compiled, vocabulary.finder)
         end_ids = vocabulary.read_end_ids()
         end_id = vocabulary.tags.get(traits.end)
@@ -185,27 +181,25 @@ def merge_system(messages: Sequence[RenderedMessage]) -> list[RenderedMessage]:
     return merged
 
 
-def _load_template(vocabulary: Vocabulary, name: str) -> ChatTemplate:
+def _load_template(vocabulary: Vocabulary) -> ChatTemplate:
     folder = vocabulary.folder
+    found = read_template(folder, read_json(folder / "tokenizer_config.json"))
+    if found is None:
+        refuse_folder(
+            folder / "tokenizer_config.json",
+            "has no chat_template: the model was not trained for chat",
+            "give a model with a chat template, or write the Plain template into its folder:"
+            f" python -m etude.agent.chat.plain > {folder / 'chat_template.jinja'}",
+            "WrongChatTemplate",
+        )
+    source, path = found
+    missing = [token for token in LAYOUT_TOKENS if token not in vocabulary.tags]
+    if source.strip() == CHAT_TEMPLATE and missing:
+        # Without its tokens, any text could pose as a turn.
+        refuse_folder(
+            folder / "tokenizer.json",
+            f"lacks the tokens of the Plain template: {' '.join(missing)}",
+            "add them to the tokenizer as added tokens, and to the model's embedding",
+        )
     now = datetime.now(UTC).astimezone()
-    if name == PLAIN:
-        path = folder / "tokenizer.json"
-        missing = [token for token in LAYOUT_TOKENS if token not in vocabulary.tags]
-        if missing:
-            refuse_folder(
-                path,
-                f"lacks the tokens of the Plain template: {' '.join(missing)}",
-                "add them to the tokenizer as added tokens, and to the model's embedding",
-            )
-        source = CHAT_TEMPLATE
-    else:
-        found = read_template(folder, read_json(folder / "tokenizer_config.json"))
-        if found is None:
-            refuse_folder(
-                folder / "tokenizer_config.json",
-                "has no chat_template: the model was not trained for chat",
-                "give a model with a chat template, or set model.chatTemplate: Plain",
-                "WrongChatTemplate",
-            )
-        source, path = found
     return ChatTemplate.compile(source, path=path, variables=vocabulary.special_tokens, now=now)

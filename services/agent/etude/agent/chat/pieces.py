@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What the template writes between two texts."""
+    """Text that the template writes between two texts of messages."""
 
     lead: str
     """Text before the first tag."""

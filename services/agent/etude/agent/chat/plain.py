@@ -1,4 +1,6 @@
-"""The Plain template: a layout for models without one of their own."""
+"""`python -m etude.agent.chat.plain`: print the Plain template, for models without one."""
+
+import sys
 
 CHAT_TEMPLATE = (
     "{%- macro text(content) -%}"
@@ -47,3 +49,12 @@ LAYOUT_TOKENS = (
     "</tool_response>",
 )
 """Tokens that the tokenizer must have for the Plain template, as one id each."""
+
+
+def main() -> None:
+    """Print the template."""
+    sys.stdout.write(CHAT_TEMPLATE + "\n")
+
+
+if __name__ == "__main__":
+    main()

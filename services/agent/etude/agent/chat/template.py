@@ -18,7 +18,7 @@ from etude.agent.chat.folder import read_json, read_text, refuse_folder
 from etude.common.errors import EtudeError
 
 RenderedMessage = Mapping[str, Any]
-"""One message as templates read it: role, content, and what a role may have beside."""
+"""One message as templates read it: role, content, and further fields of some roles."""
 
 
 class TemplateError(EtudeError):
@@ -62,7 +62,7 @@ class ChatTemplate:
         Args:
             source: Jinja.
             path: file that it comes from.
-            variables: that it may use beside the messages.
+            variables: that it may use, messages apart.
             now: the time that `strftime_now` tells, for as long as the template lives: a prompt
                 must not change at midnight.
 

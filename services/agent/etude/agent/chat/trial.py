@@ -1,4 +1,4 @@
-"""`python -m etude.agent.chat.trial CPU_S FOLDER TEMPLATE`: try a chat format, within limits.
+"""`python -m etude.agent.chat.trial CPU_S FOLDER`: try a chat format, within limits.
 
 A template is a program: it can loop for ever or fill the memory. It is tried once, in a process
 that the kernel stops, before the same template is rendered in processes that must not hang.
@@ -24,20 +24,13 @@ _WALL_S = 300.0
 _RESULTS = ("first result\n", "", "  third {{ result }} {% raw %}")
 
 
-def check_chat_format(model_folder: Path, template: str = "", *, cpu_s: int = CPU_S) -> None:
+def check_chat_format(model_folder: Path, *, cpu_s: int = CPU_S) -> None:
     """Try a model's chat format in a process of its own, which may take `cpu_s` for rendering.
 
     Raises:
         UserError: the tokenizer or the template does not work, or the template takes too long.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "etude.agent.chat.trial",
-        str(cpu_s),
-        str(model_folder),
-        template,
-    ]
+    command = [sys.executable, "-m", "etude.agent.chat.trial", str(cpu_s), str(model_folder)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_WALL_S, check=False)
     except subprocess.TimeoutExpired:
@@ -74,11 +67,11 @@ def _limit(cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _try(cpu_s: int, model_folder: Path, template: str) -> None:
+def _try(cpu_s: int, model_folder: Path) -> None:
     """Load the format, roll out three turns, and encode a transcript."""
     vocabulary = Vocabulary.load(model_folder)
     _limit(cpu_s)
-    chat = ChatFormat.of(vocabulary, template)
+    chat = ChatFormat.of(vocabulary)
     tags = "".join(f"a{tag}b" for tag in vocabulary.tags)
     try:
         conversation = chat.open("A system prompt.", tags)
@@ -97,7 +90,7 @@ def main() -> None:
         SystemExit: it does not work.
     """
     try:
-        _try(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+        _try(int(sys.argv[1]), Path(sys.argv[2]))
     except UserError as error:
         sys.stdout.write(json.dumps(error.problem))
         raise SystemExit(1) from error
