@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,14 @@ from etude.common.model_sources.hub import HubError, HubModel, open_hub_model
 from etude.common.model_sources.hub_access import HubAccess, Patience
 from etude.common.model_sources.hub_uri import parse_hub_uri
 from etude.common.model_sources.mirror import copy_model, read_manifest
-from etude.common.model_sources.run_model import await_run_model, find_run_model, mirror_run_model
+from etude.common.model_sources.run_model import (
+    await_run_model,
+    find_run_model,
+    mirror_run_model,
+    with_model_folder,
+)
 from etude.common.model_sources.store_model import open_store_model
+from etude.common.role_inputs import ResolvedRun
 
 URI = "hf://org/tiny@main"
 WEIGHTS = bytes(range(256)) * 40
@@ -301,3 +308,30 @@ def test_parts_cover_files_of_every_size(hub: Hub, tmp_path: Path) -> None:
         )
         partial.download(lambda _: None)
         assert partial.path.read_bytes() == bytes(range(size))
+
+
+def test_an_engine_reads_the_copy_as_soon_as_the_trainer_has_made_it(
+    hub: Hub, store: Store, tmp_path: Path
+) -> None:
+    spec = {
+        "model": {"uri": URI, "secretRef": {"name": "hub"}, "seed": 3},
+        "storage": {"uri": store.url},
+        "phases": [
+            {
+                "name": "sft",
+                "type": "SupervisedFineTuning",
+                "maxSteps": 1,
+                "optimizer": {"learningRate": "1e-3"},
+                "data": [{"name": "traces", "uri": "s3://inputs/traces.jsonl"}],
+            }
+        ],
+        "roles": {"trainer": {}},
+    }
+    run = ResolvedRun.model_validate({"name": "r", "uid": "u", "spec": spec})
+    with ThreadPoolExecutor(1) as pool:
+        engine = pool.submit(with_model_folder, run, limit_s=60)
+        folder = mirror_run_model(URI, store, scratch=tmp_path, access=access(hub))
+        resolved = engine.result(60)
+    assert resolved.spec.model.folder == folder
+    assert resolved.spec.model.seed == 3
+    assert resolved.spec.model.secret_ref is None
