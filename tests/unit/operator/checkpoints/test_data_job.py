@@ -6,6 +6,7 @@ import pytest
 
 from etude.common.api.run.checkpointing import Depth
 from etude.common.blobs import MemoryStore
+from etude.common.checkpoints import job
 from etude.common.checkpoints import manifest as checkpoints_manifest
 from etude.common.checkpoints.job import verify_checkpoint
 from etude.common.checkpoints.manifest import CheckpointManifest
@@ -122,3 +123,22 @@ def test_a_manifest_that_was_written_anew_is_not_the_one_that_was_registered(
     written(store, "learner/0", epoch=2)
     with pytest.raises(CorruptError, match="has digest"):
         verify_checkpoint(store, registered, depth=depth)
+
+
+def test_a_job_waits_for_its_store_and_gives_up_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = iter((StoreError("away"), StoreError("away")))
+
+    def work() -> None:
+        for error in left:
+            raise error
+
+    job.retry_store_errors(work)
+    monkeypatch.setattr(job, "PATIENCE_S", 0.1)
+
+    def fail() -> None:
+        raise StoreError("still away")
+
+    with pytest.raises(StoreError, match="still away"):
+        job.retry_store_errors(fail)

@@ -3,15 +3,16 @@
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Literal, NoReturn
 
-import stamina
 from pydantic import ValidationError
 
 from etude.common.api.meta import Model, ModelUri, Uri
 from etude.common.api.run.checkpointing import Depth
 from etude.common.api.storage import Storage
+from etude.common.backoff import Backoff
 from etude.common.blobs import MissingError, Store
 from etude.common.checkpoints import manifest as checkpoints_manifest
 from etude.common.checkpoints.manifest import MANIFEST, CheckpointManifest, StoredCheckpoint
@@ -78,9 +79,18 @@ def retry_store_errors(work: Callable[[], None]) -> None:
     Raises:
         StoreError: the store stayed unavailable for PATIENCE_S.
     """
-    for attempt in stamina.retry_context(on=StoreError, timeout=PATIENCE_S, attempts=None):
-        with attempt:
+    backoff = Backoff(first_s=0.2, longest_s=5.0)
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
             work()
+        except StoreError:
+            delay_s = backoff.next_s()
+            if time.monotonic() + delay_s > until_s:
+                raise
+            time.sleep(delay_s)
+        else:
+            return
 
 
 def order_from_env(env: Mapping[str, str]) -> CheckpointOrder:
