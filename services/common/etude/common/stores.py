@@ -33,10 +33,18 @@ def open_source(uri: str, access: StoreAccess) -> Store:
     return open_run_store(uri, access)
 
 
-def local_folder(uri: str, scratch: Path, storage: StoreAccess) -> Path:
+def local_folder(
+    uri: str, scratch: Path, storage: StoreAccess, *, leave_out: tuple[str, ...] = ()
+) -> Path:
     """A local folder with the content of uri: the folder itself, or a download of the prefix.
 
     A download is used again as long as the prefix holds the same objects.
+
+    Args:
+        uri: of a folder or of a prefix in a bucket.
+        scratch: folder for downloads.
+        storage: access to the bucket.
+        leave_out: ends of names that are not downloaded.
 
     Raises:
         UserError: the URI holds no files.
@@ -51,6 +59,7 @@ def local_folder(uri: str, scratch: Path, storage: StoreAccess) -> Path:
     found = list(store.list(""))
     if not found:
         raise UserError(_nothing_there(uri))
+    found = [info for info in found if not info.key.endswith(leave_out)]
     listing = json.dumps([uri, found]).encode()
     # Task folders are known by their last part.
     target = scratch / "inputs" / blake3(listing).hexdigest()[:32] / PurePosixPath(uri).name

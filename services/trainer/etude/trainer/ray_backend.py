@@ -93,10 +93,16 @@ def _start_here() -> None:
 
 def free_rendezvous() -> str:
     """Address at which the learner ranks meet: a free port of this node, which runs rank 0."""
-    with socket.socket() as probe:
+    return find_rendezvous(ray.util.get_node_ip_address())
+
+
+def find_rendezvous(address: str) -> str:
+    """URL of a free port of this host at one of its addresses, IPv4 or IPv6."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
-    return f"tcp://{ray.util.get_node_ip_address()}:{port}"
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 def unwrap_ray_error(error: BaseException) -> BaseException:

@@ -14,8 +14,10 @@ from etude.common.blobs import Store, probe
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.model_sources.run_model import mirror_run_model
 from etude.common.role_inputs import ResolvedRun
+from etude.common.store_urls import folder_of
 from etude.common.stores import local_folder, open_run_store, open_source
 from etude.common.weights.protocol.epochs import latest_epoch
+from etude.common.weights.tensors.model_folder import WEIGHT_SUFFIXES
 from etude.trainer.controller.admission.tasks import Task, TaskOrder, find_tasks
 from etude.trainer.settings import Settings
 
@@ -120,6 +122,8 @@ class Inputs(NamedTuple):
     chat: ChatFormat | None
     """None if no phase and no evaluation rolls out: then a tokenizer is enough."""
     task_sets: TaskSets
+    model_uri: str = ""
+    """Object store with the weights, which the folder lacks then; empty if it has them."""
 
 
 def _load_chat(spec: RLRunSpec, model_folder: Path) -> ChatFormat | None:
@@ -148,7 +152,10 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
     model_uri = mirror_run_model(
         spec.model.folder, store, scratch=settings.scratch, access=settings.hub
     )
-    model_folder = local_folder(model_uri, settings.scratch, spec.storage)
+    # Ranks read the weights themselves, each its own part.
+    model_folder = local_folder(
+        model_uri, settings.scratch, spec.storage, leave_out=WEIGHT_SUFFIXES
+    )
     if not (model_folder / "config.json").is_file():
         raise UserError(
             Problem(
@@ -159,4 +166,5 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
             )
         )
     task_sets = find_task_sets(spec, is_begun=latest_epoch(store) is not None)
-    return Inputs(store, model_folder, _load_chat(spec, model_folder), task_sets)
+    remote_uri = "" if folder_of(model_uri) is not None else model_uri
+    return Inputs(store, model_folder, _load_chat(spec, model_folder), task_sets, remote_uri)

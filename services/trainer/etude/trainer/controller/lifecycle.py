@@ -136,6 +136,7 @@ def _learner_configs(
             run=resolved.uid,
             holder=settings.pod,
             model_folder=inputs.model_folder,
+            model_uri=inputs.model_uri,
             seed=spec.model.seed,
             storage=spec.storage,
             weights=_publish_settings(spec),
@@ -146,6 +147,7 @@ def _learner_configs(
             threads=trainer.threads_per_rank,
             rank=rank,
             world_size=trainer.learner_ranks,
+            replicas=1 if trainer.mesh is None else trainer.mesh.replicate,
             rendezvous=rendezvous,
         )
         for rank in range(trainer.learner_ranks)

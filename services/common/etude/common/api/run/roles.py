@@ -73,11 +73,36 @@ class RoleSpec(Model):
         return self.termination_grace_period_seconds or DEFAULT_GRACE_S
 
 
+class LearnerMesh(Model):
+    """How learner ranks share the weights (HSDP)."""
+
+    shard: Annotated[int, Field(ge=1, le=1_024)]
+    """Ranks that share one copy of weights and optimiser state, each with a shard of it; those of a
+    copy follow each other, so they are on one host if it has room."""
+    replicate: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """Copies; more of them need more memory, and fewer bytes cross between hosts."""
+
+
 class TrainerRole(RoleSpec):
     """The run's controller, rollout workers and learner ranks."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.mesh) || self.mesh.shard * self.mesh.replicate == self.learnerRanks",
+            holds=lambda s: (
+                s.mesh is None or s.mesh.shard * s.mesh.replicate == s.learner_ranks
+            ),
+            message="mesh.shard times mesh.replicate must be learnerRanks: each rank has one place"
+            " in the mesh",
+            fix="set learnerRanks to the product, or leave mesh out to shard over all ranks",
+            field_path=".mesh",
+        ),
+    )
+
     learner_ranks: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Data-parallel learner processes."""
+    mesh: LearnerMesh | None = None
+    """Axes of the ranks; one copy sharded over all of them unless set."""
     rollout_workers: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Processes that drive rollouts."""
     threads_per_rank: Annotated[int, Field(ge=1, le=256)] = 1

@@ -1,0 +1,54 @@
+"""What a learner rank needs of its host: nothing but a way to the store."""
+
+from pathlib import Path
+
+import pytest
+
+from etude.common.api.run.roles import TrainerRole
+from etude.common.api.storage import Storage
+from etude.common.blobs import open_store
+from etude.common.stores import local_folder
+from etude.common.weights.tensors.model_folder import WEIGHT_SUFFIXES
+from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.learner import Learner
+
+MODEL = Path(__file__).parents[3] / "data" / "tiny-model"
+
+
+def config(folder: Path, **fields: object) -> LearnerConfig:
+    given = {
+        "run": "uid",
+        "holder": "test",
+        "model_folder": MODEL,
+        "storage": Storage(uri=f"file://{folder}/run"),
+        **fields,
+    }
+    return LearnerConfig(**given)  # type: ignore[arg-type]
+
+
+def test_weights_are_read_from_a_store_that_the_folder_has_no_copy_of(tmp_path: Path) -> None:
+    source = Learner(config(tmp_path, seed=7))
+    source.export("model")
+    found = Learner(config(tmp_path, seed=1, model_uri=f"file://{tmp_path}/run/model"))
+    exported = Learner(config(tmp_path, model_folder=tmp_path / "run" / "model"))
+    assert found.digest() == exported.digest() != Learner(config(tmp_path, seed=1)).digest()
+
+
+@pytest.mark.usefixtures("s3_credentials")
+def test_a_download_leaves_the_weights_out(tmp_path: Path, moto_endpoint: str) -> None:
+    storage = Storage(uri="s3://etude/model", endpoint=moto_endpoint)
+    store = open_store("s3://etude/model", endpoint=moto_endpoint)
+    for name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
+        store.put(name, b"{}")
+    folder = local_folder("s3://etude/model", tmp_path, storage, leave_out=WEIGHT_SUFFIXES)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+def test_the_axes_of_the_mesh_make_up_all_ranks(tmp_path: Path) -> None:
+    assert TrainerRole.model_validate(
+        {"learnerRanks": 8, "mesh": {"shard": 4, "replicate": 2}}
+    ).mesh
+    with pytest.raises(ValueError, match=r"mesh\.shard times mesh\.replicate must be learnerRanks"):
+        TrainerRole.model_validate({"learnerRanks": 8, "mesh": {"shard": 4}})
+    with pytest.raises(ValueError, match="3 replicas of 4 ranks"):
+        config(tmp_path, world_size=4, replicas=3, rendezvous="tcp://host:1")
