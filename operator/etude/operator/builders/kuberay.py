@@ -47,13 +47,16 @@ def ray_cluster(run: RLRun, labels: Mapping[str, str], trainer: ReplicatedRole) 
         run, API, "RayCluster", run.metadata.name, {**labels, names.ROLE: trainer.role}
     )
     manifest["metadata"]["annotations"] = {OWN_COMMANDS: "true"}
+    worker = _worker_template(trainer, gpus)
+    if run.spec.model.secret_ref is not None:
+        _remove_last_secret(_container(worker, trainer.role))
     group = {
         "groupName": GROUP,
         "replicas": count,
         "minReplicas": count,
         "maxReplicas": count,
         "rayStartParams": {},
-        "template": _worker_template(trainer, gpus),
+        "template": worker,
     }
     manifest["spec"] = {
         "headGroupSpec": {"rayStartParams": {}, "template": _head_template(trainer, gpus)},
@@ -93,6 +96,13 @@ def _worker_template(part: ReplicatedRole, gpus: int) -> Manifest:
     container["readinessProbe"] = {**probe, "failureThreshold": 6}
     container["livenessProbe"] = {**probe, "failureThreshold": 120}
     return template
+
+
+def _remove_last_secret(container: Manifest) -> None:
+    """Remove the token of a hub: the controller on the head asks the hub, and no learner does."""
+    *others, _ = container.pop("envFrom")
+    if others:
+        container["envFrom"] = others
 
 
 def _port(name: str) -> Manifest:

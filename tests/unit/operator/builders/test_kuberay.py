@@ -143,3 +143,16 @@ def pod(lab: Any, cluster: Manifest, name: str, kind: str) -> None:
     lab.cluster.upsert(
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     )
+
+
+def test_the_token_of_a_hub_is_on_the_head_alone(run_body: Any, platform: Platform) -> None:
+    body = with_trainer(run_body, learnerRanks=16, gpusPerReplica=8)
+    body["spec"]["model"] = {"uri": "hf://org/tiny@main", "secretRef": {"name": "hub"}}
+    spec = children_of(body, platform)["RayCluster", "demo"]["spec"]
+
+    def secrets(group: Manifest) -> list[str]:
+        (container,) = group["template"]["spec"]["containers"]
+        return [each["secretRef"]["name"] for each in container["envFrom"]]
+
+    assert secrets(spec["headGroupSpec"]) == ["s3", "hub"]
+    assert secrets(spec["workerGroupSpecs"][0]) == ["s3"]
