@@ -84,15 +84,6 @@ def test_another_runs_checkpoint_is_not_mistaken_for_ours() -> None:
         manifest.read_checkpoint(store, CheckpointId(0, 10), run="other")
 
 
-def test_deletion_takes_the_manifest_first_and_then_everything() -> None:
-    store = MemoryStore()
-    write(store, 10)
-    write(store, 20)
-    manifest.delete_checkpoint(store, CheckpointId(0, 10))
-    assert manifest.list_checkpoints(store) == [CheckpointId(0, 20)]
-    assert not [key for key in store.objects if "000000000010" in key]
-
-
 def test_an_order_of_a_later_operator_is_understood() -> None:
     told = {"action": "verify", "uri": "s3://runs/demo", "digest": "d", "ofTheFuture": 1}
     storage = {"uri": "s3://runs/demo", "ofTheFuture": 1}

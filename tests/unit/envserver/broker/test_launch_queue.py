@@ -152,7 +152,8 @@ def test_a_batch_that_left_is_not_served() -> None:
 
     assert queue.remove(one) == [1, 2]
     assert names(take(queue, 9)) == ["b0"]
-    assert len(queue) == queue.waiting_of("r") == 0
+    assert len(queue) == 0
+    assert list(queue.batches()) == []
 
 
 def test_a_batch_without_anybody_waiting_takes_no_place() -> None:
@@ -207,4 +208,4 @@ def test_everybody_is_served_exactly_once(
     assert sorted(served) == sorted(
         f"{n}-{i}" for n, (_, c, _) in enumerate(asked) for i in range(c)
     )
-    assert queue.num_runs == 0
+    assert list(queue.batches()) == []

@@ -221,9 +221,3 @@ def stored_checkpoints(store: Store, *, run: str) -> Iterator[StoredCheckpoint]:
             yield read_checkpoint(store, place, run=run)
         except CorruptError:  # first_verified reports it
             continue
-
-
-def delete_checkpoint(store: Store, place: CheckpointId) -> None:
-    """Remove a checkpoint: the manifest first, so that half of one is never visible."""
-    store.delete([place.prefix + MANIFEST])
-    store.delete([info.key for info in store.list(place.prefix)])

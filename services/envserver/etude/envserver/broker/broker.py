@@ -50,7 +50,6 @@ SNAPSHOT_S = 2.5
 """A snapshot that a host holds is in a heartbeat after this."""
 CLOSE_WAIT_S = 2.0
 """A release answers after this, whatever its hosts do; their heartbeats bring the rest."""
-_REBUILDING = "this broker has just started and does not know all leases yet: try again in 2 s"
 TICK_S = 0.25
 ADOPTED_S = 60
 """Shortest life of a lease that a new broker adopts; holders renew every 15 s."""

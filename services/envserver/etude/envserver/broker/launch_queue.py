@@ -116,15 +116,6 @@ class LaunchQueue:
     def __len__(self) -> int:
         return self._waiting
 
-    @property
-    def num_runs(self) -> int:
-        """Runs with waiting environments."""
-        return len(self._runs)
-
-    def waiting_of(self, run_id: str) -> int:
-        run = self._runs.get(run_id)
-        return 0 if run is None else run.waiting
-
     def batches(self) -> Iterator[LaunchBatch]:
         """Every batch with waiting environments."""
         return (
