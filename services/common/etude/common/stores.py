@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 from blake3 import blake3
 
@@ -11,6 +11,7 @@ from etude.common.api.storage import StoreAccess
 from etude.common.blobs import ObjectInfo, Store, open_store
 from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.store_urls import folder_of
+from etude.common.weights.tensors.model_folder import WEIGHT_SUFFIXES
 
 RANGE_BYTES = 64 << 20
 """Largest part of an object that is held in memory."""
@@ -66,6 +67,23 @@ def local_folder(
     if not target.exists():
         _download(store, found, target)
     return target
+
+
+def find_model_folder(folder: Path, uri: str, storage: StoreAccess) -> Path:
+    """The local folder with a model's configuration and tokenizer, on any host of a run.
+
+    Args:
+        folder: where the controller has it.
+        uri: object store that the controller fetched it from; empty if it is a shared folder.
+        storage: access to the store.
+
+    Raises:
+        UserError: the URI holds no files.
+        CorruptError: an object's key would leave the folder.
+    """
+    if folder.exists() or not uri:
+        return folder
+    return local_folder(uri, Path(gettempdir()) / "etude", storage, leave_out=WEIGHT_SUFFIXES)
 
 
 def _download(store: Store, objects: Sequence[ObjectInfo], target: Path) -> None:

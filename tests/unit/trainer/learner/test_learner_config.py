@@ -7,7 +7,7 @@ import pytest
 from etude.common.api.run.roles import TrainerRole
 from etude.common.api.storage import Storage
 from etude.common.blobs import open_store
-from etude.common.stores import local_folder
+from etude.common.stores import find_model_folder, local_folder
 from etude.common.weights.tensors.model_folder import WEIGHT_SUFFIXES
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
@@ -52,3 +52,15 @@ def test_the_axes_of_the_mesh_make_up_all_ranks(tmp_path: Path) -> None:
         TrainerRole.model_validate({"learnerRanks": 8, "mesh": {"shard": 4}})
     with pytest.raises(ValueError, match="3 replicas of 4 ranks"):
         config(tmp_path, world_size=4, replicas=3, rendezvous="tcp://host:1")
+
+
+@pytest.mark.usefixtures("s3_credentials")
+def test_another_host_fetches_the_tokenizer_from_the_store(
+    tmp_path: Path, moto_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    storage = Storage(uri="s3://etude/other", endpoint=moto_endpoint)
+    open_store(storage.uri, endpoint=moto_endpoint).put("tokenizer.json", b"{}")
+    found = find_model_folder(Path("/not/on/this/host"), storage.uri, storage)
+    assert (found / "tokenizer.json").read_bytes() == b"{}"
+    assert find_model_folder(MODEL, storage.uri, storage) == MODEL

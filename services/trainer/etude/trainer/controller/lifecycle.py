@@ -171,6 +171,7 @@ def _worker_config(settings: Settings, resolved: ResolvedRun, inputs: Inputs) ->
     return WorkerConfig(
         run=resolved.uid,
         model_folder=inputs.model_folder,
+        model_uri=inputs.model_uri,
         brokers=dict(settings.brokers),
         templates={role.name: role.template for role in spec.roles.environments},
         rewards_target=settings.rewards_target,

@@ -1,9 +1,7 @@
 """Actor of one learner rank: the learner with the dataset that it trains on."""
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etude.agent.chat import DataFormat
@@ -12,9 +10,8 @@ from etude.common.blobs import ObjectInfo
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import WrongStateError
-from etude.common.stores import local_folder, open_run_store
+from etude.common.stores import find_model_folder, open_run_store
 from etude.common.weights import VersionId
-from etude.common.weights.tensors.model_folder import WEIGHT_SUFFIXES
 from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
@@ -36,14 +33,8 @@ class LearnerRank:
     _learner: "Learner"
 
     def __init__(self, config: LearnerConfig) -> None:
-        if config.model_uri and not config.model_folder.exists():
-            # This rank runs on another host than the controller, which fetched the folder.
-            scratch = Path(tempfile.gettempdir()) / "etude"
-            folder = local_folder(
-                config.model_uri, scratch, config.storage, leave_out=WEIGHT_SUFFIXES
-            )
-            config = replace(config, model_folder=folder)
-        self._config = config
+        folder = find_model_folder(config.model_folder, config.model_uri, config.storage)
+        self._config = replace(config, model_folder=folder)
         self._store = open_run_store(config.storage.uri, config.storage)
         self._data: SupervisedDataset | TokenStream | None = None
         self._held_out: Mapping[str, list[SupervisedSequence]] = {}

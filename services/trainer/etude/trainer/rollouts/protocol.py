@@ -85,6 +85,8 @@ class WorkerConfig:
     """UID of the run."""
     model_folder: Path
     """Folder with the tokenizer."""
+    model_uri: str = ""
+    """Object store that holds the folder too; empty if it is shared by all hosts."""
     brokers: Mapping[str, str]
     """host:port by environment."""
     templates: Mapping[str, str]

@@ -10,7 +10,7 @@ from etude.common import telemetry
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.harbor import task_file
-from etude.common.stores import open_run_store
+from etude.common.stores import find_model_folder, open_run_store
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.environments import GroupEnvironments
 from etude.trainer.rollouts.group_runner import GroupRunner
@@ -34,7 +34,9 @@ class RolloutWorker:
             traces_file=config.traces_file,
         )
         self.config = config
-        self._chat = ChatFormat.load(config.model_folder)
+        self._chat = ChatFormat.load(
+            find_model_folder(config.model_folder, config.model_uri, config.storage)
+        )
         self._slots = RolloutSlots()
         self._clients = ClientPool(config)
         self._router = Router()
