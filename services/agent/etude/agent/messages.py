@@ -48,6 +48,7 @@ def to_rollout_message(trajectory: Trajectory) -> rollout_pb2.Rollout:
             prompt_tokens=costs.prompt_tokens,
             completion_tokens=costs.completion_tokens,
             tool_output_tokens=costs.tool_output_tokens,
+            thinking_tokens=costs.thinking_tokens,
             tool_calls=costs.tool_calls,
             malformed_calls=costs.malformed_calls,
             turns=costs.turns,

@@ -69,6 +69,8 @@ class RolloutCosts:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     tool_output_tokens: int = 0
+    thinking_tokens: int = 0
+    """Of the completion tokens, those of thinking."""
     tool_calls: int = 0
     malformed_calls: int = 0
     turns: int = 0

@@ -16,6 +16,7 @@ from opentelemetry import trace
 
 from etude.agent import completions
 from etude.agent.chat import ChatFormat, Conversation, DeltaError, TemplateError
+from etude.agent.chat.thinking import count_thinking
 from etude.agent.completions import Completion
 from etude.agent.time_limit import time_limit
 from etude.agent.tool_calls import MalformedCall, ParsedCall, parse_calls
@@ -201,6 +202,7 @@ class _Rollout:
         ids = completion.token_ids
         self.costs.turns += 1
         self.costs.completion_tokens += len(ids)
+        self.costs.thinking_tokens += count_thinking(self.chat, ids)
         self.link.append_sampled(ids, completion.logprobs, completion.spans)
         if ids[-1] not in self.chat.end_ids:
             self.final_message = self.chat.decode(ids)

@@ -135,6 +135,7 @@ def policy_fields(
         "turns_mean": mean(r.costs.turns for r in rollouts),
         "length_mean": mean(length(r) for r in rollouts),
         "sampled_tokens": sum(r.costs.completion_tokens for r in rollouts),
+        "thinking_tokens": sum(r.costs.thinking_tokens for r in rollouts),
         "endings": dict(Counter(_ending_name(r) for r in rollouts)),
         "tools": dict(Counter(c.name for r in rollouts for c in r.calls if not c.is_malformed)),
         "groups_active": _count_active(records),

@@ -1,0 +1,52 @@
+"""Tokens of thinking are counted by the model's own tags."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from etude.agent.chat import ChatFormat
+from etude.agent.chat.thinking import count_thinking
+
+MODEL = Path(__file__).parent / "model"
+TEMPLATE = (
+    "{%% for m in messages %%}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}<|end|>"
+    "{%% endfor %%}{%% if add_generation_prompt %%}<|assistant|>%s{%% endif %%}"
+)
+
+
+def load(folder: Path, opening: str, *, is_token: bool) -> ChatFormat:
+    """The model with a template that knows thinking, and perhaps its tags as tokens."""
+    layout = json.loads((MODEL / "tokenizer.json").read_text())
+    if is_token:
+        size = len(layout["model"]["vocab"])
+        layout["added_tokens"] += [
+            {**layout["added_tokens"][0], "id": size + place, "content": tag, "special": False}
+            for place, tag in enumerate(("<think>", "</think>"))
+        ]
+    (folder / "tokenizer.json").write_text(json.dumps(layout))
+    (folder / "chat_template.jinja").write_text(TEMPLATE % opening)
+    return ChatFormat.load(folder)
+
+
+@pytest.mark.parametrize("is_token", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize(
+    ("opening", "thought", "rest"),
+    [
+        ("", "<think>why not</think>", "Done."),
+        ("<think>", "why not</think>", "Done."),
+        ("<think>", "never closed", ""),
+        ("", "", "Done."),
+        ("<think></think>", "", "Done."),
+    ],
+)
+def test_thinking_is_counted_with_its_tags(
+    tmp_path: Path, opening: str, thought: str, rest: str, *, is_token: bool
+) -> None:
+    chat = load(tmp_path, opening, is_token=is_token)
+    first, last = chat.vocabulary.encode_tagged(thought), chat.vocabulary.encode_tagged(rest)
+    assert count_thinking(chat, first + last) == len(first)
+
+
+def test_a_model_without_tags_of_thinking_does_not_think(chat: ChatFormat) -> None:
+    assert count_thinking(chat, chat.completion("<think>x</think>")) == 0
