@@ -266,6 +266,7 @@ def vllm_parser(name: str) -> Callable[[str], Any]:
     manager = pytest.importorskip("vllm.tool_parsers.abstract_tool_parser").ToolParserManager
     protocol = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
     auto = pytest.importorskip("transformers").AutoTokenizer
+    cached = pytest.importorskip("vllm.tokenizers.hf").get_cached_tokenizer
     family, parser = VLLM[name]
     properties = {key: {"type": ["string", "integer", "array"]} for key in ("a", "b", "path")}
     tools = [
@@ -280,7 +281,7 @@ def vllm_parser(name: str) -> Callable[[str], Any]:
     ]
     question = [{"role": "user", "content": "x"}]
     request = protocol.ChatCompletionRequest(messages=question, model="m", tools=tools)
-    tokenizer = auto.from_pretrained(family_folder(family))
+    tokenizer = cached(auto.from_pretrained(family_folder(family)))
 
     def parse(text: str) -> Any:
         # It keeps state, so each text gets its own.
