@@ -7,7 +7,7 @@ from etude.agent.tool_calls import MalformedCall, ParsedCall, ParsedCompletion
 
 
 class ToolFormat(Protocol):
-    """How one family of models writes tool calls in a completion.
+    """The form in which one family of models writes tool calls in a completion.
 
     A parser takes time in proportion to the text. It never raises, and reads no call in the
     beginning of a text that it does not read in the whole.
