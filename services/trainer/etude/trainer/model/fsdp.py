@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from etude.trainer.model.mesh import build_mesh, sharding_mesh
 
@@ -40,7 +40,9 @@ class RankGroup:
         names = set(getattr(policy.get_submodule("model"), "_no_split_modules", None) or ())
         blocks = [module for module in policy.modules() if type(module).__name__ in names]
         for module in (*blocks, policy):
-            fully_shard(module, mesh=sharding_mesh(self.mesh))
+            fully_shard(
+                module, mesh=sharding_mesh(self.mesh), mp_policy=mixed_precision(self.device)
+            )
         for module in policy.modules():
             if isinstance(module, FSDPModule):
                 # Losses are weighted with totals of the whole batch: ranks add, never average.
@@ -69,6 +71,16 @@ class RankGroup:
             values = values.to(self.device, copy=True)
             dist.all_reduce(values, operation)
         return values.cpu()
+
+
+def mixed_precision(device: torch.device) -> MixedPrecisionPolicy:
+    """Number formats of a sharded step: parameters are fp32, gathered and used in bf16 on GPUs.
+
+    Gradients are added over ranks in fp32.
+    """
+    if device.type != "cuda":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 def join_ranks(*, rank: int, size: int, rendezvous: str, replicas: int = 1) -> RankGroup:

@@ -8,7 +8,6 @@ Shapes: B rows, T their length, A query heads, K key heads, D head size, S seque
 """
 
 import itertools
-from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -23,22 +22,26 @@ _UNSUPPORTED = ("s_aux", "position_bias", "cache")
 """Arguments that change the result, and that this implementation does not have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """Sequences that lie in one row, one behind the other."""
+    """Sequences that lie in one row, one behind the other.
 
-    lengths: tuple[int, ...]
-    """[S]"""
-    bounds: Tensor
-    """Where each begins, and the end, int32. [S + 1]"""
-    layers: set[int] = field(default_factory=set)
-    """Layers that attended by these segments."""
+    No dataclass and no tuple: FSDP copies those when it casts the arguments of a block, and layers
+    would be noted in the copies.
+    """
 
-    @classmethod
-    def from_lengths(cls, lengths: tuple[int, ...], *, device: torch.device) -> "Segments":
-        """Lay sequences one behind the other."""
+    def __init__(self, lengths: tuple[int, ...], *, device: torch.device) -> None:
+        """Lay sequences one behind the other.
+
+        Args:
+            lengths: [S]
+            device: of the row.
+        """
         ends = (0, *itertools.accumulate(lengths))
-        return cls(lengths=lengths, bounds=torch.tensor(ends, dtype=torch.int32, device=device))
+        self.lengths = lengths
+        self.bounds = torch.tensor(ends, dtype=torch.int32, device=device)
+        """Where each begins, and the end. [S + 1]"""
+        self.layers: set[int] = set()
+        """Layers that attended by these segments."""
 
     def positions(self) -> Tensor:
         """Position of each token in its own sequence. [1, T]."""
@@ -100,7 +103,7 @@ def attend(  # noqa: PLR0913 - transformers' own signature
         raise ValueError(f"{type(module).__name__} attends with {named}, which packing lacks")
     if segments is None:
         rows, length = query.shape[0], query.shape[2]
-        segments = Segments.from_lengths((length,) * rows, device=query.device)
+        segments = Segments((length,) * rows, device=query.device)
     segments.layers.add(int(getattr(module, "layer_idx", -1)))
     queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in (query, key, value))
     longest = max(segments.lengths)

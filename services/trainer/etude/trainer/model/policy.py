@@ -101,7 +101,7 @@ class Policy(nn.Module):
         if self.config._attn_implementation != packed_attention.IMPLEMENTATION:
             # For good: a checkpointed block computes its forward pass again during the backward.
             self.model.set_attn_implementation(packed_attention.IMPLEMENTATION)
-        segments = packed_attention.Segments.from_lengths(lengths, device=device)
+        segments = packed_attention.Segments(lengths, device=device)
         return {"position_ids": segments.positions(), "segments": segments}
 
     def _check_packed(self, segments: packed_attention.Segments) -> None:
