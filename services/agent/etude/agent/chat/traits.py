@@ -86,7 +86,7 @@ def find_traits(template: ChatTemplate, finder: TokenFinder) -> TemplateTraits:
     texts = [once, longer, opening, tooled or "", opened or ""]
     return TemplateTraits(
         has_system=opened is not None,
-        has_tool_role=tooled is not None and tooled.count(RESULT) == 3,
+        has_tool_role=tooled is not None and (tooled.count(REPLY), tooled.count(RESULT)) == (2, 3),
         header=_find_header(prompt, bare or opening, once),
         generation_prompt=prompt,
         end=_find_end(once, finder) or _find_end(longer, finder),

@@ -4,12 +4,14 @@ A template is a program: it can loop for ever or fill the memory. It is tried on
 that the kernel stops, before the same template is rendered in processes that must not hang.
 """
 
+import contextlib
 import json
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
+from etude.agent.chat.conversation import DeltaError
 from etude.agent.chat.folder import read_json
 from etude.agent.chat.format import ChatFormat
 from etude.agent.chat.template import TemplateError, read_template, refuse_template
@@ -77,8 +79,9 @@ def _try(cpu_s: int, model_folder: Path) -> None:
         conversation = chat.open("A system prompt.", tags)
         for results in (_RESULTS, (tags,), ("last",)):
             conversation.add_completion("I call a tool.")
-            conversation.append_results(results)
-        conversation.render_again()
+            with contextlib.suppress(DeltaError):  # then a new link starts
+                conversation.append_results(results)
+            conversation.render_again()
     except TemplateError as error:
         refuse_template(chat.template.path, f"the chat template cannot continue a turn: {error}")
 
