@@ -3,11 +3,12 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from etude.common import stores
+from etude.common.api.run.roles import EngineSettings
 from etude.common.errors import Problem, UserError
 from etude.common.role_inputs import ResolvedRun
 
@@ -115,6 +116,8 @@ class EngineOptions:
     """Versions after which a rollout's cached prefixes are dropped."""
     undo_depth: int = 1
     """Versions that can be undone without reading the store."""
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    """Parallelism, memory and further arguments."""
 
     def environment(self) -> dict[str, str]:
         """Environment variables that vLLM and OpenMP need before they are imported."""
@@ -172,6 +175,7 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
         sticky_lag=run.spec.weights.advanced.sticky_lag,
         audit_every=run.spec.weights.advanced.audit_every,
         undo_depth=run.spec.weights.advanced.undo_depth,
+        engine=role.engine,
     )
 
 

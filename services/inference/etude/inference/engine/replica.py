@@ -18,6 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from etude.common.errors import Problem, UnavailableError, UserError
 from etude.common.weights import VersionId
+from etude.inference.engine import arguments as engine_arguments
 from etude.inference.engine.core import threaded_core
 from etude.inference.engine.interface import (
     EngineInfo,
@@ -35,7 +36,6 @@ from etude.inference.swap.forward_gate import ForwardGate
 from etude.inference.swap.ranks import Ranks
 from etude.inference.worker.extension import WeightWorker
 
-MAX_BATCHED_TOKENS = 4_096
 CPU_BLOCK_SIZE = 32
 """Tokens that share one KV block; the CPU kernels take multiples of 32, and prefixes are shared in
 whole blocks."""
@@ -78,10 +78,17 @@ class VllmRanks(Ranks):
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
+        self._is_data_parallel = llm.vllm_config.parallel_config.data_parallel_size > 1
 
     @override
     async def call(self, method: str, *args: object) -> Sequence[Any]:
         with _vllm_errors():
+            if self._is_data_parallel:
+                # vLLM's own call returns the answers of the first copy alone.
+                copies = await self._llm.engine_core.call_utility_all_async(
+                    "collective_rpc", "call_rank", None, (method, *args), None
+                )
+                return [answer for copy in copies for answer in copy]
             answers: Sequence[Any] = await self._llm.collective_rpc(
                 "call_rank", args=(method, *args)
             )
@@ -268,7 +275,7 @@ def engine_args(options: EngineOptions) -> Mapping[str, Any]:
         "dtype": options.dtype,
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_concurrent,
-        "max_num_batched_tokens": MAX_BATCHED_TOKENS,
+        "max_num_batched_tokens": options.engine.max_batched_tokens,
         "enable_prefix_caching": True,
         # At temperature 0 these are the log-probs at temperature 1: greedy sampling has none.
         "logprobs_mode": "processed_logprobs",
@@ -279,21 +286,23 @@ def engine_args(options: EngineOptions) -> Mapping[str, Any]:
         # Requests without a seed must differ after a restart and between replicas.
         "seed": secrets.randbelow(2**31),
     }
+    common |= engine_arguments.read_settings(options.engine)
     if options.gpus == 0:
         return common | {
             "enforce_eager": True,
             "kv_cache_memory_bytes": options.kv_cache_bytes,
             "block_size": CPU_BLOCK_SIZE,
         }
-    return common | {"tensor_parallel_size": options.gpus}
+    return common | engine_arguments.read_parallelism(options.engine, options.gpus)
 
 
 def build_replica(options: EngineOptions) -> Replica:
     """Build the engine; takes seconds. Set the options' environment before.
 
     Raises:
-        UserError: vLLM refuses the model or an option.
+        UserError: vLLM refuses the model, an option, or an argument in engineArgs.
     """
+    engine_arguments.check_arguments(options.engine.engine_args, AsyncEngineArgs)
     place = threaded_core() if options.gpus == 0 else contextlib.nullcontext()
     try:
         args = AsyncEngineArgs(**engine_args(options))

@@ -201,8 +201,10 @@ def _plan_reporter(settings: Settings, resolved: ResolvedRun) -> PlanReporter:
 def _engines(settings: Settings, spec: RLRunSpec) -> Engines:
     engines = Engines.of(settings.inference_targets, spec.weights)
     role = spec.roles.inference
-    if role is not None and role.autoscaling.mode == "StepTime":
-        engines.limit = role.replicas
+    if role is not None:
+        engines.num_for_evaluation = role.evaluation_replicas
+        if role.autoscaling.mode == "StepTime":
+            engines.limit = role.replicas
     return engines
 
 

@@ -89,9 +89,7 @@ class TrainerRole(RoleSpec):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="!has(self.mesh) || self.mesh.shard * self.mesh.replicate == self.learnerRanks",
-            holds=lambda s: (
-                s.mesh is None or s.mesh.shard * s.mesh.replicate == s.learner_ranks
-            ),
+            holds=lambda s: s.mesh is None or s.mesh.shard * s.mesh.replicate == s.learner_ranks,
             message="mesh.shard times mesh.replicate must be learnerRanks: each rank has one place"
             " in the mesh",
             fix="set learnerRanks to the product, or leave mesh out to shard over all ranks",
@@ -128,10 +126,85 @@ class EngineScaling(Model):
     """StepTime: what a step should take, sampling and training together."""
 
 
+class EngineSettings(Model):
+    """Parallelism, memory and numbers of each engine; the defaults are the engine's own."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.memoryShare)"
+            " || (double(self.memoryShare) > 0.0 && double(self.memoryShare) <= 1.0)",
+            holds=lambda s: s.memory_share is None or 0 < float(s.memory_share) <= 1,
+            message="memoryShare must be above 0 and at most 1",
+            fix='give a share such as "0.9"',
+            field_path=".memoryShare",
+        ),
+    )
+
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] | None = None
+    """GPUs that share every layer; all that the other two leave, unless set."""
+    pipeline_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Groups of layers, each on GPUs of its own."""
+    data_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Copies of the attention layers behind one address, for mixtures of experts; dense models
+    take more replicas instead."""
+    expert_parallel: bool = False
+    """True spreads whole experts over the GPUs instead of cutting each."""
+    memory_share: Fraction | None = None
+    """Share of each GPU's memory for weights and KV cache, above 0 and at most 1."""
+    kv_cache_dtype: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Number format of the KV cache in vLLM's words, for example fp8."""
+    max_batched_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 4_096
+    """Tokens of one forward pass, of all requests together."""
+    quantization: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Method of quantisation in vLLM's words. One that repacks the weights is refused when the
+    engine starts, as policy versions could not be written into them."""
+    engine_args: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
+    """Further arguments of vLLM's AsyncEngineArgs by name, checked when the engine starts."""
+
+    @property
+    def other_ranks(self) -> int:
+        """GPUs for each that shares a layer."""
+        return self.pipeline_parallel * self.data_parallel
+
+    def uses_gpus(self, gpus: int) -> bool:
+        """True if ranks use every GPU of a pod; an engine on the CPU has one rank."""
+        present = max(1, gpus)
+        if self.tensor_parallel is None:
+            return present % self.other_ranks == 0
+        return present == self.tensor_parallel * self.other_ranks
+
+
 class InferenceRole(RoleSpec):
     """The engines that serve the policy."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="(has(self.engine.tensorParallel) ? self.engine.tensorParallel"
+            " * self.engine.pipelineParallel * self.engine.dataParallel"
+            " == (self.gpusPerReplica > 0 ? self.gpusPerReplica : 1)"
+            " : (self.gpusPerReplica > 0 ? self.gpusPerReplica : 1)"
+            " % (self.engine.pipelineParallel * self.engine.dataParallel) == 0)",
+            holds=lambda s: s.engine.uses_gpus(s.gpus_per_replica),
+            message="gpusPerReplica must be tensorParallel x pipelineParallel x dataParallel: other"
+            " GPUs would idle",
+            fix="change gpusPerReplica, or leave tensorParallel out",
+            field_path=".engine",
+        ),
+        Rule(
+            cel="!has(self.engine.memoryShare) || self.gpusPerReplica > 0",
+            holds=lambda s: s.engine.memory_share is None or s.gpus_per_replica > 0,
+            message="memoryShare is of GPU memory: an engine on the CPU has kvCacheMib",
+            fix="set kvCacheMib instead, or gpusPerReplica",
+            field_path=".engine.memoryShare",
+        ),
+        Rule(
+            cel="self.evaluationReplicas < (has(self.minReplicas) ? self.minReplicas"
+            " : self.replicas)",
+            holds=lambda s: s.evaluation_replicas < s.least_replicas,
+            message="evaluationReplicas must leave an engine to training",
+            fix="raise replicas (StepTime: minReplicas), or lower evaluationReplicas",
+            field_path=".evaluationReplicas",
+        ),
         Rule(
             cel="self.autoscaling.mode == 'StepTime' ? has(self.minReplicas)"
             " && has(self.maxReplicas) && has(self.autoscaling.targetStepSeconds)"
@@ -167,6 +240,10 @@ class InferenceRole(RoleSpec):
     """StepTime: engines at most."""
     autoscaling: EngineScaling = Field(default_factory=EngineScaling)
     """Whether their number follows the steps; it changes between two versions only."""
+    evaluation_replicas: Annotated[int, Field(ge=0, le=1_023)] = 0
+    """Engines, the first of them, that serve evaluations and nothing else; 0: all serve both."""
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    """Parallelism, memory and numbers of each engine."""
     max_model_len: Annotated[int, Field(ge=16, le=1_048_576)] = 32_768
     """Longest prompt plus completion, in tokens."""
     max_concurrent: Annotated[int, Field(ge=1, le=4_096)] = 64

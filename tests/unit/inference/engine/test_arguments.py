@@ -1,0 +1,93 @@
+"""Engine settings become vLLM's arguments, and unknown ones are refused by name."""
+
+import dataclasses
+
+import pytest
+
+from etude.common.api.run.roles import EngineSettings, InferenceRole
+from etude.common.errors import UserError
+from etude.inference.engine.arguments import (
+    check_arguments,
+    read_parallelism,
+    read_settings,
+)
+
+
+def settings(**fields: object) -> EngineSettings:
+    return EngineSettings.model_validate(fields)
+
+
+def test_without_settings_all_gpus_share_every_layer() -> None:
+    assert read_parallelism(settings(), 4) == {"tensor_parallel_size": 4}
+    assert read_settings(settings()) == {}
+
+
+def test_each_setting_reaches_vllm_under_its_name() -> None:
+    given = settings(
+        pipelineParallel=2,
+        dataParallel=2,
+        expertParallel=True,
+        memoryShare="0.85",
+        kvCacheDtype="fp8",
+        quantization="fp8",
+        engineArgs={"swap_space": 4},
+    )
+    assert read_parallelism(given, 8) | read_settings(given) == {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "data_parallel_size": 2,
+        "enable_expert_parallel": True,
+        "gpu_memory_utilization": 0.85,
+        "kv_cache_dtype": "fp8",
+        "quantization": "fp8",
+        "swap_space": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "engine", "is_valid"),
+    [
+        (8, {"tensorParallel": 4}, False),
+        (8, {"tensorParallel": 4, "dataParallel": 2}, True),
+        (8, {"pipelineParallel": 2}, True),
+        (8, {"pipelineParallel": 3}, False),
+        (0, {"tensorParallel": 2}, False),
+        (0, {}, True),
+        (0, {"memoryShare": "0.5"}, False),
+    ],
+)
+def test_gpus_that_no_rank_uses_are_refused(
+    gpus: int, engine: dict[str, object], *, is_valid: bool
+) -> None:
+    role = {"gpusPerReplica": gpus, "engine": engine}
+    if is_valid:
+        InferenceRole.model_validate(role)
+        return
+    with pytest.raises(ValueError, match=r"gpusPerReplica must be|memoryShare is of GPU"):
+        InferenceRole.model_validate(role)
+
+
+def test_evaluations_leave_an_engine_to_training() -> None:
+    InferenceRole.model_validate({"replicas": 2, "evaluationReplicas": 1})
+    with pytest.raises(ValueError, match="must leave an engine to training"):
+        InferenceRole.model_validate({"replicas": 2, "evaluationReplicas": 2})
+
+
+@dataclasses.dataclass
+class Arguments:
+    """A few of an engine's arguments."""
+
+    max_num_seqs: int = 1
+    scheduling_policy: str = "fcfs"
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest() -> None:
+    check_arguments({"scheduling_policy": "priority"}, Arguments)
+    with pytest.raises(UserError, match="did you mean scheduling_policy") as caught:
+        check_arguments({"schedulling_policy": "priority"}, Arguments)
+    assert caught.value.problem.where.endswith("engineArgs.schedulling_policy")
+
+
+def test_an_argument_that_a_field_sets_is_refused_with_the_field() -> None:
+    with pytest.raises(UserError, match=r"maxConcurrent"):
+        check_arguments({"max_num_seqs": 9}, Arguments)
