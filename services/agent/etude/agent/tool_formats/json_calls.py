@@ -18,7 +18,7 @@ _OPEN_STRING = re.compile(r'"(?:[^"\\]|\\.)*+\\?\Z', re.DOTALL)
 
 
 class Body(NamedTuple):
-    """What may be the inside of a call."""
+    """A stretch of text that may be the inside of a call."""
 
     end: int
     """Position of the first character that is not in it."""
