@@ -69,7 +69,7 @@ def test_gpus_that_no_rank_uses_are_refused(
 
 def test_evaluations_leave_an_engine_to_training() -> None:
     InferenceRole.model_validate({"replicas": 2, "evaluationReplicas": 1})
-    with pytest.raises(ValueError, match="must leave an engine to training"):
+    with pytest.raises(ValueError, match="one engine is for training"):
         InferenceRole.model_validate({"replicas": 2, "evaluationReplicas": 2})
 
 

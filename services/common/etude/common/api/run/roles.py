@@ -193,7 +193,8 @@ class InferenceRole(RoleSpec):
         Rule(
             cel="!has(self.engine.memoryShare) || self.gpusPerReplica > 0",
             holds=lambda s: s.engine.memory_share is None or s.gpus_per_replica > 0,
-            message="memoryShare is of GPU memory: an engine on the CPU has kvCacheMib",
+            message="memoryShare is of GPU memory: it needs gpusPerReplica, and an engine on the"
+            " CPU has kvCacheMib",
             fix="set kvCacheMib instead, or gpusPerReplica",
             field_path=".engine.memoryShare",
         ),
@@ -201,7 +202,8 @@ class InferenceRole(RoleSpec):
             cel="self.evaluationReplicas < (has(self.minReplicas) ? self.minReplicas"
             " : self.replicas)",
             holds=lambda s: s.evaluation_replicas < s.least_replicas,
-            message="evaluationReplicas must leave an engine to training",
+            message="evaluationReplicas must be below replicas and minReplicas: one engine is for"
+            " training",
             fix="raise replicas (StepTime: minReplicas), or lower evaluationReplicas",
             field_path=".evaluationReplicas",
         ),
