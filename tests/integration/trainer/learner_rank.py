@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.debug import CommDebugMode
 
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
@@ -26,7 +28,7 @@ def texts(seed: int, count: int) -> list[SupervisedSequence]:
     ]
 
 
-def rollouts(seed: int) -> PolicyBatch:
+def rollouts(seed: int, count: int = 12) -> PolicyBatch:
     rng = np.random.default_rng(seed)
     sequences = [
         PolicySequence(
@@ -35,13 +37,13 @@ def rollouts(seed: int) -> PolicyBatch:
             sampler_logprobs=np.full(length, -4.2, np.float32),
             rollout=rollout,
         )
-        for rollout, length in enumerate(rng.integers(5, 40, 12))
+        for rollout, length in enumerate(rng.integers(5, 40, count))
     ]
     return PolicyBatch(
         sequences=tuple(sequences),
-        rewards=rng.random(12),
-        groups=np.repeat([0, 1, 2], 4),
-        valid=rng.random(12) < 0.9,
+        rewards=rng.random(count),
+        groups=np.arange(count) // 4,
+        valid=rng.random(count) < 0.9,
     )
 
 
@@ -58,7 +60,16 @@ RL = phase(
 )
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
+def count_collectives(learner: Learner) -> dict[str, int]:
+    """Collectives of a step with one pass of each rank, and how many modules FSDP shards."""
+    with CommDebugMode() as collectives:
+        learner.policy_step(rollouts(11, count=4))
+    found = {str(name): count for name, count in collectives.get_comm_counts().items()}
+    modules = sum(isinstance(module, FSDPModule) for module in learner.policy.modules())
+    return found | {"modules": modules}
+
+
+def main(rank: int, world_size: int, folder: Path, replicas: int) -> None:
     learner = Learner(
         LearnerConfig(
             run="uid",
@@ -70,6 +81,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
             micro_batch_tokens=64,
             rank=rank,
             world_size=world_size,
+            replicas=replicas,
             rendezvous=f"file://{folder}/meet-{world_size}",
         )
     )
@@ -80,16 +92,17 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     results += [learner.policy_step(rollouts(seed)) for seed in range(3)]
     learner.save(f"checkpoint-{world_size}")
     learner.export(f"export-{world_size}")
-    # Two ranks run first: alone, this reads what two wrote.
+    # Two ranks run first: others read what they wrote.
     learner.restore("checkpoint-2")
     results.append(learner.policy_step(rollouts(9)))
+    collectives = count_collectives(learner)
     learner.close()
     if rank == 0:
         found = [
             [r.loss, r.grad_norm, r.mismatch_max, r.extra.get("reference_kl", 0)] for r in results
         ]
-        sys.stdout.write(json.dumps(found))
+        sys.stdout.write(json.dumps({"results": found, "collectives": collectives}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))

@@ -4,21 +4,30 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from etude.common.weights.tensors import safetensors
 
+FSDP = {"c10d._allgather_base_", "c10d._reduce_scatter_base_", "c10d.allreduce_"}
+FIGURES = {"c10d.allgather_", "c10d.allreduce_", "c10d_functional.all_reduce"}
+"""Sums of losses and norms, and log-probs of sampled tokens, of all ranks."""
 PROGRAM = Path(__file__).with_name("learner_rank.py")
 
-Results = list[list[float]]
+
+class Found(NamedTuple):
+    """What rank 0 reports."""
+
+    results: list[list[float]]
+    collectives: dict[str, int]
 
 
-async def run(folder: Path, *, world_size: int) -> Results:
+async def run(folder: Path, *, world_size: int, replicas: int = 1) -> Found:
     ranks = [
         await asyncio.create_subprocess_exec(
-            *(sys.executable, str(PROGRAM), str(rank), str(world_size), str(folder)),
+            *(sys.executable, str(PROGRAM), str(rank), str(world_size), str(folder), str(replicas)),
             stdout=asyncio.subprocess.PIPE,
         )
         for rank in range(world_size)
@@ -30,18 +39,29 @@ async def run(folder: Path, *, world_size: int) -> Results:
             if rank.returncode is None:
                 rank.kill()
     assert [rank.returncode for rank in ranks] == [0] * world_size
-    results: Results = json.loads(outputs[0][0])
-    return results
+    return Found(**json.loads(outputs[0][0]))
+
+
+def assert_only_fsdp_communicates(collectives: dict[str, int]) -> None:
+    """Modules gather their own parameters and reduce their gradients; the rest are figures."""
+    modules = collectives.pop("modules")
+    assert collectives.keys() <= FSDP | FIGURES, "a complete tensor was gathered"
+    # Forward and backward passes, and the forward pass of the reference.
+    assert 0 < collectives["c10d._allgather_base_"] <= 3 * modules
+    assert collectives["c10d._reduce_scatter_base_"] == modules
 
 
 @pytest.mark.long
-async def test_two_ranks_make_the_same_update_as_one_and_read_each_others_checkpoints(
+async def test_ranks_make_the_same_update_as_one_and_read_each_others_checkpoints(
     tmp_path: Path,
 ) -> None:
-    # One after the other: three processes that import torch at once would only be slower.
+    # One after the other: many processes that import torch at once would only be slower.
     together = await run(tmp_path, world_size=2)
     alone = await run(tmp_path, world_size=1)
-    assert np.array(together) == pytest.approx(np.array(alone), abs=1e-6)
+    two_copies = await run(tmp_path, world_size=4, replicas=2)
+    for found in (together, two_copies):
+        assert np.array(found.results) == pytest.approx(np.array(alone.results), abs=1e-6)
+        assert_only_fsdp_communicates(found.collectives)
     one, two = (
         {
             tensor.name: np.frombuffer(bytes(tensor.data), np.float32)
